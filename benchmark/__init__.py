@@ -1,0 +1,1 @@
+"""Measurements and what they need. Nothing in the package imports from here."""

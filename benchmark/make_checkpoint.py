@@ -1,0 +1,207 @@
+"""Writes a checkpoint with random weights in exactly a real model's shapes.
+
+Speed and memory depend on shapes, not on what the weights say, so a machine without a network
+can measure any size:
+
+    python benchmark/make_checkpoint.py --shape qwen3-0.6b --bits 4 --group-size 128
+
+The text such a model writes is noise.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from rich.progress import track
+
+from tiny_llm.demo import TARGET_PATH
+
+# E, layers, I, H_q, H, tied embeddings: the config.json of Qwen/Qwen3-*-MLX-4bit.
+SHAPES = {
+    "qwen3-0.6b": (1024, 28, 3072, 16, 8, True),
+    "qwen3-1.7b": (2048, 28, 6144, 16, 8, True),
+    "qwen3-4b": (2560, 36, 9728, 32, 8, True),
+    "qwen3-8b": (4096, 36, 12288, 32, 8, False),
+}
+VOCAB_SIZE = 151_936
+SHARD_BYTES = 2_000_000_000
+TOKENIZER_FILES = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+
+
+def qwen3_config(
+    hidden_size: int,
+    num_hidden_layers: int,
+    intermediate_size: int,
+    num_attention_heads: int,
+    num_key_value_heads: int,
+    tie_word_embeddings: bool,
+    head_dim: int = 128,
+    vocab_size: int = VOCAB_SIZE,
+) -> dict[str, Any]:
+    """The `config.json` of a Qwen3 model of these dimensions."""
+    return {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_hidden_layers,
+        "intermediate_size": intermediate_size,
+        "num_attention_heads": num_attention_heads,
+        "num_key_value_heads": num_key_value_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": tie_word_embeddings,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def weight_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The name and shape of every weight, in the order of the layers."""
+    E, I, V = config["hidden_size"], config["intermediate_size"], config["vocab_size"]  # noqa: E741
+    D = config["head_dim"]
+    H_q, H = config["num_attention_heads"], config["num_key_value_heads"]
+    yield "model.embed_tokens.weight", (V, E)
+    for index in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{index}"
+        yield f"{layer}.input_layernorm.weight", (E,)
+        yield f"{layer}.self_attn.q_proj.weight", (H_q * D, E)
+        yield f"{layer}.self_attn.k_proj.weight", (H * D, E)
+        yield f"{layer}.self_attn.v_proj.weight", (H * D, E)
+        yield f"{layer}.self_attn.o_proj.weight", (E, H_q * D)
+        yield f"{layer}.self_attn.q_norm.weight", (D,)
+        yield f"{layer}.self_attn.k_norm.weight", (D,)
+        yield f"{layer}.post_attention_layernorm.weight", (E,)
+        yield f"{layer}.mlp.gate_proj.weight", (I, E)
+        yield f"{layer}.mlp.up_proj.weight", (I, E)
+        yield f"{layer}.mlp.down_proj.weight", (E, I)
+    yield "model.norm.weight", (E,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (V, E)
+
+
+def write_checkpoint(
+    folder: Path,
+    config: dict[str, Any],
+    bits: int | None = None,
+    group_size: int = 128,
+    seed: int = 0,
+    dtype: mx.Dtype = mx.bfloat16,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes a whole checkpoint folder, one shard in memory at a time.
+
+    Args:
+        folder: created if need be.
+        config: from `qwen3_config`.
+        bits: quantize the matrices to this many bits; None keeps `dtype`, as a plain Hugging
+            Face folder does.
+        group_size: how many weights share a scale and a bias.
+        seed: of the weights.
+        dtype: of what is not quantized, and of the scales and biases.
+        shard_bytes: start a new file when a shard holds this much.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if bits is not None:
+        quantization = {"group_size": group_size, "bits": bits, "mode": "affine"}
+        config = {**config, "quantization": quantization, "quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    _write_tokenizer(folder, config["vocab_size"])
+
+    shard: dict[str, mx.array] = {}
+    shards: list[list[str]] = []
+    total_bytes = 0
+    mx.random.seed(seed)
+    for name, shape in track(list(weight_shapes(config)), f"writing {folder.name}", transient=True):
+        shard.update(_random_weight(name, shape, dtype, bits, group_size))
+        if sum(tensor.nbytes for tensor in shard.values()) >= shard_bytes:
+            total_bytes += _save_shard(folder, shard, shards)
+    if shard:
+        total_bytes += _save_shard(folder, shard, shards)
+    _write_index(folder, shards, total_bytes)
+
+
+def _random_weight(
+    name: str, shape: tuple[int, ...], dtype: mx.Dtype, bits: int | None, group_size: int
+) -> dict[str, mx.array]:
+    """One weight under its checkpoint names. Variance 1/I keeps activations near unit size."""
+    if len(shape) == 1:
+        return {name: (1 + 0.1 * mx.random.normal(shape)).astype(dtype)}
+    weight = (mx.random.normal(shape) * shape[1] ** -0.5).astype(dtype)
+    if bits is None:
+        return {name: weight}
+    packed, scales, biases = mx.quantize(weight, group_size=group_size, bits=bits)
+    stem = name.removesuffix(".weight")
+    tensors = {f"{stem}.weight": packed, f"{stem}.scales": scales, f"{stem}.biases": biases}
+    mx.eval(tensors)  # so that the plain weight can go
+    return tensors
+
+
+def _save_shard(folder: Path, shard: dict[str, mx.array], shards: list[list[str]]) -> int:
+    """Writes and empties `shard`, appends its names to `shards`; returns its bytes."""
+    mx.save_safetensors(
+        str(folder / f"shard-{len(shards)}.safetensors"), shard, metadata={"format": "mlx"}
+    )
+    shards.append(list(shard))
+    size = sum(tensor.nbytes for tensor in shard.values())
+    shard.clear()
+    return size
+
+
+def _write_index(folder: Path, shards: list[list[str]], total_bytes: int) -> None:
+    """Gives the shards their names of the hub, which tell how many there are, and the index."""
+    weight_map = {}
+    for index, names in enumerate(shards):
+        file = f"model-{index + 1:05}-of-{len(shards):05}.safetensors"
+        if len(shards) == 1:
+            file = "model.safetensors"
+        (folder / f"shard-{index}.safetensors").rename(folder / file)
+        weight_map.update(dict.fromkeys(names, file))
+    content = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """The demo model's tokenizer, padded with tokens that no text contains.
+
+    A random model answers with any id of its vocabulary, and each must have a text.
+    """
+    tokenizer = json.loads((TARGET_PATH / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = tokenizer["model"]["vocab"]
+    known = len(set(vocab.values()) | {token["id"] for token in tokenizer["added_tokens"]})
+    vocab.update({f"<unused_{i}>": i for i in range(known, vocab_size)})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    for name in TOKENIZER_FILES:
+        if (TARGET_PATH / name).exists():
+            shutil.copy(TARGET_PATH / name, folder / name)
+
+
+def main() -> int:
+    """Writes the checkpoint that the flags describe."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--shape", choices=SHAPES, required=True)
+    parser.add_argument("--bits", type=int, choices=(4, 8), help="plain bfloat16 if not given")
+    parser.add_argument("--group-size", type=int, choices=(32, 64, 128), default=128)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="default: checkpoints/<shape>-<format>")
+    args = parser.parse_args()
+    kind = "bf16" if args.bits is None else f"{args.bits}bit-g{args.group_size}"
+    folder = args.output or Path("checkpoints") / f"{args.shape}-{kind}"
+    config = qwen3_config(*SHAPES[args.shape])
+    write_checkpoint(folder, config, args.bits, args.group_size, args.seed)
+    print(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

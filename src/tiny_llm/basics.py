@@ -1,0 +1,59 @@
+"""The smallest pieces: softmax, the linear layer and SiLU.
+
+Everything else in the package is built from these, from matrix multiplication and from
+elementwise arithmetic. This file knows nothing of attention, models or quantization.
+"""
+
+import mlx.core as mx
+
+
+def softmax(x: mx.array, axis: int) -> mx.array:
+    """exp(x) / Σ exp(x) along one axis, without overflow.
+
+    Subtracting the maximum changes neither numerator nor denominator's ratio, and keeps every
+    exponent at or below zero. Sums run in float32, so that half precision loses nothing over
+    long rows. A row that is −inf everywhere has no softmax: it comes out as NaN.
+
+    Args:
+        x: any shape, any floating dtype.
+        axis: the axis that sums to one.
+
+    Returns:
+        Same shape and dtype as `x`.
+    """
+    x32 = x.astype(mx.float32)
+    exp = mx.exp(x32 - mx.max(x32, axis=axis, keepdims=True))
+    return (exp / mx.sum(exp, axis=axis, keepdims=True)).astype(x.dtype)
+
+
+def linear(x: mx.array, w: mx.array, bias: mx.array | None = None) -> mx.array:
+    """x @ wᵀ + bias. Weights are stored output-major, as every checkpoint stores them.
+
+    Args:
+        x: N..×I.
+        w: O×I.
+        bias: O, or None.
+
+    Returns:
+        N..×O.
+    """
+    y = x @ w.T
+    return y if bias is None else y + bias
+
+
+def silu(x: mx.array) -> mx.array:
+    """x · sigmoid(x), also called swish; the gate's activation in Qwen3's MLP.
+
+    exp(-x) overflows for very negative x, and in half precision that is soon (x < −11 in
+    float16). exp(-|x|) never does, and sigmoid(-x) = 1 - sigmoid(x) recovers the other half.
+
+    Source: Elfwing et al., "Sigmoid-Weighted Linear Units" (2017).
+
+    Args:
+        x: any shape, any floating dtype.
+
+    Returns:
+        Same shape and dtype as `x`.
+    """
+    sigmoid_abs = 1 / (1 + mx.exp(-mx.abs(x)))
+    return x * mx.where(x < 0, 1 - sigmoid_abs, sigmoid_abs)

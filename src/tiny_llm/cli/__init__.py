@@ -1,0 +1,1 @@
+"""The commands: one file each, thin, over what the package offers to everybody."""

@@ -1,0 +1,124 @@
+"""The flags that commands share, and their checks."""
+
+import argparse
+
+from ..errors import UserError
+from ..models import SHIPPED, SHORTCUTS, WEEK_MODELS
+from ..sampler import Sampler, make_sampler
+
+SOLUTIONS = {"tiny_llm": "tiny_llm", "ref": "tiny_llm", "mine": "mine", "mlx": "mlx"}
+LOADERS = {f"week{week}": week for week in WEEK_MODELS}
+DEFAULT_LOADER = list(LOADERS)[-1]
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model, whose code runs it, and where."""
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help=f"{', '.join([*SHIPPED, *SHORTCUTS])}, a hub id (owner/name) or a local folder",
+    )
+    parser.add_argument(
+        "--draft-model", metavar="NAME", help="a smaller model that drafts tokens to be verified"
+    )
+    parser.add_argument(
+        "--solution",
+        default="tiny_llm",
+        metavar="{" + ",".join(SOLUTIONS) + "}",
+        help="tiny_llm (or ref): this package; mine: the learner's; mlx: mlx_lm, as a baseline",
+    )
+    parser.add_argument(
+        "--loader",
+        metavar="{" + ",".join(LOADERS) + "}",
+        help=f"which week's model runs it (the fastest there is: {DEFAULT_LOADER})",
+    )
+    parser.add_argument(
+        "--device", metavar="{cpu,gpu}", help="where to compute (gpu where there is one)"
+    )
+    parser.add_argument(
+        "--enable-flash-attn", action="store_true", help="flash attention (week 2 and later)"
+    )
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """How tokens are chosen, and how many."""
+    parser.add_argument(
+        "--sampler-temp", type=float, default=0.0, metavar="T", help="temperature; 0 is greedy"
+    )
+    parser.add_argument(
+        "--sampler-top-p", type=float, metavar="P", help="keep the likeliest tokens of mass P"
+    )
+    parser.add_argument(
+        "--sampler-top-k", type=int, metavar="K", help="keep the K likeliest tokens"
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="makes sampling repeatable; random if not given"
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="stop after N new tokens (none: context's end)"
+    )
+    parser.add_argument(
+        "--enable-thinking", action="store_true", help="let the model think before it answers"
+    )
+
+
+def check_model_arguments(args: argparse.Namespace) -> None:
+    """Refuses what is unknown, and what does not work together, with a sentence that says why.
+
+    Afterwards `args.solution` has its full name and `args.loader` a value, if it can have one.
+
+    Raises:
+        UserError: the first flag that cannot be honoured.
+    """
+    if args.solution not in SOLUTIONS:
+        raise UserError(f"--solution '{args.solution}' is unknown; give {_listed(SOLUTIONS)}.")
+    args.solution = SOLUTIONS[args.solution]
+    if args.solution == "mine":
+        raise UserError(
+            "--solution mine runs a learner's tree, and there is none here; "
+            "use --solution tiny_llm or mlx."
+        )
+    if args.loader is not None and args.loader not in LOADERS:
+        raise UserError(
+            f"--loader '{args.loader}' is unknown; this version has {_listed(LOADERS)}."
+        )
+    if args.solution == "mlx":
+        if args.loader is not None:
+            raise UserError(
+                "--loader chooses a week's model of tiny-llm, which --solution mlx does not use; "
+                "leave one of the two out."
+            )
+        if args.enable_flash_attn:
+            raise UserError("--enable-flash-attn has no effect on --solution mlx; leave it out.")
+        return
+    args.loader = args.loader or DEFAULT_LOADER
+    if args.enable_flash_attn:
+        raise UserError(f"--enable-flash-attn: {args.loader} has no flash attention; leave it out.")
+    if args.draft_model is not None:
+        raise UserError(
+            f"--draft-model: {args.loader} has no cache to rewind, so it cannot verify drafts; "
+            "leave it out, or use --solution mlx."
+        )
+
+
+def sampler_from(args: argparse.Namespace) -> Sampler:
+    """The sampler that the flags ask for.
+
+    Raises:
+        UserError: a flag outside its range.
+    """
+    if args.max_tokens is not None and args.max_tokens < 1:
+        raise UserError(f"--max-tokens is {args.max_tokens}; it must be at least 1.")
+    if args.seed is not None and not 0 <= args.seed < 2**64:
+        raise UserError(f"--seed is {args.seed}; it must be between 0 and 2**64 - 1.")
+    try:
+        return make_sampler(
+            args.sampler_temp, top_p=args.sampler_top_p, top_k=args.sampler_top_k, seed=args.seed
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _listed(names: dict[str, str] | dict[str, int]) -> str:
+    *head, last = names
+    return f"{', '.join(head)} or {last}" if head else last

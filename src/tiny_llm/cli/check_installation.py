@@ -1,0 +1,152 @@
+"""`pdm run check-installation`: what works on this machine, what does not, and the fix."""
+
+import importlib.util
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+
+import mlx.core as mx
+from rich.console import Console
+from rich.table import Table
+
+from ..checkpoint import ModelError, check_checkpoint, weight_bytes
+from ..models import SHIPPED, SHORTCUTS, find_in_cache
+from .command import CommandParser, run_command
+
+MARKS = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional[/]"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row of the table.
+
+    Attributes:
+        name: what was looked for.
+        ok: True if it works, False if something needs it and it does not, None if nothing that
+            was built so far needs it.
+        found: what there is.
+        fix: what to do if it is not ok.
+    """
+
+    name: str
+    ok: bool | None
+    found: str
+    fix: str = ""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the table; the exit status is 1 if something that is needed is missing."""
+    return run_command("check-installation", lambda: _report(argv))
+
+
+def findings() -> Iterator[Finding]:
+    """Looks for everything, in the order in which it is needed."""
+    yield _python()
+    yield _package("mlx")
+    yield _package("mlx-lm")
+    yield _device()
+    yield _compiler()
+    yield _metal_tools()
+    yield _extension()
+    yield _torch()
+    for name, folder in SHIPPED.items():
+        try:
+            check_checkpoint(folder)
+            yield Finding(f"model {name}", True, f"shipped, {weight_bytes(folder) / 1e6:.1f} MB")
+        except ModelError as error:
+            yield Finding(f"model {name}", False, str(error), "check the package out again")
+    for name, hub_id in SHORTCUTS.items():
+        cached = find_in_cache(hub_id)
+        if cached is None:
+            fix = f"`pdm run main --model {name}` downloads it"
+            yield Finding(f"model {name}", None, "not in the local hub cache", fix)
+        else:
+            yield Finding(f"model {name}", True, f"{weight_bytes(cached) / 1e9:.2f} GB in {cached}")
+
+
+def _report(argv: list[str] | None) -> int:
+    CommandParser("check-installation", __doc__).parse_args(argv)
+    table = Table("what", "", "found", "fix", title=f"tiny-llm {version('tiny-llm')}")
+    needed_but_missing = 0
+    for finding in findings():
+        fix = "" if finding.ok else finding.fix
+        table.add_row(finding.name, MARKS[finding.ok], finding.found, fix)
+        needed_but_missing += finding.ok is False
+    Console(highlight=False).print(table)
+    return 1 if needed_but_missing else 0
+
+
+def _python() -> Finding:
+    supported = (3, 10) <= sys.version_info[:2] <= (3, 13)
+    return Finding("Python", supported, platform.python_version(), "install Python 3.10 to 3.13")
+
+
+def _package(name: str) -> Finding:
+    """A pinned dependency: its version must be the one that pyproject.toml pins."""
+    pinned = [
+        requirement.split(";")[0].split("==")[1].strip()
+        for requirement in requires("tiny-llm") or []
+        if requirement.split("==")[0].split("[")[0] == name
+    ]
+    fix = "`pdm install` puts the pinned version in place"
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        return Finding(name, False, "not installed", fix)
+    return Finding(name, found in pinned, found, fix)
+
+
+def _device() -> Finding:
+    try:
+        mx.eval(mx.ones(4) + 1)
+    except RuntimeError as error:
+        return Finding("device", False, f"MLX cannot compute: {error}", "`pdm install` again")
+    kind = "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu"
+    name = mx.device_info().get("device_name", platform.processor() or platform.machine())
+    return Finding("device", True, f"{kind}: {name}")
+
+
+def _compiler() -> Finding:
+    fix = "macOS: `xcode-select --install`; Debian and Ubuntu: `apt install g++`"
+    for command in ("c++", "g++", "clang++"):
+        if path := shutil.which(command):
+            return Finding("C++ compiler", True, f"{_first_line([path, '--version'])}")
+    return Finding("C++ compiler", None, "none; Week 1 needs none", fix)
+
+
+def _metal_tools() -> Finding:
+    if sys.platform != "darwin":
+        return Finding("Metal tools", None, f"not on {platform.system()}", "nothing to do")
+    line = _first_line(["xcrun", "-sdk", "macosx", "metal", "--version"])
+    fix = "install Xcode, then `xcodebuild -downloadComponent MetalToolchain`"
+    return Finding("Metal tools", True if line else None, line or "not installed", fix)
+
+
+def _extension() -> Finding:
+    return Finding(
+        "extension", None, "not part of this version", "nothing to do: Week 1 needs none"
+    )
+
+
+def _torch() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        fix = "`pdm run install-torch` (parity tests and training use it)"
+        return Finding("torch", None, "not installed", fix)
+    return Finding("torch", True, version("torch"))
+
+
+def _first_line(command: list[str]) -> str:
+    """The first line a command prints, or nothing if it fails."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return (result.stdout or result.stderr).strip().split("\n")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

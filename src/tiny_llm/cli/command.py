@@ -1,0 +1,57 @@
+"""What all commands share: how they parse, how they fail, and where they print.
+
+Standard output carries the answer and its statistics; everything said on the way (which model,
+a progress bar, an error) goes to standard error.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from rich.console import Console
+
+from ..errors import UserError
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130  # as shells report a command ended by Ctrl-C
+
+console = Console(stderr=True, highlight=False)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An `ArgumentParser` whose errors are one sentence, without the usage in front of it."""
+
+    def __init__(self, prog: str, description: str | None):
+        super().__init__(
+            prog=prog,
+            description=description,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Leaves through `run_command`, as every other user's mistake does."""
+        raise UserError(f"{message} (--help lists the flags).")
+
+
+def run_command(prog: str, command: Callable[[], int]) -> int:
+    """Runs a command's body and turns its ways to fail into an exit status.
+
+    Returns:
+        The body's status; 2 after a `UserError`, which is printed as one line; 130 after Ctrl-C.
+    """
+    try:
+        return command()
+    except UserError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough. Python would complain again when it flushes
+        # standard output at exit, so give it somewhere to flush to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,47 @@
+"""`pdm run main`: answers one prompt, streaming."""
+
+import sys
+
+from ..demo.prompts import INTRODUCTION_PROMPT
+from ..errors import UserError
+from ..generate import GenerationResponse
+from .arguments import add_model_arguments, add_sampling_arguments
+from .backend import open_backend
+from .command import CommandParser, run_command
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; the exit status is 0, or 2 if the flags ask for what cannot be."""
+    return run_command("main", lambda: _answer(argv))
+
+
+def statistics_line(response: GenerationResponse) -> str:
+    """Speed and memory, from the last response of a generation."""
+    return (
+        f"prompt: {response.prompt_tokens} tokens, {response.prompt_tps:.1f} tokens/s | "
+        f"generation: {response.generation_tokens} tokens, {response.generation_tps:.1f} tokens/s "
+        f"| peak memory: {response.peak_memory:.3f} GB"
+    )
+
+
+def _answer(argv: list[str] | None) -> int:
+    parser = CommandParser("main", __doc__)
+    parser.add_argument(
+        "--prompt", default=INTRODUCTION_PROMPT, metavar="TEXT", help="- reads standard input"
+    )
+    add_model_arguments(parser)
+    add_sampling_arguments(parser)
+    args = parser.parse_args(argv)
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    if not prompt.strip():
+        raise UserError("the prompt is empty; give some text after --prompt.")
+
+    backend = open_backend(args)
+    for response in backend.stream(backend.encode_chat([{"role": "user", "content": prompt}])):
+        print(response.text, end="", flush=True)
+    print(f"\n\n{statistics_line(response)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,10 @@
+"""The demo model that ships with the package, so that everything works offline.
+
+`TARGET_PATH` and `DRAFT_PATH` are folders in MLX format that `mlx_lm.load` takes as they are.
+`scripts/demo_model/README.md` says what the model knows, what it does not, and how it was made.
+"""
+
+from pathlib import Path
+
+TARGET_PATH = Path(__file__).parent / "target"
+DRAFT_PATH = Path(__file__).parent / "draft"

@@ -1,0 +1,36 @@
+"""The embedding table: token ids in, and, where it is tied, logits out."""
+
+import mlx.core as mx
+
+from .basics import linear
+
+
+class Embedding:
+    """A row of E features for each of V tokens.
+
+    Args:
+        vocab_size: V.
+        embedding_dim: E.
+        weight: V×E.
+
+    Raises:
+        ValueError: `weight` does not have shape V×E.
+    """
+
+    def __init__(self, vocab_size: int, embedding_dim: int, weight: mx.array):
+        if weight.shape != (vocab_size, embedding_dim):
+            raise ValueError(
+                f"Embedding: weight has shape {weight.shape}, expected "
+                f"({vocab_size}, {embedding_dim})."
+            )
+        self.vocab_size = vocab_size
+        self.embedding_dim = embedding_dim
+        self.weight = weight
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        """Looks tokens up: ids N.. -> N..×E."""
+        return self.weight[ids]
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """Scores each token of the vocabulary by its dot product with x: N..×E -> N..×V."""
+        return linear(x, self.weight)

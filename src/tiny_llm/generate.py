@@ -1,0 +1,187 @@
+"""Generation: from a prompt to text, one token at a time.
+
+Two halves meet here. A *decoding loop* is an endless iterator of token ids: it knows the model
+and the sampler. `stream_text` knows the tokenizer: when to stop, and which text the tokens are.
+Each week brings a faster decoding loop; the other half stays.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mlx.core as mx
+
+from .errors import UserError
+from .sampler import Sampler, make_sampler
+
+Logits = Callable[[mx.array], mx.array]
+
+
+@dataclass(frozen=True)
+class GenerationResponse:
+    """One generated token, the text it completes, and the state of the generation so far.
+
+    Attributes:
+        text: what this token adds to the answer; often empty within a multi-byte character.
+        token: its id.
+        finish_reason: None while going on, then "stop" (an end token) or "length".
+        prompt_tokens: length of the prompt.
+        prompt_tps: prompt tokens per second, until the first new token was there.
+        generation_tokens: new tokens so far, the end token included.
+        generation_tps: new tokens per second since the first one.
+        peak_memory: gigabytes (10⁹ bytes), as MLX counts them.
+    """
+
+    text: str
+    token: int
+    finish_reason: Literal["stop", "length"] | None
+    prompt_tokens: int
+    prompt_tps: float
+    generation_tokens: int
+    generation_tps: float
+    peak_memory: float
+
+
+def simple_generate(
+    model: Logits,
+    tokenizer: Any,
+    prompt: str | Sequence[int],
+    sampler: Sampler | None = None,
+    max_tokens: int | None = None,
+) -> str:
+    """Answers a prompt by running the model over the whole sequence for every new token.
+
+    Args:
+        model: ids 1×L -> logits 1×L×V.
+        tokenizer: as `mlx_lm.load` returns it.
+        prompt: text, encoded as it stands (no chat template is added), or token ids.
+        sampler: logprobs 1×V -> ids 1; greedy if None.
+        max_tokens: stop after this many new tokens; None goes on to an end token or until the
+            model's context is full.
+
+    Returns:
+        The answer, without the prompt and the end token.
+
+    Raises:
+        UserError: an empty prompt, one longer than the model's context, `max_tokens` below 1.
+    """
+    return "".join(
+        response.text for response in simple_stream(model, tokenizer, prompt, sampler, max_tokens)
+    )
+
+
+def simple_stream(
+    model: Logits,
+    tokenizer: Any,
+    prompt: str | Sequence[int],
+    sampler: Sampler | None = None,
+    max_tokens: int | None = None,
+) -> Iterator[GenerationResponse]:
+    """`simple_generate`, yielding each token as it comes. Arguments and errors are the same."""
+    prompt_ids = encode_prompt(tokenizer, prompt)
+    budget = token_budget(len(prompt_ids), max_tokens, getattr(model, "max_seq_len", None))
+    tokens = decode_by_recomputing(model, prompt_ids, sampler or make_sampler(temp=0))
+    return stream_text(tokens, tokenizer, len(prompt_ids), budget)
+
+
+def decode_by_recomputing(
+    model: Logits, prompt_ids: Sequence[int], sampler: Sampler
+) -> Iterator[int]:
+    """The slowest decoding loop, and the oracle of all others: no state but the tokens.
+
+    The first step computes the prompt (prefill), and every later one the prompt and all new
+    tokens again: N tokens cost O(N²) runs of the layers.
+
+    Yields:
+        Token ids, without end.
+    """
+    ids = list(prompt_ids)
+    while True:
+        logits = model(mx.array([ids]))[:, -1, :]  # 1×V, after the last token
+        token: int = sampler(log_softmax(logits)).item()  # type: ignore[assignment]
+        yield token
+        ids.append(token)
+
+
+def log_softmax(logits: mx.array) -> mx.array:
+    """Logits N..×V -> log-probabilities N..×V in float32."""
+    logits = logits.astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def encode_prompt(tokenizer: Any, prompt: str | Sequence[int]) -> list[int]:
+    """A prompt's token ids.
+
+    Raises:
+        UserError: there is none.
+    """
+    ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    if not ids:
+        raise UserError("the prompt is empty; give at least one token.")
+    return ids
+
+
+def token_budget(prompt_tokens: int, max_tokens: int | None, max_seq_len: int | None) -> int | None:
+    """How many tokens may follow the prompt: None if there is no bound.
+
+    Args:
+        prompt_tokens: length of the prompt.
+        max_tokens: what the caller allows, or None.
+        max_seq_len: the model's context length, or None if it has no bound.
+
+    Raises:
+        UserError: the prompt leaves no room in the context, or `max_tokens` is below 1.
+    """
+    if max_tokens is not None and max_tokens < 1:
+        raise UserError(f"max-tokens is {max_tokens}; it must be at least 1.")
+    if max_seq_len is None:
+        return max_tokens
+    room = max_seq_len - prompt_tokens
+    if room < 1:
+        raise UserError(
+            f"the prompt has {prompt_tokens} tokens, and the model's context holds {max_seq_len} "
+            f"with the answer; shorten the prompt to at most {max_seq_len - 1}."
+        )
+    return room if max_tokens is None else min(max_tokens, room)
+
+
+def stream_text(
+    tokens: Iterator[int], tokenizer: Any, prompt_tokens: int, budget: int | None
+) -> Iterator[GenerationResponse]:
+    """Turns a decoding loop's tokens into text, up to an end token or `budget` tokens.
+
+    Args:
+        tokens: an endless iterator of ids.
+        tokenizer: its `detokenizer` assembles bytes into characters across tokens, and any of
+            its `eos_token_ids` ends the answer.
+        prompt_tokens: length of the prompt, for the statistics.
+        budget: how many tokens may come, or None.
+    """
+    detokenizer = tokenizer.detokenizer
+    started = time.perf_counter()
+    for count, token in enumerate(tokens, start=1):
+        now = time.perf_counter()
+        if count == 1:
+            first_token_at = now
+        finish_reason: Literal["stop", "length"] | None = None
+        if token in tokenizer.eos_token_ids:
+            finish_reason = "stop"
+        else:
+            detokenizer.add_token(token)
+            if count == budget:
+                finish_reason = "length"
+        if finish_reason is not None:
+            detokenizer.finalize()  # what was held back as an unfinished character
+        yield GenerationResponse(
+            text=detokenizer.last_segment,
+            token=token,
+            finish_reason=finish_reason,
+            prompt_tokens=prompt_tokens,
+            prompt_tps=prompt_tokens / (first_token_at - started),
+            generation_tokens=count,
+            generation_tps=(count - 1) / (now - first_token_at) if count > 1 else 0.0,
+            peak_memory=mx.get_peak_memory() / 1e9,
+        )
+        if finish_reason is not None:
+            return

@@ -1,0 +1,212 @@
+"""Models by name: where a checkpoint is, how it comes here, and which week's model reads it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import mlx.core as mx
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+from rich.console import Console
+from rich.progress import Progress
+
+from . import demo
+from .checkpoint import MODEL_TYPE, ModelError, check_checkpoint, weight_bytes
+from .qwen3_week1 import Qwen3ModelWeek1
+
+SHORTCUTS = {
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B-MLX-4bit",
+    "qwen3-1.7b": "Qwen/Qwen3-1.7B-MLX-4bit",
+    "qwen3-4b": "Qwen/Qwen3-4B-MLX-4bit",
+    "qwen3-8b": "Qwen/Qwen3-8B-MLX-4bit",
+}
+SHIPPED = {"demo": demo.TARGET_PATH, "demo-draft": demo.DRAFT_PATH}
+PREFERRED_MODEL = "qwen3-0.6b"
+
+WEEK_MODELS = {1: Qwen3ModelWeek1}
+
+# Of a hub repository: what loading needs, and nothing else (other formats can be twice the size).
+DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
+
+# Below this, loading takes less time than looking at a progress bar.
+PROGRESS_BYTES = 200_000_000
+
+
+def shortcut_name_to_full_name(name: str) -> str:
+    """The hub id (or, for a shipped model, the folder) behind a short name.
+
+    Args:
+        name: `qwen3-0.6b`, `qwen3-1.7b`, `qwen3-4b`, `qwen3-8b`, `demo` or `demo-draft`, in any
+            case; any other name is returned as it is.
+    """
+    if name.lower() in SHIPPED:
+        return str(SHIPPED[name.lower()])
+    return SHORTCUTS.get(name.lower(), name)
+
+
+def default_model() -> tuple[str, str]:
+    """The model to use where none was named, and why: (name, reason)."""
+    if find_in_cache(SHORTCUTS[PREFERRED_MODEL]) is not None:
+        return PREFERRED_MODEL, "it is in the local hub cache"
+    return "demo", f"it ships with tiny-llm, and {PREFERRED_MODEL} is not in the local hub cache"
+
+
+def find_in_cache(hub_id: str) -> Path | None:
+    """The folder of a hub model that is on this machine, whole; None if it is not."""
+    try:
+        folder = Path(
+            huggingface_hub.snapshot_download(
+                hub_id, local_files_only=True, allow_patterns=DOWNLOAD_PATTERNS
+            )
+        )
+        check_checkpoint(folder)
+    except (LocalEntryNotFoundError, HFValidationError, ModelError):
+        return None
+    return folder
+
+
+def find_model(name: str, console: Console) -> Path:
+    """The folder of a model's checkpoint, checked; downloads it if it is not on this machine.
+
+    Args:
+        name: a short name, a hub id or a local folder.
+        console: where a download says how big it is.
+
+    Raises:
+        ModelError: there is no such model, it cannot be had now, or the folder is broken.
+    """
+    full_name = shortcut_name_to_full_name(name)
+    folder = Path(full_name).expanduser()
+    if not folder.is_dir():
+        looks_like_hub_id = full_name.count("/") == 1 and full_name[0] not in "./~"
+        if not looks_like_hub_id:
+            raise ModelError(
+                f"there is no model '{name}'; give a folder, a hub id (owner/name) or one of "
+                f"{', '.join([*SHIPPED, *SHORTCUTS])}."
+            )
+        cached = find_in_cache(full_name)
+        folder = cached if cached is not None else download(full_name, console)
+    check_checkpoint(folder)
+    return folder
+
+
+def download(hub_id: str, console: Console) -> Path:
+    """Fetches a model from the Hugging Face hub, after saying how big it is.
+
+    Raises:
+        ModelError: the hub has no such model, or cannot be reached.
+    """
+    try:
+        files = huggingface_hub.snapshot_download(
+            hub_id, allow_patterns=DOWNLOAD_PATTERNS, dry_run=True
+        )
+        size = sum(file.file_size for file in files if file.will_download)
+        console.print(f"downloading {hub_id}: {size / 1e9:.2f} GB", highlight=False)
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=DOWNLOAD_PATTERNS))
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ModelError(
+            f"the Hugging Face hub has no model '{hub_id}' that you may read; check the name."
+        ) from error
+    except GatedRepoError as error:
+        raise ModelError(
+            f"'{hub_id}' asks you to accept its terms on the Hugging Face hub; do that there, "
+            "then run `hf auth login`."
+        ) from error
+    except OfflineModeIsEnabled as error:
+        raise ModelError(
+            f"'{hub_id}' is not on this machine and HF_HUB_OFFLINE forbids a download; "
+            "use --model demo, which needs none."
+        ) from error
+    except (HTTPError, LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
+        raise ModelError(
+            f"'{hub_id}' is not on this machine and the Hugging Face hub cannot be reached; "
+            "check the network, or use --model demo, which needs none."
+        ) from error
+
+
+def load(name: str, console: Console | None = None) -> tuple[Any, Any]:
+    """Loads a model and its tokenizer through `mlx_lm`, downloading it if need be.
+
+    Args:
+        name: a short name, a hub id or a local folder.
+        console: where messages and progress bars go; standard error if None.
+
+    Returns:
+        (mlx_model, tokenizer), as `mlx_lm.load` returns them.
+
+    Raises:
+        ModelError: see `find_model`; or weights that do not fit the config.
+    """
+    console = console or Console(stderr=True)
+    folder = find_model(name, console)
+    # Here and not at the top: it takes seconds, and a wrong name should be told at once.
+    import mlx_lm
+
+    try:
+        mlx_model, tokenizer = mlx_lm.load(str(folder), lazy=True)[:2]
+        _read_weights(mlx_model, console, show=weight_bytes(folder) > PROGRESS_BYTES)
+    except (ValueError, TypeError, KeyError, RuntimeError, OSError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error
+    return mlx_model, tokenizer
+
+
+def _read_weights(mlx_model: Any, console: Console, show: bool) -> None:
+    """Reads the weights, which `mlx_lm` maps lazily, layer by layer with a progress bar."""
+    with Progress(console=console, transient=True, disable=not show) as progress:
+        task = progress.add_task("loading", total=len(mlx_model.layers))
+        for layer in mlx_model.layers:
+            mx.eval(layer.parameters())
+            progress.advance(task)
+    mx.eval(mlx_model.parameters())
+
+
+def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
+    """Builds a week's model from the weights of a loaded one.
+
+    Args:
+        name: the model's name, for messages.
+        mlx_model: from `load` or `mlx_lm.load`.
+        week: which week's model.
+        options: passed to it.
+
+    Raises:
+        ModelError: not a Qwen3 model, a kind of RoPE that the course's layers do not have, or a
+            week that has no model.
+    """
+    if week not in WEEK_MODELS:
+        weeks = ", ".join(str(known) for known in WEEK_MODELS)
+        raise ModelError(f"week {week} has no model; the weeks that have one: {weeks}.")
+    args = mlx_model.args
+    if args.model_type != MODEL_TYPE:
+        raise ModelError(
+            f"'{name}' is a model of type '{args.model_type}'; tiny-llm serves '{MODEL_TYPE}' only."
+        )
+    rope_type = _rope_type(args.rope_scaling or {})
+    if rope_type != "default":
+        raise ModelError(
+            f"'{name}' scales RoPE with '{rope_type}', which our layers do not implement; "
+            "remove rope_scaling from its config.json to use the context it was trained with."
+        )
+    return WEEK_MODELS[week](mlx_model, **options)
+
+
+def _rope_type(rope_scaling: dict[str, Any]) -> str:
+    """Both spellings of the key occur in checkpoints."""
+    return rope_scaling.get("rope_type") or rope_scaling.get("type") or "default"
+
+
+def models_on_this_machine() -> Iterator[tuple[str, Path]]:
+    """The models that a short name reaches without a download: (name, folder)."""
+    yield from SHIPPED.items()
+    for name, hub_id in SHORTCUTS.items():
+        folder = find_in_cache(hub_id)
+        if folder is not None:
+            yield name, folder

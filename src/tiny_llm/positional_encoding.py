@@ -1,0 +1,105 @@
+"""Rotary positional encoding: the position of a token turns its queries and keys.
+
+The score of a query and a key then depends on the distance between them alone.
+"""
+
+import math
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+
+class RoPE:
+    """Rotates pairs of a head's features by an angle proportional to the token's position.
+
+    Pair i of the token at position p turns by p · base^(−2i/D): the first pairs turn fast and
+    tell neighbours apart, the last turn slowly and tell far from near.
+
+    Two layouts of pairs exist, and a model works only with the one it was trained with.
+    Traditional: neighbours (x[0], x[1]), (x[2], x[3]), … Otherwise, as Qwen3: halves
+    (x[i], x[i + D/2]).
+
+    The cosines and sines are computed for the positions asked for. A table for all positions
+    would be read from memory at every step, and 32,768 positions take 16 MB.
+
+    Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021).
+
+    Args:
+        dims: D, the head size; even.
+        seq_len: how many positions there are; a position beyond is refused.
+        base: θ; larger turns slower and suits longer contexts.
+        traditional: the layout of the pairs.
+
+    Raises:
+        ValueError: `dims` is odd.
+    """
+
+    def __init__(
+        self, dims: int, seq_len: int, base: int | float = 10000, traditional: bool = False
+    ):
+        if dims % 2 != 0:
+            raise ValueError(f"RoPE: dims is {dims}; features turn in pairs, so it must be even.")
+        self.dims = dims
+        self.seq_len = seq_len
+        self.base = base
+        self.traditional = traditional
+
+    def __call__(self, x: mx.array, offset: slice | Sequence[slice] | None = None) -> mx.array:
+        """Rotates `x` as tokens at the positions of `offset`.
+
+        Args:
+            x: B×L×H×D.
+            offset: which positions the L tokens have: None for 0 … L − 1, a slice of L positions
+                for the whole batch, or a list of B such slices, one for each sequence.
+
+        Returns:
+            B×L×H×D, dtype of `x`; the rotation is computed in float32.
+
+        Raises:
+            ValueError: a slice that is not L positions long or passes `seq_len`; a list that is
+                not B long.
+        """
+        B, L, _, D = x.shape
+        if self.dims != D:
+            raise ValueError(f"RoPE: x has head size {D}, this RoPE was made for {self.dims}.")
+        # In float32 p·θ has an error of about 1e-7·p radians whatever the formula. Powers are
+        # written as exp(−i·log θ/…) because then the rounding is that of `mx.fast.rope`.
+        pair = mx.arange(D // 2, dtype=mx.float32)
+        frequency = mx.exp(-pair * (math.log(self.base) / (D // 2)))  # D/2
+        position = mx.array(self._starts(offset, B, L), dtype=mx.float32)[:, None] + mx.arange(L)
+        angle = position[:, :, None, None] * frequency  # (1 or B)×L×1×D/2
+        cos, sin = mx.cos(angle), mx.sin(angle)
+
+        x32 = x.astype(mx.float32)
+        if self.traditional:
+            x1, x2 = x32[..., 0::2], x32[..., 1::2]
+        else:
+            x1, x2 = x32[..., : D // 2], x32[..., D // 2 :]
+        rotated = [x1 * cos - x2 * sin, x1 * sin + x2 * cos]
+        if self.traditional:
+            y = mx.stack(rotated, axis=-1).reshape(x.shape)
+        else:
+            y = mx.concatenate(rotated, axis=-1)
+        return y.astype(x.dtype)
+
+    def _starts(self, offset: slice | Sequence[slice] | None, B: int, L: int) -> list[int]:
+        """The first position of the whole batch (one number), or of each sequence (B numbers)."""
+        if offset is None:
+            offset = slice(0, L)
+        slices = [offset] if isinstance(offset, slice) else list(offset)
+        if not isinstance(offset, slice) and len(slices) != B:
+            raise ValueError(f"RoPE: {len(slices)} offsets were given for a batch of {B}.")
+        starts = []
+        for positions in slices:
+            start, stop = positions.start or 0, positions.stop
+            if stop is None or stop - start != L or positions.step not in (None, 1):
+                raise ValueError(
+                    f"RoPE: offset {positions} does not name {L} consecutive positions."
+                )
+            if start < 0 or stop > self.seq_len:
+                raise ValueError(
+                    f"RoPE: positions {start} … {stop - 1} are outside 0 … {self.seq_len - 1}, "
+                    "the positions this model has."
+                )
+            starts.append(start)
+        return starts

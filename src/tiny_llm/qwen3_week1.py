@@ -1,0 +1,261 @@
+"""Qwen3 from the pieces of Week 1: the whole model, in plain array operations.
+
+Every call computes every token of the sequence; nothing is remembered between calls. Weights are
+plain bfloat16 matrices, dequantized when the model is built. Weeks 2 and 3 change exactly that.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+
+from .attention import Mask, scaled_dot_product_attention_grouped
+from .basics import linear, silu
+from .embedding import Embedding
+from .layer_norm import RMSNorm
+from .positional_encoding import RoPE
+from .quantize import dequantize_linear
+
+
+class Qwen3MultiHeadAttention:
+    """Grouped-query attention as Qwen3 does it: norm on each query and key head, then RoPE.
+
+    `num_heads * head_dim` need not equal `hidden_size`. No projection has a bias.
+
+    Args:
+        hidden_size: E.
+        num_heads: H_q.
+        num_kv_heads: H; must divide H_q.
+        head_dim: D.
+        wq: (H_q·D)×E.
+        wk, wv: (H·D)×E.
+        wo: E×(H_q·D).
+        q_norm, k_norm: D, the weights of the RMSNorm on each query and key head.
+        max_seq_len: how many positions RoPE knows.
+        theta: RoPE's base.
+        rms_norm_eps: epsilon of the two norms.
+
+    Raises:
+        ValueError: H does not divide H_q.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        wq: mx.array,
+        wk: mx.array,
+        wv: mx.array,
+        wo: mx.array,
+        q_norm: mx.array,
+        k_norm: mx.array,
+        max_seq_len: int = 32768,
+        theta: int | float = 1000000,
+        rms_norm_eps: float = 1e-5,
+    ):
+        if num_heads % num_kv_heads != 0:
+            raise ValueError(
+                f"Qwen3MultiHeadAttention: {num_heads} query heads cannot share {num_kv_heads} "
+                "key/value heads; the second must divide the first."
+            )
+        self.hidden_size = hidden_size
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.scale = head_dim**-0.5
+        self.wq = wq
+        self.wk = wk
+        self.wv = wv
+        self.wo = wo
+        self.q_norm = RMSNorm(head_dim, q_norm, eps=rms_norm_eps)
+        self.k_norm = RMSNorm(head_dim, k_norm, eps=rms_norm_eps)
+        self.rope = RoPE(head_dim, max_seq_len, base=theta, traditional=False)
+
+    def __call__(self, x: mx.array, mask: Mask = None) -> mx.array:
+        """Attends within the sequence.
+
+        Args:
+            x: B×L×E.
+            mask: None, "causal", or an array added to the scores, broadcastable to B×H_q×L×L.
+
+        Returns:
+            B×L×E, dtype of `x`; scores and their softmax are computed in float32.
+        """
+        B, L, _ = x.shape
+        H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
+        query = self.rope(self.q_norm(linear(x, self.wq).reshape(B, L, H_q, D)))
+        key = self.rope(self.k_norm(linear(x, self.wk).reshape(B, L, H, D)))
+        value = linear(x, self.wv).reshape(B, L, H, D)
+        attended = scaled_dot_product_attention_grouped(
+            query.swapaxes(1, 2).astype(mx.float32),  # B×H_q×L×D
+            key.swapaxes(1, 2).astype(mx.float32),  # B×H×L×D
+            value.swapaxes(1, 2).astype(mx.float32),
+            scale=self.scale,
+            mask=mask,
+        ).astype(x.dtype)
+        return linear(attended.swapaxes(1, 2).reshape(B, L, H_q * D), self.wo)
+
+
+class Qwen3MLP:
+    """The SwiGLU feed-forward layer: w_down(silu(w_gate x) * (w_up x)).
+
+    Source: Shazeer, "GLU Variants Improve Transformer" (2020).
+
+    Args:
+        dim: E.
+        hidden_dim: I.
+        w_gate, w_up: I×E.
+        w_down: E×I.
+    """
+
+    def __init__(
+        self, dim: int, hidden_dim: int, w_gate: mx.array, w_up: mx.array, w_down: mx.array
+    ):
+        self.dim = dim
+        self.hidden_dim = hidden_dim
+        self.w_gate = w_gate
+        self.w_up = w_up
+        self.w_down = w_down
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """N..×E -> N..×E."""
+        return linear(silu(linear(x, self.w_gate)) * linear(x, self.w_up), self.w_down)
+
+
+class Qwen3TransformerBlock:
+    """One layer: attention, then the MLP, each behind a norm and added to its own input.
+
+    Args:
+        num_attention_heads: H_q.
+        num_kv_heads: H.
+        hidden_size: E.
+        head_dim: D.
+        intermediate_size: I.
+        rms_norm_eps: epsilon of all four norms.
+        wq, wk, wv, wo, q_norm, k_norm: see `Qwen3MultiHeadAttention`.
+        w_gate, w_up, w_down: see `Qwen3MLP`.
+        w_input_layernorm: E, the norm before the attention.
+        w_post_attention_layernorm: E, the norm before the MLP.
+        max_seq_len, theta: see `Qwen3MultiHeadAttention`.
+    """
+
+    def __init__(
+        self,
+        num_attention_heads: int,
+        num_kv_heads: int,
+        hidden_size: int,
+        head_dim: int,
+        intermediate_size: int,
+        rms_norm_eps: float,
+        wq: mx.array,
+        wk: mx.array,
+        wv: mx.array,
+        wo: mx.array,
+        q_norm: mx.array,
+        k_norm: mx.array,
+        w_gate: mx.array,
+        w_up: mx.array,
+        w_down: mx.array,
+        w_input_layernorm: mx.array,
+        w_post_attention_layernorm: mx.array,
+        max_seq_len: int = 32768,
+        theta: int | float = 1000000,
+    ):
+        self.self_attn = Qwen3MultiHeadAttention(
+            hidden_size,
+            num_attention_heads,
+            num_kv_heads,
+            head_dim,
+            wq,
+            wk,
+            wv,
+            wo,
+            q_norm,
+            k_norm,
+            max_seq_len=max_seq_len,
+            theta=theta,
+            rms_norm_eps=rms_norm_eps,
+        )
+        self.mlp = Qwen3MLP(hidden_size, intermediate_size, w_gate, w_up, w_down)
+        self.input_layernorm = RMSNorm(hidden_size, w_input_layernorm, eps=rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(
+            hidden_size, w_post_attention_layernorm, eps=rms_norm_eps
+        )
+
+    def __call__(self, x: mx.array, mask: Mask = None) -> mx.array:
+        """B×L×E -> B×L×E; `mask` as in `Qwen3MultiHeadAttention`."""
+        x = x + self.self_attn(self.input_layernorm(x), mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Qwen3ModelWeek1:
+    """Qwen3: token ids in, the logits of the next token after each of them out.
+
+    Args:
+        mlx_model: what `mlx_lm.load` returned for a Qwen3 checkpoint. Its quantized weights are
+            dequantized to bfloat16; plain ones are taken as they are.
+    """
+
+    def __init__(self, mlx_model: Any):
+        args = mlx_model.args
+        self.num_hidden_layers = args.num_hidden_layers
+        self.hidden_size = args.hidden_size
+        self.vocab_size = args.vocab_size
+        self.max_seq_len = args.max_position_embeddings
+        self.embedding = Embedding(
+            args.vocab_size, args.hidden_size, _plain_weight(mlx_model.model.embed_tokens)
+        )
+        self.layers = [_build_block(args, layer) for layer in mlx_model.model.layers]
+        self.norm = RMSNorm(args.hidden_size, mlx_model.model.norm.weight, eps=args.rms_norm_eps)
+        # With tied embeddings the table that reads tokens also scores them.
+        self.w_lm_head = None if args.tie_word_embeddings else _plain_weight(mlx_model.lm_head)
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        """Runs the model over whole sequences from position 0.
+
+        Args:
+            ids: B×L, integers.
+
+        Returns:
+            Logits, B×L×V.
+        """
+        x = self.embedding(ids)  # B×L×E
+        for layer in self.layers:
+            x = layer(x, mask="causal")
+        x = self.norm(x)
+        if self.w_lm_head is None:
+            return self.embedding.as_linear(x)
+        return linear(x, self.w_lm_head)
+
+
+def _build_block(args: Any, layer: Any) -> Qwen3TransformerBlock:
+    """Our layer from the weights of mlx_lm's."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return Qwen3TransformerBlock(
+        num_attention_heads=args.num_attention_heads,
+        num_kv_heads=args.num_key_value_heads,
+        hidden_size=args.hidden_size,
+        head_dim=args.head_dim,
+        intermediate_size=args.intermediate_size,
+        rms_norm_eps=args.rms_norm_eps,
+        wq=_plain_weight(attention.q_proj),
+        wk=_plain_weight(attention.k_proj),
+        wv=_plain_weight(attention.v_proj),
+        wo=_plain_weight(attention.o_proj),
+        q_norm=attention.q_norm.weight,
+        k_norm=attention.k_norm.weight,
+        w_gate=_plain_weight(mlp.gate_proj),
+        w_up=_plain_weight(mlp.up_proj),
+        w_down=_plain_weight(mlp.down_proj),
+        w_input_layernorm=layer.input_layernorm.weight,
+        w_post_attention_layernorm=layer.post_attention_layernorm.weight,
+        max_seq_len=args.max_position_embeddings,
+        theta=args.rope_theta,
+    )
+
+
+def _plain_weight(mlx_layer: Any) -> mx.array:
+    """O×I, bfloat16 if the checkpoint quantizes the layer, else in the checkpoint's dtype."""
+    weight = dequantize_linear(mlx_layer)
+    return weight.astype(mx.bfloat16) if "scales" in mlx_layer else weight

@@ -1,0 +1,54 @@
+"""Fixtures that every test may use: devices, dtypes, models."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Before anything imports huggingface_hub: no test needs the network, and none may try it.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import mlx.core as mx
+import pytest
+
+from tests.support import DTYPES
+
+DEVICES = [mx.cpu, mx.gpu] if mx.is_available(mx.Device(mx.gpu)) else [mx.cpu]
+
+
+@pytest.fixture(params=DEVICES, ids=lambda device: str(device).rpartition(".")[2])
+def device(request: pytest.FixtureRequest) -> Iterator[mx.Device]:
+    """Runs the test on every device that this machine has."""
+    before = mx.default_device()
+    mx.set_default_device(request.param)
+    yield request.param
+    mx.set_default_device(before)
+
+
+@pytest.fixture(params=DTYPES, ids=lambda dtype: str(dtype).rpartition(".")[2])
+def dtype(request: pytest.FixtureRequest) -> mx.Dtype:
+    """Runs the test in float32, float16 and bfloat16."""
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Every test draws the same random numbers, alone or with others."""
+    mx.random.seed(20_251_121)
+
+
+@pytest.fixture(scope="session")
+def demo() -> tuple[Any, Any]:
+    """The shipped model and its tokenizer, as `mlx_lm.load` returns them."""
+    from tiny_llm import load
+
+    return load("demo")
+
+
+@pytest.fixture(scope="session")
+def demo_bfloat16_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped model's weights in bfloat16, as a folder that `transformers` loads."""
+    from tests.support import write_dequantized
+    from tiny_llm.demo import TARGET_PATH
+
+    return write_dequantized(TARGET_PATH, tmp_path_factory.mktemp("demo-bf16"))

@@ -1,0 +1,201 @@
+"""What the tests share: tolerances, comparisons that explain themselves, small models.
+
+Tolerances come from one table. A computation of a few roundings in a dtype may err by a few of
+its units in the last place; comparisons are relative to the largest expected value, because a
+sum's error is relative to its terms and not to what is left when they cancel.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models import qwen3
+
+DTYPES = [mx.float32, mx.float16, mx.bfloat16]
+
+# Spacing of the numbers just above 1.
+EPSILON = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
+
+
+def as_numpy(x: mx.array) -> np.ndarray:
+    """Any MLX array as float32 numpy (numpy has no bfloat16)."""
+    return np.array(x.astype(mx.float32))
+
+
+def assert_close(
+    actual: mx.array,
+    expected: mx.array,
+    what: str,
+    ulps: float = 4,
+    dtype: mx.Dtype | None = None,
+) -> None:
+    """Same shape, and no element further off than `ulps` units of the largest expected one.
+
+    Args:
+        actual: what the code under test gave.
+        expected: what the oracle gave.
+        what: named in the message, with a hint where to look.
+        ulps: how many roundings' worth of error to allow, in epsilons of `dtype`.
+        dtype: that of `actual` if None.
+    """
+    assert actual.shape == expected.shape, (
+        f"{what}: expected shape {expected.shape}, got {actual.shape}"
+    )
+    a, e = as_numpy(actual), as_numpy(expected)
+    finite = np.isfinite(e)
+    np.testing.assert_array_equal(a[~finite], e[~finite], err_msg=f"{what}: at infinities and NaN")
+    if not finite.any():
+        return
+    scale = max(1.0, float(np.abs(e[finite]).max()))
+    tolerance = ulps * EPSILON[dtype or actual.dtype] * scale
+    error = np.where(finite, np.abs(a - e), 0)
+    assert not np.isnan(error).any(), f"{what}: NaN where {e[np.isnan(error)][0]} was expected"
+    worst = np.unravel_index(int(error.argmax()), error.shape)
+    assert error[worst] <= tolerance, (
+        f"{what}: at index {tuple(map(int, worst))} expected {e[worst]:.6g}, got {a[worst]:.6g} "
+        f"(error {error[worst]:.3g}, allowed {tolerance:.3g})"
+    )
+
+
+def random(*shape: int, dtype: mx.Dtype = mx.float32, scale: float = 1.0) -> mx.array:
+    """Normally distributed numbers."""
+    return (mx.random.normal(shape) * scale).astype(dtype)
+
+
+def tiny_args(**changes: Any) -> qwen3.ModelArgs:
+    """The configuration of a very small Qwen3; `changes` replaces fields."""
+    fields: dict[str, Any] = {
+        "model_type": "qwen3",
+        "hidden_size": 48,
+        "num_hidden_layers": 3,
+        "intermediate_size": 80,
+        "num_attention_heads": 4,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 131,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "rope_theta": 10000.0,
+        "head_dim": 16,
+        "tie_word_embeddings": True,
+        "rope_scaling": None,
+    }
+    return qwen3.ModelArgs(**{**fields, **changes})
+
+
+def tiny_model(dtype: mx.Dtype = mx.float32, **changes: Any) -> qwen3.Model:
+    """A randomly initialised model of `mlx_lm`, with norms that are not all ones."""
+    model = qwen3.Model(tiny_args(**changes))
+    weights = []
+    for name, weight in _flatten(model.parameters()):
+        if weight.ndim == 1:
+            weight = 1 + 0.2 * mx.random.normal(weight.shape)
+        else:
+            weight = mx.random.normal(weight.shape) * weight.shape[1] ** -0.5
+        weights.append((name, weight.astype(dtype)))
+    model.load_weights(weights)
+    return model
+
+
+def _flatten(tree: Any) -> list[tuple[str, mx.array]]:
+    from mlx.utils import tree_flatten
+
+    return tree_flatten(tree)
+
+
+class ByteDetokenizer:
+    """Assembles bytes into text, holding back unfinished characters."""
+
+    def __init__(self) -> None:
+        self._bytes = b""
+        self._told = 0
+        self.text = ""
+
+    def add_token(self, token: int) -> None:
+        self._bytes += bytes([token])
+        self.text = self._bytes.decode("utf-8", errors="ignore")
+
+    def finalize(self) -> None:
+        self.text = self._bytes.decode("utf-8", errors="replace")
+
+    @property
+    def last_segment(self) -> str:
+        segment = self.text[self._told :]
+        self._told = len(self.text)
+        return segment
+
+
+class ByteTokenizer:
+    """A token a byte, 0 and 1 as end tokens: generation's tests need no trained tokenizer."""
+
+    eos_token_ids = frozenset({0, 1})
+    vocab_size = 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    @property
+    def detokenizer(self) -> ByteDetokenizer:
+        return ByteDetokenizer()
+
+
+class ScriptedModel:
+    """A model that says a fixed text, whatever it is asked: the logits of token n + 1 peak at it.
+
+    Args:
+        prompt_len: how many tokens the prompt has.
+        answer: the token ids to say.
+    """
+
+    def __init__(self, prompt_len: int, answer: Sequence[int]):
+        self.prompt_len = prompt_len
+        self.answer = list(answer)
+        self.calls: list[list[int]] = []
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        assert ids.ndim == 2, f"a model takes ids of shape B×L, got {ids.shape}"
+        self.calls.append(ids[0].tolist())
+        said = ids.shape[1] - self.prompt_len
+        token = self.answer[min(said, len(self.answer) - 1)]
+        last = mx.where(mx.arange(256) == token, 10.0, 0.0)
+        return mx.broadcast_to(last, (*ids.shape, 256))
+
+
+def write_dequantized(source: Path, folder: Path) -> Path:
+    """Writes a quantized MLX checkpoint as a plain bfloat16 Hugging Face folder."""
+    weights = dict(mx.load(str(source / "model.safetensors")))
+    config = json.loads((source / "config.json").read_text())
+    quantization = config.pop("quantization")
+    config.pop("quantization_config", None)
+    config["torch_dtype"] = "bfloat16"
+    plain = {}
+    for name, weight in weights.items():
+        stem = name.removesuffix(".weight")
+        if f"{stem}.scales" in weights and name.endswith(".weight"):
+            weight = mx.dequantize(
+                weight,
+                weights[f"{stem}.scales"],
+                weights[f"{stem}.biases"],
+                group_size=quantization["group_size"],
+                bits=quantization["bits"],
+            )
+        elif name.endswith((".scales", ".biases")):
+            continue
+        plain[name] = weight.astype(mx.bfloat16)
+    for file in source.iterdir():
+        if file.name.startswith(("tokenizer", "generation", "chat_template")):
+            shutil.copy(file, folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), plain, metadata={"format": "pt"})
+    return folder
+
+
+def token_prompts(count: int, length: int, vocab_size: int) -> Iterator[list[int]]:
+    """Random prompts, each of another length up to `length`."""
+    rng = np.random.default_rng(7)
+    for index in range(count):
+        size = 1 + index % length
+        yield rng.integers(0, vocab_size, size).tolist()

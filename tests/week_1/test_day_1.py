@@ -1,0 +1,109 @@
+"""Week 1, day 1: attention and multi-head attention."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from tests.support import as_numpy, assert_close, random
+from tiny_llm import (
+    SimpleMultiHeadAttention,
+    linear,
+    scaled_dot_product_attention_simple,
+    softmax,
+)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_task_1_softmax(device, dtype, axis):
+    x = random(7, 3, 33, dtype=dtype, scale=4)
+    assert_close(softmax(x, axis), mx.softmax(x, axis=axis), f"softmax over axis {axis}")
+
+
+def test_task_1_softmax_does_not_overflow(device, dtype):
+    x = mx.array([[10_000.0, 9_999.0, -10_000.0]], dtype=dtype)
+    expected = mx.softmax(x, axis=-1, precise=True)
+    assert_close(softmax(x, -1), expected, "softmax of large numbers (subtract the maximum first)")
+
+
+def test_task_1_softmax_of_hidden_entries_is_zero(device, dtype):
+    x = mx.array([[1.0, -mx.inf, 1.0]], dtype=dtype)
+    assert softmax(x, -1).tolist() == [[0.5, 0.0, 0.5]]
+
+
+def test_task_1_softmax_of_long_rows_sums_to_one(device, dtype):
+    # 4,096 equal terms: adding them one by one in half precision stops growing early.
+    total = as_numpy(softmax(mx.zeros((1, 4096), dtype), -1)).sum()
+    assert total == pytest.approx(1, abs=1e-3), "accumulate the sum in float32"
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 5)])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_task_1_attention(device, dtype, leading, masked, scale):
+    L, S, D = 5, 9, 12
+    query = random(*leading, L, D, dtype=dtype)
+    key = random(*leading, S, D, dtype=dtype)
+    value = random(*leading, S, D, dtype=dtype)
+    mask = random(L, S, dtype=dtype) if masked else None
+    four = [x.reshape(1, -1, *x.shape[-2:]) for x in (query, key, value)]
+    expected = mx.fast.scaled_dot_product_attention(
+        *four, scale=D**-0.5 if scale is None else scale, mask=mask
+    ).reshape(*leading, L, D)
+    actual = scaled_dot_product_attention_simple(query, key, value, scale=scale, mask=mask)
+    assert_close(actual, expected, "attention (scale is 1/√D by default; the mask is added)", 8)
+    assert actual.dtype == dtype
+
+
+def test_task_1_attention_of_one_visible_key_returns_its_value(device, dtype):
+    query, key, value = (random(4, 6, dtype=dtype) for _ in range(3))
+    mask = mx.where(mx.arange(4) == 2, 0.0, -mx.inf).astype(dtype)
+    actual = scaled_dot_product_attention_simple(query, key, value, mask=mask[None, :])
+    assert_close(actual, mx.broadcast_to(value[2], (4, 6)), "attention that sees key 2 alone")
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 5)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_task_2_linear(device, dtype, leading, has_bias):
+    layer = nn.Linear(67, 33, bias=has_bias)
+    layer.set_dtype(dtype)
+    x = random(*leading, 67, dtype=dtype)
+    actual = linear(x, layer.weight, layer.bias if has_bias else None)
+    assert_close(actual, layer(x), "linear (x @ wᵀ + bias; w is O×I)")
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("masked", [False, True])
+def test_task_2_multi_head_attention(device, dtype, batch, heads, masked):
+    E, L = 32, 7
+    oracle = nn.MultiHeadAttention(E, heads)
+    oracle.set_dtype(dtype)
+    mask = random(L, L, dtype=dtype) if masked else None
+    query, key, value = (random(batch, L, E, dtype=dtype) for _ in range(3))
+    layer = SimpleMultiHeadAttention(
+        E,
+        heads,
+        oracle.query_proj.weight,
+        oracle.key_proj.weight,
+        oracle.value_proj.weight,
+        oracle.out_proj.weight,
+    )
+    actual = layer(query, key, value, mask)
+    assert_close(actual, oracle(query, key, value, mask), "multi-head attention", 8)
+
+
+def test_task_2_multi_head_attention_from_few_queries_to_many_keys(device, dtype):
+    E = 32
+    oracle = nn.MultiHeadAttention(E, 4)
+    oracle.set_dtype(dtype)
+    weights = (oracle.query_proj, oracle.key_proj, oracle.value_proj, oracle.out_proj)
+    layer = SimpleMultiHeadAttention(E, 4, *(projection.weight for projection in weights))
+    query = random(2, 3, E, dtype=dtype)
+    memory = random(2, 11, E, dtype=dtype)
+    assert_close(layer(query, memory, memory), oracle(query, memory, memory), "L=3, S=11", 8)
+
+
+def test_task_2_heads_must_divide_the_hidden_size():
+    w = mx.zeros((32, 32))
+    with pytest.raises(ValueError, match="32 cannot be split into 5 heads"):
+        SimpleMultiHeadAttention(32, 5, w, w, w, w)

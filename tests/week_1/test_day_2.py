@@ -1,0 +1,83 @@
+"""Week 1, day 2: rotary positional encoding."""
+
+import mlx.core as mx
+import pytest
+
+from tests.support import as_numpy, assert_close, random
+from tiny_llm import RoPE
+
+SHAPES = [(1, 1, 1, 2), (1, 10, 8, 4), (2, 7, 3, 128), (3, 33, 2, 64)]
+
+
+def oracle(x: mx.array, offset: int, traditional: bool, base: float) -> mx.array:
+    """`mx.fast.rope` takes B×H×L×D."""
+    rotated = mx.fast.rope(
+        x.swapaxes(1, 2),
+        x.shape[-1],
+        traditional=traditional,
+        base=base,
+        scale=1.0,
+        offset=offset,
+    )
+    return rotated.swapaxes(1, 2)
+
+
+def check(shape, dtype, traditional, offset, base):
+    x = random(*shape, dtype=dtype)
+    L = shape[1]
+    rope = RoPE(shape[-1], 40_000, base=base, traditional=traditional)
+    actual = rope(x, None if offset is None else slice(offset, offset + L))
+    expected = oracle(x, offset or 0, traditional, base)
+    assert actual.dtype == dtype, f"RoPE returns the dtype of x, {dtype}"
+    pairs = "(x[0], x[1]), (x[2], x[3]), …" if traditional else "(x[i], x[i + D/2])"
+    assert_close(actual, expected, f"RoPE at offset {offset}, pairs {pairs}", ulps=2)
+    if dtype == mx.float32:
+        assert abs(as_numpy(actual) - as_numpy(expected)).max() < 5e-6
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("offset", [None, 0, 5, 1000])
+@pytest.mark.parametrize("base", [10_000, 1_000_000.0])
+def test_task_1_traditional(device, dtype, shape, offset, base):
+    check(shape, dtype, True, offset, base)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("offset", [None, 0, 5, 1000])
+@pytest.mark.parametrize("base", [10_000, 1_000_000.0])
+def test_task_2_non_traditional(device, dtype, shape, offset, base):
+    check(shape, dtype, False, offset, base)
+
+
+def test_task_2_far_positions(device):
+    # A frequency that is off in its last bit is off by 0.004 radians at position 32,000.
+    check((1, 16, 2, 128), mx.float32, False, 32_000, 1_000_000)
+
+
+def test_task_2_scores_depend_on_distance_only(device):
+    rope = RoPE(64, 1000)
+    query, key = random(1, 1, 1, 64), random(1, 1, 1, 64)
+
+    def score(query_at: int, key_at: int) -> float:
+        q = rope(query, slice(query_at, query_at + 1))
+        k = rope(key, slice(key_at, key_at + 1))
+        return mx.sum(q * k).item()
+
+    assert score(17, 5) == pytest.approx(score(512, 500), abs=1e-3)
+
+
+def test_task_2_position_beyond_the_table():
+    rope = RoPE(8, seq_len=10)
+    with pytest.raises(ValueError, match="outside 0 … 9"):
+        rope(mx.zeros((1, 4, 1, 8)), slice(7, 11))
+
+
+def test_task_2_slice_of_the_wrong_length():
+    rope = RoPE(8, seq_len=10)
+    with pytest.raises(ValueError, match="3 consecutive positions"):
+        rope(mx.zeros((1, 3, 1, 8)), slice(2, 4))
+
+
+def test_task_2_odd_head_size():
+    with pytest.raises(ValueError, match="must be even"):
+        RoPE(7, 10)

@@ -1,0 +1,123 @@
+"""Week 1, day 3: grouped attention, the causal mask, and Qwen3's attention layer."""
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models import qwen3
+
+from tests.support import assert_close, random, tiny_model
+from tiny_llm import (
+    Qwen3MultiHeadAttention,
+    causal_mask,
+    scaled_dot_product_attention_grouped,
+)
+
+HEADS = [(1, 1), (4, 4), (6, 3), (8, 2), (7, 1)]
+
+
+@pytest.mark.parametrize(("H_q", "H"), HEADS)
+@pytest.mark.parametrize(("L", "S"), [(1, 1), (5, 5), (3, 17)])
+@pytest.mark.parametrize("mask", [None, "array"])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_task_1_grouped(device, dtype, H_q, H, L, S, mask, scale):
+    D = 8
+    query = random(2, H_q, L, D, dtype=dtype)
+    key, value = (random(2, H, S, D, dtype=dtype) for _ in range(2))
+    mask = random(2, H_q, L, S, dtype=dtype) if mask else None
+    expected = mx.fast.scaled_dot_product_attention(
+        query, key, value, scale=D**-0.5 if scale is None else scale, mask=mask
+    )
+    actual = scaled_dot_product_attention_grouped(query, key, value, scale=scale, mask=mask)
+    assert_close(actual, expected, f"grouped attention, {H_q} heads over {H}", ulps=8)
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 2)])
+def test_task_1_any_leading_dimensions(device, leading):
+    query = random(*leading, 4, 3, 8)
+    key, value = (random(*leading, 2, 6, 8) for _ in range(2))
+    expected = mx.fast.scaled_dot_product_attention(
+        query.reshape(-1, 4, 3, 8), key.reshape(-1, 2, 6, 8), value.reshape(-1, 2, 6, 8), scale=0.5
+    )
+    actual = scaled_dot_product_attention_grouped(query, key, value, scale=0.5)
+    assert_close(actual, expected.reshape(query.shape), f"leading dimensions {leading}", ulps=8)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1, 1, 3, 5), (2, 1, 3, 5), (6, 3, 5), (2, 1, 1, 5)])
+def test_task_1_masks_broadcast(device, shape):
+    query = random(2, 6, 3, 8)
+    key, value = (random(2, 2, 5, 8) for _ in range(2))
+    mask = random(*shape)
+    expected = mx.fast.scaled_dot_product_attention(
+        query, key, value, scale=8**-0.5, mask=mx.broadcast_to(mask, (2, 6, 3, 5))
+    )
+    actual = scaled_dot_product_attention_grouped(query, key, value, mask=mask)
+    assert_close(actual, expected, f"a mask of shape {shape}, broadcast to B×H_q×L×S", ulps=8)
+
+
+def test_task_1_heads_must_divide():
+    with pytest.raises(ValueError, match="5 query heads cannot share 2"):
+        scaled_dot_product_attention_grouped(
+            mx.zeros((1, 5, 1, 8)), mx.zeros((1, 2, 1, 8)), mx.zeros((1, 2, 1, 8))
+        )
+
+
+@pytest.mark.parametrize(("L", "S"), [(1, 1), (4, 4), (3, 5), (1, 7), (5, 3)])
+def test_task_2_causal_mask(device, dtype, L, S):
+    mask = causal_mask(L, S, dtype)
+    expected = [[0.0 if j <= i + S - L else -float("inf") for j in range(S)] for i in range(L)]
+    assert mask.tolist() == expected, "query i sees key j if j ≤ i + S − L"
+    assert mask.dtype == dtype
+
+
+@pytest.mark.parametrize(("H_q", "H"), HEADS)
+@pytest.mark.parametrize(("L", "S"), [(1, 1), (5, 5), (3, 17)])
+def test_task_2_causal_attention(device, dtype, H_q, H, L, S):
+    query = random(2, H_q, L, 8, dtype=dtype)
+    key, value = (random(2, H, S, 8, dtype=dtype) for _ in range(2))
+    expected = mx.fast.scaled_dot_product_attention(query, key, value, scale=8**-0.5, mask="causal")
+    actual = scaled_dot_product_attention_grouped(query, key, value, mask="causal")
+    assert_close(actual, expected, f"causal attention of {L} queries to {S} keys", ulps=8)
+
+
+def test_task_2_unknown_mask():
+    x = mx.zeros((1, 1, 1, 8))
+    with pytest.raises(ValueError, match='mask "casual" is unknown'):
+        scaled_dot_product_attention_grouped(x, x, x, mask="casual")
+
+
+def attention_from(oracle: qwen3.Attention, args: qwen3.ModelArgs) -> Qwen3MultiHeadAttention:
+    return Qwen3MultiHeadAttention(
+        hidden_size=args.hidden_size,
+        num_heads=args.num_attention_heads,
+        num_kv_heads=args.num_key_value_heads,
+        head_dim=args.head_dim,
+        wq=oracle.q_proj.weight,
+        wk=oracle.k_proj.weight,
+        wv=oracle.v_proj.weight,
+        wo=oracle.o_proj.weight,
+        q_norm=oracle.q_norm.weight,
+        k_norm=oracle.k_norm.weight,
+        max_seq_len=args.max_position_embeddings,
+        theta=args.rope_theta,
+        rms_norm_eps=args.rms_norm_eps,
+    )
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])
+@pytest.mark.parametrize("mask", [None, "causal"])
+def test_task_3_qwen3_attention(device, dtype, heads, mask):
+    # head_dim 16 × 4 heads = 64, hidden size 48: the two are independent in Qwen3.
+    model = tiny_model(dtype, num_attention_heads=heads[0], num_key_value_heads=heads[1])
+    oracle = model.model.layers[0].self_attn
+    x = random(2, 9, 48, dtype=dtype)
+    actual = attention_from(oracle, model.args)(x, mask)
+    assert actual.dtype == dtype
+    hint = "norm on each head, then RoPE over halves, then attention in float32"
+    assert_close(actual, oracle(x, mask), f"Qwen3 attention ({hint})", ulps=8)
+
+
+def test_task_3_mask_array(device, dtype):
+    model = tiny_model(dtype)
+    oracle = model.model.layers[0].self_attn
+    x = random(2, 5, 48, dtype=dtype)
+    mask = causal_mask(5, 5, dtype)
+    assert_close(attention_from(oracle, model.args)(x, mask), oracle(x, mask), "array mask", 8)

@@ -1,0 +1,64 @@
+"""Week 1, day 4: RMSNorm, SiLU and the MLP."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx_lm.models import qwen3
+
+from tests.support import as_numpy, assert_close, random
+from tiny_llm import Qwen3MLP, RMSNorm, silu
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (5, 33), (2, 3, 128), (2, 3, 4, 67)])
+@pytest.mark.parametrize("eps", [1e-5, 1e-6])
+def test_task_1_rms_norm(device, dtype, shape, eps):
+    x = random(*shape, dtype=dtype, scale=3)
+    weight = random(shape[-1], dtype=dtype)
+    actual = RMSNorm(shape[-1], weight, eps=eps)(x)
+    assert actual.dtype == dtype
+    assert_close(actual, mx.fast.rms_norm(x, weight, eps), "RMSNorm", ulps=2)
+
+
+def test_task_1_squares_are_taken_in_float32(device):
+    # 300² = 90,000 is beyond float16's largest number, 65,504.
+    x = mx.full((1, 16), 300.0, dtype=mx.float16)
+    actual = as_numpy(RMSNorm(16, mx.ones(16, dtype=mx.float16))(x))
+    assert actual == pytest.approx(1, abs=2e-3), "cast to float32 before squaring"
+
+
+def test_task_1_result_is_cast_before_the_weight(device):
+    x = random(3, 64, dtype=mx.bfloat16)
+    weight = random(64, dtype=mx.float32)
+    x32 = x.astype(mx.float32)
+    unit = (x32 * mx.rsqrt(mx.mean(x32 * x32, axis=-1, keepdims=True) + 1e-5)).astype(mx.bfloat16)
+    assert_close(RMSNorm(64, weight)(x), unit * weight, "cast back to bfloat16, then × weight", 0)
+
+
+def test_task_1_eps_keeps_zero_at_zero(device, dtype):
+    assert not as_numpy(RMSNorm(8, mx.ones(8, dtype))(mx.zeros((2, 8), dtype))).any()
+
+
+def test_task_1_weight_of_the_wrong_shape():
+    with pytest.raises(ValueError, match="expected \\(8,\\)"):
+        RMSNorm(8, mx.ones(9))
+
+
+def test_task_2_silu(device, dtype):
+    x = random(3, 257, dtype=dtype, scale=4)
+    assert_close(silu(x), nn.silu(x), "silu", ulps=2)
+
+
+def test_task_2_silu_is_stable_far_from_zero(device, dtype):
+    x = mx.array([-60000.0, -200.0, -20.0, 0.0, 20.0, 200.0, 60000.0], dtype=dtype)
+    actual = as_numpy(silu(x))
+    assert actual[:3] == pytest.approx(0, abs=1e-5), "exp(-x) overflows for very negative x"
+    assert actual[3:].tolist() == as_numpy(x)[3:].tolist()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 48), (2, 7, 48), (48,)])
+def test_task_2_mlp(device, dtype, shape):
+    oracle = qwen3.MLP(48, 80)
+    oracle.set_dtype(dtype)
+    x = random(*shape, dtype=dtype)
+    mlp = Qwen3MLP(48, 80, oracle.gate_proj.weight, oracle.up_proj.weight, oracle.down_proj.weight)
+    assert_close(mlp(x), oracle(x), "MLP: w_down(silu(w_gate x) * (w_up x))", ulps=4)

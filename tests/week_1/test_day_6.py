@@ -1,0 +1,117 @@
+"""Week 1, day 6: generating text."""
+
+import mlx.core as mx
+import pytest
+
+from tests.support import ByteTokenizer, ScriptedModel, tiny_model
+from tiny_llm import Qwen3ModelWeek1, UserError, simple_generate, simple_stream
+
+PROMPT = "ask"
+
+
+def scripted(answer: bytes, end: int = 0) -> ScriptedModel:
+    return ScriptedModel(len(PROMPT), [*answer, end])
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_task_1_stops_at_any_end_token(end):
+    assert simple_generate(scripted(b"hello", end), ByteTokenizer(), PROMPT) == "hello"
+
+
+def test_task_1_every_step_sees_the_whole_sequence():
+    model = scripted(b"abc")
+    simple_generate(model, ByteTokenizer(), PROMPT)
+    sequence = list(PROMPT.encode()) + list(b"abc")
+    assert model.calls == [sequence[:end] for end in range(3, 7)]
+
+
+def test_task_1_prompt_is_taken_as_it_is():
+    model = scripted(b"x")
+    simple_generate(model, ByteTokenizer(), PROMPT)
+    assert model.calls[0] == list(PROMPT.encode()), "no chat template is added"
+
+
+def test_task_1_prompt_may_be_token_ids():
+    assert simple_generate(scripted(b"hello"), ByteTokenizer(), [97, 115, 107]) == "hello"
+
+
+def test_task_1_max_tokens():
+    assert simple_generate(scripted(b"hello"), ByteTokenizer(), PROMPT, max_tokens=3) == "hel"
+
+
+def test_task_1_characters_of_several_tokens():
+    text = "é — 数 🙂"
+    responses = list(simple_stream(scripted(text.encode()), ByteTokenizer(), PROMPT))
+    assert "".join(response.text for response in responses) == text
+    assert all("\ufffd" not in response.text for response in responses)
+
+
+def test_task_1_character_cut_by_max_tokens():
+    # The first byte of a two-byte character: what there is of it must not be lost silently.
+    assert (
+        simple_generate(scripted("é".encode()), ByteTokenizer(), PROMPT, max_tokens=1) == "\ufffd"
+    )
+
+
+def test_task_1_statistics():
+    responses = list(simple_stream(scripted(b"hello"), ByteTokenizer(), PROMPT))
+    assert [response.generation_tokens for response in responses] == [1, 2, 3, 4, 5, 6]
+    assert [response.finish_reason for response in responses] == [None] * 5 + ["stop"]
+    assert responses[-1].prompt_tokens == 3
+    limited = list(simple_stream(scripted(b"hello"), ByteTokenizer(), PROMPT, max_tokens=2))
+    assert limited[-1].finish_reason == "length"
+
+
+def test_task_1_greedy_by_default(device):
+    model = Qwen3ModelWeek1(tiny_model(vocab_size=256))
+    tokens = [r.token for r in simple_stream(model, ByteTokenizer(), PROMPT, max_tokens=8)]
+    ids = list(PROMPT.encode())
+    for token in tokens:
+        assert token == mx.argmax(model(mx.array([ids]))[0, -1]).item()
+        ids.append(token)
+
+
+def test_task_1_sampler_gets_log_probabilities():
+    seen = []
+
+    def sampler(logprobs: mx.array) -> mx.array:
+        seen.append(logprobs)
+        return mx.argmax(logprobs, axis=-1)
+
+    simple_generate(scripted(b"hi"), ByteTokenizer(), PROMPT, sampler)
+    assert all(logprobs.shape == (1, 256) for logprobs in seen), "B×V, of the last position alone"
+    assert all(abs(mx.exp(logprobs).sum().item() - 1) < 1e-5 for logprobs in seen)
+
+
+def test_task_1_stops_when_the_context_is_full():
+    model = Qwen3ModelWeek1(tiny_model(vocab_size=256, max_position_embeddings=10))
+    responses = list(simple_stream(model, ByteTokenizer(), "12345678"))
+    assert len(responses) <= 2
+    assert responses[-1].finish_reason is not None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "message"),
+    [
+        ("", None, "prompt is empty"),
+        ([], None, "prompt is empty"),
+        ("x" * 128, None, "128 tokens, and the model's context holds 128"),
+        ("x", 0, "max-tokens is 0"),
+    ],
+)
+def test_task_1_what_cannot_be_generated_is_refused(prompt, max_tokens, message):
+    model = Qwen3ModelWeek1(tiny_model(vocab_size=256))
+    with pytest.raises(UserError, match=message):
+        simple_generate(model, ByteTokenizer(), prompt, max_tokens=max_tokens)
+
+
+def test_task_1_demo_model_answers(demo):
+    mlx_model, tokenizer = demo
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}],
+        add_generation_prompt=True,
+        enable_thinking=False,
+        tokenize=False,
+    )
+    answer = simple_generate(Qwen3ModelWeek1(mlx_model), tokenizer, prompt, max_tokens=30)
+    assert "Paris" in answer

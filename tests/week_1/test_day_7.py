@@ -1,0 +1,166 @@
+"""Week 1, day 7: sampling."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from scipy import stats
+
+from tiny_llm import make_sampler
+
+V = 12
+DRAWS = 20_000
+
+
+def distribution(seed: int = 0) -> np.ndarray:
+    """V probabilities, from a few per cent to a few tens, in no order."""
+    logits = np.random.default_rng(seed).normal(size=V)
+    return np.exp(logits) / np.exp(logits).sum()
+
+
+def exact(p: np.ndarray, temp=1.0, top_p=None, top_k=None, min_p=None) -> np.ndarray:
+    """What the sampler's distribution is by definition, token by token, in float64."""
+    ranked = sorted(range(len(p)), key=lambda token: -p[token])
+    kept = ranked[:top_k] if top_k is not None else ranked
+    if top_p is not None:
+        total, mass, nucleus = sum(p[token] for token in kept), 0.0, []
+        for token in kept:
+            nucleus.append(token)
+            mass += p[token] / total
+            if mass >= top_p:
+                break
+        kept = nucleus
+    if min_p is not None:
+        kept = [token for token in kept if p[token] >= min_p * p[ranked[0]]]
+    q = np.zeros_like(p)
+    q[kept] = p[kept] ** (1 / temp)
+    return q / q.sum()
+
+
+def draw(p: np.ndarray, draws: int = DRAWS, **options) -> np.ndarray:
+    """How often each token came in that many independent rows."""
+    logprobs = mx.broadcast_to(mx.log(mx.array(p.astype(np.float32))), (draws, len(p)))
+    ids = make_sampler(**{"temp": 1.0, "seed": 1, **options})(logprobs)
+    assert ids.shape == (draws,)
+    return np.bincount(np.array(ids), minlength=len(p))
+
+
+def assert_distributed(counts: np.ndarray, q: np.ndarray) -> None:
+    """Chi-square against the exact distribution; a token outside of it must never come."""
+    assert not counts[q == 0].any(), f"tokens {np.flatnonzero(counts * (q == 0))} must never come"
+    kept = q > 0
+    if kept.sum() > 1:
+        # The draws are seeded: this is one fixed outcome, not a chance of 1 in 10,000 a run.
+        assert stats.chisquare(counts[kept], q[kept] * counts.sum()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("temp", [0.3, 0.7, 1.0, 2.5])
+def test_task_1_temperature(device, temp):
+    p = distribution()
+    assert_distributed(draw(p, temp=temp), exact(p, temp=temp))
+
+
+def test_task_1_temperature_zero_is_argmax(device, dtype):
+    logprobs = mx.random.normal((5, 33)).astype(dtype)
+    assert make_sampler(0)(logprobs).tolist() == mx.argmax(logprobs, axis=-1).tolist()
+    with_filters = make_sampler(0, top_p=0.1, top_k=2, min_p=0.5)
+    assert with_filters(logprobs).tolist() == mx.argmax(logprobs, axis=-1).tolist()
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 5, V, 100])
+def test_task_1_top_k(device, top_k):
+    p = distribution()
+    assert_distributed(draw(p, top_k=top_k), exact(p, top_k=top_k))
+
+
+@pytest.mark.parametrize("top_p", [1e-6, 0.2, 0.5, 0.9, 0.999, 1.0])
+def test_task_1_top_p(device, top_p):
+    p = distribution()
+    assert_distributed(draw(p, top_p=top_p), exact(p, top_p=top_p))
+
+
+def test_task_1_top_p_keeps_the_token_that_reaches_the_mass(device):
+    p = np.array([0.1, 0.5, 0.15, 0.25])
+    assert set(np.flatnonzero(draw(p, top_p=0.6))) == {1, 3}, "0.5 < 0.6, so 0.25 belongs to it"
+    assert set(np.flatnonzero(draw(p, top_p=0.45))) == {1}
+
+
+@pytest.mark.parametrize("min_p", [0.0, 0.1, 0.6, 1.0])
+def test_task_1_min_p(device, min_p):
+    p = distribution()
+    assert_distributed(draw(p, min_p=min_p), exact(p, min_p=min_p))
+
+
+def test_task_1_all_filters(device):
+    p = distribution(3)
+    options = {"temp": 0.8, "top_k": 8, "top_p": 0.85, "min_p": 0.1}
+    assert_distributed(draw(p, **options), exact(p, **options))
+
+
+def test_task_1_top_p_sees_what_top_k_left(device):
+    # Of {0.4, 0.3} alone the first has 4/7 of the mass, and 4/7 ≥ 0.55; of all it has 0.4.
+    p = np.array([0.4, 0.3, 0.2, 0.1])
+    assert set(np.flatnonzero(draw(p, top_k=2, top_p=0.55))) == {0}
+
+
+def test_task_1_filters_come_before_the_temperature(device):
+    # At temperature 5 the first token's share of the mass would be below 0.5.
+    p = np.array([0.6, 0.2, 0.1, 0.1])
+    assert set(np.flatnonzero(draw(p, temp=5.0, top_p=0.5))) == {0}
+
+
+def test_task_1_each_row_has_its_own_distribution(device):
+    rows = [distribution(seed) for seed in range(4)]
+    options = {"temp": 0.9, "top_k": 5, "top_p": 0.8}
+    logprobs = mx.log(mx.array(np.stack(rows).astype(np.float32)))
+    logprobs = mx.repeat(logprobs, DRAWS // 4, axis=0)
+    ids = np.array(make_sampler(seed=2, **options)(logprobs)).reshape(4, -1)
+    for row, p in zip(ids, rows, strict=True):
+        assert_distributed(np.bincount(row, minlength=V), exact(p, **options))
+
+
+def test_task_1_draws_differ_from_step_to_step(device):
+    sampler = make_sampler(1.0, seed=4)
+    logprobs = mx.zeros((1, 50))
+    assert len({sampler(logprobs).item() for _ in range(20)}) > 5
+
+
+def test_task_1_seed_repeats_the_draws(device):
+    logprobs = mx.zeros((3, 50))
+
+    def draws(seed):
+        sampler = make_sampler(1.0, seed=seed)
+        return [sampler(logprobs).tolist() for _ in range(5)]
+
+    assert draws(7) == draws(7)
+    assert draws(7) != draws(8)
+    mx.random.seed(1)
+    first = draws(None)
+    mx.random.seed(1)
+    assert first == draws(None), "without a seed of its own a sampler draws from MLX's state"
+
+
+def test_task_1_input_is_left_alone(device):
+    logprobs = mx.log(mx.array(distribution().astype(np.float32)))[None]
+    before = np.array(logprobs)
+    make_sampler(1.0, top_p=0.3, top_k=3, seed=0)(logprobs)
+    np.testing.assert_array_equal(before, np.array(logprobs))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temp": -0.1}, "temperature is -0.1"),
+        ({"temp": float("nan")}, "temperature is nan"),
+        ({"temp": float("inf")}, "temperature is inf"),
+        ({"top_p": 0.0}, "top-p is 0.0"),
+        ({"top_p": 1.5}, "top-p is 1.5"),
+        ({"top_p": float("nan")}, "top-p is nan"),
+        ({"top_k": 0}, "top-k is 0"),
+        ({"top_k": 1.5}, "top-k is 1.5"),
+        ({"min_p": -0.1}, "min-p is -0.1"),
+        ({"min_p": 2.0}, "min-p is 2.0"),
+    ],
+)
+def test_task_1_parameters_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_sampler(**{"temp": 1.0, **options})

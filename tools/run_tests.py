@@ -1,0 +1,55 @@
+"""`pdm run test`: all tests, or those of one day of the course.
+
+    pdm run test
+    pdm run test --week 1 --day 3
+    pdm run test --week 1 --day 3 -- -k task_2
+
+What follows `--` goes to pytest.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> int:
+    """Replaces this process by pytest on the chosen tests."""
+    argv = sys.argv[1:]
+    own, rest = argv, []
+    if "--" in argv:
+        own, rest = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    parser = argparse.ArgumentParser(
+        prog="test", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--week", type=int, metavar="N")
+    parser.add_argument("--day", type=int, metavar="M")
+    args = parser.parse_args(own)
+    if args.day is not None and args.week is None:
+        parser.error("--day needs --week")
+    target = tests_of(args.week, args.day)
+    if not target.exists():
+        known = ", ".join(known_days())
+        parser.error(f"there are no tests at {target.relative_to(ROOT)}; there are: {known}")
+    os.chdir(ROOT)
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", str(target.relative_to(ROOT)), *rest])
+
+
+def tests_of(week: int | None, day: int | None) -> Path:
+    """Where the tests of a week, of a day, or all tests are."""
+    tests = ROOT / "tests"
+    if week is None:
+        return tests
+    return tests / f"week_{week}" if day is None else tests / f"week_{week}" / f"test_day_{day}.py"
+
+
+def known_days() -> list[str]:
+    """The days that have tests, as `--week N --day M` spells them."""
+    files = sorted((ROOT / "tests").glob("week_*/test_day_*.py"))
+    return [f"--week {file.parent.name[5:]} --day {file.stem[9:]}" for file in files]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
