@@ -14,6 +14,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
+from rich import filesize
 from rich.console import Console
 from rich.progress import Progress
 
@@ -84,7 +85,7 @@ def find_model(name: str, console: Console) -> Path:
     """
     full_name = shortcut_name_to_full_name(name)
     folder = Path(full_name).expanduser()
-    if not folder.is_dir():
+    if not (full_name and folder.is_dir()):
         looks_like_hub_id = full_name.count("/") == 1 and full_name[0] not in "./~"
         if not looks_like_hub_id:
             raise ModelError(
@@ -104,20 +105,23 @@ def download(hub_id: str, console: Console) -> Path:
         ModelError: the hub has no such model, or cannot be reached.
     """
     try:
+        huggingface_hub.HfApi().model_info(
+            hub_id
+        )  # its errors say what is wrong, a dry run's do not
         files = huggingface_hub.snapshot_download(
             hub_id, allow_patterns=DOWNLOAD_PATTERNS, dry_run=True
         )
         size = sum(file.file_size for file in files if file.will_download)
-        console.print(f"downloading {hub_id}: {size / 1e9:.2f} GB", highlight=False)
+        console.print(f"downloading {hub_id}: {filesize.decimal(size)}", highlight=False)
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=DOWNLOAD_PATTERNS))
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        raise ModelError(
-            f"the Hugging Face hub has no model '{hub_id}' that you may read; check the name."
-        ) from error
-    except GatedRepoError as error:
+    except GatedRepoError as error:  # a kind of RepositoryNotFoundError, so it comes first
         raise ModelError(
             f"'{hub_id}' asks you to accept its terms on the Hugging Face hub; do that there, "
             "then run `hf auth login`."
+        ) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ModelError(
+            f"the Hugging Face hub has no model '{hub_id}' that you may read; check the name."
         ) from error
     except OfflineModeIsEnabled as error:
         raise ModelError(
@@ -152,8 +156,8 @@ def load(name: str, console: Console | None = None) -> tuple[Any, Any]:
     try:
         mlx_model, tokenizer = mlx_lm.load(str(folder), lazy=True)[:2]
         _read_weights(mlx_model, console, show=weight_bytes(folder) > PROGRESS_BYTES)
-    except (ValueError, TypeError, KeyError, RuntimeError, OSError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
+    except Exception as error:  # a broken field of a config can lead to any
+        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error
     return mlx_model, tokenizer
 
@@ -178,8 +182,8 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
         options: passed to it.
 
     Raises:
-        ModelError: not a Qwen3 model, a kind of RoPE that the course's layers do not have, or a
-            week that has no model.
+        ModelError: not a Qwen3 model, a kind of RoPE or sizes that the course's layers do not
+            have, or a week that has no model.
     """
     if week not in WEEK_MODELS:
         weeks = ", ".join(str(known) for known in WEEK_MODELS)
@@ -195,7 +199,10 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
             f"'{name}' scales RoPE with '{rope_type}', which our layers do not implement; "
             "remove rope_scaling from its config.json to use the context it was trained with."
         )
-    return WEEK_MODELS[week](mlx_model, **options)
+    try:
+        return WEEK_MODELS[week](mlx_model, **options)
+    except ValueError as error:
+        raise ModelError(f"'{name}' cannot be built: {error}") from error
 
 
 def _rope_type(rope_scaling: dict[str, Any]) -> str:

@@ -206,8 +206,11 @@ class Qwen3ModelWeek1:
         self.embedding = Embedding(
             args.vocab_size, args.hidden_size, _plain_weight(mlx_model.model.embed_tokens)
         )
-        self.layers = [_build_block(args, layer) for layer in mlx_model.model.layers]
-        self.norm = RMSNorm(args.hidden_size, mlx_model.model.norm.weight, eps=args.rms_norm_eps)
+        dtype = self.embedding.weight.dtype
+        self.layers = [_build_block(args, layer, dtype) for layer in mlx_model.model.layers]
+        self.norm = RMSNorm(
+            args.hidden_size, mlx_model.model.norm.weight.astype(dtype), eps=args.rms_norm_eps
+        )
         # With tied embeddings the table that reads tokens also scores them.
         self.w_lm_head = None if args.tie_word_embeddings else _plain_weight(mlx_model.lm_head)
 
@@ -229,8 +232,12 @@ class Qwen3ModelWeek1:
         return linear(x, self.w_lm_head)
 
 
-def _build_block(args: Any, layer: Any) -> Qwen3TransformerBlock:
-    """Our layer from the weights of mlx_lm's."""
+def _build_block(args: Any, layer: Any, dtype: mx.Dtype) -> Qwen3TransformerBlock:
+    """Our layer from the weights of mlx_lm's.
+
+    The norms, which no checkpoint quantizes, get the dtype of the model's activations: beside
+    bfloat16 ones, a float16 norm would turn everything after it into float32.
+    """
     attention, mlp = layer.self_attn, layer.mlp
     return Qwen3TransformerBlock(
         num_attention_heads=args.num_attention_heads,
@@ -243,13 +250,13 @@ def _build_block(args: Any, layer: Any) -> Qwen3TransformerBlock:
         wk=_plain_weight(attention.k_proj),
         wv=_plain_weight(attention.v_proj),
         wo=_plain_weight(attention.o_proj),
-        q_norm=attention.q_norm.weight,
-        k_norm=attention.k_norm.weight,
+        q_norm=attention.q_norm.weight.astype(dtype),
+        k_norm=attention.k_norm.weight.astype(dtype),
         w_gate=_plain_weight(mlp.gate_proj),
         w_up=_plain_weight(mlp.up_proj),
         w_down=_plain_weight(mlp.down_proj),
-        w_input_layernorm=layer.input_layernorm.weight,
-        w_post_attention_layernorm=layer.post_attention_layernorm.weight,
+        w_input_layernorm=layer.input_layernorm.weight.astype(dtype),
+        w_post_attention_layernorm=layer.post_attention_layernorm.weight.astype(dtype),
         max_seq_len=args.max_position_embeddings,
         theta=args.rope_theta,
     )

@@ -55,6 +55,8 @@ def open_backend(args: argparse.Namespace) -> Backend:
     name, reason = (args.model, None) if args.model is not None else default_model()
     console.print(f"model: {name}" + (f" ({reason})" if reason else ""), soft_wrap=True)
     mlx_model, tokenizer = load(name, console)
+    if args.enable_thinking and not tokenizer.has_thinking:
+        raise UserError(f"--enable-thinking: '{name}' has no thinking mode; leave the flag out.")
     if args.solution == "mlx":
         draft = load(args.draft_model, console)[0] if args.draft_model is not None else None
         stream = _mlx_stream(mlx_model, draft, tokenizer, sampler, args.max_tokens)

@@ -1,0 +1,222 @@
+"""`main` and `chat`, as their users see them: standard output, standard error, exit status."""
+
+import io
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import mlx.core as mx
+import pytest
+
+from tiny_llm.cli import chat, main
+
+STATISTICS = re.compile(
+    r"prompt: \d+ tokens, [\d.]+ tokens/s \| generation: (\d+) tokens, [\d.]+ tokens/s "
+    r"\| peak memory: [\d.]+ GB"
+)
+FRANCE = ["--model", "demo", "--prompt", "What is the capital of France?"]
+
+
+def run(capsys, command, *argv: str) -> tuple[int, str, str]:
+    limit = [] if "--max-tokens" in argv else ["--max-tokens", "80"]
+    status = command.main([*argv, *limit])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_answer_and_statistics(capsys):
+    status, out, err = run(capsys, main, *FRANCE)
+    assert status == 0
+    assert "Paris" in out
+    assert STATISTICS.fullmatch(out.splitlines()[-1])
+    assert err.splitlines()[0] == "model: demo"
+
+
+def test_default_model_is_named_with_the_reason(capsys):
+    _, _, err = run(capsys, main, "--prompt", "Hello!", "--max-tokens", "1")
+    assert err.startswith("model: demo (it ships with tiny-llm, and qwen3-0.6b is not in")
+
+
+def test_thinking(capsys):
+    _, plain, _ = run(capsys, main, *FRANCE)
+    _, thinking, _ = run(capsys, main, *FRANCE, "--enable-thinking")
+    assert "<think>" not in plain
+    thoughts, end, answer = thinking.removeprefix("<think>").partition("</think>")
+    assert end, "the model closes its thoughts"
+    assert thoughts.strip()
+    assert "Paris" in answer
+
+
+def test_max_tokens(capsys):
+    _, out, _ = run(capsys, main, *FRANCE, "--max-tokens", "3")
+    assert STATISTICS.fullmatch(out.splitlines()[-1])[1] == "3"
+
+
+def test_seed_repeats_a_sampled_answer(capsys):
+    argv = [*FRANCE, "--sampler-temp", "2", "--max-tokens", "12"]
+    argv += ["--sampler-top-k", "50", "--sampler-top-p", "0.99"]
+
+    def answer(seed: int) -> str:
+        return run(capsys, main, *argv, "--seed", str(seed))[1].rpartition("\n\n")[0]
+
+    first = answer(1)
+    assert first == answer(1)
+    assert len({first, *(answer(seed) for seed in (2, 3, 4))}) > 1
+
+
+def test_mlx_is_the_baseline(capsys):
+    _, ours, _ = run(capsys, main, *FRANCE, "--max-tokens", "8")
+    status, theirs, _ = run(capsys, main, *FRANCE, "--max-tokens", "8", "--solution", "mlx")
+    assert status == 0
+    assert STATISTICS.fullmatch(theirs.splitlines()[-1])
+    assert ours.rpartition("\n\n")[0] == theirs.rpartition("\n\n")[0]
+
+
+@pytest.mark.slow
+def test_mlx_with_a_draft_model(capsys):
+    argv = ["--solution", "mlx", "--draft-model", "demo-draft", "--max-tokens", "6"]
+    status, out, _ = run(capsys, main, *FRANCE, *argv)
+    assert status == 0
+    assert STATISTICS.fullmatch(out.splitlines()[-1])
+
+
+def test_prompt_from_standard_input(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("What is the capital of France?"))
+    _, out, _ = run(capsys, main, "--model", "demo", "--prompt", "-")
+    assert "Paris" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--model", "nonsense"], "there is no model 'nonsense'"),
+        (["--model", ""], "there is no model ''"),
+        (["--model", "qwen3-8b"], "not on this machine"),
+        (["--model", "/tmp"], "has no config.json"),
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", " \n"], "the prompt is empty"),
+        (["--prompt", "word " * 3000], "the model's context holds"),
+        (["--sampler-temp", "-1"], "temperature is -1.0"),
+        (["--sampler-temp", "nan"], "temperature is nan"),
+        (["--sampler-temp", "warm"], "invalid float value: 'warm'"),
+        (["--sampler-top-p", "0"], "top-p is 0.0"),
+        (["--sampler-top-p", "1.01"], "top-p is 1.01"),
+        (["--sampler-top-k", "0"], "top-k is 0"),
+        (["--sampler-top-k", "2.5"], "invalid int value: '2.5'"),
+        (["--max-tokens", "0"], "--max-tokens is 0"),
+        (["--seed", "-1"], "--seed is -1"),
+        (["--loader", "week9"], "--loader 'week9' is unknown; this version has week1"),
+        (["--device", "tpu"], "--device 'tpu' is unknown; give cpu or gpu"),
+        (["--solution", "theirs"], "--solution 'theirs' is unknown"),
+        (["--solution", "mine"], "--solution mine runs a learner's tree"),
+        (["--solution", "mlx", "--loader", "week1"], "--loader chooses a week's model"),
+        (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
+        (["--enable-flash-attn"], "week1 has no flash attention"),
+        (["--draft-model", "demo-draft"], "week1 has no cache to rewind"),
+        (["--temperature", "1"], "unrecognized arguments: --temperature 1"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_sentence(capsys, argv, message):
+    status, out, err = run(capsys, main, *argv)
+    assert status == 2
+    assert out == ""
+    last = err.splitlines()[-1]
+    assert last.startswith("main: ")
+    assert message in last
+    assert len([line for line in err.splitlines() if not line.startswith("model: ")]) == 1
+
+
+def test_device_gpu_where_there_is_none(capsys):
+    if mx.is_available(mx.Device(mx.gpu)):
+        pytest.skip("this machine has a GPU")
+    status, _, err = run(capsys, main, *FRANCE, "--device", "gpu")
+    assert status == 2
+    assert "MLX finds no GPU" in err
+
+
+def converse(capsys, monkeypatch, text: str, *argv: str) -> tuple[str, str]:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    status, out, err = run(capsys, chat, "--model", "demo", *argv)
+    assert status == 0
+    return out, err
+
+
+def test_chat_remembers_and_forgets(capsys, monkeypatch):
+    lines = "My name is Tom.\nWhat is my name?\n/reset\nWhat is my name?\n"
+    out, err = converse(capsys, monkeypatch, lines)
+    answers = out.splitlines()
+    assert "Tom" in answers[1]
+    assert "Tom" not in answers[2]
+    assert "the conversation is forgotten" in err
+
+
+def test_chat_unknown_command_and_exit(capsys, monkeypatch):
+    out, err = converse(capsys, monkeypatch, "/help\n\n/exit\nHello!\n")
+    assert out == "", "nothing after /exit is answered"
+    assert "unknown command /help; /reset forgets" in err
+
+
+def test_chat_survives_a_turn_that_is_too_long(capsys, monkeypatch):
+    lines = "word " * 3000 + "\nWhat is the capital of France?\n"
+    out, err = converse(capsys, monkeypatch, lines)
+    assert "the model's context holds" in err
+    assert "Paris" in out
+
+
+def test_chat_drops_thoughts_from_the_history(capsys, monkeypatch):
+    conversations = []
+    original = chat.Conversation.ask
+
+    def ask(self, text):
+        original(self, text)
+        conversations.append(self.messages[-1]["content"])
+
+    monkeypatch.setattr(chat.Conversation, "ask", ask)
+    out, _ = converse(capsys, monkeypatch, "What is the capital of France?\n", "--enable-thinking")
+    assert "</think>" in out
+    assert "think" not in conversations[0]
+    assert "Paris" in conversations[0]
+
+
+def start(command: str, *argv: str, **options) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", f"tiny_llm.cli.{command}", "--model", "demo", *argv],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def test_chat_interrupt_stops_the_answer_and_not_the_program():
+    process = start("chat")
+    process.stdin.write("Give me a short introduction to large language model.\n")
+    process.stdin.flush()
+    assert process.stdout.read(1), "the answer has begun"
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    out, err = process.communicate("What is the capital of France?\n", timeout=120)
+    assert process.returncode == 0
+    assert "[stopped]" in err
+    assert "Paris" in out
+
+
+def test_main_interrupted_is_no_traceback():
+    process = start("main")
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+
+
+def test_main_into_a_closed_pipe():
+    process = start("main", "--prompt", "What is the capital of France?")
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=60) == 0
+    assert "Traceback" not in err

@@ -1,0 +1,219 @@
+"""Loading: every format a Qwen3 checkpoint comes in, and every way a folder can be broken."""
+
+import json
+import shutil
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from benchmark.make_checkpoint import qwen3_config, write_checkpoint
+from tests.support import assert_close
+from tiny_llm import ModelError, Qwen3ModelWeek1, dispatch_model, load, shortcut_name_to_full_name
+from tiny_llm.checkpoint import check_checkpoint
+from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
+
+IDS = mx.array([[1, 2, 3, 500, 7]])
+
+
+def small_config(tied: bool = True) -> dict:
+    return qwen3_config(128, 2, 256, 4, 2, tied, head_dim=64, vocab_size=4608)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    """A small, whole checkpoint in three shards."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, small_config(), shard_bytes=500_000)
+    return folder
+
+
+@pytest.fixture
+def broken(checkpoint, tmp_path) -> Path:
+    """A copy of it for the test to break."""
+    folder = tmp_path / "broken"
+    shutil.copytree(checkpoint, folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("bits", "group_size", "dtype", "tied"),
+    [
+        (4, 32, mx.bfloat16, True),
+        (4, 64, mx.float16, False),
+        (4, 128, mx.bfloat16, False),
+        (8, 32, mx.bfloat16, False),
+        (8, 64, mx.bfloat16, True),
+        (8, 128, mx.float16, True),
+        (None, 128, mx.bfloat16, True),
+        (None, 128, mx.bfloat16, False),
+        (None, 128, mx.float32, False),
+    ],
+)
+def test_formats(tmp_path, bits, group_size, dtype, tied):
+    write_checkpoint(tmp_path, small_config(tied), bits, group_size, dtype=dtype)
+    mlx_model, tokenizer = load(str(tmp_path))
+    actual = Qwen3ModelWeek1(mlx_model)(IDS)
+    assert actual.dtype == (dtype if bits is None else mx.bfloat16)
+    assert_close(actual, mlx_model(IDS), "logits", ulps=8)
+    assert tokenizer.decode([0, 4607]), "every id of the vocabulary has a text"
+
+
+def test_sharded(checkpoint):
+    assert len(list(checkpoint.glob("*.safetensors"))) > 2
+    mlx_model, _ = load(str(checkpoint))
+    assert_close(Qwen3ModelWeek1(mlx_model)(IDS), mlx_model(IDS), "logits", ulps=8)
+
+
+def test_demo_model(demo):
+    mlx_model, tokenizer = demo
+    ids = mx.array([tokenizer.encode("What is the capital of France?")])
+    # Our bfloat16 weights are rounded from q·scale + bias, which mlx_lm's kernel keeps exact.
+    assert_close(Qwen3ModelWeek1(mlx_model)(ids), mlx_model(ids), "the demo model's logits", ulps=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "full_name"),
+    [
+        ("qwen3-0.6b", "Qwen/Qwen3-0.6B-MLX-4bit"),
+        ("qwen3-1.7b", "Qwen/Qwen3-1.7B-MLX-4bit"),
+        ("qwen3-4b", "Qwen/Qwen3-4B-MLX-4bit"),
+        ("Qwen3-8B", "Qwen/Qwen3-8B-MLX-4bit"),
+        ("demo", str(TARGET_PATH)),
+        ("demo-draft", str(DRAFT_PATH)),
+        ("mlx-community/Qwen3-0.6B-8bit", "mlx-community/Qwen3-0.6B-8bit"),
+        ("some/folder/here", "some/folder/here"),
+    ],
+)
+def test_short_names(name, full_name):
+    assert shortcut_name_to_full_name(name) == full_name
+
+
+@pytest.mark.parametrize(
+    "name", ["nonsense", "./no/such/folder", "/no/such", "~/no-such-model", "a/b/c"]
+)
+def test_unknown_names(name):
+    with pytest.raises(ModelError, match="there is no model"):
+        load(name)
+
+
+def test_hub_model_without_network():
+    with pytest.raises(ModelError, match="not on this machine and HF_HUB_OFFLINE"):
+        load("qwen3-8b")
+
+
+def test_folder_without_config(broken):
+    (broken / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        load(str(broken))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\xff"])
+def test_config_that_is_not_json(broken, content):
+    (broken / "config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ModelError, match="config.json"):
+        load(str(broken))
+
+
+def test_config_that_lacks_a_field(broken):
+    config = json.loads((broken / "config.json").read_text())
+    del config["hidden_size"]
+    (broken / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="cannot be loaded: .*hidden_size"):
+        load(str(broken))
+
+
+def test_folder_without_tokenizer(broken):
+    (broken / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
+        load(str(broken))
+
+
+def test_tokenizer_that_is_not_json(broken):
+    (broken / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match="tokenizer.json"):
+        load(str(broken))
+
+
+def test_model_of_another_type(broken):
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
+    with pytest.raises(ModelError, match="type 'llama'"):
+        load(str(broken))
+
+
+def test_missing_shard(broken):
+    (broken / "model-00002-of-00003.safetensors").unlink(missing_ok=True)
+    shards = sorted(broken.glob("model-*.safetensors"))
+    shards[-1].unlink()
+    with pytest.raises(ModelError, match=f"lacks .*{shards[-1].name}"):
+        load(str(broken))
+
+
+def test_no_weights_at_all(broken):
+    for file in broken.glob("model*.safetensors*"):
+        file.unlink()
+    with pytest.raises(ModelError, match=r"has no model\*\.safetensors"):
+        load(str(broken))
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_truncated_weights(broken, keep):
+    shard = sorted(broken.glob("*.safetensors"))[0]
+    content = shard.read_bytes()
+    shard.write_bytes(content[:keep])
+    with pytest.raises(ModelError, match="safetensors"):
+        load(str(broken))
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\xff" * 64, b"version https://git-lfs.github.com/spec/v1\n" * 3]
+)
+def test_corrupt_weights(broken, garbage):
+    shard = sorted(broken.glob("*.safetensors"))[0]
+    shard.write_bytes(garbage + shard.read_bytes()[len(garbage) :])
+    with pytest.raises(ModelError, match="is not a valid safetensors file"):
+        load(str(broken))
+
+
+def test_weights_that_do_not_fit_the_config(broken):
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load(str(broken))
+
+
+def test_interrupted_download_is_not_a_model(broken):
+    sorted(broken.glob("*.safetensors"))[0].unlink()
+    with pytest.raises(ModelError):
+        check_checkpoint(broken)
+
+
+def test_dispatch(demo):
+    assert isinstance(dispatch_model("demo", demo[0], 1), Qwen3ModelWeek1)
+    with pytest.raises(ModelError, match="week 9 has no model"):
+        dispatch_model("demo", demo[0], 9)
+
+
+def test_dispatch_refuses_scaled_rope(broken):
+    config = json.loads((broken / "config.json").read_text())
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    (broken / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
+    mlx_model, _ = load(str(broken))
+    with pytest.raises(ModelError, match="scales RoPE with 'yarn'"):
+        dispatch_model("mine", mlx_model, 1)
+
+
+def test_dispatch_refuses_sizes_that_our_layers_do_not_have(tmp_path):
+    write_checkpoint(tmp_path, qwen3_config(64, 1, 64, 3, 2, True, 32, vocab_size=4200))
+    mlx_model, _ = load(str(tmp_path))
+    with pytest.raises(ModelError, match="3 query heads cannot share 2"):
+        dispatch_model("odd", mlx_model, 1)
+
+
+@pytest.mark.parametrize("value", ["wide", 0, None, -1])
+def test_config_with_a_senseless_value(broken, value):
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "hidden_size": value}))
+    with pytest.raises(ModelError, match="cannot be loaded: "):
+        load(str(broken))

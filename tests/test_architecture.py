@@ -1,0 +1,120 @@
+"""The shape of the tree: which file may import which, and that the README tells the truth."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import tiny_llm
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "tiny_llm"
+
+# Imports go from a line to the lines above it, never down. A module that is not here fails the
+# test: whoever adds one decides where it belongs.
+LAYERS = [
+    {"errors", "demo", "demo.prompts"},
+    {"basics", "quantize", "sampler"},
+    {"attention", "positional_encoding", "layer_norm", "embedding"},
+    {"qwen3_week1"},
+    {"generate", "checkpoint"},
+    {"models"},
+    {"cli.command", "cli.arguments"},
+    {"cli.backend"},
+    {"cli.main", "cli.chat", "cli.check_installation"},
+]
+RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
+
+# Week 1 is importable and readable with nothing but MLX.
+MLX_ONLY = {"basics", "attention", "positional_encoding", "layer_norm", "embedding", "quantize"}
+MLX_ONLY |= {"qwen3_week1", "sampler"}
+
+FILES = [file for file in sorted(PACKAGE.rglob("*.py"))]
+
+
+def module_name(file: Path) -> str:
+    """`cli.main` for src/tiny_llm/cli/main.py, `demo` for a package's own __init__."""
+    parts = file.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(file: Path) -> tuple[set[str], set[str]]:
+    """The package's own modules that a file imports, and the top-level names of all others."""
+    own, foreign = set(), set()
+    modules = {module_name(other) for other in FILES}
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            foreign |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            foreign.add((node.module or "").split(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            parents = file.relative_to(PACKAGE).parent.parts
+            base = [*parents[: len(parents) - node.level + 1]]
+            base += node.module.split(".") if node.module else []
+            for alias in node.names:
+                submodule = ".".join([*base, alias.name])
+                own.add(submodule if submodule in modules else ".".join(base))
+    return own, foreign
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_name)
+def test_imports_go_one_way(file):
+    name = module_name(file)
+    if name in ("", "cli"):  # the package's own __init__ lists everything
+        return
+    assert name in RANK, f"{name} has no place in LAYERS yet"
+    own, foreign = imports_of(file)
+    assert "tiny_llm" not in foreign, "inside the package, imports are relative"
+    for imported in own:
+        assert RANK[imported] < RANK[name], f"{name} may not import {imported}"
+    if name in MLX_ONLY:
+        others = foreign - {"mlx", "math", "typing", "collections"}
+        assert not others, f"{name} imports {others}; the mathematics needs MLX alone"
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_name)
+def test_no_star_imports(file):
+    assert "import *" not in file.read_text(encoding="utf-8")
+
+
+def test_public_names_exist_and_are_documented():
+    assert tiny_llm.__all__ == sorted(tiny_llm.__all__)
+    for name in tiny_llm.__all__:
+        assert getattr(tiny_llm, name).__doc__, f"{name} has no docstring"
+
+
+def readme_tree() -> dict[str, str]:
+    """The paths of the README's tree and their lines, read from its indentation."""
+    block = re.search(r"```text\n(tiny-llm/.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block, "README.md has no tree"
+    tree: dict[str, str] = {}
+    parents: list[str] = []
+    for line in block[1].splitlines()[1:]:
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2 - 1
+        parents = [*parents[:depth], name.rstrip("/")]
+        tree["/".join(parents)] = line.strip()
+    return tree
+
+
+def test_readme_tree_names_only_what_exists():
+    for path, line in readme_tree().items():
+        assert (ROOT / path).exists(), f"README.md's tree has {line!r}, the folder does not"
+
+
+def test_readme_tree_names_all_there_is():
+    tree = readme_tree()
+    expected = {path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py")}
+    expected = {path for path in expected if not path.endswith("__init__.py")}
+    expected |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").glob("*/")}
+    hidden = {"__pycache__"}
+    missing = {path for path in expected - tree.keys() if Path(path).name not in hidden}
+    assert not missing, f"README.md's tree lacks {sorted(missing)}"
+
+
+def test_scripts_of_the_readme_exist():
+    readme = (ROOT / "README.md").read_text()
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    for script in set(re.findall(r"(?:pdm|\./pdmw) run ([a-z-]+)", readme)):
+        assert re.search(rf"^{script} = ", pyproject, re.MULTILINE), f"there is no script {script}"
