@@ -30,7 +30,7 @@ RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 MLX_ONLY = {"basics", "attention", "positional_encoding", "layer_norm", "embedding", "quantize"}
 MLX_ONLY |= {"qwen3_week1", "sampler"}
 
-FILES = [file for file in sorted(PACKAGE.rglob("*.py"))]
+FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def module_name(file: Path) -> str:

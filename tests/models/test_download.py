@@ -30,10 +30,10 @@ class Hub(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
-    def do_HEAD(self) -> None:  # noqa: N802
+    def do_HEAD(self) -> None:
         self.do_GET()
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         api = f"/api/models/{MODEL}"
         if path in (api, f"{api}/revision/main", f"{api}/revision/{COMMIT}"):
