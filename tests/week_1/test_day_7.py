@@ -1,11 +1,12 @@
-"""Week 1, day 7: sampling."""
+"""Week 1, day 7: sampling, and building the extension."""
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from scipy import stats
 
-from tiny_llm import make_sampler
+from tests.support import as_numpy, assert_close, random
+from tiny_llm import kernels, make_sampler
 
 V = 12
 DRAWS = 20_000
@@ -164,3 +165,87 @@ def test_task_1_input_is_left_alone(device):
 def test_task_1_parameters_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):
         make_sampler(**{"temp": 1.0, **options})
+
+
+# Task 2. The extension has no GPU kernels yet, so these run on the CPU whatever the default is.
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 33, 67, 1000])
+def test_task_2_axpby(dtype, size):
+    x, y = random(size, dtype=dtype), random(size, dtype=dtype)
+    z = kernels.axpby(x, y, 4.0, 2.0, stream=mx.cpu)
+    assert z.dtype == dtype
+    expected = 4.0 * x.astype(mx.float32) + 2.0 * y.astype(mx.float32)
+    assert_close(z, expected.astype(dtype), "axpby: computed in float32, rounded once", ulps=1)
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "y_shape"), [((3, 4), (4,)), ((2, 1, 5), (3, 1)), ((), (7,)), ((0, 3), (3,))]
+)
+def test_task_2_shapes_broadcast(x_shape, y_shape):
+    x, y = random(*x_shape), random(*y_shape)
+    assert_close(kernels.axpby(x, y, 2.0, -1.0, stream=mx.cpu), 2.0 * x - y, "broadcast axpby")
+
+
+def test_task_2_transposed_and_strided_inputs():
+    x, y = random(6, 4).T, random(8, 12)[::2, ::2]
+    assert_close(kernels.axpby(x, y, 2.0, 3.0, stream=mx.cpu), 2.0 * x + 3.0 * y, "strides")
+
+
+def test_task_2_dtypes_promote():
+    x = mx.array([1.5, 2.5], dtype=mx.float16)
+    assert kernels.axpby(x, mx.array([1, 2]), 1.0, 1.0, stream=mx.cpu).dtype == mx.float16
+    integers = kernels.axpby(mx.array([1, 2]), mx.array([3, 4]), 0.5, 1.0, stream=mx.cpu)
+    assert integers.dtype == mx.float32
+    assert integers.tolist() == [3.5, 5.0]
+
+
+def test_task_2_nan_and_infinity_propagate():
+    x = mx.array([mx.nan, mx.inf, -mx.inf])
+    z = as_numpy(kernels.axpby(x, mx.ones(3), 1.0, 1.0, stream=mx.cpu))
+    assert np.isnan(z[0])
+    assert z[1:].tolist() == [np.inf, -np.inf]
+
+
+def test_task_2_gradients():
+    x, y = random(5), random(5)
+    with mx.stream(mx.cpu):
+
+        def f(x, y):
+            return kernels.axpby(x, y, 4.0, 2.0)
+
+        _, (slope,) = mx.jvp(f, [x, y], [mx.ones(5), 3 * mx.ones(5)])
+        assert slope.tolist() == [10.0] * 5
+        _, (by_x, by_y) = mx.vjp(f, [x, y], [mx.ones(5)])
+        assert by_x.tolist() == [4.0] * 5
+        assert by_y.tolist() == [2.0] * 5
+        assert mx.grad(lambda x: f(x, y).sum())(x).tolist() == [4.0] * 5
+        assert mx.grad(lambda y: f(x, y).sum())(y).tolist() == [2.0] * 5
+
+
+@pytest.mark.parametrize("axes", [(0, 0), (1, 1), (0, None), (None, 1), (0, 1)])
+def test_task_2_vmap(axes):
+    x = random(3, 4) if axes[0] != 1 else random(4, 3)
+    y = random(3, 4) if axes[1] != 1 else random(4, 3)
+    if axes[0] is None:
+        x = random(4)
+    if axes[1] is None:
+        y = random(4)
+    with mx.stream(mx.cpu):
+        actual = mx.vmap(lambda x, y: kernels.axpby(x, y, 4.0, 2.0), in_axes=axes)(x, y)
+        expected = mx.vmap(lambda x, y: 4.0 * x + 2.0 * y, in_axes=axes)(x, y)
+    assert_close(actual, expected, f"vmap over {axes}")
+
+
+def test_task_2_compile():
+    x, y = random(8), random(8)
+    with mx.stream(mx.cpu):
+        compiled = mx.compile(lambda x, y: mx.exp(kernels.axpby(x, y, 0.5, 0.25)))
+        assert_close(compiled(x, y), mx.exp(0.5 * x + 0.25 * y), "compiled")
+
+
+def test_task_2_wrong_arguments():
+    with pytest.raises(TypeError):
+        kernels.axpby("x", mx.ones(2), 1.0, 1.0, stream=mx.cpu)
+    with pytest.raises(ValueError, match="broadcast"):
+        kernels.axpby(mx.ones(2), mx.ones(3), 1.0, 1.0, stream=mx.cpu)

@@ -13,7 +13,9 @@ import mlx.core as mx
 from rich.console import Console
 from rich.table import Table
 
+from .. import kernels
 from ..checkpoint import ModelError, check_checkpoint, weight_bytes
+from ..errors import UserError
 from ..models import SHIPPED, SHORTCUTS, find_in_cache
 from .command import CommandParser, run_command
 
@@ -127,9 +129,11 @@ def _metal_tools() -> Finding:
 
 
 def _extension() -> Finding:
-    return Finding(
-        "extension", None, "not part of this version", "nothing to do: Week 1 needs none"
-    )
+    try:
+        module = kernels.extension()
+    except UserError as error:
+        return Finding("extension", None, str(error), "`pdm run build-ext`; Week 1 needs none")
+    return Finding("extension", True, f"built: {', '.join(module.__all__)}")
 
 
 def _torch() -> Finding:

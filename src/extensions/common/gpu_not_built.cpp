@@ -1,0 +1,18 @@
+// What a build without Metal kernels says when an operation is asked to run on the GPU. All such
+// stubs are here, so that no other file asks which backends were built.
+#include <stdexcept>
+#include <string>
+
+#include "src/axpby/axpby.h"
+
+namespace tiny_llm_ext {
+
+[[noreturn]] static void refuse(const std::string& operation) {
+    throw std::runtime_error("[" + operation +
+                             "] this build has no GPU kernel; pass stream=mx.cpu, or use "
+                             "mx.set_default_device(mx.cpu).");
+}
+
+void Axpby::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("axpby"); }
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,64 @@
+// axpby: validation, graph, derivatives. Nothing here computes a number.
+#include "src/axpby/axpby.h"
+
+namespace tiny_llm_ext {
+
+mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
+                mx::StreamOrDevice s) {
+    auto dtype = mx::promote_types(x.dtype(), y.dtype());
+    if (!mx::issubdtype(dtype, mx::floating) || dtype == mx::float64) {
+        dtype = mx::float32;
+    }
+    auto inputs = mx::broadcast_arrays({mx::astype(x, dtype, s), mx::astype(y, dtype, s)}, s);
+    // A broadcast array repeats elements by strides of zero; the kernel walks plain memory.
+    for (auto& input : inputs) {
+        input = mx::contiguous(input, /*allow_col_major=*/false, s);
+    }
+    auto shape = inputs[0].shape();
+    return mx::array(shape, dtype, std::make_shared<Axpby>(mx::to_stream(s), alpha, beta), inputs);
+}
+
+// z is linear in x and in y: its derivative in a direction is axpby of that direction.
+std::vector<mx::array> Axpby::jvp(const std::vector<mx::array>& primals,
+                                  const std::vector<mx::array>& tangents,
+                                  const std::vector<int>& argnums) {
+    auto slope = [&](int argnum) { return argnum == 0 ? alpha_ : beta_; };
+    if (argnums.size() == 2) {
+        return {axpby(tangents[0], tangents[1], slope(argnums[0]), slope(argnums[1]), stream())};
+    }
+    auto factor = mx::array(slope(argnums[0]), tangents[0].dtype());
+    return {mx::multiply(factor, tangents[0], stream())};
+}
+
+std::vector<mx::array> Axpby::vjp(const std::vector<mx::array>& primals,
+                                  const std::vector<mx::array>& cotangents,
+                                  const std::vector<int>& argnums,
+                                  const std::vector<mx::array>& outputs) {
+    std::vector<mx::array> gradients;
+    for (int argnum : argnums) {
+        auto factor = mx::array(argnum == 0 ? alpha_ : beta_, cotangents[0].dtype());
+        gradients.push_back(mx::multiply(factor, cotangents[0], stream()));
+    }
+    return gradients;
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> Axpby::vmap(
+    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+    // The mapped axis goes to the front of both, and broadcasting does the rest. An input that is
+    // not mapped (axis −1) has no such axis and is broadcast along it.
+    auto to_front = [&](int i) {
+        return axes[i] < 0 ? inputs[i] : mx::moveaxis(inputs[i], axes[i], 0, stream());
+    };
+    return {{axpby(to_front(0), to_front(1), alpha_, beta_, stream())}, {0}};
+}
+
+bool Axpby::is_equivalent(const mx::Primitive& other) const {
+    const auto& axpby = static_cast<const Axpby&>(other);
+    return alpha_ == axpby.alpha_ && beta_ == axpby.beta_;
+}
+
+std::vector<mx::Shape> Axpby::output_shapes(const std::vector<mx::array>& inputs) {
+    return {inputs[0].shape()};
+}
+
+}  // namespace tiny_llm_ext

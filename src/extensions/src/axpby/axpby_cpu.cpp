@@ -1,0 +1,46 @@
+// axpby on the CPU: one loop, the whole array.
+#include "mlx/allocator.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "src/axpby/axpby.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+// z[i] = alpha · x[i] + beta · y[i] for i < size, in float32, rounded once to T.
+template <typename T>
+void axpby_kernel(const T* x, const T* y, T* z, size_t size, float alpha, float beta) {
+    for (size_t i = 0; i < size; i++) {
+        z[i] = static_cast<T>(alpha * static_cast<float>(x[i]) + beta * static_cast<float>(y[i]));
+    }
+}
+
+// Evaluation is two-fold: eval_cpu gives the output its memory now, and the loop runs when the
+// stream gets to it. The encoder keeps the arrays alive, so plain pointers may be captured.
+template <typename T>
+void dispatch(const mx::array& x, const mx::array& y, mx::array& out, float alpha, float beta,
+              mx::Stream stream) {
+    out.set_data(mx::allocator::malloc(out.nbytes()));
+    auto& encoder = mx::cpu::get_command_encoder(stream);
+    encoder.set_input_array(x);
+    encoder.set_input_array(y);
+    encoder.set_output_array(out);
+    encoder.dispatch([x = x.data<T>(), y = y.data<T>(), z = out.data<T>(), size = out.size(), alpha,
+                      beta] { axpby_kernel(x, y, z, size, alpha, beta); });
+}
+
+}  // namespace
+
+void Axpby::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
+    const auto& x = inputs[0];
+    const auto& y = inputs[1];
+    if (out.dtype() == mx::float32) {
+        dispatch<float>(x, y, out, alpha_, beta_, stream());
+    } else if (out.dtype() == mx::float16) {
+        dispatch<mx::float16_t>(x, y, out, alpha_, beta_, stream());
+    } else {
+        dispatch<mx::bfloat16_t>(x, y, out, alpha_, beta_, stream());
+    }
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,24 @@
+"""The compiled operations of tiny-llm: functions on `mlx.core.array`, lazy as MLX's own.
+
+The package `tiny_llm` reaches them through `tiny_llm.kernels` alone.
+"""
+
+# First: it loads libmlx and registers mx.array with nanobind, which the module below looks up.
+import mlx.core as _mx
+
+from ._ext import axpby
+
+__all__ = ["axpby"]
+
+
+def _check_abi() -> None:
+    """A module built against another MLX imports well and then refuses every array."""
+    try:
+        axpby(_mx.array(0.0), _mx.array(0.0), 1.0, 1.0)
+    except TypeError as error:
+        raise ImportError(
+            "tiny_llm_ext was built for another version of MLX; `pdm run build-ext` builds it anew."
+        ) from error
+
+
+_check_abi()

@@ -1,0 +1,47 @@
+"""The compiled extension, imported here and nowhere else, when it is first needed.
+
+So Week 1 runs where nothing was built, and what needs the extension says how to build it.
+"""
+
+from types import ModuleType
+
+import mlx.core as mx
+
+from .errors import UserError
+
+StreamOrDevice = mx.Stream | mx.Device | mx.DeviceType | None
+
+
+def extension() -> ModuleType:
+    """The module `tiny_llm_ext`.
+
+    Raises:
+        UserError: it was not built, or was built for another MLX.
+    """
+    try:
+        import tiny_llm_ext
+    except ImportError as error:
+        raise UserError(
+            f"the C++ extension cannot be used ({error}); `pdm run build-ext` builds it."
+        ) from error
+    return tiny_llm_ext
+
+
+def axpby(
+    x: mx.array,
+    y: mx.array,
+    alpha: float,
+    beta: float,
+    stream: StreamOrDevice = None,
+) -> mx.array:
+    """alpha · x + beta · y, elementwise: the extension's first operation.
+
+    Args:
+        x, y: arrays whose shapes broadcast, any dtypes.
+        alpha, beta: numbers.
+        stream: where to compute; MLX's default if None. There is no GPU kernel yet.
+
+    Returns:
+        The broadcast shape, in the promoted dtype (float32 for integers).
+    """
+    return extension().axpby(x, y, alpha, beta, stream=stream)

@@ -1,0 +1,58 @@
+"""`pdm run build-ext`: builds the C++ extension in place, or removes it (`pdm run clean-ext`).
+
+Installing the package builds it too. This command is for after a change to its sources: only what
+changed is compiled again, with the tools of the project's own environment.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> int:
+    """Exit status 0 if the extension is there (or, with --clean, gone)."""
+    parser = argparse.ArgumentParser(prog="build-ext", description=__doc__)
+    parser.add_argument("--clean", action="store_true", help="remove what was built")
+    if parser.parse_args().clean:
+        return clean()
+    if not any(shutil.which(compiler) for compiler in ("c++", "g++", "clang++")):
+        print(
+            "build-ext: no C++ compiler found; on macOS run `xcode-select --install`, on Debian "
+            "and Ubuntu `apt install g++`.",
+            file=sys.stderr,
+        )
+        return 2
+    # The override in pyproject.toml lets an installation go on without the extension; here its
+    # failure is what we want to see.
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-build-isolation", "--no-deps", "--editable", "."]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode != 0 or not built_modules():
+        print("build-ext: the extension did not build; see above.", file=sys.stderr)
+        return 1
+    print(f"built {built_modules()[0]}")
+    return 0
+
+
+def clean() -> int:
+    """Removes the build folder and the installed module."""
+    shutil.rmtree(ROOT / "build", ignore_errors=True)
+    for module in built_modules():
+        module.unlink()
+        print(f"removed {module}")
+    return 0
+
+
+def built_modules() -> list[Path]:
+    """The compiled modules of `tiny_llm_ext` that this environment would import."""
+    spec = find_spec("tiny_llm_ext")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    return [module for folder in folders for module in Path(folder).glob("_ext.*")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
