@@ -1,8 +1,12 @@
 // The operations as Python functions. The docstrings are what `help(tiny_llm_ext)` shows.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 
+#include "common/instruction_set.h"
+#include "common/threads.h"
 #include "src/axpby/axpby.h"
+#include "src/quantized_matmul/quantized_matmul.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -20,4 +24,32 @@ Args:
 Returns:
     The broadcast shape, in the promoted dtype (float32 for integers).
 )");
+
+    m.def("quantized_matmul", &tiny_llm_ext::quantized_matmul, "scales"_a, "biases"_a,
+          "group_size"_a, "bits"_a, "a"_a, "b"_a, "transpose_b"_a = true, nb::kw_only(),
+          "stream"_a = nb::none(),
+          R"(a · bᵀ, where b is quantized: value = q · scale + bias.
+
+Args:
+    scales, biases: O×(I/group_size), float16 or bfloat16.
+    group_size: 32, 64 or 128.
+    bits: 4 or 8.
+    a: N..×I, float16 or bfloat16.
+    b: O×(I·bits/32) uint32, the lowest bits of a word first.
+    transpose_b: must be True.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    N..×O in the dtype of a.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def(
+        "instruction_set",
+        [] { return tiny_llm_ext::name_of(tiny_llm_ext::instruction_set()); },
+        "The vector instructions that CPU kernels use: TINY_LLM_CPU_ISA, or the best there are.");
+    m.def("num_threads", &tiny_llm_ext::num_threads,
+          "How many threads a CPU kernel uses: TINY_LLM_NUM_THREADS, or the cores there are.");
 }

@@ -14,17 +14,31 @@ from .basics import linear, silu, softmax
 from .checkpoint import ModelError
 from .embedding import Embedding
 from .errors import UserError
-from .generate import GenerationResponse, simple_generate, simple_stream
+from .generate import (
+    GenerationResponse,
+    cached_stream,
+    simple_generate,
+    simple_generate_with_kv_cache,
+    simple_stream,
+)
+from .kv_cache import TinyKvCache, TinyKvFullCache
 from .layer_norm import RMSNorm
 from .models import dispatch_model, load, shortcut_name_to_full_name
 from .positional_encoding import RoPE
-from .quantize import dequantize_linear
+from .quantize import (
+    QuantizedEmbedding,
+    QuantizedWeights,
+    dequantize_linear,
+    quantized_linear,
+    quantized_matmul,
+)
 from .qwen3_week1 import (
     Qwen3MLP,
     Qwen3ModelWeek1,
     Qwen3MultiHeadAttention,
     Qwen3TransformerBlock,
 )
+from .qwen3_week2 import Qwen3ModelWeek2
 from .sampler import make_sampler
 
 __version__ = "0.1.0"
@@ -33,25 +47,34 @@ __all__ = [
     "Embedding",
     "GenerationResponse",
     "ModelError",
+    "QuantizedEmbedding",
+    "QuantizedWeights",
     "Qwen3MLP",
     "Qwen3ModelWeek1",
+    "Qwen3ModelWeek2",
     "Qwen3MultiHeadAttention",
     "Qwen3TransformerBlock",
     "RMSNorm",
     "RoPE",
     "SimpleMultiHeadAttention",
+    "TinyKvCache",
+    "TinyKvFullCache",
     "UserError",
+    "cached_stream",
     "causal_mask",
     "dequantize_linear",
     "dispatch_model",
     "linear",
     "load",
     "make_sampler",
+    "quantized_linear",
+    "quantized_matmul",
     "scaled_dot_product_attention_grouped",
     "scaled_dot_product_attention_simple",
     "shortcut_name_to_full_name",
     "silu",
     "simple_generate",
+    "simple_generate_with_kv_cache",
     "simple_stream",
     "softmax",
 ]

@@ -104,6 +104,53 @@ def decode_by_recomputing(
         ids.append(token)
 
 
+def simple_generate_with_kv_cache(
+    model: Any,
+    tokenizer: Any,
+    prompt: str | Sequence[int],
+    sampler: Sampler | None = None,
+    max_tokens: int | None = None,
+) -> str:
+    """Answers a prompt with a model that has a KV cache. Arguments and errors: `simple_generate`.
+
+    Args:
+        model: from Week 2 on: (ids B×L, offset, cache) -> logits B×L×V, and `create_kv_cache`.
+    """
+    return "".join(
+        response.text for response in cached_stream(model, tokenizer, prompt, sampler, max_tokens)
+    )
+
+
+def cached_stream(
+    model: Any,
+    tokenizer: Any,
+    prompt: str | Sequence[int],
+    sampler: Sampler | None = None,
+    max_tokens: int | None = None,
+) -> Iterator[GenerationResponse]:
+    """`simple_generate_with_kv_cache`, yielding each token as it comes."""
+    prompt_ids = encode_prompt(tokenizer, prompt)
+    budget = token_budget(len(prompt_ids), max_tokens, getattr(model, "max_seq_len", None))
+    tokens = decode_with_cache(model, prompt_ids, sampler or make_sampler(temp=0))
+    return stream_text(tokens, tokenizer, len(prompt_ids), budget)
+
+
+def decode_with_cache(model: Any, prompt_ids: Sequence[int], sampler: Sampler) -> Iterator[int]:
+    """The prompt once (prefill), then one new token a step: N tokens cost O(N) runs of the layers.
+
+    Yields:
+        Token ids, without end.
+    """
+    cache = model.create_kv_cache()
+    new_ids, offset = list(prompt_ids), 0
+    while True:
+        logits = model(mx.array([new_ids]), offset, cache)[:, -1, :]  # 1×V
+        token: int = sampler(log_softmax(logits)).item()  # type: ignore[assignment]
+        yield token
+        offset += len(new_ids)
+        new_ids = [token]
+
+
 def log_softmax(logits: mx.array) -> mx.array:
     """Logits N..×V -> log-probabilities N..×V in float32."""
     logits = logits.astype(mx.float32)

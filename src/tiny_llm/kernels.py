@@ -27,21 +27,50 @@ def extension() -> ModuleType:
     return tiny_llm_ext
 
 
+def is_built() -> bool:
+    """Whether the extension can be used here."""
+    try:
+        extension()
+    except UserError:
+        return False
+    return True
+
+
+# None of the operations has a GPU kernel yet. They run on the CPU wherever the rest of the graph
+# does, unless a caller names another stream; memory is shared, so nothing is copied.
+
+
 def axpby(
     x: mx.array,
     y: mx.array,
     alpha: float,
     beta: float,
-    stream: StreamOrDevice = None,
+    stream: StreamOrDevice = mx.cpu,
 ) -> mx.array:
     """alpha · x + beta · y, elementwise: the extension's first operation.
 
     Args:
         x, y: arrays whose shapes broadcast, any dtypes.
         alpha, beta: numbers.
-        stream: where to compute; MLX's default if None. There is no GPU kernel yet.
+        stream: where to compute.
 
     Returns:
         The broadcast shape, in the promoted dtype (float32 for integers).
     """
     return extension().axpby(x, y, alpha, beta, stream=stream)
+
+
+def quantized_matmul(
+    scales: mx.array,
+    biases: mx.array,
+    group_size: int,
+    bits: int,
+    a: mx.array,
+    b: mx.array,
+    transpose_b: bool = True,
+    stream: StreamOrDevice = mx.cpu,
+) -> mx.array:
+    """a · bᵀ with quantized b; the contract is that of `tiny_llm.quantize.quantized_matmul`."""
+    return extension().quantized_matmul(
+        scales, biases, group_size, bits, a, b, transpose_b, stream=stream
+    )

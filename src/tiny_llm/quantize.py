@@ -1,8 +1,18 @@
-"""Quantized weights. Week 1 only turns them back into plain ones."""
+"""Quantized weights: what they are, how they multiply, and how they become plain ones again.
 
+A row of a weight matrix is cut into groups. Each group has a scale and a bias, and each weight is
+stored as a small integer q: weight = q · scale + bias. Eight 4-bit integers fill one uint32, the
+lowest bits first. At 4 bits and groups of 128, a weight costs 4.25 bits instead of bfloat16's 16:
+decoding reads every weight for every token, so it gets almost four times faster.
+"""
+
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+
+from . import kernels
+from .basics import linear
 
 
 def dequantize_linear(mlx_layer: Any) -> mx.array:
@@ -24,3 +34,113 @@ def dequantize_linear(mlx_layer: Any) -> mx.array:
         bits=mlx_layer.bits,
         mode=getattr(mlx_layer, "mode", "affine"),
     )
+
+
+@dataclass(frozen=True)
+class QuantizedWeights:
+    """A weight matrix O×I in MLX's affine format.
+
+    Attributes:
+        scales: O×(I/group_size).
+        biases: O×(I/group_size).
+        group_size: how many neighbours in a row share a scale and a bias.
+        bits: of a stored integer.
+        weight: O×(I·bits/32), uint32.
+    """
+
+    scales: mx.array
+    biases: mx.array
+    group_size: int
+    bits: int
+    weight: mx.array
+
+    @classmethod
+    def from_mlx_layer(cls, mlx_layer: Any) -> "QuantizedWeights":
+        """The weights of an `mlx.nn` `QuantizedLinear` or `QuantizedEmbedding`; nothing is copied.
+
+        Raises:
+            ValueError: the layer is not quantized, or not in the affine format.
+        """
+        mode = getattr(mlx_layer, "mode", "affine")
+        if "scales" not in mlx_layer or mode != "affine":
+            what = f"quantized in mode '{mode}'" if "scales" in mlx_layer else "not quantized"
+            raise ValueError(
+                f"expected a layer quantized in mode 'affine', got one that is {what}."
+            )
+        return cls(
+            scales=mlx_layer.scales,
+            biases=mlx_layer.biases,
+            group_size=mlx_layer.group_size,
+            bits=mlx_layer.bits,
+            weight=mlx_layer.weight,
+        )
+
+
+def quantized_matmul(
+    scales: mx.array,
+    biases: mx.array,
+    group_size: int,
+    bits: int,
+    a: mx.array,
+    b: mx.array,
+    transpose_b: bool = True,
+) -> mx.array:
+    """a · bᵀ with a quantized b, through the extension.
+
+    The integers are multiplied exactly and scaled by group; each row's result is the same to the
+    last bit however many rows are computed with it.
+
+    Args:
+        scales: O×(I/group_size), float16 or bfloat16.
+        biases: like `scales`.
+        group_size: 32, 64 or 128.
+        bits: 4 or 8.
+        a: N..×I, float16 or bfloat16.
+        b: O×(I·bits/32), uint32.
+        transpose_b: must be True; b is stored output-major.
+
+    Returns:
+        N..×O in the dtype of `a`.
+
+    Raises:
+        ValueError: an argument that is not as above; it is named.
+        UserError: the extension is not built.
+    """
+    return kernels.quantized_matmul(scales, biases, group_size, bits, a, b, transpose_b)
+
+
+def quantized_linear(x: mx.array, w: QuantizedWeights, bias: mx.array | None = None) -> mx.array:
+    """`linear` with quantized weights: N..×I -> N..×O."""
+    y = quantized_matmul(w.scales, w.biases, w.group_size, w.bits, x, w.weight)
+    return y if bias is None else y + bias
+
+
+def project(x: mx.array, w: QuantizedWeights | mx.array) -> mx.array:
+    """A linear layer whichever way the checkpoint stores its weight: N..×I -> N..×O."""
+    return quantized_linear(x, w) if isinstance(w, QuantizedWeights) else linear(x, w)
+
+
+class QuantizedEmbedding:
+    """`Embedding` on quantized weights: only the rows that are looked up are dequantized.
+
+    Args:
+        vocab_size: V.
+        embedding_dim: E.
+        weight: V×E.
+    """
+
+    def __init__(self, vocab_size: int, embedding_dim: int, weight: QuantizedWeights):
+        self.vocab_size = vocab_size
+        self.embedding_dim = embedding_dim
+        self.weight = weight
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        """Looks tokens up: ids N.. -> N..×E, in the dtype of the scales."""
+        w = self.weight
+        return mx.dequantize(
+            w.weight[ids], w.scales[ids], w.biases[ids], group_size=w.group_size, bits=w.bits
+        )
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """Scores each token of the vocabulary: N..×E -> N..×V."""
+        return quantized_linear(x, self.weight)

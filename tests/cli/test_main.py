@@ -26,8 +26,9 @@ def run(capsys, command, *argv: str) -> tuple[int, str, str]:
     return status, captured.out, captured.err
 
 
-def test_answer_and_statistics(capsys):
-    status, out, err = run(capsys, main, *FRANCE)
+@pytest.mark.parametrize("loader", ["week1", "week2"])
+def test_answer_and_statistics(capsys, loader):
+    status, out, err = run(capsys, main, *FRANCE, "--loader", loader)
     assert status == 0
     assert "Paris" in out
     assert STATISTICS.fullmatch(out.splitlines()[-1])
@@ -107,14 +108,14 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
         (["--sampler-top-k", "2.5"], "invalid int value: '2.5'"),
         (["--max-tokens", "0"], "--max-tokens is 0"),
         (["--seed", "-1"], "--seed is -1"),
-        (["--loader", "week9"], "--loader 'week9' is unknown; this version has week1"),
+        (["--loader", "week9"], "--loader 'week9' is unknown; this version has week1 or week2"),
         (["--device", "tpu"], "--device 'tpu' is unknown; give cpu or gpu"),
         (["--solution", "theirs"], "--solution 'theirs' is unknown"),
         (["--solution", "mine"], "--solution mine runs a learner's tree"),
         (["--solution", "mlx", "--loader", "week1"], "--loader chooses a week's model"),
         (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
-        (["--enable-flash-attn"], "week1 has no flash attention"),
-        (["--draft-model", "demo-draft"], "week1 has no cache to rewind"),
+        (["--enable-flash-attn", "--loader", "week1"], "week1 has no flash attention"),
+        (["--draft-model", "demo-draft", "--loader", "week1"], "week1 does not verify drafts"),
         (["--temperature", "1"], "unrecognized arguments: --temperature 1"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "src/axpby/axpby.h"
+#include "src/quantized_matmul/quantized_matmul.h"
 
 namespace tiny_llm_ext {
 
@@ -14,5 +15,8 @@ namespace tiny_llm_ext {
 }
 
 void Axpby::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("axpby"); }
+void QuantizedMatmul::eval_gpu(const std::vector<mx::array>&, mx::array&) {
+    refuse("quantized_matmul");
+}
 
 }  // namespace tiny_llm_ext

@@ -2,13 +2,15 @@
 
 import argparse
 
+import mlx.core as mx
+
+from .. import kernels
 from ..errors import UserError
 from ..models import SHIPPED, SHORTCUTS, WEEK_MODELS
 from ..sampler import Sampler, make_sampler
 
 SOLUTIONS = {"tiny_llm": "tiny_llm", "ref": "tiny_llm", "mine": "mine", "mlx": "mlx"}
 LOADERS = {f"week{week}": week for week in WEEK_MODELS}
-DEFAULT_LOADER = list(LOADERS)[-1]
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,13 +32,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--loader",
         metavar="{" + ",".join(LOADERS) + "}",
-        help=f"which week's model runs it (the fastest there is: {DEFAULT_LOADER})",
+        help="which week's model runs it; the fastest that this installation has if not given",
     )
     parser.add_argument(
         "--device", metavar="{cpu,gpu}", help="where to compute (gpu where there is one)"
     )
     parser.add_argument(
-        "--enable-flash-attn", action="store_true", help="flash attention (week 2 and later)"
+        "--enable-flash-attn", action="store_true", help="flash attention; no loader has it yet"
     )
 
 
@@ -91,14 +93,25 @@ def check_model_arguments(args: argparse.Namespace) -> None:
         if args.enable_flash_attn:
             raise UserError("--enable-flash-attn has no effect on --solution mlx; leave it out.")
         return
-    args.loader = args.loader or DEFAULT_LOADER
+    args.loader = args.loader or fastest_loader(args.device)
+    if args.loader != "week1":
+        kernels.extension()  # if it is missing, better said now than after loading
     if args.enable_flash_attn:
         raise UserError(f"--enable-flash-attn: {args.loader} has no flash attention; leave it out.")
     if args.draft_model is not None:
         raise UserError(
-            f"--draft-model: {args.loader} has no cache to rewind, so it cannot verify drafts; "
-            "leave it out, or use --solution mlx."
+            f"--draft-model: {args.loader} does not verify drafts; leave it out, or use "
+            "--solution mlx."
         )
+
+
+def fastest_loader(device: str | None) -> str:
+    """The loader to use where none was named.
+
+    Week 2 needs the extension, whose kernels run on the CPU so far: on a GPU Week 1 is faster.
+    """
+    on_cpu = device == "cpu" or (device is None and mx.default_device() == mx.Device(mx.cpu))
+    return "week2" if kernels.is_built() and on_cpu else "week1"
 
 
 def sampler_from(args: argparse.Namespace) -> Sampler:

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import UserError
-from ..generate import GenerationResponse, simple_stream, token_budget
+from ..generate import GenerationResponse, cached_stream, simple_stream, token_budget
 from ..models import default_model, dispatch_model, load
 from ..sampler import Sampler
 from .arguments import LOADERS, check_model_arguments, sampler_from
@@ -61,10 +61,12 @@ def open_backend(args: argparse.Namespace) -> Backend:
         draft = load(args.draft_model, console)[0] if args.draft_model is not None else None
         stream = _mlx_stream(mlx_model, draft, tokenizer, sampler, args.max_tokens)
     else:
-        model = dispatch_model(name, mlx_model, week=LOADERS[args.loader])
+        week = LOADERS[args.loader]
+        model = dispatch_model(name, mlx_model, week)
+        generate = simple_stream if week == 1 else cached_stream
 
         def stream(prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
-            return simple_stream(model, tokenizer, prompt_ids, sampler, args.max_tokens)
+            return generate(model, tokenizer, prompt_ids, sampler, args.max_tokens)
 
     return Backend(tokenizer, stream, args.enable_thinking)
 

@@ -1,0 +1,28 @@
+// How operations refuse arguments: "[operation] expected …, got …".
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "mlx/mlx.h"
+
+namespace tiny_llm_ext {
+
+/// Throws std::invalid_argument with the operation's name in front, if `condition` is false.
+template <typename... Parts>
+void check(bool condition, const char* operation, const Parts&... parts) {
+    if (!condition) {
+        std::ostringstream message;
+        message << "[" << operation << "] ";
+        (message << ... << parts);
+        throw std::invalid_argument(message.str());
+    }
+}
+
+/// The dtypes that the course's kernels compute in besides float32.
+inline bool is_half(mlx::core::Dtype dtype) {
+    return dtype == mlx::core::float16 || dtype == mlx::core::bfloat16;
+}
+
+}  // namespace tiny_llm_ext

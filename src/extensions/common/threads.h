@@ -1,0 +1,31 @@
+// One pool of threads for all kernels.
+#pragma once
+
+#include <cstdint>
+
+namespace tiny_llm_ext {
+
+/// How many threads work on a kernel, the calling one included: TINY_LLM_NUM_THREADS, or the number
+/// of cores this process may use.
+int num_threads();
+
+/// Runs body(chunk) for every chunk in 0 … chunks − 1, on all threads; returns when all are done.
+///
+/// Chunks are claimed one at a time, so a thread that was slow to wake takes fewer, and the caller
+/// never waits for one that has not begun. `body` must not throw, and must not call parallel_for.
+template <typename Body>
+void parallel_for(int64_t chunks, const Body& body);
+
+namespace detail {
+using Chunk = void (*)(const void* body, int64_t chunk);
+void run_parallel(int64_t chunks, Chunk run, const void* body);
+}  // namespace detail
+
+template <typename Body>
+void parallel_for(int64_t chunks, const Body& body) {
+    detail::run_parallel(
+        chunks,
+        [](const void* body, int64_t chunk) { (*static_cast<const Body*>(body))(chunk); }, &body);
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,244 @@
+"""Week 2, day 2: quantized weights and their matrix multiplication on the CPU."""
+
+import subprocess
+import sys
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from tests.support import EPSILON, as_numpy, assert_close, random
+from tiny_llm import (
+    QuantizedEmbedding,
+    QuantizedWeights,
+    kernels,
+    quantized_linear,
+    quantized_matmul,
+)
+
+HALVES = [mx.bfloat16, mx.float16]
+SHAPES = [  # M, I, O
+    (1, 128, 64),
+    (2, 384, 33),
+    (3, 128, 1),
+    (7, 256, 67),
+    (16, 1024, 130),
+    (33, 640, 200),
+    (67, 256, 128),
+    (300, 128, 64),
+]
+
+
+def instruction_sets() -> list[str]:
+    if not kernels.is_built():
+        return ["portable"]
+    best = kernels.extension().instruction_set()
+    return sorted({"portable", best})
+
+
+@pytest.fixture(params=instruction_sets())
+def instruction_set(request, monkeypatch):
+    """Every kernel that this machine can run."""
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", request.param)
+    return request.param
+
+
+def problem(M, I, O, bits, group_size, dtype):  # noqa: E741
+    a = random(M, I, dtype=dtype)
+    b, scales, biases = mx.quantize(random(O, I, dtype=dtype), group_size=group_size, bits=bits)
+    return scales, biases, group_size, bits, a, b
+
+
+def exact(scales, biases, group_size, bits, a, b) -> tuple[np.ndarray, np.ndarray]:
+    """The product in float64, and Σ |w·a|, which bounds the error of any order of summation."""
+    w = mx.dequantize(
+        b,
+        scales.astype(mx.float32),
+        biases.astype(mx.float32),
+        group_size=group_size,
+        bits=bits,
+    )
+    w, a = as_numpy(w).astype(np.float64), as_numpy(a).astype(np.float64)
+    return a @ w.T, np.abs(a) @ np.abs(w).T
+
+
+def evaluated(*args) -> mx.array:
+    result = quantized_matmul(*args)
+    mx.eval(result)  # while the environment names the instruction set
+    return result
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_task_2_is_exact_but_for_rounding(instruction_set, bits, group_size, half, shape):
+    args = problem(*shape, bits, group_size, half)
+    actual = as_numpy(evaluated(*args)).astype(np.float64)
+    expected, magnitude = exact(*args)
+    # One rounding to the output's format, and float32 sums of I terms each for q·a and for a,
+    # whose own terms are larger than those of w·a: q·scale is up to 2^bits steps of a group.
+    steps = 2.0**bits * as_numpy(mx.abs(args[0])).max() + as_numpy(mx.abs(args[1])).max()
+    sums = 2.0**-24 * np.sqrt(shape[1]) * steps * np.abs(as_numpy(args[4])).sum(1, keepdims=True)
+    bound = EPSILON[half] / 2 * np.abs(expected) + sums + 1e-7 * magnitude
+    worst = (np.abs(actual - expected) / bound).max()
+    assert worst <= 1.01, f"{worst:.2f} × the error bound of float32 sums and one rounding"
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+def test_task_2_equals_mlx(instruction_set, bits, half):
+    scales, biases, group_size, _, a, b = args = problem(5, 256, 96, bits, 64, half)
+    expected = mx.quantized_matmul(
+        a, b, scales, biases, transpose=True, group_size=group_size, bits=bits, stream=mx.cpu
+    )
+    # MLX's CPU kernel adds up 256 products in the format of the activations; ours in float32.
+    assert_close(evaluated(*args), expected, "quantized_matmul against MLX's", ulps=16)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("M", [2, 3, 5, 6, 7, 13, 64, 193, 389])
+def test_task_2_a_row_does_not_depend_on_its_company(instruction_set, bits, half, M):
+    scales, biases, group_size, _, a, b = problem(M, 256, 70, bits, 64, half)
+    together = as_numpy(evaluated(scales, biases, group_size, bits, a, b))
+    for row in {0, 1, M // 2, M - 1}:
+        alone = evaluated(scales, biases, group_size, bits, a[row : row + 1], b)
+        np.testing.assert_array_equal(as_numpy(alone)[0], together[row], "bit for bit")
+
+
+def test_task_2_threads_do_not_change_a_bit():
+    program = (
+        "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
+        "w = mx.random.normal((1030, 512)).astype(mx.bfloat16);"
+        "a = mx.random.normal((9, 512)).astype(mx.bfloat16);"
+        "q, s, b = mx.quantize(w, group_size=64, bits=4);"
+        "y = t.quantized_matmul(s, b, 64, 4, a, q, stream=mx.cpu).astype(mx.float32);"
+        "print(t.num_threads(), hash(np.array(y).tobytes()))"
+    )
+
+    def run(threads: int) -> list[str]:
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            env={"TINY_LLM_NUM_THREADS": str(threads), "PYTHONHASHSEED": "0"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+
+    results = {threads: run(threads) for threads in (1, 2, 3, 4)}
+    assert all(result[0] == str(threads) for threads, result in results.items())
+    assert len({result[1] for result in results.values()}) == 1
+
+
+@pytest.mark.parametrize("shape", [(256,), (3, 256), (2, 3, 256), (1, 1, 1, 256)])
+def test_task_2_any_leading_dimensions(instruction_set, shape):
+    scales, biases, group_size, bits, _, b = problem(1, 256, 67, 4, 128, mx.bfloat16)
+    a = random(*shape, dtype=mx.bfloat16)
+    actual = evaluated(scales, biases, group_size, bits, a, b)
+    assert actual.shape == (*shape[:-1], 67)
+    flat = evaluated(scales, biases, group_size, bits, a.reshape(-1, 256), b)
+    assert_close(actual.reshape(-1, 67), flat, "leading dimensions are rows", ulps=0)
+
+
+def test_task_2_strided_activations(instruction_set):
+    scales, biases, group_size, bits, _, b = problem(1, 128, 64, 4, 64, mx.bfloat16)
+    a = random(6, 256, dtype=mx.bfloat16)[::2, ::2]
+    expected = evaluated(scales, biases, group_size, bits, mx.contiguous(a), b)
+    assert_close(evaluated(scales, biases, group_size, bits, a, b), expected, "strides", ulps=0)
+
+
+def test_task_2_no_rows_and_no_outputs(instruction_set):
+    scales, biases, group_size, bits, _, b = problem(1, 128, 64, 4, 64, mx.bfloat16)
+    empty = evaluated(scales, biases, group_size, bits, mx.zeros((0, 128), mx.bfloat16), b)
+    assert empty.shape == (0, 64)
+    a = mx.zeros((2, 128), mx.bfloat16)
+    assert evaluated(scales[:0], biases[:0], group_size, bits, a, b[:0]).shape == (2, 0)
+
+
+@pytest.mark.parametrize("value", [mx.nan, mx.inf, -mx.inf])
+def test_task_2_nan_and_infinity_stay_in_their_row(instruction_set, value):
+    scales, biases, group_size, bits, a, b = problem(3, 128, 64, 4, 64, mx.bfloat16)
+    clean = as_numpy(evaluated(scales, biases, group_size, bits, a, b))
+    a[1, 5] = value
+    dirty = as_numpy(evaluated(scales, biases, group_size, bits, a, b))
+    assert not np.isfinite(dirty[1]).any()
+    np.testing.assert_array_equal(dirty[[0, 2]], clean[[0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"transpose_b": False}, "expected transpose_b=True"),
+        ({"bits": 3}, "expected bits 4 or 8, got 3"),
+        ({"group_size": 16}, "expected group_size 32, 64 or 128, got 16"),
+        ({"group_size": 128}, "expected scales of shape"),
+        ({"bits": 8}, "expected b of shape"),
+        ({"a": mx.zeros((2, 128))}, "expected a in float16 or bfloat16, got float32"),
+        ({"a": mx.zeros((2, 100), mx.bfloat16)}, "positive multiple of group_size"),
+        ({"a": mx.zeros((2, 192), mx.bfloat16)}, "expected b of shape"),
+        ({"a": mx.array(1.0, mx.bfloat16)}, "at least one dimension"),
+        ({"b": mx.zeros((64, 16), mx.int32)}, "expected b in uint32, got int32"),
+        ({"b": mx.zeros((1, 64, 16), mx.uint32)}, "expected b with 2 dimensions"),
+        ({"scales": mx.zeros((64, 2))}, "expected scales in float16 or bfloat16, got float32"),
+        ({"scales": mx.zeros((64, 3), mx.bfloat16)}, "expected scales of shape"),
+        ({"biases": mx.zeros((64, 3), mx.bfloat16)}, "expected biases of shape"),
+        ({"biases": mx.zeros((64, 2), mx.float16)}, "expected biases in the dtype of scales"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_task_2_wrong_arguments_are_named(changes, message):
+    scales, biases, group_size, bits, a, b = problem(2, 128, 64, 4, 64, mx.bfloat16)
+    arguments = {
+        "scales": scales,
+        "biases": biases,
+        "group_size": group_size,
+        "bits": bits,
+        "a": a,
+        "b": b,
+    }
+    with pytest.raises(ValueError, match=rf"\[quantized_matmul\] .*{message}"):
+        quantized_matmul(**{**arguments, **changes})
+
+
+def test_task_2_unknown_instruction_set(monkeypatch):
+    args = problem(1, 128, 64, 4, 64, mx.bfloat16)
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", "sse9")
+    with pytest.raises(ValueError, match='TINY_LLM_CPU_ISA is "sse9"'):
+        mx.eval(quantized_matmul(*args))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+def test_task_1_quantized_linear(bits, group_size):
+    layer = nn.Linear(256, 96, bias=True)
+    layer.set_dtype(mx.bfloat16)
+    quantized = layer.to_quantized(group_size=group_size, bits=bits)
+    weights = QuantizedWeights.from_mlx_layer(quantized)
+    assert (weights.group_size, weights.bits) == (group_size, bits)
+    x = random(2, 3, 256, dtype=mx.bfloat16)
+    with mx.stream(mx.cpu):
+        expected = quantized(x)
+    assert_close(quantized_linear(x, weights, quantized.bias), expected, "quantized_linear", 16)
+
+
+def test_task_1_layers_that_are_not_affine():
+    with pytest.raises(ValueError, match="not quantized"):
+        QuantizedWeights.from_mlx_layer(nn.Linear(64, 64))
+    layer = nn.Linear(64, 64, bias=False).to_quantized(group_size=32, bits=4, mode="mxfp4")
+    with pytest.raises(ValueError, match="mode 'mxfp4'"):
+        QuantizedWeights.from_mlx_layer(layer)
+
+
+def test_task_1_quantized_embedding():
+    oracle = nn.Embedding(131, 64)
+    oracle.set_dtype(mx.bfloat16)
+    oracle = oracle.to_quantized(group_size=32, bits=4)
+    embedding = QuantizedEmbedding(131, 64, QuantizedWeights.from_mlx_layer(oracle))
+    ids = mx.array([[0, 130], [7, 7]])
+    assert_close(embedding(ids), oracle(ids), "embedding rows", ulps=0)
+    x = random(2, 2, 64, dtype=mx.bfloat16)
+    with mx.stream(mx.cpu):
+        expected = oracle.as_linear(x)
+    assert_close(embedding.as_linear(x), expected, "embedding as the output layer", ulps=16)
