@@ -47,8 +47,7 @@ Raises:
 )");
 
     m.def(
-        "instruction_set",
-        [] { return tiny_llm_ext::name_of(tiny_llm_ext::instruction_set()); },
+        "instruction_set", [] { return tiny_llm_ext::name_of(tiny_llm_ext::instruction_set()); },
         "The vector instructions that CPU kernels use: TINY_LLM_CPU_ISA, or the best there are.");
     m.def("num_threads", &tiny_llm_ext::num_threads,
           "How many threads a CPU kernel uses: TINY_LLM_NUM_THREADS, or the cores there are.");

@@ -25,7 +25,8 @@ std::string name_of(InstructionSet set) {
 }
 
 InstructionSet instruction_set() {
-    // Not cached: tests change the variable, and asking the processor costs nothing beside a kernel.
+    // Not cached: tests change the variable, and asking the processor costs nothing beside a
+    // kernel.
     const bool has_avx512 = machine_has_avx512();
     const char* forced = std::getenv("TINY_LLM_CPU_ISA");
     if (forced == nullptr || *forced == '\0') {

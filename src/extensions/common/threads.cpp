@@ -57,7 +57,7 @@ int configured_threads() {
 }
 
 class Pool {
-  public:
+   public:
     explicit Pool(int workers) {
         for (int i = 0; i < workers; i++) {
             std::thread([this] { work(); }).detach();
@@ -82,7 +82,7 @@ class Pool {
         }
     }
 
-  private:
+   private:
     static constexpr uint64_t CLOSED = 0xffffffff;  // more than any job has chunks
 
     // Claims and runs chunks of a job until none is left. The ticket holds the job's number above

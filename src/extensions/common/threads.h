@@ -24,8 +24,8 @@ void run_parallel(int64_t chunks, Chunk run, const void* body);
 template <typename Body>
 void parallel_for(int64_t chunks, const Body& body) {
     detail::run_parallel(
-        chunks,
-        [](const void* body, int64_t chunk) { (*static_cast<const Body*>(body))(chunk); }, &body);
+        chunks, [](const void* body, int64_t chunk) { (*static_cast<const Body*>(body))(chunk); },
+        &body);
 }
 
 }  // namespace tiny_llm_ext

@@ -2,16 +2,16 @@
 //
 //     w[o, i] = q[o, i] · scale[o, g] + bias[o, g],   g = i / group_size
 //
-// q has 4 or 8 bits and is packed into 32-bit words, lowest bits first: MLX's affine format. Because
-// a group shares its scale and bias, they leave the sum:
+// q has 4 or 8 bits and is packed into 32-bit words, lowest bits first: MLX's affine format.
+// Because a group shares its scale and bias, they leave the sum:
 //
 //     out[m, o] = Σ_g ( scale[o, g] · Σ_i q[o, i] · a[m, i]  +  bias[o, g] · Σ_i a[m, i] )
 //
 // The integers are multiplied as they are, exactly, and no weight is rounded: the result is more
 // precise than that of a matrix multiplication with weights dequantized to bfloat16.
 //
-// Every out[m, o] is summed in one order that depends on i alone: the result of a row is the same to
-// the last bit however many rows are computed with it, and however many threads compute them.
+// Every out[m, o] is summed in one order that depends on i alone: the result of a row is the same
+// to the last bit however many rows are computed with it, and however many threads compute them.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ mx::array quantized_matmul(const mx::array& scales, const mx::array& biases, int
 
 /// The graph node. Inputs: scales, biases, a, b, row-contiguous and checked.
 class QuantizedMatmul : public mx::UnaryPrimitive {
-  public:
+   public:
     QuantizedMatmul(mx::Stream stream, int group_size, int bits)
         : mx::UnaryPrimitive(stream), group_size_(group_size), bits_(bits) {}
 
@@ -49,7 +49,7 @@ class QuantizedMatmul : public mx::UnaryPrimitive {
     bool is_equivalent(const mx::Primitive& other) const override;
     std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
 
-  private:
+   private:
     int group_size_;
     int bits_;
 };
@@ -76,8 +76,8 @@ void quantized_matmul_portable(const QuantizedMatmulJob& job, int64_t first_outp
 
 /// The AVX-512 kernel works on activations that were laid out anew once, before the threads start.
 /// quantized_matmul_avx512_scratch says how many bytes that takes, ..._prepare does rows
-/// first_row … last_row − 1 of it, and ..._run computes outputs, given a first that is a multiple of
-/// QUANTIZED_MATMUL_PANEL.
+/// first_row … last_row − 1 of it, and ..._run computes outputs, given a first that is a multiple
+/// of QUANTIZED_MATMUL_PANEL.
 constexpr int64_t QUANTIZED_MATMUL_PANEL = 64;
 int64_t quantized_matmul_avx512_scratch(const QuantizedMatmulJob& job);
 void quantized_matmul_avx512_prepare(const QuantizedMatmulJob& job, void* scratch,

@@ -1,8 +1,9 @@
-// quantized_matmul with AVX-512: exact products of integers and bfloat16 numbers, 64 outputs at once.
+// quantized_matmul with AVX-512: exact products of integers and bfloat16 numbers, 64 outputs at
+// once.
 //
 // The instruction vdpbf16ps multiplies 32 pairs of bfloat16 numbers and adds neighbours into 16
-// float32 sums. Sixteen *outputs* lie in its lanes, so a sum is never split over lanes, and the order
-// in which it grows is the same for one row as for a thousand.
+// float32 sums. Sixteen *outputs* lie in its lanes, so a sum is never split over lanes, and the
+// order in which it grows is the same for one row as for a thousand.
 //
 // 1. prepare: the activations are laid out in the order in which the weights' bits unpack, and
 //    summed by group. float16 numbers are split into two bfloat16 numbers, exactly.
@@ -27,21 +28,21 @@ namespace tiny_llm_ext {
 
 namespace {
 
-constexpr int LANES = 16;   // outputs in a vector
-constexpr int PANELS = 4;   // vectors of outputs in flight
-constexpr int BLOCK = 32;   // words of b that are transposed at once; at least a group's
-constexpr int PAIRS = 4;    // look-ups a word
-constexpr int MAX_ROWS = 6;          // rows × panels accumulators fit in the registers
-constexpr int DIRECT_ROWS = 4;       // up to here, unpacking as we go is cheaper
-constexpr int64_t ROW_BLOCK = 192;   // rows whose activations and sums stay in the L2 cache
+constexpr int LANES = 16;           // outputs in a vector
+constexpr int PANELS = 4;           // vectors of outputs in flight
+constexpr int BLOCK = 32;           // words of b that are transposed at once; at least a group's
+constexpr int PAIRS = 4;            // look-ups a word
+constexpr int MAX_ROWS = 6;         // rows × panels accumulators fit in the registers
+constexpr int DIRECT_ROWS = 4;      // up to here, unpacking as we go is cheaper
+constexpr int64_t ROW_BLOCK = 192;  // rows whose activations and sums stay in the L2 cache
 
 struct Layout {
-    int64_t words;       // of b in a row
+    int64_t words;  // of b in a row
     int64_t groups;
     int words_per_group;
-    int planes;          // 1 for bfloat16 activations, 2 for float16
-    int64_t row_pairs;   // 32-bit pairs of a prepared row, all planes
-    int64_t sums_offset; // in floats from the start of scratch
+    int planes;           // 1 for bfloat16 activations, 2 for float16
+    int64_t row_pairs;    // 32-bit pairs of a prepared row, all planes
+    int64_t sums_offset;  // in floats from the start of scratch
 };
 
 Layout layout_of(const QuantizedMatmulJob& job) {
@@ -62,8 +63,7 @@ inline __m512 widen(__m256i x, Half format) {
 }
 
 inline uint16_t round_to_bfloat16(float x) {
-    return static_cast<uint16_t>(
-        _mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(x)), 0));
+    return static_cast<uint16_t>(_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(x)), 0));
 }
 
 inline float bfloat16_to_float(uint16_t x) {
@@ -80,16 +80,20 @@ inline int partner(int p, int half, int bits) {
     return bits == 4 ? p + 4 * half : p / 2 + 2 * half;
 }
 
-// tables[p]: the bfloat16 value of a 4-bit number in look-up p, for 32 indices.
+// The bfloat16 numbers behind 32 indices, of which the lowest four bits count.
 inline void make_tables(int bits, __m512i* tables) {
     alignas(64) uint16_t low[32], high[32];
     for (int i = 0; i < 32; i++) {
         low[i] = round_to_bfloat16(static_cast<float>(i & 15));
         high[i] = round_to_bfloat16(static_cast<float>(16 * (i & 15)));
     }
-    for (int p = 0; p < PAIRS; p++) {
-        tables[p] = _mm512_load_si512(bits == 8 && p % 2 == 1 ? high : low);
-    }
+    tables[0] = _mm512_load_si512(low);
+    tables[1] = _mm512_load_si512(bits == 8 ? high : low);
+}
+
+// Look-up p of a vector of words: 32 weights.
+inline __m512i unpack(__m512i words, int p, __m512i table) {
+    return _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * p), table);
 }
 
 // 16×16 words: out[c] holds word c of the 16 rows. Rows at or beyond `rows`, and words at or beyond
@@ -133,18 +137,31 @@ inline void transpose(const uint32_t* in, int64_t stride, int rows, int columns,
 struct Panel {
     const QuantizedMatmulJob* job;
     Layout layout;
-    const uint32_t* pairs;  // prepared activations, M × row_pairs
-    const float* sums;      // M × groups
-    int64_t first;          // output
-    int outputs;            // 64, or fewer at the end
-    __m512i tables[PAIRS];
+    const uint32_t* pairs;         // prepared activations, M × row_pairs
+    const float* sums;             // M × groups
+    int64_t first;                 // output
+    int outputs;                   // 64, or fewer at the end
+    __m512i tables[2];             // of even and of odd look-ups
     __m512i words[BLOCK][PANELS];  // a transposed block of b
+    const uint32_t* ahead;         // the block after the next
     __m512* scales;                // groups × PANELS
     __m512* biases;                // groups × PANELS
 };
 
+// Where the block after the next one begins. Its 64 rows are 64 places in memory, more than a
+// processor follows by itself, so the direct path asks for its cache lines one by one as it
+// computes: in one burst they would keep everything else waiting, and one block ahead is too late.
+inline const uint32_t* block_ahead(const Panel& panel, int64_t first_word) {
+    const int64_t stride = panel.layout.words;
+    const int64_t ahead = first_word + 2 * BLOCK;
+    return ahead < stride
+               ? panel.job->b + panel.first * stride + ahead
+               : panel.job->b + (panel.first + PANELS * LANES) * stride + (ahead - stride);
+}
+
 void load_block(Panel& panel, int64_t first_word, int count) {
     const int64_t stride = panel.layout.words;
+    panel.ahead = block_ahead(panel, first_word);
     for (int c = 0; c < PANELS; c++) {
         const int rows = panel.outputs - c * LANES;
         const uint32_t* in = panel.job->b + (panel.first + c * LANES) * stride + first_word;
@@ -163,6 +180,10 @@ void load_block(Panel& panel, int64_t first_word, int count) {
 // O × groups of 16-bit numbers -> groups × PANELS vectors of float32.
 void load_by_group(const Panel& panel, const uint16_t* in, __m512* out) {
     const int64_t groups = panel.layout.groups;
+    const char* next = (const char*)(in + (panel.first + PANELS * LANES) * groups);
+    for (int64_t i = 0; i < PANELS * LANES * groups * 2; i += 64) {
+        _mm_prefetch(next + i, _MM_HINT_T0);
+    }
     alignas(64) uint32_t rows[LANES][LANES];
     for (int64_t g = 0; g < groups; g += LANES) {
         const int count = groups - g < LANES ? static_cast<int>(groups - g) : LANES;
@@ -197,18 +218,19 @@ inline void add_group(const Panel& panel, int64_t first_row, int64_t group,
         for (int c = 0; c < PANELS; c++) {
             __m512 total = totals[r * PANELS + c];
             total = _mm512_fmadd_ps(products[r][c], panel.scales[group * PANELS + c], total);
-            totals[r * PANELS + c] =
-                _mm512_fmadd_ps(sum, panel.biases[group * PANELS + c], total);
+            totals[r * PANELS + c] = _mm512_fmadd_ps(sum, panel.biases[group * PANELS + c], total);
         }
     }
 }
 
-// One group of ROWS rows. `weights(i, c)` gives the vector of look-up i of the group.
+// One group of ROWS rows. `weights(word, p, c)` gives the vector of look-up p of a word of the
+// group.
 template <int ROWS, int PLANES, typename Weights>
-inline void multiply_group(const Panel& panel, int64_t first_row, int64_t group, Weights weights,
-                           __m512* totals) {
-    const int count = panel.layout.words_per_group * PAIRS;
-    const uint32_t* a = panel.pairs + first_row * panel.layout.row_pairs + group * count * PLANES;
+inline void multiply_group(const Panel& panel, int64_t first_row, int64_t group,
+                           const Weights& weights, __m512* totals) {
+    const int words = panel.layout.words_per_group;
+    const int64_t stride = panel.layout.row_pairs;
+    const uint32_t* a = panel.pairs + first_row * stride + group * words * PAIRS * PLANES;
     __m512 products[ROWS][PANELS];
 #pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++) {
@@ -217,21 +239,24 @@ inline void multiply_group(const Panel& panel, int64_t first_row, int64_t group,
             products[r][c] = _mm512_setzero_ps();
         }
     }
-    for (int i = 0; i < count; i++) {
-        __m512bh w[PANELS];
+    for (int word = 0; word < words; word++, a += PAIRS * PLANES) {
 #pragma GCC unroll 4
-        for (int c = 0; c < PANELS; c++) {
-            w[c] = (__m512bh)weights(i, c);
-        }
+        for (int p = 0; p < PAIRS; p++) {
+            __m512bh w[PANELS];
+#pragma GCC unroll 4
+            for (int c = 0; c < PANELS; c++) {
+                w[c] = (__m512bh)weights(word, p, c);
+            }
 #pragma GCC unroll 2
-        for (int plane = 0; plane < PLANES; plane++) {
+            for (int plane = 0; plane < PLANES; plane++) {
 #pragma GCC unroll 6
-            for (int r = 0; r < ROWS; r++) {
-                const __m512bh x = (__m512bh)_mm512_set1_epi32(
-                    static_cast<int>(a[r * panel.layout.row_pairs + i * PLANES + plane]));
+                for (int r = 0; r < ROWS; r++) {
+                    const __m512bh x = (__m512bh)_mm512_set1_epi32(
+                        static_cast<int>(a[r * stride + p * PLANES + plane]));
 #pragma GCC unroll 4
-                for (int c = 0; c < PANELS; c++) {
-                    products[r][c] = _mm512_dpbf16_ps(products[r][c], x, w[c]);
+                    for (int c = 0; c < PANELS; c++) {
+                        products[r][c] = _mm512_dpbf16_ps(products[r][c], x, w[c]);
+                    }
                 }
             }
         }
@@ -239,18 +264,25 @@ inline void multiply_group(const Panel& panel, int64_t first_row, int64_t group,
     add_group<ROWS>(panel, first_row, group, products, totals);
 }
 
-inline __m512i unpack(const Panel& panel, int word, int p, int c) {
-    return _mm512_permutexvar_epi16(_mm512_srli_epi16(panel.words[word][c], 4 * p),
-                                    panel.tables[p]);
-}
-
 // Few rows: the weights unpack as they are used.
 template <int ROWS, int PLANES>
 void group_direct(const Panel& panel, int64_t first_row, int64_t group, int first_word,
                   __m512* totals) {
+    const __m512i even = panel.tables[0], odd = panel.tables[1];
+    const __m512i(*words)[PANELS] = panel.words + first_word;
+    // Two cache lines of each row of the block ahead: 128, one a look-up.
+    static_assert(BLOCK * sizeof(uint32_t) == 2 * 64 && BLOCK * PAIRS == 2 * PANELS * LANES);
+    const char* ahead = (const char*)(panel.ahead + 2 * first_word * panel.layout.words);
+    const int64_t row_bytes = panel.layout.words * 4;
     multiply_group<ROWS, PLANES>(
         panel, first_row, group,
-        [&](int i, int c) { return unpack(panel, first_word + i / PAIRS, i % PAIRS, c); }, totals);
+        [&](int word, int p, int c) __attribute__((always_inline)) {
+            if (c == 0) {
+                _mm_prefetch(ahead + (2 * word + p / 2) * row_bytes + p % 2 * 64, _MM_HINT_T0);
+            }
+            return unpack(words[word][c], p, p % 2 == 0 ? even : odd);
+        },
+        totals);
 }
 
 // Many rows: they share weights that were unpacked before.
@@ -258,17 +290,24 @@ template <int ROWS, int PLANES>
 void group_unpacked(const Panel& panel, int64_t first_row, int64_t group, const __m512i* unpacked,
                     __m512* totals) {
     multiply_group<ROWS, PLANES>(
-        panel, first_row, group, [&](int i, int c) { return unpacked[i * PANELS + c]; }, totals);
+        panel, first_row, group,
+        [&](int word, int p, int c)
+            __attribute__((always_inline)) { return unpacked[(word * PAIRS + p) * PANELS + c]; },
+        totals);
 }
 
 template <int PLANES>
 void few_rows(const Panel& panel, int64_t rows, int64_t first_row, int64_t group, int word,
               __m512* totals) {
     switch (rows) {
-        case 1: return group_direct<1, PLANES>(panel, first_row, group, word, totals);
-        case 2: return group_direct<2, PLANES>(panel, first_row, group, word, totals);
-        case 3: return group_direct<3, PLANES>(panel, first_row, group, word, totals);
-        default: return group_direct<4, PLANES>(panel, first_row, group, word, totals);
+        case 1:
+            return group_direct<1, PLANES>(panel, first_row, group, word, totals);
+        case 2:
+            return group_direct<2, PLANES>(panel, first_row, group, word, totals);
+        case 3:
+            return group_direct<3, PLANES>(panel, first_row, group, word, totals);
+        default:
+            return group_direct<4, PLANES>(panel, first_row, group, word, totals);
     }
 }
 
@@ -281,20 +320,32 @@ void many_rows(const Panel& panel, int64_t rows, int64_t first_row, int64_t grou
         for (int p = 0; p < PAIRS; p++) {
 #pragma GCC unroll 4
             for (int c = 0; c < PANELS; c++) {
-                unpacked[(w * PAIRS + p) * PANELS + c] = unpack(panel, word + w, p, c);
+                unpacked[(w * PAIRS + p) * PANELS + c] =
+                    unpack(panel.words[word + w][c], p, panel.tables[p % 2]);
             }
         }
     }
     int64_t r = 0;
     for (; r + MAX_ROWS <= rows; r += MAX_ROWS) {
-        group_unpacked<MAX_ROWS, PLANES>(panel, first_row + r, group, unpacked, totals + r * PANELS);
+        group_unpacked<MAX_ROWS, PLANES>(panel, first_row + r, group, unpacked,
+                                         totals + r * PANELS);
     }
     switch (rows - r) {
-        case 1: group_unpacked<1, PLANES>(panel, first_row + r, group, unpacked, totals + r * PANELS); break;
-        case 2: group_unpacked<2, PLANES>(panel, first_row + r, group, unpacked, totals + r * PANELS); break;
-        case 3: group_unpacked<3, PLANES>(panel, first_row + r, group, unpacked, totals + r * PANELS); break;
-        case 4: group_unpacked<4, PLANES>(panel, first_row + r, group, unpacked, totals + r * PANELS); break;
-        case 5: group_unpacked<5, PLANES>(panel, first_row + r, group, unpacked, totals + r * PANELS); break;
+        case 1:
+            group_unpacked<1, PLANES>(panel, first_row + r, group, unpacked, totals + r * PANELS);
+            break;
+        case 2:
+            group_unpacked<2, PLANES>(panel, first_row + r, group, unpacked, totals + r * PANELS);
+            break;
+        case 3:
+            group_unpacked<3, PLANES>(panel, first_row + r, group, unpacked, totals + r * PANELS);
+            break;
+        case 4:
+            group_unpacked<4, PLANES>(panel, first_row + r, group, unpacked, totals + r * PANELS);
+            break;
+        case 5:
+            group_unpacked<5, PLANES>(panel, first_row + r, group, unpacked, totals + r * PANELS);
+            break;
     }
 }
 
@@ -372,8 +423,7 @@ void quantized_matmul_avx512_prepare(const QuantizedMatmulJob& job, void* scratc
         for (int64_t g = 0; g < layout.groups; g++) {
             __m512 sum = _mm512_setzero_ps();
             for (int i = 0; i < job.group_size; i += LANES) {
-                const __m256i x =
-                    _mm256_loadu_si256((const __m256i*)(a + g * job.group_size + i));
+                const __m256i x = _mm256_loadu_si256((const __m256i*)(a + g * job.group_size + i));
                 sum = _mm512_add_ps(sum, widen(x, job.format));
             }
             sums[g] = _mm512_reduce_add_ps(sum);
@@ -397,9 +447,8 @@ void quantized_matmul_avx512_run(const QuantizedMatmulJob& job, const void* scra
     __m512* totals = panel.biases + panel.layout.groups * PANELS;
     for (int64_t o = first_output; o < last_output; o += QUANTIZED_MATMUL_PANEL) {
         panel.first = o;
-        panel.outputs = static_cast<int>(last_output - o < QUANTIZED_MATMUL_PANEL
-                                             ? last_output - o
-                                             : QUANTIZED_MATMUL_PANEL);
+        panel.outputs = static_cast<int>(
+            last_output - o < QUANTIZED_MATMUL_PANEL ? last_output - o : QUANTIZED_MATMUL_PANEL);
         load_by_group(panel, job.scales, panel.scales);
         load_by_group(panel, job.biases, panel.biases);
         for (int64_t row = 0; row < job.M; row += row_block) {

@@ -27,9 +27,7 @@ uint16_t from_float(float value, Half format) {
     return std::bit_cast<uint16_t>(mx::float16_t(value));
 }
 
-Half half_format(mx::Dtype dtype) {
-    return dtype == mx::bfloat16 ? Half::bfloat16 : Half::float16;
-}
+Half half_format(mx::Dtype dtype) { return dtype == mx::bfloat16 ? Half::bfloat16 : Half::float16; }
 
 // Sums one output of one row, group by group, in the order of i.
 float dot(const QuantizedMatmulJob& job, int64_t m, int64_t o) {
@@ -61,7 +59,8 @@ void run_portable(const QuantizedMatmulJob& job) {
 void run_avx512(const QuantizedMatmulJob& job) {
     const int64_t scratch_bytes = quantized_matmul_avx512_scratch(job);
     auto scratch = std::make_unique_for_overwrite<char[]>(scratch_bytes + 64);
-    void* aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.get()) + 63) & ~63);
+    void* aligned =
+        reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.get()) + 63) & ~63);
     constexpr int64_t ROWS = 16;
     parallel_for((job.M + ROWS - 1) / ROWS, [&](int64_t chunk) {
         quantized_matmul_avx512_prepare(job, aligned, chunk * ROWS,
