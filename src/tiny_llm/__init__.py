@@ -21,7 +21,7 @@ from .generate import (
     simple_generate_with_kv_cache,
     simple_stream,
 )
-from .kv_cache import TinyKvCache, TinyKvFullCache
+from .kv_cache import BatchingKvCache, TinyKvCache, TinyKvFullCache
 from .layer_norm import RMSNorm
 from .models import dispatch_model, load, shortcut_name_to_full_name
 from .positional_encoding import RoPE
@@ -44,6 +44,7 @@ from .sampler import make_sampler
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchingKvCache",
     "Embedding",
     "GenerationResponse",
     "ModelError",

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 
 import mlx.core as mx
 
-from .attention import Mask
+from .attention import Mask, causal_mask
 
 # Room is made in steps of at least this many tokens, and by half of what there is: appending one
 # token at a time then copies each token a bounded number of times, whatever the length.
@@ -108,6 +108,136 @@ class TinyKvFullCache(TinyKvCache):
         self.offset = 0
         self._keys = None
         self._values = None
+
+
+class BatchingKvCache(TinyKvCache):
+    """The caches of several requests behind one interface, one slot each.
+
+    Requests have different lengths. Their keys and values are aligned on the right, so that the
+    newest token of every request is in the last column, and a mask hides the padding on the left:
+
+        slot 0   . . . k k k
+        slot 1   k k k k k k
+        slot 2   . . . . . .     idle
+
+    The batch is assembled anew for every call: simple, and a copy of the whole history for every
+    token. Paged attention, in Week 3, is what does away with it.
+
+    Args:
+        max_active_requests: how many slots there are, B.
+        max_seq_len: how many tokens a request may have.
+    """
+
+    def __init__(self, max_active_requests: int, max_seq_len: int):
+        self.max_active_requests = max_active_requests
+        self.max_seq_len = max_seq_len
+        self.slots: list[TinyKvFullCache | None] = [None] * max_active_requests
+
+    def add_request(self, cache: TinyKvFullCache, slot: int) -> None:
+        """Puts a request's cache, which may hold a prefilled prompt, into an idle slot.
+
+        Raises:
+            ValueError: there is no such slot, it is taken, or the cache is beyond `max_seq_len`.
+        """
+        self._check_slot(slot)
+        if self.slots[slot] is not None:
+            raise ValueError(f"BatchingKvCache: slot {slot} already has a request.")
+        if cache.offset > self.max_seq_len:
+            raise ValueError(
+                f"BatchingKvCache: the request has {cache.offset} tokens, a slot holds "
+                f"{self.max_seq_len}."
+            )
+        self.slots[slot] = cache
+
+    def remove_request(self, slot: int) -> None:
+        """Makes a slot idle and gives up its cache's memory.
+
+        Raises:
+            ValueError: there is no such slot, or it is idle already.
+        """
+        self._check_slot(slot)
+        cache = self.slots[slot]
+        if cache is None:
+            raise ValueError(f"BatchingKvCache: slot {slot} has no request.")
+        cache.release()
+        self.slots[slot] = None
+
+    def update_and_fetch(
+        self,
+        key: mx.array,
+        value: mx.array,
+        mask_length: int | None = None,
+        mask: Mask = None,
+    ) -> tuple[mx.array, mx.array, int | None, Mask]:
+        """Appends one chunk of L tokens to every live slot and assembles the batch.
+
+        Args:
+            key: B×H×L×D, one row a slot; the rows of idle slots are ignored.
+            value: B×H×L×D.
+            mask_length: how many queries attend, at most L; L if None.
+            mask: None or "causal"; the cache makes the mask.
+
+        Returns:
+            (keys B×H×S_max×D, values B×H×S_max×D, None, mask B×1×L×S_max), where S_max is the
+            longest request's length. The mask is causal within each request, and −inf on padding
+            and on idle slots.
+
+        Raises:
+            ValueError: not one row a slot, an array as mask, or a request beyond `max_seq_len`.
+        """
+        B, H, L, D = key.shape
+        if self.max_active_requests != B:
+            raise ValueError(
+                f"BatchingKvCache: {B} rows were given for {self.max_active_requests} slots."
+            )
+        if mask is not None and not isinstance(mask, str):
+            raise ValueError("BatchingKvCache: the cache makes the mask; give None or 'causal'.")
+        queries = L if mask_length is None else mask_length
+        for slot, cache in enumerate(self.slots):
+            if cache is not None and cache.offset + L > self.max_seq_len:
+                raise ValueError(
+                    f"BatchingKvCache: slot {slot} has {cache.offset} tokens; {L} more are beyond "
+                    f"{self.max_seq_len}."
+                )
+        lengths = [0 if cache is None else cache.offset + L for cache in self.slots]
+        S_max = max(lengths)
+        keys, values, masks = [], [], []
+        for slot, cache in enumerate(self.slots):
+            left = S_max - lengths[slot]  # columns of padding
+            hidden = mx.full((1, 1, queries, left), -mx.inf, dtype=key.dtype)
+            padding = mx.zeros((1, H, left, D), dtype=key.dtype)
+            if cache is None:
+                keys.append(padding)
+                values.append(padding)
+                masks.append(hidden)
+                continue
+            row = slice(slot, slot + 1)
+            slot_keys, slot_values, S, _ = cache.update_and_fetch(key[row], value[row])
+            assert lengths[slot] == S
+            visible = causal_mask(queries, S, key.dtype)[None, None]
+            keys.append(mx.concatenate([padding, slot_keys], axis=2))
+            values.append(mx.concatenate([padding, slot_values], axis=2))
+            masks.append(mx.concatenate([hidden, visible], axis=3))
+        return mx.concatenate(keys), mx.concatenate(values), None, mx.concatenate(masks)
+
+    def rewind(self, n: int) -> None:
+        """Forgets the newest `n` tokens of every live slot."""
+        for cache in self.slots:
+            if cache is not None:
+                cache.rewind(n)
+
+    def release(self) -> None:
+        """Makes every slot idle."""
+        for slot, cache in enumerate(self.slots):
+            if cache is not None:
+                self.remove_request(slot)
+
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < self.max_active_requests:
+            raise ValueError(
+                f"BatchingKvCache: there is no slot {slot}; slots are 0 … "
+                f"{self.max_active_requests - 1}."
+            )
 
 
 def _with_room(buffer: mx.array | None, new: mx.array, tokens: int) -> mx.array:

@@ -1,0 +1,160 @@
+"""Week 2, days 6 and 7: several requests at once."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support import as_numpy, assert_close, random, tiny_model
+from tiny_llm import (
+    BatchingKvCache,
+    Qwen3ModelWeek2,
+    RoPE,
+    TinyKvFullCache,
+    causal_mask,
+    scaled_dot_product_attention_grouped,
+)
+
+
+@pytest.mark.parametrize("traditional", [True, False])
+def test_task_1_rope_with_an_offset_for_each_sequence(device, dtype, traditional):
+    rope = RoPE(16, 1000, traditional=traditional)
+    x = random(4, 5, 3, 16, dtype=dtype)
+    starts = [0, 700, 3, 3]
+    together = rope(x, [slice(start, start + 5) for start in starts])
+    for row, start in enumerate(starts):
+        alone = rope(x[row : row + 1], slice(start, start + 5))
+        assert_close(together[row : row + 1], alone, f"row {row} at {start}", ulps=0)
+
+
+def test_task_1_rope_refuses_a_list_of_the_wrong_length():
+    with pytest.raises(ValueError, match="2 offsets were given for a batch of 3"):
+        RoPE(8, 10)(mx.zeros((3, 1, 1, 8)), [slice(0, 1), slice(1, 2)])
+
+
+@pytest.mark.parametrize(("L", "S"), [(1, 9), (4, 9), (9, 9)])
+def test_task_1_mask_of_the_last_queries(device, L, S):
+    full = causal_mask(S, S, mx.float32)
+    assert causal_mask(L, S, mx.float32).tolist() == full[S - L :].tolist()
+
+
+def filled(length: int) -> TinyKvFullCache:
+    cache = TinyKvFullCache()
+    if length:
+        cache.update_and_fetch(random(1, 2, length, 8), random(1, 2, length, 8))
+    return cache
+
+
+@pytest.mark.parametrize("L", [1, 3])
+@pytest.mark.parametrize("lengths", [[4, 9, 0], [None, 5, None], [0, None, 1], [7, 7, 7]])
+def test_task_2_attention_equals_each_request_alone(device, L, lengths):
+    batch = BatchingKvCache(max_active_requests=3, max_seq_len=64)
+    alone = {}
+    for slot, length in enumerate(lengths):
+        if length is None:
+            continue
+        cache, twin = filled(length), TinyKvFullCache()
+        if length:
+            twin.update_and_fetch(*cache.key_values)
+        batch.add_request(cache, slot)
+        alone[slot] = twin
+    query, key, value = random(3, 4, L, 8), random(3, 2, L, 8), random(3, 2, L, 8)
+    keys, values, length, mask = batch.update_and_fetch(key, value, mask_length=L, mask="causal")
+    S_max = max(L + length for length in lengths if length is not None)
+    assert keys.shape == (3, 2, S_max, 8)
+    assert mask.shape == (3, 1, L, S_max)
+    assert length is None
+    together = scaled_dot_product_attention_grouped(query, keys, values, mask=mask)
+    for slot, cache in alone.items():
+        row = slice(slot, slot + 1)
+        k, v, _, _ = cache.update_and_fetch(key[row], value[row])
+        expected = scaled_dot_product_attention_grouped(query[row], k, v, mask="causal")
+        assert_close(together[row], expected, f"slot {slot} (right-aligned, padding hidden)", 8)
+
+
+def test_task_2_padding_and_idle_slots_are_hidden(device):
+    batch = BatchingKvCache(3, 64)
+    batch.add_request(filled(2), 0)
+    batch.add_request(filled(5), 2)
+    new = random(3, 2, 2, 8)
+    mask = as_numpy(batch.update_and_fetch(new, new, mask_length=2)[3])[:, 0]
+    hidden = -np.inf
+    assert mask[0].tolist() == [[hidden] * 3 + [0, 0, 0, hidden], [hidden] * 3 + [0, 0, 0, 0]]
+    assert (mask[1] == hidden).all()
+    assert mask[2].tolist() == [[0] * 6 + [hidden], [0] * 7]
+
+
+def test_task_2_a_slot_is_used_again(device):
+    batch = BatchingKvCache(2, 64)
+    batch.add_request(filled(9), 0)
+    batch.add_request(filled(3), 1)
+    batch.remove_request(0)
+    batch.add_request(filled(1), 0)
+    new = random(2, 2, 1, 8)
+    keys, _, _, mask = batch.update_and_fetch(new, new)
+    assert keys.shape[2] == 4, "nothing of the slot's former request is left"
+    assert as_numpy(mask)[0, 0, 0].tolist() == [-np.inf, -np.inf, 0, 0]
+
+
+def test_task_2_rewind_and_release(device):
+    batch = BatchingKvCache(2, 64)
+    batch.add_request(filled(4), 1)
+    batch.rewind(3)
+    assert batch.slots[1].offset == 1
+    batch.release()
+    assert batch.slots == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (lambda batch: batch.add_request(filled(1), 0), "slot 0 already has a request"),
+        (lambda batch: batch.add_request(filled(1), 2), "there is no slot 2"),
+        (lambda batch: batch.add_request(filled(11), 1), "the request has 11 tokens"),
+        (lambda batch: batch.remove_request(1), "slot 1 has no request"),
+        (lambda batch: batch.remove_request(-1), "there is no slot -1"),
+        (
+            lambda batch: batch.update_and_fetch(mx.zeros((3, 2, 1, 8)), mx.zeros((3, 2, 1, 8))),
+            "3 rows were given for 2 slots",
+        ),
+        (
+            lambda batch: batch.update_and_fetch(mx.zeros((2, 2, 7, 8)), mx.zeros((2, 2, 7, 8))),
+            "slot 0 has 4 tokens; 7 more are beyond 10",
+        ),
+        (
+            lambda batch: batch.update_and_fetch(
+                mx.zeros((2, 2, 1, 8)), mx.zeros((2, 2, 1, 8)), mask=mx.zeros((1, 5))
+            ),
+            "the cache makes the mask",
+        ),
+    ],
+)
+def test_task_2_misuse_is_refused_and_loses_nothing(action, message):
+    batch = BatchingKvCache(2, max_seq_len=10)
+    batch.add_request(filled(4), 0)
+    with pytest.raises(ValueError, match=message):
+        action(batch)
+    assert batch.slots[0].offset == 4
+
+
+@pytest.mark.parametrize("lengths", [[3, 8, 5], [1, 1, 1], [6, None, 2]])
+def test_task_3_a_batch_of_requests_in_the_model(device, lengths):
+    model = Qwen3ModelWeek2(tiny_model())
+    rng = np.random.default_rng(0)
+    prompts = [None if n is None else rng.integers(0, 131, n).tolist() for n in lengths]
+    next_ids = rng.integers(0, 131, 3).tolist()
+    caches = [BatchingKvCache(3, 64) for _ in range(model.num_hidden_layers)]
+    expected = {}
+    for slot, prompt in enumerate(prompts):
+        if prompt is None:
+            continue
+        twin = model.create_kv_cache()
+        model(mx.array([prompt]), 0, twin)
+        expected[slot] = model(mx.array([[next_ids[slot]]]), len(prompt), twin)
+        single = model.create_kv_cache()
+        model(mx.array([prompt]), 0, single)
+        for layer, cache in enumerate(single):
+            caches[layer].add_request(cache, slot)
+    offsets = [0 if prompt is None else len(prompt) for prompt in prompts]
+    logits = model(mx.array(next_ids)[:, None], offsets, caches)
+    for slot, alone in expected.items():
+        assert_close(logits[slot : slot + 1], alone, f"slot {slot}'s logits", ulps=32)
