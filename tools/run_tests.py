@@ -4,7 +4,7 @@
     pdm run test --week 1 --day 3
     pdm run test --week 1 --day 3 -- -k task_2
 
-What follows `--` goes to pytest.
+All other flags go to pytest, with or without `--` in front.
 """
 
 import argparse
@@ -20,16 +20,16 @@ SECOND_DAYS = {(2, 3): 2, (2, 5): 4, (2, 7): 6}
 
 def main() -> int:
     """Replaces this process by pytest on the chosen tests."""
-    argv = sys.argv[1:]
-    own, rest = argv, []
-    if "--" in argv:
-        own, rest = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
     parser = argparse.ArgumentParser(
-        prog="test", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="test",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--week", type=int, metavar="N")
     parser.add_argument("--day", type=int, metavar="M")
-    args = parser.parse_args(own)
+    args, rest = parser.parse_known_args()
+    rest = [argument for argument in rest if argument != "--"]
     if args.day is not None and args.week is None:
         parser.error("--day needs --week")
     target = tests_of(args.week, args.day)
