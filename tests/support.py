@@ -5,6 +5,7 @@ its units in the last place; comparisons are relative to the largest expected va
 sum's error is relative to its terms and not to what is left when they cancel.
 """
 
+import codecs
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -110,16 +111,15 @@ class ByteDetokenizer:
     """Assembles bytes into text, holding back unfinished characters."""
 
     def __init__(self) -> None:
-        self._bytes = b""
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._told = 0
         self.text = ""
 
     def add_token(self, token: int) -> None:
-        self._bytes += bytes([token])
-        self.text = self._bytes.decode("utf-8", errors="ignore")
+        self.text += self._decoder.decode(bytes([token]))
 
     def finalize(self) -> None:
-        self.text = self._bytes.decode("utf-8", errors="replace")
+        self.text += self._decoder.decode(b"", final=True)
 
     @property
     def last_segment(self) -> str:

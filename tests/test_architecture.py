@@ -20,7 +20,7 @@ LAYERS = [
     {"kv_cache"},
     {"qwen3_week1", "qwen3_week2"},
     {"generate", "checkpoint"},
-    {"models"},
+    {"batch", "models"},
     {"cli.command", "cli.arguments"},
     {"cli.backend"},
     {"cli.main", "cli.chat", "cli.check_installation"},

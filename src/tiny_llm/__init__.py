@@ -11,6 +11,7 @@ from .attention import (
     scaled_dot_product_attention_simple,
 )
 from .basics import linear, silu, softmax
+from .batch import batch_generate
 from .checkpoint import ModelError
 from .embedding import Embedding
 from .errors import UserError
@@ -61,6 +62,7 @@ __all__ = [
     "TinyKvCache",
     "TinyKvFullCache",
     "UserError",
+    "batch_generate",
     "cached_stream",
     "causal_mask",
     "dequantize_linear",

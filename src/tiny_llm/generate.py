@@ -99,7 +99,7 @@ def decode_by_recomputing(
     ids = list(prompt_ids)
     while True:
         logits = model(mx.array([ids]))[:, -1, :]  # 1×V, after the last token
-        token: int = sampler(log_softmax(logits)).item()  # type: ignore[assignment]
+        token = int(sampler(log_softmax(logits))[0])
         yield token
         ids.append(token)
 
@@ -145,7 +145,7 @@ def decode_with_cache(model: Any, prompt_ids: Sequence[int], sampler: Sampler) -
     new_ids, offset = list(prompt_ids), 0
     while True:
         logits = model(mx.array([new_ids]), offset, cache)[:, -1, :]  # 1×V
-        token: int = sampler(log_softmax(logits)).item()  # type: ignore[assignment]
+        token = int(sampler(log_softmax(logits))[0])
         yield token
         offset += len(new_ids)
         new_ids = [token]

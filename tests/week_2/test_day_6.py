@@ -4,15 +4,19 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import as_numpy, assert_close, random, tiny_model
+from tests.support import ByteTokenizer, as_numpy, assert_close, random, tiny_model
 from tiny_llm import (
     BatchingKvCache,
     Qwen3ModelWeek2,
     RoPE,
     TinyKvFullCache,
+    UserError,
+    batch_generate,
     causal_mask,
     scaled_dot_product_attention_grouped,
+    simple_generate_with_kv_cache,
 )
+from tiny_llm.batch import BatchGeneration, Request
 
 
 @pytest.mark.parametrize("traditional", [True, False])
@@ -158,3 +162,84 @@ def test_task_3_a_batch_of_requests_in_the_model(device, lengths):
     logits = model(mx.array(next_ids)[:, None], offsets, caches)
     for slot, alone in expected.items():
         assert_close(logits[slot : slot + 1], alone, f"slot {slot}'s logits", ulps=32)
+
+
+PROMPTS = ["a", "hello there", "x" * 40, "one two three", "zz", "the longest of all prompts " * 2]
+
+
+@pytest.fixture(scope="module")
+def small_model() -> Qwen3ModelWeek2:
+    mx.random.seed(5)
+    return Qwen3ModelWeek2(tiny_model(vocab_size=256))
+
+
+def alone(model, prompt: str, max_seq_len: int) -> str:
+    room = max_seq_len - len(prompt.encode())
+    return simple_generate_with_kv_cache(model, ByteTokenizer(), prompt, max_tokens=room)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 16])
+@pytest.mark.parametrize("prefill_step", [1, 7, 128])
+def test_task_4_the_same_text_as_each_prompt_alone(small_model, batch_size, prefill_step):
+    prompts = list(PROMPTS)
+    answers = batch_generate(
+        small_model, ByteTokenizer(), prompts, 70, batch_size=batch_size, prefill_step=prefill_step
+    )
+    assert prompts == PROMPTS, "the caller's list is left alone"
+    assert answers == [(i, alone(small_model, prompt, 70)) for i, prompt in enumerate(PROMPTS)]
+
+
+def test_task_4_what_cannot_be_run_is_answered_and_the_others_go_on(small_model):
+    answers = dict(
+        batch_generate(small_model, ByteTokenizer(), ["ok", "y" * 90, "", "fine"], max_seq_len=30)
+    )
+    assert answers[0] == alone(small_model, "ok", 30)
+    assert answers[1] == "[the prompt has 90 tokens; with its answer it may have 30.]"
+    assert answers[2] == "[the prompt is empty; give at least one token.]"
+    assert answers[3] == alone(small_model, "fine", 30)
+
+
+def test_task_4_no_prompts(small_model):
+    assert batch_generate(small_model, ByteTokenizer(), []) == []
+
+
+@pytest.mark.parametrize("name", ["max_seq_len", "batch_size", "prefill_step"])
+def test_task_4_numbers_below_one(small_model, name):
+    with pytest.raises(UserError, match=f"{name} is 0; it must be at least 1"):
+        batch_generate(small_model, ByteTokenizer(), ["a"], **{name: 0})
+
+
+def test_task_4_a_finished_request_leaves_its_slot_to_the_next(small_model):
+    batch = BatchGeneration(small_model, ByteTokenizer(), ["x" * 20, "y" * 5, "z" * 5], 24, 2)
+    seen = []
+    while not batch.is_done:
+        batch.step()
+        seen.append([None if request is None else request.index for request in batch.slots])
+        live = [request for request in batch.slots if request is not None]
+        for cache in batch._caches:
+            held = [slot.offset for slot in cache.slots if slot is not None]
+            assert held == [request.offset for request in live]
+    assert [2, 1] in seen, "prompt 2 takes the slot that prompt 0 left"
+    assert all(slot is None for cache in batch._caches for slot in cache.slots)
+
+
+def test_task_5_a_prompt_is_prefilled_a_chunk_at_a_time(small_model):
+    request = Request(0, small_model, ByteTokenizer(), list(range(2, 22)), prefill_step=8)
+    offsets = []
+    while not request.is_prefilled:
+        assert request.next_token is None, "the first token comes after the last chunk"
+        request.try_prefill(lambda logprobs: mx.argmax(logprobs, axis=-1))
+        offsets.append(request.offset)
+    assert offsets == [8, 16, 20]
+    assert request.next_token is not None
+    assert all(cache.offset == 20 for cache in request.cache)
+
+
+def test_task_5_active_requests_decode_between_chunks(small_model):
+    batch = BatchGeneration(small_model, ByteTokenizer(), ["a", "b" * 40], 60, 2, prefill_step=8)
+    batch.step()
+    before = batch.slots[0].offset
+    for chunk in range(1, 5):
+        batch.step()
+        assert batch.prefilling.offset == 8 * chunk
+        assert batch.slots[0] is None or batch.slots[0].offset == before + chunk

@@ -1,0 +1,216 @@
+"""Continuous batching: many prompts through one model, a slot each, no slot left waiting.
+
+One step of the loop is at most one chunk of one waiting prompt (prefill) and one token for every
+active request (decode). A long prompt therefore delays the others by a chunk, not by its length;
+and a request that finishes leaves its slot to the next one at once.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from .errors import UserError
+from .generate import encode_prompt, log_softmax
+from .kv_cache import BatchingKvCache, TinyKvFullCache
+from .sampler import Sampler, make_sampler
+
+
+class Request:
+    """One prompt on its way to an answer.
+
+    Args:
+        index: its place among the prompts.
+        model: from Week 2 on.
+        tokenizer: as `mlx_lm.load` returns it.
+        prompt_ids: the prompt's tokens, at least one.
+        prefill_step: how many of them a chunk has.
+    """
+
+    def __init__(
+        self, index: int, model: Any, tokenizer: Any, prompt_ids: list[int], prefill_step: int
+    ):
+        self.index = index
+        self.prompt_ids = prompt_ids
+        self.cache: list[TinyKvFullCache] = model.create_kv_cache()
+        self.offset = 0  # tokens in the cache
+        self.next_token: int | None = None  # sampled, not yet in the cache
+        self.is_done = False
+        self._model = model
+        self._prefill_step = prefill_step
+        self._eos_token_ids = tokenizer.eos_token_ids
+        self._detokenizer = tokenizer.detokenizer
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether the whole prompt is in the cache."""
+        return self.offset >= len(self.prompt_ids)
+
+    @property
+    def text(self) -> str:
+        """The answer so far."""
+        return self._detokenizer.text
+
+    def try_prefill(self, sampler: Sampler) -> None:
+        """Computes the next chunk of the prompt; after the last one, samples the first token."""
+        if self.is_prefilled:
+            return
+        chunk = self.prompt_ids[self.offset : self.offset + self._prefill_step]
+        logits = self._model(mx.array([chunk]), self.offset, self.cache)
+        self.offset += len(chunk)
+        # Without this, the graph of all chunks would be held until the first token is needed.
+        mx.eval([layer.key_values for layer in self.cache])
+        if self.is_prefilled:
+            self.add_token(int(sampler(log_softmax(logits[:, -1]))[0]))
+
+    def add_token(self, token: int) -> None:
+        """Takes the next token of the answer; an end token ends it."""
+        self.next_token = token
+        if token in self._eos_token_ids:
+            self.finish()
+        else:
+            self._detokenizer.add_token(token)
+
+    def finish(self) -> None:
+        """Ends the answer, with what was held back as an unfinished character."""
+        self._detokenizer.finalize()
+        self.is_done = True
+
+
+class BatchGeneration:
+    """The state of a batch: who waits, who is prefilled, who has which slot, who is done.
+
+    Drive it with `step` until `is_done`; between steps everything may be looked at.
+
+    Args:
+        model: from Week 2 on.
+        tokenizer: as `mlx_lm.load` returns it.
+        prompts: texts, encoded as they stand, or token ids.
+        max_seq_len: tokens a request may have, prompt and answer together.
+        batch_size: how many slots there are.
+        prefill_step: tokens a chunk of a prompt has.
+        sampler: greedy if None. It is called for all rows of a step together, so a seeded one
+            repeats a batch, and not a request in another batch.
+
+    Raises:
+        UserError: a number below 1.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        prompts: Sequence[str | Sequence[int]],
+        max_seq_len: int = 512,
+        batch_size: int = 5,
+        prefill_step: int = 128,
+        sampler: Sampler | None = None,
+    ):
+        for name, value in (
+            ("max_seq_len", max_seq_len),
+            ("batch_size", batch_size),
+            ("prefill_step", prefill_step),
+        ):
+            if value < 1:
+                raise UserError(f"batch_generate: {name} is {value}; it must be at least 1.")
+        self._model = model
+        self._tokenizer = tokenizer
+        self._sampler = sampler or make_sampler(temp=0)
+        self._prefill_step = prefill_step
+        self.max_seq_len = min(max_seq_len, getattr(model, "max_seq_len", max_seq_len))
+        self.waiting: deque[tuple[int, str | Sequence[int]]] = deque(enumerate(prompts))
+        self.prefilling: Request | None = None
+        self.slots: list[Request | None] = [None] * batch_size
+        self.answers: dict[int, str] = {}
+        self._caches = [
+            BatchingKvCache(batch_size, self.max_seq_len) for _ in range(model.num_hidden_layers)
+        ]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every prompt has its answer."""
+        return not self.waiting and self.prefilling is None and not any(self.slots)
+
+    def step(self) -> None:
+        """One chunk of prefill, if a prompt waits, and one token for every active request."""
+        if self.prefilling is None and self.waiting:
+            self.prefilling = self._admit(*self.waiting.popleft())
+        if self.prefilling is not None:
+            self.prefilling.try_prefill(self._sampler)
+            self._place_prefilled()
+        if any(self.slots):
+            self._decode()
+
+    def _admit(self, index: int, prompt: str | Sequence[int]) -> Request | None:
+        """The request of a prompt, or None if it is answered at once because it cannot be run."""
+        try:
+            prompt_ids = encode_prompt(self._tokenizer, prompt)
+        except UserError as error:
+            self.answers[index] = f"[{error}]"
+            return None
+        if len(prompt_ids) >= self.max_seq_len:
+            self.answers[index] = (
+                f"[the prompt has {len(prompt_ids)} tokens; with its answer it may have "
+                f"{self.max_seq_len}.]"
+            )
+            return None
+        return Request(index, self._model, self._tokenizer, prompt_ids, self._prefill_step)
+
+    def _place_prefilled(self) -> None:
+        """Moves a prefilled request to an idle slot, if there is one."""
+        request = self.prefilling
+        if request is None or not request.is_prefilled:
+            return
+        if request.is_done:  # its first token was an end token
+            self.answers[request.index] = request.text
+            self.prefilling = None
+        elif None in self.slots:
+            slot = self.slots.index(None)
+            for cache, layer in zip(self._caches, request.cache, strict=True):
+                cache.add_request(layer, slot)
+            self.slots[slot] = request
+            self.prefilling = None
+
+    def _decode(self) -> None:
+        """One token for every active request; the rows of idle slots are computed and ignored."""
+        ids = [[0 if request is None else request.next_token] for request in self.slots]
+        offsets = [0 if request is None else request.offset for request in self.slots]
+        logits = self._model(mx.array(ids), offsets, self._caches)[:, -1]  # B×V
+        live = [slot for slot, request in enumerate(self.slots) if request is not None]
+        tokens: Any = self._sampler(log_softmax(logits[mx.array(live)])).tolist()
+        for slot, token in zip(live, tokens, strict=True):
+            request = self.slots[slot]
+            assert request is not None
+            request.offset += 1
+            request.add_token(token)
+            if request.offset + 1 >= self.max_seq_len and not request.is_done:
+                request.finish()
+            if request.is_done:
+                self.answers[request.index] = request.text
+                self.slots[slot] = None
+                for cache in self._caches:
+                    cache.remove_request(slot)
+
+
+def batch_generate(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str | Sequence[int]],
+    max_seq_len: int = 512,
+    batch_size: int = 5,
+    prefill_step: int = 128,
+    sampler: Sampler | None = None,
+) -> list[tuple[int, str]]:
+    """Answers many prompts through continuous batching. Arguments: see `BatchGeneration`.
+
+    Returns:
+        (index, answer) for every prompt, in the prompts' order. A prompt that is empty or longer
+        than `max_seq_len` gets an answer in brackets that says so; the others go on.
+    """
+    batch = BatchGeneration(
+        model, tokenizer, prompts, max_seq_len, batch_size, prefill_step, sampler
+    )
+    while not batch.is_done:
+        batch.step()
+    return sorted(batch.answers.items())
