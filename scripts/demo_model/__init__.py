@@ -1,0 +1,1 @@
+"""How the demo model is made: corpus, tokenizer, training, export, evaluation."""

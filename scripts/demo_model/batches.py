@@ -1,0 +1,102 @@
+"""Steps of a fixed number of tokens, filled with examples grouped by length.
+
+Each example is padded to a multiple of a few tokens and put with others of that length into a group
+(see `model.py`). Padding sits behind an example, where causal attention cannot see it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .corpus.mixture import training_examples
+from .encoding import Encoded, encode
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from .model import Group
+
+LONGEST = 1536
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Flat tensors of T tokens; `learn` holds the positions whose next token is learnt."""
+
+    ids: Tensor  # T
+    positions: Tensor  # T
+    groups: list[Group]
+    learn: Tensor  # indices into T
+    labels: Tensor  # the next token at each of them
+    weights: Tensor  # how much each of them counts
+    num_examples: int
+    num_tokens: int  # without padding
+
+
+def padded_length(length: int) -> int:
+    """The length of the group an example belongs to."""
+    step = 8 if length <= 128 else 16 if length <= 256 else 64
+    return -(-length // step) * step
+
+
+def assemble(examples: list[Encoded], num_tokens: int, with_prompt: bool) -> Batch:
+    """Lay the examples out group by group and fill the rest with rows of padding."""
+    by_length: dict[int, list[Encoded]] = defaultdict(list)
+    for example in examples:
+        by_length[padded_length(len(example.ids))].append(example)
+    ids = np.zeros(num_tokens, dtype=np.int64)
+    positions = np.zeros(num_tokens, dtype=np.int64)
+    weights = np.zeros(num_tokens + 1, dtype=np.float32)  # of the token at each place
+    groups, start = [], 0
+    for length, rows in sorted(by_length.items()):
+        for example in rows:
+            size = len(example.ids)
+            ids[start : start + size] = example.ids
+            positions[start : start + length] = np.arange(length)
+            weights[start : start + size] = example.weights(with_prompt)
+            start += length
+        groups.append((len(rows), length))
+    if start < num_tokens:
+        groups.append((num_tokens - start, 1))
+    where = np.flatnonzero(weights[1:])
+    return Batch(
+        torch.from_numpy(ids),
+        torch.from_numpy(positions),
+        groups,
+        torch.from_numpy(where),
+        torch.from_numpy(ids[where + 1]),
+        torch.from_numpy(weights[where + 1]),
+        len(examples),
+        sum(len(example.ids) for example in examples),
+    )
+
+
+class TrainingBatches:
+    """An endless stream of steps."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: int, num_tokens: int) -> None:
+        self.tokenizer = tokenizer
+        self.examples = training_examples(seed)
+        self.num_tokens = num_tokens
+        self.pending: list[Encoded] = []
+
+    def take(self, with_prompt: bool) -> Batch:
+        """Fill one step; the first example that does not fit waits for the next."""
+        used = sum(padded_length(len(encoded.ids)) for encoded in self.pending)
+        while True:
+            encoded = encode(next(self.examples), self.tokenizer)
+            length = padded_length(len(encoded.ids))
+            if length > LONGEST:
+                continue
+            if used + length > self.num_tokens:
+                batch = assemble(self.pending, self.num_tokens, with_prompt)
+                self.pending = [encoded]
+                return batch
+            self.pending.append(encoded)
+            used += length

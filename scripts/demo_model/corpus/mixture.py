@@ -1,0 +1,78 @@
+"""Which kinds of examples there are, how often each occurs, and the two sides of the split."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from .arithmetic import arithmetic
+from .capitals import capital, capital_follow_up
+from .conversations import memory, small_talk
+from .example import Example, dress
+from .identity import identity, unknown
+from .mixed import mixed
+from .reading import reading
+from .showcase import showcase
+from .singles import fact
+from .terms import introduction, term
+
+Maker = Callable[[random.Random, bool], Example]
+
+TRAINING: tuple[tuple[float, Maker], ...] = (
+    (6, capital),
+    (3, capital_follow_up),
+    (14, fact),
+    (11, term),
+    (0.5, introduction),
+    (17, arithmetic),
+    (40, reading),
+    (5, memory),
+    (4, mixed),
+    (1, small_talk),
+    (2, identity),
+    (2, unknown),
+    (0.5, showcase),
+)
+EVALUATION: tuple[Maker, ...] = (
+    capital,
+    fact,
+    term,
+    introduction,
+    arithmetic,
+    partial(arithmetic, new_pair=True),
+    reading,
+    memory,
+    capital_follow_up,
+    mixed,
+    small_talk,
+    identity,
+    unknown,
+)
+THINKING_SHARE = 0.28
+
+
+def training_examples(seed: int) -> Iterator[Example]:
+    """An endless stream of training examples, the same for the same seed."""
+    rng = random.Random(seed)
+    weights, makers = zip(*TRAINING, strict=True)
+    while True:
+        make = rng.choices(makers, weights)[0]
+        yield dress(make(rng, False), rng, THINKING_SHARE)
+
+
+def held_out_examples(seed: int, per_maker: int) -> list[Example]:
+    """Distinct questions in wordings that training never shows; half of them with thinking."""
+    examples: list[Example] = []
+    for index, make in enumerate(EVALUATION):
+        rng = random.Random(seed * 1000 + index)
+        seen: set[str] = set()
+        for _ in range(20 * per_maker):
+            if len(seen) == per_maker:
+                break
+            example = dress(make(rng, True), rng, 0.5)
+            key = f"{example.prompt} {example.enable_thinking}"
+            if key not in seen:
+                seen.add(key)
+                examples.append(example)
+    return examples

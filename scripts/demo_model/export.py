@@ -1,0 +1,181 @@
+"""Writes a checkpoint as a folder that `mlx_lm.load` takes, or its weights in bfloat16.
+
+    python -m demo_model.export --checkpoint FILE --tokenizer FOLDER --out FOLDER
+    python -m demo_model.export --dequantized --folder FOLDER --out FOLDER
+
+The first form quantizes the weights (4 bits, groups of 128, embeddings too) and checks that the
+result is, bit for bit, what training saw. The second turns such a folder into a plain Hugging
+Face Qwen3 folder with the same values in bfloat16, for `transformers` and for tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import torch
+from torch import Tensor
+
+from .model import CONFIGS, ModelConfig
+from .quantization import BITS, GROUP_SIZE, fake_quantize
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+QUANTIZATION = {"group_size": GROUP_SIZE, "bits": BITS, "mode": "affine"}
+ATTENTION_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+MLP_PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+def checkpoint_name(name: str) -> str:
+    """Our parameter's name as Hugging Face and MLX call it."""
+    parts = name.split(".")
+    if parts[0] == "layers" and parts[2] in ATTENTION_PARTS:
+        parts.insert(2, "self_attn")
+    elif parts[0] == "layers" and parts[2] in MLP_PARTS:
+        parts.insert(2, "mlp")
+    return ".".join(["model", *parts])
+
+
+def to_mlx(tensor: Tensor) -> mx.array:
+    """A bfloat16 MLX array with the tensor's values."""
+    return mx.array(tensor.bfloat16().float().numpy()).astype(mx.bfloat16)
+
+
+def quantize_weights(master: dict[str, Tensor]) -> dict[str, mx.array]:
+    """Quantize every matrix; fail if a number differs from what training computed with."""
+    weights = {}
+    for name, tensor in master.items():
+        key, array = checkpoint_name(name), to_mlx(tensor)
+        if tensor.dim() != 2:
+            weights[key] = array
+            continue
+        packed, scales, biases = mx.quantize(array, group_size=GROUP_SIZE, bits=BITS)
+        restored = mx.dequantize(packed, scales, biases, group_size=GROUP_SIZE, bits=BITS)
+        trained = fake_quantize(tensor).float().numpy()
+        if not np.array_equal(np.array(restored.astype(mx.float32)), trained):
+            raise ValueError(f"[export] {name}: quantized values differ from the trained ones")
+        stem = key.removesuffix("weight")
+        weights[key], weights[f"{stem}scales"], weights[f"{stem}biases"] = packed, scales, biases
+    return weights
+
+
+def dequantize_weights(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """The same weights in bfloat16, without scales and biases."""
+    plain = {}
+    for key, array in weights.items():
+        if key.endswith((".scales", ".biases")):
+            continue
+        stem = key.removesuffix("weight")
+        if f"{stem}scales" in weights:
+            scales, biases = weights[f"{stem}scales"], weights[f"{stem}biases"]
+            array = mx.dequantize(array, scales, biases, group_size=GROUP_SIZE, bits=BITS)
+        plain[key] = array
+    return plain
+
+
+def config_json(config: ModelConfig, end: int, pad: int) -> dict:
+    """The config both libraries read; without the entries on quantization."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "eos_token_id": end,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
+        "initializer_range": 0.02,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "model_type": "qwen3",
+        "num_attention_heads": config.num_heads,
+        "num_hidden_layers": config.num_layers,
+        "num_key_value_heads": config.num_kv_heads,
+        "pad_token_id": pad,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_scaling": None,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": config.vocab_size,
+    }
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Write indented JSON with a final newline."""
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def write_weights(folder: Path, weights: dict[str, mx.array], file_format: str) -> None:
+    """One safetensors file and its index."""
+    name = "model.safetensors"
+    mx.save_safetensors(str(folder / name), weights, metadata={"format": file_format})
+    total = sum(array.nbytes for array in weights.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict.fromkeys(sorted(weights), name)}
+    write_json(folder / "model.safetensors.index.json", index)
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """The tokenizer's files travel with the model."""
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(source / name, folder / name)
+
+
+def export_quantized(checkpoint: Path, tokenizer: Path, folder: Path) -> None:
+    """Checkpoint to MLX folder."""
+    saved = torch.load(checkpoint, weights_only=True)
+    added = json.loads((tokenizer / "tokenizer.json").read_text())["added_tokens"]
+    ids = {token["content"]: token["id"] for token in added}
+    end, pad = ids["<|im_end|>"], ids["<|endoftext|>"]
+    config = config_json(CONFIGS[saved["which"]], end, pad)
+    config |= {"quantization": QUANTIZATION, "quantization_config": QUANTIZATION}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config)
+    write_json(
+        folder / "generation_config.json",
+        {"do_sample": False, "eos_token_id": [end, pad], "pad_token_id": pad},
+    )
+    write_weights(folder, quantize_weights(saved["master"]), "mlx")
+    copy_tokenizer(tokenizer, folder)
+
+
+def export_dequantized(source: Path, folder: Path) -> None:
+    """MLX folder to Hugging Face folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = json.loads((source / "config.json").read_text())
+    for entry in ("quantization", "quantization_config"):
+        config.pop(entry)
+    write_json(folder / "config.json", config)
+    shutil.copyfile(source / "generation_config.json", folder / "generation_config.json")
+    weights = mx.load(str(source / "model.safetensors"))
+    assert isinstance(weights, dict), "a safetensors file holds named arrays"
+    write_weights(folder, dequantize_weights(weights), "pt")
+    copy_tokenizer(source, folder)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--dequantized", action="store_true")
+    parser.add_argument("--folder", type=Path, help="a quantized folder, with --dequantized")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    mx.set_default_device(mx.cpu)
+    if arguments.dequantized:
+        if arguments.folder is None:
+            parser.error("--dequantized needs --folder, the quantized folder to read")
+        export_dequantized(arguments.folder, arguments.out)
+    else:
+        if arguments.checkpoint is None or arguments.tokenizer is None:
+            parser.error("give --checkpoint and --tokenizer, or --dequantized and --folder")
+        export_quantized(arguments.checkpoint, arguments.tokenizer, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""A small Qwen3 in PyTorch, used by training and evaluation only.
+
+The arithmetic is Qwen3's: RMSNorm before attention and before the MLP, a norm on every query
+and key head, half-split RoPE, grouped-query attention, SwiGLU, tied embeddings, no biases.
+
+A batch is a *flat* row of T tokens that holds many examples. Everything but attention works
+token by token, so it runs on all T at once; attention runs group by group, a group being `rows`
+examples padded to one `length`. No example sees another one, and almost nothing is spent on
+padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Group = tuple[int, int]  # (rows, length)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The sizes of a model; letters as everywhere in the project."""
+
+    hidden_size: int  # E
+    num_layers: int
+    num_heads: int  # H_q
+    num_kv_heads: int  # H
+    intermediate_size: int  # I
+    head_dim: int = 128  # D
+    vocab_size: int = 4096  # V
+    max_position_embeddings: int = 2048
+    rope_theta: float = 1_000_000.0
+    rms_norm_eps: float = 1e-6
+
+
+CONFIGS = {
+    "target": ModelConfig(
+        hidden_size=256, num_layers=8, num_heads=4, num_kv_heads=2, intermediate_size=768
+    ),
+    "draft": ModelConfig(
+        hidden_size=128, num_layers=4, num_heads=2, num_kv_heads=1, intermediate_size=384
+    ),
+}
+
+
+class RMSNorm(nn.Module):
+    """Mean of squares in float32, cast back, then times the weight."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ... x dim -> the same shape."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return wide.to(x.dtype) * self.weight
+
+
+def rope_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every position: max_position_embeddings x D/2, float32."""
+    half = config.head_dim // 2
+    frequencies = config.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
+    angles = torch.outer(torch.arange(config.max_position_embeddings).float(), frequencies)
+    return angles.cos(), angles.sin()
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the halves of each head. x: T x heads x D; cos, sin: T x 1 x D/2."""
+    first, second = x.float().chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return rotated.to(x.dtype)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of rows of one length. query: R x L x H_q x D; key, value: R x L x H x D.
+
+    The query heads of a group are stacked along the length, so one product per key head serves
+    them all. On a CPU, for rows this short, this is several times faster than a flash kernel.
+    """
+    rows, length, num_heads, dim = query.shape
+    num_kv_heads = key.shape[2]
+    group = num_heads // num_kv_heads
+    query = query.transpose(1, 2).reshape(rows * num_kv_heads, group * length, dim)
+    key, value = (x.transpose(1, 2).reshape(-1, length, dim) for x in (key, value))
+    scores = torch.bmm(query * dim**-0.5, key.transpose(1, 2)).view(-1, group, length, length)
+    future = torch.full((length, length), float("-inf"), dtype=scores.dtype).triu(1)
+    weights = torch.softmax(scores + future, dim=-1).view(-1, group * length, length)
+    out = torch.bmm(weights, value).view(rows, num_heads, length, dim)
+    return out.transpose(1, 2)  # R x L x H_q x D
+
+
+def grouped_attention(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[Group]) -> Tensor:
+    """Attention inside each row of each group. q: T x H_q x D; k, v: T x H x D."""
+    sizes = [rows * length for rows, length in groups]
+    outputs = []
+    # One split, not many slices: its gradient is one concatenation.
+    for group, *parts in zip(groups, *(x.split(sizes) for x in (q, k, v)), strict=True):
+        out = attend(*(part.unflatten(0, group) for part in parts))
+        outputs.append(out.flatten(0, 1).flatten(1))
+    return torch.cat(outputs)  # T x (H_q*D)
+
+
+class Block(nn.Module):
+    """One transformer layer, split around attention so that both halves can be compiled."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        hidden, dim = config.hidden_size, config.head_dim
+        queries, keys = config.num_heads * dim, config.num_kv_heads * dim
+        self.input_layernorm = RMSNorm(hidden, config.rms_norm_eps)
+        self.q_proj = nn.Linear(hidden, queries, bias=False)
+        self.k_proj = nn.Linear(hidden, keys, bias=False)
+        self.v_proj = nn.Linear(hidden, keys, bias=False)
+        self.q_norm = RMSNorm(dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(dim, config.rms_norm_eps)
+        self.o_proj = nn.Linear(queries, hidden, bias=False)
+        self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
+        self.gate_proj = nn.Linear(hidden, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=False)
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x: T x E -> rotated queries T x H_q x D, rotated keys and values T x H x D."""
+        x = self.input_layernorm(x)
+        split = (x.shape[0], -1, self.config.head_dim)
+        query = self.q_norm(self.q_proj(x).view(split))
+        key = self.k_norm(self.k_proj(x).view(split))
+        return apply_rope(query, cos, sin), apply_rope(key, cos, sin), self.v_proj(x).view(split)
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Add attention's output and the MLP's to the residual stream."""
+        x = x + self.o_proj(attended)
+        y = self.post_attention_layernorm(x)
+        return x + self.down_proj(functional.silu(self.gate_proj(y)) * self.up_proj(y))
+
+
+class Qwen3(nn.Module):
+    """Token ids to hidden states; `logits` is separate because few positions need them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        cos, sin = rope_tables(config)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        self._project: Callable = Block.project
+        self._finish: Callable = Block.finish
+
+    def initialise(self, seed: int) -> None:
+        """Normal weights; the projections that end a branch start smaller, as the depth asks."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                continue
+            std = 0.02 if name.startswith("embed") else parameter.shape[1] ** -0.5
+            if "o_proj" in name or "down_proj" in name:
+                std *= (2 * self.config.num_layers) ** -0.5
+            nn.init.normal_(parameter, std=std, generator=generator)
+
+    def compile_halves(self) -> None:
+        """Fuse the element-wise work around the matrix products."""
+        self._project = torch.compile(Block.project)
+        self._finish = torch.compile(Block.finish)
+
+    def forward(self, ids: Tensor, positions: Tensor, groups: Sequence[Group]) -> Tensor:
+        """ids, positions: T -> hidden states T x E after the last norm."""
+        x = self.embed_tokens(ids)
+        cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
+        for layer in self.layers:
+            q, k, v = self._project(layer, x, cos, sin)
+            x = self._finish(layer, x, grouped_attention(q, k, v, groups))
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: N x E -> N x V, with the embedding as the output matrix."""
+        return functional.linear(hidden, self.embed_tokens.weight)

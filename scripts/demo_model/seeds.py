@@ -1,0 +1,5 @@
+"""Seeds that the steps share."""
+
+CORPUS_SEED = 20
+HELD_OUT_SEED = 21
+WEIGHT_SEED = 22

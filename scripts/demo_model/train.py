@@ -1,0 +1,134 @@
+"""Trains the target or the draft from scratch, on the clock.
+
+The schedule is a function of the elapsed share of `--minutes`: a short warm-up, a stable part,
+a long decay to zero; in its last part the weights are quantized at every step (see
+`optimizer.py`). Checkpoints are written on the way, each one fit for export.
+
+    python -m demo_model.train --which target --tokenizer FOLDER --out FOLDER --minutes 60
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch.nn import functional
+
+from .batches import Batch, TrainingBatches
+from .model import CONFIGS, Qwen3, rope_tables
+from .optimizer import MasterWeights
+from .seeds import CORPUS_SEED, WEIGHT_SEED
+
+WARM_UP, PROMPT_UNTIL, DECAY_FROM, QUANTIZE_FROM = 0.01, 0.35, 0.45, 0.70
+LOG_EVERY_STEPS = 20
+
+
+def rate_at(share: float) -> float:
+    """The learning rate, from 0 to 1, after this share of the time."""
+    if share < WARM_UP:
+        return max(share / WARM_UP, 0.01)
+    if share < DECAY_FROM:
+        return 1.0
+    return max(0.0, (1 - share) / (1 - DECAY_FROM))
+
+
+def losses_of(model: Qwen3, batch: Batch) -> tuple[torch.Tensor, float]:
+    """The weighted mean cross-entropy to minimise, and the mean over the answers alone."""
+    hidden = model(batch.ids, batch.positions, batch.groups)
+    logits = model.logits(hidden.index_select(0, batch.learn))
+    losses = functional.cross_entropy(logits.float(), batch.labels, reduction="none")
+    is_answer = batch.weights == 1
+    loss = (losses * batch.weights).sum() / is_answer.sum()
+    return loss, losses.detach()[is_answer].mean().item()
+
+
+def build(which: str, compiled: bool) -> Qwen3:
+    """A bfloat16 model with fresh weights; the angles of RoPE stay float32."""
+    model = Qwen3(CONFIGS[which])
+    model.initialise(WEIGHT_SEED)
+    model = model.bfloat16()
+    model.cos, model.sin = rope_tables(model.config)
+    if compiled:
+        model.compile_halves()
+    return model
+
+
+def save(path: Path, master: MasterWeights, which: str, progress: dict) -> None:
+    """Write the master weights and where training stands; replace the file in one move."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".part")
+    torch.save({"which": which, "master": master.master, "progress": progress}, partial)
+    partial.rename(path)
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Run until the time is over."""
+    torch.set_num_threads(arguments.threads)
+    tokenizer = Tokenizer.from_file(str(arguments.tokenizer / "tokenizer.json"))
+    model = build(arguments.which, not arguments.eager)
+    master = MasterWeights(model)
+    step = tokens = examples = 0
+    if arguments.resume:
+        saved = torch.load(arguments.resume, weights_only=True)
+        master.load(saved["master"])
+        step, tokens, examples = (saved["progress"][k] for k in ("step", "tokens", "examples"))
+    batches = TrainingBatches(tokenizer, arguments.seed, arguments.tokens_per_step)
+    tokens_before = tokens
+    begin = last_save = time.monotonic()
+    start = begin - 60 * arguments.minutes * arguments.from_share
+    loss_sum = 0.0
+    path = arguments.out / "checkpoint.pt"
+    while (share := (time.monotonic() - start) / (60 * arguments.minutes)) < 1:
+        batch = batches.take(with_prompt=share < PROMPT_UNTIL)
+        loss, answer_loss = losses_of(model, batch)
+        model.zero_grad()
+        loss.backward()
+        norm = master.step(rate_at(share), quantize=share >= QUANTIZE_FROM)
+        step, tokens = step + 1, tokens + batch.num_tokens
+        examples += batch.num_examples
+        loss_sum += answer_loss
+        if step % LOG_EVERY_STEPS:
+            continue
+        seconds = time.monotonic() - begin
+        progress = {
+            "step": step,
+            "minutes": round(seconds / 60, 2),
+            "loss": round(loss_sum / LOG_EVERY_STEPS, 4),
+            "gradient_norm": round(norm, 3),
+            "rate": round(rate_at(share), 3),
+            "tokens": tokens,
+            "examples": examples,
+            "tokens_per_second": round((tokens - tokens_before) / seconds),
+        }
+        loss_sum = 0.0
+        print(json.dumps(progress), flush=True)
+        if time.monotonic() - last_save > 180:
+            save(path, master, arguments.which, progress)
+            last_save = time.monotonic()
+    save(path, master, arguments.which, progress)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--which", choices=sorted(CONFIGS), required=True)
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--tokens-per-step", type=int, default=8192)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=CORPUS_SEED)
+    parser.add_argument("--resume", type=Path, help="a checkpoint to start from")
+    parser.add_argument(
+        "--from-share", type=float, default=0.0, help="where on the schedule to start"
+    )
+    parser.add_argument("--eager", action="store_true", help="do not compile")
+    train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
