@@ -56,8 +56,8 @@ def test_max_tokens(capsys):
 
 
 def test_seed_repeats_a_sampled_answer(capsys):
-    argv = [*FRANCE, "--sampler-temp", "2", "--max-tokens", "12"]
-    argv += ["--sampler-top-k", "50", "--sampler-top-p", "0.99"]
+    # The demo model is so sure of its answers that only a very high temperature varies them.
+    argv = [*FRANCE, "--sampler-temp", "50", "--sampler-top-k", "40", "--max-tokens", "12"]
 
     def answer(seed: int) -> str:
         return run(capsys, main, *argv, "--seed", str(seed))[1].rpartition("\n\n")[0]
@@ -75,7 +75,6 @@ def test_mlx_is_the_baseline(capsys):
     assert ours.rpartition("\n\n")[0] == theirs.rpartition("\n\n")[0]
 
 
-@pytest.mark.slow
 def test_mlx_with_a_draft_model(capsys):
     argv = ["--solution", "mlx", "--draft-model", "demo-draft", "--max-tokens", "6"]
     status, out, _ = run(capsys, main, *FRANCE, *argv)

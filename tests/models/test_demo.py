@@ -1,0 +1,84 @@
+"""The shipped models: small enough, and sensible on the prompts that show them."""
+
+import pytest
+
+from tiny_llm import Qwen3ModelWeek2, load, simple_generate_with_kv_cache
+from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
+from tiny_llm.demo.prompts import BATCH_PROMPTS, INTRODUCTION_PROMPT, SHARED_PARAGRAPH
+
+# What each answer must contain, in the order of BATCH_PROMPTS.
+EXPECTED = [
+    "Mira Holton",
+    "keys and values",
+    "Tavel",
+    "Tokyo",
+    "clocks",
+    "17 + 25 = 42",
+    "64 metres",
+    "request",
+    "September",
+    "one token",
+    "honey cake",
+    "telescope",
+    "Doran Vell",
+    "weight",
+    "Saturday",
+    "tiny-llm",
+]
+
+
+def answer(demo, question: str, enable_thinking: bool) -> str:
+    mlx_model, tokenizer = demo
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}],
+        add_generation_prompt=True,
+        enable_thinking=enable_thinking,
+    )
+    model = Qwen3ModelWeek2(mlx_model)
+    return simple_generate_with_kv_cache(model, tokenizer, prompt, max_tokens=120)
+
+
+@pytest.mark.parametrize(
+    ("folder", "limit"), [(TARGET_PATH, 12e6), (DRAFT_PATH, 3e6)], ids=["target", "draft"]
+)
+def test_size(folder, limit):
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= limit
+
+
+def test_configuration(demo):
+    args = demo[0].args
+    assert args.tie_word_embeddings
+    assert args.head_dim == 128
+    assert args.num_attention_heads > args.num_key_value_heads, "grouped queries"
+
+
+def test_draft_has_the_target_s_tokenizer(demo):
+    draft, tokenizer = load("demo-draft")
+    assert tokenizer.get_vocab() == demo[1].get_vocab()
+    assert draft.args.vocab_size == demo[0].args.vocab_size
+    draft_bytes = (DRAFT_PATH / "model.safetensors").stat().st_size
+    assert draft_bytes <= (TARGET_PATH / "model.safetensors").stat().st_size / 5
+
+
+def test_any_text_survives_the_tokenizer(demo):
+    text = "naïve Ωmega 数学 🙂 \x00\t<x>"
+    assert demo[1].decode(demo[1].encode(text)) == text
+
+
+def test_eight_prompts_share_a_paragraph():
+    assert len(BATCH_PROMPTS) == 16
+    assert sum(prompt.startswith(SHARED_PARAGRAPH) for prompt in BATCH_PROMPTS) == 8
+
+
+@pytest.mark.parametrize("enable_thinking", [False, True])
+@pytest.mark.parametrize(
+    ("question", "expected"), list(zip(BATCH_PROMPTS, EXPECTED, strict=True)), ids=EXPECTED
+)
+def test_batch_prompts(demo, question, expected, enable_thinking):
+    assert expected in answer(demo, question, enable_thinking).rpartition("</think>")[2]
+
+
+@pytest.mark.parametrize("enable_thinking", [False, True])
+def test_introduction(demo, enable_thinking):
+    text = answer(demo, INTRODUCTION_PROMPT, enable_thinking).rpartition("</think>")[2]
+    assert "predict the next token" in text
