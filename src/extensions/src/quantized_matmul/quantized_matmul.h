@@ -14,8 +14,6 @@
 // to the last bit however many rows are computed with it, and however many threads compute them.
 #pragma once
 
-#include <cstdint>
-#include <string>
 #include <vector>
 
 #include "mlx/mlx.h"
@@ -53,36 +51,5 @@ class QuantizedMatmul : public mx::UnaryPrimitive {
     int group_size_;
     int bits_;
 };
-
-/// 16-bit floating formats, as kernels compiled without MLX's headers see them.
-enum class Half { float16, bfloat16 };
-
-/// Everything a CPU kernel needs to know.
-struct QuantizedMatmulJob {
-    int64_t M, O, I;
-    int group_size, bits;
-    const uint32_t* b;       // O × (I·bits/32)
-    const uint16_t* scales;  // O × (I/group_size)
-    const uint16_t* biases;  // O × (I/group_size)
-    const uint16_t* a;       // M × I
-    uint16_t* out;           // M × O
-    Half scale_format;       // of scales and biases
-    Half format;             // of a and out
-};
-
-/// The reference: three loops. Computes outputs first_output … last_output − 1 of every row.
-void quantized_matmul_portable(const QuantizedMatmulJob& job, int64_t first_output,
-                               int64_t last_output);
-
-/// The AVX-512 kernel works on activations that were laid out anew once, before the threads start.
-/// quantized_matmul_avx512_scratch says how many bytes that takes, ..._prepare does rows
-/// first_row … last_row − 1 of it, and ..._run computes outputs, given a first that is a multiple
-/// of QUANTIZED_MATMUL_PANEL.
-constexpr int64_t QUANTIZED_MATMUL_PANEL = 64;
-int64_t quantized_matmul_avx512_scratch(const QuantizedMatmulJob& job);
-void quantized_matmul_avx512_prepare(const QuantizedMatmulJob& job, void* scratch,
-                                     int64_t first_row, int64_t last_row);
-void quantized_matmul_avx512_run(const QuantizedMatmulJob& job, const void* scratch,
-                                 int64_t first_output, int64_t last_output);
 
 }  // namespace tiny_llm_ext

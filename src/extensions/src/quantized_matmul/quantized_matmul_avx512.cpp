@@ -16,9 +16,7 @@
 // 8-bit numbers are two 4-bit ones: q = 16·high + low, with a second table for the high halves and
 // every activation present twice. The rest is the same.
 //
-// This file is compiled for AVX-512 and must not use inline functions of the standard library: the
-// linker could take its copies of them for the whole module.
-#include "src/quantized_matmul/quantized_matmul.h"
+#include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 #if defined(__AVX512BF16__)
 

@@ -1,13 +1,15 @@
 // quantized_matmul on the CPU: the readable reference, and who runs which kernel.
 #include <algorithm>
-#include <cmath>
+#include <bit>
 #include <memory>
+#include <tuple>
 
 #include "common/instruction_set.h"
 #include "common/threads.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "src/quantized_matmul/quantized_matmul.h"
+#include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 namespace tiny_llm_ext {
 
