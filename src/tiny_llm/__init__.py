@@ -17,10 +17,11 @@ from .embedding import Embedding
 from .errors import UserError
 from .generate import (
     GenerationResponse,
-    cached_stream,
+    decode_by_recomputing,
+    decode_with_cache,
     simple_generate,
     simple_generate_with_kv_cache,
-    simple_stream,
+    stream_generate,
 )
 from .kv_cache import BatchingKvCache, TinyKvCache, TinyKvFullCache
 from .layer_norm import RMSNorm
@@ -63,8 +64,9 @@ __all__ = [
     "TinyKvFullCache",
     "UserError",
     "batch_generate",
-    "cached_stream",
     "causal_mask",
+    "decode_by_recomputing",
+    "decode_with_cache",
     "dequantize_linear",
     "dispatch_model",
     "linear",
@@ -78,6 +80,6 @@ __all__ = [
     "silu",
     "simple_generate",
     "simple_generate_with_kv_cache",
-    "simple_stream",
     "softmax",
+    "stream_generate",
 ]

@@ -16,6 +16,7 @@ from .errors import UserError
 from .sampler import Sampler, make_sampler
 
 Logits = Callable[[mx.array], mx.array]
+DecodingLoop = Callable[[Any, Sequence[int], Sampler], Iterator[int]]
 
 
 @dataclass(frozen=True)
@@ -67,22 +68,11 @@ def simple_generate(
         UserError: an empty prompt, one longer than the model's context, `max_tokens` below 1.
     """
     return "".join(
-        response.text for response in simple_stream(model, tokenizer, prompt, sampler, max_tokens)
+        response.text
+        for response in stream_generate(
+            decode_by_recomputing, model, tokenizer, prompt, sampler, max_tokens
+        )
     )
-
-
-def simple_stream(
-    model: Logits,
-    tokenizer: Any,
-    prompt: str | Sequence[int],
-    sampler: Sampler | None = None,
-    max_tokens: int | None = None,
-) -> Iterator[GenerationResponse]:
-    """`simple_generate`, yielding each token as it comes. Arguments and errors are the same."""
-    prompt_ids = encode_prompt(tokenizer, prompt)
-    budget = token_budget(len(prompt_ids), max_tokens, getattr(model, "max_seq_len", None))
-    tokens = decode_by_recomputing(model, prompt_ids, sampler or make_sampler(temp=0))
-    return stream_text(tokens, tokenizer, len(prompt_ids), budget)
 
 
 def decode_by_recomputing(
@@ -117,22 +107,11 @@ def simple_generate_with_kv_cache(
         model: from Week 2 on: (ids B×L, offset, cache) -> logits B×L×V, and `create_kv_cache`.
     """
     return "".join(
-        response.text for response in cached_stream(model, tokenizer, prompt, sampler, max_tokens)
+        response.text
+        for response in stream_generate(
+            decode_with_cache, model, tokenizer, prompt, sampler, max_tokens
+        )
     )
-
-
-def cached_stream(
-    model: Any,
-    tokenizer: Any,
-    prompt: str | Sequence[int],
-    sampler: Sampler | None = None,
-    max_tokens: int | None = None,
-) -> Iterator[GenerationResponse]:
-    """`simple_generate_with_kv_cache`, yielding each token as it comes."""
-    prompt_ids = encode_prompt(tokenizer, prompt)
-    budget = token_budget(len(prompt_ids), max_tokens, getattr(model, "max_seq_len", None))
-    tokens = decode_with_cache(model, prompt_ids, sampler or make_sampler(temp=0))
-    return stream_text(tokens, tokenizer, len(prompt_ids), budget)
 
 
 def decode_with_cache(model: Any, prompt_ids: Sequence[int], sampler: Sampler) -> Iterator[int]:
@@ -149,6 +128,26 @@ def decode_with_cache(model: Any, prompt_ids: Sequence[int], sampler: Sampler) -
         yield token
         offset += len(new_ids)
         new_ids = [token]
+
+
+def stream_generate(
+    decode: DecodingLoop,
+    model: Any,
+    tokenizer: Any,
+    prompt: str | Sequence[int],
+    sampler: Sampler | None = None,
+    max_tokens: int | None = None,
+) -> Iterator[GenerationResponse]:
+    """Generates with any decoding loop, yielding each token as it comes.
+
+    Args:
+        decode: `decode_by_recomputing`, `decode_with_cache`, …
+        model, tokenizer, prompt, sampler, max_tokens: see `simple_generate`, errors too.
+    """
+    prompt_ids = encode_prompt(tokenizer, prompt)
+    budget = token_budget(len(prompt_ids), max_tokens, getattr(model, "max_seq_len", None))
+    tokens = decode(model, prompt_ids, sampler or make_sampler(temp=0))
+    return stream_text(tokens, tokenizer, len(prompt_ids), budget)
 
 
 def log_softmax(logits: mx.array) -> mx.array:

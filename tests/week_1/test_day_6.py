@@ -4,9 +4,19 @@ import mlx.core as mx
 import pytest
 
 from tests.support import ByteTokenizer, ScriptedModel, tiny_model
-from tiny_llm import Qwen3ModelWeek1, UserError, simple_generate, simple_stream
+from tiny_llm import (
+    Qwen3ModelWeek1,
+    UserError,
+    decode_by_recomputing,
+    simple_generate,
+    stream_generate,
+)
 
 PROMPT = "ask"
+
+
+def responses_of(model, prompt: str = PROMPT, **options):
+    return list(stream_generate(decode_by_recomputing, model, ByteTokenizer(), prompt, **options))
 
 
 def scripted(answer: bytes, end: int = 0) -> ScriptedModel:
@@ -41,7 +51,7 @@ def test_task_1_max_tokens():
 
 def test_task_1_characters_of_several_tokens():
     text = "é — 数 🙂"
-    responses = list(simple_stream(scripted(text.encode()), ByteTokenizer(), PROMPT))
+    responses = responses_of(scripted(text.encode()))
     assert "".join(response.text for response in responses) == text
     assert all("\ufffd" not in response.text for response in responses)
 
@@ -54,17 +64,17 @@ def test_task_1_character_cut_by_max_tokens():
 
 
 def test_task_1_statistics():
-    responses = list(simple_stream(scripted(b"hello"), ByteTokenizer(), PROMPT))
+    responses = responses_of(scripted(b"hello"))
     assert [response.generation_tokens for response in responses] == [1, 2, 3, 4, 5, 6]
     assert [response.finish_reason for response in responses] == [None] * 5 + ["stop"]
     assert responses[-1].prompt_tokens == 3
-    limited = list(simple_stream(scripted(b"hello"), ByteTokenizer(), PROMPT, max_tokens=2))
+    limited = responses_of(scripted(b"hello"), max_tokens=2)
     assert limited[-1].finish_reason == "length"
 
 
 def test_task_1_greedy_by_default(device):
     model = Qwen3ModelWeek1(tiny_model(vocab_size=256))
-    tokens = [r.token for r in simple_stream(model, ByteTokenizer(), PROMPT, max_tokens=8)]
+    tokens = [r.token for r in responses_of(model, max_tokens=8)]
     ids = list(PROMPT.encode())
     for token in tokens:
         assert token == mx.argmax(model(mx.array([ids]))[0, -1]).item()
@@ -85,7 +95,7 @@ def test_task_1_sampler_gets_log_probabilities():
 
 def test_task_1_stops_when_the_context_is_full():
     model = Qwen3ModelWeek1(tiny_model(vocab_size=256, max_position_embeddings=10))
-    responses = list(simple_stream(model, ByteTokenizer(), "12345678"))
+    responses = responses_of(model, "12345678")
     assert len(responses) <= 2
     assert responses[-1].finish_reason is not None
 

@@ -8,7 +8,13 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import UserError
-from ..generate import GenerationResponse, cached_stream, simple_stream, token_budget
+from ..generate import (
+    GenerationResponse,
+    decode_by_recomputing,
+    decode_with_cache,
+    stream_generate,
+    token_budget,
+)
 from ..models import default_model, dispatch_model, load
 from ..sampler import Sampler
 from .arguments import LOADERS, check_model_arguments, sampler_from
@@ -63,10 +69,10 @@ def open_backend(args: argparse.Namespace) -> Backend:
     else:
         week = LOADERS[args.loader]
         model = dispatch_model(name, mlx_model, week)
-        generate = simple_stream if week == 1 else cached_stream
+        decode = decode_by_recomputing if week == 1 else decode_with_cache
 
         def stream(prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
-            return generate(model, tokenizer, prompt_ids, sampler, args.max_tokens)
+            return stream_generate(decode, model, tokenizer, prompt_ids, sampler, args.max_tokens)
 
     return Backend(tokenizer, stream, args.enable_thinking)
 
