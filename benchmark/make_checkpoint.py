@@ -66,7 +66,7 @@ def qwen3_config(
 
 def weight_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The name and shape of every weight, in the order of the layers."""
-    E, I, V = config["hidden_size"], config["intermediate_size"], config["vocab_size"]  # noqa: E741
+    E, I, V = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     D = config["head_dim"]
     H_q, H = config["num_attention_heads"], config["num_key_value_heads"]
     yield "model.embed_tokens.weight", (V, E)

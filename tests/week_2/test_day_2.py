@@ -44,7 +44,7 @@ def instruction_set(request, monkeypatch):
     return request.param
 
 
-def problem(M, I, O, bits, group_size, dtype):  # noqa: E741
+def problem(M, I, O, bits, group_size, dtype):
     a = random(M, I, dtype=dtype)
     b, scales, biases = mx.quantize(random(O, I, dtype=dtype), group_size=group_size, bits=bits)
     return scales, biases, group_size, bits, a, b
