@@ -8,7 +8,7 @@ import argparse
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
+import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,10 +48,8 @@ def clean() -> int:
 
 
 def built_modules() -> list[Path]:
-    """The compiled modules of `tiny_llm_ext` that this environment would import."""
-    spec = find_spec("tiny_llm_ext")
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    return [module for folder in folders for module in Path(folder).glob("_ext.*")]
+    """The compiled modules of `tiny_llm_ext` in this environment."""
+    return list((Path(sysconfig.get_path("platlib")) / "tiny_llm_ext").glob("_ext.*"))
 
 
 if __name__ == "__main__":
