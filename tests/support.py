@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
@@ -32,7 +33,6 @@ def assert_close(
     expected: mx.array,
     what: str,
     ulps: float = 4,
-    dtype: mx.Dtype | None = None,
 ) -> None:
     """Same shape, and no element further off than `ulps` units of the largest expected one.
 
@@ -40,8 +40,7 @@ def assert_close(
         actual: what the code under test gave.
         expected: what the oracle gave.
         what: named in the message, with a hint where to look.
-        ulps: how many roundings' worth of error to allow, in epsilons of `dtype`.
-        dtype: that of `actual` if None.
+        ulps: how many roundings' worth of error to allow, in epsilons of `actual`'s dtype.
     """
     assert actual.shape == expected.shape, (
         f"{what}: expected shape {expected.shape}, got {actual.shape}"
@@ -52,7 +51,7 @@ def assert_close(
     if not finite.any():
         return
     scale = max(1.0, float(np.abs(e[finite]).max()))
-    tolerance = ulps * EPSILON[dtype or actual.dtype] * scale
+    tolerance = ulps * EPSILON[actual.dtype] * scale
     error = np.where(finite, np.abs(a - e), 0)
     assert not np.isnan(error).any(), f"{what}: NaN where {e[np.isnan(error)][0]} was expected"
     worst = np.unravel_index(int(error.argmax()), error.shape)
@@ -91,7 +90,7 @@ def tiny_model(dtype: mx.Dtype = mx.float32, **changes: Any) -> qwen3.Model:
     """A randomly initialised model of `mlx_lm`, with norms that are not all ones."""
     model = qwen3.Model(tiny_args(**changes))
     weights = []
-    for name, weight in _flatten(model.parameters()):
+    for name, weight in tree_flatten(model.parameters()):
         if weight.ndim == 1:
             weight = 1 + 0.2 * mx.random.normal(weight.shape)
         else:
@@ -99,12 +98,6 @@ def tiny_model(dtype: mx.Dtype = mx.float32, **changes: Any) -> qwen3.Model:
         weights.append((name, weight.astype(dtype)))
     model.load_weights(weights)
     return model
-
-
-def _flatten(tree: Any) -> list[tuple[str, mx.array]]:
-    from mlx.utils import tree_flatten
-
-    return tree_flatten(tree)
 
 
 class ByteDetokenizer:

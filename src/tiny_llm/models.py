@@ -94,7 +94,9 @@ def find_model(name: str, console: Console) -> Path:
                 f"{', '.join([*SHIPPED, *SHORTCUTS])}."
             )
         cached = find_in_cache(full_name)
-        folder = cached if cached is not None else download(full_name, console)
+        if cached is not None:
+            return cached  # checked where it was found
+        folder = download(full_name, console)
     check_checkpoint(folder)
     return folder
 

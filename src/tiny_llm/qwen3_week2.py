@@ -26,6 +26,7 @@ class Qwen3MultiHeadAttention:
     Args:
         args: the configuration, as `mlx_lm` reads it.
         mlx_attention: the layer of `mlx_lm` whose weights to use.
+        dtype: of the activations.
     """
 
     def __init__(self, args: Any, mlx_attention: Any, dtype: mx.Dtype):
