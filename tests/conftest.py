@@ -12,6 +12,7 @@ import mlx.core as mx
 import pytest
 
 from tests.support import DTYPES
+from tiny_llm import kernels
 
 DEVICES = [mx.cpu, mx.gpu] if mx.is_available(mx.Device(mx.gpu)) else [mx.cpu]
 
@@ -28,6 +29,18 @@ def device(request: pytest.FixtureRequest) -> Iterator[mx.Device]:
 @pytest.fixture(params=DTYPES, ids=lambda dtype: str(dtype).rpartition(".")[2])
 def dtype(request: pytest.FixtureRequest) -> mx.Dtype:
     """Runs the test in float32, float16 and bfloat16."""
+    return request.param
+
+
+@pytest.fixture(
+    params=kernels.extension().instruction_sets() if kernels.is_built() else ["portable"]
+)
+def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs the test with every kind of CPU kernel that this machine can run.
+
+    A kernel is chosen when its operation is evaluated: call `mx.eval` inside the test.
+    """
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", request.param)
     return request.param
 
 

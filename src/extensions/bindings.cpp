@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
 
 #include "common/instruction_set.h"
 #include "common/threads.h"
@@ -49,6 +50,16 @@ Raises:
     m.def(
         "instruction_set", [] { return tiny_llm_ext::name_of(tiny_llm_ext::instruction_set()); },
         "The vector instructions that CPU kernels use: TINY_LLM_CPU_ISA, or the best there are.");
+    m.def(
+        "instruction_sets",
+        [] {
+            std::vector<std::string> names;
+            for (tiny_llm_ext::InstructionSet set : tiny_llm_ext::instruction_sets()) {
+                names.push_back(tiny_llm_ext::name_of(set));
+            }
+            return names;
+        },
+        "What TINY_LLM_CPU_ISA may name on this machine, the slowest first.");
     m.def("num_threads", &tiny_llm_ext::num_threads,
           "How many threads a CPU kernel uses: TINY_LLM_NUM_THREADS, or the cores there are.");
 }

@@ -12,7 +12,6 @@ from tests.support import EPSILON, as_numpy, assert_close, random
 from tiny_llm import (
     QuantizedEmbedding,
     QuantizedWeights,
-    kernels,
     quantized_linear,
     quantized_matmul,
 )
@@ -28,20 +27,6 @@ SHAPES = [  # M, I, O
     (67, 256, 128),
     (300, 128, 64),
 ]
-
-
-def instruction_sets() -> list[str]:
-    if not kernels.is_built():
-        return ["portable"]
-    best = kernels.extension().instruction_set()
-    return sorted({"portable", best})
-
-
-@pytest.fixture(params=instruction_sets())
-def instruction_set(request, monkeypatch):
-    """Every kernel that this machine can run."""
-    monkeypatch.setenv("TINY_LLM_CPU_ISA", request.param)
-    return request.param
 
 
 def problem(M, I, O, bits, group_size, dtype):

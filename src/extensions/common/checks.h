@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "common/half.h"
 #include "mlx/mlx.h"
 
 namespace tiny_llm_ext {
@@ -23,6 +24,13 @@ void check(bool condition, const char* operation, const Parts&... parts) {
 /// The dtypes that the course's kernels compute in besides float32.
 inline bool is_half(mlx::core::Dtype dtype) {
     return dtype == mlx::core::float16 || dtype == mlx::core::bfloat16;
+}
+
+/// A floating dtype as kernels know it.
+inline Format format_of(mlx::core::Dtype dtype) {
+    return dtype == mlx::core::float32   ? Format::float32
+           : dtype == mlx::core::float16 ? Format::float16
+                                         : Format::bfloat16;
 }
 
 }  // namespace tiny_llm_ext

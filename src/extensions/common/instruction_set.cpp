@@ -3,44 +3,94 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace tiny_llm_ext {
 
 namespace {
 
-bool machine_has_avx512() {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512bf16");
+// Linux gives a process the tile registers on request only: they are 8 KB of state a thread.
+bool machine_has_amx() {
+#if defined(__x86_64__) && defined(__linux__)
+    unsigned eax, ebx, ecx, edx;
+    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
+        return false;
+    }
+    constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;
+    if ((edx & AMX_BF16) == 0 || (edx & AMX_TILE) == 0) {
+        return false;
+    }
+    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 #else
     return false;
 #endif
 }
 
+std::vector<InstructionSet> find_sets() {
+    std::vector<InstructionSet> sets = {InstructionSet::portable};
+#if defined(__aarch64__)
+    sets.push_back(InstructionSet::neon);
+#elif defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c")) {
+        sets.push_back(InstructionSet::avx2);
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+            __builtin_cpu_supports("avx512bf16")) {
+            sets.push_back(InstructionSet::avx512);
+            if (machine_has_amx()) {
+                sets.push_back(InstructionSet::amx);
+            }
+        }
+    }
+#endif
+    return sets;
+}
+
 }  // namespace
 
 std::string name_of(InstructionSet set) {
-    return set == InstructionSet::avx512 ? "avx512" : "portable";
+    switch (set) {
+        case InstructionSet::portable:
+            return "portable";
+        case InstructionSet::neon:
+            return "neon";
+        case InstructionSet::avx2:
+            return "avx2";
+        case InstructionSet::avx512:
+            return "avx512";
+        case InstructionSet::amx:
+            return "amx";
+    }
+    return "unknown";
+}
+
+const std::vector<InstructionSet>& instruction_sets() {
+    static const std::vector<InstructionSet> sets = find_sets();
+    return sets;
 }
 
 InstructionSet instruction_set() {
-    // Not cached: tests change the variable, and asking the processor costs nothing beside a
-    // kernel.
-    const bool has_avx512 = machine_has_avx512();
+    // The variable is read each time: tests change it.
     const char* forced = std::getenv("TINY_LLM_CPU_ISA");
     if (forced == nullptr || *forced == '\0') {
-        return has_avx512 ? InstructionSet::avx512 : InstructionSet::portable;
+        return instruction_sets().back();
     }
-    const std::string name = forced;
-    if (name == "portable") {
-        return InstructionSet::portable;
+    std::string names;
+    for (InstructionSet set : instruction_sets()) {
+        if (name_of(set) == forced) {
+            return set;
+        }
+        names += (names.empty() ? "" : ", ") + name_of(set);
     }
-    if (name == "avx512" && has_avx512) {
-        return InstructionSet::avx512;
-    }
-    throw std::invalid_argument("TINY_LLM_CPU_ISA is \"" + name + "\"; this machine has portable" +
-                                (has_avx512 ? " and avx512." : " only."));
+    throw std::invalid_argument("TINY_LLM_CPU_ISA is \"" + std::string(forced) +
+                                "\"; this machine has: " + names + ".");
 }
 
 }  // namespace tiny_llm_ext

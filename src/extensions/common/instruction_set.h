@@ -2,20 +2,55 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace tiny_llm_ext {
 
+/// In ascending order: on one machine, a later set has all that an earlier one has.
 enum class InstructionSet {
-    portable,  // plain C++, any machine: the reference
+    portable,  // plain C++, any machine: the references
+    neon,      // 64-bit ARM: every one of them
+    avx2,      // AVX2, FMA and F16C: x86 since 2013
     avx512,    // AVX-512 F, BW, VL, DQ and BF16: Zen 4 and later, Sapphire Rapids and later
+    amx,       // AVX-512 and matrix tiles of bfloat16: Sapphire Rapids and later
 };
 
-/// The best set that this machine has, or the one that TINY_LLM_CPU_ISA names.
+/// The sets that this machine has, in ascending order.
+const std::vector<InstructionSet>& instruction_sets();
+
+/// The best of them, or the one that TINY_LLM_CPU_ISA names.
 ///
 /// Throws std::invalid_argument if the variable names a set that is unknown or not on this machine.
 InstructionSet instruction_set();
 
-/// "portable" or "avx512".
+/// "portable", "neon", "avx2", "avx512" or "amx".
 std::string name_of(InstructionSet set);
 
 }  // namespace tiny_llm_ext
+
+// A kernel written with common/simd.h is one file, <op>_simd.cpp, compiled once for each set into a
+// namespace of that name. TINY_LLM_DECLARE_SIMD declares its functions in all of them, and
+// TINY_LLM_CHOOSE_SIMD picks one, or the reference where the machine has none of the sets.
+#if defined(__x86_64__)
+#define TINY_LLM_DECLARE_SIMD(...) \
+    namespace avx2 {               \
+    __VA_ARGS__                    \
+    }                              \
+    namespace avx512 {             \
+    __VA_ARGS__                    \
+    }
+#define TINY_LLM_CHOOSE_SIMD(set, kernel, reference)  \
+    ((set) >= InstructionSet::avx512 ? avx512::kernel \
+     : (set) == InstructionSet::avx2 ? avx2::kernel   \
+                                     : reference)
+#elif defined(__aarch64__)
+#define TINY_LLM_DECLARE_SIMD(...) \
+    namespace neon {               \
+    __VA_ARGS__                    \
+    }
+#define TINY_LLM_CHOOSE_SIMD(set, kernel, reference) \
+    ((set) == InstructionSet::neon ? neon::kernel : reference)
+#else
+#define TINY_LLM_DECLARE_SIMD(...)
+#define TINY_LLM_CHOOSE_SIMD(set, kernel, reference) (reference)
+#endif

@@ -48,28 +48,20 @@ Layout layout_of(const QuantizedMatmulJob& job) {
     layout.words = job.I * job.bits / 32;
     layout.groups = job.I / job.group_size;
     layout.words_per_group = job.group_size * job.bits / 32;
-    layout.planes = job.format == Half::float16 ? 2 : 1;
+    layout.planes = job.format == Format::float16 ? 2 : 1;
     layout.row_pairs = layout.words * PAIRS * layout.planes;
     layout.sums_offset = job.M * layout.row_pairs;
     return layout;
 }
 
-inline __m512 widen(__m256i x, Half format) {
-    return format == Half::float16
+inline __m512 widen(__m256i x, Format format) {
+    return format == Format::float16
                ? _mm512_cvtph_ps(x)
                : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
 
 inline uint16_t round_to_bfloat16(float x) {
     return static_cast<uint16_t>(_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(x)), 0));
-}
-
-inline float bfloat16_to_float(uint16_t x) {
-    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(static_cast<int>(x) << 16)));
-}
-
-inline float load_float(const uint16_t* x, Half format) {
-    return format == Half::float16 ? _cvtsh_ss(*x) : bfloat16_to_float(*x);
 }
 
 // Which activations of a word's meet in look-up p. A word unpacks by 4-bit steps of its two halves.
@@ -356,7 +348,7 @@ void store(const Panel& panel, int64_t row, const __m512* totals) {
         }
         const __mmask16 mask = static_cast<__mmask16>(count >= LANES ? 0xffff : (1u << count) - 1);
         const __m256i value =
-            panel.job->format == Half::float16
+            panel.job->format == Format::float16
                 ? _mm512_cvtps_ph(totals[c], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
                 : (__m256i)_mm512_cvtneps_pbh(totals[c]);
         _mm256_mask_storeu_epi16(out + c * LANES, mask, value);

@@ -1,9 +1,9 @@
 // quantized_matmul on the CPU: the readable reference, and who runs which kernel.
 #include <algorithm>
-#include <bit>
 #include <memory>
 #include <tuple>
 
+#include "common/checks.h"
 #include "common/instruction_set.h"
 #include "common/threads.h"
 #include "mlx/allocator.h"
@@ -14,22 +14,6 @@
 namespace tiny_llm_ext {
 
 namespace {
-
-float to_float(uint16_t bits, Half format) {
-    if (format == Half::bfloat16) {
-        return static_cast<float>(std::bit_cast<mx::bfloat16_t>(bits));
-    }
-    return static_cast<float>(std::bit_cast<mx::float16_t>(bits));
-}
-
-uint16_t from_float(float value, Half format) {
-    if (format == Half::bfloat16) {
-        return std::bit_cast<uint16_t>(mx::bfloat16_t(value));
-    }
-    return std::bit_cast<uint16_t>(mx::float16_t(value));
-}
-
-Half half_format(mx::Dtype dtype) { return dtype == mx::bfloat16 ? Half::bfloat16 : Half::float16; }
 
 // Sums one output of one row, group by group, in the order of i.
 float dot(const QuantizedMatmulJob& job, int64_t m, int64_t o) {
@@ -44,12 +28,12 @@ float dot(const QuantizedMatmulJob& job, int64_t m, int64_t o) {
         float sum = 0;       // Σ a
         for (int64_t i = g * job.group_size; i < (g + 1) * job.group_size; i++) {
             const uint32_t q = words[i / per_word] >> (i % per_word * job.bits) & mask;
-            const float x = to_float(a[i], job.format);
+            const float x = load_element(a, i, job.format);
             products += static_cast<float>(q) * x;
             sum += x;
         }
-        total += to_float(job.scales[o * groups + g], job.scale_format) * products;
-        total += to_float(job.biases[o * groups + g], job.scale_format) * sum;
+        total += load_element(job.scales, o * groups + g, job.scale_format) * products;
+        total += load_element(job.biases, o * groups + g, job.scale_format) * sum;
     }
     return total;
 }
@@ -84,7 +68,7 @@ void quantized_matmul_portable(const QuantizedMatmulJob& job, int64_t first_outp
                                int64_t last_output) {
     for (int64_t o = first_output; o < last_output; o++) {
         for (int64_t m = 0; m < job.M; m++) {
-            job.out[m * job.O + o] = from_float(dot(job, m, o), job.format);
+            store_element(job.out, m * job.O + o, job.format, dot(job, m, o));
         }
     }
 }
@@ -107,10 +91,10 @@ void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
         .biases = biases.data<uint16_t>(),
         .a = a.data<uint16_t>(),
         .out = out.data<uint16_t>(),
-        .scale_format = half_format(scales.dtype()),
-        .format = half_format(a.dtype()),
+        .scale_format = format_of(scales.dtype()),
+        .format = format_of(a.dtype()),
     };
-    const auto run = instruction_set() == InstructionSet::avx512 ? run_avx512 : run_portable;
+    const auto run = instruction_set() >= InstructionSet::avx512 ? run_avx512 : run_portable;
     auto& encoder = mx::cpu::get_command_encoder(stream());
     for (const auto& input : inputs) {
         encoder.set_input_array(input);

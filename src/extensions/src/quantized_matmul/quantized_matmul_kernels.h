@@ -5,12 +5,11 @@
 // older machine would stumble over them.
 #pragma once
 
-#include <cstdint>
+#include <stdint.h>
+
+#include "common/half.h"
 
 namespace tiny_llm_ext {
-
-/// 16-bit floating formats, as kernels compiled without MLX's headers see them.
-enum class Half { float16, bfloat16 };
 
 /// Everything a CPU kernel needs to know.
 struct QuantizedMatmulJob {
@@ -21,8 +20,8 @@ struct QuantizedMatmulJob {
     const uint16_t* biases;  // O × (I/group_size)
     const uint16_t* a;       // M × I
     uint16_t* out;           // M × O
-    Half scale_format;       // of scales and biases
-    Half format;             // of a and out
+    Format scale_format;     // of scales and biases
+    Format format;           // of a and out
 };
 
 /// The reference: three loops. Computes outputs first_output … last_output − 1 of every row.

@@ -1,0 +1,203 @@
+// Vectors of float32, as wide as the instruction set that this file is compiled for.
+//
+// A kernel is written once against these names and compiled once for each instruction set, with
+// TINY_LLM_ISA naming the namespace (see CMakeLists.txt). Arithmetic is that of GCC's and Clang's
+// vector extension: a + b, a * b, a < b ? x : y work on whole vectors. Only what it cannot say is
+// spelled out for each set below.
+//
+// The compiler must not fuse a * b + c by itself (-ffp-contract=off): the same sum has to round the
+// same way in every function that computes it. Where a fused multiply-add is wanted, fma says so.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include "common/half.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#ifndef TINY_LLM_ISA
+#error "a file with vectors is compiled once for each instruction set: see CMakeLists.txt"
+#endif
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+
+namespace {
+
+inline Floats splat(float x) { return Floats{} + x; }
+
+inline Floats as_floats(Ints x) { return (Floats)x; }
+inline Ints as_ints(Floats x) { return (Ints)x; }
+
+/// a · b + c, rounded once.
+inline Floats fma(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#endif
+}
+
+/// The larger of each lane; b where either is NaN.
+inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
+
+// --- memory -------------------------------------------------------------------------------------
+
+template <typename Vector>
+inline Vector load_bits(const void* from) {
+    Vector x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+
+template <typename Vector>
+inline Vector load_bits(const void* from, int count, int bytes) {
+    Vector x = {};
+    memcpy(&x, from, static_cast<size_t>(count) * bytes);
+    return x;
+}
+
+inline Floats widen_float16(Halves x) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps((__m256i)x);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_cvtph_ps((__m128i)x);
+#elif defined(__aarch64__)
+    return (Floats)vcvt_f32_f16((float16x4_t)x);
+#endif
+}
+
+inline Floats widen_bfloat16(Halves x) { return as_floats(__builtin_convertvector(x, Ints) << 16); }
+
+inline Halves narrow_float16(Floats x) {
+#if defined(__AVX512F__)
+    return (Halves)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__AVX2__)
+    return (Halves)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__aarch64__)
+    return (Halves)vcvt_f16_f32((float32x4_t)x);
+#endif
+}
+
+/// Rounds to nearest, ties to even; NaN stays NaN.
+inline Halves narrow_bfloat16(Floats x) {
+    const Ints bits = as_ints(x);
+    const Ints rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    const Ints chosen = x == x ? rounded : (bits | 0x400000);
+    return __builtin_convertvector((chosen >> 16) & 0xffff, Halves);
+}
+
+/// LANES elements from element i of an array.
+inline Floats load(const void* array, int64_t i, Format format) {
+    switch (format) {
+        case Format::float32:
+            return load_bits<Floats>(static_cast<const float*>(array) + i);
+        case Format::float16:
+            return widen_float16(load_bits<Halves>(static_cast<const uint16_t*>(array) + i));
+        default:
+            return widen_bfloat16(load_bits<Halves>(static_cast<const uint16_t*>(array) + i));
+    }
+}
+
+/// `count` < LANES elements from element i of an array; zero beyond.
+inline Floats load(const void* array, int64_t i, Format format, int count) {
+    switch (format) {
+        case Format::float32:
+            return load_bits<Floats>(static_cast<const float*>(array) + i, count, 4);
+        case Format::float16:
+            return widen_float16(
+                load_bits<Halves>(static_cast<const uint16_t*>(array) + i, count, 2));
+        default:
+            return widen_bfloat16(
+                load_bits<Halves>(static_cast<const uint16_t*>(array) + i, count, 2));
+    }
+}
+
+/// Stores the first `count` lanes, rounded to the format, from element i of an array.
+inline void store(void* array, int64_t i, Format format, Floats x, int count = LANES) {
+    if (format == Format::float32) {
+        memcpy(static_cast<float*>(array) + i, &x, static_cast<size_t>(count) * 4);
+        return;
+    }
+    const Halves halves = format == Format::float16 ? narrow_float16(x) : narrow_bfloat16(x);
+    memcpy(static_cast<uint16_t*>(array) + i, &halves, static_cast<size_t>(count) * 2);
+}
+
+// --- across lanes -------------------------------------------------------------------------------
+
+/// The sum of all lanes: halves folded onto each other, an order that depends on LANES alone.
+inline float sum(Floats x) {
+    float lanes[LANES];
+    memcpy(lanes, &x, sizeof lanes);
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) {
+            lanes[i] += lanes[i + half];
+        }
+    }
+    return lanes[0];
+}
+
+/// The largest lane; NaN if there is one is not promised.
+inline float max(Floats x) {
+    float lanes[LANES];
+    memcpy(lanes, &x, sizeof lanes);
+    float largest = lanes[0];
+    for (int i = 1; i < LANES; i++) {
+        largest = lanes[i] > largest ? lanes[i] : largest;
+    }
+    return largest;
+}
+
+// --- functions ----------------------------------------------------------------------------------
+
+/// eˣ to about 2 units in the last place; 0 below −87.3, infinity above 88.7, NaN for NaN.
+///
+/// x = n·ln 2 + r with |r| ≤ ½ ln 2; eʳ is a polynomial, 2ⁿ an exponent. ln 2 is subtracted in two
+/// parts, so that r keeps its precision (Cody and Waite, 1980).
+inline Floats exp(Floats x) {
+    const Floats lowest = splat(-87.33654f), highest = splat(88.72283f);
+    const Floats clamped = x < lowest ? lowest : (x > highest ? highest : x);
+    const Floats magic = splat(12582912.0f);  // 1.5 · 2²³: adding it rounds to a whole number
+    const Floats shifted = fma(clamped, splat(1.44269504f), magic);
+    const Floats n = shifted - magic;
+    Floats r = fma(n, splat(-0.693359375f), clamped);
+    r = fma(n, splat(2.12194440e-4f), r);
+    Floats p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    p = fma(p, r * r, r) + 1.0f;
+    // 2ⁿ in two factors: n may be 128, one more than an exponent holds.
+    const Ints whole = as_ints(shifted) - as_ints(magic);
+    const Ints half = whole >> 1;
+    const Floats two_to_half = as_floats((half + 127) << 23);
+    const Floats two_to_rest = as_floats((whole - half + 127) << 23);
+    Floats y = p * two_to_half * two_to_rest;
+    y = x < lowest ? Floats{} : y;
+    y = x > highest ? splat(__builtin_inff()) : y;
+    return x == x ? y : x;
+}
+
+}  // namespace
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA
