@@ -379,15 +379,12 @@ void run_panel(Panel& panel, int64_t first_row, int64_t rows, __m512* totals) {
     }
 }
 
-}  // namespace
-
-int64_t quantized_matmul_avx512_scratch(const QuantizedMatmulJob& job) {
+int64_t scratch_bytes(const QuantizedMatmulJob& job) {
     const Layout layout = layout_of(job);
     return 4 * (layout.sums_offset + job.M * layout.groups);
 }
 
-void quantized_matmul_avx512_prepare(const QuantizedMatmulJob& job, void* scratch,
-                                     int64_t first_row, int64_t last_row) {
+void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, int64_t last_row) {
     const Layout layout = layout_of(job);
     const int per_word = 32 / job.bits;
     for (int64_t m = first_row; m < last_row; m++) {
@@ -421,8 +418,8 @@ void quantized_matmul_avx512_prepare(const QuantizedMatmulJob& job, void* scratc
     }
 }
 
-void quantized_matmul_avx512_run(const QuantizedMatmulJob& job, const void* scratch,
-                                 int64_t first_output, int64_t last_output) {
+void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
+         int64_t last_output) {
     Panel panel;
     panel.job = &job;
     panel.layout = layout_of(job);
@@ -453,16 +450,10 @@ void quantized_matmul_avx512_run(const QuantizedMatmulJob& job, const void* scra
     _mm_free(memory);
 }
 
-}  // namespace tiny_llm_ext
+}  // namespace
 
-#else  // a machine or compiler without AVX-512: instruction_set() never chooses these
-
-namespace tiny_llm_ext {
-
-int64_t quantized_matmul_avx512_scratch(const QuantizedMatmulJob&) { return 0; }
-void quantized_matmul_avx512_prepare(const QuantizedMatmulJob&, void*, int64_t, int64_t) {}
-void quantized_matmul_avx512_run(const QuantizedMatmulJob&, const void*, int64_t, int64_t) {}
+const QuantizedMatmulKernel quantized_matmul_avx512 = {scratch_bytes, prepare, run};
 
 }  // namespace tiny_llm_ext
 
-#endif
+#endif  // elsewhere nothing is left of this file
