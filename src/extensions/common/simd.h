@@ -85,7 +85,15 @@ inline Floats widen_float16(Halves x) {
 #endif
 }
 
-inline Floats widen_bfloat16(Halves x) { return as_floats(__builtin_convertvector(x, Ints) << 16); }
+inline Floats widen_bfloat16(Halves x) {
+#if defined(__AVX512F__)
+    return as_floats((Ints)_mm512_cvtepu16_epi32((__m256i)x) << 16);
+#elif defined(__AVX2__)
+    return as_floats((Ints)_mm256_cvtepu16_epi32((__m128i)x) << 16);
+#elif defined(__aarch64__)
+    return (Floats)vshll_n_u16((uint16x4_t)x, 16);
+#endif
+}
 
 inline Halves narrow_float16(Floats x) {
 #if defined(__AVX512F__)
