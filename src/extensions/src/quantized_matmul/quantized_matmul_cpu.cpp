@@ -42,24 +42,45 @@ void run_portable(const QuantizedMatmulJob& job) {
     parallel_for(job.O, [&](int64_t o) { quantized_matmul_portable(job, o, o + 1); });
 }
 
-void run_avx512(const QuantizedMatmulJob& job) {
-    const int64_t scratch_bytes = quantized_matmul_avx512_scratch(job);
-    auto scratch = std::make_unique_for_overwrite<char[]>(scratch_bytes + 64);
+// A kernel that works on activations laid out anew, as its three steps.
+struct PanelKernel {
+    int64_t (*scratch)(const QuantizedMatmulJob& job);
+    void (*prepare)(const QuantizedMatmulJob& job, void* scratch, int64_t first, int64_t last);
+    void (*run)(const QuantizedMatmulJob& job, const void* scratch, int64_t first, int64_t last);
+};
+
+constexpr PanelKernel AVX512 = {quantized_matmul_avx512_scratch, quantized_matmul_avx512_prepare,
+                                quantized_matmul_avx512_run};
+constexpr PanelKernel AMX = {quantized_matmul_amx_scratch, quantized_matmul_amx_prepare,
+                             quantized_matmul_amx_run};
+
+template <const PanelKernel& KERNEL>
+void run_panels(const QuantizedMatmulJob& job) {
+    auto scratch = std::make_unique_for_overwrite<char[]>(KERNEL.scratch(job) + 64);
     void* aligned =
         reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.get()) + 63) & ~63);
     constexpr int64_t ROWS = 16;
     parallel_for((job.M + ROWS - 1) / ROWS, [&](int64_t chunk) {
-        quantized_matmul_avx512_prepare(job, aligned, chunk * ROWS,
-                                        std::min(job.M, (chunk + 1) * ROWS));
+        KERNEL.prepare(job, aligned, chunk * ROWS, std::min(job.M, (chunk + 1) * ROWS));
     });
     // About 8 chunks a thread: few enough to cost nothing, enough to share out evenly.
     const int64_t panels = (job.O + QUANTIZED_MATMUL_PANEL - 1) / QUANTIZED_MATMUL_PANEL;
     const int64_t panels_per_chunk = std::max<int64_t>(1, panels / (8 * num_threads()));
     const int64_t outputs = panels_per_chunk * QUANTIZED_MATMUL_PANEL;
     parallel_for((job.O + outputs - 1) / outputs, [&](int64_t chunk) {
-        quantized_matmul_avx512_run(job, aligned, chunk * outputs,
-                                    std::min(job.O, (chunk + 1) * outputs));
+        KERNEL.run(job, aligned, chunk * outputs, std::min(job.O, (chunk + 1) * outputs));
     });
+}
+
+auto kernel_for(InstructionSet set) {
+    switch (set) {
+        case InstructionSet::amx:
+            return run_panels<AMX>;
+        case InstructionSet::avx512:
+            return run_panels<AVX512>;
+        default:
+            return run_portable;
+    }
 }
 
 }  // namespace
@@ -94,7 +115,7 @@ void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
         .scale_format = format_of(scales.dtype()),
         .format = format_of(a.dtype()),
     };
-    const auto run = instruction_set() >= InstructionSet::avx512 ? run_avx512 : run_portable;
+    const auto run = kernel_for(instruction_set());
     auto& encoder = mx::cpu::get_command_encoder(stream());
     for (const auto& input : inputs) {
         encoder.set_input_array(input);
