@@ -1,5 +1,6 @@
 // The operations as Python functions. The docstrings are what `help(tiny_llm_ext)` shows.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
@@ -8,6 +9,7 @@
 #include "common/threads.h"
 #include "src/axpby/axpby.h"
 #include "src/quantized_matmul/quantized_matmul.h"
+#include "src/rms_norm/rms_norm.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -42,6 +44,37 @@ Args:
 
 Returns:
     N..×O in the dtype of a.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("rms_norm", &tiny_llm_ext::rms_norm, "x"_a, "weight"_a, "eps"_a, nb::kw_only(),
+          "stream"_a = nb::none(),
+          R"(x / √(mean(x²) + eps) · weight, over the last axis.
+
+Args:
+    x: N..×D, float32, float16 or bfloat16.
+    weight: D, dtype of x.
+    eps: keeps a zero vector from dividing by zero.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    N..×D in the dtype of x.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("add_rms_norm", &tiny_llm_ext::add_rms_norm, "x"_a, "y"_a, "weight"_a, "eps"_a,
+          nb::kw_only(), "stream"_a = nb::none(),
+          R"(x + y, and its rms_norm: a residual connection and the normalization after it.
+
+Args:
+    x, y: N..×D, of one shape and dtype; the rest as in rms_norm.
+
+Returns:
+    x + y and rms_norm(x + y), both N..×D.
 
 Raises:
     ValueError: an argument that is not as above.

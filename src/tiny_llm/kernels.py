@@ -74,3 +74,42 @@ def quantized_matmul(
     return extension().quantized_matmul(
         scales, biases, group_size, bits, a, b, transpose_b, stream=stream
     )
+
+
+def rms_norm(
+    x: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = mx.cpu
+) -> mx.array:
+    """`tiny_llm.layer_norm.RMSNorm` in one pass.
+
+    Args:
+        x: N..×D, float32, float16 or bfloat16.
+        weight: D, dtype of `x`.
+        eps: keeps a zero vector from dividing by zero.
+        stream: where to compute.
+
+    Returns:
+        N..×D, dtype of `x`.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().rms_norm(x, weight, eps, stream=stream)
+
+
+def add_rms_norm(
+    x: mx.array, y: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = mx.cpu
+) -> tuple[mx.array, mx.array]:
+    """A residual connection and the normalization that follows: x + y, and its `rms_norm`.
+
+    Args:
+        x, y: N..×D, of one shape and dtype.
+        weight, eps, stream: as in `rms_norm`.
+
+    Returns:
+        x + y and rms_norm(x + y), both N..×D.
+
+    Raises:
+        ValueError, UserError: as `rms_norm`.
+    """
+    return extension().add_rms_norm(x, y, weight, eps, stream=stream)

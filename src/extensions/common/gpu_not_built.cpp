@@ -5,6 +5,7 @@
 
 #include "src/axpby/axpby.h"
 #include "src/quantized_matmul/quantized_matmul.h"
+#include "src/rms_norm/rms_norm.h"
 
 namespace tiny_llm_ext {
 
@@ -17,6 +18,9 @@ namespace tiny_llm_ext {
 void Axpby::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("axpby"); }
 void QuantizedMatmul::eval_gpu(const std::vector<mx::array>&, mx::array&) {
     refuse("quantized_matmul");
+}
+void RmsNorm::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
+    refuse("rms_norm");
 }
 
 }  // namespace tiny_llm_ext

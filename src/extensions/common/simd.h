@@ -105,6 +105,18 @@ inline Halves narrow_bfloat16(Floats x) {
     return __builtin_convertvector((chosen >> 16) & 0xffff, Halves);
 }
 
+/// x as the format stores it.
+inline Floats round_to(Floats x, Format format) {
+    switch (format) {
+        case Format::float32:
+            return x;
+        case Format::float16:
+            return widen_float16(narrow_float16(x));
+        default:
+            return widen_bfloat16(narrow_bfloat16(x));
+    }
+}
+
 /// LANES elements from element i of an array.
 inline Floats load(const void* array, int64_t i, Format format) {
     switch (format) {
