@@ -10,6 +10,7 @@
 #include "src/axpby/axpby.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 #include "src/rms_norm/rms_norm.h"
+#include "src/swiglu/swiglu.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -75,6 +76,20 @@ Args:
 
 Returns:
     x + y and rms_norm(x + y), both N..×D.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("swiglu", &tiny_llm_ext::swiglu, "gate"_a, "up"_a, nb::kw_only(), "stream"_a = nb::none(),
+          R"(silu(gate) · up, elementwise.
+
+Args:
+    gate, up: N..×I, of one shape and dtype: float32, float16 or bfloat16.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    N..×I in their dtype.
 
 Raises:
     ValueError: an argument that is not as above.

@@ -113,3 +113,20 @@ def add_rms_norm(
         ValueError, UserError: as `rms_norm`.
     """
     return extension().add_rms_norm(x, y, weight, eps, stream=stream)
+
+
+def swiglu(gate: mx.array, up: mx.array, stream: StreamOrDevice = mx.cpu) -> mx.array:
+    """silu(gate) · up, rounded where `tiny_llm.basics.silu` and the product round.
+
+    Args:
+        gate, up: N..×I, of one shape and dtype: float32, float16 or bfloat16.
+        stream: where to compute.
+
+    Returns:
+        N..×I, in their dtype.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().swiglu(gate, up, stream=stream)

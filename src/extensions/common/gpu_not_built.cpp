@@ -6,6 +6,7 @@
 #include "src/axpby/axpby.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 #include "src/rms_norm/rms_norm.h"
+#include "src/swiglu/swiglu.h"
 
 namespace tiny_llm_ext {
 
@@ -22,5 +23,6 @@ void QuantizedMatmul::eval_gpu(const std::vector<mx::array>&, mx::array&) {
 void RmsNorm::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
     refuse("rms_norm");
 }
+void Swiglu::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("swiglu"); }
 
 }  // namespace tiny_llm_ext

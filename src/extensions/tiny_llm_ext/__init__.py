@@ -14,6 +14,7 @@ from ._ext import (
     num_threads,
     quantized_matmul,
     rms_norm,
+    swiglu,
 )
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "num_threads",
     "quantized_matmul",
     "rms_norm",
+    "swiglu",
 ]
 
 
