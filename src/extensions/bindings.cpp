@@ -8,6 +8,7 @@
 #include "common/instruction_set.h"
 #include "common/threads.h"
 #include "src/axpby/axpby.h"
+#include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 #include "src/rms_norm/rms_norm.h"
 #include "src/swiglu/swiglu.h"
@@ -90,6 +91,24 @@ Args:
 
 Returns:
     N..×I in their dtype.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("qk_norm_rope", &tiny_llm_ext::qk_norm_rope, "x"_a, "weight"_a, "eps"_a, "cos"_a, "sin"_a,
+          nb::kw_only(), "stream"_a = nb::none(),
+          R"(RMSNorm of each head, then RoPE, laid out for attention.
+
+Args:
+    x: B×L×H×D, float32, float16 or bfloat16; D even.
+    weight: D, dtype of x.
+    eps: keeps a zero vector from dividing by zero.
+    cos, sin: B×L×D/2 or 1×L×D/2, float32; pair i is (x[i], x[i + D/2]).
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    B×H×L×D in the dtype of x.
 
 Raises:
     ValueError: an argument that is not as above.

@@ -130,3 +130,30 @@ def swiglu(gate: mx.array, up: mx.array, stream: StreamOrDevice = mx.cpu) -> mx.
         UserError: the extension is not built.
     """
     return extension().swiglu(gate, up, stream=stream)
+
+
+def qk_norm_rope(
+    x: mx.array,
+    weight: mx.array,
+    eps: float,
+    cos: mx.array,
+    sin: mx.array,
+    stream: StreamOrDevice = mx.cpu,
+) -> mx.array:
+    """RMSNorm of each head, then RoPE in halves, laid out for attention: no `swapaxes` to copy.
+
+    Args:
+        x: B×L×H×D, float32, float16 or bfloat16; D even.
+        weight: D, dtype of `x`.
+        eps: keeps a zero vector from dividing by zero.
+        cos, sin: B×L×D/2 or 1×L×D/2, float32, from `RoPE.tables`.
+        stream: where to compute.
+
+    Returns:
+        B×H×L×D, dtype of `x`.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().qk_norm_rope(x, weight, eps, cos, sin, stream=stream)
