@@ -4,6 +4,7 @@
 #include <string>
 
 #include "src/axpby/axpby.h"
+#include "src/flash_attention/flash_attention.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 
 namespace tiny_llm_ext {
@@ -15,6 +16,9 @@ namespace tiny_llm_ext {
 }
 
 void Axpby::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("axpby"); }
+void FlashAttention::eval_gpu(const std::vector<mx::array>&, mx::array&) {
+    refuse("flash_attention");
+}
 void QuantizedMatmul::eval_gpu(const std::vector<mx::array>&, mx::array&) {
     refuse("quantized_matmul");
 }

@@ -6,9 +6,23 @@ The package `tiny_llm` reaches them through `tiny_llm.kernels` alone.
 # First: it loads libmlx and registers mx.array with nanobind, which the module below looks up.
 import mlx.core as _mx
 
-from ._ext import axpby, instruction_set, instruction_sets, num_threads, quantized_matmul
+from ._ext import (
+    axpby,
+    flash_attention,
+    instruction_set,
+    instruction_sets,
+    num_threads,
+    quantized_matmul,
+)
 
-__all__ = ["axpby", "instruction_set", "instruction_sets", "num_threads", "quantized_matmul"]
+__all__ = [
+    "axpby",
+    "flash_attention",
+    "instruction_set",
+    "instruction_sets",
+    "num_threads",
+    "quantized_matmul",
+]
 
 
 def _check_abi() -> None:
