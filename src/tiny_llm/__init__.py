@@ -7,6 +7,7 @@ of the imports below.
 from .attention import (
     SimpleMultiHeadAttention,
     causal_mask,
+    flash_attention,
     scaled_dot_product_attention_grouped,
     scaled_dot_product_attention_simple,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "decode_with_cache",
     "dequantize_linear",
     "dispatch_model",
+    "flash_attention",
     "linear",
     "load",
     "make_sampler",

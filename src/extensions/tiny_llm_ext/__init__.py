@@ -28,6 +28,21 @@ __all__ = [
     "quantized_matmul",
     "rms_norm",
     "swiglu",
+    axpby,
+    flash_attention,
+    instruction_set,
+    instruction_sets,
+    num_threads,
+    quantized_matmul,
+)
+
+__all__ = [
+    "axpby",
+    "flash_attention",
+    "instruction_set",
+    "instruction_sets",
+    "num_threads",
+    "quantized_matmul",
 ]
 
 
