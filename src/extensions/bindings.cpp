@@ -1,7 +1,7 @@
 // The operations as Python functions. The docstrings are what `help(tiny_llm_ext)` shows.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
@@ -9,8 +9,8 @@
 #include "common/instruction_set.h"
 #include "common/threads.h"
 #include "src/axpby/axpby.h"
-#include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/flash_attention/flash_attention.h"
+#include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 #include "src/rms_norm/rms_norm.h"
 #include "src/swiglu/swiglu.h"

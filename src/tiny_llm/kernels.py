@@ -157,6 +157,8 @@ def qk_norm_rope(
         UserError: the extension is not built.
     """
     return extension().qk_norm_rope(x, weight, eps, cos, sin, stream=stream)
+
+
 def flash_attention(
     query: mx.array,
     key: mx.array,

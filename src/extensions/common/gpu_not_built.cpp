@@ -4,8 +4,8 @@
 #include <string>
 
 #include "src/axpby/axpby.h"
-#include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/flash_attention/flash_attention.h"
+#include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 #include "src/rms_norm/rms_norm.h"
 #include "src/swiglu/swiglu.h"

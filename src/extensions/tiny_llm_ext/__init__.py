@@ -9,6 +9,7 @@ import mlx.core as _mx
 from ._ext import (
     add_rms_norm,
     axpby,
+    flash_attention,
     instruction_set,
     instruction_sets,
     num_threads,
@@ -21,6 +22,7 @@ from ._ext import (
 __all__ = [
     "add_rms_norm",
     "axpby",
+    "flash_attention",
     "instruction_set",
     "instruction_sets",
     "num_threads",
@@ -28,21 +30,6 @@ __all__ = [
     "quantized_matmul",
     "rms_norm",
     "swiglu",
-    axpby,
-    flash_attention,
-    instruction_set,
-    instruction_sets,
-    num_threads,
-    quantized_matmul,
-)
-
-__all__ = [
-    "axpby",
-    "flash_attention",
-    "instruction_set",
-    "instruction_sets",
-    "num_threads",
-    "quantized_matmul",
 ]
 
 
