@@ -18,7 +18,7 @@ LAYERS = [
     {"basics", "kernels", "sampler"},
     {"attention", "positional_encoding", "layer_norm", "embedding", "quantize"},
     {"kv_cache"},
-    {"qwen3_week1", "qwen3_week2"},
+    {"qwen3_week1", "qwen3_week2", "speculative"},
     {"generate", "checkpoint"},
     {"batch", "models"},
     {"cli.command", "cli.arguments"},

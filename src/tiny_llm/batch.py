@@ -12,9 +12,9 @@ from typing import Any
 import mlx.core as mx
 
 from .errors import UserError
-from .generate import encode_prompt, log_softmax
+from .generate import encode_prompt
 from .kv_cache import BatchingKvCache, TinyKvFullCache
-from .sampler import Sampler, make_sampler
+from .sampler import Sampler, log_softmax, make_sampler
 
 
 class Request:
