@@ -38,7 +38,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", metavar="{cpu,gpu}", help="where to compute (gpu where there is one)"
     )
     parser.add_argument(
-        "--enable-flash-attn", action="store_true", help="flash attention; no loader has it yet"
+        "--enable-flash-attn", action="store_true", help="attend without an L×S matrix (week2)"
     )
 
 
@@ -93,16 +93,20 @@ def check_model_arguments(args: argparse.Namespace) -> None:
         if args.enable_flash_attn:
             raise UserError("--enable-flash-attn has no effect on --solution mlx; leave it out.")
         return
-    args.loader = args.loader or fastest_loader(args.device)
+    needs_week2 = args.enable_flash_attn or args.draft_model is not None
+    args.loader = args.loader or ("week2" if needs_week2 else fastest_loader(args.device))
+    if args.enable_flash_attn and args.loader != "week2":
+        raise UserError(
+            f"--enable-flash-attn: {args.loader} does not attend through that kernel; leave it "
+            "out, or use --loader week2."
+        )
+    if args.draft_model is not None and args.loader == "week1":
+        raise UserError(
+            "--draft-model: week1 has no cache to rewind when a draft is wrong; leave it out, or "
+            "use --loader week2."
+        )
     if args.loader != "week1":
         kernels.extension()  # if it is missing, better said now than after loading
-    if args.enable_flash_attn:
-        raise UserError(f"--enable-flash-attn: {args.loader} has no flash attention; leave it out.")
-    if args.draft_model is not None:
-        raise UserError(
-            f"--draft-model: {args.loader} does not verify drafts; leave it out, or use "
-            "--solution mlx."
-        )
 
 
 def fastest_loader(device: str | None) -> str:
