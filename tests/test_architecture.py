@@ -22,8 +22,10 @@ LAYERS = [
     {"generate", "checkpoint"},
     {"batch", "models"},
     {"cli.command", "cli.arguments"},
-    {"cli.backend"},
-    {"cli.main", "cli.chat", "cli.check_installation"},
+    {"cli.backend", "cli.workload"},
+    {"cli.batch_runs"},
+    {"cli.batch_view"},
+    {"cli.main", "cli.chat", "cli.batch_main", "cli.bench", "cli.check_installation"},
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 
