@@ -81,14 +81,15 @@ def _open(
 
 def _serve(run: BatchRun, num_seqs: int) -> None:
     """Steps to the end; the progress bar is drawn when a sequence is finished, not in between."""
-    with Progress(console=console, transient=True, auto_refresh=False) as progress:
+    hidden = not console.is_terminal
+    with Progress(console=console, transient=True, auto_refresh=False, disable=hidden) as progress:
         task = progress.add_task("sequences", total=num_seqs)
         finished = 0
         while not run.is_done:
             run.step()
             if len(run.answers) > finished:
                 finished = len(run.answers)
-                progress.update(task, completed=finished, refresh=console.is_terminal)
+                progress.update(task, completed=finished, refresh=True)
 
 
 def _bench(argv: list[str] | None) -> int:
