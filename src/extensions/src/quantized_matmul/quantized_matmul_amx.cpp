@@ -211,22 +211,17 @@ void run_panel(const Panel& panel, Unpacking& unpacking, int64_t first_block, in
     store_totals(panel, first_block, blocks);
 }
 
-}  // namespace
+int64_t scratch_bytes(const QuantizedMatmulJob& job) { return 4 * layout_of(job).words; }
 
-int64_t quantized_matmul_amx_scratch(const QuantizedMatmulJob& job) {
-    return 4 * layout_of(job).words;
-}
-
-void quantized_matmul_amx_prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row,
-                                  int64_t last_row) {
+void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, int64_t last_row) {
     const Layout layout = layout_of(job);
     for (int64_t row = first_row; row < last_row; row += SIDE) {
         prepare_block(job, layout, row / SIDE, static_cast<uint32_t*>(scratch));
     }
 }
 
-void quantized_matmul_amx_run(const QuantizedMatmulJob& job, const void* scratch,
-                              int64_t first_output, int64_t last_output) {
+void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
+         int64_t last_output) {
     const Layout layout = layout_of(job);
     const int64_t most = layout.blocks < MOST_BLOCKS ? layout.blocks : MOST_BLOCKS;
     const int64_t floats = (2 * layout.groups + most * SIDE) * PANEL;
@@ -263,16 +258,10 @@ void quantized_matmul_amx_run(const QuantizedMatmulJob& job, const void* scratch
     _mm_free(memory);
 }
 
-}  // namespace tiny_llm_ext
+}  // namespace
 
-#else  // a machine or compiler without AMX: instruction_set() never chooses these
-
-namespace tiny_llm_ext {
-
-int64_t quantized_matmul_amx_scratch(const QuantizedMatmulJob&) { return 0; }
-void quantized_matmul_amx_prepare(const QuantizedMatmulJob&, void*, int64_t, int64_t) {}
-void quantized_matmul_amx_run(const QuantizedMatmulJob&, const void*, int64_t, int64_t) {}
+const QuantizedMatmulKernel quantized_matmul_amx = {scratch_bytes, prepare, run};
 
 }  // namespace tiny_llm_ext
 
-#endif
+#endif  // elsewhere nothing is left of this file

@@ -171,22 +171,17 @@ void run_panel(Panel& panel, int64_t first_row, int64_t rows, __m512* totals) {
     }
 }
 
-}  // namespace
+int64_t scratch_bytes(const QuantizedMatmulJob& job) { return layout_of(job).bytes; }
 
-int64_t quantized_matmul_avx512_scratch(const QuantizedMatmulJob& job) {
-    return layout_of(job).bytes;
-}
-
-void quantized_matmul_avx512_prepare(const QuantizedMatmulJob& job, void* scratch,
-                                     int64_t first_row, int64_t last_row) {
+void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, int64_t last_row) {
     const Layout layout = layout_of(job);
     for (int64_t row = first_row; row < last_row; row++) {
         prepare_row(job, layout, row, scratch);
     }
 }
 
-void quantized_matmul_avx512_run(const QuantizedMatmulJob& job, const void* scratch,
-                                 int64_t first_output, int64_t last_output) {
+void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
+         int64_t last_output) {
     const int64_t row_block = job.M < ROW_BLOCK ? job.M : ROW_BLOCK;
     for_each_panel(job, layout_of(job), scratch, row_block, first_output, last_output,
                    [&](Panel& panel, __m512* totals) {
@@ -201,16 +196,10 @@ void quantized_matmul_avx512_run(const QuantizedMatmulJob& job, const void* scra
                    });
 }
 
-}  // namespace tiny_llm_ext
+}  // namespace
 
-#else  // a machine or compiler without AVX-512: instruction_set() never chooses these
-
-namespace tiny_llm_ext {
-
-int64_t quantized_matmul_avx512_scratch(const QuantizedMatmulJob&) { return 0; }
-void quantized_matmul_avx512_prepare(const QuantizedMatmulJob&, void*, int64_t, int64_t) {}
-void quantized_matmul_avx512_run(const QuantizedMatmulJob&, const void*, int64_t, int64_t) {}
+const QuantizedMatmulKernel quantized_matmul_avx512 = {scratch_bytes, prepare, run};
 
 }  // namespace tiny_llm_ext
 
-#endif
+#endif  // elsewhere nothing is left of this file
