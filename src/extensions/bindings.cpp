@@ -1,5 +1,7 @@
 // The operations as Python functions. The docstrings are what `help(tiny_llm_ext)` shows.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
@@ -7,7 +9,11 @@
 #include "common/instruction_set.h"
 #include "common/threads.h"
 #include "src/axpby/axpby.h"
+#include "src/flash_attention/flash_attention.h"
+#include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/quantized_matmul/quantized_matmul.h"
+#include "src/rms_norm/rms_norm.h"
+#include "src/swiglu/swiglu.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -42,6 +48,92 @@ Args:
 
 Returns:
     N..×O in the dtype of a.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("rms_norm", &tiny_llm_ext::rms_norm, "x"_a, "weight"_a, "eps"_a, nb::kw_only(),
+          "stream"_a = nb::none(),
+          R"(x / √(mean(x²) + eps) · weight, over the last axis.
+
+Args:
+    x: N..×D, float32, float16 or bfloat16.
+    weight: D, dtype of x.
+    eps: keeps a zero vector from dividing by zero.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    N..×D in the dtype of x.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("add_rms_norm", &tiny_llm_ext::add_rms_norm, "x"_a, "y"_a, "weight"_a, "eps"_a,
+          nb::kw_only(), "stream"_a = nb::none(),
+          R"(x + y, and its rms_norm: a residual connection and the normalization after it.
+
+Args:
+    x, y: N..×D, of one shape and dtype; the rest as in rms_norm.
+
+Returns:
+    x + y and rms_norm(x + y), both N..×D.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("swiglu", &tiny_llm_ext::swiglu, "gate"_a, "up"_a, nb::kw_only(), "stream"_a = nb::none(),
+          R"(silu(gate) · up, elementwise.
+
+Args:
+    gate, up: N..×I, of one shape and dtype: float32, float16 or bfloat16.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    N..×I in their dtype.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("qk_norm_rope", &tiny_llm_ext::qk_norm_rope, "x"_a, "weight"_a, "eps"_a, "cos"_a, "sin"_a,
+          nb::kw_only(), "stream"_a = nb::none(),
+          R"(RMSNorm of each head, then RoPE, laid out for attention.
+
+Args:
+    x: B×L×H×D, float32, float16 or bfloat16; D even.
+    weight: D, dtype of x.
+    eps: keeps a zero vector from dividing by zero.
+    cos, sin: B×L×D/2 or 1×L×D/2, float32; pair i is (x[i], x[i + D/2]).
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    B×H×L×D in the dtype of x.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("flash_attention", &tiny_llm_ext::flash_attention, "query"_a, "key"_a, "value"_a,
+          "scale"_a = nb::none(), "causal"_a = false, "mask"_a = nb::none(),
+          "context_lens"_a = nb::none(), nb::kw_only(), "stream"_a = nb::none(),
+          R"(softmax(query · keyᵀ · scale + mask) · value, without the matrix of scores.
+
+Args:
+    query: N..×H_q×L×D, float32, float16 or bfloat16; D at most 256.
+    key, value: N..×H×S×D in the dtype of query; H divides H_q. Slices of a larger buffer are read
+        where they are.
+    scale: multiplies the scores; 1/√D if None.
+    causal: query i sees keys j ≤ i + S − L only.
+    mask: broadcastable to N..×H_q×L×S; floating (added to the scores) or bool (true is visible).
+    context_lens: B int32; sequence b has its first context_lens[b] keys only, and the causal rule
+        has that number in place of S.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    N..×H_q×L×D in the dtype of query. A row that may see no key is zero.
 
 Raises:
     ValueError: an argument that is not as above.

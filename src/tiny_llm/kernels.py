@@ -74,3 +74,105 @@ def quantized_matmul(
     return extension().quantized_matmul(
         scales, biases, group_size, bits, a, b, transpose_b, stream=stream
     )
+
+
+def rms_norm(
+    x: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = mx.cpu
+) -> mx.array:
+    """`tiny_llm.layer_norm.RMSNorm` in one pass.
+
+    Args:
+        x: N..×D, float32, float16 or bfloat16.
+        weight: D, dtype of `x`.
+        eps: keeps a zero vector from dividing by zero.
+        stream: where to compute.
+
+    Returns:
+        N..×D, dtype of `x`.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().rms_norm(x, weight, eps, stream=stream)
+
+
+def add_rms_norm(
+    x: mx.array, y: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = mx.cpu
+) -> tuple[mx.array, mx.array]:
+    """A residual connection and the normalization that follows: x + y, and its `rms_norm`.
+
+    Args:
+        x, y: N..×D, of one shape and dtype.
+        weight, eps, stream: as in `rms_norm`.
+
+    Returns:
+        x + y and rms_norm(x + y), both N..×D.
+
+    Raises:
+        ValueError, UserError: as `rms_norm`.
+    """
+    return extension().add_rms_norm(x, y, weight, eps, stream=stream)
+
+
+def swiglu(gate: mx.array, up: mx.array, stream: StreamOrDevice = mx.cpu) -> mx.array:
+    """silu(gate) · up, rounded where `tiny_llm.basics.silu` and the product round.
+
+    Args:
+        gate, up: N..×I, of one shape and dtype: float32, float16 or bfloat16.
+        stream: where to compute.
+
+    Returns:
+        N..×I, in their dtype.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().swiglu(gate, up, stream=stream)
+
+
+def qk_norm_rope(
+    x: mx.array,
+    weight: mx.array,
+    eps: float,
+    cos: mx.array,
+    sin: mx.array,
+    stream: StreamOrDevice = mx.cpu,
+) -> mx.array:
+    """RMSNorm of each head, then RoPE in halves, laid out for attention: no `swapaxes` to copy.
+
+    Args:
+        x: B×L×H×D, float32, float16 or bfloat16; D even.
+        weight: D, dtype of `x`.
+        eps: keeps a zero vector from dividing by zero.
+        cos, sin: B×L×D/2 or 1×L×D/2, float32, from `RoPE.tables`.
+        stream: where to compute.
+
+    Returns:
+        B×H×L×D, dtype of `x`.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().qk_norm_rope(x, weight, eps, cos, sin, stream=stream)
+
+
+def flash_attention(
+    query: mx.array,
+    key: mx.array,
+    value: mx.array,
+    scale: float | None = None,
+    causal: bool = False,
+    mask: mx.array | None = None,
+    context_lens: mx.array | None = None,
+    stream: StreamOrDevice = mx.cpu,
+) -> mx.array:
+    """Tiled attention; the contract is that of `tiny_llm.attention.flash_attention`.
+
+    Here the causal rule is a flag, so that `mask` is an array or None, and `context_lens` is int32.
+    """
+    return extension().flash_attention(
+        query, key, value, scale, causal, mask, context_lens, stream=stream
+    )

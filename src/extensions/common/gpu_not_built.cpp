@@ -4,7 +4,11 @@
 #include <string>
 
 #include "src/axpby/axpby.h"
+#include "src/flash_attention/flash_attention.h"
+#include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/quantized_matmul/quantized_matmul.h"
+#include "src/rms_norm/rms_norm.h"
+#include "src/swiglu/swiglu.h"
 
 namespace tiny_llm_ext {
 
@@ -15,8 +19,16 @@ namespace tiny_llm_ext {
 }
 
 void Axpby::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("axpby"); }
+void QkNormRope::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("qk_norm_rope"); }
+void FlashAttention::eval_gpu(const std::vector<mx::array>&, mx::array&) {
+    refuse("flash_attention");
+}
 void QuantizedMatmul::eval_gpu(const std::vector<mx::array>&, mx::array&) {
     refuse("quantized_matmul");
 }
+void RmsNorm::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
+    refuse("rms_norm");
+}
+void Swiglu::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("swiglu"); }
 
 }  // namespace tiny_llm_ext

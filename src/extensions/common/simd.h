@@ -40,7 +40,17 @@ typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 
 namespace {
 
-inline Floats splat(float x) { return Floats{} + x; }
+// Subtracting zero changes no number, −0 and NaN included, and no compiler does it.
+inline Floats splat(float x) { return x - Floats{}; }
+
+/// 0, 1, … in the lanes.
+inline Ints lane_numbers() {
+    Ints numbers;
+    for (int i = 0; i < LANES; i++) {
+        numbers[i] = i;
+    }
+    return numbers;
+}
 
 inline Floats as_floats(Ints x) { return (Floats)x; }
 inline Ints as_ints(Floats x) { return (Ints)x; }
@@ -105,12 +115,36 @@ inline Halves narrow_float16(Floats x) {
 #endif
 }
 
-/// Rounds to nearest, ties to even; NaN stays NaN.
-inline Halves narrow_bfloat16(Floats x) {
+/// The bfloat16 number in the upper half of each lane: rounded to nearest, ties to even; NaN stays
+/// NaN. AVX-512 has an instruction for it, but that one takes subnormal numbers for zero.
+inline Ints bfloat16_bits(Floats x) {
     const Ints bits = as_ints(x);
     const Ints rounded = bits + 0x7fff + ((bits >> 16) & 1);
-    const Ints chosen = x == x ? rounded : (bits | 0x400000);
-    return __builtin_convertvector((chosen >> 16) & 0xffff, Halves);
+    return x == x ? rounded : (bits | 0x400000);
+}
+
+inline Halves narrow_bfloat16(Floats x) {
+    const Ints upper = bfloat16_bits(x) >> 16;
+#if defined(__AVX512F__)
+    return (Halves)_mm512_cvtepi32_epi16((__m512i)upper);
+#elif defined(__AVX2__)
+    const __m256i packed = _mm256_packs_epi32((__m256i)upper, (__m256i)upper);  // a b · a b
+    return (Halves)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0b1000));
+#elif defined(__aarch64__)
+    return (Halves)vmovn_s32((int32x4_t)upper);
+#endif
+}
+
+/// x as the format stores it.
+inline Floats round_to(Floats x, Format format) {
+    switch (format) {
+        case Format::float32:
+            return x;
+        case Format::float16:
+            return widen_float16(narrow_float16(x));
+        default:
+            return as_floats(bfloat16_bits(x) & static_cast<int32_t>(0xffff0000));
+    }
 }
 
 /// LANES elements from element i of an array.

@@ -6,9 +6,31 @@ The package `tiny_llm` reaches them through `tiny_llm.kernels` alone.
 # First: it loads libmlx and registers mx.array with nanobind, which the module below looks up.
 import mlx.core as _mx
 
-from ._ext import axpby, instruction_set, instruction_sets, num_threads, quantized_matmul
+from ._ext import (
+    add_rms_norm,
+    axpby,
+    flash_attention,
+    instruction_set,
+    instruction_sets,
+    num_threads,
+    qk_norm_rope,
+    quantized_matmul,
+    rms_norm,
+    swiglu,
+)
 
-__all__ = ["axpby", "instruction_set", "instruction_sets", "num_threads", "quantized_matmul"]
+__all__ = [
+    "add_rms_norm",
+    "axpby",
+    "flash_attention",
+    "instruction_set",
+    "instruction_sets",
+    "num_threads",
+    "qk_norm_rope",
+    "quantized_matmul",
+    "rms_norm",
+    "swiglu",
+]
 
 
 def _check_abi() -> None:

@@ -39,7 +39,10 @@ void run_kernel(const QuantizedMatmulJob& job, const QuantizedMatmulKernel& kern
 // The kernel of an instruction set, or nullptr: the reference.
 const QuantizedMatmulKernel* kernel_of(InstructionSet set) {
 #if defined(__x86_64__)
-    if (set >= InstructionSet::avx512) {
+    if (set == InstructionSet::amx) {
+        return &quantized_matmul_amx;
+    }
+    if (set == InstructionSet::avx512) {
         return &quantized_matmul_avx512;
     }
     if (set == InstructionSet::avx2) {

@@ -46,6 +46,7 @@ namespace avx2 {
 extern const QuantizedMatmulKernel quantized_matmul_fixed_point;
 }
 extern const QuantizedMatmulKernel quantized_matmul_avx512;
+extern const QuantizedMatmulKernel quantized_matmul_amx;
 #elif defined(__aarch64__)
 namespace neon {
 extern const QuantizedMatmulKernel quantized_matmul_fixed_point;
