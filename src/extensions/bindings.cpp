@@ -9,6 +9,7 @@
 #include "common/instruction_set.h"
 #include "common/threads.h"
 #include "src/axpby/axpby.h"
+#include "src/cache_write/cache_write.h"
 #include "src/flash_attention/flash_attention.h"
 #include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/quantized_matmul/quantized_matmul.h"
@@ -134,6 +135,23 @@ Args:
 
 Returns:
     N..×H_q×L×D in the dtype of query. A row that may see no key is zero.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("cache_write", &tiny_llm_ext::cache_write, "buffer"_a, "tokens"_a, "offsets"_a,
+          nb::kw_only(), "stream"_a = nb::none(),
+          R"(New keys or values into a cache's buffer, in place if nothing else refers to it.
+
+Args:
+    buffer: B×H×C×D, any dtype.
+    tokens: B×H×L×D of the same dtype.
+    offsets: where each sequence's tokens go, B numbers from 0 to C − L; −1 leaves one as it is.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    B×H×C×D: the buffer with the tokens.
 
 Raises:
     ValueError: an argument that is not as above.

@@ -176,3 +176,27 @@ def flash_attention(
     return extension().flash_attention(
         query, key, value, scale, causal, mask, context_lens, stream=stream
     )
+
+
+def cache_write(
+    buffer: mx.array, tokens: mx.array, offsets: list[int], stream: StreamOrDevice = mx.cpu
+) -> mx.array:
+    """New keys or values into a cache's buffer.
+
+    The buffer's memory becomes the result's, and only the new tokens are written, if the caller
+    keeps no other reference to it: `buffer = cache_write(buffer, …)`.
+
+    Args:
+        buffer: B×H×C×D, any dtype.
+        tokens: B×H×L×D of the same dtype.
+        offsets: where each sequence's tokens go, B numbers from 0 to C − L; −1 leaves one as it is.
+        stream: where to compute.
+
+    Returns:
+        B×H×C×D: the buffer with the tokens.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().cache_write(buffer, tokens, offsets, stream=stream)

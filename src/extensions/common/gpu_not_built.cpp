@@ -4,6 +4,7 @@
 #include <string>
 
 #include "src/axpby/axpby.h"
+#include "src/cache_write/cache_write.h"
 #include "src/flash_attention/flash_attention.h"
 #include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/quantized_matmul/quantized_matmul.h"
@@ -20,6 +21,7 @@ namespace tiny_llm_ext {
 
 void Axpby::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("axpby"); }
 void QkNormRope::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("qk_norm_rope"); }
+void CacheWrite::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("cache_write"); }
 void FlashAttention::eval_gpu(const std::vector<mx::array>&, mx::array&) {
     refuse("flash_attention");
 }
