@@ -157,3 +157,35 @@ def qk_norm_rope(
         UserError: the extension is not built.
     """
     return extension().qk_norm_rope(x, weight, eps, cos, sin, stream=stream)
+
+
+def quantized_embedding(
+    ids: mx.array,
+    scales: mx.array,
+    biases: mx.array,
+    group_size: int,
+    bits: int,
+    weight: mx.array,
+    stream: StreamOrDevice = mx.cpu,
+) -> mx.array:
+    """Rows of a quantized table, dequantized: the same bits as `mx.dequantize` of those rows.
+
+    Args:
+        ids: N.., int32 or uint32. A negative one counts from the end; one beyond the table gives
+            a row of NaN, because ids may only be known when it is too late to raise.
+        scales, biases: V×(E/group_size), float32, float16 or bfloat16.
+        group_size: 32, 64 or 128.
+        bits: 4 or 8.
+        weight: V×(E·bits/32), uint32.
+        stream: where to compute.
+
+    Returns:
+        N..×E, dtype of `scales`.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().quantized_embedding(
+        ids, scales, biases, group_size, bits, weight, stream=stream
+    )

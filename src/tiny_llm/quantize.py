@@ -135,11 +135,14 @@ class QuantizedEmbedding:
         self.weight = weight
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """Looks tokens up: ids N.. -> N..×E, in the dtype of the scales."""
+        """Looks tokens up: ids N.. -> N..×E, in the dtype of the scales.
+
+        An id beyond the table gives a row of NaN.
+        """
         w = self.weight
-        return mx.dequantize(
-            w.weight[ids], w.scales[ids], w.biases[ids], group_size=w.group_size, bits=w.bits
-        )
+        if ids.dtype != mx.uint32:
+            ids = ids.astype(mx.int32)
+        return kernels.quantized_embedding(ids, w.scales, w.biases, w.group_size, w.bits, w.weight)
 
     def as_linear(self, x: mx.array) -> mx.array:
         """Scores each token of the vocabulary: N..×E -> N..×V."""

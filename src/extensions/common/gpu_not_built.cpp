@@ -5,6 +5,7 @@
 
 #include "src/axpby/axpby.h"
 #include "src/qk_norm_rope/qk_norm_rope.h"
+#include "src/quantized_embedding/quantized_embedding.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 #include "src/rms_norm/rms_norm.h"
 #include "src/swiglu/swiglu.h"
@@ -19,6 +20,9 @@ namespace tiny_llm_ext {
 
 void Axpby::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("axpby"); }
 void QkNormRope::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("qk_norm_rope"); }
+void QuantizedEmbedding::eval_gpu(const std::vector<mx::array>&, mx::array&) {
+    refuse("quantized_embedding");
+}
 void QuantizedMatmul::eval_gpu(const std::vector<mx::array>&, mx::array&) {
     refuse("quantized_matmul");
 }
