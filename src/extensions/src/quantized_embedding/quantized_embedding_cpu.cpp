@@ -41,17 +41,19 @@ void look_up(const Job& job, int64_t n) {
         }
         return;
     }
-    const int per_word = 32 / job.bits;
     const uint32_t mask = (1u << job.bits) - 1;
-    const uint32_t* words = job.weight + row * (job.E / per_word);
-    for (int64_t e = 0; e < job.E; e += job.group_size) {
-        const int64_t group = (row * job.E + e) / job.group_size;
-        const float scale = load_element(job.scales, group, job.format);
-        const float bias = load_element(job.biases, group, job.format);
-        for (int64_t i = e; i < e + job.group_size; i++) {
-            const uint32_t q = words[i / per_word] >> (i % per_word * job.bits) & mask;
-            const float product = round_to(static_cast<float>(q) * scale, job.format);
-            store_element(job.out, n * job.E + i, job.format, product + bias);
+    const int64_t words_per_group = job.group_size * job.bits / 32;
+    const int64_t groups = job.E / job.group_size;
+    const uint32_t* word = job.weight + row * groups * words_per_group;
+    int64_t i = n * job.E;  // of the next number of out
+    for (int64_t g = row * groups; g < (row + 1) * groups; g++) {
+        const float scale = load_element(job.scales, g, job.format);
+        const float bias = load_element(job.biases, g, job.format);
+        for (const uint32_t* const end = word + words_per_group; word < end; word++) {
+            for (int shift = 0; shift < 32; shift += job.bits) {
+                const float q = static_cast<float>(*word >> shift & mask);
+                store_element(job.out, i++, job.format, round_to(q * scale, job.format) + bias);
+            }
         }
     }
 }
