@@ -8,6 +8,7 @@
 #include "common/instruction_set.h"
 #include "common/threads.h"
 #include "src/axpby/axpby.h"
+#include "src/matmul/matmul.h"
 #include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/quantized_embedding/quantized_embedding.h"
 #include "src/quantized_matmul/quantized_matmul.h"
@@ -129,6 +130,21 @@ Args:
 
 Returns:
     N..×E in the dtype of scales.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("matmul", &tiny_llm_ext::matmul, "a"_a, "b"_a, nb::kw_only(), "stream"_a = nb::none(),
+          R"(a · bᵀ.
+
+Args:
+    a: N..×I, float32, float16 or bfloat16.
+    b: O×I, dtype of a.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    N..×O in their dtype.
 
 Raises:
     ValueError: an argument that is not as above.

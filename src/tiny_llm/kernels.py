@@ -189,3 +189,23 @@ def quantized_embedding(
     return extension().quantized_embedding(
         ids, scales, biases, group_size, bits, weight, stream=stream
     )
+
+
+def matmul(a: mx.array, b: mx.array, stream: StreamOrDevice = mx.cpu) -> mx.array:
+    """a · bᵀ: `linear` for matrices that are not quantized, with float32 sums.
+
+    Each row's result is the same to the last bit however many rows are computed with it.
+
+    Args:
+        a: N..×I, float32, float16 or bfloat16.
+        b: O×I, dtype of `a`.
+        stream: where to compute.
+
+    Returns:
+        N..×O, in their dtype.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().matmul(a, b, stream=stream)
