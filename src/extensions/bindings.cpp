@@ -1,5 +1,6 @@
 // The operations as Python functions. The docstrings are what `help(tiny_llm_ext)` shows.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
@@ -9,6 +10,7 @@
 #include "common/threads.h"
 #include "src/axpby/axpby.h"
 #include "src/matmul/matmul.h"
+#include "src/flash_attention/flash_attention.h"
 #include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/quantized_embedding/quantized_embedding.h"
 #include "src/quantized_matmul/quantized_matmul.h"
@@ -111,6 +113,24 @@ Args:
 
 Returns:
     B×H×L×D in the dtype of x.
+    m.def("flash_attention", &tiny_llm_ext::flash_attention, "query"_a, "key"_a, "value"_a,
+          "scale"_a = nb::none(), "causal"_a = false, "mask"_a = nb::none(),
+          "context_lens"_a = nb::none(), nb::kw_only(), "stream"_a = nb::none(),
+          R"(softmax(query · keyᵀ · scale + mask) · value, without the matrix of scores.
+
+Args:
+    query: N..×H_q×L×D, float32, float16 or bfloat16; D at most 256.
+    key, value: N..×H×S×D in the dtype of query; H divides H_q. Slices of a larger buffer are read
+        where they are.
+    scale: multiplies the scores; 1/√D if None.
+    causal: query i sees keys j ≤ i + S − L only.
+    mask: broadcastable to N..×H_q×L×S; floating (added to the scores) or bool (true is visible).
+    context_lens: B int32; sequence b has its first context_lens[b] keys only, and the causal rule
+        has that number in place of S.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    N..×H_q×L×D in the dtype of query. A row that may see no key is zero.
 
 Raises:
     ValueError: an argument that is not as above.

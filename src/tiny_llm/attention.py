@@ -1,14 +1,17 @@
 """Attention: every query takes a weighted mean of the values, weighted by how well keys match.
 
-In the order the course meets them: one head, many heads, the causal mask, grouped heads.
+In the order the course meets them: one head, many heads, the causal mask, grouped heads, and the
+same through the extension, without the matrix of scores.
 Shapes use the course's letters: B batch, L queries, S keys, E hidden size, H_q query heads,
 H key/value heads, D head size, N.. any leading dimensions.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import mlx.core as mx
 
+from . import kernels
 from .basics import linear, softmax
 
 Mask = mx.array | Literal["causal"] | None
@@ -182,3 +185,62 @@ def scaled_dot_product_attention_grouped(
         mask=mask,
     )  # N..×H×group×L×D
     return x.reshape(*N, H_q, L, D)
+
+
+def flash_attention(
+    query: mx.array,
+    key: mx.array,
+    value: mx.array,
+    scale: float | None = None,
+    mask: Mask = None,
+    context_lens: Sequence[int] | mx.array | None = None,
+) -> mx.array:
+    """Grouped attention in one kernel that never holds the L×S scores.
+
+    Keys and values are read tile by tile, and each row of the result is corrected when a later tile
+    has a larger score: the online softmax. The result is exact, accumulated in float32, and each of
+    its rows the same bit for bit however many rows and sequences are computed with it. Keys and
+    values are read where they lie: a slice of a cache's buffer is not copied.
+
+    Source: Dao et al., "FlashAttention" (2022); src/extensions/src/flash_attention has the details.
+
+    Args:
+        query: N..×H_q×L×D, float32, float16 or bfloat16, D at most 256.
+        key: N..×H×S×D of the same dtype.
+        value: N..×H×S×D of the same dtype.
+        scale: multiplies the scores; 1/√D if None.
+        mask: None; "causal", under which query i sees the keys j ≤ i + S − L; or an array
+            broadcastable to N..×H_q×L×S, floating (added to the scores) or bool (True is visible).
+        context_lens: for a query B×H_q×L×D, how many of its S keys each sequence has: B numbers
+            from 0 to S, or None if all have S. Keys beyond are not read, and the causal rule counts
+            from there: j ≤ i + context_lens[b] − L. So requests of different lengths attend in one
+            call. An array is not looked at before it is computed; what is out of range is clamped.
+
+    Returns:
+        N..×H_q×L×D in the dtype of `query`. A row that may see no key is zero, where a softmax
+        would divide zero by zero. In memory it is N..×L×H_q×D, so swapping the two back and
+        flattening the heads copies nothing.
+
+    Raises:
+        ValueError: shapes, dtypes or a mask that are not as above.
+        UserError: the extension is not built.
+    """
+    if isinstance(mask, str) and mask != "causal":
+        raise ValueError(
+            f'[flash_attention] expected mask None, "causal" or an array, got "{mask}".'
+        )
+    causal = isinstance(mask, str)
+    lengths = context_lens
+    if lengths is not None and not isinstance(lengths, mx.array):
+        lengths = mx.array(lengths, dtype=mx.int32)
+    out = kernels.flash_attention(
+        query, key, value, scale, causal, None if isinstance(mask, str) else mask, lengths
+    )
+    if context_lens is not None and not isinstance(context_lens, mx.array):
+        S = key.shape[-2]
+        if not all(0 <= length <= S for length in context_lens):
+            raise ValueError(
+                f"[flash_attention] expected context_lens from 0 to {S}, the number of keys, got "
+                f"{list(context_lens)}."
+            )
+    return out

@@ -12,9 +12,9 @@ from typing import Any
 import mlx.core as mx
 
 from .errors import UserError
-from .generate import encode_prompt, log_softmax
+from .generate import encode_prompt
 from .kv_cache import BatchingKvCache, TinyKvFullCache
-from .sampler import Sampler, make_sampler
+from .sampler import Sampler, log_softmax, make_sampler
 
 
 class Request:
@@ -26,20 +26,31 @@ class Request:
         tokenizer: as `mlx_lm.load` returns it.
         prompt_ids: the prompt's tokens, at least one.
         prefill_step: how many of them a chunk has.
+        max_tokens: ends the answer after this many tokens, the end token included; None does not.
+        ignore_eos: go on after an end token, for measurements.
     """
 
     def __init__(
-        self, index: int, model: Any, tokenizer: Any, prompt_ids: list[int], prefill_step: int
+        self,
+        index: int,
+        model: Any,
+        tokenizer: Any,
+        prompt_ids: list[int],
+        prefill_step: int,
+        max_tokens: int | None = None,
+        ignore_eos: bool = False,
     ):
         self.index = index
         self.prompt_ids = prompt_ids
         self.cache: list[TinyKvFullCache] = model.create_kv_cache()
         self.offset = 0  # tokens in the cache
         self.next_token: int | None = None  # sampled, not yet in the cache
+        self.num_tokens = 0  # of the answer
         self.is_done = False
         self._model = model
         self._prefill_step = prefill_step
-        self._eos_token_ids = tokenizer.eos_token_ids
+        self._max_tokens = max_tokens
+        self._eos_token_ids = frozenset() if ignore_eos else tokenizer.eos_token_ids
         self._detokenizer = tokenizer.detokenizer
 
     @property
@@ -67,10 +78,13 @@ class Request:
     def add_token(self, token: int) -> None:
         """Takes the next token of the answer; an end token ends it."""
         self.next_token = token
+        self.num_tokens += 1
         if token in self._eos_token_ids:
             self.finish()
-        else:
-            self._detokenizer.add_token(token)
+            return
+        self._detokenizer.add_token(token)
+        if self.num_tokens == self._max_tokens:
+            self.finish()
 
     def finish(self) -> None:
         """Ends the answer, with what was held back as an unfinished character."""
@@ -92,9 +106,14 @@ class BatchGeneration:
         prefill_step: tokens a chunk of a prompt has.
         sampler: greedy if None. It is called for all rows of a step together, so a seeded one
             repeats a batch, and not a request in another batch.
+        max_tokens: ends an answer after this many tokens: a number for all, or one a prompt.
+        ignore_eos: go on after an end token, for measurements.
+
+    Attributes:
+        requests: those that were admitted so far, by their prompts' index.
 
     Raises:
-        UserError: a number below 1.
+        UserError: a number below 1, or not one `max_tokens` a prompt.
     """
 
     def __init__(
@@ -106,6 +125,8 @@ class BatchGeneration:
         batch_size: int = 5,
         prefill_step: int = 128,
         sampler: Sampler | None = None,
+        max_tokens: Sequence[int] | int | None = None,
+        ignore_eos: bool = False,
     ):
         for name, value in (
             ("max_seq_len", max_seq_len),
@@ -118,11 +139,14 @@ class BatchGeneration:
         self._tokenizer = tokenizer
         self._sampler = sampler or make_sampler(temp=0)
         self._prefill_step = prefill_step
+        self._max_tokens = _one_for_each(max_tokens, len(prompts))
+        self._ignore_eos = ignore_eos
         self.max_seq_len = min(max_seq_len, getattr(model, "max_seq_len", max_seq_len))
         self.waiting: deque[tuple[int, str | Sequence[int]]] = deque(enumerate(prompts))
         self.prefilling: Request | None = None
         self.slots: list[Request | None] = [None] * batch_size
         self.answers: dict[int, str] = {}
+        self.requests: dict[int, Request] = {}
         self._caches = [
             BatchingKvCache(batch_size, self.max_seq_len) for _ in range(model.num_hidden_layers)
         ]
@@ -155,7 +179,16 @@ class BatchGeneration:
                 f"{self.max_seq_len}.]"
             )
             return None
-        return Request(index, self._model, self._tokenizer, prompt_ids, self._prefill_step)
+        self.requests[index] = Request(
+            index,
+            self._model,
+            self._tokenizer,
+            prompt_ids,
+            self._prefill_step,
+            self._max_tokens[index],
+            self._ignore_eos,
+        )
+        return self.requests[index]
 
     def _place_prefilled(self) -> None:
         """Moves a prefilled request to an idle slot, if there is one."""
@@ -191,6 +224,19 @@ class BatchGeneration:
                 self.slots[slot] = None
                 for cache in self._caches:
                     cache.remove_request(slot)
+
+
+def _one_for_each(max_tokens: Sequence[int] | int | None, num_prompts: int) -> Sequence[int | None]:
+    """`max_tokens` for each prompt."""
+    given = max_tokens if isinstance(max_tokens, Sequence) else [max_tokens] * num_prompts
+    if len(given) != num_prompts:
+        raise UserError(
+            f"batch_generate: {len(given)} max_tokens were given for {num_prompts} prompts."
+        )
+    for limit in given:
+        if limit is not None and limit < 1:
+            raise UserError(f"batch_generate: max_tokens is {limit}; it must be at least 1.")
+    return given
 
 
 def batch_generate(

@@ -209,3 +209,20 @@ def matmul(a: mx.array, b: mx.array, stream: StreamOrDevice = mx.cpu) -> mx.arra
         UserError: the extension is not built.
     """
     return extension().matmul(a, b, stream=stream)
+def flash_attention(
+    query: mx.array,
+    key: mx.array,
+    value: mx.array,
+    scale: float | None = None,
+    causal: bool = False,
+    mask: mx.array | None = None,
+    context_lens: mx.array | None = None,
+    stream: StreamOrDevice = mx.cpu,
+) -> mx.array:
+    """Tiled attention; the contract is that of `tiny_llm.attention.flash_attention`.
+
+    Here the causal rule is a flag, so that `mask` is an array or None, and `context_lens` is int32.
+    """
+    return extension().flash_attention(
+        query, key, value, scale, causal, mask, context_lens, stream=stream
+    )

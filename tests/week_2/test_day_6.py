@@ -243,3 +243,39 @@ def test_task_5_active_requests_decode_between_chunks(small_model):
         batch.step()
         assert batch.prefilling.offset == 8 * chunk
         assert batch.slots[0] is None or batch.slots[0].offset == before + chunk
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, [1, 5, 2, 9]])
+def test_task_4_max_tokens_ends_an_answer(small_model, max_tokens):
+    batch = BatchGeneration(
+        small_model,
+        ByteTokenizer(),
+        ["a", "b" * 9, "c", "d"],
+        60,
+        2,
+        max_tokens=max_tokens,
+        ignore_eos=True,
+    )
+    while not batch.is_done:
+        batch.step()
+    limits = max_tokens if isinstance(max_tokens, list) else [max_tokens] * 4
+    assert [batch.requests[index].num_tokens for index in range(4)] == limits
+
+
+def test_task_4_max_tokens_that_cannot_be(small_model):
+    for max_tokens, message in ((0, "max_tokens is 0"), ([1], "1 max_tokens were given for 2")):
+        with pytest.raises(UserError, match=message):
+            BatchGeneration(small_model, ByteTokenizer(), ["a", "b"], max_tokens=max_tokens)
+
+
+def test_task_4_end_tokens_can_be_ignored(small_model):
+    class EndsAtOnce(ByteTokenizer):
+        eos_token_ids = frozenset(range(256))
+
+    for ignore_eos, count in ((False, 1), (True, 4)):
+        batch = BatchGeneration(
+            small_model, EndsAtOnce(), ["a"], max_tokens=4, ignore_eos=ignore_eos
+        )
+        while not batch.is_done:
+            batch.step()
+        assert batch.requests[0].num_tokens == count

@@ -40,7 +40,17 @@ typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 
 namespace {
 
-inline Floats splat(float x) { return Floats{} + x; }
+// Subtracting zero changes no number, −0 and NaN included, and no compiler does it.
+inline Floats splat(float x) { return x - Floats{}; }
+
+/// 0, 1, … in the lanes.
+inline Ints lane_numbers() {
+    Ints numbers;
+    for (int i = 0; i < LANES; i++) {
+        numbers[i] = i;
+    }
+    return numbers;
+}
 
 inline Floats as_floats(Ints x) { return (Floats)x; }
 inline Ints as_ints(Floats x) { return (Ints)x; }

@@ -9,6 +9,7 @@ import mlx.core as _mx
 from ._ext import (
     add_rms_norm,
     axpby,
+    flash_attention,
     instruction_set,
     instruction_sets,
     matmul,
@@ -23,6 +24,7 @@ from ._ext import (
 __all__ = [
     "add_rms_norm",
     "axpby",
+    "flash_attention",
     "instruction_set",
     "instruction_sets",
     "matmul",

@@ -1,0 +1,105 @@
+// flash_attention: validation and graph.
+#include "src/flash_attention/flash_attention.h"
+
+#include <cmath>
+
+#include "common/checks.h"
+#include "src/flash_attention/flash_attention_kernels.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+constexpr const char* NAME = "flash_attention";
+
+bool is_floating(mx::Dtype dtype) { return dtype == mx::float32 || is_half(dtype); }
+
+void check_query_key_value(const mx::array& query, const mx::array& key, const mx::array& value) {
+    check(is_floating(query.dtype()), NAME, "expected query in float32, float16 or bfloat16, got ",
+          query.dtype());
+    check(key.dtype() == query.dtype() && value.dtype() == query.dtype(), NAME,
+          "expected key and value in the dtype of query, ", query.dtype(), ", got ", key.dtype(),
+          " and ", value.dtype());
+    check(query.ndim() >= 3, NAME, "expected query of shape N..×H_q×L×D, got shape ",
+          query.shape());
+    check(key.ndim() == query.ndim(), NAME, "expected key with the ", query.ndim(),
+          " dimensions of query, got shape ", key.shape());
+    check(value.shape() == key.shape(), NAME, "expected value of the shape of key, ", key.shape(),
+          ", got ", value.shape());
+
+    auto expected = query.shape();  // but for heads and length, key is shaped like query
+    expected.end()[-3] = key.shape(-3);
+    expected.end()[-2] = key.shape(-2);
+    check(key.shape() == expected, NAME, "expected key of shape ", expected, " for query of shape ",
+          query.shape(), ", got ", key.shape());
+    const int D = query.shape(-1), H_q = query.shape(-3), H = key.shape(-3);
+    check(D >= 1 && D <= MAX_HEAD_SIZE, NAME, "expected a head size from 1 to ", MAX_HEAD_SIZE,
+          ", got ", D);
+    check(H > 0 && H_q % H == 0, NAME,
+          "expected the key/value heads to divide the query heads, got ", H, " and ", H_q);
+}
+
+// All leading dimensions as one: N..×X×Y×Z -> B×X×Y×Z.
+mx::array flatten_batch(const mx::array& x, mx::StreamOrDevice s) {
+    return x.ndim() == 3   ? mx::expand_dims(x, 0, s)
+           : x.ndim() == 4 ? x
+                           : mx::flatten(x, 0, static_cast<int>(x.ndim()) - 4, s);
+}
+
+mx::array broadcast_mask(const mx::array& mask, const mx::Shape& scores, mx::StreamOrDevice s) {
+    check(mask.dtype() == mx::bool_ || is_floating(mask.dtype()), NAME,
+          "expected mask in bool, float32, float16 or bfloat16, got ", mask.dtype());
+    bool fits = mask.ndim() <= scores.size();
+    for (int i = 1; fits && i <= static_cast<int>(mask.ndim()); i++) {
+        fits = mask.shape(-i) == 1 || mask.shape(-i) == scores.end()[-i];
+    }
+    check(fits, NAME, "expected a mask that can be broadcast to ", scores, ", got shape ",
+          mask.shape());
+    return flatten_batch(mx::broadcast_to(mask, scores, s), s);
+}
+
+}  // namespace
+
+mx::array flash_attention(const mx::array& query, const mx::array& key, const mx::array& value,
+                          std::optional<float> scale, bool causal,
+                          const std::optional<mx::array>& mask,
+                          const std::optional<mx::array>& context_lens, mx::StreamOrDevice s) {
+    check_query_key_value(query, key, value);
+    std::vector<mx::array> inputs = {flatten_batch(query, s), flatten_batch(key, s),
+                                     flatten_batch(value, s)};
+    if (mask) {
+        check(!causal, NAME, "expected a causal mask or an array as mask, got both");
+        auto scores = query.shape();  // N..×H_q×L×S
+        scores.back() = key.shape(-2);
+        inputs.push_back(broadcast_mask(*mask, scores, s));
+    }
+    if (context_lens) {
+        check(query.ndim() == 4, NAME,
+              "expected query with 4 dimensions when there are context_lens, got shape ",
+              query.shape());
+        check(context_lens->dtype() == mx::int32, NAME, "expected context_lens in int32, got ",
+              context_lens->dtype());
+        const mx::Shape batch = {query.shape(0)};
+        check(context_lens->shape() == batch, NAME, "expected context_lens of shape ", batch,
+              " for query of shape ", query.shape(), ", got ", context_lens->shape());
+        inputs.push_back(mx::contiguous(*context_lens, /*allow_col_major=*/false, s));
+    }
+    const float factor = scale ? *scale : 1 / std::sqrt(static_cast<float>(query.shape(-1)));
+    const auto shape = inputs[0].shape();
+    const auto primitive = std::make_shared<FlashAttention>(
+        mx::to_stream(s), factor, causal, mask.has_value(), context_lens.has_value());
+    const mx::array out(shape, query.dtype(), primitive, std::move(inputs));
+    return query.ndim() == 4 ? out : mx::reshape(out, query.shape(), s);
+}
+
+bool FlashAttention::is_equivalent(const mx::Primitive& other) const {
+    const auto& attention = static_cast<const FlashAttention&>(other);
+    return scale_ == attention.scale_ && causal_ == attention.causal_ &&
+           has_mask_ == attention.has_mask_ && has_context_lens_ == attention.has_context_lens_;
+}
+
+std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array>& inputs) {
+    return {inputs[0].shape()};
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,107 @@
+// flash_attention with vectors: tiles of one buffer, found by index arithmetic. What happens to a
+// tile is in attention_block.h.
+#include "src/flash_attention/attention_block.h"
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+namespace {
+
+// Up to KEYS rows of key or value, from token `first`; none at or beyond `end`.
+Rows tile_rows(const void* array, const Strides& strides, const FlashAttentionJob& job, int64_t b,
+               int64_t h, int64_t first, int64_t end) {
+    Rows rows;
+    const int64_t left = end - first;
+    rows.count = static_cast<int>(left < 0 ? 0 : left < KEYS ? left : KEYS);
+    const void* row = element(array, row_offset(strides, b, h, first), job.format);
+    const int64_t step = bytes_of(strides.token, job.format);
+    for (int i = 0; i < rows.count; i++) {
+        rows.at[i] = static_cast<const char*>(row) + i * step;
+    }
+    return rows;
+}
+
+// query = the block's rows of job.query, times scale.
+void load_query(const AttentionBlock& block, const FlashAttentionJob& job, int64_t b, int64_t h,
+                int64_t first_row) {
+    const int64_t group = job.H_q / job.H;
+    for (int i = 0; i < block.rows; i++) {
+        const int64_t row = first_row + i;
+        const int64_t from = row_offset(job.query_strides, b, h * group + row % group, row / group);
+        float* to = block.query + i * job.D;
+        int64_t d = 0;
+        for (; d + LANES <= job.D; d += LANES) {
+            store(to, d, Format::float32, load(job.query, from + d, job.format) * job.scale);
+        }
+        if (d < job.D) {
+            const int count = static_cast<int>(job.D - d);
+            store(to, d, Format::float32, load(job.query, from + d, job.format, count) * job.scale,
+                  count);
+        }
+    }
+}
+
+// mask = what the mask adds to the block's scores of `count` keys, rows × KEYS. Returns whether any
+// row sees any of them.
+bool load_mask(const AttentionBlock& block, const FlashAttentionJob& job, int64_t b, int64_t h,
+               int64_t first_row, int64_t first_key, int count, float* mask) {
+    const int64_t group = job.H_q / job.H;
+    bool seen = false;
+    for (int i = 0; i < block.rows; i++) {
+        const int64_t row = first_row + i;
+        for (int key = 0; key < KEYS; key++) {
+            const float added = key < count ? mask_element(job, b, h * group + row % group,
+                                                           row / group, first_key + key)
+                                            : 0;
+            mask[i * KEYS + key] = added;
+            seen |= key < count && added != -__builtin_inff();
+        }
+    }
+    return seen;
+}
+
+}  // namespace
+
+int64_t flash_attention_scratch(const FlashAttentionJob& job, int rows) {
+    const int64_t masks = job.mask_kind == MaskKind::none ? 0 : rows * KEYS;
+    return block_scratch(rows, job.D) + masks;
+}
+
+void flash_attention(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first_row,
+                     int rows, float* scratch) {
+    const int64_t group = job.H_q / job.H;
+    float* mask = job.mask_kind == MaskKind::none ? nullptr : scratch;
+    const AttentionBlock block =
+        make_block(rows, job.D, mask == nullptr ? scratch : scratch + rows * KEYS);
+    load_query(block, job, b, h, first_row);
+
+    // The last row sees most: what it does not see, none does.
+    const int64_t end = visible_keys(job, b, (first_row + rows - 1) / group);
+    Rows keys = tile_rows(job.key, job.key_strides, job, b, h, 0, end);
+    Rows values = tile_rows(job.value, job.value_strides, job, b, h, 0, end);
+    for (int64_t tile = 0; tile < end; tile += KEYS) {
+        const Rows next_keys = tile_rows(job.key, job.key_strides, job, b, h, tile + KEYS, end);
+        const Rows next_values =
+            tile_rows(job.value, job.value_strides, job, b, h, tile + KEYS, end);
+        if (mask == nullptr || load_mask(block, job, b, h, first_row, tile, keys.count, mask)) {
+            int visible[MAX_BLOCK_ROWS];
+            int first = rows;  // the first row that sees a key of this tile
+            for (int i = rows - 1; i >= 0; i--) {
+                const int64_t seen = visible_keys(job, b, (first_row + i) / group) - tile;
+                visible[i] = static_cast<int>(seen < 0 ? 0 : seen < KEYS ? seen : KEYS);
+                first = visible[i] > 0 ? i : first;
+            }
+            load_keys(block, keys, next_keys, job.format);
+            load_values(block, values, next_values, job.format);
+            attend(block, first, visible, mask);
+        }
+        keys = next_keys;
+        values = next_values;
+    }
+    for (int i = 0; i < rows; i++) {
+        const int64_t row = first_row + i;
+        finish_row(block, i, job.out, out_offset(job, b, h * group + row % group, row / group),
+                   job.format);
+    }
+}
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA
