@@ -3,6 +3,7 @@
 So Week 1 runs where nothing was built, and what needs the extension says how to build it.
 """
 
+import functools
 from types import ModuleType
 
 import mlx.core as mx
@@ -27,6 +28,7 @@ def extension() -> ModuleType:
     return tiny_llm_ext
 
 
+@functools.cache
 def is_built() -> bool:
     """Whether the extension can be used here."""
     try:
@@ -209,6 +211,8 @@ def matmul(a: mx.array, b: mx.array, stream: StreamOrDevice = mx.cpu) -> mx.arra
         UserError: the extension is not built.
     """
     return extension().matmul(a, b, stream=stream)
+
+
 def flash_attention(
     query: mx.array,
     key: mx.array,

@@ -117,7 +117,18 @@ def quantized_linear(x: mx.array, w: QuantizedWeights, bias: mx.array | None = N
 
 def project(x: mx.array, w: QuantizedWeights | mx.array) -> mx.array:
     """A linear layer whichever way the checkpoint stores its weight: N..×I -> N..×O."""
-    return quantized_linear(x, w) if isinstance(w, QuantizedWeights) else linear(x, w)
+    if isinstance(w, QuantizedWeights):
+        return quantized_linear(x, w)
+    return kernels.matmul(x, w) if _extension_multiplies(x, w) else linear(x, w)
+
+
+def _extension_multiplies(x: mx.array, w: mx.array) -> bool:
+    """Whether plain matrices should be multiplied by the extension rather than by MLX.
+
+    On a CPU MLX is fast in float32 alone; on a GPU it is fast in every dtype.
+    """
+    halves = x.dtype == w.dtype and x.dtype in (mx.float16, mx.bfloat16)
+    return halves and mx.default_device() == mx.cpu and kernels.is_built()
 
 
 class QuantizedEmbedding:
