@@ -113,6 +113,11 @@ Args:
 
 Returns:
     B×H×L×D in the dtype of x.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
     m.def("flash_attention", &tiny_llm_ext::flash_attention, "query"_a, "key"_a, "value"_a,
           "scale"_a = nb::none(), "causal"_a = false, "mask"_a = nb::none(),
           "context_lens"_a = nb::none(), nb::kw_only(), "stream"_a = nb::none(),

@@ -123,12 +123,16 @@ def decode_with_cache(model: Any, prompt_ids: Sequence[int], sampler: Sampler) -
     """
     cache = model.create_kv_cache()
     new_ids, offset = list(prompt_ids), 0
-    while True:
-        logits = model(mx.array([new_ids]), offset, cache)[:, -1, :]  # 1×V
-        token = int(sampler(log_softmax(logits))[0])
-        yield token
-        offset += len(new_ids)
-        new_ids = [token]
+    try:
+        while True:
+            logits = model(mx.array([new_ids]), offset, cache)[:, -1, :]  # 1×V
+            token = int(sampler(log_softmax(logits))[0])
+            yield token
+            offset += len(new_ids)
+            new_ids = [token]
+    finally:  # whoever iterates stops when the answer ends
+        for layer in cache:
+            layer.release()
 
 
 def speculative_generate(

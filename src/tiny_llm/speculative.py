@@ -129,7 +129,7 @@ def verify_by_matching(logprobs: mx.array, drafts: mx.array, sampler: Sampler) -
         (how many drafts are accepted, the token that follows them).
     """
     choices: Iterator[Any]
-    if isinstance(sampler, DistributionSampler):
+    if isinstance(sampler, DistributionSampler) and sampler.is_greedy:  # one call does for all
         choices = iter(sampler(logprobs).tolist())  # type: ignore[arg-type]
     else:
         choices = (int(sampler(row[None])[0]) for row in logprobs)
