@@ -3,6 +3,7 @@
 So Week 1 runs where nothing was built, and what needs the extension says how to build it.
 """
 
+import functools
 from types import ModuleType
 
 import mlx.core as mx
@@ -27,6 +28,7 @@ def extension() -> ModuleType:
     return tiny_llm_ext
 
 
+@functools.cache
 def is_built() -> bool:
     """Whether the extension can be used here."""
     try:
@@ -157,6 +159,58 @@ def qk_norm_rope(
         UserError: the extension is not built.
     """
     return extension().qk_norm_rope(x, weight, eps, cos, sin, stream=stream)
+
+
+def quantized_embedding(
+    ids: mx.array,
+    scales: mx.array,
+    biases: mx.array,
+    group_size: int,
+    bits: int,
+    weight: mx.array,
+    stream: StreamOrDevice = mx.cpu,
+) -> mx.array:
+    """Rows of a quantized table, dequantized: the same bits as `mx.dequantize` of those rows.
+
+    Args:
+        ids: N.., int32 or uint32. A negative one counts from the end; one beyond the table gives
+            a row of NaN, because ids may only be known when it is too late to raise.
+        scales, biases: V×(E/group_size), float32, float16 or bfloat16.
+        group_size: 32, 64 or 128.
+        bits: 4 or 8.
+        weight: V×(E·bits/32), uint32.
+        stream: where to compute.
+
+    Returns:
+        N..×E, dtype of `scales`.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().quantized_embedding(
+        ids, scales, biases, group_size, bits, weight, stream=stream
+    )
+
+
+def matmul(a: mx.array, b: mx.array, stream: StreamOrDevice = mx.cpu) -> mx.array:
+    """a · bᵀ: `linear` for matrices that are not quantized, with float32 sums.
+
+    Each row's result is the same to the last bit however many rows are computed with it.
+
+    Args:
+        a: N..×I, float32, float16 or bfloat16.
+        b: O×I, dtype of `a`.
+        stream: where to compute.
+
+    Returns:
+        N..×O, in their dtype.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().matmul(a, b, stream=stream)
 
 
 def flash_attention(
