@@ -69,6 +69,17 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 /// The larger of each lane; b where either is NaN.
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
+/// Loads x once. GCC would rather read memory again for every use of it.
+inline void keep_in_register(Floats& x) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(x));
+#elif defined(__AVX2__)
+    asm("" : "+x"(x));
+#elif defined(__aarch64__)
+    asm("" : "+w"(x));
+#endif
+}
+
 // --- memory -------------------------------------------------------------------------------------
 
 template <typename Vector>
@@ -95,7 +106,13 @@ inline Floats widen_float16(Halves x) {
 #endif
 }
 
-inline Floats widen_bfloat16(Halves x) { return as_floats(__builtin_convertvector(x, Ints) << 16); }
+inline Floats widen_bfloat16(Halves x) {
+#if defined(__AVX512F__)  // GCC 12 would convert halves of it
+    return as_floats((Ints)_mm512_cvtepu16_epi32((__m256i)x) << 16);
+#else
+    return as_floats(__builtin_convertvector(x, Ints) << 16);
+#endif
+}
 
 inline Halves narrow_float16(Floats x) {
 #if defined(__AVX512F__)
