@@ -69,6 +69,17 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 /// The larger of each lane; b where either is NaN.
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
+/// Loads x once. GCC would rather read memory again for every use of it.
+inline void keep_in_register(Floats& x) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(x));
+#elif defined(__AVX2__)
+    asm("" : "+x"(x));
+#elif defined(__aarch64__)
+    asm("" : "+w"(x));
+#endif
+}
+
 // --- memory -------------------------------------------------------------------------------------
 
 template <typename Vector>
