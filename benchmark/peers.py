@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .costs import ModelCosts
@@ -22,9 +23,14 @@ from .peers_plot import write_plot
 from .peers_results import Results
 from .peers_table import write_table
 from .roofline import ISA_FLAGS, Machine, NoProbeError, build_probe, usable_threads
-from .systems.client import WorkerError, WorkerProcess
+from .systems.client import WorkerError, WorkerProcess, checkpoint_bytes
 
-SYSTEMS = ("tiny-llm", "llama.cpp", "transformers", "mlx-lm")
+WORKERS = {
+    "tiny-llm": "tiny_llm_worker",
+    "llama.cpp": "llama_cpp_worker",
+    "transformers": "transformers_worker",
+    "mlx-lm": "mlx_lm_worker",
+}
 GROUP_SIZE, BITS = 128, 4
 Q4_0_BITS = 4.5
 # What takes seconds a token is measured in the first round only.
@@ -84,7 +90,8 @@ class Fleet:
             if metric.kind == "load":
                 worker = self._start(system)
                 worker.close()
-                self._results.add_load(system, worker.ready)
+                size = checkpoint_bytes(self._checkpoint(system))
+                self._results.add_load(system, worker.ready, size)
                 return
             if system not in self._workers:
                 self._workers[system] = self._start(system)
@@ -100,20 +107,21 @@ class Fleet:
         for worker in self._workers.values():
             worker.close()
 
-    def _start(self, system: str) -> WorkerProcess:
-        args, checkpoints = self._args, self._checkpoints
-        if system == "tiny-llm":
-            flags = {None: [], True: ["--flash"], False: ["--no-flash"]}[args.flash]
-            folder = str(checkpoints.mlx())
-            return WorkerProcess(sys.executable, "tiny_llm_worker", [folder, *flags])
-        if system == "mlx-lm":
-            return WorkerProcess(sys.executable, "mlx_lm_worker", [str(checkpoints.mlx())])
+    def _checkpoint(self, system: str) -> Path:
         if system == "transformers":
-            folder = str(checkpoints.bfloat16())
-            return WorkerProcess(args.torch_python, "transformers_worker", [folder])
-        arguments = [str(checkpoints.gguf()), "--threads", str(usable_threads())]
-        arguments += ["--weight-bits", str(Q4_0_BITS)]
-        return WorkerProcess(args.llama_python, "llama_cpp_worker", arguments)
+            return self._checkpoints.bfloat16()
+        return self._checkpoints.gguf() if system == "llama.cpp" else self._checkpoints.mlx()
+
+    def _start(self, system: str) -> WorkerProcess:
+        python, arguments = sys.executable, [str(self._checkpoint(system))]
+        if system == "tiny-llm":
+            arguments += {None: [], True: ["--flash"], False: ["--no-flash"]}[self._args.flash]
+        elif system == "transformers":
+            python = self._args.torch_python
+        elif system == "llama.cpp":
+            python = self._args.llama_python
+            arguments += ["--threads", str(usable_threads()), "--weight-bits", str(Q4_0_BITS)]
+        return WorkerProcess(python, WORKERS[system], arguments)
 
 
 def run_rounds(args: argparse.Namespace, results: Results, checkpoints: Checkpoints) -> None:
@@ -146,8 +154,8 @@ def show(text: str | Machine) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def names(known: dict[str, object] | tuple[str, ...]) -> object:
-    """The type of an argument that lists names, comma-separated."""
+def names(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """The type of an argument that lists some of these names, comma-separated."""
 
     def parse(text: str) -> list[str]:
         given = text.split(",")
@@ -168,8 +176,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--work", type=Path, required=True, help="keeps the checkpoints, 2 GB for qwen3-0.6b")
     add("--output", type=Path, help="folder of peers.md, .json and .png; --work if not given")
     add("--shape", choices=SHAPES, default="qwen3-0.6b")
-    add("--systems", type=names(SYSTEMS), default=list(SYSTEMS), metavar="NAME,…")  # type: ignore[arg-type]
-    add("--metrics", type=names({**METRICS}), default=list(METRICS), metavar="NAME,…")  # type: ignore[arg-type]
+    add("--systems", type=names(WORKERS), default=list(WORKERS), metavar="NAME,…")
+    add("--metrics", type=names(METRICS), default=list(METRICS), metavar="NAME,…")
     add("--rounds", type=int, default=3)
     add("--limit", type=float, default=90, help="seconds that a measurement may take")
     add("--llama-python", default=sys.executable, help="interpreter that has llama-cpp-python")

@@ -31,6 +31,7 @@ class Results:
     machines: list[Machine] = field(default_factory=list)
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     loads: dict[str, list[Ready]] = field(default_factory=dict)
+    checkpoint_bytes: dict[str, int] = field(default_factory=dict)
     ready: dict[str, Ready] = field(default_factory=dict)
     notes: dict[tuple[str, str], str] = field(default_factory=dict)
     missing: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -48,8 +49,9 @@ class Results:
         if "note" in reply:
             self.notes[system, metric.name] = reply["note"]
 
-    def add_load(self, system: str, ready: Ready) -> None:
-        """A process that was started to see how long it takes."""
+    def add_load(self, system: str, ready: Ready, checkpoint_bytes: int) -> None:
+        """A process that was started to see how long it takes, and what it had to read."""
+        self.checkpoint_bytes[system] = checkpoint_bytes
         self.loads.setdefault(system, []).append(ready)
         self.seconds.setdefault((system, "load"), []).append(ready.process_seconds)
         self.ready.setdefault(system, ready)
@@ -140,6 +142,7 @@ class Results:
             "loads": {
                 system: [asdict(ready) for ready in loads] for system, loads in self.loads.items()
             },
+            "checkpoint_bytes": self.checkpoint_bytes,
             "seconds": _by_system(self.seconds),
             "notes": _by_system(self.notes),
             "missing": _by_system(self.missing),

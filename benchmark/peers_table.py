@@ -5,6 +5,7 @@ from pathlib import Path
 
 from .metrics import Metric
 from .peers_results import OURS, Results
+from .timing import Times
 
 
 def write_table(results: Results, file: Path) -> str:
@@ -30,7 +31,10 @@ def write_table(results: Results, file: Path) -> str:
             _table("peer", peers, results.metrics, lambda s, m: _ratio(results, s, m)),
         ]
     if results.loads:
-        sections += ["From nothing to the first token, page cache warm.", _loads(results)]
+        sections += [
+            "From the start of the process to the first token of a prompt of one, page cache warm.",
+            _loads(results),
+        ]
     sections += ["\n".join(_remarks(results))]
     text = "\n\n".join(sections) + "\n"
     file.write_text(text)
@@ -73,14 +77,16 @@ def _ratio(results: Results, peer: str, metric: Metric) -> str:
 
 def _loads(results: Results) -> str:
     lines = [
-        "| system | from the start of the process, s | without imports, s | peak memory, MB |",
+        "| system | seconds, median (best) | peak memory, MB | checkpoint, MB |",
         "|---|---:|---:|---:|",
     ]
     for system, loads in results.loads.items():
-        process = sorted(load.process_seconds for load in loads)[len(loads) // 2]
-        load = sorted(load.load_seconds for load in loads)[len(loads) // 2]
+        times = Times.of([load.process_seconds for load in loads])
         peak = max(load.peak_bytes for load in loads) / 1e6
-        lines.append(f"| {system} | {process:.1f} | {load:.1f} | {peak:,.0f} |")
+        size = results.checkpoint_bytes[system] / 1e6
+        lines.append(
+            f"| {system} | {times.median:.1f} ({times.minimum:.1f}) | {peak:,.0f} | {size:,.0f} |"
+        )
     return "\n".join(lines)
 
 

@@ -20,7 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 PROBE = Path(__file__).with_name("probe.cpp")
-READ_BYTES = 1 << 30
+# Some servers have caches of hundreds of megabytes. A limit has to hold for a model that fits there,
+# so the faster one counts.
+READ_BYTES = (5 << 26, 1 << 30)
 SECONDS = 0.4  # for each quantity
 
 # The instruction set that a kernel may be held to with TINY_LLM_CPU_ISA, as the compiler knows it.
@@ -115,12 +117,12 @@ def build_probe(folder: Path, isa: str = "native") -> Callable[[], Machine]:
     threads = usable_threads()
 
     def measure() -> Machine:
-        output = _run([str(program), str(threads), str(SECONDS), str(READ_BYTES)])
+        output = _run([str(program), str(threads), str(SECONDS), *map(str, READ_BYTES)])
         measured = json.loads(output)
         return Machine(
             cpu=cpu_name(),
             threads=threads,
-            read_gb_per_s=measured["read_bytes_per_s"][str(READ_BYTES)] / 1e9,
+            read_gb_per_s=max(measured["read_bytes_per_s"].values()) / 1e9,
             f32_gflop_per_s=measured["f32_fma"] / 1e9,
             bf16_gflop_per_s=measured["bf16_dot"] / 1e9,
             amx_gflop_per_s=measured["amx_bf16"] / 1e9,

@@ -5,7 +5,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +26,12 @@ class Ready:
 
     Attributes:
         process_seconds: since the process was started.
-        load_seconds: since it called its system to load: without imports.
         peak_bytes: the most memory resident until then.
         about: version and settings.
         weight_bits: of a weight in memory.
     """
 
     process_seconds: float
-    load_seconds: float
     peak_bytes: int
     about: str
     weight_bits: float
@@ -107,12 +104,7 @@ class WorkerProcess:
         raise WorkerError(f"{self._name} ended: {lines[-1] if lines else 'it said nothing'}")
 
 
-def interpreter_has(python: str, module: str) -> bool:
-    """Whether an interpreter can import a module."""
-    command = [python, "-c", f"import {module}"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-def own_interpreter() -> str:
-    """The interpreter that runs this."""
-    return sys.executable
+def checkpoint_bytes(path: Path) -> int:
+    """The size of a checkpoint's weights: a folder's files, or one file."""
+    files = path.glob("*.safetensors") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)

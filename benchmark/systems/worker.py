@@ -52,11 +52,9 @@ def serve(load: Callable[[], System]) -> None:
         replies.write(json.dumps(message) + "\n")
         replies.flush()
 
-    start = time.perf_counter()
     system = load()
     reply(
         {
-            "load_seconds": time.perf_counter() - start,
             "peak_bytes": peak_bytes(),
             "about": system.about,
             "weight_bits": system.weight_bits,
