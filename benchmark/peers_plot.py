@@ -49,8 +49,13 @@ def write_plot(results: Results, file: Path) -> None:
     for axis in axes[0]:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
+    labels = sorted(handles, key=lambda label: label not in COLOURS)  # the systems first
     figure.legend(
-        list(handles.values()), list(handles), loc="outside lower center", ncols=4, frameon=False
+        [handles[label] for label in labels],
+        labels,
+        loc="outside lower center",
+        ncols=max(1, sum(label in COLOURS for label in labels)),
+        frameon=False,
     )
     figure.suptitle(f"{results.shape}: {results.machine or 'limits not measured'}", fontsize=10)
     figure.savefig(file, dpi=130)

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 PROBE = Path(__file__).with_name("probe.cpp")
-# Some servers have caches of hundreds of megabytes. A limit has to hold for a model that fits there,
-# so the faster one counts.
+# Some servers have caches of hundreds of megabytes. A limit has to hold for a model that fits in
+# one, so the faster of the two counts.
 READ_BYTES = (5 << 26, 1 << 30)
 SECONDS = 0.4  # for each quantity
 
