@@ -77,14 +77,15 @@ def mlx_quantized_matmul(a: mx.array, w: mx.array, s: mx.array, b: mx.array) -> 
 def flash_attention_cases() -> Iterator[Case]:
     """One query over a long past, a batch of them, and a prompt."""
     for B, L, S in ((1, 1, 128), (1, 1, 4096), (16, 1, 128), (1, 512, 512), (1, 512, 4096)):
-        q, k, v = random(B, H_q, L, D), random(B, H, S, D), random(B, H, S, D)
+        q, kv_bytes = random(B, H_q, L, D), 4 * B * H * S * D
+        pasts = 1 if L > 1 else max(2, POOL_BYTES // kv_bytes)
         visible = L * S - L * (L - 1) / 2  # causal pairs of query and key
         yield Case(
             "flash_attention",
             f"B={B} L={L} S={S}",
-            2 * B * (2 * H * S * D + 2 * H_q * L * D),
+            kv_bytes + 4 * B * H_q * L * D,
             4.0 * B * H_q * D * visible,
-            [(q, k, v)],
+            [(q, random(B, H, S, D), random(B, H, S, D)) for _ in range(pasts)],
             lambda q, k, v: ops.flash_attention(q, k, v, D**-0.5, True),
             lambda q, k, v: mx.fast.scaled_dot_product_attention(
                 q, k, v, scale=D**-0.5, mask="causal"

@@ -5,7 +5,8 @@
 Decoding (few rows) is bound by memory: a weight of 4.25 bits is read once, whatever the number of
 rows, so the figure to read is GB/s. Prefill (many rows) is bound by arithmetic: GFLOP/s. The last
 column says how much of what the machine allows was reached, by the median; its limits are measured
-in the same run. Operations that take microseconds are far from it: launching them takes longer.
+in the same run. An operation on activations alone is not bound by them: what it reads was just
+written and is in a cache, and launching it takes longer than computing it.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from tiny_llm import kernels
+from tiny_llm import UserError, kernels
 
 from .op_cases import CASES, Case, available
 from .roofline import Machine, measure_or_explain
@@ -84,7 +85,11 @@ def main() -> int:
     if missing := [name for name in names if name not in available()]:
         parser.error(f"there is no kernel '{missing[0]}'; there are {', '.join(available())}.")
     mx.set_default_device(mx.cpu)
-    extension = kernels.extension()
+    try:
+        extension = kernels.extension()
+    except UserError as error:
+        print(f"ops: {error}", file=sys.stderr)
+        return 2
     machine = measure_or_explain()
     print("| op | shape | median µs | min µs | GB/s | GFLOP/s | MLX's µs | of the roofline |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")
