@@ -9,8 +9,11 @@
 #include "common/instruction_set.h"
 #include "common/threads.h"
 #include "src/axpby/axpby.h"
+#include "src/cache_write/cache_write.h"
 #include "src/flash_attention/flash_attention.h"
+#include "src/matmul/matmul.h"
 #include "src/qk_norm_rope/qk_norm_rope.h"
+#include "src/quantized_embedding/quantized_embedding.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 #include "src/rms_norm/rms_norm.h"
 #include "src/swiglu/swiglu.h"
@@ -134,6 +137,57 @@ Args:
 
 Returns:
     N..×H_q×L×D in the dtype of query. A row that may see no key is zero.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("cache_write", &tiny_llm_ext::cache_write, "buffer"_a, "tokens"_a, "offsets"_a,
+          nb::kw_only(), "stream"_a = nb::none(),
+          R"(New keys or values into a cache's buffer, in place if nothing else refers to it.
+
+Args:
+    buffer: B×H×C×D, any dtype.
+    tokens: B×H×L×D of the same dtype.
+    offsets: where each sequence's tokens go, B numbers from 0 to C − L; −1 leaves one as it is.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    B×H×C×D: the buffer with the tokens.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("quantized_embedding", &tiny_llm_ext::quantized_embedding, "ids"_a, "scales"_a,
+          "biases"_a, "group_size"_a, "bits"_a, "weight"_a, nb::kw_only(), "stream"_a = nb::none(),
+          R"(Rows of a quantized table: value = q · scale + bias.
+
+Args:
+    ids: N.., int32 or uint32; a negative one counts from the end, one beyond the table gives NaN.
+    scales, biases: V×(E/group_size), float32, float16 or bfloat16.
+    group_size: 32, 64 or 128.
+    bits: 4 or 8.
+    weight: V×(E·bits/32) uint32, the lowest bits of a word first.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    N..×E in the dtype of scales.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("matmul", &tiny_llm_ext::matmul, "a"_a, "b"_a, nb::kw_only(), "stream"_a = nb::none(),
+          R"(a · bᵀ.
+
+Args:
+    a: N..×I, float32, float16 or bfloat16.
+    b: O×I, dtype of a.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    N..×O in their dtype.
 
 Raises:
     ValueError: an argument that is not as above.

@@ -1,11 +1,36 @@
 # The CPU kernels, which know nothing of MLX: libraries of objects for the module, and for the tests
-# in tests/, which need nothing but a compiler.
+# in tests/, which need nothing but a compiler. Leaves the libraries' names in KERNEL_LIBRARIES and
+# their sources in KERNEL_SOURCES.
 #
 # Kernels are compiled for their instruction set, whatever machine builds them; which one runs is
-# chosen when the module is used. A file <op>_simd.cpp is compiled once for each set of vector
-# instructions, <op>_<set>.cpp for that one, <op>_portable.cpp, a readable reference, for any machine.
-#
-# Sets KERNEL_LIBRARIES, to link, and ALL_KERNELS, the files in them.
+# chosen when the module is used. A file's name says which sets it is for; <op>_simd.cpp is for all
+# that have vectors, and is compiled once for each.
+function(find_kernels variable ending)
+  file(GLOB files CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/src/*/*_${ending}.cpp")
+  set(${variable} ${files} PARENT_SCOPE)
+endfunction()
+find_kernels(PORTABLE_KERNELS portable)
+find_kernels(SIMD_KERNELS simd)
+find_kernels(FIXED_POINT_KERNELS fixed_point)
+find_kernels(AVX512_KERNELS avx512)
+find_kernels(AMX_KERNELS amx)
+set(KERNEL_SOURCES ${PORTABLE_KERNELS} ${SIMD_KERNELS} ${FIXED_POINT_KERNELS} ${AVX512_KERNELS}
+                   ${AMX_KERNELS})
+list(APPEND AVX2_KERNELS ${SIMD_KERNELS} ${FIXED_POINT_KERNELS})
+list(APPEND NEON_KERNELS ${SIMD_KERNELS} ${FIXED_POINT_KERNELS})
+list(APPEND AVX512_KERNELS ${SIMD_KERNELS})
+
+# GCC 12 warns of variables in its own intrinsics, which leave unused lanes undefined on purpose.
+set(SIMD_FLAGS -O3 -ffp-contract=off -Wno-uninitialized -Wno-maybe-uninitialized)
+set(AVX2_FLAGS ${SIMD_FLAGS} -mavx2 -mfma -mf16c)
+set(AVX512_FLAGS ${AVX2_FLAGS} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16)
+set(AMX_FLAGS ${AVX512_FLAGS} -mamx-tile -mamx-bf16)
+set(NEON_FLAGS ${SIMD_FLAGS})
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(INSTRUCTION_SETS avx2 avx512 amx)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  set(INSTRUCTION_SETS neon)
+endif()
 
 option(TINY_LLM_SANITIZE "stop at memory errors and undefined behaviour" OFF)
 if(TINY_LLM_SANITIZE)
@@ -14,34 +39,7 @@ if(TINY_LLM_SANITIZE)
   add_link_options(-fsanitize=address,undefined)
 endif()
 
-file(GLOB ALL_KERNELS CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/src/*/*.cpp")
-set(FIXED_POINT_KERNELS "${ALL_KERNELS}")
-list(FILTER FIXED_POINT_KERNELS INCLUDE REGEX "_fixed_point\\.cpp$") # for sets without bfloat16
-foreach(kind portable simd avx512 amx)
-  string(TOUPPER ${kind} KIND)
-  set(${KIND}_KERNELS "${ALL_KERNELS}")
-  list(FILTER ${KIND}_KERNELS INCLUDE REGEX "_${kind}\\.cpp$")
-endforeach()
-set(ALL_KERNELS ${PORTABLE_KERNELS} ${SIMD_KERNELS} ${AVX512_KERNELS} ${AMX_KERNELS}
-                ${FIXED_POINT_KERNELS})
-set(AVX2_KERNELS ${SIMD_KERNELS} ${FIXED_POINT_KERNELS})
-set(NEON_KERNELS ${SIMD_KERNELS} ${FIXED_POINT_KERNELS})
-list(APPEND AVX512_KERNELS ${SIMD_KERNELS})
-
-# GCC 12 warns of variables in its own intrinsics, which leave unused lanes undefined on purpose.
-set(NEON_FLAGS -O3 -ffp-contract=off -Wno-uninitialized -Wno-maybe-uninitialized)
-set(AVX2_FLAGS ${NEON_FLAGS} -mavx2 -mfma -mf16c)
-set(AVX512_FLAGS ${AVX2_FLAGS} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16)
-set(AMX_FLAGS ${AVX512_FLAGS} -mamx-tile -mamx-bf16)
-
-set(INSTRUCTION_SETS portable)
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  list(APPEND INSTRUCTION_SETS avx2 avx512 amx)
-elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
-  list(APPEND INSTRUCTION_SETS neon)
-endif()
-set(KERNEL_LIBRARIES)
-foreach(isa ${INSTRUCTION_SETS})
+foreach(isa portable ${INSTRUCTION_SETS})
   string(TOUPPER ${isa} ISA)
   add_library(kernels_${isa} OBJECT ${${ISA}_KERNELS})
   set_target_properties(kernels_${isa} PROPERTIES POSITION_INDEPENDENT_CODE ON)

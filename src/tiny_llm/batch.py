@@ -12,9 +12,9 @@ from typing import Any
 import mlx.core as mx
 
 from .errors import UserError
-from .generate import encode_prompt
+from .generate import encode_prompt, next_token_logits
 from .kv_cache import BatchingKvCache, TinyKvFullCache
-from .sampler import Sampler, log_softmax, make_sampler
+from .sampler import DistributionSampler, Sampler, choose, log_softmax, make_sampler
 
 
 class Request:
@@ -26,6 +26,8 @@ class Request:
         tokenizer: as `mlx_lm.load` returns it.
         prompt_ids: the prompt's tokens, at least one.
         prefill_step: how many of them a chunk has.
+        sampler: greedy if None. One that is seeded starts anew for this request, so that its answer
+            does not depend on the others'.
         max_tokens: ends the answer after this many tokens, the end token included; None does not.
         ignore_eos: go on after an end token, for measurements.
     """
@@ -37,6 +39,7 @@ class Request:
         tokenizer: Any,
         prompt_ids: list[int],
         prefill_step: int,
+        sampler: Sampler | None = None,
         max_tokens: int | None = None,
         ignore_eos: bool = False,
     ):
@@ -49,6 +52,9 @@ class Request:
         self.is_done = False
         self._model = model
         self._prefill_step = prefill_step
+        self.sampler = sampler or make_sampler(temp=0)
+        if isinstance(self.sampler, DistributionSampler) and self.sampler.is_seeded:
+            self.sampler = self.sampler.restarted()
         self._max_tokens = max_tokens
         self._eos_token_ids = frozenset() if ignore_eos else tokenizer.eos_token_ids
         self._detokenizer = tokenizer.detokenizer
@@ -63,17 +69,17 @@ class Request:
         """The answer so far."""
         return self._detokenizer.text
 
-    def try_prefill(self, sampler: Sampler) -> None:
+    def try_prefill(self) -> None:
         """Computes the next chunk of the prompt; after the last one, samples the first token."""
         if self.is_prefilled:
             return
         chunk = self.prompt_ids[self.offset : self.offset + self._prefill_step]
-        logits = self._model(mx.array([chunk]), self.offset, self.cache)
+        logits = next_token_logits(self._model, mx.array([chunk]), self.offset, self.cache)  # 1×V
         self.offset += len(chunk)
         # Without this, the graph of all chunks would be held until the first token is needed.
         mx.eval([layer.key_values for layer in self.cache])
         if self.is_prefilled:
-            self.add_token(int(sampler(log_softmax(logits[:, -1]))[0]))
+            self.add_token(int(choose(self.sampler, logits)[0]))
 
     def add_token(self, token: int) -> None:
         """Takes the next token of the answer; an end token ends it."""
@@ -104,8 +110,8 @@ class BatchGeneration:
         max_seq_len: tokens a request may have, prompt and answer together.
         batch_size: how many slots there are.
         prefill_step: tokens a chunk of a prompt has.
-        sampler: greedy if None. It is called for all rows of a step together, so a seeded one
-            repeats a batch, and not a request in another batch.
+        sampler: greedy if None. A seeded one starts anew for every request; any other is called
+            for all rows of a step together.
         max_tokens: ends an answer after this many tokens: a number for all, or one a prompt.
         ignore_eos: go on after an end token, for measurements.
 
@@ -161,7 +167,7 @@ class BatchGeneration:
         if self.prefilling is None and self.waiting:
             self.prefilling = self._admit(*self.waiting.popleft())
         if self.prefilling is not None:
-            self.prefilling.try_prefill(self._sampler)
+            self.prefilling.try_prefill()
             self._place_prefilled()
         if any(self.slots):
             self._decode()
@@ -185,6 +191,7 @@ class BatchGeneration:
             self._tokenizer,
             prompt_ids,
             self._prefill_step,
+            self._sampler,
             self._max_tokens[index],
             self._ignore_eos,
         )
@@ -202,6 +209,7 @@ class BatchGeneration:
             slot = self.slots.index(None)
             for cache, layer in zip(self._caches, request.cache, strict=True):
                 cache.add_request(layer, slot)
+                layer.release()  # its tokens are in the slot now
             self.slots[slot] = request
             self.prefilling = None
 
@@ -209,9 +217,9 @@ class BatchGeneration:
         """One token for every active request; the rows of idle slots are computed and ignored."""
         ids = [[0 if request is None else request.next_token] for request in self.slots]
         offsets = [0 if request is None else request.offset for request in self.slots]
-        logits = self._model(mx.array(ids), offsets, self._caches)[:, -1]  # B×V
+        logits = next_token_logits(self._model, mx.array(ids), offsets, self._caches)  # B×V
         live = [slot for slot, request in enumerate(self.slots) if request is not None]
-        tokens: Any = self._sampler(log_softmax(logits[mx.array(live)])).tolist()
+        tokens = self._sample(live, logits[mx.array(live)])
         for slot, token in zip(live, tokens, strict=True):
             request = self.slots[slot]
             assert request is not None
@@ -224,6 +232,21 @@ class BatchGeneration:
                 self.slots[slot] = None
                 for cache in self._caches:
                     cache.remove_request(slot)
+
+    def _sample(self, live: list[int], logits: mx.array) -> list[int]:
+        """The next token of each live slot, given their logits: one row a slot."""
+        sampler = self._sampler
+        if not (isinstance(sampler, DistributionSampler) and sampler.is_seeded):
+            return choose(sampler, logits).tolist()  # type: ignore[return-value]
+        # Filters do not mix rows, so they run once for all; each request draws for itself.
+        shaped = sampler.logits(log_softmax(logits))
+        draws = []
+        for row, slot in enumerate(live):
+            request = self.slots[slot]
+            assert request is not None
+            assert isinstance(request.sampler, DistributionSampler)
+            draws.append(request.sampler.draw(shaped[row : row + 1]))
+        return mx.concatenate(draws).tolist()  # type: ignore[return-value]
 
 
 def _one_for_each(max_tokens: Sequence[int] | int | None, num_prompts: int) -> Sequence[int | None]:

@@ -13,11 +13,13 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from .errors import UserError
-from .sampler import Sampler, log_softmax, make_sampler
+from .sampler import Sampler, choose, make_sampler
 from .speculative import SpeculativeDecoding, check_same_vocabulary
 
 Logits = Callable[[mx.array], mx.array]
 DecodingLoop = Callable[[Any, Sequence[int], Sampler], Iterator[int]]
+
+PREFILL_STEP = 1024  # tokens of a prompt that are computed at once
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def decode_by_recomputing(
     ids = list(prompt_ids)
     while True:
         logits = model(mx.array([ids]))[:, -1, :]  # 1×V, after the last token
-        token = int(sampler(log_softmax(logits))[0])
+        token = int(choose(sampler, logits)[0])
         yield token
         ids.append(token)
 
@@ -122,17 +124,35 @@ def decode_with_cache(model: Any, prompt_ids: Sequence[int], sampler: Sampler) -
         Token ids, without end.
     """
     cache = model.create_kv_cache()
-    new_ids, offset = list(prompt_ids), 0
+    offset = 0
     try:
+        # A long prompt in pieces: activations then take memory for a piece, not for the prompt.
+        while len(prompt_ids) - offset > PREFILL_STEP:
+            piece = mx.array([prompt_ids[offset : offset + PREFILL_STEP]])
+            mx.eval(next_token_logits(model, piece, offset, cache))
+            offset += PREFILL_STEP
+        new_ids = list(prompt_ids[offset:])
         while True:
-            logits = model(mx.array([new_ids]), offset, cache)[:, -1, :]  # 1×V
-            token = int(sampler(log_softmax(logits))[0])
+            logits = next_token_logits(model, mx.array([new_ids]), offset, cache)  # 1×V
+            token = int(choose(sampler, logits)[0])
             yield token
             offset += len(new_ids)
             new_ids = [token]
     finally:  # whoever iterates stops when the answer ends
         for layer in cache:
             layer.release()
+
+
+def next_token_logits(
+    model: Any, inputs: mx.array, offset: int | Sequence[int], cache: Any
+) -> mx.array:
+    """What a model says after the last of the new tokens: ids B×L -> B×V.
+
+    A model that can leave out the other tokens' logits does.
+    """
+    if hasattr(model, "next_token_logits"):
+        return model.next_token_logits(inputs, offset, cache)
+    return model(inputs, offset, cache)[:, -1]
 
 
 def speculative_generate(

@@ -19,6 +19,17 @@ def log_softmax(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
+def choose(sampler: Sampler, logits: mx.array) -> mx.array:
+    """The sampler's tokens: logits B×V -> ids B.
+
+    It is given log-probabilities, which many samplers want. The likeliest token is the same without
+    them, and a pass over the vocabulary less.
+    """
+    if isinstance(sampler, DistributionSampler) and sampler.is_greedy:
+        return sampler(logits)
+    return sampler(log_softmax(logits))
+
+
 def make_sampler(
     temp: float,
     top_p: float | None = None,
@@ -72,12 +83,22 @@ class DistributionSampler:
     ):
         self.temp = temp
         self._filters = filters
+        self._seed = seed
         self._key = None if seed is None else mx.random.key(seed)
 
     @property
     def is_greedy(self) -> bool:
         """Whether it takes the most likely token, always."""
         return self.temp == 0
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether its draws can be repeated."""
+        return self._seed is not None
+
+    def restarted(self) -> "DistributionSampler":
+        """The same sampler at the beginning of its random numbers."""
+        return DistributionSampler(self.temp, self._filters, self._seed)
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         """Log-probabilities or logits B×V -> ids B."""

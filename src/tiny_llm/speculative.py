@@ -20,7 +20,7 @@ from typing import Any
 import mlx.core as mx
 
 from .errors import UserError
-from .sampler import DistributionSampler, Sampler, log_softmax
+from .sampler import DistributionSampler, Sampler, choose, log_softmax
 
 
 @dataclass
@@ -88,11 +88,10 @@ class SpeculativeDecoding:
                 new_ids = mx.concatenate([mx.array(ids[target.offset :]), drafts])
                 logits = target(new_ids)[-(count + 1) :]  # after the sequence, and each draft
                 mx.eval(logits, drafts)
-                logprobs = log_softmax(logits)
                 if rejecting is None:
-                    accepted, token = verify_by_matching(logprobs, drafts, sampler)
+                    accepted, token = verify_by_matching(logits, drafts, sampler)
                 else:
-                    wanted = rejecting.probabilities(logprobs)
+                    wanted = rejecting.probabilities(log_softmax(logits))
                     accepted, token = verify_by_rejection(wanted, drafted_from, drafts, rejecting)
                 target.keep(len(ids) + accepted)
                 draft.keep(len(ids) + accepted)
@@ -116,11 +115,11 @@ class SpeculativeDecoding:
         return int(max(0, min(self.num_drafts, room)))
 
 
-def verify_by_matching(logprobs: mx.array, drafts: mx.array, sampler: Sampler) -> tuple[int, int]:
+def verify_by_matching(logits: mx.array, drafts: mx.array, sampler: Sampler) -> tuple[int, int]:
     """Accepts drafts while the sampler, given the target's distribution, chooses the same.
 
     Args:
-        logprobs: (n + 1)×V, the target's after the sequence and after each draft.
+        logits: (n + 1)×V, the target's after the sequence and after each draft.
         drafts: n ids.
         sampler: any. It is asked once for each token of the answer, in order, so a function that
             draws random numbers draws the same as without drafts.
@@ -130,9 +129,9 @@ def verify_by_matching(logprobs: mx.array, drafts: mx.array, sampler: Sampler) -
     """
     choices: Iterator[Any]
     if isinstance(sampler, DistributionSampler) and sampler.is_greedy:  # one call does for all
-        choices = iter(sampler(logprobs).tolist())  # type: ignore[arg-type]
+        choices = iter(choose(sampler, logits).tolist())  # type: ignore[arg-type]
     else:
-        choices = (int(sampler(row[None])[0]) for row in logprobs)
+        choices = (int(choose(sampler, row[None])[0]) for row in logits)
     guesses: Any = drafts.tolist()
     for accepted, (guess, choice) in enumerate(zip(guesses, choices, strict=False)):
         if guess != choice:

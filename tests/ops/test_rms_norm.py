@@ -106,6 +106,19 @@ def test_an_input_that_is_used_again_keeps_its_values(instruction_set):
     np.testing.assert_array_equal(as_numpy(total), 4 * before)
 
 
+def test_inputs_that_nobody_else_reads_may_be_overwritten(instruction_set, dtype):
+    x, weight = problem(9, 50, dtype=dtype)
+    y = random(9, 50, dtype=dtype)
+    for rows in (slice(None), slice(3, None), slice(None, None, 2)):
+        doubled, tripled = mx.contiguous((x * 2)[rows]), mx.contiguous((y * 3)[rows])
+        mx.eval(doubled, tripled)
+        in_place = add_rms_norm((x * 2)[rows], (y * 3)[rows], weight)
+        for actual, expected in zip(in_place, add_rms_norm(doubled, tripled, weight), strict=True):
+            assert_close(actual, expected, "add_rms_norm in place", ulps=0)
+        expected = rms_norm(doubled, weight)
+        assert_close(rms_norm((x * 2)[rows], weight), expected, "rms_norm in place", ulps=0)
+
+
 def test_no_rows_and_no_columns(instruction_set, dtype):
     for shape in [(0, 8), (3, 0), (0,)]:
         x, weight = mx.zeros(shape, dtype), mx.ones((shape[-1],), dtype)

@@ -69,6 +69,17 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 /// The larger of each lane; b where either is NaN.
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
+/// Loads x once. GCC would rather read memory again for every use of it.
+inline void keep_in_register(Floats& x) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(x));
+#elif defined(__AVX2__)
+    asm("" : "+x"(x));
+#elif defined(__aarch64__)
+    asm("" : "+w"(x));
+#endif
+}
+
 // --- memory -------------------------------------------------------------------------------------
 
 template <typename Vector>
@@ -187,14 +198,20 @@ inline void store(void* array, int64_t i, Format format, Floats x, int count = L
 
 /// The sum of all lanes: halves folded onto each other, an order that depends on LANES alone.
 inline float sum(Floats x) {
-    float lanes[LANES];
-    memcpy(lanes, &x, sizeof lanes);
-    for (int half = LANES / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; i++) {
-            lanes[i] += lanes[i + half];
-        }
-    }
-    return lanes[0];
+#if defined(__aarch64__)
+    const float32x2_t two = vadd_f32(vget_low_f32((float32x4_t)x), vget_high_f32((float32x4_t)x));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+#else
+#if defined(__AVX512F__)
+    const __m256 eight =
+        _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+#else
+    const __m256 eight = (__m256)x;
+#endif
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#endif
 }
 
 /// The largest lane; NaN if there is one is not promised.

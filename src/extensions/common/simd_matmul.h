@@ -35,6 +35,9 @@ inline void multiply_add_block(int inner, const float* a, int64_t a_stride, cons
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
             x[v] = load_bits<Floats>(b + i * b_stride + v * LANES);
+            if constexpr (ROWS > 1) {
+                keep_in_register(x[v]);
+            }
         }
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {

@@ -23,6 +23,10 @@ struct Rows {
     int count;
 };
 
+struct Tile {
+    Rows keys, values;
+};
+
 /// The state of a block of query rows, and room for the tile at hand. All in one piece of scratch.
 struct AttentionBlock {
     int rows;
@@ -30,8 +34,8 @@ struct AttentionBlock {
     int64_t width;   // D, rounded up to whole vectors
     float* scores;   // rows × KEYS; then the weights
     float* out;      // rows × width, not yet divided by sums
-    float* keys;     // D × KEYS
-    float* values;   // KEYS × width
+    float* keys;     // D × KEYS, and in the same place once the scores are known,
+    float* values;   // KEYS × width: together they would not fit in the L1 cache
     float* sums;     // rows × LANES: of the weights, lane by lane
     float* largest;  // rows: the largest score so far
     float* query;    // rows × D, times scale
@@ -42,7 +46,7 @@ inline int64_t rounded_up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 /// Floats of scratch that a block needs.
 inline int64_t block_scratch(int rows, int64_t D) {
     const int64_t width = rounded_up(D);
-    return rows * (KEYS + width + LANES + D) + rounded_up(rows) + KEYS * (D + width);
+    return rows * (KEYS + width + LANES + D) + rounded_up(rows) + KEYS * width;
 }
 
 /// A block that has seen no keys. `query` has to be filled in.
@@ -58,8 +62,7 @@ inline AttentionBlock make_block(int rows, int64_t D, float* scratch) {
     block.width = rounded_up(D);
     block.scores = take(rows * KEYS);
     block.out = take(rows * block.width);
-    block.keys = take(D * KEYS);
-    block.values = take(KEYS * block.width);
+    block.keys = block.values = take(KEYS * block.width);
     block.sums = take(static_cast<int64_t>(rows) * LANES);
     block.largest = take(rounded_up(rows));
     block.query = take(rows * D);
@@ -92,30 +95,46 @@ inline const void* element(const void* row, int64_t d, Format format) {
     return static_cast<const char*>(row) + bytes_of(d, format);
 }
 
-// Columns d … d + count − 1 of LANES rows, transposed.
-inline void load_transposed(const void* const* rows, int64_t d, int count, Format format,
-                            Floats* x) {
+// `to` = columns d … d + count − 1 of LANES rows, transposed: count rows of LANES, KEYS apart.
+__attribute__((noinline)) void transpose_columns(const void* const* rows, int64_t d, int count,
+                                                 Format format, float* to) {
+    Floats x[LANES];
     for (int i = 0; i < LANES; i++) {
         x[i] = count == LANES ? load(rows[i], d, format) : load(rows[i], d, format, count);
     }
     transpose(x);
+    for (int i = 0; i < count; i++) {
+        store(to, i * KEYS, Format::float32, x[i]);
+    }
 }
 
-// The same of bfloat16, twice as many columns: a pair of neighbours is moved as one 32-bit word and
-// taken apart afterwards, which needs half the shuffles. x[i] becomes columns d + 2i and d + 2i
-// + 1.
-inline void load_transposed_pairs(const void* const* rows, int64_t d, int count, Floats* x) {
+// The same of up to 2·LANES columns of bfloat16. Two neighbours are moved as one 32-bit word and
+// taken apart afterwards, which needs half the shuffles.
+__attribute__((noinline)) void transpose_column_pairs(const void* const* rows, int64_t d, int count,
+                                                      float* to) {
+    Floats x[LANES];
     for (int i = 0; i < LANES; i++) {
         const void* from = element(rows[i], d, Format::bfloat16);
         x[i] = count == 2 * LANES ? load_bits<Floats>(from) : load_bits<Floats>(from, count, 2);
     }
     transpose(x);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        const Ints pairs = as_ints(x[i]);
+        if (2 * i < count) {
+            store(to, 2 * i * KEYS, Format::float32, as_floats(pairs << 16));
+        }
+        if (2 * i + 1 < count) {
+            store(to, (2 * i + 1) * KEYS, Format::float32, as_floats(pairs & ~0xffff));
+        }
+    }
 }
 
-/// keys = the rows, transposed: D × KEYS. Columns beyond the last row repeat it.
+/// keys = the rows, transposed: D × KEYS. Columns beyond the last row repeat it, up to a vector.
 inline void load_keys(const AttentionBlock& block, const Rows& rows, const Rows& next,
                       Format format) {
-    const int64_t D = block.D, bytes = bytes_of(D, format);
+    const int64_t bytes = bytes_of(block.D, format);
+    const int64_t step = format == Format::bfloat16 ? 2 * LANES : LANES;
     for (int first = 0; first < rows.count; first += LANES) {
         const void* from[LANES];
         for (int i = 0; i < LANES; i++) {
@@ -124,25 +143,13 @@ inline void load_keys(const AttentionBlock& block, const Rows& rows, const Rows&
                 prefetch(next.at[first + i], bytes);
             }
         }
-        float* to = block.keys + first;
-        Floats x[LANES];
-        if (format == Format::bfloat16) {
-            for (int64_t d = 0; d < D; d += 2 * LANES) {
-                const int count = static_cast<int>(D - d < 2 * LANES ? D - d : 2 * LANES);
-                load_transposed_pairs(from, d, count, x);
-                for (int i = 0; i < count; i++) {
-                    const Ints pair = as_ints(x[i / 2]);
-                    const Floats column = as_floats(i % 2 == 0 ? pair << 16 : pair & ~0xffff);
-                    store(to, (d + i) * KEYS, Format::float32, column);
-                }
-            }
-        } else {
-            for (int64_t d = 0; d < D; d += LANES) {
-                const int count = static_cast<int>(D - d < LANES ? D - d : LANES);
-                load_transposed(from, d, count, format, x);
-                for (int i = 0; i < count; i++) {
-                    store(to, (d + i) * KEYS, Format::float32, x[i]);
-                }
+        for (int64_t d = 0; d < block.D; d += step) {
+            const int count = static_cast<int>(block.D - d < step ? block.D - d : step);
+            float* to = block.keys + d * KEYS + first;
+            if (format == Format::bfloat16) {
+                transpose_column_pairs(from, d, count, to);
+            } else {
+                transpose_columns(from, d, count, format, to);
             }
         }
     }
@@ -218,9 +225,8 @@ inline void weigh(const AttentionBlock& block, int row, int visible, const float
 
 // --- a tile -------------------------------------------------------------------------------------
 
-/// Rows from `first` on attend to the loaded keys and values. visible[row] says how many of the
-/// tile's keys a row sees; it does not fall from row to row. `mask` is null or rows × KEYS.
-inline void attend(const AttentionBlock& block, int first, const int* visible, const float* mask) {
+/// scores of rows from `first` on = query · keys.
+inline void score(const AttentionBlock& block, int first) {
     const int rows = block.rows - first;
     float* scores = block.scores + first * KEYS;
     for (int64_t i = 0; i < static_cast<int64_t>(rows) * KEYS; i++) {
@@ -228,11 +234,14 @@ inline void attend(const AttentionBlock& block, int first, const int* visible, c
     }
     multiply_add(rows, KEYS, static_cast<int>(block.D), block.query + first * block.D, block.D,
                  block.keys, KEYS, scores, KEYS);
-    for (int row = first; row < block.rows; row++) {
-        weigh(block, row, visible[row], mask == nullptr ? nullptr : mask + row * KEYS);
-    }
-    // Several rows share the values that all of them see; the rest is each row's own. So a key that
-    // a row may not see is not multiplied by zero, which would be NaN for an infinite value.
+}
+
+/// out of rows from `first` on += weights · values, for the first visible[row] keys of the tile;
+/// visible does not fall from row to row.
+///
+/// Several rows share the values that all of them see; the rest is each row's own. So a key that a
+/// row may not see is not multiplied by zero, which would be NaN for an infinite value.
+inline void add_values(const AttentionBlock& block, int first, const int* visible) {
     for (int row = first; row < block.rows; row += MATMUL_ROWS) {
         const int together = block.rows - row < MATMUL_ROWS ? block.rows - row : MATMUL_ROWS;
         const int shared = visible[row];
@@ -245,6 +254,18 @@ inline void attend(const AttentionBlock& block, int first, const int* visible, c
                          block.out + own * block.width, block.width);
         }
     }
+}
+
+/// Rows from `first` on attend to a tile. `next` is prefetched. `mask` is null or rows × KEYS.
+inline void attend(const AttentionBlock& block, int first, const int* visible, const float* mask,
+                   const Tile& tile, const Tile& next, Format format) {
+    load_keys(block, tile.keys, next.keys, format);
+    score(block, first);
+    for (int row = first; row < block.rows; row++) {
+        weigh(block, row, visible[row], mask == nullptr ? nullptr : mask + row * KEYS);
+    }
+    load_values(block, tile.values, next.values, format);
+    add_values(block, first, visible);
 }
 
 /// Divides a row by the sum of its weights and rounds it; zero if it saw no key.

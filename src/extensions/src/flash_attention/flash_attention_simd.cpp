@@ -20,6 +20,11 @@ Rows tile_rows(const void* array, const Strides& strides, const FlashAttentionJo
     return rows;
 }
 
+Tile tile_at(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first, int64_t end) {
+    return {tile_rows(job.key, job.key_strides, job, b, h, first, end),
+            tile_rows(job.value, job.value_strides, job, b, h, first, end)};
+}
+
 // query = the block's rows of job.query, times scale.
 void load_query(const AttentionBlock& block, const FlashAttentionJob& job, int64_t b, int64_t h,
                 int64_t first_row) {
@@ -76,26 +81,21 @@ void flash_attention(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t
 
     // The last row sees most: what it does not see, none does.
     const int64_t end = visible_keys(job, b, (first_row + rows - 1) / group);
-    Rows keys = tile_rows(job.key, job.key_strides, job, b, h, 0, end);
-    Rows values = tile_rows(job.value, job.value_strides, job, b, h, 0, end);
-    for (int64_t tile = 0; tile < end; tile += KEYS) {
-        const Rows next_keys = tile_rows(job.key, job.key_strides, job, b, h, tile + KEYS, end);
-        const Rows next_values =
-            tile_rows(job.value, job.value_strides, job, b, h, tile + KEYS, end);
-        if (mask == nullptr || load_mask(block, job, b, h, first_row, tile, keys.count, mask)) {
+    Tile tile = tile_at(job, b, h, 0, end);
+    for (int64_t first_key = 0; first_key < end; first_key += KEYS) {
+        const Tile next = tile_at(job, b, h, first_key + KEYS, end);
+        if (mask == nullptr ||
+            load_mask(block, job, b, h, first_row, first_key, tile.keys.count, mask)) {
             int visible[MAX_BLOCK_ROWS];
             int first = rows;  // the first row that sees a key of this tile
             for (int i = rows - 1; i >= 0; i--) {
-                const int64_t seen = visible_keys(job, b, (first_row + i) / group) - tile;
+                const int64_t seen = visible_keys(job, b, (first_row + i) / group) - first_key;
                 visible[i] = static_cast<int>(seen < 0 ? 0 : seen < KEYS ? seen : KEYS);
                 first = visible[i] > 0 ? i : first;
             }
-            load_keys(block, keys, next_keys, job.format);
-            load_values(block, values, next_values, job.format);
-            attend(block, first, visible, mask);
+            attend(block, first, visible, mask, tile, next, job.format);
         }
-        keys = next_keys;
-        values = next_values;
+        tile = next;
     }
     for (int i = 0; i < rows; i++) {
         const int64_t row = first_row + i;

@@ -64,7 +64,7 @@ void RmsNorm::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
         job.y = y_rows.data;
         job.y_stride = y_rows.stride;
         job.sum = allocate_or_reuse(outputs[0], x);
-        job.out = allocate(out);
+        job.out = allocate_or_reuse(out, y);  // a row is added up before it is normalized
     } else {
         job.out = allocate_or_reuse(out, x);
     }

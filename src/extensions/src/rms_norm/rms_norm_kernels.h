@@ -14,8 +14,8 @@ struct RmsNormJob {
     const void* x;       // M × D, rows x_stride elements apart
     const void* y;       // the same, or null: nothing is added
     const void* weight;  // D
-    void* sum;           // M × D, or null if y is; may be the memory of x or of y
-    void* out;           // M × D; may be the memory of x
+    void* sum;           // M × D, or null if y is; may be the memory of x
+    void* out;           // M × D; may be the memory of y, or of x if there is no y
     int64_t x_stride, y_stride;
 };
 

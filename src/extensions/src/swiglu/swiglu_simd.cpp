@@ -6,12 +6,24 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
+// round_to for numbers from `top` / 2 to `top`, a power of two. They all have one spacing: next to
+// `shift` float32 has the same, and adding it leaves nothing finer.
+template <Format F>
+inline Floats round_up_to(float top, Floats x) {
+    if (F == Format::float32) {
+        return x;
+    }
+    const float shift = 0.75f * top * (F == Format::float16 ? 0x1p13f : 0x1p16f);
+    return (x + shift) - shift;
+}
+
 template <Format F>
 inline Floats silu(Floats x) {
-    const Floats magnitude = x < 0.0f ? -x : x;
-    const Floats power = round_to(exp(-magnitude), F);
-    const Floats sigmoid = round_to(1.0f / round_to(1.0f + power, F), F);
-    return round_to(x * (x < 0.0f ? round_to(1.0f - sigmoid, F) : sigmoid), F);
+    const Ints sign = Ints{} + INT32_MIN;
+    const Floats power = round_to(exp(as_floats(as_ints(x) | sign)), F);  // e^−|x|, 0 … 1
+    const Floats sigmoid = round_up_to<F>(1, 1.0f / round_up_to<F>(2, 1.0f + power));
+    // 1 − sigmoid needs no rounding: it is a multiple of the same spacing, and smaller.
+    return round_to(x * (x < 0.0f ? 1.0f - sigmoid : sigmoid), F);
 }
 
 template <Format F>

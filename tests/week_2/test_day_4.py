@@ -1,0 +1,461 @@
+"""Week 2, day 4: flash attention on the CPU."""
+
+import functools
+import itertools
+import subprocess
+import sys
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support import EPSILON, as_numpy, assert_close, random
+from tiny_llm import (
+    TinyKvFullCache,
+    causal_mask,
+    flash_attention,
+    kernels,
+    scaled_dot_product_attention_grouped,
+)
+
+LENGTHS = [1, 2, 3, 7, 16, 33, 67, 128, 1000]
+HEAD_SIZES = [1, 7, 64, 80, 128, 256]
+# Every length as L and as S, every head size and every group, each beside several of the others.
+SHAPES = [  # B, H, H_q / H, L, S, D
+    (1 + i % 2, 1 + i % 3 // 2, 2 ** (i % 4), L, LENGTHS[(3 * i + 8) % 9], HEAD_SIZES[i % 6])
+    for i, L in enumerate(LENGTHS[:7] * 2)
+]
+SHAPES += [
+    (2, 2, 2, 1, 1000, 128),
+    (1, 1, 1, 128, 1000, 7),
+    (1, 1, 2, 128, 128, 64),
+    (1, 1, 1, 1000, 33, 16),
+]
+MASKS = ["none", "causal", "additive", "boolean", "hidden rows"]
+
+
+def problem(B, H, group, L, S, D, dtype=mx.float32):
+    """Random (query, key, value)."""
+    return (
+        random(B, H * group, L, D, dtype=dtype),
+        random(B, H, S, D, dtype=dtype),
+        random(B, H, S, D, dtype=dtype),
+    )
+
+
+def make_mask(kind: str, B: int, H_q: int, L: int, S: int):
+    if kind == "none":
+        return None
+    if kind == "causal":
+        return "causal"
+    if kind == "additive":
+        mask = random(B, 1, L, S)
+        return mx.where(mx.random.uniform(shape=mask.shape) < 0.2, -mx.inf, mask)
+    if kind == "boolean":
+        return mx.random.uniform(shape=(H_q, 1, S)) < 0.6
+    mask = mx.zeros((L, S))  # every third row sees nothing, the others all but one stretch
+    mask[::3] = -mx.inf
+    mask[:, S // 4 : S // 2 + 1] = -mx.inf
+    return mask
+
+
+def as_additive(mask, L: int, S: int) -> np.ndarray:
+    """Any mask as float64 numbers to add to the scores."""
+    if mask is None:
+        return np.zeros((L, S))
+    if isinstance(mask, str):
+        return as_numpy(causal_mask(L, S, mx.float32)).astype(np.float64)
+    if mask.dtype == mx.bool_:
+        return np.where(np.array(mask), 0, -np.inf)
+    return as_numpy(mask).astype(np.float64)
+
+
+def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
+    """Attention in float64, zero for rows that see nothing, and a bound of float32's error.
+
+    A score is a sum of D products and errs by at most D·2⁻²⁴·Σ|q·k|; so does, relatively, its
+    weight. Weights and values are summed over S keys, one after the other.
+    """
+    q, k, v = (as_numpy(x).astype(np.float64) for x in (query, key, value))
+    (L, D), S, group = q.shape[-2:], k.shape[-2], q.shape[-3] // k.shape[-3]
+    k, v = np.repeat(k, group, axis=-3), np.repeat(v, group, axis=-3)
+    added = as_additive(mask, L, S)
+    scores = q @ k.swapaxes(-2, -1) * scale + added
+    largest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
+    total = weights.sum(axis=-1, keepdims=True)
+    weights = weights / np.where(total == 0, 1, total)
+    magnitudes = np.abs(q) @ np.abs(k).swapaxes(-2, -1) * abs(scale)
+    magnitudes = magnitudes + np.where(np.isfinite(added), np.abs(added), 0)
+    magnitudes = np.where(weights > 0, magnitudes, 0)  # of scores that count
+    worst = magnitudes.max(axis=-1, keepdims=True, initial=0)
+    relative = 2.0**-24 * (2 * (D + 4) * worst + 2 * S + 32)
+    return weights @ v, relative * (weights @ np.abs(v))
+
+
+def evaluated(*args, **kwargs) -> mx.array:
+    result = flash_attention(*args, **kwargs)
+    mx.eval(result)  # while the environment names the instruction set
+    return result
+
+
+def bits(x: mx.array) -> np.ndarray:
+    return np.array(x.view(mx.uint32 if x.dtype == mx.float32 else mx.uint16))
+
+
+def assert_same_bits(actual: mx.array, expected: mx.array, what: str) -> None:
+    np.testing.assert_array_equal(bits(actual), bits(expected), what)
+
+
+def assert_exact(actual: mx.array, expected: np.ndarray, error: np.ndarray) -> None:
+    assert actual.shape == expected.shape
+    smallest = 2.0**-24 if actual.dtype == mx.float16 else 2.0**-126  # subnormals round coarsely
+    bound = EPSILON[actual.dtype] / 2 * (np.abs(expected) + error) + error + smallest
+    worst = (np.abs(as_numpy(actual) - expected) / bound).max(initial=0)
+    assert worst <= 1, f"{worst:.2f} × the error bound of float32 sums and one rounding"
+
+
+# --- task 1: the wrapper --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leading", [(), (2,), (2, 3), (1, 2, 1)], ids=str)
+def test_task_1_any_leading_dimensions(leading):
+    query, key = random(*leading, 4, 5, 16), random(*leading, 2, 9, 16)
+    value = random(*leading, 2, 9, 16)
+    for mask in (None, "causal", random(5, 9), random(*leading, 1, 5, 1)):
+        expected = scaled_dot_product_attention_grouped(query, key, value, mask=mask)
+        assert_close(flash_attention(query, key, value, mask=mask), expected, str(mask), ulps=16)
+
+
+def test_task_1_is_grouped_attention():
+    query, key, value = problem(2, 2, 3, 9, 20, 16)
+    for mask in (None, "causal", causal_mask(9, 20, mx.float32)):
+        expected = scaled_dot_product_attention_grouped(query, key, value, mask=mask)
+        assert_close(flash_attention(query, key, value, mask=mask), expected, str(mask), ulps=16)
+    expected = scaled_dot_product_attention_grouped(query, key, value, 0.5, "causal")
+    assert_close(flash_attention(query, key, value, 0.5, "causal"), expected, "scale", ulps=16)
+
+
+@pytest.mark.parametrize("mask", [None, "causal"])
+def test_task_1_equals_mlx(dtype, mask):
+    query, key, value = problem(2, 2, 2, 33, 67, 64, dtype=dtype)
+    with mx.stream(mx.cpu):
+        expected = mx.fast.scaled_dot_product_attention(
+            *(x.astype(mx.float32) for x in (query, key, value)), scale=0.125, mask=mask
+        ).astype(dtype)
+    assert_close(flash_attention(query, key, value, mask=mask), expected, "against MLX's", ulps=8)
+
+
+def test_task_1_a_boolean_mask_is_true_where_a_key_may_be_seen():
+    query, key, value = problem(1, 2, 2, 5, 9, 16)
+    seen = mx.random.uniform(shape=(5, 9)) < 0.5
+    seen[:, 0] = True
+    expected = mx.fast.scaled_dot_product_attention(
+        query, key, value, scale=0.25, mask=seen, stream=mx.cpu
+    )
+    assert_close(flash_attention(query, key, value, mask=seen), expected, "boolean mask", ulps=16)
+
+
+def test_task_1_swapping_the_result_back_copies_nothing():
+    query, key, value = problem(2, 2, 2, 5, 9, 16)
+    out = flash_attention(query, key, value)
+    mx.eval(out)
+    before = mx.get_active_memory()
+    back = out.swapaxes(1, 2).reshape(2, 5, 64)
+    mx.eval(back)
+    assert mx.get_active_memory() == before
+    np.testing.assert_array_equal(as_numpy(back)[1, 4, 48:], as_numpy(out)[1, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask": "Causal"}, 'expected mask None, "causal" or an array, got "Causal"'),
+        ({"mask": mx.zeros((5, 9), mx.int32)}, "expected mask in bool, float32.*, got int32"),
+        ({"mask": mx.zeros((5, 8))}, r"can be broadcast to \(2,4,5,9\), got shape \(5,8\)"),
+        ({"mask": mx.zeros((1, 2, 4, 5, 9))}, "can be broadcast"),
+        ({"query": mx.zeros((2, 4, 5, 16), mx.int32)}, "expected query in float32.*, got int32"),
+        ({"key": mx.zeros((2, 2, 9, 16), mx.float16)}, "in the dtype of query, float32, got"),
+        ({"value": mx.zeros((2, 2, 9, 16), mx.bfloat16)}, "in the dtype of query, float32, got"),
+        ({"query": mx.zeros((5, 16))}, "expected query of shape N..×H_q×L×D, got shape"),
+        ({"query": mx.array(1.0)}, "expected query of shape N..×H_q×L×D, got shape"),
+        ({"key": mx.zeros((2, 9, 16))}, "expected key with the 4 dimensions of query"),
+        ({"value": mx.zeros((2, 2, 8, 16))}, "expected value of the shape of key"),
+        ({"query": mx.zeros((3, 4, 5, 16))}, r"expected key of shape \(3,2,9,16\)"),
+        ({"query": mx.zeros((2, 4, 5, 15))}, r"expected key of shape \(2,2,9,15\)"),
+        ({"query": mx.zeros((2, 3, 5, 16))}, "to divide the query heads, got 2 and 3"),
+        ({"context_lens": [9]}, r"expected context_lens of shape \(2\).* got \(1\)"),
+        ({"context_lens": [9, 10]}, r"context_lens from 0 to 9.* got \[9, 10\]"),
+        ({"context_lens": [-1, 3]}, r"context_lens from 0 to 9.* got \[-1, 3\]"),
+        ({"context_lens": mx.array([9.0, 9.0])}, "expected context_lens in int32, got float32"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_task_1_wrong_arguments_are_named(changes, message):
+    query, key, value = problem(2, 2, 2, 5, 9, 16)
+    arguments = {"query": query, "key": key, "value": value}
+    with pytest.raises(ValueError, match=rf"\[flash_attention\] .*{message}"):
+        flash_attention(**{**arguments, **changes})
+
+
+@pytest.mark.parametrize("D", [0, 257])
+def test_task_1_head_sizes_are_limited(D):
+    x = mx.zeros((1, 1, 2, D))
+    with pytest.raises(ValueError, match=f"a head size from 1 to 256, got {D}"):
+        flash_attention(x, x, x)
+
+
+def test_task_1_no_heads_and_two_masks():
+    x = mx.zeros((1, 2, 3, 4))
+    with pytest.raises(ValueError, match="to divide the query heads, got 0 and 2"):
+        flash_attention(x, x[:, :0], x[:, :0])
+    with pytest.raises(ValueError, match="a causal mask or an array as mask, got both"):
+        kernels.flash_attention(x, x, x, causal=True, mask=mx.zeros((3, 3)))
+    with pytest.raises(ValueError, match="query with 4 dimensions when there are context_lens"):
+        flash_attention(x[0], x[0], x[0], context_lens=[3])
+
+
+# --- task 2: the CPU kernels ----------------------------------------------------------------------
+
+
+@functools.cache
+def solved(shape, mask_kind, dtype):
+    """A problem and its solution, made once for all instruction sets."""
+    B, H, group, L, S, D = shape
+    query, key, value = problem(*shape, dtype=dtype)
+    mask = make_mask(mask_kind, B, H * group, L, S)
+    return query, key, value, mask, exact(query, key, value, D**-0.5, mask)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_task_2_is_exact_but_for_rounding(instruction_set, dtype, shape, mask):
+    query, key, value, made, solution = solved(shape, mask, dtype)
+    assert_exact(evaluated(query, key, value, mask=made), *solution)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    B=st.integers(0, 3),
+    H=st.integers(1, 3),
+    group=st.integers(1, 5),
+    L=st.integers(0, 140),
+    S=st.integers(0, 200),
+    D=st.integers(1, 96),
+    mask=st.sampled_from(MASKS),
+    scale=st.sampled_from([0.0, 0.125, -1.0, 3.0]),
+    dtype=st.sampled_from([mx.float32, mx.float16, mx.bfloat16]),
+)
+def test_task_2_any_shape(B, H, group, L, S, D, mask, scale, dtype):
+    query, key, value = problem(B, H, group, L, S, D, dtype=dtype)
+    made = make_mask(mask, B, H * group, L, S)
+    actual = flash_attention(query, key, value, scale, made)
+    assert_exact(actual, *exact(query, key, value, scale, made))
+
+
+@pytest.mark.parametrize("S", [1, 63, 64, 65, 300])
+def test_task_2_a_row_is_the_same_in_every_chunk(instruction_set, dtype, S):
+    """A prompt prefilled at once, in chunks, or a token at a time: the same bits."""
+    query, key, value = problem(1, 2, 2, S, S, 40, dtype=dtype)
+    whole = evaluated(query, key, value, mask="causal")
+    for chunk in (1, 7, 64, 128):
+        starts = range(0, S, chunk) if chunk > 1 else {0, S // 2, S - 1}
+        for start in starts:
+            end = min(start + chunk, S)
+            part = evaluated(
+                query[:, :, start:end], key[:, :, :end], value[:, :, :end], mask="causal"
+            )
+            assert_same_bits(part, whole[:, :, start:end], f"rows {start} to {end}")
+
+
+def test_task_2_a_row_does_not_depend_on_its_batch_or_its_heads(instruction_set, dtype):
+    query, key, value = problem(3, 4, 2, 9, 150, 72, dtype=dtype)
+    together = evaluated(query, key, value)
+    for b, h in itertools.product(range(3), range(4)):
+        of_query, of_key = slice(2 * h, 2 * h + 2), slice(h, h + 1)
+        alone = evaluated(
+            query[b : b + 1, of_query], key[b : b + 1, of_key], value[b, h][None, None]
+        )
+        assert_same_bits(alone, together[b : b + 1, of_query], f"sequence {b}, head {h}")
+
+
+def test_task_2_keys_beyond_do_not_matter(instruction_set, dtype):
+    """Not even if they are NaN: a hidden key is not multiplied by zero."""
+    query, key, value = problem(1, 1, 2, 9, 200, 24, dtype=dtype)
+    alone = evaluated(query, key[:, :, :130], value[:, :, :130], mask="causal")
+    key[:, :, 130:] = mx.nan
+    value[:, :, 130:] = mx.nan
+    padded = mx.concatenate([query, random(1, 2, 70, 24, dtype=dtype)], axis=2)
+    together = evaluated(padded, key, value, mask="causal")
+    assert_same_bits(together[:, :, :9], alone, "causal")
+    assert_same_bits(
+        evaluated(query, key, value, mask="causal", context_lens=[130]), alone, "context_lens"
+    )
+
+
+def test_task_2_a_causal_array_is_the_causal_mask(instruction_set, dtype):
+    query, key, value = problem(1, 2, 2, 70, 150, 24, dtype=dtype)
+    causal = evaluated(query, key, value, mask="causal")
+    array = causal_mask(70, 150, mx.bfloat16)
+    assert_same_bits(evaluated(query, key, value, mask=array), causal, "additive")
+    assert_same_bits(evaluated(query, key, value, mask=array == 0), causal, "boolean")
+    strided = mx.contiguous(array.T).T
+    assert_same_bits(evaluated(query, key, value, mask=strided), causal, "a transposed mask")
+
+
+def test_task_2_threads_do_not_change_a_bit():
+    program = (
+        "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
+        "x = lambda *shape: mx.random.normal(shape).astype(mx.bfloat16);"
+        "q, k, v = x(2, 4, 150, 80), x(2, 2, 333, 80), x(2, 2, 333, 80);"
+        "y = t.flash_attention(q, k, v, 0.1, True, stream=mx.cpu).astype(mx.float32);"
+        "print(t.num_threads(), hash(np.array(y).tobytes()))"
+    )
+
+    def run(threads: int) -> list[str]:
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            env={"TINY_LLM_NUM_THREADS": str(threads), "PYTHONHASHSEED": "0"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+
+    results = {threads: run(threads) for threads in (1, 2, 3, 4)}
+    assert all(result[0] == str(threads) for threads, result in results.items())
+    assert len({result[1] for result in results.values()}) == 1
+
+
+def test_task_2_reads_a_cache_where_it_lies(instruction_set, dtype):
+    cache = TinyKvFullCache()
+    B, H, group, D = 2, 2, 2, 40
+    for L in (70, 1, 3):
+        projected = random(B, L, H * group, D, dtype=dtype)
+        keys, values, S, mask = cache.update_and_fetch(
+            random(B, H, L, D, dtype=dtype), random(B, L, H, D, dtype=dtype).swapaxes(1, 2),
+            mask="causal",
+        )  # fmt: skip
+        query = projected.swapaxes(1, 2)
+        actual = evaluated(query, keys, values, mask=mask)
+        copies = (mx.contiguous(x) for x in (query, keys, values))
+        assert_same_bits(actual, evaluated(*copies, mask=mask), f"{L} of {S} tokens")
+
+
+def test_task_2_slices_are_not_copied():
+    buffer = mx.zeros((1, 2, 4096, 64))  # 2 MB
+    query = mx.zeros((1, 2, 1, 64))
+    mx.eval(buffer, query)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(flash_attention(query, buffer[:, :, :4000], buffer[:, :, 96:4096]))
+    assert mx.get_peak_memory() - before < 100_000
+
+
+@pytest.mark.parametrize("which", ["query", "key", "value"])
+def test_task_2_any_strides_give_the_same_bits(instruction_set, dtype, which):
+    arrays = dict(zip(("query", "key", "value"), problem(2, 2, 2, 70, 70, 20, dtype), strict=True))
+    expected = evaluated(**arrays)
+    x = arrays[which]
+    views = {
+        "last dimension": mx.contiguous(x.swapaxes(2, 3)).swapaxes(2, 3),
+        "first dimension": mx.contiguous(x.swapaxes(0, 2)).swapaxes(0, 2),
+        "every second": mx.repeat(x, 2, axis=3)[..., ::2],
+        "backwards": mx.contiguous(x[:, :, ::-1])[:, :, ::-1],
+    }
+    for name, view in views.items():
+        assert_same_bits(evaluated(**{**arrays, which: view}), expected, name)
+    broadcast = mx.broadcast_to(x[:1, :1, :1], x.shape)
+    expected = evaluated(**{**arrays, which: mx.contiguous(broadcast)})
+    assert_same_bits(evaluated(**{**arrays, which: broadcast}), expected, "broadcast")
+
+
+@pytest.mark.parametrize("mask", [None, "causal", "array"])
+@pytest.mark.parametrize("L", [1, 40])
+def test_task_2_context_lens_are_sequences_of_their_own(instruction_set, dtype, mask, L):
+    lengths = [0, 1, 64, 100, 150]
+    query, key, value = problem(5, 2, 2, L, 150, 24, dtype=dtype)
+    made = random(5, 1, L, 150) if mask == "array" else mask
+    together = evaluated(query, key, value, mask=made, context_lens=lengths)
+    assert not as_numpy(together[0]).any(), "a sequence without keys is zero"
+    for b, S in enumerate(lengths):
+        row = slice(b, b + 1)
+        own = made[row, :, :, :S] if isinstance(made, mx.array) else made
+        alone = evaluated(query[row], key[row, :, :S], value[row, :, :S], mask=own)
+        assert_same_bits(together[row], alone, f"{S} keys")
+    as_array = mx.array(lengths, dtype=mx.int32)
+    assert_same_bits(
+        evaluated(query, key, value, mask=made, context_lens=as_array), together, "an array"
+    )
+    beyond = mx.array([-5, 1, 64, 100, 999], dtype=mx.int32)
+    assert_same_bits(
+        evaluated(query, key, value, mask=made, context_lens=beyond), together, "clamped"
+    )
+
+
+def test_task_2_a_row_that_sees_nothing_is_zero(instruction_set, dtype):
+    query, key, value = problem(1, 1, 2, 70, 66, 24, dtype=dtype)
+    for mask in ("causal", causal_mask(70, 66, mx.float32), causal_mask(70, 66, mx.float32) == 0):
+        out = as_numpy(evaluated(query, key, value, mask=mask))
+        assert not out[:, :, :4].any(), "queries before the first key"
+        assert np.isfinite(out).all()
+    hidden = mx.full((70, 66), -mx.inf)
+    assert not as_numpy(evaluated(query, key, value, mask=hidden)).any()
+
+
+def test_task_2_hidden_tiles_are_skipped(instruction_set):
+    """A tile that a mask hides from every row is not even read."""
+    query, key, value = problem(1, 1, 1, 3, 200, 24)
+    mask = mx.zeros((3, 200))
+    mask[:, 64:128] = -mx.inf
+    expected = evaluated(query, key, value, mask=mask)
+    key[:, :, 64:128] = mx.nan
+    value[:, :, 64:128] = mx.inf
+    assert_same_bits(evaluated(query, key, value, mask=mask), expected, "NaN where nobody looks")
+
+
+@pytest.mark.parametrize("bad", [mx.nan, mx.inf, -mx.inf])
+def test_task_2_nan_and_infinity_stay_in_their_rows(instruction_set, dtype, bad):
+    query, key, value = problem(2, 2, 2, 20, 90, 24, dtype=dtype)
+    clean = bits(evaluated(query, key, value, mask="causal"))
+    dirty = query + 0
+    dirty[0, 1, 7, 3] = bad
+    out = evaluated(dirty, key, value, mask="causal")
+    assert not np.isfinite(as_numpy(out)[0, 1, 7]).all()
+    same = np.ones((2, 4, 20), bool)
+    same[0, 1, 7] = False
+    np.testing.assert_array_equal(bits(out)[same], clean[same])
+    dirty = value + 0
+    dirty[1, 0, 80, 5] = bad  # seen by rows 10 to 19 of the first two query heads
+    out = evaluated(query, key, dirty, mask="causal")
+    assert not np.isfinite(as_numpy(out)[1, :2, 10:, 5]).any()
+    same = np.ones((2, 4, 20, 24), bool)
+    same[1, :2, 10:, 5] = False
+    np.testing.assert_array_equal(bits(out)[same], clean[same])
+
+
+def test_task_2_large_scores_do_not_overflow(instruction_set, dtype):
+    query, key, value = problem(1, 1, 1, 4, 100, 16, dtype=dtype)
+    out = evaluated(query * 100, key * 100, value)
+    assert np.isfinite(as_numpy(out)).all()
+    assert np.abs(as_numpy(out)).max() <= np.abs(as_numpy(value)).max() * 1.01
+
+
+@pytest.mark.parametrize(
+    "shape", [(0, 2, 2, 3, 5, 8), (2, 2, 2, 0, 5, 8), (2, 2, 2, 3, 0, 8), (0, 2, 0, 0, 0, 8)]
+)
+@pytest.mark.parametrize("mask", MASKS)
+def test_task_2_nothing_to_do(instruction_set, dtype, shape, mask):
+    query, key, value = problem(*shape, dtype=dtype)
+    B, H, group, L, S, D = shape
+    out = evaluated(query, key, value, mask=make_mask(mask, B, H * group, L, S))
+    assert out.shape == (B, H * group, L, D)
+    assert not as_numpy(out).any(), "without keys the result is zero"
+
+
+def test_task_2_many_heads_share_one(instruction_set):
+    """More query heads in a group than a block has rows."""
+    query, key, value = problem(1, 1, 150, 3, 70, 8)
+    actual = evaluated(query, key, value, mask="causal")
+    assert_exact(actual, *exact(query, key, value, 8**-0.5, "causal"))
