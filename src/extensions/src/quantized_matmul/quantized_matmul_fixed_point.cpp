@@ -84,12 +84,20 @@ inline void unpack(const uint8_t* bytes, Shorts* weights) {
 // --- products -----------------------------------------------------------------------------------
 
 // Step 3 for one row of integers: Σ q·A of a group, unpacking as we go.
+//
+// The rows of a panel are as many places in memory as there are lanes: read side by side, they are
+// no stream that the processor would recognize and run ahead of. So the next panel's bytes are
+// asked for in the order in which they lie, as many at a time as are used.
 template <int BITS>
 inline Ints dot_direct(const Panel& panel, int64_t g, const Shorts* a) {
     constexpr int PARTS = 8 / BITS;  // vectors from SHORTS bytes
     const int64_t bytes = panel.job->group_size * BITS / 8;
+    const uint8_t* next_panel = panel.rows[0] + LANES * panel.job->I * BITS / 8;
     Ints sums[LANES] = {};
     for (int64_t i = g * bytes; i < (g + 1) * bytes; i += SHORTS, a += PARTS) {
+        for (int line = 0; line < LANES * SHORTS; line += 64) {
+            __builtin_prefetch(next_panel + i * LANES + line);
+        }
 #pragma GCC unroll 8
         for (int o = 0; o < LANES; o++) {
             Shorts weights[PARTS];
@@ -122,26 +130,11 @@ inline Floats add_group(Floats total, Ints dot, const Panel& panel, int64_t g, F
     return fma(panel.biases[g], splat(factors.sum), total);
 }
 
-// The rows of weights lie in as many places of memory as there are lanes, and each is short: the
-// processor's own prefetching would start anew with every panel. So we ask for the next panel's.
-template <int BITS>
-inline void prefetch_next_panel(const Panel& panel, int64_t g) {
-    const int64_t row_bytes = panel.job->I * BITS / 8;
-    const int64_t next = LANES * row_bytes + g * panel.job->group_size * BITS / 8;
-#pragma GCC unroll 8
-    for (int o = 0; o < LANES; o++) {
-        for (int i = 0; i < MAX_GROUP * BITS / 8; i += 64) {
-            __builtin_prefetch(panel.rows[o] + next + i);
-        }
-    }
-}
-
 template <int BITS>
 void few_rows(const Panel& panel, const Activations& a, int64_t first_row, int64_t rows,
               Floats* totals) {
     const int64_t groups = panel.job->I / panel.job->group_size;
     for (int64_t g = 0; g < groups; g++) {
-        prefetch_next_panel<BITS>(panel, g);
         const Factors* factors = a.factors + g * a.R + first_row;
         for (int64_t r = 0; r < rows; r++) {
             const Ints dot = dot_direct<BITS>(panel, g, a.group(g, first_row + r));
