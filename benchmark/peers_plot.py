@@ -7,7 +7,7 @@ from .metrics import Metric
 from .peers_results import Results
 from .roofline import Machine
 
-# Okabe and Ito's colours, which people who see fewer colours can tell apart, and what reads on them.
+# Okabe and Ito's colours, which people who see fewer can tell apart; and what reads on them.
 COLOURS = {
     "tiny-llm": ("#0072B2", "white"),
     "llama.cpp": ("#E69F00", "black"),
