@@ -1,8 +1,8 @@
 """Qwen3 with a KV cache and quantized weights: what Week 2 changes in the model.
 
 A call computes only the new tokens; their keys and values join those of the past in the cache.
-Weights stay as the checkpoint stores them and are multiplied in that form. Norms, RoPE and SwiGLU are
-Week 1's, each in one pass of the extension: a decode step is hundreds of operations on a few
+Weights stay as the checkpoint stores them and are multiplied in that form. Norms, RoPE and SwiGLU
+are Week 1's, each in one pass of the extension: a decode step is hundreds of operations on a few
 kilobytes, and MLX's own cost more to schedule than to compute.
 """
 
