@@ -57,8 +57,9 @@ Floats mask_vector(const FlashAttentionJob& job, int64_t i) {
 
 // mask = what the mask adds to the block's scores of `count` keys, rows × KEYS. Returns whether any
 // row sees any of them.
-bool load_mask(const AttentionBlock& block, const FlashAttentionJob& job, int64_t b, int64_t h,
-               int64_t first_row, int64_t first_key, int count, float* mask) {
+__attribute__((noinline)) bool load_mask(const AttentionBlock& block, const FlashAttentionJob& job,
+                                         int64_t b, int64_t h, int64_t first_row, int64_t first_key,
+                                         int count, float* mask) {
     const int64_t group = job.H_q / job.H;
     const Floats hidden = splat(-__builtin_inff());
     Ints seen = {};
