@@ -18,12 +18,14 @@ LAYERS = [
     {"basics", "kernels", "sampler"},
     {"attention", "positional_encoding", "layer_norm", "embedding", "quantize"},
     {"kv_cache"},
-    {"qwen3_week1", "qwen3_week2"},
+    {"qwen3_week1", "qwen3_week2", "speculative"},
     {"generate", "checkpoint"},
     {"batch", "models"},
     {"cli.command", "cli.arguments"},
-    {"cli.backend"},
-    {"cli.main", "cli.chat", "cli.check_installation"},
+    {"cli.backend", "cli.workload"},
+    {"cli.batch_runs"},
+    {"cli.batch_view"},
+    {"cli.main", "cli.chat", "cli.batch_main", "cli.bench", "cli.check_installation"},
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 

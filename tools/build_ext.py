@@ -5,6 +5,7 @@ changed is compiled again, with the tools of the project's own environment.
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -27,11 +28,20 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    # The override in pyproject.toml lets an installation go on without the extension; here its
-    # failure is what we want to see.
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "install", "--verbose", "--disable-pip-version-check"]
     command += ["--no-build-isolation", "--no-deps", "--editable", "."]
-    if subprocess.run(command, cwd=ROOT, check=False).returncode != 0 or not built_modules():
+    run = subprocess.run(
+        command,
+        cwd=ROOT,
+        check=False,
+        # Without it an installation goes on where the extension does not build: see pyproject.toml.
+        env={**os.environ, "TINY_LLM_BUILD_EXT": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if run.returncode != 0 or not built_modules():
+        print(run.stdout, file=sys.stderr)
         print("build-ext: the extension did not build; see above.", file=sys.stderr)
         return 1
     print(f"built {built_modules()[0]}")

@@ -1,6 +1,7 @@
 // The operations as Python functions. The docstrings are what `help(tiny_llm_ext)` shows.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
@@ -8,8 +9,14 @@
 #include "common/instruction_set.h"
 #include "common/threads.h"
 #include "src/axpby/axpby.h"
+#include "src/cache_write/cache_write.h"
 #include "src/flash_attention/flash_attention.h"
+#include "src/matmul/matmul.h"
+#include "src/qk_norm_rope/qk_norm_rope.h"
+#include "src/quantized_embedding/quantized_embedding.h"
 #include "src/quantized_matmul/quantized_matmul.h"
+#include "src/rms_norm/rms_norm.h"
+#include "src/swiglu/swiglu.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -49,6 +56,69 @@ Raises:
     ValueError: an argument that is not as above.
 )");
 
+    m.def("rms_norm", &tiny_llm_ext::rms_norm, "x"_a, "weight"_a, "eps"_a, nb::kw_only(),
+          "stream"_a = nb::none(),
+          R"(x / √(mean(x²) + eps) · weight, over the last axis.
+
+Args:
+    x: N..×D, float32, float16 or bfloat16.
+    weight: D, dtype of x.
+    eps: keeps a zero vector from dividing by zero.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    N..×D in the dtype of x.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("add_rms_norm", &tiny_llm_ext::add_rms_norm, "x"_a, "y"_a, "weight"_a, "eps"_a,
+          nb::kw_only(), "stream"_a = nb::none(),
+          R"(x + y, and its rms_norm: a residual connection and the normalization after it.
+
+Args:
+    x, y: N..×D, of one shape and dtype; the rest as in rms_norm.
+
+Returns:
+    x + y and rms_norm(x + y), both N..×D.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("swiglu", &tiny_llm_ext::swiglu, "gate"_a, "up"_a, nb::kw_only(), "stream"_a = nb::none(),
+          R"(silu(gate) · up, elementwise.
+
+Args:
+    gate, up: N..×I, of one shape and dtype: float32, float16 or bfloat16.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    N..×I in their dtype.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("qk_norm_rope", &tiny_llm_ext::qk_norm_rope, "x"_a, "weight"_a, "eps"_a, "cos"_a, "sin"_a,
+          nb::kw_only(), "stream"_a = nb::none(),
+          R"(RMSNorm of each head, then RoPE, laid out for attention.
+
+Args:
+    x: B×L×H×D, float32, float16 or bfloat16; D even.
+    weight: D, dtype of x.
+    eps: keeps a zero vector from dividing by zero.
+    cos, sin: B×L×D/2 or 1×L×D/2, float32; pair i is (x[i], x[i + D/2]).
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    B×H×L×D in the dtype of x.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
     m.def("flash_attention", &tiny_llm_ext::flash_attention, "query"_a, "key"_a, "value"_a,
           "scale"_a = nb::none(), "causal"_a = false, "mask"_a = nb::none(),
           "context_lens"_a = nb::none(), nb::kw_only(), "stream"_a = nb::none(),
@@ -67,6 +137,57 @@ Args:
 
 Returns:
     N..×H_q×L×D in the dtype of query. A row that may see no key is zero.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("cache_write", &tiny_llm_ext::cache_write, "buffer"_a, "tokens"_a, "offsets"_a,
+          nb::kw_only(), "stream"_a = nb::none(),
+          R"(New keys or values into a cache's buffer, in place if nothing else refers to it.
+
+Args:
+    buffer: B×H×C×D, any dtype.
+    tokens: B×H×L×D of the same dtype.
+    offsets: where each sequence's tokens go, B numbers from 0 to C − L; −1 leaves one as it is.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    B×H×C×D: the buffer with the tokens.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("quantized_embedding", &tiny_llm_ext::quantized_embedding, "ids"_a, "scales"_a,
+          "biases"_a, "group_size"_a, "bits"_a, "weight"_a, nb::kw_only(), "stream"_a = nb::none(),
+          R"(Rows of a quantized table: value = q · scale + bias.
+
+Args:
+    ids: N.., int32 or uint32; a negative one counts from the end, one beyond the table gives NaN.
+    scales, biases: V×(E/group_size), float32, float16 or bfloat16.
+    group_size: 32, 64 or 128.
+    bits: 4 or 8.
+    weight: V×(E·bits/32) uint32, the lowest bits of a word first.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    N..×E in the dtype of scales.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("matmul", &tiny_llm_ext::matmul, "a"_a, "b"_a, nb::kw_only(), "stream"_a = nb::none(),
+          R"(a · bᵀ.
+
+Args:
+    a: N..×I, float32, float16 or bfloat16.
+    b: O×I, dtype of a.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    N..×O in their dtype.
 
 Raises:
     ValueError: an argument that is not as above.

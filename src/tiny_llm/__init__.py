@@ -22,6 +22,7 @@ from .generate import (
     decode_with_cache,
     simple_generate,
     simple_generate_with_kv_cache,
+    speculative_generate,
     stream_generate,
 )
 from .kv_cache import BatchingKvCache, TinyKvCache, TinyKvFullCache
@@ -42,12 +43,14 @@ from .qwen3_week1 import (
     Qwen3TransformerBlock,
 )
 from .qwen3_week2 import Qwen3ModelWeek2
-from .sampler import make_sampler
+from .sampler import DistributionSampler, make_sampler
+from .speculative import SpeculationStatistics, SpeculativeDecoding
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BatchingKvCache",
+    "DistributionSampler",
     "Embedding",
     "GenerationResponse",
     "ModelError",
@@ -61,6 +64,8 @@ __all__ = [
     "RMSNorm",
     "RoPE",
     "SimpleMultiHeadAttention",
+    "SpeculationStatistics",
+    "SpeculativeDecoding",
     "TinyKvCache",
     "TinyKvFullCache",
     "UserError",
@@ -83,5 +88,6 @@ __all__ = [
     "simple_generate",
     "simple_generate_with_kv_cache",
     "softmax",
+    "speculative_generate",
     "stream_generate",
 ]

@@ -12,9 +12,9 @@ from typing import Any
 import mlx.core as mx
 
 from .errors import UserError
-from .generate import encode_prompt, log_softmax
+from .generate import encode_prompt, next_token_logits
 from .kv_cache import BatchingKvCache, TinyKvFullCache
-from .sampler import Sampler, make_sampler
+from .sampler import DistributionSampler, Sampler, choose, log_softmax, make_sampler
 
 
 class Request:
@@ -26,20 +26,37 @@ class Request:
         tokenizer: as `mlx_lm.load` returns it.
         prompt_ids: the prompt's tokens, at least one.
         prefill_step: how many of them a chunk has.
+        sampler: greedy if None. One that is seeded starts anew for this request, so that its answer
+            does not depend on the others'.
+        max_tokens: ends the answer after this many tokens, the end token included; None does not.
+        ignore_eos: go on after an end token, for measurements.
     """
 
     def __init__(
-        self, index: int, model: Any, tokenizer: Any, prompt_ids: list[int], prefill_step: int
+        self,
+        index: int,
+        model: Any,
+        tokenizer: Any,
+        prompt_ids: list[int],
+        prefill_step: int,
+        sampler: Sampler | None = None,
+        max_tokens: int | None = None,
+        ignore_eos: bool = False,
     ):
         self.index = index
         self.prompt_ids = prompt_ids
         self.cache: list[TinyKvFullCache] = model.create_kv_cache()
         self.offset = 0  # tokens in the cache
         self.next_token: int | None = None  # sampled, not yet in the cache
+        self.num_tokens = 0  # of the answer
         self.is_done = False
         self._model = model
         self._prefill_step = prefill_step
-        self._eos_token_ids = tokenizer.eos_token_ids
+        self.sampler = sampler or make_sampler(temp=0)
+        if isinstance(self.sampler, DistributionSampler) and self.sampler.is_seeded:
+            self.sampler = self.sampler.restarted()
+        self._max_tokens = max_tokens
+        self._eos_token_ids = frozenset() if ignore_eos else tokenizer.eos_token_ids
         self._detokenizer = tokenizer.detokenizer
 
     @property
@@ -52,25 +69,28 @@ class Request:
         """The answer so far."""
         return self._detokenizer.text
 
-    def try_prefill(self, sampler: Sampler) -> None:
+    def try_prefill(self) -> None:
         """Computes the next chunk of the prompt; after the last one, samples the first token."""
         if self.is_prefilled:
             return
         chunk = self.prompt_ids[self.offset : self.offset + self._prefill_step]
-        logits = self._model(mx.array([chunk]), self.offset, self.cache)
+        logits = next_token_logits(self._model, mx.array([chunk]), self.offset, self.cache)  # 1×V
         self.offset += len(chunk)
         # Without this, the graph of all chunks would be held until the first token is needed.
         mx.eval([layer.key_values for layer in self.cache])
         if self.is_prefilled:
-            self.add_token(int(sampler(log_softmax(logits[:, -1]))[0]))
+            self.add_token(int(choose(self.sampler, logits)[0]))
 
     def add_token(self, token: int) -> None:
         """Takes the next token of the answer; an end token ends it."""
         self.next_token = token
+        self.num_tokens += 1
         if token in self._eos_token_ids:
             self.finish()
-        else:
-            self._detokenizer.add_token(token)
+            return
+        self._detokenizer.add_token(token)
+        if self.num_tokens == self._max_tokens:
+            self.finish()
 
     def finish(self) -> None:
         """Ends the answer, with what was held back as an unfinished character."""
@@ -90,11 +110,16 @@ class BatchGeneration:
         max_seq_len: tokens a request may have, prompt and answer together.
         batch_size: how many slots there are.
         prefill_step: tokens a chunk of a prompt has.
-        sampler: greedy if None. It is called for all rows of a step together, so a seeded one
-            repeats a batch, and not a request in another batch.
+        sampler: greedy if None. A seeded one starts anew for every request; any other is called
+            for all rows of a step together.
+        max_tokens: ends an answer after this many tokens: a number for all, or one a prompt.
+        ignore_eos: go on after an end token, for measurements.
+
+    Attributes:
+        requests: those that were admitted so far, by their prompts' index.
 
     Raises:
-        UserError: a number below 1.
+        UserError: a number below 1, or not one `max_tokens` a prompt.
     """
 
     def __init__(
@@ -106,6 +131,8 @@ class BatchGeneration:
         batch_size: int = 5,
         prefill_step: int = 128,
         sampler: Sampler | None = None,
+        max_tokens: Sequence[int] | int | None = None,
+        ignore_eos: bool = False,
     ):
         for name, value in (
             ("max_seq_len", max_seq_len),
@@ -118,11 +145,14 @@ class BatchGeneration:
         self._tokenizer = tokenizer
         self._sampler = sampler or make_sampler(temp=0)
         self._prefill_step = prefill_step
+        self._max_tokens = _one_for_each(max_tokens, len(prompts))
+        self._ignore_eos = ignore_eos
         self.max_seq_len = min(max_seq_len, getattr(model, "max_seq_len", max_seq_len))
         self.waiting: deque[tuple[int, str | Sequence[int]]] = deque(enumerate(prompts))
         self.prefilling: Request | None = None
         self.slots: list[Request | None] = [None] * batch_size
         self.answers: dict[int, str] = {}
+        self.requests: dict[int, Request] = {}
         self._caches = [
             BatchingKvCache(batch_size, self.max_seq_len) for _ in range(model.num_hidden_layers)
         ]
@@ -137,7 +167,7 @@ class BatchGeneration:
         if self.prefilling is None and self.waiting:
             self.prefilling = self._admit(*self.waiting.popleft())
         if self.prefilling is not None:
-            self.prefilling.try_prefill(self._sampler)
+            self.prefilling.try_prefill()
             self._place_prefilled()
         if any(self.slots):
             self._decode()
@@ -155,7 +185,17 @@ class BatchGeneration:
                 f"{self.max_seq_len}.]"
             )
             return None
-        return Request(index, self._model, self._tokenizer, prompt_ids, self._prefill_step)
+        self.requests[index] = Request(
+            index,
+            self._model,
+            self._tokenizer,
+            prompt_ids,
+            self._prefill_step,
+            self._sampler,
+            self._max_tokens[index],
+            self._ignore_eos,
+        )
+        return self.requests[index]
 
     def _place_prefilled(self) -> None:
         """Moves a prefilled request to an idle slot, if there is one."""
@@ -169,6 +209,7 @@ class BatchGeneration:
             slot = self.slots.index(None)
             for cache, layer in zip(self._caches, request.cache, strict=True):
                 cache.add_request(layer, slot)
+                layer.release()  # its tokens are in the slot now
             self.slots[slot] = request
             self.prefilling = None
 
@@ -176,9 +217,9 @@ class BatchGeneration:
         """One token for every active request; the rows of idle slots are computed and ignored."""
         ids = [[0 if request is None else request.next_token] for request in self.slots]
         offsets = [0 if request is None else request.offset for request in self.slots]
-        logits = self._model(mx.array(ids), offsets, self._caches)[:, -1]  # B×V
+        logits = next_token_logits(self._model, mx.array(ids), offsets, self._caches)  # B×V
         live = [slot for slot, request in enumerate(self.slots) if request is not None]
-        tokens: Any = self._sampler(log_softmax(logits[mx.array(live)])).tolist()
+        tokens = self._sample(live, logits[mx.array(live)])
         for slot, token in zip(live, tokens, strict=True):
             request = self.slots[slot]
             assert request is not None
@@ -191,6 +232,34 @@ class BatchGeneration:
                 self.slots[slot] = None
                 for cache in self._caches:
                     cache.remove_request(slot)
+
+    def _sample(self, live: list[int], logits: mx.array) -> list[int]:
+        """The next token of each live slot, given their logits: one row a slot."""
+        sampler = self._sampler
+        if not (isinstance(sampler, DistributionSampler) and sampler.is_seeded):
+            return choose(sampler, logits).tolist()  # type: ignore[return-value]
+        # Filters do not mix rows, so they run once for all; each request draws for itself.
+        shaped = sampler.logits(log_softmax(logits))
+        draws = []
+        for row, slot in enumerate(live):
+            request = self.slots[slot]
+            assert request is not None
+            assert isinstance(request.sampler, DistributionSampler)
+            draws.append(request.sampler.draw(shaped[row : row + 1]))
+        return mx.concatenate(draws).tolist()  # type: ignore[return-value]
+
+
+def _one_for_each(max_tokens: Sequence[int] | int | None, num_prompts: int) -> Sequence[int | None]:
+    """`max_tokens` for each prompt."""
+    given = max_tokens if isinstance(max_tokens, Sequence) else [max_tokens] * num_prompts
+    if len(given) != num_prompts:
+        raise UserError(
+            f"batch_generate: {len(given)} max_tokens were given for {num_prompts} prompts."
+        )
+    for limit in given:
+        if limit is not None and limit < 1:
+            raise UserError(f"batch_generate: max_tokens is {limit}; it must be at least 1.")
+    return given
 
 
 def batch_generate(

@@ -3,6 +3,7 @@
 So Week 1 runs where nothing was built, and what needs the extension says how to build it.
 """
 
+import functools
 from types import ModuleType
 
 import mlx.core as mx
@@ -27,6 +28,7 @@ def extension() -> ModuleType:
     return tiny_llm_ext
 
 
+@functools.cache
 def is_built() -> bool:
     """Whether the extension can be used here."""
     try:
@@ -76,6 +78,141 @@ def quantized_matmul(
     )
 
 
+def rms_norm(
+    x: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = mx.cpu
+) -> mx.array:
+    """`tiny_llm.layer_norm.RMSNorm` in one pass.
+
+    Args:
+        x: N..×D, float32, float16 or bfloat16.
+        weight: D, dtype of `x`.
+        eps: keeps a zero vector from dividing by zero.
+        stream: where to compute.
+
+    Returns:
+        N..×D, dtype of `x`.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().rms_norm(x, weight, eps, stream=stream)
+
+
+def add_rms_norm(
+    x: mx.array, y: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = mx.cpu
+) -> tuple[mx.array, mx.array]:
+    """A residual connection and the normalization that follows: x + y, and its `rms_norm`.
+
+    Args:
+        x, y: N..×D, of one shape and dtype.
+        weight, eps, stream: as in `rms_norm`.
+
+    Returns:
+        x + y and rms_norm(x + y), both N..×D.
+
+    Raises:
+        ValueError, UserError: as `rms_norm`.
+    """
+    return extension().add_rms_norm(x, y, weight, eps, stream=stream)
+
+
+def swiglu(gate: mx.array, up: mx.array, stream: StreamOrDevice = mx.cpu) -> mx.array:
+    """silu(gate) · up, rounded where `tiny_llm.basics.silu` and the product round.
+
+    Args:
+        gate, up: N..×I, of one shape and dtype: float32, float16 or bfloat16.
+        stream: where to compute.
+
+    Returns:
+        N..×I, in their dtype.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().swiglu(gate, up, stream=stream)
+
+
+def qk_norm_rope(
+    x: mx.array,
+    weight: mx.array,
+    eps: float,
+    cos: mx.array,
+    sin: mx.array,
+    stream: StreamOrDevice = mx.cpu,
+) -> mx.array:
+    """RMSNorm of each head, then RoPE in halves, laid out for attention: no `swapaxes` to copy.
+
+    Args:
+        x: B×L×H×D, float32, float16 or bfloat16; D even.
+        weight: D, dtype of `x`.
+        eps: keeps a zero vector from dividing by zero.
+        cos, sin: B×L×D/2 or 1×L×D/2, float32, from `RoPE.tables`.
+        stream: where to compute.
+
+    Returns:
+        B×H×L×D, dtype of `x`.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().qk_norm_rope(x, weight, eps, cos, sin, stream=stream)
+
+
+def quantized_embedding(
+    ids: mx.array,
+    scales: mx.array,
+    biases: mx.array,
+    group_size: int,
+    bits: int,
+    weight: mx.array,
+    stream: StreamOrDevice = mx.cpu,
+) -> mx.array:
+    """Rows of a quantized table, dequantized: the same bits as `mx.dequantize` of those rows.
+
+    Args:
+        ids: N.., int32 or uint32. A negative one counts from the end; one beyond the table gives
+            a row of NaN, because ids may only be known when it is too late to raise.
+        scales, biases: V×(E/group_size), float32, float16 or bfloat16.
+        group_size: 32, 64 or 128.
+        bits: 4 or 8.
+        weight: V×(E·bits/32), uint32.
+        stream: where to compute.
+
+    Returns:
+        N..×E, dtype of `scales`.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().quantized_embedding(
+        ids, scales, biases, group_size, bits, weight, stream=stream
+    )
+
+
+def matmul(a: mx.array, b: mx.array, stream: StreamOrDevice = mx.cpu) -> mx.array:
+    """a · bᵀ: `linear` for matrices that are not quantized, with float32 sums.
+
+    Each row's result is the same to the last bit however many rows are computed with it.
+
+    Args:
+        a: N..×I, float32, float16 or bfloat16.
+        b: O×I, dtype of `a`.
+        stream: where to compute.
+
+    Returns:
+        N..×O, in their dtype.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().matmul(a, b, stream=stream)
+
+
 def flash_attention(
     query: mx.array,
     key: mx.array,
@@ -93,3 +230,27 @@ def flash_attention(
     return extension().flash_attention(
         query, key, value, scale, causal, mask, context_lens, stream=stream
     )
+
+
+def cache_write(
+    buffer: mx.array, tokens: mx.array, offsets: list[int], stream: StreamOrDevice = mx.cpu
+) -> mx.array:
+    """New keys or values into a cache's buffer.
+
+    The buffer's memory becomes the result's, and only the new tokens are written, if the caller
+    keeps no other reference to it: `buffer = cache_write(buffer, …)`.
+
+    Args:
+        buffer: B×H×C×D, any dtype.
+        tokens: B×H×L×D of the same dtype.
+        offsets: where each sequence's tokens go, B numbers from 0 to C − L; −1 leaves one as it is.
+        stream: where to compute.
+
+    Returns:
+        B×H×C×D: the buffer with the tokens.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().cache_write(buffer, tokens, offsets, stream=stream)

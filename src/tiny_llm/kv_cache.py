@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 
 import mlx.core as mx
 
+from . import kernels
 from .attention import Mask, causal_mask
 
 # Room is made in steps of at least this many tokens, and by half of what there is: appending one
@@ -36,6 +37,21 @@ class TinyKvCache(ABC):
 
         Returns:
             (keys B×H×S×D, values B×H×S×D, S, mask): everything to attend to, and with which mask.
+        """
+
+    @abstractmethod
+    def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
+        """Appends new keys and values and returns the buffers they are in: for flash attention.
+
+        Nothing but the new tokens is written, and nothing that is there is copied.
+
+        Args:
+            key: B×H×L×D, the new tokens'.
+            value: B×H×L×D.
+
+        Returns:
+            (keys B×H×C×D, values B×H×C×D, context_lens): of a sequence's C places the first
+            context_lens[b] hold its tokens, and the rest means nothing.
         """
 
     @abstractmethod
@@ -82,20 +98,24 @@ class TinyKvFullCache(TinyKvCache):
         Raises:
             ValueError: key and value, or new and old, do not have the same shape but for L.
         """
+        keys, values, (S, *_) = self.append(key, value)
+        return keys[:, :, :S], values[:, :, :S], S, mask
+
+    def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
+        """See `TinyKvCache`. Errors as `update_and_fetch`."""
         if key.shape != value.shape:
             raise ValueError(
                 f"TinyKvFullCache: key has shape {key.shape} and value {value.shape}; they must be "
                 "the same."
             )
-        L = key.shape[2]
+        B, _, L, _ = key.shape
         end = self.offset + L
         self._keys = _with_room(self._keys, key, end)
         self._values = _with_room(self._values, value, end)
-        # MLX writes a slice in place when nothing else refers to the buffer.
-        self._keys[:, :, self.offset : end] = key
-        self._values[:, :, self.offset : end] = value
+        self._keys = kernels.cache_write(self._keys, key, [self.offset] * B)
+        self._values = kernels.cache_write(self._values, value, [self.offset] * B)
         self.offset = end
-        return self._keys[:, :, :end], self._values[:, :, :end], end, mask
+        return self._keys, self._values, [end] * B
 
     def rewind(self, n: int) -> None:
         """See `TinyKvCache`. The buffer stays; the next tokens overwrite what was forgotten."""
@@ -111,56 +131,102 @@ class TinyKvFullCache(TinyKvCache):
 
 
 class BatchingKvCache(TinyKvCache):
-    """The caches of several requests behind one interface, one slot each.
+    """The keys and values of several requests in one buffer, one slot each.
 
-    Requests have different lengths. Their keys and values are aligned on the right, so that the
-    newest token of every request is in the last column, and a mask hides the padding on the left:
+    A slot has its tokens from its first place on; requests have different lengths, and every slot
+    has room for the longest. Paged attention, in Week 3, is what does away with that.
 
-        slot 0   . . . k k k
+        slot 0   k k k . . .
         slot 1   k k k k k k
         slot 2   . . . . . .     idle
 
-    The batch is assembled anew for every call: simple, and a copy of the whole history for every
-    token. Paged attention, in Week 3, is what does away with it.
+    Flash attention reads the buffer as it is, told how long each request is (`append`). Attention in
+    plain MLX needs rows of one length, and a mask that hides what they were filled up with: for it
+    `update_and_fetch` copies the whole batch, aligned on the right, for every token.
 
     Args:
         max_active_requests: how many slots there are, B.
         max_seq_len: how many tokens a request may have.
+
+    Attributes:
+        lengths: how many tokens each slot's request has; None for an idle slot.
     """
 
     def __init__(self, max_active_requests: int, max_seq_len: int):
         self.max_active_requests = max_active_requests
         self.max_seq_len = max_seq_len
-        self.slots: list[TinyKvFullCache | None] = [None] * max_active_requests
+        self.lengths: list[int | None] = [None] * max_active_requests
+        self._keys: mx.array | None = None  # B×H×capacity×D
+        self._values: mx.array | None = None
 
     def add_request(self, cache: TinyKvFullCache, slot: int) -> None:
-        """Puts a request's cache, which may hold a prefilled prompt, into an idle slot.
+        """Copies a request's cache, which may hold a prefilled prompt, into an idle slot.
 
         Raises:
-            ValueError: there is no such slot, it is taken, or the cache is beyond `max_seq_len`.
+            ValueError: there is no such slot, it is taken, the cache is beyond `max_seq_len`, or it
+                is not of one sequence, with the heads that the other requests have.
         """
         self._check_slot(slot)
-        if self.slots[slot] is not None:
+        if self.lengths[slot] is not None:
             raise ValueError(f"BatchingKvCache: slot {slot} already has a request.")
         if cache.offset > self.max_seq_len:
             raise ValueError(
                 f"BatchingKvCache: the request has {cache.offset} tokens, a slot holds "
                 f"{self.max_seq_len}."
             )
-        self.slots[slot] = cache
+        if cache.key_values is not None:
+            key, value = cache.key_values
+            if key.shape[0] != 1:
+                raise ValueError(
+                    f"BatchingKvCache: a slot is for one sequence, the request has {key.shape[0]}."
+                )
+            offsets = [-1] * self.max_active_requests
+            offsets[slot] = 0
+            rows = (self.max_active_requests, *key.shape[1:])
+            self._write(mx.broadcast_to(key, rows), mx.broadcast_to(value, rows), offsets)
+        self.lengths[slot] = cache.offset
 
     def remove_request(self, slot: int) -> None:
-        """Makes a slot idle and gives up its cache's memory.
+        """Makes a slot idle. Its room stays, for the next request.
 
         Raises:
             ValueError: there is no such slot, or it is idle already.
         """
         self._check_slot(slot)
-        cache = self.slots[slot]
-        if cache is None:
+        if self.lengths[slot] is None:
             raise ValueError(f"BatchingKvCache: slot {slot} has no request.")
-        cache.release()
-        self.slots[slot] = None
+        self.lengths[slot] = None
+
+    def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
+        """See `TinyKvCache`: appends one chunk of L tokens to every live slot.
+
+        The rows of idle slots are ignored, and their context length is 0.
+
+        Raises:
+            ValueError: not one row a slot, key and value or new and old that do not have the same
+                shape but for L, or a request beyond `max_seq_len`.
+        """
+        B, _, L, _ = key.shape
+        if self.max_active_requests != B:
+            raise ValueError(
+                f"BatchingKvCache: {B} rows were given for {self.max_active_requests} slots."
+            )
+        if key.shape != value.shape:
+            raise ValueError(
+                f"BatchingKvCache: key has shape {key.shape} and value {value.shape}; they must be "
+                "the same."
+            )
+        for slot, length in enumerate(self.lengths):
+            if length is not None and length + L > self.max_seq_len:
+                raise ValueError(
+                    f"BatchingKvCache: slot {slot} has {length} tokens; {L} more are beyond "
+                    f"{self.max_seq_len}."
+                )
+        keys, values = self._write(
+            key, value, [-1 if length is None else length for length in self.lengths]
+        )
+        self.lengths = [None if length is None else length + L for length in self.lengths]
+        return keys, values, [length or 0 for length in self.lengths]
 
     def update_and_fetch(
         self,
@@ -183,54 +249,54 @@ class BatchingKvCache(TinyKvCache):
             and on idle slots.
 
         Raises:
-            ValueError: not one row a slot, an array as mask, or a request beyond `max_seq_len`.
+            ValueError: an array as mask; else as `append`.
         """
-        B, H, L, D = key.shape
-        if self.max_active_requests != B:
-            raise ValueError(
-                f"BatchingKvCache: {B} rows were given for {self.max_active_requests} slots."
-            )
         if mask is not None and not isinstance(mask, str):
             raise ValueError("BatchingKvCache: the cache makes the mask; give None or 'causal'.")
-        queries = L if mask_length is None else mask_length
-        for slot, cache in enumerate(self.slots):
-            if cache is not None and cache.offset + L > self.max_seq_len:
-                raise ValueError(
-                    f"BatchingKvCache: slot {slot} has {cache.offset} tokens; {L} more are beyond "
-                    f"{self.max_seq_len}."
-                )
-        lengths = [0 if cache is None else cache.offset + L for cache in self.slots]
+        queries = key.shape[2] if mask_length is None else mask_length
+        buffer_keys, buffer_values, lengths = self.append(key, value)
+        _, H, _, D = key.shape
         S_max = max(lengths)
         keys, values, masks = [], [], []
-        for slot, cache in enumerate(self.slots):
-            left = S_max - lengths[slot]  # columns of padding
-            hidden = mx.full((1, 1, queries, left), -mx.inf, dtype=key.dtype)
-            padding = mx.zeros((1, H, left, D), dtype=key.dtype)
-            if cache is None:
-                keys.append(padding)
-                values.append(padding)
-                masks.append(hidden)
-                continue
+        for slot, S in enumerate(lengths):
+            padding = mx.zeros((1, H, S_max - S, D), dtype=key.dtype)
+            hidden = mx.full((1, 1, queries, S_max - S), -mx.inf, dtype=key.dtype)
             row = slice(slot, slot + 1)
-            slot_keys, slot_values, S, _ = cache.update_and_fetch(key[row], value[row])
-            assert lengths[slot] == S
+            keys.append(mx.concatenate([padding, buffer_keys[row, :, :S]], axis=2))
+            values.append(mx.concatenate([padding, buffer_values[row, :, :S]], axis=2))
             visible = causal_mask(queries, S, key.dtype)[None, None]
-            keys.append(mx.concatenate([padding, slot_keys], axis=2))
-            values.append(mx.concatenate([padding, slot_values], axis=2))
             masks.append(mx.concatenate([hidden, visible], axis=3))
         return mx.concatenate(keys), mx.concatenate(values), None, mx.concatenate(masks)
 
     def rewind(self, n: int) -> None:
-        """Forgets the newest `n` tokens of every live slot."""
-        for cache in self.slots:
-            if cache is not None:
-                cache.rewind(n)
+        """Forgets the newest `n` tokens of every live slot.
+
+        Raises:
+            ValueError: a slot has fewer.
+        """
+        for slot, length in enumerate(self.lengths):
+            if length is not None and not 0 <= n <= length:
+                raise ValueError(
+                    f"BatchingKvCache: cannot forget {n} of slot {slot}'s {length} tokens."
+                )
+        self.lengths = [None if length is None else length - n for length in self.lengths]
 
     def release(self) -> None:
-        """Makes every slot idle."""
-        for slot, cache in enumerate(self.slots):
-            if cache is not None:
-                self.remove_request(slot)
+        """Makes every slot idle and gives up the memory."""
+        self.lengths = [None] * self.max_active_requests
+        self._keys = None
+        self._values = None
+
+    def _write(
+        self, key: mx.array, value: mx.array, offsets: list[int]
+    ) -> tuple[mx.array, mx.array]:
+        """Puts each slot's new tokens where `offsets` says, and makes room for them before."""
+        tokens = max(offsets) + key.shape[2]
+        self._keys = _with_room(self._keys, key, tokens, self.max_seq_len)
+        self._values = _with_room(self._values, value, tokens, self.max_seq_len)
+        self._keys = kernels.cache_write(self._keys, key, offsets)
+        self._values = kernels.cache_write(self._values, value, offsets)
+        return self._keys, self._values
 
     def _check_slot(self, slot: int) -> None:
         if not 0 <= slot < self.max_active_requests:
@@ -240,13 +306,22 @@ class BatchingKvCache(TinyKvCache):
             )
 
 
-def _with_room(buffer: mx.array | None, new: mx.array, tokens: int) -> mx.array:
-    """A buffer B×H×capacity×D with room for `tokens`: the same one, or a larger copy."""
+def _with_room(
+    buffer: mx.array | None, new: mx.array, tokens: int, most: int | None = None
+) -> mx.array:
+    """A buffer B×H×capacity×D with room for `tokens`: the same one, or a larger copy.
+
+    Args:
+        buffer: what there is, or None.
+        new: B×H×L×D, the new tokens.
+        tokens: how many a sequence will have.
+        most: no more will ever be needed; None if there is no bound.
+    """
     B, H, _, D = new.shape
     capacity = 0 if buffer is None else buffer.shape[2]
     if buffer is not None and (buffer.shape[0], buffer.shape[1], buffer.shape[3]) != (B, H, D):
         raise ValueError(
-            f"TinyKvFullCache: new keys or values have shape {new.shape}, the cache holds "
+            f"KV cache: new keys or values have shape {new.shape}, the cache holds "
             f"{buffer.shape}; only the third dimension may differ."
         )
     if tokens <= capacity:
@@ -254,5 +329,7 @@ def _with_room(buffer: mx.array | None, new: mx.array, tokens: int) -> mx.array:
         return buffer
     growth = max(tokens - capacity, capacity // 2, GROWTH_TOKENS)
     growth = -(-growth // GROWTH_TOKENS) * GROWTH_TOKENS
+    if most is not None:
+        growth = min(growth, most - capacity)
     room = mx.zeros((B, H, growth, D), dtype=new.dtype)
     return room if buffer is None else mx.concatenate([buffer, room], axis=2)

@@ -62,13 +62,8 @@ class RoPE:
         B, L, _, D = x.shape
         if self.dims != D:
             raise ValueError(f"RoPE: x has head size {D}, this RoPE was made for {self.dims}.")
-        # In float32 p·θ has an error of about 1e-7·p radians whatever the formula. Powers are
-        # written as exp(−i·log θ/…) because then the rounding is that of `mx.fast.rope`.
-        pair = mx.arange(D // 2, dtype=mx.float32)
-        frequency = mx.exp(-pair * (math.log(self.base) / (D // 2)))  # D/2
-        position = mx.array(self._starts(offset, B, L), dtype=mx.float32)[:, None] + mx.arange(L)
-        angle = position[:, :, None, None] * frequency  # (1 or B)×L×1×D/2
-        cos, sin = mx.cos(angle), mx.sin(angle)
+        cos, sin = self.tables(offset, B, L)
+        cos, sin = cos[:, :, None, :], sin[:, :, None, :]  # the same for every head
 
         x32 = x.astype(mx.float32)
         if self.traditional:
@@ -81,6 +76,32 @@ class RoPE:
         else:
             y = mx.concatenate(rotated, axis=-1)
         return y.astype(x.dtype)
+
+    def tables(
+        self, offset: slice | Sequence[slice] | None, B: int, L: int
+    ) -> tuple[mx.array, mx.array]:
+        """The cosine and sine of every pair's angle at the positions of `offset`.
+
+        They depend on the positions alone: all heads and all layers of a step may share them.
+
+        Args:
+            offset: as in `__call__`.
+            B: how many sequences.
+            L: how many tokens each has.
+
+        Returns:
+            cos and sin, both (1 or B)×L×D/2 float32: 1 if all sequences have the same positions.
+
+        Raises:
+            ValueError: as in `__call__`.
+        """
+        # In float32 p·θ has an error of about 1e-7·p radians whatever the formula. Powers are
+        # written as exp(−i·log θ/…) because then the rounding is that of `mx.fast.rope`.
+        pair = mx.arange(self.dims // 2, dtype=mx.float32)
+        frequency = mx.exp(-pair * (math.log(self.base) / (self.dims // 2)))  # D/2
+        position = mx.array(self._starts(offset, B, L), dtype=mx.float32)[:, None] + mx.arange(L)
+        angle = position[:, :, None] * frequency  # (1 or B)×L×D/2
+        return mx.cos(angle), mx.sin(angle)
 
     def _starts(self, offset: slice | Sequence[slice] | None, B: int, L: int) -> list[int]:
         """The first position of the whole batch (one number), or of each sequence (B numbers)."""

@@ -117,7 +117,18 @@ def quantized_linear(x: mx.array, w: QuantizedWeights, bias: mx.array | None = N
 
 def project(x: mx.array, w: QuantizedWeights | mx.array) -> mx.array:
     """A linear layer whichever way the checkpoint stores its weight: N..×I -> N..×O."""
-    return quantized_linear(x, w) if isinstance(w, QuantizedWeights) else linear(x, w)
+    if isinstance(w, QuantizedWeights):
+        return quantized_linear(x, w)
+    return kernels.matmul(x, w) if _extension_multiplies(x, w) else linear(x, w)
+
+
+def _extension_multiplies(x: mx.array, w: mx.array) -> bool:
+    """Whether plain matrices should be multiplied by the extension rather than by MLX.
+
+    On a CPU MLX is fast in float32 alone; on a GPU it is fast in every dtype.
+    """
+    halves = x.dtype == w.dtype and x.dtype in (mx.float16, mx.bfloat16)
+    return halves and mx.default_device() == mx.cpu and kernels.is_built()
 
 
 class QuantizedEmbedding:
@@ -135,11 +146,14 @@ class QuantizedEmbedding:
         self.weight = weight
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """Looks tokens up: ids N.. -> N..×E, in the dtype of the scales."""
+        """Looks tokens up: ids N.. -> N..×E, in the dtype of the scales.
+
+        An id beyond the table gives a row of NaN.
+        """
         w = self.weight
-        return mx.dequantize(
-            w.weight[ids], w.scales[ids], w.biases[ids], group_size=w.group_size, bits=w.bits
-        )
+        if ids.dtype != mx.uint32:
+            ids = ids.astype(mx.int32)
+        return kernels.quantized_embedding(ids, w.scales, w.biases, w.group_size, w.bits, w.weight)
 
     def as_linear(self, x: mx.array) -> mx.array:
         """Scores each token of the vocabulary: N..×E -> N..×V."""

@@ -1,7 +1,9 @@
 """Qwen3 with a KV cache and quantized weights: what Week 2 changes in the model.
 
 A call computes only the new tokens; their keys and values join those of the past in the cache.
-Weights stay as the checkpoint stores them and are multiplied in that form.
+Weights stay as the checkpoint stores them and are multiplied in that form. Norms, RoPE and SwiGLU are
+Week 1's, each in one pass of the extension: a decode step is hundreds of operations on a few
+kilobytes, and MLX's own cost more to schedule than to compute.
 """
 
 from collections.abc import Sequence
@@ -9,15 +11,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from .attention import scaled_dot_product_attention_grouped
-from .basics import silu
+from . import kernels
+from .attention import flash_attention, scaled_dot_product_attention_grouped
 from .embedding import Embedding
 from .kv_cache import TinyKvCache, TinyKvFullCache
-from .layer_norm import RMSNorm
 from .positional_encoding import RoPE
 from .quantize import QuantizedEmbedding, QuantizedWeights, project
 
 Weight = QuantizedWeights | mx.array
+Rotation = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' angles
 
 
 class Qwen3MultiHeadAttention:
@@ -27,9 +29,10 @@ class Qwen3MultiHeadAttention:
         args: the configuration, as `mlx_lm` reads it.
         mlx_attention: the layer of `mlx_lm` whose weights to use.
         dtype: of the activations.
+        enable_flash_attn: attend through `flash_attention`.
     """
 
-    def __init__(self, args: Any, mlx_attention: Any, dtype: mx.Dtype):
+    def __init__(self, args: Any, mlx_attention: Any, dtype: mx.Dtype, enable_flash_attn: bool):
         self.num_heads = args.num_attention_heads
         self.num_kv_heads = args.num_key_value_heads
         self.head_dim = args.head_dim
@@ -38,16 +41,17 @@ class Qwen3MultiHeadAttention:
         self.wk = _weight(mlx_attention.k_proj)
         self.wv = _weight(mlx_attention.v_proj)
         self.wo = _weight(mlx_attention.o_proj)
-        self.q_norm = _norm(args, mlx_attention.q_norm, dtype)
-        self.k_norm = _norm(args, mlx_attention.k_norm, dtype)
-        self.rope = RoPE(args.head_dim, args.max_position_embeddings, base=args.rope_theta)
+        self.q_norm = mlx_attention.q_norm.weight.astype(dtype)
+        self.k_norm = mlx_attention.k_norm.weight.astype(dtype)
+        self.eps = args.rms_norm_eps
+        self._attend = self._attend_flash if enable_flash_attn else self._attend_grouped
 
-    def __call__(self, x: mx.array, offsets: list[slice], cache: TinyKvCache) -> mx.array:
+    def __call__(self, x: mx.array, rotation: Rotation, cache: TinyKvCache) -> mx.array:
         """Attends from the new tokens to themselves and to the past.
 
         Args:
             x: B×L×E, the new tokens.
-            offsets: the positions of each sequence's new tokens, B slices of length L.
+            rotation: of their positions, from `RoPE.tables`.
             cache: this layer's past.
 
         Returns:
@@ -55,20 +59,35 @@ class Qwen3MultiHeadAttention:
         """
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
-        query = self.rope(self.q_norm(project(x, self.wq).reshape(B, L, H_q, D)), offsets)
-        key = self.rope(self.k_norm(project(x, self.wk).reshape(B, L, H, D)), offsets)
-        value = project(x, self.wv).reshape(B, L, H, D)
+        query = project(x, self.wq).reshape(B, L, H_q, D)
+        key = project(x, self.wk).reshape(B, L, H, D)
+        value = project(x, self.wv).reshape(B, L, H, D).swapaxes(1, 2)  # B×H×L×D
+        query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *rotation)  # B×H_q×L×D
+        key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *rotation)  # B×H×L×D
+        attended = self._attend(query, key, value, cache)  # B×H_q×L×D
+        return project(attended.swapaxes(1, 2).reshape(B, L, H_q * D), self.wo)
+
+    def _attend_flash(
+        self, query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache
+    ) -> mx.array:
+        """Reads the cache where it lies."""
+        keys, values, context_lens = cache.append(key, value)  # B×H×C×D
+        return flash_attention(query, keys, values, self.scale, "causal", context_lens)
+
+    def _attend_grouped(
+        self, query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache
+    ) -> mx.array:
+        """In plain MLX, in float32."""
         keys, values, _, mask = cache.update_and_fetch(
-            key.swapaxes(1, 2), value.swapaxes(1, 2), mask_length=L, mask="causal"
+            key, value, mask_length=key.shape[2], mask="causal"
         )  # B×H×S×D
-        attended = scaled_dot_product_attention_grouped(
-            query.swapaxes(1, 2).astype(mx.float32),  # B×H_q×L×D
+        return scaled_dot_product_attention_grouped(
+            query.astype(mx.float32),
             keys.astype(mx.float32),
             values.astype(mx.float32),
             scale=self.scale,
             mask=mask,
-        ).astype(x.dtype)
-        return project(attended.swapaxes(1, 2).reshape(B, L, H_q * D), self.wo)
+        ).astype(query.dtype)
 
 
 class Qwen3MLP:
@@ -85,28 +104,45 @@ class Qwen3MLP:
 
     def __call__(self, x: mx.array) -> mx.array:
         """N..×E -> N..×E."""
-        return project(silu(project(x, self.w_gate)) * project(x, self.w_up), self.w_down)
+        return project(kernels.swiglu(project(x, self.w_gate), project(x, self.w_up)), self.w_down)
 
 
 class Qwen3TransformerBlock:
-    """Week 1's block, handing positions and cache to the attention.
+    """Week 1's block, with each residual connection added where the next norm reads it.
 
     Args:
         args: the configuration, as `mlx_lm` reads it.
         mlx_layer: the layer of `mlx_lm` whose weights to use.
         dtype: of the activations.
+        enable_flash_attn: attend through `flash_attention`.
     """
 
-    def __init__(self, args: Any, mlx_layer: Any, dtype: mx.Dtype):
-        self.self_attn = Qwen3MultiHeadAttention(args, mlx_layer.self_attn, dtype)
+    def __init__(self, args: Any, mlx_layer: Any, dtype: mx.Dtype, enable_flash_attn: bool):
+        self.self_attn = Qwen3MultiHeadAttention(
+            args, mlx_layer.self_attn, dtype, enable_flash_attn
+        )
         self.mlp = Qwen3MLP(mlx_layer.mlp)
-        self.input_layernorm = _norm(args, mlx_layer.input_layernorm, dtype)
-        self.post_attention_layernorm = _norm(args, mlx_layer.post_attention_layernorm, dtype)
+        self.input_layernorm = mlx_layer.input_layernorm.weight.astype(dtype)
+        self.post_attention_layernorm = mlx_layer.post_attention_layernorm.weight.astype(dtype)
+        self.eps = args.rms_norm_eps
 
-    def __call__(self, x: mx.array, offsets: list[slice], cache: TinyKvCache) -> mx.array:
-        """B×L×E -> B×L×E; arguments as in `Qwen3MultiHeadAttention`."""
-        x = x + self.self_attn(self.input_layernorm(x), offsets, cache)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def __call__(
+        self, x: mx.array, update: mx.array | None, rotation: Rotation, cache: TinyKvCache
+    ) -> tuple[mx.array, mx.array]:
+        """One block; its last sum is left to the one that follows.
+
+        Args:
+            x: B×L×E.
+            update: B×L×E, what the block before adds to `x`; None before the first.
+            rotation, cache: as in `Qwen3MultiHeadAttention`.
+
+        Returns:
+            (x, update), both B×L×E; the block's output is their sum.
+        """
+        x, normed = _add_and_norm(x, update, self.input_layernorm, self.eps)
+        update = self.self_attn(normed, rotation, cache)
+        x, normed = _add_and_norm(x, update, self.post_attention_layernorm, self.eps)
+        return x, self.mlp(normed)
 
 
 class Qwen3ModelWeek2:
@@ -116,16 +152,13 @@ class Qwen3ModelWeek2:
 
     Args:
         mlx_model: what `mlx_lm.load` returned for a Qwen3 checkpoint. Nothing is copied.
-        enable_flash_attn: attend through the extension's flash attention.
+        enable_flash_attn: attend through the extension's flash attention; in plain MLX if not.
 
     Raises:
-        ValueError: `enable_flash_attn`, which is not there yet; a kind of quantization that the
-            kernels do not read.
+        ValueError: a kind of quantization that the kernels do not read.
     """
 
     def __init__(self, mlx_model: Any, enable_flash_attn: bool = False):
-        if enable_flash_attn:
-            raise ValueError("flash attention is not implemented yet; leave enable_flash_attn out.")
         args = mlx_model.args
         self.num_hidden_layers = args.num_hidden_layers
         self.hidden_size = args.hidden_size
@@ -140,17 +173,23 @@ class Qwen3ModelWeek2:
             dtype = table.dtype
             self.embedding = Embedding(args.vocab_size, args.hidden_size, table)
         self.layers = [
-            Qwen3TransformerBlock(args, layer, dtype) for layer in mlx_model.model.layers
+            Qwen3TransformerBlock(args, layer, dtype, enable_flash_attn)
+            for layer in mlx_model.model.layers
         ]
-        self.norm = _norm(args, mlx_model.model.norm, dtype)
-        self.w_lm_head = None if args.tie_word_embeddings else _weight(mlx_model.lm_head)
+        self.norm = mlx_model.model.norm.weight.astype(dtype)
+        self.eps = args.rms_norm_eps
+        self.rope = RoPE(args.head_dim, args.max_position_embeddings, base=args.rope_theta)
+        self.w_lm_head = table if args.tie_word_embeddings else _weight(mlx_model.lm_head)
 
     def create_kv_cache(self) -> list[TinyKvCache]:
         """An empty cache for one request: one for each layer."""
         return [TinyKvFullCache() for _ in range(self.num_hidden_layers)]
 
     def __call__(
-        self, inputs: mx.array, offset: int | Sequence[int] | mx.array, cache: list[TinyKvCache]
+        self,
+        inputs: mx.array,
+        offset: int | Sequence[int] | mx.array,
+        cache: list[TinyKvCache],
     ) -> mx.array:
         """Runs the new tokens through the model and adds them to the cache.
 
@@ -166,19 +205,48 @@ class Qwen3ModelWeek2:
             ValueError: not one cache a layer, not one offset a sequence, or a position beyond the
                 model's context.
         """
+        return self._logits(*self._run_layers(inputs, offset, cache))
+
+    def next_token_logits(
+        self, inputs: mx.array, offset: int | Sequence[int] | mx.array, cache: list[TinyKvCache]
+    ) -> mx.array:
+        """The logits after the last token alone, B×V; arguments and errors as `__call__`.
+
+        A prompt's other logits are of no use, and cost a third of what its layers do.
+        """
+        x, update = self._run_layers(inputs, offset, cache)
+        return self._logits(x[:, -1], update[:, -1])
+
+    def _run_layers(
+        self, inputs: mx.array, offset: int | Sequence[int] | mx.array, cache: list[TinyKvCache]
+    ) -> tuple[mx.array, mx.array]:
+        """Two arrays B×L×E, whose sum is the last layer's output."""
         if len(cache) != self.num_hidden_layers:
             raise ValueError(
                 f"Qwen3ModelWeek2: {len(cache)} caches were given for {self.num_hidden_layers} "
                 "layers."
             )
-        offsets = _positions(inputs, offset)
-        x = self.embedding(inputs)  # B×L×E
+        B, L = inputs.shape
+        rotation = self.rope.tables(_positions(inputs, offset), B, L)
+        x, update = self.embedding(inputs), None  # B×L×E
         for layer, layer_cache in zip(self.layers, cache, strict=True):
-            x = layer(x, offsets, layer_cache)
-        x = self.norm(x)
-        if self.w_lm_head is None:
-            return self.embedding.as_linear(x)
+            x, update = layer(x, update, rotation, layer_cache)
+        assert update is not None  # a model has layers
+        return x, update
+
+    def _logits(self, x: mx.array, update: mx.array) -> mx.array:
+        """N..×E and N..×E, the last layer's two arrays -> N..×V."""
+        _, x = kernels.add_rms_norm(x, update, self.norm, self.eps)
         return project(x, self.w_lm_head)
+
+
+def _add_and_norm(
+    x: mx.array, update: mx.array | None, weight: mx.array, eps: float
+) -> tuple[mx.array, mx.array]:
+    """x + update, and its RMSNorm."""
+    if update is None:
+        return x, kernels.rms_norm(x, weight, eps)
+    return kernels.add_rms_norm(x, update, weight, eps)
 
 
 def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> list[slice]:
@@ -194,8 +262,3 @@ def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> list
 def _weight(mlx_layer: Any) -> Weight:
     """A layer's weight as the checkpoint stores it."""
     return QuantizedWeights.from_mlx_layer(mlx_layer) if "scales" in mlx_layer else mlx_layer.weight
-
-
-def _norm(args: Any, mlx_norm: Any, dtype: mx.Dtype) -> RMSNorm:
-    weight = mlx_norm.weight.astype(dtype)
-    return RMSNorm(weight.shape[0], weight, eps=args.rms_norm_eps)

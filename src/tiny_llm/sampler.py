@@ -1,15 +1,33 @@
 """Samplers: from the log-probabilities of the next token to the token.
 
-A sampler is a plain function, B×V in, B out. It is composed of filters, each of which sets the
-log-probability of the tokens that it drops to −inf, row by row.
+Anything that maps B×V log-probabilities to B ids is a sampler. `make_sampler`'s also tell the
+distribution they draw from. It is made by filters, each of which sets the log-probability of the
+tokens that it drops to −inf, row by row.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
 Sampler = Callable[[mx.array], mx.array]
+
+
+def log_softmax(logits: mx.array) -> mx.array:
+    """Logits N..×V -> log-probabilities N..×V in float32."""
+    logits = logits.astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def choose(sampler: Sampler, logits: mx.array) -> mx.array:
+    """The sampler's tokens: logits B×V -> ids B.
+
+    It is given log-probabilities, which many samplers want. The likeliest token is the same without
+    them, and a pass over the vocabulary less.
+    """
+    if isinstance(sampler, DistributionSampler) and sampler.is_greedy:
+        return sampler(logits)
+    return sampler(log_softmax(logits))
 
 
 def make_sampler(
@@ -18,7 +36,7 @@ def make_sampler(
     top_k: int | None = None,
     min_p: float | None = None,
     seed: int | None = None,
-) -> Sampler:
+) -> "DistributionSampler":
     """A sampler that applies top-k, then top-p, then min-p, then the temperature.
 
     The filters see the model's own distribution, renormalized after each; the temperature
@@ -38,25 +56,86 @@ def make_sampler(
         ValueError: a parameter is outside its range.
     """
     _check_parameters(temp, top_p, top_k, min_p)
-    key = None if seed is None else mx.random.key(seed)
+    filters: list[Callable[[mx.array], mx.array]] = []
+    if top_k is not None:
+        filters.append(lambda logprobs: keep_top_k(logprobs, top_k))
+    if top_p is not None:
+        filters.append(lambda logprobs: keep_top_p(logprobs, top_p))
+    if min_p is not None:
+        filters.append(lambda logprobs: keep_min_p(logprobs, min_p))
+    return DistributionSampler(temp, filters, seed)
 
-    def sample(logprobs: mx.array) -> mx.array:
-        nonlocal key
-        if temp == 0:
+
+class DistributionSampler:
+    """A sampler that tells which distribution it draws from.
+
+    Args:
+        temp: 0 for the most likely token, otherwise the temperature.
+        filters: applied in this order, each B×V -> B×V, before the temperature.
+        seed: makes the sequence of draws repeatable; None draws from MLX's global state.
+    """
+
+    def __init__(
+        self,
+        temp: float,
+        filters: Sequence[Callable[[mx.array], mx.array]] = (),
+        seed: int | None = None,
+    ):
+        self.temp = temp
+        self._filters = filters
+        self._seed = seed
+        self._key = None if seed is None else mx.random.key(seed)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it takes the most likely token, always."""
+        return self.temp == 0
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether its draws can be repeated."""
+        return self._seed is not None
+
+    def restarted(self) -> "DistributionSampler":
+        """The same sampler at the beginning of its random numbers."""
+        return DistributionSampler(self.temp, self._filters, self._seed)
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        """Log-probabilities or logits B×V -> ids B."""
+        if self.is_greedy:
             return mx.argmax(logprobs, axis=-1)
-        logprobs = logprobs.astype(mx.float32)
-        if top_k is not None:
-            logprobs = keep_top_k(logprobs, top_k)
-        if top_p is not None:
-            logprobs = keep_top_p(logprobs, top_p)
-        if min_p is not None:
-            logprobs = keep_min_p(logprobs, min_p)
-        draw = None
-        if key is not None:
-            key, draw = mx.random.split(key)
-        return mx.random.categorical(logprobs / temp, axis=-1, key=draw)
+        return self.draw(self.logits(logprobs))
 
-    return sample
+    def logits(self, logprobs: mx.array) -> mx.array:
+        """What is drawn from, after filters and temperature: B×V -> B×V in float32.
+
+        A dropped token has −inf; what is left is not normalized.
+        """
+        logprobs = logprobs.astype(mx.float32)
+        if self.is_greedy:
+            best = mx.argmax(logprobs, axis=-1, keepdims=True)
+            return mx.where(mx.arange(logprobs.shape[-1]) == best, 0.0, -mx.inf)
+        for keep in self._filters:
+            logprobs = keep(logprobs)
+        return logprobs / self.temp
+
+    def probabilities(self, logprobs: mx.array) -> mx.array:
+        """The distribution of the sampler's tokens: B×V -> B×V, each row of sum 1."""
+        return mx.softmax(self.logits(logprobs), axis=-1)
+
+    def draw(self, logits: mx.array) -> mx.array:
+        """One id from each row's softmax, B×V -> B, by this sampler's random numbers."""
+        return mx.random.categorical(logits, axis=-1, key=self._next_key())
+
+    def uniform(self, count: int) -> mx.array:
+        """`count` numbers in [0, 1), by this sampler's random numbers."""
+        return mx.random.uniform(shape=(count,), key=self._next_key())
+
+    def _next_key(self) -> mx.array | None:
+        if self._key is None:
+            return None
+        self._key, key = mx.random.split(self._key)
+        return key
 
 
 def keep_top_k(logprobs: mx.array, top_k: int) -> mx.array:

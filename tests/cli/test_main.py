@@ -10,7 +10,8 @@ import time
 import mlx.core as mx
 import pytest
 
-from tiny_llm.cli import chat, main
+from tiny_llm import models
+from tiny_llm.cli import backend, chat, main
 
 STATISTICS = re.compile(
     r"prompt: \d+ tokens, [\d.]+ tokens/s \| generation: (\d+) tokens, [\d.]+ tokens/s "
@@ -82,6 +83,46 @@ def test_mlx_with_a_draft_model(capsys):
     assert STATISTICS.fullmatch(out.splitlines()[-1])
 
 
+def test_draft_model(capsys):
+    _, plain, _ = run(capsys, main, *FRANCE, "--loader", "week2")
+    argv = ["--loader", "week2", "--draft-model", "demo-draft"]
+    status, drafted, _ = run(capsys, main, *FRANCE, *argv)
+    assert status == 0
+    assert drafted.rpartition("\n\n")[0] == plain.rpartition("\n\n")[0]
+    pattern = r"\| drafts: (\d+) of \d+ accepted \(\d+%\), \d+ target steps \| peak memory"
+    accepted = re.search(pattern, drafted.splitlines()[-1])
+    assert accepted
+    assert int(accepted[1]) > 0
+
+
+def test_draft_model_chooses_a_loader_that_can(capsys):
+    status, out, _ = run(capsys, main, *FRANCE, "--draft-model", "demo-draft", "--max-tokens", "3")
+    assert status == 0
+    assert "drafts: " in out
+
+
+def test_draft_model_with_a_seed(capsys):
+    argv = ["--draft-model", "demo-draft", "--sampler-temp", "2", "--seed", "3"]
+    _, first, _ = run(capsys, main, *FRANCE, *argv, "--max-tokens", "12")
+    _, again, _ = run(capsys, main, *FRANCE, *argv, "--max-tokens", "12")
+    assert first.rpartition("\n\n")[0] == again.rpartition("\n\n")[0]
+
+
+def test_flash_attention_reaches_the_models(capsys, monkeypatch):
+    built = []
+
+    def dispatch(name, mlx_model, week, **options):
+        built.append((name, week, options))
+        return models.dispatch_model(name, mlx_model, week)
+
+    monkeypatch.setattr(backend, "dispatch_model", dispatch)
+    argv = ["--enable-flash-attn", "--draft-model", "demo-draft", "--max-tokens", "2"]
+    status, _, _ = run(capsys, main, *FRANCE, *argv)
+    assert status == 0
+    flash = {"enable_flash_attn": True}
+    assert built == [("demo", 2, flash), ("demo-draft", 2, flash)]
+
+
 def test_prompt_from_standard_input(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("What is the capital of France?"))
     _, out, _ = run(capsys, main, "--model", "demo", "--prompt", "-")
@@ -113,8 +154,8 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
         (["--solution", "mine"], "--solution mine runs a learner's tree"),
         (["--solution", "mlx", "--loader", "week1"], "--loader chooses a week's model"),
         (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
-        (["--enable-flash-attn", "--loader", "week1"], "week1 has no flash attention"),
-        (["--draft-model", "demo-draft", "--loader", "week1"], "week1 does not verify drafts"),
+        (["--enable-flash-attn", "--loader", "week1"], "week1 does not attend through that"),
+        (["--draft-model", "demo-draft", "--loader", "week1"], "week1 has no cache to rewind"),
         (["--temperature", "1"], "unrecognized arguments: --temperature 1"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",

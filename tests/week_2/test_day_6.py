@@ -103,9 +103,9 @@ def test_task_2_rewind_and_release(device):
     batch = BatchingKvCache(2, 64)
     batch.add_request(filled(4), 1)
     batch.rewind(3)
-    assert batch.slots[1].offset == 1
+    assert batch.lengths[1] == 1
     batch.release()
-    assert batch.slots == [None, None]
+    assert batch.lengths == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_task_2_misuse_is_refused_and_loses_nothing(action, message):
     batch.add_request(filled(4), 0)
     with pytest.raises(ValueError, match=message):
         action(batch)
-    assert batch.slots[0].offset == 4
+    assert batch.lengths[0] == 4
 
 
 @pytest.mark.parametrize("lengths", [[3, 8, 5], [1, 1, 1], [6, None, 2]])
@@ -217,10 +217,10 @@ def test_task_4_a_finished_request_leaves_its_slot_to_the_next(small_model):
         seen.append([None if request is None else request.index for request in batch.slots])
         live = [request for request in batch.slots if request is not None]
         for cache in batch._caches:
-            held = [slot.offset for slot in cache.slots if slot is not None]
+            held = [length for length in cache.lengths if length is not None]
             assert held == [request.offset for request in live]
     assert [2, 1] in seen, "prompt 2 takes the slot that prompt 0 left"
-    assert all(slot is None for cache in batch._caches for slot in cache.slots)
+    assert all(length is None for cache in batch._caches for length in cache.lengths)
 
 
 def test_task_5_a_prompt_is_prefilled_a_chunk_at_a_time(small_model):
@@ -228,7 +228,7 @@ def test_task_5_a_prompt_is_prefilled_a_chunk_at_a_time(small_model):
     offsets = []
     while not request.is_prefilled:
         assert request.next_token is None, "the first token comes after the last chunk"
-        request.try_prefill(lambda logprobs: mx.argmax(logprobs, axis=-1))
+        request.try_prefill()
         offsets.append(request.offset)
     assert offsets == [8, 16, 20]
     assert request.next_token is not None
@@ -243,3 +243,39 @@ def test_task_5_active_requests_decode_between_chunks(small_model):
         batch.step()
         assert batch.prefilling.offset == 8 * chunk
         assert batch.slots[0] is None or batch.slots[0].offset == before + chunk
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, [1, 5, 2, 9]])
+def test_task_4_max_tokens_ends_an_answer(small_model, max_tokens):
+    batch = BatchGeneration(
+        small_model,
+        ByteTokenizer(),
+        ["a", "b" * 9, "c", "d"],
+        60,
+        2,
+        max_tokens=max_tokens,
+        ignore_eos=True,
+    )
+    while not batch.is_done:
+        batch.step()
+    limits = max_tokens if isinstance(max_tokens, list) else [max_tokens] * 4
+    assert [batch.requests[index].num_tokens for index in range(4)] == limits
+
+
+def test_task_4_max_tokens_that_cannot_be(small_model):
+    for max_tokens, message in ((0, "max_tokens is 0"), ([1], "1 max_tokens were given for 2")):
+        with pytest.raises(UserError, match=message):
+            BatchGeneration(small_model, ByteTokenizer(), ["a", "b"], max_tokens=max_tokens)
+
+
+def test_task_4_end_tokens_can_be_ignored(small_model):
+    class EndsAtOnce(ByteTokenizer):
+        eos_token_ids = frozenset(range(256))
+
+    for ignore_eos, count in ((False, 1), (True, 4)):
+        batch = BatchGeneration(
+            small_model, EndsAtOnce(), ["a"], max_tokens=4, ignore_eos=ignore_eos
+        )
+        while not batch.is_done:
+            batch.step()
+        assert batch.requests[0].num_tokens == count

@@ -26,6 +26,11 @@ inline bool is_half(mlx::core::Dtype dtype) {
     return dtype == mlx::core::float16 || dtype == mlx::core::bfloat16;
 }
 
+/// The dtypes of activations.
+inline bool is_float(mlx::core::Dtype dtype) {
+    return dtype == mlx::core::float32 || is_half(dtype);
+}
+
 /// A floating dtype as kernels know it.
 inline Format format_of(mlx::core::Dtype dtype) {
     return dtype == mlx::core::float32   ? Format::float32

@@ -4,8 +4,14 @@
 #include <string>
 
 #include "src/axpby/axpby.h"
+#include "src/cache_write/cache_write.h"
 #include "src/flash_attention/flash_attention.h"
+#include "src/matmul/matmul.h"
+#include "src/qk_norm_rope/qk_norm_rope.h"
+#include "src/quantized_embedding/quantized_embedding.h"
 #include "src/quantized_matmul/quantized_matmul.h"
+#include "src/rms_norm/rms_norm.h"
+#include "src/swiglu/swiglu.h"
 
 namespace tiny_llm_ext {
 
@@ -16,11 +22,21 @@ namespace tiny_llm_ext {
 }
 
 void Axpby::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("axpby"); }
+void CacheWrite::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("cache_write"); }
 void FlashAttention::eval_gpu(const std::vector<mx::array>&, mx::array&) {
     refuse("flash_attention");
+}
+void Matmul::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("matmul"); }
+void QkNormRope::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("qk_norm_rope"); }
+void QuantizedEmbedding::eval_gpu(const std::vector<mx::array>&, mx::array&) {
+    refuse("quantized_embedding");
 }
 void QuantizedMatmul::eval_gpu(const std::vector<mx::array>&, mx::array&) {
     refuse("quantized_matmul");
 }
+void RmsNorm::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
+    refuse("rms_norm");
+}
+void Swiglu::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("swiglu"); }
 
 }  // namespace tiny_llm_ext

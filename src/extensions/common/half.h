@@ -97,6 +97,18 @@ namespace {  // a copy in each file, for the reason above
     }
 }
 
+/// x as the format stores it.
+[[maybe_unused]] inline float round_to(float x, Format format) {
+    switch (format) {
+        case Format::float32:
+            return x;
+        case Format::float16:
+            return float16_to_float(float_to_float16(x));
+        default:
+            return bfloat16_to_float(float_to_bfloat16(x));
+    }
+}
+
 }  // namespace
 
 }  // namespace tiny_llm_ext

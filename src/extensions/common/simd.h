@@ -107,10 +107,12 @@ inline Floats widen_float16(Halves x) {
 }
 
 inline Floats widen_bfloat16(Halves x) {
-#if defined(__AVX512F__)  // GCC 12 would convert halves of it
+#if defined(__AVX512F__)
     return as_floats((Ints)_mm512_cvtepu16_epi32((__m256i)x) << 16);
-#else
-    return as_floats(__builtin_convertvector(x, Ints) << 16);
+#elif defined(__AVX2__)
+    return as_floats((Ints)_mm256_cvtepu16_epi32((__m128i)x) << 16);
+#elif defined(__aarch64__)
+    return (Floats)vshll_n_u16((uint16x4_t)x, 16);
 #endif
 }
 
@@ -124,12 +126,36 @@ inline Halves narrow_float16(Floats x) {
 #endif
 }
 
-/// Rounds to nearest, ties to even; NaN stays NaN.
-inline Halves narrow_bfloat16(Floats x) {
+/// The bfloat16 number in the upper half of each lane: rounded to nearest, ties to even; NaN stays
+/// NaN. AVX-512 has an instruction for it, but that one takes subnormal numbers for zero.
+inline Ints bfloat16_bits(Floats x) {
     const Ints bits = as_ints(x);
     const Ints rounded = bits + 0x7fff + ((bits >> 16) & 1);
-    const Ints chosen = x == x ? rounded : (bits | 0x400000);
-    return __builtin_convertvector((chosen >> 16) & 0xffff, Halves);
+    return x == x ? rounded : (bits | 0x400000);
+}
+
+inline Halves narrow_bfloat16(Floats x) {
+    const Ints upper = bfloat16_bits(x) >> 16;
+#if defined(__AVX512F__)
+    return (Halves)_mm512_cvtepi32_epi16((__m512i)upper);
+#elif defined(__AVX2__)
+    const __m256i packed = _mm256_packs_epi32((__m256i)upper, (__m256i)upper);  // a b · a b
+    return (Halves)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0b1000));
+#elif defined(__aarch64__)
+    return (Halves)vmovn_s32((int32x4_t)upper);
+#endif
+}
+
+/// x as the format stores it.
+inline Floats round_to(Floats x, Format format) {
+    switch (format) {
+        case Format::float32:
+            return x;
+        case Format::float16:
+            return widen_float16(narrow_float16(x));
+        default:
+            return as_floats(bfloat16_bits(x) & static_cast<int32_t>(0xffff0000));
+    }
 }
 
 /// LANES elements from element i of an array.
@@ -172,14 +198,20 @@ inline void store(void* array, int64_t i, Format format, Floats x, int count = L
 
 /// The sum of all lanes: halves folded onto each other, an order that depends on LANES alone.
 inline float sum(Floats x) {
-    float lanes[LANES];
-    memcpy(lanes, &x, sizeof lanes);
-    for (int half = LANES / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; i++) {
-            lanes[i] += lanes[i + half];
-        }
-    }
-    return lanes[0];
+#if defined(__aarch64__)
+    const float32x2_t two = vadd_f32(vget_low_f32((float32x4_t)x), vget_high_f32((float32x4_t)x));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+#else
+#if defined(__AVX512F__)
+    const __m256 eight =
+        _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+#else
+    const __m256 eight = (__m256)x;
+#endif
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#endif
 }
 
 /// The largest lane; NaN if there is one is not promised.

@@ -7,21 +7,35 @@ The package `tiny_llm` reaches them through `tiny_llm.kernels` alone.
 import mlx.core as _mx
 
 from ._ext import (
+    add_rms_norm,
     axpby,
+    cache_write,
     flash_attention,
     instruction_set,
     instruction_sets,
+    matmul,
     num_threads,
+    qk_norm_rope,
+    quantized_embedding,
     quantized_matmul,
+    rms_norm,
+    swiglu,
 )
 
 __all__ = [
+    "add_rms_norm",
     "axpby",
+    "cache_write",
     "flash_attention",
     "instruction_set",
     "instruction_sets",
+    "matmul",
     "num_threads",
+    "qk_norm_rope",
+    "quantized_embedding",
     "quantized_matmul",
+    "rms_norm",
+    "swiglu",
 ]
 
 

@@ -38,7 +38,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", metavar="{cpu,gpu}", help="where to compute (gpu where there is one)"
     )
     parser.add_argument(
-        "--enable-flash-attn", action="store_true", help="flash attention; no loader has it yet"
+        "--enable-flash-attn", action="store_true", help="attend without an L×S matrix (week2)"
     )
 
 
@@ -64,10 +64,24 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_model_arguments(args: argparse.Namespace) -> None:
+def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
+    """How a batch is made up."""
+    parser.add_argument(
+        "--batch-size", type=int, default=5, metavar="N", help="how many requests decode together"
+    )
+    parser.add_argument(
+        "--prefill-step", type=int, default=128, metavar="N", help="tokens of a prompt's chunk"
+    )
+
+
+def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -> None:
     """Refuses what is unknown, and what does not work together, with a sentence that says why.
 
     Afterwards `args.solution` has its full name and `args.loader` a value, if it can have one.
+
+    Args:
+        args: with the flags of `add_model_arguments`.
+        needs_cache: Week 1, which has none, cannot do what the command does.
 
     Raises:
         UserError: the first flag that cannot be honoured.
@@ -93,16 +107,42 @@ def check_model_arguments(args: argparse.Namespace) -> None:
         if args.enable_flash_attn:
             raise UserError("--enable-flash-attn has no effect on --solution mlx; leave it out.")
         return
-    args.loader = args.loader or fastest_loader(args.device)
+    if args.loader is None:
+        wants_week2 = needs_cache or args.enable_flash_attn or args.draft_model is not None
+        args.loader = "week2" if wants_week2 else fastest_loader(args.device)
+    if needs_cache and args.loader == "week1":
+        raise UserError(
+            "--loader week1 has no cache, and so no batches; use --loader week2 or --solution mlx."
+        )
+    if args.enable_flash_attn and args.loader != "week2":
+        raise UserError(
+            f"--enable-flash-attn: {args.loader} does not attend through that kernel; leave it "
+            "out, or use --loader week2."
+        )
+    if args.draft_model is not None and args.loader == "week1":
+        raise UserError(
+            "--draft-model: week1 has no cache to rewind when a draft is wrong; leave it out, or "
+            "use --loader week2."
+        )
     if args.loader != "week1":
         kernels.extension()  # if it is missing, better said now than after loading
-    if args.enable_flash_attn:
-        raise UserError(f"--enable-flash-attn: {args.loader} has no flash attention; leave it out.")
+
+
+def check_batch_arguments(args: argparse.Namespace) -> None:
+    """As `check_model_arguments`, and refuses what a batch cannot do.
+
+    Raises:
+        UserError: the first flag that cannot be honoured.
+    """
     if args.draft_model is not None:
         raise UserError(
-            f"--draft-model: {args.loader} does not verify drafts; leave it out, or use "
-            "--solution mlx."
+            "--draft-model: drafts are verified for one request at a time, not for a batch; leave "
+            "it out, or use `pdm run main`."
         )
+    check_model_arguments(args, needs_cache=True)
+    for flag, value in (("--batch-size", args.batch_size), ("--prefill-step", args.prefill_step)):
+        if value < 1:
+            raise UserError(f"{flag} is {value}; it must be at least 1.")
 
 
 def fastest_loader(device: str | None) -> str:

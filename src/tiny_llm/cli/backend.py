@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from ..errors import UserError
 from ..generate import (
+    DecodingLoop,
     GenerationResponse,
     decode_by_recomputing,
     decode_with_cache,
@@ -17,6 +18,7 @@ from ..generate import (
 )
 from ..models import default_model, dispatch_model, load
 from ..sampler import Sampler
+from ..speculative import SpeculativeDecoding, check_same_vocabulary
 from .arguments import LOADERS, check_model_arguments, sampler_from
 from .command import console
 
@@ -24,18 +26,19 @@ Stream = Callable[[Sequence[int]], Iterator[GenerationResponse]]
 
 
 @dataclass(frozen=True)
-class Backend:
-    """A model ready to answer.
+class Checkpoint:
+    """A loaded model, before anybody's code runs it.
 
     Attributes:
-        tokenizer: as `mlx_lm.load` returns it.
-        stream: prompt ids -> one response a token.
+        name: as the user knows it.
+        mlx_model, tokenizer: as `mlx_lm.load` returns them.
         enable_thinking: what the chat template is told.
     """
 
+    name: str
+    mlx_model: Any
     tokenizer: Any
-    stream: Stream
-    enable_thinking: bool
+    enable_thinking: bool = False
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """The token ids of a conversation, up to where the assistant's next turn begins.
@@ -49,6 +52,21 @@ class Backend:
         )
 
 
+@dataclass(frozen=True)
+class Backend:
+    """A model ready to answer.
+
+    Attributes:
+        stream: prompt ids -> one response a token.
+        encode_chat: a conversation -> prompt ids.
+        speculation: the loop that verifies drafts, if this package's does.
+    """
+
+    stream: Stream
+    encode_chat: Callable[[list[dict[str, str]]], list[int]]
+    speculation: SpeculativeDecoding | None = None
+
+
 def open_backend(args: argparse.Namespace) -> Backend:
     """Checks the flags, says which model is used, and loads it.
 
@@ -57,24 +75,51 @@ def open_backend(args: argparse.Namespace) -> Backend:
     """
     check_model_arguments(args)
     sampler = sampler_from(args)
+    checkpoint = open_checkpoint(args)
+    tokenizer, max_tokens = checkpoint.tokenizer, args.max_tokens
+    draft = None
+    if args.draft_model is not None:
+        draft = Checkpoint(args.draft_model, *load(args.draft_model, console))
+        check_same_vocabulary(draft.tokenizer, tokenizer)
+    if args.solution == "mlx":
+        return Backend(_mlx_stream(checkpoint, draft, sampler, max_tokens), checkpoint.encode_chat)
+
+    model = build_model(args, checkpoint)
+    decode: DecodingLoop = decode_by_recomputing if args.loader == "week1" else decode_with_cache
+    speculation = None
+    if draft is not None:
+        decode = speculation = SpeculativeDecoding(build_model(args, draft))
+
+    def stream(prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
+        return stream_generate(decode, model, tokenizer, prompt_ids, sampler, max_tokens)
+
+    return Backend(stream, checkpoint.encode_chat, speculation)
+
+
+def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
+    """Chooses the device, says which model is used, and loads it.
+
+    Raises:
+        UserError: see `choose_device` and `models.load`; thinking, where a model cannot.
+    """
     choose_device(args.device)
     name, reason = (args.model, None) if args.model is not None else default_model()
     console.print(f"model: {name}" + (f" ({reason})" if reason else ""), soft_wrap=True)
     mlx_model, tokenizer = load(name, console)
-    if args.enable_thinking and not tokenizer.has_thinking:
+    enable_thinking = getattr(args, "enable_thinking", False)  # `bench` reads no text
+    if enable_thinking and not tokenizer.has_thinking:
         raise UserError(f"--enable-thinking: '{name}' has no thinking mode; leave the flag out.")
-    if args.solution == "mlx":
-        draft = load(args.draft_model, console)[0] if args.draft_model is not None else None
-        stream = _mlx_stream(mlx_model, draft, tokenizer, sampler, args.max_tokens)
-    else:
-        week = LOADERS[args.loader]
-        model = dispatch_model(name, mlx_model, week)
-        decode = decode_by_recomputing if week == 1 else decode_with_cache
+    return Checkpoint(name, mlx_model, tokenizer, enable_thinking)
 
-        def stream(prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
-            return stream_generate(decode, model, tokenizer, prompt_ids, sampler, args.max_tokens)
 
-    return Backend(tokenizer, stream, args.enable_thinking)
+def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:
+    """The model of the week that `args.loader` names.
+
+    Raises:
+        UserError: see `dispatch_model`.
+    """
+    options = {"enable_flash_attn": True} if args.enable_flash_attn else {}
+    return dispatch_model(checkpoint.name, checkpoint.mlx_model, LOADERS[args.loader], **options)
 
 
 def choose_device(name: str | None) -> None:
@@ -94,20 +139,22 @@ def choose_device(name: str | None) -> None:
 
 
 def _mlx_stream(
-    mlx_model: Any, draft_model: Any, tokenizer: Any, sampler: Sampler, max_tokens: int | None
+    checkpoint: Checkpoint, draft: Checkpoint | None, sampler: Sampler, max_tokens: int | None
 ) -> Stream:
     """The baseline: mlx_lm's own generation, with our sampler."""
     import mlx_lm
+
+    mlx_model = checkpoint.mlx_model
 
     def stream(prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
         budget = token_budget(len(prompt_ids), max_tokens, mlx_model.args.max_position_embeddings)
         return mlx_lm.stream_generate(
             mlx_model,
-            tokenizer,
+            checkpoint.tokenizer,
             list(prompt_ids),
             max_tokens=budget,
             sampler=sampler,
-            draft_model=draft_model,
+            draft_model=None if draft is None else draft.mlx_model,
         )
 
     return stream

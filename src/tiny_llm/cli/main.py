@@ -5,6 +5,7 @@ import sys
 from ..demo.prompts import INTRODUCTION_PROMPT
 from ..errors import UserError
 from ..generate import GenerationResponse
+from ..speculative import SpeculationStatistics
 from .arguments import add_model_arguments, add_sampling_arguments
 from .backend import open_backend
 from .command import CommandParser, run_command
@@ -15,12 +16,15 @@ def main(argv: list[str] | None = None) -> int:
     return run_command("main", lambda: _answer(argv))
 
 
-def statistics_line(response: GenerationResponse) -> str:
-    """Speed and memory, from the last response of a generation."""
+def statistics_line(
+    response: GenerationResponse, drafts: SpeculationStatistics | None = None
+) -> str:
+    """Speed and memory, from the last response of a generation, and what drafts were good for."""
     return (
         f"prompt: {response.prompt_tokens} tokens, {response.prompt_tps:.1f} tokens/s | "
         f"generation: {response.generation_tokens} tokens, {response.generation_tps:.1f} tokens/s "
-        f"| peak memory: {response.peak_memory:.3f} GB"
+        + (f"| {drafts} " if drafts is not None else "")
+        + f"| peak memory: {response.peak_memory:.3f} GB"
     )
 
 
@@ -39,7 +43,8 @@ def _answer(argv: list[str] | None) -> int:
     backend = open_backend(args)
     for response in backend.stream(backend.encode_chat([{"role": "user", "content": prompt}])):
         print(response.text, end="", flush=True)
-    print(f"\n\n{statistics_line(response)}")
+    drafts = backend.speculation.statistics if backend.speculation is not None else None
+    print(f"\n\n{statistics_line(response, drafts)}")
     return 0
 
 

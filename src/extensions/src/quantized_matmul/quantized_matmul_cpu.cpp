@@ -1,11 +1,10 @@
-// quantized_matmul on the CPU: the readable reference, and who runs which kernel.
+// quantized_matmul on the CPU: which kernel runs, and who does which part of it.
 #include <algorithm>
 #include <memory>
-#include <tuple>
 
 #include "common/checks.h"
 #include "common/instruction_set.h"
-#include "common/threads.h"
+#include "common/rows.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "src/quantized_matmul/quantized_matmul.h"
@@ -15,70 +14,58 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Sums one output of one row, group by group, in the order of i.
-float dot(const QuantizedMatmulJob& job, int64_t m, int64_t o) {
-    const int64_t groups = job.I / job.group_size;
-    const int per_word = 32 / job.bits;
-    const uint32_t mask = (1u << job.bits) - 1;
-    const uint32_t* words = job.b + o * (job.I / per_word);
-    const uint16_t* a = job.a + m * job.I;
-    float total = 0;
-    for (int64_t g = 0; g < groups; g++) {
-        float products = 0;  // Σ q·a
-        float sum = 0;       // Σ a
-        for (int64_t i = g * job.group_size; i < (g + 1) * job.group_size; i++) {
-            const uint32_t q = words[i / per_word] >> (i % per_word * job.bits) & mask;
-            const float x = load_element(a, i, job.format);
-            products += static_cast<float>(q) * x;
-            sum += x;
-        }
-        total += load_element(job.scales, o * groups + g, job.scale_format) * products;
-        total += load_element(job.biases, o * groups + g, job.scale_format) * sum;
-    }
-    return total;
-}
-
 void run_portable(const QuantizedMatmulJob& job) {
     parallel_for(job.O, [&](int64_t o) { quantized_matmul_portable(job, o, o + 1); });
 }
 
-void run_avx512(const QuantizedMatmulJob& job) {
-    const int64_t scratch_bytes = quantized_matmul_avx512_scratch(job);
-    auto scratch = std::make_unique_for_overwrite<char[]>(scratch_bytes + 64);
+void run_kernel(const QuantizedMatmulJob& job, const QuantizedMatmulKernel& kernel) {
+    auto scratch = std::make_unique_for_overwrite<char[]>(kernel.scratch(job) + 64);
     void* aligned =
         reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.get()) + 63) & ~63);
     constexpr int64_t ROWS = 16;
     parallel_for((job.M + ROWS - 1) / ROWS, [&](int64_t chunk) {
-        quantized_matmul_avx512_prepare(job, aligned, chunk * ROWS,
-                                        std::min(job.M, (chunk + 1) * ROWS));
+        kernel.prepare(job, aligned, chunk * ROWS, std::min(job.M, (chunk + 1) * ROWS));
     });
     // About 8 chunks a thread: few enough to cost nothing, enough to share out evenly.
     const int64_t panels = (job.O + QUANTIZED_MATMUL_PANEL - 1) / QUANTIZED_MATMUL_PANEL;
     const int64_t panels_per_chunk = std::max<int64_t>(1, panels / (8 * num_threads()));
     const int64_t outputs = panels_per_chunk * QUANTIZED_MATMUL_PANEL;
     parallel_for((job.O + outputs - 1) / outputs, [&](int64_t chunk) {
-        quantized_matmul_avx512_run(job, aligned, chunk * outputs,
-                                    std::min(job.O, (chunk + 1) * outputs));
+        kernel.run(job, aligned, chunk * outputs, std::min(job.O, (chunk + 1) * outputs));
     });
+}
+
+// The kernel of an instruction set, or nullptr: the reference.
+const QuantizedMatmulKernel* kernel_of(InstructionSet set) {
+#if defined(__x86_64__)
+    if (set == InstructionSet::amx) {
+        return &quantized_matmul_amx;
+    }
+    if (set == InstructionSet::avx512) {
+        return &quantized_matmul_avx512;
+    }
+    if (set == InstructionSet::avx2) {
+        return &avx2::quantized_matmul_fixed_point;
+    }
+#elif defined(__aarch64__)
+    if (set == InstructionSet::neon) {
+        return &neon::quantized_matmul_fixed_point;
+    }
+#endif
+    return nullptr;
 }
 
 }  // namespace
 
-void quantized_matmul_portable(const QuantizedMatmulJob& job, int64_t first_output,
-                               int64_t last_output) {
-    for (int64_t o = first_output; o < last_output; o++) {
-        for (int64_t m = 0; m < job.M; m++) {
-            store_element(job.out, m * job.O + o, job.format, dot(job, m, o));
-        }
-    }
-}
-
 void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
-    const auto& [scales, biases, a, b] = std::tie(inputs[0], inputs[1], inputs[2], inputs[3]);
     out.set_data(mx::allocator::malloc(out.nbytes()));
     if (out.size() == 0) {
         return;
     }
+    const mx::array scales = row_contiguous(inputs[0], stream());
+    const mx::array biases = row_contiguous(inputs[1], stream());
+    const mx::array a = row_contiguous(inputs[2], stream());
+    const mx::array b = row_contiguous(inputs[3], stream());
     const int64_t I = a.shape(-1);
     const QuantizedMatmulJob job = {
         .M = static_cast<int64_t>(a.size()) / I,
@@ -94,13 +81,13 @@ void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
         .scale_format = format_of(scales.dtype()),
         .format = format_of(a.dtype()),
     };
-    const auto run = instruction_set() >= InstructionSet::avx512 ? run_avx512 : run_portable;
+    const QuantizedMatmulKernel* kernel = kernel_of(instruction_set());
     auto& encoder = mx::cpu::get_command_encoder(stream());
-    for (const auto& input : inputs) {
+    for (const auto& input : {scales, biases, a, b}) {
         encoder.set_input_array(input);
     }
     encoder.set_output_array(out);
-    encoder.dispatch([job, run] { run(job); });
+    encoder.dispatch([job, kernel] { kernel ? run_kernel(job, *kernel) : run_portable(job); });
 }
 
 }  // namespace tiny_llm_ext

@@ -28,15 +28,29 @@ struct QuantizedMatmulJob {
 void quantized_matmul_portable(const QuantizedMatmulJob& job, int64_t first_output,
                                int64_t last_output);
 
-/// The AVX-512 kernel works on activations that were laid out anew once, before the threads start.
-/// quantized_matmul_avx512_scratch says how many bytes that takes, ..._prepare does rows
-/// first_row … last_row − 1 of it, and ..._run computes outputs, given a first that is a multiple
-/// of QUANTIZED_MATMUL_PANEL.
+/// The other kernels work on activations that were laid out anew once, before the threads start.
+struct QuantizedMatmulKernel {
+    /// How many bytes that takes.
+    int64_t (*scratch)(const QuantizedMatmulJob& job);
+    /// Does rows first_row … last_row − 1 of it. `scratch` is aligned to 64 bytes.
+    void (*prepare)(const QuantizedMatmulJob& job, void* scratch, int64_t first_row,
+                    int64_t last_row);
+    /// Computes outputs of every row, from one that is a multiple of QUANTIZED_MATMUL_PANEL.
+    void (*run)(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
+                int64_t last_output);
+};
 constexpr int64_t QUANTIZED_MATMUL_PANEL = 64;
-int64_t quantized_matmul_avx512_scratch(const QuantizedMatmulJob& job);
-void quantized_matmul_avx512_prepare(const QuantizedMatmulJob& job, void* scratch,
-                                     int64_t first_row, int64_t last_row);
-void quantized_matmul_avx512_run(const QuantizedMatmulJob& job, const void* scratch,
-                                 int64_t first_output, int64_t last_output);
+
+#if defined(__x86_64__)
+namespace avx2 {
+extern const QuantizedMatmulKernel quantized_matmul_fixed_point;
+}
+extern const QuantizedMatmulKernel quantized_matmul_avx512;
+extern const QuantizedMatmulKernel quantized_matmul_amx;
+#elif defined(__aarch64__)
+namespace neon {
+extern const QuantizedMatmulKernel quantized_matmul_fixed_point;
+}
+#endif
 
 }  // namespace tiny_llm_ext

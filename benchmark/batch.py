@@ -1,0 +1,152 @@
+"""Many requests: decoding speed by batch size, and continuous batching from end to end.
+
+    python -m benchmark.batch --model FOLDER [--flash | --no-flash]
+
+First the decoding step alone, for requests that all have a past of 128 tokens. Then a queue of
+prompts through `BatchGeneration`, which prefills them in chunks while others decode: what a user
+of `batch_generate` gets.
+"""
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+import mlx.core as mx
+from rich.console import Console
+
+from tiny_llm import UserError
+from tiny_llm.batch import BatchGeneration
+from tiny_llm.models import find_model
+
+from .costs import ModelCosts
+from .metrics import Metric
+from .roofline import Machine, measure_or_explain
+from .systems.worker import token_ids
+from .timing import Times, percent, step_seconds
+from .week2 import Week2
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+CONTEXT = 128
+DECODE_SECONDS = 3.0
+# The queue of the end-to-end run.
+NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 16, 128, 32
+
+
+class SilentTokenizer:
+    """Stands in for a tokenizer: ids are the text, and no token ends an answer."""
+
+    eos_token_ids: frozenset[int] = frozenset()
+    text = ""
+
+    @property
+    def detokenizer(self) -> "SilentTokenizer":
+        """One object serves as both."""
+        return self
+
+    def add_token(self, token: int) -> None:
+        """Nothing to assemble."""
+
+    def finalize(self) -> None:
+        """Nothing was held back."""
+
+
+def decode_row(
+    model: Week2, batch: int, args: argparse.Namespace, costs: ModelCosts, machine: Machine | None
+) -> dict[str, Any]:
+    """Tokens per second of one batch size; prints them."""
+    sequences = model.sequences(batch, CONTEXT, room=args.steps + 2)
+    times = Times.of(
+        step_seconds(lambda: model.step(sequences), args.steps, limit_s=DECODE_SECONDS, warm_up=2)
+    )
+    metric = Metric("", f"{batch}", "decode", CONTEXT, batch)
+    row = {
+        "batch": batch,
+        "tokens_per_s": metric.tokens_per_second(times.median),
+        "best_tokens_per_s": metric.tokens_per_second(times.minimum),
+    }
+    share = ""
+    if machine is not None:
+        row["roofline_tokens_per_s"] = metric.bound(costs, machine)
+        share = percent(row["tokens_per_s"], row["roofline_tokens_per_s"])
+    print(
+        f"| {batch} | {times.median * 1e3:.1f} | {row['tokens_per_s']:,.1f} | "
+        f"{row['best_tokens_per_s']:,.1f} | {share} |",
+        flush=True,
+    )
+    return row
+
+
+def end_to_end(model: Week2, batch_size: int, prefill_step: int) -> dict[str, Any]:
+    """Serves the queue once; prompt and answer tokens per second of the whole run."""
+    prompts = [token_ids(PROMPT_TOKENS, model.model.vocab_size) for _ in range(NUM_PROMPTS)]
+    start = time.perf_counter()
+    batch = BatchGeneration(
+        model.model,
+        SilentTokenizer(),
+        prompts,
+        max_seq_len=PROMPT_TOKENS + NEW_TOKENS,
+        batch_size=batch_size,
+        prefill_step=prefill_step,
+    )
+    while not batch.is_done:
+        batch.step()
+    seconds = time.perf_counter() - start
+    return {
+        "prompts": NUM_PROMPTS,
+        "batch_size": batch_size,
+        "prompt_tokens_per_s": NUM_PROMPTS * PROMPT_TOKENS / seconds,
+        "new_tokens_per_s": NUM_PROMPTS * NEW_TOKENS / seconds,
+        "seconds": seconds,
+    }
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures all batch sizes, then the queue."""
+    if args.device is not None:
+        mx.set_default_device(mx.cpu if args.device == "cpu" else mx.gpu)
+    costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
+    model = Week2(args.model, args.flash)
+    machine = measure_or_explain()
+    print("| batch | step, ms | tokens/s, median | tokens/s, best | of the roofline |")
+    print("|---:|---:|---:|---:|---:|")
+    sizes = [size for size in BATCH_SIZES if size <= args.max_batch]
+    rows = [decode_row(model, batch, args, costs, machine) for batch in sizes]
+    whole = end_to_end(model, min(8, args.max_batch), args.prefill_step)
+    print(
+        f"\n{NUM_PROMPTS} prompts of {PROMPT_TOKENS} tokens, {NEW_TOKENS} new tokens each, "
+        f"{whole['batch_size']} at once: {whole['seconds']:.1f} s, "
+        f"{whole['new_tokens_per_s']:.1f} new tokens/s"
+    )
+    return {
+        "model": args.model,
+        "attention": model.attention,
+        "machine": None if machine is None else str(machine),
+        "decode": rows,
+        "end_to_end": whole,
+    }
+
+
+def main() -> int:
+    """Prints a table and ends in one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", default="demo", help="a folder or a name; demo if not given")
+    add("--flash", action=argparse.BooleanOptionalAction, help="if not given: where it is there")
+    add("--device", choices=("cpu", "gpu"), help="MLX's own choice if not given")
+    add("--steps", type=int, default=24, help="tokens to decode")
+    add("--max-batch", type=int, default=BATCH_SIZES[-1], help="leaves out larger batches")
+    add("--prefill-step", type=int, default=128, help="tokens of a chunk, from end to end")
+    try:
+        print(json.dumps(run(parser.parse_args())))
+    except UserError as error:
+        print(f"batch: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

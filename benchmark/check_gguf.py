@@ -1,0 +1,155 @@
+"""Whether llama.cpp, on the file that we write for it, predicts what we predict.
+
+    python -m benchmark.check_gguf --llama-python PYTHON
+
+A comparison of speed is worth nothing if one side computes something else. The demo model answers
+its prompts; llama.cpp then names the most likely token after each token of prompt and answer. On
+the float32 file both have the same weights, so all but ties must agree: our logits are bfloat16,
+which cannot tell 20 from 20.1. Q4_0 rounds the weights a second time, which changes some.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from tiny_llm import Qwen3ModelWeek2, load, make_sampler
+from tiny_llm.demo import TARGET_PATH
+from tiny_llm.generate import decode_with_cache
+
+from .gguf_file import TYPES, write_gguf
+from .roofline import usable_threads
+from .systems.client import WorkerError, WorkerProcess
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "What is a KV cache?",
+    "What is 17 + 25?",
+    "Who are you?",
+    "What is the capital of Japan?",
+    "What is flash attention?",
+)
+MAX_TOKENS = 96
+
+
+# Logits this close, relative to the largest, are a tie: two units in the last place of bfloat16.
+TIE = 2.0**-7
+
+
+@dataclass(frozen=True)
+class Text:
+    """A question and our greedy answer to it.
+
+    Attributes:
+        ids: its tokens.
+        prompt_tokens: how many of them are the question.
+        logits: ours after each token, L×V.
+    """
+
+    ids: list[int]
+    prompt_tokens: int
+    logits: np.ndarray
+
+    def agreement(self, predicted: list[int]) -> "Agreement":
+        """How the token predicted after each of `ids` compares with our most likely one."""
+        ours = self.logits.argmax(-1)
+        theirs = np.array(predicted)
+        top = self.logits.max(-1)
+        behind = top - np.take_along_axis(self.logits, theirs[:, None], -1)[:, 0]
+        tie = (ours != theirs) & (behind <= TIE * np.abs(top))
+        answer = slice(self.prompt_tokens - 1, -1)
+        return Agreement(
+            tokens=len(theirs),
+            equal=int((ours == theirs).sum()),
+            ties=int(tie.sum()),
+            answers=1,
+            equal_answers=int((ours == theirs)[answer].all()),
+        )
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Predictions compared: how many tokens, how many equal, how many ties; and whole answers."""
+
+    tokens: int = 0
+    equal: int = 0
+    ties: int = 0
+    answers: int = 0
+    equal_answers: int = 0
+
+    def __add__(self, other: "Agreement") -> "Agreement":
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Agreement(*(a + b for a, b in pairs))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.equal} of {self.tokens} predictions are equal, {self.ties} more are ties; "
+            f"{self.equal_answers} of {self.answers} greedy answers are equal token for token"
+        )
+
+
+def demo_texts() -> list[Text]:
+    """Questions with our greedy answers."""
+    mlx_model, tokenizer = load("demo")
+    model = Qwen3ModelWeek2(mlx_model)
+    sampler = make_sampler(temp=0)
+    texts = []
+    for thinking, question in itertools.product((False, True), QUESTIONS):
+        messages = [{"role": "user", "content": question}]
+        prompt = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, enable_thinking=thinking
+        )
+        ids = list(prompt)
+        for token in decode_with_cache(model, prompt, sampler):
+            ids.append(token)
+            if token in tokenizer.eos_token_ids or len(ids) == len(prompt) + MAX_TOKENS:
+                break
+        logits = model(mx.array([ids]), 0, model.create_kv_cache())[0]
+        texts.append(Text(ids, len(prompt), np.array(logits.astype(mx.float32))))
+    return texts
+
+
+def compare(python: str, file: Path, texts: list[Text]) -> Agreement:
+    """Asks llama.cpp for its predictions of all texts."""
+    arguments = [str(file), "--threads", str(usable_threads())]
+    worker = WorkerProcess(python, "llama_cpp_worker", arguments)
+    total = Agreement()
+    for text in texts:
+        reply = worker.ask({"kind": "predict", "ids": text.ids})
+        total += text.agreement(reply["tokens"])
+    worker.close()
+    return total
+
+
+def main() -> int:
+    """Prints how many predictions agree, for each type of file; ends in one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--llama-python", default=sys.executable, help="has llama-cpp-python")
+    args = parser.parse_args()
+    texts = demo_texts()
+    result: dict[str, Agreement] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in TYPES:
+            file = Path(folder) / f"demo-{kind}.gguf"
+            write_gguf(TARGET_PATH, file, kind)
+            try:
+                result[kind] = compare(args.llama_python, file, texts)
+            except WorkerError as error:
+                print(f"check_gguf: {error}.", file=sys.stderr)
+                return 2
+            print(f"{kind}: {result[kind]}")
+    print(json.dumps({kind: asdict(agreement) for kind, agreement in result.items()}))
+    exact = result["f32"]
+    return 0 if exact.equal + exact.ties == exact.tokens else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

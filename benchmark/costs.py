@@ -1,0 +1,95 @@
+"""What a token costs a Qwen3 model: bytes to read and operations to compute, from its config.json.
+
+Counted is what no implementation can avoid: each weight matrix once a step, the keys and values of
+the past once a sequence. Activations, and the one row of the embedding that a token looks up, are
+too small to matter.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KV_BYTES = 2  # of a number in the cache: bfloat16 or float16
+
+
+@dataclass(frozen=True)
+class ModelCosts:
+    """The sizes that costs depend on, under the names of `config.json`, and what follows from them.
+
+    Attributes:
+        weight_bits: of a stored weight, its share of scales and biases included.
+    """
+
+    hidden_size: int
+    num_hidden_layers: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    weight_bits: float
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "ModelCosts":
+        """From a parsed `config.json`, of a quantized checkpoint or a plain one."""
+        quantization = config.get("quantization")
+        bits = 16.0
+        if quantization is not None:
+            bits = affine_bits(quantization["bits"], quantization["group_size"])
+        names = [name for name in cls.__dataclass_fields__ if name != "weight_bits"]
+        return cls(**{name: config[name] for name in names}, weight_bits=bits)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "ModelCosts":
+        """From a checkpoint's folder."""
+        return cls.from_config(json.loads((folder / "config.json").read_text()))
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of one layer's matrices."""
+        E, I, D = self.hidden_size, self.intermediate_size, self.head_dim
+        H_q, H = self.num_attention_heads, self.num_key_value_heads
+        return E * D * (2 * H_q + 2 * H) + 3 * E * I
+
+    @property
+    def head_weights(self) -> int:
+        """Weights that score the vocabulary: `lm_head`, or the embedding if it is tied."""
+        return self.vocab_size * self.hidden_size
+
+    def weight_bytes(self, weight_bits: float | None = None) -> float:
+        """Bytes of weights that a step reads; `weight_bits` replaces the checkpoint's."""
+        weights = self.num_hidden_layers * self.layer_weights + self.head_weights
+        return weights * (weight_bits or self.weight_bits) / 8
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values that a token of the past occupies in all layers."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * KV_BYTES
+
+    def decode_bytes(self, batch: int, context: int, weight_bits: float | None = None) -> float:
+        """Bytes that one step reads: the weights once, and each sequence's past."""
+        return self.weight_bytes(weight_bits) + batch * context * self.kv_bytes_per_token
+
+    def decode_flops(self, batch: int, context: int) -> float:
+        """Operations of one step: a multiplication and an addition count as two."""
+        weights = self.num_hidden_layers * self.layer_weights + self.head_weights
+        return batch * (2.0 * weights + self._attention_flops(context))
+
+    def prefill_flops(self, tokens: int) -> float:
+        """Operations of a prompt whose last token alone is scored against the vocabulary.
+
+        Each token attends to those before it and itself: (tokens + 1)/2 of them on average.
+        """
+        matrices = 2.0 * tokens * self.num_hidden_layers * self.layer_weights
+        attention = tokens * self._attention_flops((tokens + 1) / 2)
+        return matrices + attention + 2.0 * self.head_weights
+
+    def _attention_flops(self, context: float) -> float:
+        """One token's: query · key, then weight · value, in every head of every layer."""
+        return 4.0 * context * self.num_hidden_layers * self.num_attention_heads * self.head_dim
+
+
+def affine_bits(bits: int, group_size: int) -> float:
+    """Bits of a weight in MLX's affine format: a 16-bit scale and bias are shared by a group."""
+    return bits + 32 / group_size

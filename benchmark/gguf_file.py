@@ -1,0 +1,148 @@
+"""Writes a checkpoint's weights as a GGUF file, for llama.cpp.
+
+    python -m benchmark.gguf_file FOLDER FILE.gguf --type q4_0
+
+Weights that MLX quantized are made plain first, and quantized anew: Q4_0 has a scale for 32 weights
+and no bias, so it costs 4.5 bits a weight where MLX's groups of 128 cost 4.25. With `f32` nothing
+is lost. The file has no tokenizer: the benchmarks speak token ids.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+Q4_0_BLOCK = 32
+TYPES = ("q4_0", "f32")
+
+LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+MODEL_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+
+
+def gguf_name(name: str) -> str:
+    """The name that llama.cpp gives a weight of a Qwen3 checkpoint."""
+    stem = name.removesuffix(".weight")
+    if stem in MODEL_NAMES:
+        return f"{MODEL_NAMES[stem]}.weight"
+    index, _, layer_stem = stem.removeprefix("model.layers.").partition(".")
+    return f"blk.{index}.{LAYER_NAMES[layer_stem]}.weight"
+
+
+def pack_q4_0(rows: np.ndarray) -> np.ndarray:
+    """Quantizes to Q4_0: blocks of 32 weights become a float16 scale d and 16 bytes.
+
+    weight ≈ (q − 8)·d with q in 0 … 15, and d such that the largest weight by magnitude has q = 0.
+    Byte i holds weight i of the block in its low half and weight i + 16 in its high half.
+
+    Args:
+        rows: O×I float32, I a multiple of 32.
+
+    Returns:
+        O×(I/32·18), uint8.
+    """
+    O, I = rows.shape
+    blocks = rows.reshape(-1, Q4_0_BLOCK)
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], axis=1)
+    scale = largest / -8
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+    q = np.minimum(15, blocks * inverse + 8.5).astype(np.uint8)
+    halves = q[:, : Q4_0_BLOCK // 2] | q[:, Q4_0_BLOCK // 2 :] << 4
+    packed = np.concatenate([scale.astype(np.float16).view(np.uint8), halves], axis=1)
+    return packed.reshape(O, I // Q4_0_BLOCK * packed.shape[1])
+
+
+def plain_weights(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """The names and float32 values of a checkpoint's weights, dequantized if need be."""
+    quantization = json.loads((folder / "config.json").read_text()).get("quantization")
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors: Any = mx.load(str(file))
+        for name in [name for name in tensors if name.endswith(".weight")]:
+            weight = tensors[name]
+            stem = name.removesuffix(".weight")
+            if f"{stem}.scales" in tensors:
+                weight = mx.dequantize(
+                    weight,
+                    tensors[f"{stem}.scales"],
+                    tensors[f"{stem}.biases"],
+                    group_size=quantization["group_size"],
+                    bits=quantization["bits"],
+                )
+            yield name, np.array(weight.astype(mx.float32))
+
+
+def write_gguf(folder: Path, file: Path, kind: str = "q4_0") -> None:
+    """Writes the GGUF file of a Qwen3 checkpoint.
+
+    Args:
+        folder: the checkpoint.
+        file: to write; it appears when it is complete.
+        kind: of the matrices, one of `TYPES`; norms are always float32.
+    """
+    import gguf
+
+    config = json.loads((folder / "config.json").read_text())
+    partial = file.with_suffix(".partial")
+    writer = gguf.GGUFWriter(str(partial), "qwen3")
+    writer.add_name(folder.name)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("none")
+    packed_type = gguf.GGMLQuantizationType.Q4_0
+    for name, weight in plain_weights(folder):
+        if weight.ndim == 2 and kind == "q4_0":
+            writer.add_tensor(gguf_name(name), pack_q4_0(weight), raw_dtype=packed_type)
+        else:
+            writer.add_tensor(gguf_name(name), weight)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    partial.rename(file)
+
+
+def main() -> int:
+    """Writes the file that the arguments describe."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--type", choices=TYPES, default="q4_0")
+    args = parser.parse_args()
+    write_gguf(args.folder, args.file, args.type)
+    print(args.file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

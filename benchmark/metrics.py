@@ -1,0 +1,60 @@
+"""What the systems are compared by: each metric is a thing to run, and the most it can reach."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .costs import ModelCosts
+from .roofline import Machine
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One thing to measure of a model.
+
+    Attributes:
+        name: on the command line and in the JSON.
+        label: in tables and figures.
+        kind: "prefill" runs a prompt, "decode" single tokens for a batch of sequences that have a
+            past, "load" a process from its start to its first token.
+        tokens: the prompt's length, or each sequence's past.
+        batch: sequences decoded together.
+    """
+
+    name: str
+    label: str
+    kind: Literal["prefill", "decode", "load"]
+    tokens: int = 0
+    batch: int = 1
+
+    def tokens_per_second(self, seconds: float) -> float:
+        """Throughput: of a prompt that took so long, or of decoding at so much a step."""
+        return (self.tokens if self.kind == "prefill" else self.batch) / seconds
+
+    def bound(self, costs: ModelCosts, machine: Machine, weight_bits: float | None = None) -> float:
+        """The tokens per second that the machine's limits allow.
+
+        Args:
+            costs: the model's.
+            machine: what was measured of it.
+            weight_bits: of a weight in memory, if not as in the checkpoint.
+        """
+        if self.kind == "prefill":
+            n_bytes, flops = costs.weight_bytes(weight_bits), costs.prefill_flops(self.tokens)
+        else:
+            n_bytes = costs.decode_bytes(self.batch, self.tokens, weight_bits)
+            flops = costs.decode_flops(self.batch, self.tokens)
+        return self.tokens_per_second(machine.seconds(n_bytes, flops))
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("prefill-512", "prefill 512", "prefill", 512),
+        Metric("prefill-4096", "prefill 4,096", "prefill", 4096),
+        Metric("decode-128", "decode", "decode", 128),
+        Metric("decode-4096", "decode at 4,096", "decode", 4096),
+        Metric("decode-128-batch-4", "decode, batch 4", "decode", 128, 4),
+        Metric("decode-128-batch-16", "decode, batch 16", "decode", 128, 16),
+        Metric("load", "load to first token", "load"),
+    )
+}

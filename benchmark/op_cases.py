@@ -1,0 +1,232 @@
+"""The operations that `benchmark.ops` times, each at the shapes of Qwen3-0.6B.
+
+`CASES` maps the name of a kernel to the function that makes its cases. A kernel that the extension
+does not have (yet) is left out by its name; nothing else needs to know.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from tiny_llm import kernels, quantized_matmul
+
+from .costs import affine_bits
+
+E, I, V = 1024, 3072, 151_936
+H_q, H, D = 16, 8, 128
+GROUP_SIZE, BITS = 128, 4
+EPS = 1e-6
+ops: Any = kernels  # `available` says which of them are there
+
+# Matrices of one shape are as many as do not fit in most caches, because a model's do not.
+POOL_BYTES = 64_000_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation at one shape.
+
+    Attributes:
+        name: of the kernel.
+        shape: in words.
+        n_bytes: that have to be read and written.
+        flops: that have to be computed.
+        inputs: what the functions are called with, in turn.
+        ours: the kernel.
+        mlx: the same with MLX's own operations; None if that would take too long.
+        mlx_is_slow: time that once only, on the first of the inputs.
+    """
+
+    name: str
+    shape: str
+    n_bytes: float
+    flops: float
+    inputs: list[tuple[Any, ...]]
+    ours: Callable[..., Any]
+    mlx: Callable[..., Any] | None = None
+    mlx_is_slow: bool = False
+
+
+def quantized_matmul_cases() -> Iterator[Case]:
+    """Decoding, batches and prefill. MLX's own kernel is timed on one row: it takes seconds."""
+    for O, I_ in ((I, E), (E, I), (V, E)):
+        weights = quantized_pool(O, I_)
+        for M in (1, 4, 16, 64, 512):
+            if M * O > 10_000_000:
+                continue
+            a = random(M, I_)
+            yield Case(
+                "quantized_matmul",
+                f"{M} × {O}×{I_}",
+                O * I_ * affine_bits(BITS, GROUP_SIZE) / 8 + 2 * M * (O + I_),
+                2.0 * M * O * I_,
+                [(a, *matrix) for matrix in weights[: 2 if M >= 64 else None]],
+                lambda a, w, s, b: quantized_matmul(s, b, GROUP_SIZE, BITS, a, w),
+                mlx_quantized_matmul if M == 1 else None,
+                mlx_is_slow=True,
+            )
+
+
+def mlx_quantized_matmul(a: mx.array, w: mx.array, s: mx.array, b: mx.array) -> mx.array:
+    """MLX's own."""
+    return mx.quantized_matmul(a, w, s, b, group_size=GROUP_SIZE, bits=BITS)
+
+
+def flash_attention_cases() -> Iterator[Case]:
+    """One query over a long past, a batch of them, and a prompt."""
+    for B, L, S in ((1, 1, 128), (1, 1, 4096), (16, 1, 128), (1, 512, 512), (1, 512, 4096)):
+        q, kv_bytes = random(B, H_q, L, D), 4 * B * H * S * D
+        pasts = 1 if L > 1 else max(2, POOL_BYTES // kv_bytes)
+        visible = L * S - L * (L - 1) / 2  # causal pairs of query and key
+        yield Case(
+            "flash_attention",
+            f"B={B} L={L} S={S}",
+            kv_bytes + 4 * B * H_q * L * D,
+            4.0 * B * H_q * D * visible,
+            [(q, random(B, H, S, D), random(B, H, S, D)) for _ in range(pasts)],
+            lambda q, k, v: ops.flash_attention(q, k, v, D**-0.5, True),
+            lambda q, k, v: mx.fast.scaled_dot_product_attention(
+                q, k, v, scale=D**-0.5, mask="causal"
+            ),
+            mlx_is_slow=L > 1,
+        )
+
+
+def rms_norm_cases() -> Iterator[Case]:
+    """The norm before attention and before the MLP."""
+    weight = random(E)
+    for M in (1, 16, 512):
+        yield Case(
+            "rms_norm",
+            f"{M}×{E}",
+            4.0 * M * E,
+            3.0 * M * E,
+            [(random(M, E),)],
+            lambda x: ops.rms_norm(x, weight, EPS),
+            lambda x: mx.fast.rms_norm(x, weight, EPS),
+        )
+
+
+def add_rms_norm_cases() -> Iterator[Case]:
+    """The residual connection and the norm after it."""
+    weight = random(E)
+    for M in (1, 16, 512):
+        yield Case(
+            "add_rms_norm",
+            f"{M}×{E}",
+            8.0 * M * E,
+            4.0 * M * E,
+            [(random(M, E), random(M, E))],
+            lambda x, y: ops.add_rms_norm(x, y, weight, EPS),
+            lambda x, y: mx.fast.rms_norm(x + y, weight, EPS),
+        )
+
+
+def swiglu_cases() -> Iterator[Case]:
+    """The MLP's activation."""
+    for M in (1, 16, 512):
+        yield Case(
+            "swiglu",
+            f"{M}×{I}",
+            6.0 * M * I,
+            5.0 * M * I,
+            [(random(M, I), random(M, I))],
+            lambda gate, up: ops.swiglu(gate, up),
+            lambda gate, up: gate * mx.sigmoid(gate) * up,
+        )
+
+
+def qk_norm_rope_cases() -> Iterator[Case]:
+    """Norm and RoPE of the query heads."""
+    weight = random(D)
+    for L in (1, 512):
+        frequency = 1e6 ** -(mx.arange(D // 2) / (D // 2))
+        angle = (128 + mx.arange(L))[None, :, None] * frequency  # 1×L×D/2
+        cos, sin = mx.cos(angle), mx.sin(angle)
+        mx.eval(cos, sin)
+        yield Case(
+            "qk_norm_rope",
+            f"L={L} H={H_q} D={D}",
+            4.0 * L * H_q * D,
+            9.0 * L * H_q * D,
+            [(random(1, L, H_q, D), cos, sin)],
+            lambda x, cos, sin: ops.qk_norm_rope(x, weight, EPS, cos, sin),
+            lambda x, cos, sin: mx.fast.rope(
+                mx.fast.rms_norm(x, weight, EPS).swapaxes(1, 2),
+                D,
+                traditional=False,
+                base=1e6,
+                scale=1.0,
+                offset=128,
+            ),
+        )
+
+
+def quantized_embedding_cases() -> Iterator[Case]:
+    """The rows of the tokens, made plain."""
+    w, s, b = quantized_pool(V, E)[0]
+    for M in (1, 16, 512):
+        yield Case(
+            "quantized_embedding",
+            f"{M} of {V}×{E}",
+            M * E * (affine_bits(BITS, GROUP_SIZE) / 8 + 2),
+            2.0 * M * E,
+            [((mx.arange(M) * 7919 % V).astype(mx.int32),)],
+            lambda ids: ops.quantized_embedding(ids, s, b, GROUP_SIZE, BITS, w),
+            lambda ids: mx.dequantize(w[ids], s[ids], b[ids], group_size=GROUP_SIZE, bits=BITS),
+        )
+
+
+def matmul_cases() -> Iterator[Case]:
+    """The weights of a checkpoint that is not quantized: a · bᵀ."""
+    pool = max(2, POOL_BYTES // (2 * I * E))
+    weights = [random(I, E) for _ in range(pool)]
+    for M in (1, 16, 512):
+        a = random(M, E)
+        yield Case(
+            "matmul",
+            f"{M} × {I}×{E}",
+            2.0 * (I * E + M * (I + E)),
+            2.0 * M * I * E,
+            [(a, weight) for weight in weights[: 2 if M >= 64 else None]],
+            lambda a, b: ops.matmul(a, b),
+            lambda a, b: a @ b.T,
+            mlx_is_slow=True,
+        )
+
+
+CASES: dict[str, Callable[[], Iterator[Case]]] = {
+    "quantized_matmul": quantized_matmul_cases,
+    "flash_attention": flash_attention_cases,
+    "rms_norm": rms_norm_cases,
+    "add_rms_norm": add_rms_norm_cases,
+    "swiglu": swiglu_cases,
+    "qk_norm_rope": qk_norm_rope_cases,
+    "quantized_embedding": quantized_embedding_cases,
+    "matmul": matmul_cases,
+}
+
+
+def available() -> list[str]:
+    """The names whose kernels the extension has."""
+    return [name for name in CASES if hasattr(ops, name)]
+
+
+def random(*shape: int) -> mx.array:
+    """Normally distributed numbers in bfloat16, computed."""
+    x = mx.random.normal(shape).astype(mx.bfloat16)
+    mx.eval(x)
+    return x
+
+
+def quantized_pool(O: int, I_: int) -> list[tuple[mx.array, mx.array, mx.array]]:
+    """Quantized matrices of one shape: (weight, scales, biases), together `POOL_BYTES` or more."""
+    count = max(2, POOL_BYTES // (O * I_ // 2))
+    made = [
+        mx.quantize(mx.full((O, I_), 0.01 * i, mx.bfloat16), group_size=GROUP_SIZE, bits=BITS)
+        for i in range(1, count + 1)
+    ]
+    mx.eval(made)
+    return made

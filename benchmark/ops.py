@@ -1,0 +1,112 @@
+"""Times each operation of the extension beside MLX's own, under this machine's roofline.
+
+    python -m benchmark.ops [--only quantized_matmul,flash_attention]
+
+Decoding (few rows) is bound by memory: a weight of 4.25 bits is read once, whatever the number of
+rows, so the figure to read is GB/s. Prefill (many rows) is bound by arithmetic: GFLOP/s. The last
+column says how much of what the machine allows was reached, by the median; its limits are measured
+in the same run. An operation on activations alone is not bound by them: what it reads was just
+written and is in a cache, and launching it takes longer than computing it.
+"""
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+import mlx.core as mx
+
+from tiny_llm import UserError, kernels
+
+from .op_cases import CASES, Case, available
+from .roofline import Machine, measure_or_explain
+from .timing import measure, percent
+
+REPEATS = 9
+BRIEF_CALLS = 32  # of an operation that takes microseconds, for one measurement
+
+
+def time_case(case: Case, machine: Machine | None) -> dict[str, Any]:
+    """Our median and minimum, MLX's median, and the roofline's time, all for one call."""
+    inputs = case.inputs if len(case.inputs) > 1 else case.inputs * _brief_calls(case)
+    times = measure(lambda: mx.eval([case.ours(*given) for given in inputs]), REPEATS)
+    row: dict[str, Any] = {
+        "op": case.name,
+        "shape": case.shape,
+        "median_us": times.median / len(inputs) * 1e6,
+        "min_us": times.minimum / len(inputs) * 1e6,
+        "bytes": case.n_bytes,
+        "flops": case.flops,
+    }
+    if machine is not None:
+        row["roofline_us"] = machine.seconds(case.n_bytes, case.flops) * 1e6
+    if case.mlx is not None:
+        mlx = case.mlx
+        if case.mlx_is_slow:
+            start = time.perf_counter()
+            mx.eval(mlx(*inputs[0]))
+            row["mlx_us"] = (time.perf_counter() - start) * 1e6
+        else:
+            mlx_times = measure(lambda: mx.eval([mlx(*given) for given in inputs]), REPEATS)
+            row["mlx_us"] = mlx_times.median / len(inputs) * 1e6
+    return row
+
+
+def _brief_calls(case: Case) -> int:
+    """Calls in one measurement: several of those that hardly take longer than the clock."""
+    return BRIEF_CALLS if case.flops < 1e7 else 1
+
+
+def show(row: dict[str, Any]) -> None:
+    """One line of the table."""
+    median = row["median_us"]
+    cells = [
+        row["op"],
+        row["shape"],
+        f"{median:,.1f}",
+        f"{row['min_us']:,.1f}",
+        f"{row['bytes'] / median / 1e3:.1f}",
+        f"{row['flops'] / median / 1e3:,.0f}",
+        f"{row['mlx_us']:,.1f}" if "mlx_us" in row else "",
+        percent(row["roofline_us"], median) if "roofline_us" in row else "",
+    ]
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def main() -> int:
+    """Prints a table and ends in one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", help=f"comma-separated, of {', '.join(CASES)}; all if not given")
+    args = parser.parse_args()
+    names = args.only.split(",") if args.only else available()
+    if missing := [name for name in names if name not in available()]:
+        parser.error(f"there is no kernel '{missing[0]}'; there are {', '.join(available())}.")
+    mx.set_default_device(mx.cpu)
+    try:
+        extension = kernels.extension()
+    except UserError as error:
+        print(f"ops: {error}", file=sys.stderr)
+        return 2
+    machine = measure_or_explain()
+    print("| op | shape | median µs | min µs | GB/s | GFLOP/s | MLX's µs | of the roofline |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|")
+    rows = []
+    for name in names:
+        for case in CASES[name]():
+            rows.append(time_case(case, machine))
+            show(rows[-1])
+    result = {
+        "instruction_set": extension.instruction_set(),
+        "threads": extension.num_threads(),
+        "machine": None if machine is None else str(machine),
+        "rows": rows,
+    }
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""tiny-llm beside mlx-lm, transformers and llama.cpp: one machine, one run, the same shapes.
+
+    python -m benchmark.peers --work FOLDER --llama-python PYTHON --torch-python PYTHON
+
+Each system runs in a process of its own with all cores. Measurements are interleaved: in every
+round each metric goes through all systems, so that a slow minute of the machine is everybody's.
+The machine's limits are measured between the rounds. Random weights in a real model's shapes, made
+once in --work, serve as the checkpoint. benchmark/README.md says how to set the peers up.
+"""
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from .costs import ModelCosts
+from .gguf_file import write_gguf
+from .make_checkpoint import SHAPES, qwen3_config, write_checkpoint
+from .metrics import METRICS, Metric
+from .peers_plot import write_plot
+from .peers_results import Results
+from .peers_table import write_table
+from .roofline import ISA_FLAGS, Machine, NoProbeError, build_probe, usable_threads
+from .systems.client import WorkerError, WorkerProcess, checkpoint_bytes
+
+WORKERS = {
+    "tiny-llm": "tiny_llm_worker",
+    "llama.cpp": "llama_cpp_worker",
+    "transformers": "transformers_worker",
+    "mlx-lm": "mlx_lm_worker",
+}
+GROUP_SIZE, BITS = 128, 4
+Q4_0_BITS = 4.5
+# What takes seconds a token is measured in the first round only.
+ONCE = {"mlx-lm"}
+
+
+class Checkpoints:
+    """One model's weights in the formats that the systems read, each made when first needed.
+
+    Args:
+        work: the folder they are kept in.
+        shape: a key of `make_checkpoint.SHAPES`.
+    """
+
+    def __init__(self, work: Path, shape: str):
+        self._work = work
+        self._shape = shape
+        self._config = qwen3_config(*SHAPES[shape])
+        work.mkdir(parents=True, exist_ok=True)
+
+    def mlx(self) -> Path:
+        """4 bits in groups of 128, as the hub's MLX checkpoints are."""
+        return self._folder(f"{self._shape}-{BITS}bit-g{GROUP_SIZE}", BITS)
+
+    def bfloat16(self) -> Path:
+        """A plain Hugging Face folder."""
+        return self._folder(f"{self._shape}-bf16", None)
+
+    def gguf(self) -> Path:
+        """The 4-bit weights made plain and quantized to Q4_0."""
+        file = self._work / f"{self._shape}-Q4_0.gguf"
+        if not file.exists():
+            write_gguf(self.mlx(), file, "q4_0")
+        return file
+
+    def _folder(self, name: str, bits: int | None) -> Path:
+        folder = self._work / name
+        if not (folder / "model.safetensors.index.json").exists():  # what is written last
+            write_checkpoint(folder, self._config, bits, GROUP_SIZE)
+        return folder
+
+
+class Fleet:
+    """The running workers; one that failed is not asked for the same metric again."""
+
+    def __init__(self, args: argparse.Namespace, checkpoints: Checkpoints, results: Results):
+        self._args = args
+        self._checkpoints = checkpoints
+        self._results = results
+        self._workers: dict[str, WorkerProcess] = {}
+
+    def measure(self, system: str, metric: Metric) -> None:
+        """Adds one measurement, or why there is none, to the results."""
+        if self._results.reason(system, metric) is not None:
+            return
+        try:
+            if metric.kind == "load":
+                worker = self._start(system)
+                worker.close()
+                size = checkpoint_bytes(self._checkpoint(system))
+                self._results.add_load(system, worker.ready, size)
+                return
+            if system not in self._workers:
+                self._workers[system] = self._start(system)
+                self._results.describe(system, self._workers[system].ready)
+            request = {"kind": metric.kind, "tokens": metric.tokens, "batch": metric.batch}
+            self._results.add(system, metric, self._workers[system].ask(request, self._args.limit))
+        except WorkerError as error:
+            self._workers.pop(system, None)
+            self._results.give_up(system, metric, str(error))
+
+    def close(self) -> None:
+        """Ends all workers."""
+        for worker in self._workers.values():
+            worker.close()
+
+    def _checkpoint(self, system: str) -> Path:
+        if system == "transformers":
+            return self._checkpoints.bfloat16()
+        return self._checkpoints.gguf() if system == "llama.cpp" else self._checkpoints.mlx()
+
+    def _start(self, system: str) -> WorkerProcess:
+        python, arguments = sys.executable, [str(self._checkpoint(system))]
+        if system == "tiny-llm":
+            arguments += {None: [], True: ["--flash"], False: ["--no-flash"]}[self._args.flash]
+        elif system == "transformers":
+            python = self._args.torch_python
+        elif system == "llama.cpp":
+            python = self._args.llama_python
+            arguments += ["--threads", str(usable_threads()), "--weight-bits", str(Q4_0_BITS)]
+        return WorkerProcess(python, WORKERS[system], arguments)
+
+
+def run_rounds(args: argparse.Namespace, results: Results, checkpoints: Checkpoints) -> None:
+    """All rounds of all metrics through all systems, the machine's limits before each."""
+    try:
+        probe = build_probe(args.work, args.isa)
+    except NoProbeError as error:
+        print(error, file=sys.stderr)
+        probe = None
+    fleet = Fleet(args, checkpoints, results)
+    started = time.perf_counter()
+    try:
+        for round_number in range(1, args.rounds + 1):
+            if probe is not None:
+                results.machines.append(probe())
+                show(results.machines[-1])
+            for metric in (METRICS[name] for name in args.metrics):
+                for system in args.systems:
+                    if round_number == 1 or system not in ONCE:
+                        fleet.measure(system, metric)
+                        latest = results.latest(system, metric)
+                        minutes = (time.perf_counter() - started) / 60
+                        show(f"{minutes:5.1f} min  round {round_number}  {system:13} {latest}")
+    finally:
+        fleet.close()
+
+
+def show(text: str | Machine) -> None:
+    """Tells how far the run is."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def names(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """The type of an argument that lists some of these names, comma-separated."""
+
+    def parse(text: str) -> list[str]:
+        given = text.split(",")
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"'{unknown[0]}' is none of {', '.join(known)}")
+        return given
+
+    return parse
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("--work", type=Path, required=True, help="keeps the checkpoints, 2 GB for qwen3-0.6b")
+    add("--output", type=Path, help="folder of peers.md, .json and .png; --work if not given")
+    add("--shape", choices=SHAPES, default="qwen3-0.6b")
+    add("--systems", type=names(WORKERS), default=list(WORKERS), metavar="NAME,…")
+    add("--metrics", type=names(METRICS), default=list(METRICS), metavar="NAME,…")
+    add("--rounds", type=int, default=3)
+    add("--limit", type=float, default=120, help="seconds that a measurement may take")
+    add("--llama-python", default=sys.executable, help="interpreter that has llama-cpp-python")
+    add("--torch-python", default=sys.executable, help="interpreter that has torch, transformers")
+    add("--flash", action=argparse.BooleanOptionalAction, help="tiny-llm's flash attention")
+    add("--isa", choices=ISA_FLAGS, default="native", help="of the arithmetic peaks")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measures, writes table, data and figure; ends in one JSON line."""
+    args = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # workers are stopped: end them, too
+    checkpoints = Checkpoints(args.work, args.shape)
+    costs = ModelCosts.from_folder(checkpoints.mlx())
+    results = Results(args.shape, costs, args.systems, [METRICS[name] for name in args.metrics])
+    run_rounds(args, results, checkpoints)
+    output = args.output or args.work
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "peers.json").write_text(json.dumps(results.as_json(), indent=1) + "\n")
+    print(write_table(results, output / "peers.md"))
+    write_plot(results, output / "peers.png")
+    print(json.dumps(results.summary()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""What a comparison found: seconds by system and metric, and what follows from them."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .costs import ModelCosts
+from .metrics import Metric
+from .roofline import Machine, best
+from .systems.client import Ready
+from .timing import Times
+
+OURS = "tiny-llm"
+
+
+@dataclass
+class Results:
+    """The measurements of one run, collected as they come.
+
+    Attributes:
+        shape: of the model.
+        costs: of its checkpoint.
+        systems: in the order of the tables.
+        metrics: likewise.
+        machines: the limits, once for each round.
+    """
+
+    shape: str
+    costs: ModelCosts
+    systems: list[str]
+    metrics: list[Metric]
+    machines: list[Machine] = field(default_factory=list)
+    seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    loads: dict[str, list[Ready]] = field(default_factory=dict)
+    checkpoint_bytes: dict[str, int] = field(default_factory=dict)
+    ready: dict[str, Ready] = field(default_factory=dict)
+    notes: dict[tuple[str, str], str] = field(default_factory=dict)
+    missing: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def describe(self, system: str, ready: Ready) -> None:
+        """What a worker said of itself."""
+        self.ready[system] = ready
+
+    def add(self, system: str, metric: Metric, reply: dict[str, Any]) -> None:
+        """A worker's reply: a time, or why there is none."""
+        if "seconds" not in reply:
+            self.give_up(system, metric, reply.get("unsupported") or reply["failed"])
+            return
+        self.seconds.setdefault((system, metric.name), []).append(reply["seconds"])
+        if "note" in reply:
+            self.notes[system, metric.name] = reply["note"]
+
+    def add_load(self, system: str, ready: Ready, checkpoint_bytes: int) -> None:
+        """A process that was started to see how long it takes, and what it had to read."""
+        self.checkpoint_bytes[system] = checkpoint_bytes
+        self.loads.setdefault(system, []).append(ready)
+        self.seconds.setdefault((system, "load"), []).append(ready.process_seconds)
+        self.ready.setdefault(system, ready)
+
+    def give_up(self, system: str, metric: Metric, reason: str) -> None:
+        """This metric is not measured again for this system."""
+        self.missing[system, metric.name] = reason
+
+    def reason(self, system: str, metric: Metric) -> str | None:
+        """Why a metric is not measured; None if it is."""
+        return self.missing.get((system, metric.name))
+
+    def latest(self, system: str, metric: Metric) -> str:
+        """The last measurement in words."""
+        reason = self.reason(system, metric)
+        if reason is not None:
+            return f"{metric.label}: {reason}"
+        seconds = self.seconds[system, metric.name][-1]
+        if metric.kind == "load":
+            return f"{metric.label}: {seconds:.1f} s"
+        return f"{metric.label}: {metric.tokens_per_second(seconds):.4g} tokens/s"
+
+    @property
+    def machine(self) -> Machine | None:
+        """The limits: the best of all rounds. None if they could not be measured."""
+        return best(self.machines)
+
+    def times(self, system: str, metric: Metric) -> Times | None:
+        """Median and minimum of the rounds; None if it was not measured."""
+        seconds = self.seconds.get((system, metric.name))
+        return Times.of(seconds) if seconds else None
+
+    def throughput(self, system: str, metric: Metric) -> tuple[float, float] | None:
+        """Tokens per second by the median and by the minimum; None if it was not measured."""
+        times = self.times(system, metric)
+        if times is None or metric.kind == "load":
+            return None
+        return metric.tokens_per_second(times.median), metric.tokens_per_second(times.minimum)
+
+    def ratio(self, peer: str, metric: Metric) -> float | None:
+        """How many times as fast as a peer tiny-llm is, by medians; None if either is missing."""
+        ours, theirs = self.times(OURS, metric), self.times(peer, metric)
+        return theirs.median / ours.median if ours and theirs else None
+
+    def share(self, system: str, metric: Metric, own_weights: bool = False) -> float | None:
+        """Which fraction of the machine's limit a system reaches; None if either is unknown.
+
+        Args:
+            system: its name.
+            metric: which limit.
+            own_weights: the limit for the weights as that system stores them; otherwise for those
+                of the checkpoint, which is the same for all.
+        """
+        throughput, machine = self.throughput(system, metric), self.machine
+        if throughput is None or machine is None:
+            return None
+        bits = self.ready[system].weight_bits if own_weights else None
+        return throughput[0] / metric.bound(self.costs, machine, bits)
+
+    def summary(self) -> dict[str, Any]:
+        """Throughputs, ratios and shares by name: the last line of the run."""
+        timed = [metric for metric in self.metrics if metric.kind != "load"]
+        peers = [system for system in self.systems if system != OURS]
+        return {
+            "shape": self.shape,
+            "tokens_per_s": {
+                system: _rounded({m.name: (self.throughput(system, m) or [None])[0] for m in timed})
+                for system in self.systems
+            },
+            "ratio_to": {
+                peer: _rounded({metric.name: self.ratio(peer, metric) for metric in self.metrics})
+                for peer in peers
+            },
+            "share_of_roofline": {
+                system: _rounded({metric.name: self.share(system, metric) for metric in timed})
+                for system in self.systems
+            },
+            "machine": asdict(self.machine) if self.machine else None,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything that was measured, and the summary."""
+        return {
+            "summary": self.summary(),
+            "costs": asdict(self.costs),
+            "machines": [asdict(machine) for machine in self.machines],
+            "ready": {system: asdict(ready) for system, ready in self.ready.items()},
+            "loads": {
+                system: [asdict(ready) for ready in loads] for system, loads in self.loads.items()
+            },
+            "checkpoint_bytes": self.checkpoint_bytes,
+            "seconds": _by_system(self.seconds),
+            "notes": _by_system(self.notes),
+            "missing": _by_system(self.missing),
+        }
+
+
+def _rounded(values: dict[str, float | None]) -> dict[str, float]:
+    """What there is, to four digits."""
+    return {name: float(f"{value:.4g}") for name, value in values.items() if value is not None}
+
+
+def _by_system(values: dict[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
+    """(system, metric) keys as two levels."""
+    nested: dict[str, dict[str, Any]] = {}
+    for (system, metric), value in values.items():
+        nested.setdefault(system, {})[metric] = value
+    return nested

@@ -1,0 +1,243 @@
+// What this machine can do, measured and not looked up: how fast all threads together read memory,
+// and how fast the instructions that kernels are made of run when nothing holds them up.
+//
+//     probe THREADS SECONDS BYTES…
+//
+// prints one line of JSON. A quantity whose instructions this build lacks is 0. Benchmarks compile
+// this file for the machine that they run on (roofline.py).
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#if defined(__AVX512F__) || defined(__AMX_BF16__)
+#include <immintrin.h>
+#endif
+#if defined(__AMX_BF16__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#include <arm_neon.h>
+#endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+volatile float sink;  // results go here, so that the compiler cannot leave the work out
+
+/// The work per second of all threads: each calls `work(thread)`, which returns how much it did,
+/// again and again for `seconds`, and they start together.
+double rate(int threads, double seconds, const std::function<double(int)>& work) {
+    std::atomic<int> waiting{threads};
+    std::vector<double> rates(threads);
+    std::vector<std::thread> pool;
+    for (int t = 0; t < threads; ++t) {
+        pool.emplace_back([&, t] {
+            work(t);  // wakes the core, touches what it will read
+            waiting.fetch_sub(1);
+            while (waiting.load() > 0) {
+                std::this_thread::yield();
+            }
+            const auto start = Clock::now();
+            double done = 0;
+            do {
+                done += work(t);
+            } while (seconds_since(start) < seconds);
+            rates[t] = done / seconds_since(start);
+        });
+    }
+    double sum = 0;
+    for (int t = 0; t < threads; ++t) {
+        pool[t].join();
+        sum += rates[t];
+    }
+    return sum;
+}
+
+// --- Memory
+// ---------------------------------------------------------------------------------------
+
+typedef int64_t Line __attribute__((vector_size(64)));  // one load, or two or four narrower ones
+
+/// Bytes per second of reading a buffer of `bytes` in a share for each thread.
+double read_rate(int threads, double seconds, size_t bytes) {
+    const size_t alignment = size_t{2} << 20;
+    bytes = bytes / alignment * alignment;
+    auto* buffer = static_cast<char*>(std::aligned_alloc(alignment, bytes));
+    if (buffer == nullptr) {
+        return 0;
+    }
+#if defined(__linux__)
+    madvise(buffer, bytes, MADV_HUGEPAGE);
+#endif
+    std::memset(buffer, 1, bytes);
+    const size_t lines = bytes / sizeof(Line) / threads;
+    const double result = rate(threads, seconds, [&](int thread) {
+        const Line* line = reinterpret_cast<const Line*>(buffer) + thread * lines;
+        Line sums[8] = {};
+        for (size_t i = 0; i + 8 <= lines; i += 8) {
+            __builtin_prefetch(line + i + 32);
+            __builtin_prefetch(line + i + 36);
+            for (int j = 0; j < 8; ++j) {
+                sums[j] ^= line[i + j];
+            }
+        }
+        for (int j = 1; j < 8; ++j) {
+            sums[0] ^= sums[j];
+        }
+        sink = static_cast<float>(sums[0][0]);
+        return static_cast<double>(lines / 8 * 8 * sizeof(Line));
+    });
+    std::free(buffer);
+    return result;
+}
+
+// --- Arithmetic: enough independent sums that none waits for its predecessor
+// -----------------------
+
+constexpr int kRounds = 20'000;
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+#if defined(__aarch64__)
+constexpr int kSums = 16;
+#else
+constexpr int kSums = 12;  // with two constants these fill AVX2's registers
+#endif
+typedef float Floats __attribute__((vector_size(kVectorBytes)));
+
+double f32_fma(int) {
+    Floats sums[kSums] = {};
+    const Floats factor = Floats{} + 0.5f, addend = Floats{} + static_cast<float>(sink != 0);
+    for (int i = 0; i < kRounds; ++i) {
+#pragma GCC unroll 16
+        for (int j = 0; j < kSums; ++j) {
+            sums[j] = sums[j] * factor + addend;  // contracted to one instruction
+        }
+    }
+    for (int j = 0; j < kSums; ++j) {
+        sink = sums[j][0];
+    }
+    return 2.0 * kRounds * kSums * (kVectorBytes / sizeof(float));
+}
+
+#if defined(__AVX512BF16__)
+double bf16_dot(int) {
+    __m512 sums[kSums] = {};
+    const __m512bh a = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(sink)));
+    for (int i = 0; i < kRounds; ++i) {
+#pragma GCC unroll 16
+        for (int j = 0; j < kSums; ++j) {
+            sums[j] = _mm512_dpbf16_ps(sums[j], a, a);
+        }
+    }
+    for (int j = 0; j < kSums; ++j) {
+        sink = _mm512_cvtss_f32(sums[j]);
+    }
+    return 2.0 * kRounds * kSums * 32;
+}
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+double bf16_dot(int) {
+    float32x4_t sums[kSums] = {};
+    const bfloat16x8_t a = vreinterpretq_bf16_f32(vdupq_n_f32(sink));
+    for (int i = 0; i < kRounds; ++i) {
+#pragma GCC unroll 16
+        for (int j = 0; j < kSums; ++j) {
+            sums[j] = vbfmmlaq_f32(sums[j], a, a);  // 2×4 by 4×2
+        }
+    }
+    for (int j = 0; j < kSums; ++j) {
+        sink = vgetq_lane_f32(sums[j], 0);
+    }
+    return 2.0 * kRounds * kSums * 16;
+}
+#else
+constexpr double (*bf16_dot)(int) = nullptr;
+#endif
+
+#if defined(__AMX_BF16__)
+/// Linux gives the tile registers, 8 KB of state, only to a process that asks for them.
+bool amx_allowed() {
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+struct TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+double amx_bf16(int) {
+    // Static: GCC 12 takes the instruction to read 8 bytes, and drops what a local one would store
+    // beyond them.
+    static const TileConfig config;
+    _tile_loadconfig(&config);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_zero(4);
+    _tile_zero(5);
+    _tile_zero(6);
+    _tile_zero(7);
+    for (int i = 0; i < kRounds; ++i) {  // four tiles of sums: 32×32 of a result
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    float result[256];
+    _tile_stored(0, result, 64);
+    sink = result[0];
+    _tile_release();
+    return 2.0 * kRounds * 4 * 16 * 16 * 32;
+}
+#else
+bool amx_allowed() { return false; }
+constexpr double (*amx_bf16)(int) = nullptr;
+#endif
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc < 4) {
+        std::fprintf(stderr, "usage: probe THREADS SECONDS BYTES...\n");
+        return 2;
+    }
+    const int threads = std::max(1, std::atoi(argv[1]));
+    const double seconds = std::atof(argv[2]);
+    const auto flops = [&](const std::function<double(int)>& work) {
+        return work ? rate(threads, seconds, work) : 0.0;
+    };
+    std::printf("{\"read_bytes_per_s\": {");
+    for (int i = 3; i < argc; ++i) {
+        const double read = read_rate(threads, seconds, std::strtoull(argv[i], nullptr, 10));
+        std::printf("%s\"%s\": %.6g", i > 3 ? ", " : "", argv[i], read);
+    }
+    std::printf("}, \"f32_fma\": %.6g", flops(f32_fma));
+    std::printf(", \"bf16_dot\": %.6g", flops(bf16_dot));
+    std::printf(", \"amx_bf16\": %.6g}\n", amx_allowed() ? flops(amx_bf16) : 0.0);
+    return 0;
+}

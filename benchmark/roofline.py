@@ -1,0 +1,196 @@
+"""What this machine allows: its read bandwidth and its arithmetic peaks, measured now.
+
+    python -m benchmark.roofline
+
+A step of a model has to read its bytes and to compute its operations. Neither can go faster than
+the machine, so the slower of the two bounds the step: that is the roofline. Machines differ, and
+one that is shared differs from minute to minute, so a benchmark measures its roofline in its own
+run and reports a fraction of it. The measuring itself is `probe.cpp`, compiled for this machine.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PROBE = Path(__file__).with_name("probe.cpp")
+# Some servers have caches of hundreds of megabytes. A limit has to hold for a model that fits in
+# one, so the faster of the two counts.
+READ_BYTES = (5 << 26, 1 << 30)
+SECONDS = 0.4  # for each quantity
+
+# The instruction set that a kernel may be held to with TINY_LLM_CPU_ISA, as the compiler knows it.
+ISA_FLAGS = {
+    "native": ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"],
+    "avx2": ["-mavx2", "-mfma"],
+}
+
+
+class NoProbeError(Exception):
+    """The machine cannot be measured; the sentence says why."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was measured, of all threads together. A peak is 0 where there is no such instruction.
+
+    Attributes:
+        cpu: the processor's name.
+        threads: that measured.
+        read_gb_per_s: reading memory, 10⁹ bytes per second.
+        f32_gflop_per_s: float32 fused multiply-add.
+        bf16_gflop_per_s: bfloat16 dot products (`vdpbf16ps`, `bfmmla`).
+        amx_gflop_per_s: bfloat16 tiles (`tdpbf16ps`).
+    """
+
+    cpu: str
+    threads: int
+    read_gb_per_s: float
+    f32_gflop_per_s: float
+    bf16_gflop_per_s: float
+    amx_gflop_per_s: float
+
+    @property
+    def vector_gflop_per_s(self) -> float:
+        """The peak of the vector instructions: float32 or bfloat16, whichever is higher."""
+        return max(self.f32_gflop_per_s, self.bf16_gflop_per_s)
+
+    @property
+    def peak_gflop_per_s(self) -> float:
+        """The highest of all peaks."""
+        return max(self.vector_gflop_per_s, self.amx_gflop_per_s)
+
+    def seconds(self, n_bytes: float, flops: float) -> float:
+        """The least time in which so much can be read and computed."""
+        return max(n_bytes / self.read_gb_per_s, flops / self.peak_gflop_per_s) / 1e9
+
+    def __str__(self) -> str:
+        """One line to print above a table."""
+        peaks = [
+            f"{name} {value:,.0f}"
+            for name, value in (
+                ("float32", self.f32_gflop_per_s),
+                ("bfloat16 dot", self.bf16_gflop_per_s),
+                ("AMX bfloat16", self.amx_gflop_per_s),
+            )
+            if value
+        ]
+        return (
+            f"{self.cpu}, {self.threads} threads: reads {self.read_gb_per_s:.1f} GB/s; peaks in "
+            f"GFLOP/s: {', '.join(peaks)}"
+        )
+
+
+def usable_threads() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def build_probe(folder: Path, isa: str = "native") -> Callable[[], Machine]:
+    """Compiles the probe into `folder`; what it returns measures, each time it is called.
+
+    Args:
+        folder: where the program goes; it has to be there as long as the function is used.
+        isa: a key of `ISA_FLAGS`.
+
+    Raises:
+        NoProbeError: there is no compiler, or it cannot compile the probe; also when measuring.
+    """
+    candidates = [os.environ.get("CXX"), "c++", "g++", "clang++"]
+    compiler = next((name for name in candidates if name and shutil.which(name)), None)
+    if compiler is None:
+        raise NoProbeError(
+            "this machine's limits are not measured: there is no C++ compiler; install one or "
+            "name it in CXX."
+        )
+    program = folder / f"probe-{isa}"
+    flags = ["-std=c++20", "-O3", "-ffp-contract=fast", *ISA_FLAGS[isa], "-pthread"]
+    _run([compiler, *flags, str(PROBE), "-o", str(program)])
+    threads = usable_threads()
+
+    def measure() -> Machine:
+        output = _run([str(program), str(threads), str(SECONDS), *map(str, READ_BYTES)])
+        measured = json.loads(output)
+        return Machine(
+            cpu=cpu_name(),
+            threads=threads,
+            read_gb_per_s=max(measured["read_bytes_per_s"].values()) / 1e9,
+            f32_gflop_per_s=measured["f32_fma"] / 1e9,
+            bf16_gflop_per_s=measured["bf16_dot"] / 1e9,
+            amx_gflop_per_s=measured["amx_bf16"] / 1e9,
+        )
+
+    return measure
+
+
+def measure(isa: str = "native") -> Machine:
+    """Compiles the probe and measures once. Raises `NoProbeError`."""
+    with tempfile.TemporaryDirectory() as folder:
+        return build_probe(Path(folder), isa)()
+
+
+def measure_or_explain(isa: str = "native") -> Machine | None:
+    """`measure`, saying on standard error what was measured, or why nothing was."""
+    try:
+        machine = measure(isa)
+    except NoProbeError as error:
+        print(error, file=sys.stderr)
+        return None
+    print(machine, file=sys.stderr)
+    return machine
+
+
+def best(machines: list[Machine]) -> Machine | None:
+    """The highest of each quantity: a limit is what was possible, not what was usual."""
+    if not machines:
+        return None
+    fields = [asdict(machine) for machine in machines]
+    highest = {
+        name: max(field[name] for field in fields) for name in fields[0] if name.endswith("_per_s")
+    }
+    return Machine(cpu=machines[0].cpu, threads=machines[0].threads, **highest)
+
+
+def cpu_name() -> str:
+    """The processor's name as the system tells it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    if sys.platform == "darwin":
+        return _run(["sysctl", "-n", "machdep.cpu.brand_string"]).strip()
+    return platform.processor() or platform.machine()
+
+
+def _run(command: list[str]) -> str:
+    """A command's output, or `NoProbeError` with the first line of what it complained about."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        complaint = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        raise NoProbeError(
+            f"this machine's limits are not measured: {Path(command[0]).name} failed "
+            f"({complaint[0] if complaint else 'no message'})."
+        ) from error
+
+
+def main() -> int:
+    """Prints what was measured, and in one JSON line."""
+    machine = measure_or_explain()
+    if machine is None:
+        return 1
+    print(json.dumps(asdict(machine)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

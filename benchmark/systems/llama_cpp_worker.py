@@ -1,0 +1,225 @@
+"""llama.cpp as a worker: `python -m benchmark.systems.llama_cpp_worker FILE.gguf`.
+
+Through the low-level API of llama-cpp-python, so that several sequences share a batch. Whether
+flash attention and one KV buffer for all sequences are faster depends on the machine and the
+metric: the first measurement of a metric tries them all, later ones use the fastest.
+"""
+
+import argparse
+import ctypes
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .worker import DECODE_STEPS, decode_seconds, serve, token_ids
+
+UBATCH = 512  # llama.cpp's default: tokens computed together
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is tried out.
+
+    Attributes:
+        flash: flash attention.
+        unified: one KV buffer for all sequences; of no consequence for one.
+    """
+
+    flash: bool
+    unified: bool
+
+    def __str__(self) -> str:
+        unified = ", unified KV" if self.unified else ""
+        return f"flash attention {'on' if self.flash else 'off'}{unified}"
+
+
+class Context:
+    """A context of llama.cpp: a KV cache for `batch` sequences of at most `length` tokens each."""
+
+    def __init__(self, model: Any, threads: int, setting: Setting, batch: int, length: int):
+        import llama_cpp
+
+        self._api = llama_cpp
+        self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        room = -(-(length + DECODE_STEPS + 8) // 256) * 256
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = room * batch
+        params.n_batch = params.n_ubatch = UBATCH
+        params.n_seq_max = batch
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = int(setting.flash)
+        params.kv_unified = setting.unified
+        params.no_perf = True
+        self._context = llama_cpp.llama_init_from_model(model, params)
+        if not self._context:
+            raise RuntimeError(f"llama.cpp has no context for {batch} sequences with {setting}")
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._batch = llama_cpp.llama_batch_init(UBATCH, 0, 1)
+
+    def prefill(self, tokens: int, sequence: int = 0) -> None:
+        """Replaces what a sequence holds by so many tokens, up to the choice of the next one."""
+        self.run(token_ids(tokens, self._vocab_size), sequence)
+
+    def run(self, ids: Sequence[int], sequence: int = 0, every: bool = False) -> list[int]:
+        """Replaces what a sequence holds by these tokens; the most likely token after the last.
+
+        Args:
+            ids: tokens.
+            sequence: which one.
+            every: return the most likely token after each of them.
+        """
+        self.cut(0, sequence)
+        predicted: list[int] = []
+        for start in range(0, len(ids), UBATCH):
+            chunk = ids[start : start + UBATCH]
+            entries = [(token, start + i, sequence) for i, token in enumerate(chunk)]
+            is_last = start + len(chunk) == len(ids)
+            outputs = range(0 if every else len(chunk) - int(is_last), len(chunk))
+            predicted += self._decode(entries, outputs)
+        return predicted
+
+    def step(self, tokens: list[int]) -> list[int]:
+        """One token for each sequence; returns the next ones."""
+        entries = [
+            (token, self.length(sequence), sequence) for sequence, token in enumerate(tokens)
+        ]
+        return self._decode(entries, range(len(tokens)))
+
+    def length(self, sequence: int = 0) -> int:
+        """How many tokens a sequence has."""
+        return self._api.llama_memory_seq_pos_max(self._memory, sequence) + 1
+
+    def cut(self, length: int, sequence: int = 0) -> None:
+        """Forgets a sequence's tokens beyond `length`."""
+        self._api.llama_memory_seq_rm(self._memory, sequence, length, -1)
+
+    def free(self) -> None:
+        """Gives up the memory."""
+        self._api.llama_batch_free(self._batch)
+        self._api.llama_free(self._context)
+
+    def _decode(self, entries: list[tuple[int, int, int]], outputs: Sequence[int]) -> list[int]:
+        """Runs (token, position, sequence) entries; the likeliest token after each of `outputs`."""
+        import numpy as np
+
+        batch = self._batch
+        batch.n_tokens = len(entries)
+        for i, (token, position, sequence) in enumerate(entries):
+            batch.token[i], batch.pos[i] = token, position
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+            batch.logits[i] = 0
+        for i in outputs:
+            batch.logits[i] = 1
+        status = self._api.llama_decode(self._context, batch)
+        if status != 0:
+            raise RuntimeError(f"llama_decode answered {status}")
+        self._api.llama_synchronize(self._context)
+        shape = (self._vocab_size,)
+        rows = [self._api.llama_get_logits_ith(self._context, i) for i in outputs]
+        return [int(np.ctypeslib.as_array(row, shape).argmax()) for row in rows]
+
+
+class LlamaCpp:
+    """The model of a GGUF file."""
+
+    def __init__(self, file: Path, threads: int, weight_bits: float):
+        import llama_cpp
+
+        self._threads = threads
+        self._log = silence(llama_cpp)
+        llama_cpp.llama_backend_init()
+        params = llama_cpp.llama_model_default_params()
+        self._model = llama_cpp.llama_model_load_from_file(str(file).encode(), params)
+        if not self._model:
+            raise RuntimeError(f"llama.cpp cannot load {file.name}")
+        self._contexts: dict[tuple[Setting, int, int], Context] = {}
+        self._fastest: dict[tuple[str, int, int], Setting] = {}
+        self.weight_bits = weight_bits
+        features = llama_cpp.llama_print_system_info().decode()
+        on = [entry.split(" = ")[0].strip() for entry in features.split("|") if "= 1" in entry]
+        self.about = (
+            f"llama-cpp-python {llama_cpp.__version__}, {file.stem}, float16 KV, {threads} "
+            f"threads: {' '.join(on).replace('CPU : ', '')}"
+        )
+        self._context(Setting(flash=True, unified=False), 1, 512).prefill(1)
+
+    def prefill(self, tokens: int) -> dict[str, Any]:
+        """See `System`."""
+
+        def measure(setting: Setting) -> float:
+            context = self._context(setting, 1, tokens)
+            if context.length() == 0:
+                context.prefill(min(tokens, 128))
+            start = time.perf_counter()
+            context.prefill(tokens)
+            return time.perf_counter() - start
+
+        return self._measure_fastest("prefill", 1, tokens, measure)
+
+    def decode(self, batch: int, context: int) -> dict[str, Any]:
+        """See `System`. A past that is there already, from a prefill or before, is used again."""
+
+        def measure(setting: Setting) -> float:
+            sequences = self._context(setting, batch, context)
+            for sequence in range(batch):
+                if sequences.length(sequence) < context:
+                    sequences.prefill(context, sequence)
+                sequences.cut(context, sequence)
+            tokens = token_ids(batch, 1000)
+
+            def step() -> None:
+                nonlocal tokens
+                tokens = sequences.step(tokens)
+
+            return decode_seconds(step)
+
+        return self._measure_fastest("decode", batch, context, measure)
+
+    def predict(self, ids: list[int]) -> dict[str, Any]:
+        """The most likely token after each of a text's tokens."""
+        context = self._context(Setting(flash=True, unified=False), 1, 512)
+        return {"tokens": context.run(ids, every=True)}
+
+    def _measure_fastest(self, kind: str, batch: int, tokens: int, measure: Any) -> dict[str, Any]:
+        """Measures with the setting that was fastest the first time, or tries them all."""
+        fastest = self._fastest.get((kind, batch, tokens))
+        if fastest is not None:
+            return {"seconds": measure(fastest), "note": str(fastest)}
+        choices = itertools.product((True, False), (False, True) if batch > 1 else (False,))
+        seconds = {}
+        for setting in itertools.starmap(Setting, choices):
+            seconds[setting] = measure(setting)
+            if seconds[setting] > min(seconds.values()) and batch > 1:
+                self._contexts.pop((setting, batch, tokens)).free()
+        fastest = min(seconds, key=lambda setting: seconds[setting])
+        self._fastest[kind, batch, tokens] = fastest
+        return {"seconds": seconds[fastest], "note": str(fastest)}
+
+    def _context(self, setting: Setting, batch: int, length: int) -> Context:
+        key = (setting, batch, length)
+        if key not in self._contexts:
+            self._contexts[key] = Context(self._model, self._threads, *key)
+        return self._contexts[key]
+
+
+def silence(llama_cpp: Any) -> Any:
+    """Keeps llama.cpp from reporting each tensor; what is returned must live as long as it runs."""
+
+    @llama_cpp.llama_log_callback
+    def ignore(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
+        return
+
+    llama_cpp.llama_log_set(ignore, ctypes.c_void_p(0))
+    return ignore
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--weight-bits", type=float, default=4.5)
+    arguments = parser.parse_args()
+    serve(lambda: LlamaCpp(arguments.file, arguments.threads, arguments.weight_bits))

@@ -1,0 +1,103 @@
+"""The inside of a worker's process: loads a system, then measures what the parent asks for.
+
+Requests and replies are lines of JSON on standard input and output; whatever a library prints goes
+to standard error.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+DECODE_STEPS = 48
+DECODE_SECONDS = 2.0
+
+
+class System(Protocol):
+    """What a worker can be asked.
+
+    Attributes:
+        about: version and settings, for the report.
+        weight_bits: of a weight in memory, scales included.
+    """
+
+    about: str
+    weight_bits: float
+
+    def prefill(self, tokens: int) -> dict[str, Any]:
+        """Runs a prompt of so many tokens: {"seconds": …}, maybe with a "note"."""
+
+    def decode(self, batch: int, context: int) -> dict[str, Any]:
+        """Decodes tokens for sequences with a past: {"seconds": … a step}, maybe with a "note"."""
+
+
+class UnsupportedError(Exception):
+    """The system is not measured at this; the sentence says why."""
+
+
+def serve(load: Callable[[], System]) -> None:
+    """Loads, reports that the first token was there, and answers requests until the input ends.
+
+    Args:
+        load: loads the system and computes one token.
+    """
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def reply(message: dict[str, Any]) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    system = load()
+    reply(
+        {
+            "peak_bytes": peak_bytes(),
+            "about": system.about,
+            "weight_bits": system.weight_bits,
+        }
+    )
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if request["kind"] == "prefill":
+                reply(system.prefill(request["tokens"]))
+            elif request["kind"] == "predict":
+                predict: Any = getattr(system, "predict", None)  # llama.cpp's has it
+                reply(predict(request["ids"]))
+            else:
+                reply(system.decode(request["batch"], request["tokens"]))
+        except UnsupportedError as error:
+            reply({"unsupported": str(error)})
+        except Exception as error:
+            reply({"failed": f"{type(error).__name__}: {error}"})
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had resident so far."""
+    status = Path("/proc/self/status")
+    if status.exists():  # not getrusage: on Linux that counts the parent at the time of the fork
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def decode_seconds(step: Callable[[], object]) -> float:
+    """Seconds of one decode step: the mean of many, after one that does not count."""
+    step()
+    start = time.perf_counter()
+    for count in range(1, DECODE_STEPS + 1):
+        step()
+        elapsed = time.perf_counter() - start
+        if count >= 3 and elapsed > DECODE_SECONDS:
+            break
+    return elapsed / count
+
+
+def token_ids(count: int, vocab_size: int) -> list[int]:
+    """Token ids that no tokenizer chose, the same in every system."""
+    return [(13 + 7919 * i) % vocab_size for i in range(count)]

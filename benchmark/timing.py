@@ -1,0 +1,48 @@
+"""How a time is taken: several runs after one that does not count, their median and minimum."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of several runs of the same thing.
+
+    Attributes:
+        median: what to expect.
+        minimum: what the machine can do when nothing else disturbs it.
+    """
+
+    median: float
+    minimum: float
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> "Times":
+        """Summarizes measured seconds, at least one."""
+        return cls(statistics.median(seconds), min(seconds))
+
+
+def measure(run: Callable[[], object], repeats: int, warm_up: int = 1) -> Times:
+    """Times `repeats` runs after `warm_up` that do not count."""
+    return Times.of(step_seconds(run, repeats, warm_up=warm_up))
+
+
+def step_seconds(
+    step: Callable[[], object], steps: int, limit_s: float = float("inf"), warm_up: int = 1
+) -> list[float]:
+    """The seconds of each of at most `steps` steps; stops after `limit_s`, but not before three."""
+    for _ in range(warm_up):
+        step()
+    seconds: list[float] = []
+    while len(seconds) < steps and (sum(seconds) < limit_s or len(seconds) < 3):
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def percent(part: float, whole: float) -> str:
+    """`part` of `whole` as it stands in a table."""
+    return f"{100 * part / whole:.0f} %"

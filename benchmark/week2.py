@@ -1,0 +1,108 @@
+"""How the benchmarks drive tiny-llm: load a model, fill its cache, prefill, decode.
+
+A past of thousands of tokens is made of random keys and values, put in by the cache's own
+`update_and_fetch`: what a step costs depends on how many there are and not on what they say.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from tiny_llm import BatchingKvCache, Qwen3ModelWeek2, UserError, load
+from tiny_llm.models import dispatch_model
+
+from .systems.worker import token_ids
+
+PREFILL_CHUNK = 512
+
+
+@dataclass
+class Sequences:
+    """Sequences that are decoded together.
+
+    Attributes:
+        caches: one for each layer.
+        offsets: how many tokens each sequence has.
+        tokens: the next one of each.
+    """
+
+    caches: list[Any]
+    offsets: list[int]
+    tokens: list[int]
+
+
+class Week2:
+    """A model behind what the benchmarks ask of it.
+
+    Args:
+        name: a model's folder or name.
+        flash: whether to attend through the flash attention kernel; None where it is there.
+
+    Raises:
+        UserError: the model cannot be had, or does not do what `flash` asks for.
+    """
+
+    def __init__(self, name: str, flash: bool | None = None):
+        mlx_model, _ = load(name)
+        self.args = mlx_model.args
+        self.flash = flash is not False
+        options = {"enable_flash_attn": True} if self.flash else {}
+        try:
+            self.model: Qwen3ModelWeek2 = dispatch_model(name, mlx_model, 2, **options)
+        except UserError:
+            if flash:
+                raise
+            self.flash = False
+            self.model = dispatch_model(name, mlx_model, 2)
+
+    @property
+    def attention(self) -> str:
+        """Which attention runs, for the report."""
+        return "flash attention" if self.flash else "grouped attention"
+
+    def prefill(self, tokens: int) -> None:
+        """Runs a prompt in chunks, up to the choice of its first new token."""
+        ids = token_ids(tokens, self.model.vocab_size)
+        cache: list[Any] = self.model.create_kv_cache()
+        for start in range(0, tokens, PREFILL_CHUNK):
+            chunk = mx.array([ids[start : start + PREFILL_CHUNK]])
+            logits = self.model(chunk, start, cache)
+            mx.eval([layer.key_values for layer in cache])
+        mx.argmax(logits[:, -1], axis=-1).item()
+
+    def sequences(self, batch: int, context: int, room: int) -> Sequences:
+        """Sequences with a past of `context` random tokens, and room for `room` more.
+
+        One sequence has the caches of a single request, more have those of a batch.
+        """
+        layers = self.model.num_hidden_layers
+        requests = [self._past(context) for _ in range(batch)]
+        caches: list[Any] = requests[0]
+        if batch > 1:
+            caches = [BatchingKvCache(batch, context + room) for _ in range(layers)]
+            for slot, request in enumerate(requests):
+                for cache, layer in zip(caches, request, strict=True):
+                    cache.add_request(layer, slot)
+        ids = token_ids(batch, self.model.vocab_size)
+        return Sequences(caches, [context] * batch, ids)
+
+    def step(self, sequences: Sequences) -> None:
+        """Decodes one token of each sequence, greedily."""
+        offsets = sequences.offsets
+        position = offsets[0] if len(offsets) == 1 else offsets
+        ids = mx.array(sequences.tokens)[:, None]  # B×1
+        logits = self.model(ids, position, sequences.caches)[:, -1]
+        tokens: Any = mx.argmax(logits, axis=-1).tolist()
+        sequences.tokens = tokens
+        sequences.offsets = [offset + 1 for offset in offsets]
+
+    def _past(self, context: int) -> list[Any]:
+        """One request's caches. All layers have the same keys, in copies of their own."""
+        shape = (1, self.args.num_key_value_heads, context, self.args.head_dim)
+        key, value = (mx.random.normal(shape).astype(mx.bfloat16) for _ in range(2))
+        caches: list[Any] = self.model.create_kv_cache()
+        for cache in caches:
+            cache.update_and_fetch(key, value)
+        mx.eval([cache.key_values for cache in caches])
+        return caches

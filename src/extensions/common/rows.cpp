@@ -1,0 +1,95 @@
+#include "common/rows.h"
+
+#include <cassert>
+
+#include "mlx/allocator.h"
+#include "mlx/backend/cpu/encoder.h"
+
+namespace tiny_llm_ext {
+
+namespace mx = mlx::core;
+
+namespace {
+
+// Copies the elements of dimensions `dim` and beyond; returns where the next one goes.
+template <typename T>
+T* copy(const T* from, T* to, const mx::Shape& shape, const mx::Strides& strides, size_t dim) {
+    if (dim == shape.size()) {
+        *to = *from;
+        return to + 1;
+    }
+    for (int i = 0; i < shape[dim]; i++) {
+        to = copy(from + i * strides[dim], to, shape, strides, dim + 1);
+    }
+    return to;
+}
+
+// The distance of rows, or −1 if they do not lie at equal distances, or are not of neighbours.
+int64_t row_stride(const mx::array& x) {
+    const int last = static_cast<int>(x.ndim()) - 1;
+    if (x.shape(last) > 1 && x.strides(last) != 1) {
+        return -1;
+    }
+    int64_t stride = -1, next = -1;  // of the dimensions so far; what the one before them must have
+    for (int dim = last - 1; dim >= 0; dim--) {
+        if (x.shape(dim) == 1) {
+            continue;
+        }
+        if (stride >= 0 && x.strides(dim) != next) {
+            return -1;
+        }
+        stride = stride < 0 ? x.strides(dim) : stride;
+        next = x.strides(dim) * x.shape(dim);
+    }
+    return stride < 0 ? x.shape(last) : stride;  // a single row: any distance
+}
+
+}  // namespace
+
+mx::array row_contiguous(const mx::array& x, mx::Stream stream) {
+    if (x.flags().row_contiguous || x.size() == 0) {
+        return x;
+    }
+    assert(x.itemsize() == 2 || x.itemsize() == 4);
+    mx::array packed(x.shape(), x.dtype(), nullptr, {});
+    packed.set_data(mx::allocator::malloc(packed.nbytes()));
+    auto& encoder = mx::cpu::get_command_encoder(stream);
+    encoder.add_temporary(packed);
+    encoder.dispatch([from = x.data<char>(), to = packed.data<char>(), shape = x.shape(),
+                      strides = x.strides(), bytes = x.itemsize()] {
+        if (bytes == 2) {
+            copy(reinterpret_cast<const uint16_t*>(from), reinterpret_cast<uint16_t*>(to), shape,
+                 strides, 0);
+        } else {
+            copy(reinterpret_cast<const uint32_t*>(from), reinterpret_cast<uint32_t*>(to), shape,
+                 strides, 0);
+        }
+    });
+    return packed;
+}
+
+Rows rows_of(const mx::array& x, mx::Stream stream) {
+    if (x.size() == 0) {
+        return {nullptr, 0};
+    }
+    if (const int64_t stride = row_stride(x); stride >= 0) {
+        return {x.data<char>(), stride};
+    }
+    return {row_contiguous(x, stream).data<char>(), x.shape(-1)};
+}
+
+void* allocate(mx::array& out) {
+    out.set_data(mx::allocator::malloc(out.nbytes()));
+    return out.data<char>();
+}
+
+void* allocate_or_reuse(mx::array& out, const mx::array& x) {
+    if (x.flags().row_contiguous && x.is_donatable() && x.nbytes() == out.nbytes() &&
+        x.data_size() == x.size()) {
+        out.copy_shared_buffer(x);
+        return out.data<char>();
+    }
+    return allocate(out);
+}
+
+}  // namespace tiny_llm_ext

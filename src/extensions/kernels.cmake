@@ -1,0 +1,50 @@
+# The CPU kernels, which know nothing of MLX: libraries of objects for the module, and for the tests
+# in tests/, which need nothing but a compiler. Leaves the libraries' names in KERNEL_LIBRARIES and
+# their sources in KERNEL_SOURCES.
+#
+# Kernels are compiled for their instruction set, whatever machine builds them; which one runs is
+# chosen when the module is used. A file's name says which sets it is for; <op>_simd.cpp is for all
+# that have vectors, and is compiled once for each.
+function(find_kernels variable ending)
+  file(GLOB files CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/src/*/*_${ending}.cpp")
+  set(${variable} ${files} PARENT_SCOPE)
+endfunction()
+find_kernels(PORTABLE_KERNELS portable)
+find_kernels(SIMD_KERNELS simd)
+find_kernels(FIXED_POINT_KERNELS fixed_point)
+find_kernels(AVX512_KERNELS avx512)
+find_kernels(AMX_KERNELS amx)
+set(KERNEL_SOURCES ${PORTABLE_KERNELS} ${SIMD_KERNELS} ${FIXED_POINT_KERNELS} ${AVX512_KERNELS}
+                   ${AMX_KERNELS})
+list(APPEND AVX2_KERNELS ${SIMD_KERNELS} ${FIXED_POINT_KERNELS})
+list(APPEND NEON_KERNELS ${SIMD_KERNELS} ${FIXED_POINT_KERNELS})
+list(APPEND AVX512_KERNELS ${SIMD_KERNELS})
+
+# GCC 12 warns of variables in its own intrinsics, which leave unused lanes undefined on purpose.
+set(SIMD_FLAGS -O3 -ffp-contract=off -Wno-uninitialized -Wno-maybe-uninitialized)
+set(AVX2_FLAGS ${SIMD_FLAGS} -mavx2 -mfma -mf16c)
+set(AVX512_FLAGS ${AVX2_FLAGS} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16)
+set(AMX_FLAGS ${AVX512_FLAGS} -mamx-tile -mamx-bf16)
+set(NEON_FLAGS ${SIMD_FLAGS})
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(INSTRUCTION_SETS avx2 avx512 amx)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  set(INSTRUCTION_SETS neon)
+endif()
+
+option(TINY_LLM_SANITIZE "stop at memory errors and undefined behaviour" OFF)
+if(TINY_LLM_SANITIZE)
+  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=all
+                      -fno-omit-frame-pointer -g)
+  add_link_options(-fsanitize=address,undefined)
+endif()
+
+foreach(isa portable ${INSTRUCTION_SETS})
+  string(TOUPPER ${isa} ISA)
+  add_library(kernels_${isa} OBJECT ${${ISA}_KERNELS})
+  set_target_properties(kernels_${isa} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_include_directories(kernels_${isa} PRIVATE "${CMAKE_CURRENT_LIST_DIR}")
+  target_compile_definitions(kernels_${isa} PRIVATE TINY_LLM_ISA=${isa})
+  target_compile_options(kernels_${isa} PRIVATE -Wall -Wextra ${${ISA}_FLAGS})
+  list(APPEND KERNEL_LIBRARIES kernels_${isa})
+endforeach()

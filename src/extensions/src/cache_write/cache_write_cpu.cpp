@@ -1,0 +1,99 @@
+// cache_write on the CPU: memory is moved, nothing is computed.
+#include <cstring>
+
+#include "common/threads.h"
+#include "mlx/allocator.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "src/cache_write/cache_write.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+constexpr int64_t PARALLEL_BYTES = 1 << 20;  // what is worth waking another thread for
+
+// An array B×H×L×D, in bytes.
+struct Tokens {
+    char* data;
+    int64_t B, H, L, D;
+    int64_t item;        // bytes of an element
+    int64_t strides[4];  // bytes
+};
+
+Tokens tokens_of(const mx::array& x) {
+    const int64_t item = x.itemsize();
+    Tokens tokens = {const_cast<char*>(x.data<char>()),
+                     x.shape(0),
+                     x.shape(1),
+                     x.shape(2),
+                     x.shape(3),
+                     item,
+                     {}};
+    for (int i = 0; i < 4; i++) {
+        tokens.strides[i] = x.strides(i) * item;
+    }
+    return tokens;
+}
+
+// Copies the tokens of `from` to places offset … offset + L − 1 of head (b, h) of `to`.
+void copy_head(const Tokens& from, const Tokens& to, int64_t b, int64_t h, int64_t offset) {
+    const char* in = from.data + b * from.strides[0] + h * from.strides[1];
+    char* out = to.data + b * to.strides[0] + h * to.strides[1] + offset * to.strides[2];
+    for (int64_t l = 0; l < from.L; l++, in += from.strides[2], out += to.strides[2]) {
+        if (from.strides[3] == from.item) {
+            std::memcpy(out, in, from.D * from.item);
+            continue;
+        }
+        for (int64_t d = 0; d < from.D; d++) {
+            std::memcpy(out + d * from.item, in + d * from.strides[3], from.item);
+        }
+    }
+}
+
+// Copies all heads of every sequence with an offset ≥ 0; null offsets are zeros.
+void copy(const Tokens& from, const Tokens& to, const int* offsets) {
+    const auto copy_one = [&](int64_t head) {
+        const int64_t b = head / from.H;
+        const int64_t offset = offsets == nullptr ? 0 : offsets[b];
+        if (offset >= 0) {
+            copy_head(from, to, b, head % from.H, offset);
+        }
+    };
+    const int64_t heads = from.B * from.H;
+    if (heads * from.L * from.D * from.item >= PARALLEL_BYTES) {
+        parallel_for(heads, copy_one);
+        return;
+    }
+    for (int64_t head = 0; head < heads; head++) {
+        copy_one(head);
+    }
+}
+
+}  // namespace
+
+void CacheWrite::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
+    const auto& buffer = inputs[0];
+    const auto& tokens = inputs[1];
+    const bool in_place = buffer.is_donatable() && buffer.flags().row_contiguous;
+    if (in_place) {
+        out.copy_shared_buffer(buffer);
+    } else {
+        out.set_data(mx::allocator::malloc(out.nbytes()));
+    }
+    if (out.size() == 0) {
+        return;
+    }
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    encoder.set_input_array(buffer);
+    encoder.set_input_array(tokens);
+    encoder.set_output_array(out);
+    encoder.dispatch([old = tokens_of(buffer), added = tokens_of(tokens), to = tokens_of(out),
+                      in_place, offsets = offsets_] {
+        if (!in_place) {
+            copy(old, to, nullptr);
+        }
+        copy(added, to, offsets.data());
+    });
+}
+
+}  // namespace tiny_llm_ext

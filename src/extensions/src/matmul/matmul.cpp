@@ -1,0 +1,28 @@
+// matmul: validation and graph.
+#include "src/matmul/matmul.h"
+
+#include "common/checks.h"
+
+namespace tiny_llm_ext {
+
+mx::array matmul(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
+    constexpr const char* NAME = "matmul";
+    check(is_float(a.dtype()), NAME, "expected a in float32, float16 or bfloat16, got ", a.dtype());
+    check(b.dtype() == a.dtype(), NAME, "expected b in the dtype of a, ", a.dtype(), ", got ",
+          b.dtype());
+    check(a.ndim() >= 1, NAME, "expected a with at least one dimension, got a scalar");
+    check(b.ndim() == 2, NAME, "expected b with 2 dimensions, got shape ", b.shape());
+    check(b.shape(1) == a.shape(-1), NAME, "expected rows of b as long as those of a, ",
+          a.shape(-1), ", got shape ", b.shape());
+    auto shape = a.shape();
+    shape.back() = b.shape(0);
+    return mx::array(shape, a.dtype(), std::make_shared<Matmul>(mx::to_stream(s)), {a, b});
+}
+
+std::vector<mx::Shape> Matmul::output_shapes(const std::vector<mx::array>& inputs) {
+    auto shape = inputs[0].shape();
+    shape.back() = inputs[1].shape(0);
+    return {shape};
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,67 @@
+// matmul on the CPU: the readable reference, and who runs which kernel.
+#include <algorithm>
+
+#include "common/checks.h"
+#include "common/instruction_set.h"
+#include "common/rows.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "src/matmul/matmul.h"
+#include "src/matmul/matmul_kernels.h"
+
+namespace tiny_llm_ext {
+
+TINY_LLM_DECLARE_SIMD(void matmul(const MatmulJob& job, const MatmulTile& tile);)
+
+namespace {
+
+// A tile's rows of a and of b lie in the L2 cache together: 64 rows of 3,072 numbers are 384 KB.
+constexpr int64_t TILE = 64;
+
+int64_t tiles_of(int64_t size) { return (size + TILE - 1) / TILE; }
+
+}  // namespace
+
+void matmul_portable(const MatmulJob& job, const MatmulTile& tile) {
+    for (int64_t o = tile.first_output; o < tile.last_output; o++) {
+        for (int64_t m = tile.first_row; m < tile.last_row; m++) {
+            float total = 0;
+            for (int64_t i = 0; i < job.I; i++) {
+                total += load_element(job.a, m * job.a_stride + i, job.format) *
+                         load_element(job.b, o * job.b_stride + i, job.format);
+            }
+            store_element(job.out, m * job.O + o, job.format, total);
+        }
+    }
+}
+
+void Matmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
+    const Rows a = rows_of(inputs[0], stream());
+    const Rows b = rows_of(inputs[1], stream());
+    void* const memory = allocate(out);
+    if (out.size() == 0) {
+        return;
+    }
+    const int64_t O = inputs[1].shape(0);
+    const MatmulJob job = {
+        .M = static_cast<int64_t>(out.size()) / O,
+        .O = O,
+        .I = inputs[1].shape(1),
+        .format = format_of(out.dtype()),
+        .a = a.data,
+        .b = b.data,
+        .out = memory,
+        .a_stride = a.stride,
+        .b_stride = b.stride,
+    };
+    const auto kernel = TINY_LLM_CHOOSE_SIMD(instruction_set(), matmul, matmul_portable);
+    mx::cpu::get_command_encoder(stream()).dispatch([job, kernel] {
+        // All rows of a for some outputs, then the next outputs: b comes from memory once.
+        const int64_t row_tiles = tiles_of(job.M);
+        parallel_for(tiles_of(job.O) * row_tiles, [&](int64_t chunk) {
+            const int64_t row = chunk % row_tiles * TILE, output = chunk / row_tiles * TILE;
+            kernel(job, {row, std::min(job.M, row + TILE), output, std::min(job.O, output + TILE)});
+        });
+    });
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,46 @@
+// qk_norm_rope: what happens to queries and keys between their projection and attention.
+//
+// Each head is normalized, then turned by the angles of its token's position, then laid out head by
+// head, as attention reads it:
+//
+//     n = rms_norm(x[b, l, h], weight, eps)
+//     out[b, h, l, i]       = n[i] · cos[b, l, i] − n[i + D/2] · sin[b, l, i]
+//     out[b, h, l, i + D/2] = n[i] · sin[b, l, i] + n[i + D/2] · cos[b, l, i],   i < D/2
+//
+// n is rounded as rms_norm rounds, the rotation is computed in float32 and rounded once: the values
+// are those of tiny_llm.positional_encoding.RoPE after rms_norm, bit for bit. Cosines and sines are
+// an input because all layers of a step share them.
+#pragma once
+
+#include <vector>
+
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+
+namespace tiny_llm_ext {
+
+namespace mx = mlx::core;
+
+/// x: B×L×H×D, float32, float16 or bfloat16; D even. A view is read where it is.
+/// weight: D, dtype of x. cos, sin: B×L×D/2 or 1×L×D/2, float32.
+/// Returns B×H×L×D in the dtype of x. Throws std::invalid_argument for anything else.
+mx::array qk_norm_rope(const mx::array& x, const mx::array& weight, float eps, const mx::array& cos,
+                       const mx::array& sin, mx::StreamOrDevice s = {});
+
+/// The graph node. Inputs: x, weight, cos, sin.
+class QkNormRope : public mx::UnaryPrimitive {
+   public:
+    QkNormRope(mx::Stream stream, float eps) : mx::UnaryPrimitive(stream), eps_(eps) {}
+
+    void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+    void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+
+    const char* name() const override { return "TinyLlmQkNormRope"; }
+    bool is_equivalent(const mx::Primitive& other) const override;
+    std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+
+   private:
+    float eps_;
+};
+
+}  // namespace tiny_llm_ext

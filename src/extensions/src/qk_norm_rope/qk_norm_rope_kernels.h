@@ -1,0 +1,27 @@
+// The CPU kernels of qk_norm_rope, as plain functions on plain memory.
+#pragma once
+
+#include <stdint.h>
+
+#include "common/half.h"
+
+namespace tiny_llm_ext {
+
+struct QkNormRopeJob {
+    int64_t B, L, H, D;
+    float eps;
+    Format format;       // of x, weight and out
+    const void* x;       // B × L × H × D, at the strides below; D is contiguous
+    const void* weight;  // D
+    const float* cos;    // B × L × D/2, or the same L × D/2 for every b: angle_stride is 0
+    const float* sin;    // the same
+    void* out;           // B × H × L × D
+    int64_t x_strides[3];
+    int64_t angle_stride;  // from one sequence to the next
+};
+
+/// The reference. Computes all heads of tokens first … last − 1, of B·L; qk_norm_rope in
+/// qk_norm_rope_simd.cpp does the same.
+void qk_norm_rope_portable(const QkNormRopeJob& job, int64_t first, int64_t last);
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,61 @@
+// qk_norm_rope with vectors: the steps of the reference, LANES pairs at a time.
+#include "src/qk_norm_rope/qk_norm_rope_kernels.h"
+#include "src/rms_norm/rms_norm_vectors.h"
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+namespace {
+
+// Turns `count` ≤ LANES pairs, from pair i on, of the head at element x; the result goes to out.
+template <Format F>
+inline void turn_pairs(const QkNormRopeJob& job, int64_t x, Floats factor, const float* cos,
+                       const float* sin, int64_t out, int64_t i, int count) {
+    auto read = [&](const void* array, int64_t at, Format format) {
+        return count == LANES ? load(array, at, format) : load(array, at, format, count);
+    };
+    auto normalized = [&](int64_t at) {
+        return round_to(round_to(read(job.x, x + at, F) * factor, F) * read(job.weight, at, F), F);
+    };
+    const int64_t half = job.D / 2;
+    const Floats n1 = normalized(i), n2 = normalized(i + half);
+    const Floats c = read(cos, i, Format::float32), s = read(sin, i, Format::float32);
+    store(job.out, out + i, F, n1 * c - n2 * s, count);
+    store(job.out, out + i + half, F, n1 * s + n2 * c, count);
+}
+
+template <Format F>
+void turn_tokens(const QkNormRopeJob& job, int64_t first, int64_t last) {
+    const int64_t half = job.D / 2;
+    for (int64_t token = first; token < last; token++) {
+        const int64_t b = token / job.L, l = token % job.L;
+        const float* cos = job.cos + b * job.angle_stride + l * half;
+        const float* sin = job.sin + b * job.angle_stride + l * half;
+        for (int64_t h = 0; h < job.H; h++) {
+            const int64_t x = b * job.x_strides[0] + l * job.x_strides[1] + h * job.x_strides[2];
+            const int64_t out = ((b * job.H + h) * job.L + l) * job.D;
+            const Floats factor = splat(rms_norm_factor<F>(job.x, x, job.D, job.eps));
+            int64_t i = 0;
+            for (; i + LANES <= half; i += LANES) {
+                turn_pairs<F>(job, x, factor, cos, sin, out, i, LANES);
+            }
+            if (i < half) {
+                turn_pairs<F>(job, x, factor, cos, sin, out, i, static_cast<int>(half - i));
+            }
+        }
+    }
+}
+
+}  // namespace
+
+void qk_norm_rope(const QkNormRopeJob& job, int64_t first, int64_t last) {
+    switch (job.format) {
+        case Format::float32:
+            return turn_tokens<Format::float32>(job, first, last);
+        case Format::float16:
+            return turn_tokens<Format::float16>(job, first, last);
+        default:
+            return turn_tokens<Format::bfloat16>(job, first, last);
+    }
+}
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA

@@ -1,0 +1,50 @@
+// quantized_embedding: validation and graph.
+#include "src/quantized_embedding/quantized_embedding.h"
+
+#include "common/checks.h"
+
+namespace tiny_llm_ext {
+
+mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
+                              const mx::array& biases, int group_size, int bits,
+                              const mx::array& weight, mx::StreamOrDevice s) {
+    constexpr const char* NAME = "quantized_embedding";
+    check(ids.dtype() == mx::int32 || ids.dtype() == mx::uint32, NAME,
+          "expected ids in int32 or uint32, got ", ids.dtype());
+    check(bits == 4 || bits == 8, NAME, "expected bits 4 or 8, got ", bits);
+    check(group_size == 32 || group_size == 64 || group_size == 128, NAME,
+          "expected group_size 32, 64 or 128, got ", group_size);
+    check(weight.dtype() == mx::uint32, NAME, "expected weight in uint32, got ", weight.dtype());
+    check(weight.ndim() == 2, NAME, "expected weight with 2 dimensions, got shape ",
+          weight.shape());
+    const int E = weight.shape(1) * (32 / bits);
+    check(E > 0 && E % group_size == 0, NAME, "expected rows of weight, of ", E,
+          " numbers, to be a positive multiple of group_size, ", group_size);
+    check(is_float(scales.dtype()), NAME, "expected scales in float32, float16 or bfloat16, got ",
+          scales.dtype());
+    check(biases.dtype() == scales.dtype(), NAME, "expected biases in the dtype of scales, ",
+          scales.dtype(), ", got ", biases.dtype());
+    const mx::Shape groups = {weight.shape(0), E / group_size};
+    check(scales.shape() == groups, NAME, "expected scales of shape ", groups, ", got ",
+          scales.shape());
+    check(biases.shape() == groups, NAME, "expected biases of shape ", groups, ", got ",
+          biases.shape());
+    auto shape = ids.shape();
+    shape.push_back(E);
+    return mx::array(shape, scales.dtype(),
+                     std::make_shared<QuantizedEmbedding>(mx::to_stream(s), group_size, bits),
+                     {ids, scales, biases, weight});
+}
+
+bool QuantizedEmbedding::is_equivalent(const mx::Primitive& other) const {
+    const auto& embedding = static_cast<const QuantizedEmbedding&>(other);
+    return group_size_ == embedding.group_size_ && bits_ == embedding.bits_;
+}
+
+std::vector<mx::Shape> QuantizedEmbedding::output_shapes(const std::vector<mx::array>& inputs) {
+    auto shape = inputs[0].shape();
+    shape.push_back(inputs[3].shape(1) * (32 / bits_));
+    return {shape};
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,48 @@
+// quantized_embedding: rows of a quantized table, looked up and made plain.
+//
+//     out[n, e] = round(round(q[ids[n], e] · scale[ids[n], g]) + bias[ids[n], g]),  g = e /
+//     group_size
+//
+// The format is that of quantized_matmul. Rounded twice, to the dtype of the scales, as
+// mx.dequantize rounds: the values are the same bit for bit.
+//
+// Ids may not be known before the graph is evaluated, where it is too late to raise. So a negative
+// id counts from the end, as everywhere in MLX, and one beyond the table gives a row of NaN, which
+// no later layer can hide. Nothing outside the table is ever read.
+#pragma once
+
+#include <vector>
+
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+
+namespace tiny_llm_ext {
+
+namespace mx = mlx::core;
+
+/// ids: N.., int32 or uint32. scales, biases: V×(E/group_size), float32, float16 or bfloat16.
+/// group_size: 32, 64 or 128. bits: 4 or 8. weight: V×(E·bits/32), uint32.
+/// Returns N..×E in the dtype of scales. Throws std::invalid_argument for anything else.
+mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
+                              const mx::array& biases, int group_size, int bits,
+                              const mx::array& weight, mx::StreamOrDevice s = {});
+
+/// The graph node. Inputs: ids, scales, biases, weight.
+class QuantizedEmbedding : public mx::UnaryPrimitive {
+   public:
+    QuantizedEmbedding(mx::Stream stream, int group_size, int bits)
+        : mx::UnaryPrimitive(stream), group_size_(group_size), bits_(bits) {}
+
+    void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+    void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+
+    const char* name() const override { return "TinyLlmQuantizedEmbedding"; }
+    bool is_equivalent(const mx::Primitive& other) const override;
+    std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+
+   private:
+    int group_size_;
+    int bits_;
+};
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,91 @@
+// quantized_embedding on the CPU. A step looks up one row for each of its tokens, a few kilobytes:
+// plain C++ is enough, and there is no version with vectors.
+#include <cmath>
+
+#include "common/checks.h"
+#include "common/rows.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "src/quantized_embedding/quantized_embedding.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+struct Job {
+    int64_t N, V, E;
+    int group_size, bits;
+    Format format;           // of scales, biases and out
+    bool is_signed;          // the ids
+    const uint32_t* ids;     // N
+    const void* scales;      // V × (E/group_size)
+    const void* biases;      // V × (E/group_size)
+    const uint32_t* weight;  // V × (E·bits/32)
+    void* out;               // N × E
+};
+
+// The row of the table that id n means, or −1 if there is none.
+int64_t row_of(const Job& job, int64_t n) {
+    int64_t id = job.ids[n];
+    if (job.is_signed) {
+        id = static_cast<int32_t>(job.ids[n]);
+        id = id < 0 ? id + job.V : id;
+    }
+    return id >= 0 && id < job.V ? id : -1;
+}
+
+void look_up(const Job& job, int64_t n) {
+    const int64_t row = row_of(job, n);
+    if (row < 0) {
+        for (int64_t e = 0; e < job.E; e++) {
+            store_element(job.out, n * job.E + e, job.format, NAN);
+        }
+        return;
+    }
+    const uint32_t mask = (1u << job.bits) - 1;
+    const int64_t words_per_group = job.group_size * job.bits / 32;
+    const int64_t groups = job.E / job.group_size;
+    const uint32_t* word = job.weight + row * groups * words_per_group;
+    int64_t i = n * job.E;  // of the next number of out
+    for (int64_t g = row * groups; g < (row + 1) * groups; g++) {
+        const float scale = load_element(job.scales, g, job.format);
+        const float bias = load_element(job.biases, g, job.format);
+        for (const uint32_t* const end = word + words_per_group; word < end; word++) {
+            for (int shift = 0; shift < 32; shift += job.bits) {
+                const float q = static_cast<float>(*word >> shift & mask);
+                store_element(job.out, i++, job.format, round_to(q * scale, job.format) + bias);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+void QuantizedEmbedding::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
+    void* const memory = allocate(out);
+    if (out.size() == 0) {
+        return;
+    }
+    const Job job = {
+        .N = static_cast<int64_t>(inputs[0].size()),
+        .V = inputs[3].shape(0),
+        .E = out.shape(-1),
+        .group_size = group_size_,
+        .bits = bits_,
+        .format = format_of(out.dtype()),
+        .is_signed = inputs[0].dtype() == mx::int32,
+        .ids = row_contiguous(inputs[0], stream()).data<uint32_t>(),
+        .scales = row_contiguous(inputs[1], stream()).data<char>(),
+        .biases = row_contiguous(inputs[2], stream()).data<char>(),
+        .weight = row_contiguous(inputs[3], stream()).data<uint32_t>(),
+        .out = memory,
+    };
+    mx::cpu::get_command_encoder(stream()).dispatch([job] {
+        for_rows(job.N, job.E, [&](int64_t first, int64_t last) {
+            for (int64_t n = first; n < last; n++) {
+                look_up(job, n);
+            }
+        });
+    });
+}
+
+}  // namespace tiny_llm_ext

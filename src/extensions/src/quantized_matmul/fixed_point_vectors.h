@@ -1,0 +1,78 @@
+// What quantized_matmul_fixed_point.cpp does with vectors of integers.
+#pragma once
+
+#include "common/simd.h"
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+constexpr int SHORTS = 2 * LANES;  // 16-bit numbers in a vector
+typedef int16_t Shorts __attribute__((vector_size(SHORTS * 2), may_alias));
+
+namespace {
+
+/// SHORTS bytes, each in a lane. (GCC 12 makes four instructions of __builtin_convertvector.)
+inline Shorts load_bytes(const uint8_t* from) {
+#if defined(__AVX2__)
+    return (Shorts)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__aarch64__)
+    return (Shorts)vmovl_u8(vld1_u8(from));
+#endif
+}
+
+/// sums + a · b, the products of two 16-bit lanes to a 32-bit one; which two is left open.
+inline Ints multiply_add(Ints sums, Shorts a, Shorts b) {
+#if defined(__AVX2__)
+    return sums + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__aarch64__)
+    const int32x4_t low = vmlal_s16((int32x4_t)sums, vget_low_s16((int16x8_t)a),  //
+                                    vget_low_s16((int16x8_t)b));
+    return (Ints)vmlal_high_s16(low, (int16x8_t)a, (int16x8_t)b);
+#endif
+}
+
+/// Lane o of the result is the sum of all lanes of x[o].
+inline Ints sum_each(const Ints (&x)[LANES]) {
+#if defined(__AVX2__)
+    auto pairs = [&](int i) __attribute__((always_inline)) {
+        return _mm256_hadd_epi32((__m256i)x[i], (__m256i)x[i + 1]);
+    };
+    const __m256i low = _mm256_hadd_epi32(pairs(0), pairs(2));
+    const __m256i high = _mm256_hadd_epi32(pairs(4), pairs(6));
+    return (Ints)_mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
+                                  _mm256_permute2x128_si256(low, high, 0x31));
+#elif defined(__aarch64__)
+    return (Ints)vpaddq_s32(vpaddq_s32((int32x4_t)x[0], (int32x4_t)x[1]),
+                            vpaddq_s32((int32x4_t)x[2], (int32x4_t)x[3]));
+#endif
+}
+
+/// a₀ b₀ a₁ b₁ …: the first LANES of them, and the rest.
+inline void interleave(Halves a, Halves b, Halves& first, Halves& second) {
+#if defined(__AVX2__)
+    first = (Halves)_mm_unpacklo_epi16((__m128i)a, (__m128i)b);
+    second = (Halves)_mm_unpackhi_epi16((__m128i)a, (__m128i)b);
+#elif defined(__aarch64__)
+    first = (Halves)vzip1_u16((uint16x4_t)a, (uint16x4_t)b);
+    second = (Halves)vzip2_u16((uint16x4_t)a, (uint16x4_t)b);
+#endif
+}
+
+/// LANES×LANES numbers: interleaving the upper with the lower half, log₂ LANES times.
+inline void transpose(Halves (&x)[LANES]) {
+#pragma GCC unroll 3
+    for (int size = 1; size < LANES; size *= 2) {
+        Halves y[LANES];
+#pragma GCC unroll 4
+        for (int i = 0; i < LANES / 2; i++) {
+            interleave(x[i], x[i + LANES / 2], y[2 * i], y[2 * i + 1]);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES; i++) {
+            x[i] = y[i];
+        }
+    }
+}
+
+}  // namespace
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA

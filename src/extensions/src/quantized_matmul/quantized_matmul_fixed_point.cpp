@@ -1,0 +1,251 @@
+// quantized_matmul for AVX2 and NEON, which multiply no bfloat16 numbers but do multiply integers:
+// the activations become 16-bit integers too, and every sum over a group is exact.
+//
+// 1. prepare: a group of activations a[i] becomes step · A[i], |A[i]| < 2¹⁵ integers. The step is
+//    2^(e−14) where 2^e ≤ max |a| < 2^(e+1): a power of two, so that nothing but A is rounded.
+// 2. unpack: a byte of weights widens to a 16-bit lane: one 8-bit number, or two 4-bit ones.
+// 3. multiply: Σ q·A in 32 bits; 255 · 32767 · 128 < 2³¹. As integers add up to the same in any
+//    order, one row alone may unpack as it goes, and many rows share weights that were unpacked.
+// 4. total += (scale · step) · Σ q·A + bias · (step · Σ A), in float32, group after group.
+//
+// What it costs in precision. |a − step·A| ≤ step/2 ≤ 2⁻¹⁵ · max |a|, and 0 for a bfloat16 number
+// (8 significant bits) that is at least 2⁻⁷ of the largest of its group. The largest of 128 is at
+// most √128 times their root mean square, so the activations are off by less than 2⁻¹¹ of that,
+// where rounding the weights to bfloat16 would be off by up to 2⁻⁹. It is the same A that meets q
+// and the bias, so this error is one of Σ w·a and not of its two larger halves. float16 numbers (11
+// bits) get a second row of integers for what the first one leaves, with steps 2¹⁵ times smaller:
+// |error| ≤ 2⁻³⁰ · max |a|.
+//
+// A group with NaN or infinity makes its row NaN. Steps are at least 2⁻¹¹¹.
+#include <stdlib.h>
+
+#include "common/simd.h"
+#include "src/quantized_matmul/fixed_point_activations.h"
+#include "src/quantized_matmul/fixed_point_vectors.h"
+#include "src/quantized_matmul/quantized_matmul_kernels.h"
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+namespace {
+
+constexpr int DIRECT_ROWS = 2;               // up to here, unpacking as we go is cheaper
+constexpr int64_t CACHE_BYTES = 256 * 1024;  // of activations that are used panel after panel
+
+// --- weights ------------------------------------------------------------------------------------
+
+// LANES outputs from `first`; in the last panel some of them may not exist.
+struct Panel {
+    const QuantizedMatmulJob* job;
+    int64_t first;
+    int outputs;
+    Floats* scales;  // groups, one output a lane
+    Floats* biases;
+    const uint8_t* rows[LANES];  // of weights; an output that does not exist repeats the last one's
+};
+
+// O × groups of 16-bit numbers -> groups vectors of float32, one output a lane.
+void load_by_group(const Panel& panel, const uint16_t* in, Floats* out) {
+    const int64_t groups = panel.job->I / panel.job->group_size;
+    const int last = panel.outputs - 1;
+    in += panel.first * groups;
+    for (int64_t g = 0; g < groups; g += LANES) {
+        const int count = groups - g < LANES ? static_cast<int>(groups - g) : LANES;
+        Halves block[LANES];
+        if (count == LANES && last == LANES - 1) {
+#pragma GCC unroll 8
+            for (int o = 0; o < LANES; o++) {
+                block[o] = load_bits<Halves>(in + o * groups + g);
+            }
+        } else {
+            for (int o = 0; o < LANES; o++) {
+                block[o] = load_bits<Halves>(in + (o < last ? o : last) * groups + g, count, 2);
+            }
+        }
+        transpose(block);
+        const bool narrow = panel.job->scale_format == Format::float16;
+        Floats* to = out + g;  // has room for a multiple of LANES
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES; i++) {
+            to[i] = narrow ? widen_float16(block[i]) : widen_bfloat16(block[i]);
+        }
+    }
+}
+
+// Step 2: the next 1 or 2 vectors of weights.
+template <int BITS>
+inline void unpack(const uint8_t* bytes, Shorts* weights) {
+    const Shorts wide = load_bytes(bytes);
+    weights[0] = BITS == 8 ? wide : wide & 15;
+    if constexpr (BITS == 4) {
+        weights[1] = wide >> 4;
+    }
+}
+
+// --- products -----------------------------------------------------------------------------------
+
+// Step 3 for one row of integers: Σ q·A of a group, unpacking as we go.
+template <int BITS>
+inline Ints dot_direct(const Panel& panel, int64_t g, const Shorts* a) {
+    constexpr int PARTS = 8 / BITS;  // vectors from SHORTS bytes
+    const int64_t bytes = panel.job->group_size * BITS / 8;
+    Ints sums[LANES] = {};
+    for (int64_t i = g * bytes; i < (g + 1) * bytes; i += SHORTS, a += PARTS) {
+#pragma GCC unroll 8
+        for (int o = 0; o < LANES; o++) {
+            Shorts weights[PARTS];
+            unpack<BITS>(panel.rows[o] + i, weights);
+#pragma GCC unroll 2
+            for (int part = 0; part < PARTS; part++) {
+                sums[o] = multiply_add(sums[o], a[part], weights[part]);
+            }
+        }
+    }
+    return sum_each(sums);
+}
+
+// The same with weights unpacked before: vectors × LANES outputs.
+inline Ints dot_unpacked(const Shorts (*weights)[LANES], int vectors, const Shorts* a) {
+    Ints sums[LANES] = {};
+    for (int v = 0; v < vectors; v++) {
+#pragma GCC unroll 8
+        for (int o = 0; o < LANES; o++) {
+            sums[o] = multiply_add(sums[o], a[v], weights[v][o]);
+        }
+    }
+    return sum_each(sums);
+}
+
+// Step 4.
+inline Floats add_group(Floats total, Ints dot, const Panel& panel, int64_t g, Factors factors) {
+    const Floats products = __builtin_convertvector(dot, Floats);
+    total = fma(panel.scales[g] * splat(factors.step), products, total);
+    return fma(panel.biases[g], splat(factors.sum), total);
+}
+
+// The rows of weights lie in as many places of memory as there are lanes, and each is short: the
+// processor's own prefetching would start anew with every panel. So we ask for the next panel's.
+template <int BITS>
+inline void prefetch_next_panel(const Panel& panel, int64_t g) {
+    const int64_t row_bytes = panel.job->I * BITS / 8;
+    const int64_t next = LANES * row_bytes + g * panel.job->group_size * BITS / 8;
+#pragma GCC unroll 8
+    for (int o = 0; o < LANES; o++) {
+        for (int i = 0; i < MAX_GROUP * BITS / 8; i += 64) {
+            __builtin_prefetch(panel.rows[o] + next + i);
+        }
+    }
+}
+
+template <int BITS>
+void few_rows(const Panel& panel, const Activations& a, int64_t first_row, int64_t rows,
+              Floats* totals) {
+    const int64_t groups = panel.job->I / panel.job->group_size;
+    for (int64_t g = 0; g < groups; g++) {
+        prefetch_next_panel<BITS>(panel, g);
+        const Factors* factors = a.factors + g * a.R + first_row;
+        for (int64_t r = 0; r < rows; r++) {
+            const Ints dot = dot_direct<BITS>(panel, g, a.group(g, first_row + r));
+            totals[r] = add_group(totals[r], dot, panel, g, factors[r]);
+        }
+    }
+}
+
+// A group of weights of a panel: vectors × LANES outputs.
+template <int BITS>
+void unpack_group(const Panel& panel, int64_t g, Shorts (*weights)[LANES]) {
+    constexpr int PARTS = 8 / BITS;
+    const int64_t bytes = panel.job->group_size * BITS / 8;
+    for (int o = 0; o < LANES; o++) {
+        for (int64_t i = 0; i < bytes; i += SHORTS) {
+            Shorts parts[PARTS];
+            unpack<BITS>(panel.rows[o] + g * bytes + i, parts);
+            for (int part = 0; part < PARTS; part++) {
+                weights[i / SHORTS * PARTS + part][o] = parts[part];
+            }
+        }
+    }
+}
+
+template <int BITS>
+void many_rows(const Panel& panel, const Activations& a, int64_t first_row, int64_t rows,
+               Floats* totals) {
+    const int64_t groups = panel.job->I / panel.job->group_size;
+    Shorts weights[MAX_GROUP / SHORTS][LANES];
+    for (int64_t g = 0; g < groups; g++) {
+        unpack_group<BITS>(panel, g, weights);
+        const Factors* factors = a.factors + g * a.R + first_row;
+        for (int64_t r = 0; r < rows; r++) {
+            const Ints dot = dot_unpacked(weights, static_cast<int>(a.group_size) / SHORTS,
+                                          a.group(g, first_row + r));
+            totals[r] = add_group(totals[r], dot, panel, g, factors[r]);
+        }
+    }
+}
+
+// One panel of outputs for some rows of integers.
+void run_panel(const Panel& panel, const Activations& a, int64_t first_row, int64_t rows,
+               Floats* totals) {
+    const QuantizedMatmulJob& job = *panel.job;
+    for (int64_t r = 0; r < rows; r++) {
+        totals[r] = Floats{};
+    }
+    const auto multiply = rows <= DIRECT_ROWS ? (job.bits == 4 ? few_rows<4> : few_rows<8>)
+                                              : (job.bits == 4 ? many_rows<4> : many_rows<8>);
+    multiply(panel, a, first_row, rows, totals);
+    const int together = rows_of_integers(job.format);
+    for (int64_t r = 0; r < rows; r += together) {
+        const Floats total = together == 2 ? totals[r] + totals[r + 1] : totals[r];
+        store(job.out, (first_row + r) / together * job.O + panel.first, job.format, total,
+              panel.outputs);
+    }
+}
+
+// --- the kernel ---------------------------------------------------------------------------------
+
+int64_t scratch_bytes(const QuantizedMatmulJob& job) {
+    const int64_t factors = job.I / job.group_size * static_cast<int64_t>(sizeof(Factors));
+    return job.M * rows_of_integers(job.format) * (job.I * 2 + factors);
+}
+
+void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, int64_t last_row) {
+    const Activations activations(job, scratch);
+    for (int64_t m = first_row; m < last_row; m++) {
+        for (int64_t g = 0; g < job.I / job.group_size; g++) {
+            prepare_group(job, activations, m, g);
+        }
+    }
+}
+
+void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
+         int64_t last_output) {
+    const Activations activations(job, const_cast<void*>(scratch));
+    const int64_t groups = (job.I / job.group_size + LANES - 1) / LANES * LANES;
+    int64_t block = CACHE_BYTES / (job.I * 2) / 2 * 2;  // rows of integers that stay in the cache
+    block = block < 16 ? 16 : block;
+    block = block < activations.R ? block : activations.R;
+    auto memory =
+        static_cast<Floats*>(aligned_alloc(sizeof(Floats), (2 * groups + block) * sizeof(Floats)));
+    const auto weights = reinterpret_cast<const uint8_t*>(job.b);
+    Panel panel = {&job, 0, 0, memory, memory + groups, {}};
+    for (int64_t row = 0; row < activations.R; row += block) {
+        const int64_t rows = activations.R - row < block ? activations.R - row : block;
+        for (int64_t o = first_output; o < last_output; o += LANES) {
+            panel.first = o;
+            panel.outputs = last_output - o < LANES ? static_cast<int>(last_output - o) : LANES;
+            for (int i = 0; i < LANES; i++) {
+                const int64_t existing = o + (i < panel.outputs ? i : panel.outputs - 1);
+                panel.rows[i] = weights + existing * job.I * job.bits / 8;
+            }
+            load_by_group(panel, job.scales, panel.scales);
+            load_by_group(panel, job.biases, panel.biases);
+            run_panel(panel, activations, row, rows, memory + 2 * groups);
+        }
+    }
+    free(memory);
+}
+
+}  // namespace
+
+const QuantizedMatmulKernel quantized_matmul_fixed_point = {scratch_bytes, prepare, run};
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA

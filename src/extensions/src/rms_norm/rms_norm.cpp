@@ -1,0 +1,50 @@
+// rms_norm and add_rms_norm: validation and graph.
+#include "src/rms_norm/rms_norm.h"
+
+#include "common/checks.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+void check_inputs(const char* name, const mx::array& x, const mx::array& weight) {
+    check(is_float(x.dtype()), name, "expected x in float32, float16 or bfloat16, got ", x.dtype());
+    check(x.ndim() >= 1, name, "expected x with at least one dimension, got a scalar");
+    check(weight.shape() == mx::Shape{x.shape(-1)}, name, "expected weight of shape (", x.shape(-1),
+          "), the last dimension of x, got ", weight.shape());
+    check(weight.dtype() == x.dtype(), name, "expected weight in the dtype of x, ", x.dtype(),
+          ", got ", weight.dtype());
+}
+
+}  // namespace
+
+mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps, mx::StreamOrDevice s) {
+    check_inputs("rms_norm", x, weight);
+    return mx::array(x.shape(), x.dtype(), std::make_shared<RmsNorm>(mx::to_stream(s), eps),
+                     {x, weight});
+}
+
+std::pair<mx::array, mx::array> add_rms_norm(const mx::array& x, const mx::array& y,
+                                             const mx::array& weight, float eps,
+                                             mx::StreamOrDevice s) {
+    constexpr const char* NAME = "add_rms_norm";
+    check_inputs(NAME, x, weight);
+    check(y.shape() == x.shape(), NAME, "expected y of the shape of x, ", x.shape(), ", got ",
+          y.shape());
+    check(y.dtype() == x.dtype(), NAME, "expected y in the dtype of x, ", x.dtype(), ", got ",
+          y.dtype());
+    auto outputs =
+        mx::array::make_arrays({x.shape(), x.shape()}, {x.dtype(), x.dtype()},
+                               std::make_shared<RmsNorm>(mx::to_stream(s), eps), {x, y, weight});
+    return {outputs[0], outputs[1]};
+}
+
+bool RmsNorm::is_equivalent(const mx::Primitive& other) const {
+    return eps_ == static_cast<const RmsNorm&>(other).eps_;
+}
+
+std::vector<mx::Shape> RmsNorm::output_shapes(const std::vector<mx::array>& inputs) {
+    return std::vector<mx::Shape>(inputs.size() - 1, inputs[0].shape());
+}
+
+}  // namespace tiny_llm_ext

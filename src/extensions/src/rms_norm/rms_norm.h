@@ -1,0 +1,49 @@
+// rms_norm: every row of x divided by the root of its mean square, and weighted.
+//
+//     out[n, i] = round(x[n, i] / √(mean_i(x[n, i]²) + eps)) · weight[i]
+//
+// The mean is computed in float32; round is to the dtype of x, as in tiny_llm.layer_norm. A row's
+// result does not depend on its company.
+//
+// add_rms_norm adds two arrays first: between the layers of a transformer a normalization follows
+// each residual connection, and the sum is needed twice, normalized and as it is.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+
+namespace tiny_llm_ext {
+
+namespace mx = mlx::core;
+
+/// x: N..×D, float32, float16 or bfloat16. weight: D, dtype of x.
+/// Returns N..×D in the dtype of x. Throws std::invalid_argument for anything else.
+mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps,
+                   mx::StreamOrDevice s = {});
+
+/// x, y: N..×D of one shape and dtype; the rest as above.
+/// Returns x + y, rounded to their dtype, and rms_norm of that, both N..×D.
+std::pair<mx::array, mx::array> add_rms_norm(const mx::array& x, const mx::array& y,
+                                             const mx::array& weight, float eps,
+                                             mx::StreamOrDevice s = {});
+
+/// The graph node of both. Inputs: x, weight; or x, y, weight with outputs sum and norm.
+class RmsNorm : public mx::Primitive {
+   public:
+    RmsNorm(mx::Stream stream, float eps) : mx::Primitive(stream), eps_(eps) {}
+
+    void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+    void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+
+    const char* name() const override { return "TinyLlmRmsNorm"; }
+    bool is_equivalent(const mx::Primitive& other) const override;
+    std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+
+   private:
+    float eps_;
+};
+
+}  // namespace tiny_llm_ext

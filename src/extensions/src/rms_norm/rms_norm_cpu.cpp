@@ -1,0 +1,80 @@
+// rms_norm on the CPU: the readable reference, and who runs which kernel.
+#include <cmath>
+
+#include "common/checks.h"
+#include "common/instruction_set.h"
+#include "common/rows.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "src/rms_norm/rms_norm.h"
+#include "src/rms_norm/rms_norm_kernels.h"
+
+namespace tiny_llm_ext {
+
+TINY_LLM_DECLARE_SIMD(void rms_norm(const RmsNormJob& job, int64_t first, int64_t last);)
+
+void rms_norm_portable(const RmsNormJob& job, int64_t first, int64_t last) {
+    const Format format = job.format;
+    for (int64_t m = first; m < last; m++) {
+        const void* row = job.x;
+        int64_t start = m * job.x_stride;
+        float squares = 0;
+        for (int64_t i = 0; i < job.D; i++) {
+            float x = load_element(job.x, m * job.x_stride + i, format);
+            if (job.y != nullptr) {
+                x = round_to(x + load_element(job.y, m * job.y_stride + i, format), format);
+                store_element(job.sum, m * job.D + i, format, x);
+            }
+            squares += x * x;
+        }
+        if (job.y != nullptr) {
+            row = job.sum;
+            start = m * job.D;
+        }
+        const float factor = 1 / std::sqrt(squares / static_cast<float>(job.D) + job.eps);
+        for (int64_t i = 0; i < job.D; i++) {
+            const float x = round_to(load_element(row, start + i, format) * factor, format);
+            store_element(job.out, m * job.D + i, format, x * load_element(job.weight, i, format));
+        }
+    }
+}
+
+void RmsNorm::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+    const bool adds = inputs.size() == 3;
+    const auto& x = inputs.front();
+    const auto& y = inputs[1];  // the weight if nothing is added
+    auto& out = outputs.back();
+    RmsNormJob job = {
+        .M = x.shape(-1) == 0 ? 0 : static_cast<int64_t>(x.size()) / x.shape(-1),
+        .D = x.shape(-1),
+        .eps = eps_,
+        .format = format_of(x.dtype()),
+        .x = nullptr,
+        .y = nullptr,
+        .weight = rows_of(inputs.back(), stream()).data,
+        .sum = nullptr,
+        .out = nullptr,
+        .x_stride = 0,
+        .y_stride = 0,
+    };
+    const Rows x_rows = rows_of(x, stream());
+    job.x = x_rows.data;
+    job.x_stride = x_rows.stride;
+    if (adds) {
+        const Rows y_rows = rows_of(y, stream());
+        job.y = y_rows.data;
+        job.y_stride = y_rows.stride;
+        job.sum = allocate_or_reuse(outputs[0], x);
+        job.out = allocate_or_reuse(out, y);  // a row is added up before it is normalized
+    } else {
+        job.out = allocate_or_reuse(out, x);
+    }
+    if (out.size() == 0) {
+        return;
+    }
+    const auto kernel = TINY_LLM_CHOOSE_SIMD(instruction_set(), rms_norm, rms_norm_portable);
+    mx::cpu::get_command_encoder(stream()).dispatch([job, kernel] {
+        for_rows(job.M, job.D, [&](int64_t first, int64_t last) { kernel(job, first, last); });
+    });
+}
+
+}  // namespace tiny_llm_ext

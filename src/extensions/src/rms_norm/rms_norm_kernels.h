@@ -1,0 +1,25 @@
+// The CPU kernels of rms_norm, as plain functions on plain memory.
+#pragma once
+
+#include <stdint.h>
+
+#include "common/half.h"
+
+namespace tiny_llm_ext {
+
+struct RmsNormJob {
+    int64_t M, D;
+    float eps;
+    Format format;       // of all arrays
+    const void* x;       // M × D, rows x_stride elements apart
+    const void* y;       // the same, or null: nothing is added
+    const void* weight;  // D
+    void* sum;           // M × D, or null if y is; may be the memory of x
+    void* out;           // M × D; may be the memory of y, or of x if there is no y
+    int64_t x_stride, y_stride;
+};
+
+/// The reference. Computes rows first … last − 1; rms_norm in rms_norm_simd.cpp does the same.
+void rms_norm_portable(const RmsNormJob& job, int64_t first, int64_t last);
+
+}  // namespace tiny_llm_ext

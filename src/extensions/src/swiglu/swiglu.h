@@ -1,0 +1,37 @@
+// swiglu: the gated activation of Qwen3's MLP.
+//
+//     out[n, i] = silu(gate[n, i]) · up[n, i],   silu(x) = x · sigmoid(x)
+//
+// Rounded to the arrays' dtype after each step, as tiny_llm.basics.silu and the product are, so
+// that a model's answer does not depend on which of the two computed it.
+#pragma once
+
+#include <vector>
+
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+
+namespace tiny_llm_ext {
+
+namespace mx = mlx::core;
+
+/// gate, up: N..×I of one shape and dtype: float32, float16 or bfloat16. Returns N..×I in that
+/// dtype. Throws std::invalid_argument for anything else.
+mx::array swiglu(const mx::array& gate, const mx::array& up, mx::StreamOrDevice s = {});
+
+/// The graph node. Inputs: gate, up.
+class Swiglu : public mx::UnaryPrimitive {
+   public:
+    explicit Swiglu(mx::Stream stream) : mx::UnaryPrimitive(stream) {}
+
+    void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+    void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+
+    const char* name() const override { return "TinyLlmSwiglu"; }
+    bool is_equivalent(const mx::Primitive& other) const override { return true; }
+    std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+        return {inputs[0].shape()};
+    }
+};
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,22 @@
+// The CPU kernels of swiglu, as plain functions on plain memory.
+#pragma once
+
+#include <stdint.h>
+
+#include "common/half.h"
+
+namespace tiny_llm_ext {
+
+struct SwigluJob {
+    int64_t M, I;
+    Format format;     // of all arrays
+    const void* gate;  // M × I, rows gate_stride elements apart
+    const void* up;    // the same
+    void* out;         // M × I; may be the memory of gate or of up
+    int64_t gate_stride, up_stride;
+};
+
+/// The reference. Computes rows first … last − 1; swiglu in swiglu_simd.cpp does the same.
+void swiglu_portable(const SwigluJob& job, int64_t first, int64_t last);
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,58 @@
+// swiglu with vectors: the steps of the reference, LANES elements at a time.
+#include "common/simd.h"
+#include "src/swiglu/swiglu_kernels.h"
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+namespace {
+
+// round_to for numbers from `top` / 2 to `top`, a power of two. They all have one spacing: next to
+// `shift` float32 has the same, and adding it leaves nothing finer.
+template <Format F>
+inline Floats round_up_to(float top, Floats x) {
+    if (F == Format::float32) {
+        return x;
+    }
+    const float shift = 0.75f * top * (F == Format::float16 ? 0x1p13f : 0x1p16f);
+    return (x + shift) - shift;
+}
+
+template <Format F>
+inline Floats silu(Floats x) {
+    const Ints sign = Ints{} + INT32_MIN;
+    const Floats power = round_to(exp(as_floats(as_ints(x) | sign)), F);  // e^−|x|, 0 … 1
+    const Floats sigmoid = round_up_to<F>(1, 1.0f / round_up_to<F>(2, 1.0f + power));
+    // 1 − sigmoid needs no rounding: it is a multiple of the same spacing, and smaller.
+    return round_to(x * (x < 0.0f ? 1.0f - sigmoid : sigmoid), F);
+}
+
+template <Format F>
+void swiglu_rows(const SwigluJob& job, int64_t first, int64_t last) {
+    for (int64_t m = first; m < last; m++) {
+        const int64_t gate = m * job.gate_stride, up = m * job.up_stride, out = m * job.I;
+        int64_t i = 0;
+        for (; i + LANES <= job.I; i += LANES) {
+            const Floats activated = silu<F>(load(job.gate, gate + i, F));
+            store(job.out, out + i, F, activated * load(job.up, up + i, F));
+        }
+        if (const int rest = static_cast<int>(job.I - i); rest > 0) {
+            const Floats activated = silu<F>(load(job.gate, gate + i, F, rest));
+            store(job.out, out + i, F, activated * load(job.up, up + i, F, rest), rest);
+        }
+    }
+}
+
+}  // namespace
+
+void swiglu(const SwigluJob& job, int64_t first, int64_t last) {
+    switch (job.format) {
+        case Format::float32:
+            return swiglu_rows<Format::float32>(job, first, last);
+        case Format::float16:
+            return swiglu_rows<Format::float16>(job, first, last);
+        default:
+            return swiglu_rows<Format::bfloat16>(job, first, last);
+    }
+}
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA

@@ -1,0 +1,83 @@
+// Runs every test for every instruction set of this processor, or for the one that TINY_LLM_CPU_ISA
+// names. Exit status 0 if all is well.
+#include "tests/kernel_tests.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+namespace tiny_llm_ext::tests {
+
+namespace {
+
+struct Named {
+    const char* name;
+    Test test;
+};
+
+std::vector<Named>& all_tests() {
+    static std::vector<Named> tests;
+    return tests;
+}
+
+int64_t checks = 0, failures = 0;
+
+}  // namespace
+
+void count_check() { checks++; }
+
+void count_failure(const std::string& what) {
+    if (failures++ < 10) {
+        std::printf("  FAILED: %s\n", what.c_str());
+    }
+}
+
+uint32_t Random::bits() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<uint32_t>(state_ >> 32);
+}
+
+float Random::number() { return static_cast<float>(bits() >> 8) * 0x1p-23f - 1 + 0x1p-24f; }
+
+std::vector<uint16_t> Random::halves(int64_t count, Format format, float scale) {
+    std::vector<uint16_t> numbers(count);
+    for (int64_t i = 0; i < count; i++) {
+        store_element(numbers.data(), i, format, scale * number());
+    }
+    return numbers;
+}
+
+Registration::Registration(const char* name, Test test) { all_tests().push_back({name, test}); }
+
+// Returns whether something was tested and nothing failed.
+bool run_all() {
+    std::vector<InstructionSet> sets = instruction_sets();
+    const char* forced = std::getenv("TINY_LLM_CPU_ISA");
+    if (forced != nullptr && *forced != '\0') {
+        sets = {instruction_set()};  // checks the name
+    }
+    for (InstructionSet set : sets) {
+        if (set == InstructionSet::portable) {
+            continue;
+        }
+        for (const Named& test : all_tests()) {
+            const int64_t checks_before = checks, failures_before = failures;
+            test.test(set);
+            std::printf("%s %s: %lld checks, %lld failed\n", name_of(set).c_str(), test.name,
+                        static_cast<long long>(checks - checks_before),
+                        static_cast<long long>(failures - failures_before));
+        }
+    }
+    return checks > 0 && failures == 0;
+}
+
+}  // namespace tiny_llm_ext::tests
+
+int main() {
+    try {
+        return tiny_llm_ext::tests::run_all() ? 0 : 1;
+    } catch (const std::exception& error) {
+        std::printf("%s\n", error.what());
+        return 2;
+    }
+}

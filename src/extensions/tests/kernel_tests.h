@@ -1,0 +1,76 @@
+// What the tests of the kernels share.
+//
+// To add a kernel's tests: keep its scalar reference in a file without MLX (<op>_portable.cpp,
+// listed in kernels.cmake), write <op>_test.cpp with functions under KERNEL_TEST, and list that in
+// CMakeLists.txt.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/half.h"
+#include "common/instruction_set.h"
+
+namespace tiny_llm_ext::tests {
+
+void count_check();
+void count_failure(const std::string& what);
+
+/// Notes a failure, and prints the first few. what() says which case it is.
+template <typename What>
+void expect(bool condition, const What& what) {
+    count_check();
+    if (!condition) {
+        count_failure(what());
+    }
+}
+
+/// Reproducible numbers, the same on every machine.
+class Random {
+   public:
+    explicit Random(uint64_t seed) : state_(seed * 2 + 1) {}
+    uint32_t bits();
+    /// Uniform in (−1, 1).
+    float number();
+    /// `count` elements of a 16-bit format, uniform in (−scale, scale).
+    std::vector<uint16_t> halves(int64_t count, Format format, float scale = 1);
+
+   private:
+    uint64_t state_;
+};
+
+/// Memory with a margin on both sides that a kernel must leave alone.
+template <typename T>
+class Guarded {
+   public:
+    explicit Guarded(int64_t count) : memory_(count + 2 * MARGIN, GUARD) {}
+    T* data() { return memory_.data() + MARGIN; }
+    T operator[](int64_t i) const { return memory_[MARGIN + i]; }
+    bool intact() const {
+        for (int64_t i = 0; i < MARGIN; i++) {
+            if (memory_[i] != GUARD || memory_[memory_.size() - 1 - i] != GUARD) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+   private:
+    static constexpr int64_t MARGIN = 64;
+    static constexpr T GUARD = static_cast<T>(0x5a5b);
+    std::vector<T> memory_;
+};
+
+/// Runs once for every instruction set that is tested, the portable one excepted.
+using Test = void (*)(InstructionSet set);
+struct Registration {
+    Registration(const char* name, Test test);
+};
+
+}  // namespace tiny_llm_ext::tests
+
+#define KERNEL_TEST(name)                                                               \
+    static void name(tiny_llm_ext::InstructionSet set);                                 \
+    static const tiny_llm_ext::tests::Registration registration_of_##name(#name, name); \
+    static void name([[maybe_unused]] tiny_llm_ext::InstructionSet set)

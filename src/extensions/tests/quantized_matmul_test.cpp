@@ -1,0 +1,190 @@
+// The kernels of quantized_matmul against the three loops of the reference.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "src/quantized_matmul/quantized_matmul_kernels.h"
+#include "tests/kernel_tests.h"
+
+using namespace tiny_llm_ext;
+using namespace tiny_llm_ext::tests;
+
+namespace {
+
+// One multiplication with random arguments of its own.
+struct Problem {
+    int64_t M, O, I;
+    int group_size, bits;
+    Format format, scale_format;
+    std::vector<uint32_t> b;
+    std::vector<uint16_t> scales, biases, a;
+
+    Problem(int64_t M, int64_t O, int64_t I, int group_size, int bits, Format format,
+            Format scale_format)
+        : M(M),
+          O(O),
+          I(I),
+          group_size(group_size),
+          bits(bits),
+          format(format),
+          scale_format(scale_format),
+          b(O * I * bits / 32) {
+        Random random(M * 1000 + O);
+        std::generate(b.begin(), b.end(), [&] { return random.bits(); });
+        scales = random.halves(O * I / group_size, scale_format, 0.1f);
+        biases = random.halves(O * I / group_size, scale_format, 1.0f);
+        a = random.halves(M * I, format, 2.0f);
+    }
+
+    QuantizedMatmulJob job(uint16_t* out, int64_t first_row, int64_t rows) const {
+        return {rows,
+                O,
+                I,
+                group_size,
+                bits,
+                b.data(),
+                scales.data(),
+                biases.data(),
+                a.data() + first_row * I,
+                out,
+                scale_format,
+                format};
+    }
+
+    std::string name() const {
+        return "M " + std::to_string(M) + ", O " + std::to_string(O) + ", I " + std::to_string(I) +
+               ", group " + std::to_string(group_size) + ", bits " + std::to_string(bits) +
+               (format == Format::float16 ? ", float16" : ", bfloat16") +
+               (scale_format == Format::float16 ? ", scales float16" : ", scales bfloat16");
+    }
+};
+
+const QuantizedMatmulKernel& kernel_of(InstructionSet set) {
+#if defined(__x86_64__)
+    return set == InstructionSet::avx2 ? avx2::quantized_matmul_fixed_point
+                                       : quantized_matmul_avx512;
+#else
+    (void)set;
+    return neon::quantized_matmul_fixed_point;
+#endif
+}
+
+// Some rows of a problem by a kernel, in the chunks that threads would take.
+Guarded<uint16_t> multiply(const Problem& problem, InstructionSet set, int64_t first_row,
+                           int64_t rows) {
+    const QuantizedMatmulKernel& kernel = kernel_of(set);
+    Guarded<uint16_t> out(rows * problem.O);
+    const QuantizedMatmulJob job = problem.job(out.data(), first_row, rows);
+    // No byte more than was asked for: a sanitizer sees what is read or written beyond.
+    const int64_t bytes = kernel.scratch(job);
+    void* scratch = nullptr;
+    if (posix_memalign(&scratch, 64, bytes) != 0) {
+        throw std::bad_alloc();
+    }
+    for (int64_t m = 0; m < rows; m += 16) {
+        kernel.prepare(job, scratch, m, std::min(rows, m + 16));
+    }
+    for (int64_t o = 0; o < problem.O; o += QUANTIZED_MATMUL_PANEL) {
+        kernel.run(job, scratch, o, std::min(problem.O, o + QUANTIZED_MATMUL_PANEL));
+    }
+    free(scratch);
+    return out;
+}
+
+// How far two results may be apart: both round to the format, both add up I products in float32,
+// and the fixed point kernel (see its head) rounds the activations of a group.
+float tolerance(const Problem& problem, int64_t m, int64_t o, float expected) {
+    const int64_t groups = problem.I / problem.group_size;
+    const float levels = static_cast<float>((1 << problem.bits) - 1);
+    float bound = std::abs(expected) * (problem.format == Format::float16 ? 0x1p-10f : 0x1p-7f);
+    for (int64_t g = 0; g < groups; g++) {
+        float largest = 0, sum = 0;
+        for (int64_t i = g * problem.group_size; i < (g + 1) * problem.group_size; i++) {
+            const float x =
+                std::abs(load_element(problem.a.data(), m * problem.I + i, problem.format));
+            largest = std::max(largest, x);
+            sum += x;
+        }
+        const float weight =
+            levels * std::abs(load_element(problem.scales.data(), o * groups + g,
+                                           problem.scale_format)) +
+            std::abs(load_element(problem.biases.data(), o * groups + g, problem.scale_format));
+        const float step = problem.format == Format::float16 ? 0x1p-30f : 0x1p-15f;
+        bound += weight * (0x1p-20f * sum + step * largest * problem.group_size);
+    }
+    return bound;
+}
+
+void compare_with_reference(const Problem& problem, InstructionSet set) {
+    Guarded<uint16_t> expected(problem.M * problem.O);
+    quantized_matmul_portable(problem.job(expected.data(), 0, problem.M), 0, problem.O);
+    Guarded<uint16_t> actual = multiply(problem, set, 0, problem.M);
+    expect(actual.intact(), [&] { return problem.name() + ": wrote beyond its output"; });
+    for (int64_t m = 0; m < problem.M; m++) {
+        for (int64_t o = 0; o < problem.O; o++) {
+            const int64_t i = m * problem.O + o;
+            const float e = load_element(expected.data(), i, problem.format);
+            const float x = load_element(actual.data(), i, problem.format);
+            expect(std::abs(x - e) <= tolerance(problem, m, o, e), [&] {
+                return problem.name() + ": row " + std::to_string(m) + ", output " +
+                       std::to_string(o) + " is " + std::to_string(x) + ", expected " +
+                       std::to_string(e);
+            });
+        }
+    }
+}
+
+constexpr Format HALVES[] = {Format::bfloat16, Format::float16};
+
+}  // namespace
+
+KERNEL_TEST(quantized_matmul_equals_the_reference) {
+    const int64_t shapes[][3] = {{1, 64, 128}, {1, 67, 1280}, {2, 1, 128},
+                                 {3, 33, 384}, {5, 70, 640},  {20, 129, 256}};
+    for (const auto& [M, O, I] : shapes) {
+        for (int group_size : {32, 64, 128}) {
+            for (int bits : {4, 8}) {
+                for (Format format : HALVES) {
+                    for (Format scale_format : HALVES) {
+                        compare_with_reference(
+                            Problem(M, O, I, group_size, bits, format, scale_format), set);
+                    }
+                }
+            }
+        }
+    }
+}
+
+KERNEL_TEST(quantized_matmul_row_does_not_depend_on_its_company) {
+    for (int64_t M : {2, 3, 6, 7, 33}) {
+        for (Format format : HALVES) {
+            const Problem problem(M, 70, 256, 64, 4, format, format);
+            Guarded<uint16_t> together = multiply(problem, set, 0, M);
+            for (int64_t m : {int64_t{0}, M / 2, M - 1}) {
+                Guarded<uint16_t> alone = multiply(problem, set, m, 1);
+                const bool equal = std::memcmp(alone.data(), together.data() + m * problem.O,
+                                               problem.O * sizeof(uint16_t)) == 0;
+                expect(equal, [&] {
+                    return problem.name() + ": row " + std::to_string(m) + " alone differs";
+                });
+            }
+        }
+    }
+}
+
+KERNEL_TEST(quantized_matmul_nan_and_infinity_stay_in_their_row) {
+    for (Format format : HALVES) {
+        Problem problem(3, 67, 256, 128, 4, format, format);
+        Guarded<uint16_t> clean = multiply(problem, set, 0, 3);
+        for (float value : {NAN, INFINITY, -INFINITY}) {
+            store_element(problem.a.data(), problem.I + 5, format, value);
+            Guarded<uint16_t> dirty = multiply(problem, set, 0, 3);
+            for (int64_t i = 0; i < 3 * problem.O; i++) {
+                const bool same = dirty[i] == clean[i];
+                const bool finite = std::isfinite(load_element(dirty.data(), i, format));
+                expect(i / problem.O == 1 ? !finite : same,
+                       [&] { return problem.name() + ": a row with a non-finite number"; });
+            }
+        }
+    }
+}

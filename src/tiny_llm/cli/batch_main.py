@@ -1,0 +1,108 @@
+"""`pdm run batch-main`: sixteen prompts through continuous batching, with a live view."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+
+import mlx.core as mx
+from rich.console import Console
+from rich.live import Live
+
+from ..demo.prompts import BATCH_PROMPTS
+from ..errors import UserError
+from .arguments import (
+    add_batch_arguments,
+    add_model_arguments,
+    add_sampling_arguments,
+    check_batch_arguments,
+    sampler_from,
+)
+from .backend import open_checkpoint
+from .batch_runs import BatchRun, open_run
+from .batch_view import PlainLines, batch_table, speed_line
+from .command import CommandParser, console, run_command
+
+REDRAW_SECONDS = 0.1  # drawing takes a few milliseconds that decoding could use
+DEFAULT_MAX_TOKENS = 512
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; the exit status is 0, or 2 if the flags ask for what cannot be."""
+    return run_command("batch-main", lambda: _answer_all(argv))
+
+
+def run_live(run: BatchRun, num_prompts: int, screen: Console) -> float:
+    """Steps through a run while a table on `screen` shows it; returns the seconds it took."""
+    with Live(console=screen, auto_refresh=False, transient=True) as live:
+        drawn_at = 0.0
+
+        def draw(seconds: float) -> None:
+            nonlocal drawn_at
+            if seconds - drawn_at >= REDRAW_SECONDS or run.is_done:
+                drawn_at = seconds
+                live.update(batch_table(run, num_prompts, seconds), refresh=True)
+
+        return _run(run, draw)
+
+
+def run_plain(run: BatchRun, questions: list[str], screen: Console) -> float:
+    """Steps through a run with a line for each event; returns the seconds it took."""
+    lines = PlainLines(screen, questions)
+    return _run(run, lambda seconds: lines.update(run))
+
+
+def _run(run: BatchRun, after_step: Callable[[float], None]) -> float:
+    started = time.perf_counter()
+    while not run.is_done:
+        run.step()
+        after_step(time.perf_counter() - started)
+    return time.perf_counter() - started
+
+
+def _answer_all(argv: list[str] | None) -> int:
+    args = _parse(argv)
+    check_batch_arguments(args)
+    sampler = sampler_from(args)
+    checkpoint = open_checkpoint(args)
+    prompts = [
+        checkpoint.encode_chat([{"role": "user", "content": prompt}]) for prompt in BATCH_PROMPTS
+    ]
+    context = checkpoint.mlx_model.args.max_position_embeddings
+    longest = max(map(len, prompts))
+    if longest >= context:
+        raise UserError(
+            f"the longest of the prompts has {longest} tokens, and the context of "
+            f"'{checkpoint.name}' holds {context} with the answer; use another model."
+        )
+    limits = [min(args.max_tokens, context - len(prompt)) for prompt in prompts]
+    run = open_run(args, checkpoint, prompts, limits, sampler)
+    questions = [prompt.splitlines()[-1] for prompt in BATCH_PROMPTS]
+    screen = Console(highlight=False)
+    if screen.is_terminal and not args.plain:
+        seconds = run_live(run, len(prompts), screen)
+    else:
+        seconds = run_plain(run, questions, console)
+    for index, answer in sorted(run.answers.items()):
+        print(f"[{index}] {questions[index]}\n{answer.strip()}\n")
+    print(
+        f"{len(prompts)} requests | {speed_line(list(run.all_progress()), seconds)} | "
+        f"peak memory: {mx.get_peak_memory() / 1e9:.3f} GB"
+    )
+    return 0
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = CommandParser("batch-main", __doc__)
+    add_model_arguments(parser)
+    add_sampling_arguments(parser)
+    add_batch_arguments(parser)
+    parser.add_argument(
+        "--plain", action="store_true", help="lines instead of the live view, as into a file"
+    )
+    parser.set_defaults(max_tokens=DEFAULT_MAX_TOKENS)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""`pdm run bench`: throughput on synthetic token ids; ends in one line of JSON.
+
+All sequences arrive at once and are served through continuous batching. End tokens are ignored,
+so that each yields exactly the length that was drawn for it.
+"""
+
+import argparse
+import json
+import sys
+import time
+from importlib.metadata import version
+from typing import Any
+
+import mlx.core as mx
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from ..errors import UserError
+from ..sampler import make_sampler
+from .arguments import add_batch_arguments, add_model_arguments, check_batch_arguments
+from .backend import Checkpoint, open_checkpoint
+from .batch_runs import BatchRun, open_run
+from .command import CommandParser, console, run_command
+from .workload import LengthRange, TokenClock, Workload, draw_workload, latencies
+
+WARMUP_TOKENS = 8  # enough to have run every kernel that decoding uses
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; the exit status is 0, or 2 if the flags ask for what cannot be."""
+    return run_command("bench", lambda: _bench(argv))
+
+
+def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload) -> dict[str, Any]:
+    """Serves a workload once, and says how it went.
+
+    Args:
+        args: flags, checked by `check_batch_arguments`.
+        checkpoint: the model; its tokenizer is not used.
+        workload: what to serve.
+
+    Returns:
+        Counts, seconds, tokens per second, latencies in milliseconds and gigabytes (10⁹ bytes).
+    """
+    clock = TokenClock()
+    run = _open(args, checkpoint, workload, clock)
+    mx.reset_peak_memory()
+    started = time.perf_counter()
+    _serve(run, len(workload.prompts))
+    seconds = time.perf_counter() - started
+    given = [len(times) for times in clock.sequences]
+    assert sum(given) == workload.output_tokens, "every sequence yields its output length"
+    prompt, output = workload.prompt_tokens, workload.output_tokens
+    return {
+        "num_seqs": len(workload.prompts),
+        "prompt_tokens": prompt,
+        "output_tokens": output,
+        "total_tokens": prompt + output,
+        "seconds": round(seconds, 4),
+        "prompt_tokens_per_s": round(prompt / seconds, 2),
+        "output_tokens_per_s": round(output / seconds, 2),
+        "total_tokens_per_s": round((prompt + output) / seconds, 2),
+        **latencies(clock.sequences, started),
+        "peak_memory_gb": round(mx.get_peak_memory() / 1e9, 4),
+    }
+
+
+def _open(
+    args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload, clock: TokenClock
+) -> BatchRun:
+    return open_run(
+        args,
+        Checkpoint(checkpoint.name, checkpoint.mlx_model, clock),
+        workload.prompts,
+        workload.output_lens,
+        make_sampler(temp=0),
+        ignore_eos=True,
+    )
+
+
+def _serve(run: BatchRun, num_seqs: int) -> None:
+    """Steps to the end; the progress bar is drawn when a sequence is finished, not in between."""
+    hidden = not console.is_terminal
+    with Progress(console=console, transient=True, auto_refresh=False, disable=hidden) as progress:
+        task = progress.add_task("sequences", total=num_seqs)
+        finished = 0
+        while not run.is_done:
+            run.step()
+            if len(run.answers) > finished:
+                finished = len(run.answers)
+                progress.update(task, completed=finished, refresh=True)
+
+
+def _bench(argv: list[str] | None) -> int:
+    args = _parse(argv)
+    check_batch_arguments(args)
+    inputs = LengthRange("input", args.min_input_len, args.max_input_len)
+    outputs = LengthRange("output", args.min_output_len, args.max_output_len)
+    for flag, value, low in (
+        ("--num-seqs", args.num_seqs, 1),
+        ("--warmup", args.warmup, 0),
+        ("--seed", args.seed, 0),
+    ):
+        if value < low:
+            raise UserError(f"{flag} is {value}; it must be at least {low}.")
+    checkpoint = open_checkpoint(args)
+    config = checkpoint.mlx_model.args
+    if inputs.high + outputs.high > config.max_position_embeddings:
+        raise UserError(
+            f"--max-input-len {inputs.high} and --max-output-len {outputs.high} together are more "
+            f"than the context of '{checkpoint.name}', {config.max_position_embeddings} tokens."
+        )
+    if args.warmup:
+        # Other ids than those that are measured: nothing of them may be remembered.
+        brief = LengthRange("output", 1, min(outputs.high, WARMUP_TOKENS))
+        warmup = draw_workload(args.warmup, inputs, brief, config.vocab_size, args.seed + 1)
+        _serve(_open(args, checkpoint, warmup, TokenClock()), args.warmup)
+    workload = draw_workload(args.num_seqs, inputs, outputs, config.vocab_size, args.seed)
+    result = {
+        "model": checkpoint.name,
+        "solution": args.solution,
+        "loader": args.loader,
+        "device": "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu",
+        "flash_attn": args.enable_flash_attn,
+        "batch_size": args.batch_size,
+        "prefill_step": args.prefill_step,
+        "warmup": args.warmup,
+        "seed": args.seed,
+        **measure(args, checkpoint, workload),
+        "tiny_llm": version("tiny-llm"),
+        "mlx": version("mlx"),
+    }
+    _print_table(result)
+    print(json.dumps(result))
+    return 0
+
+
+def _print_table(result: dict[str, Any]) -> None:
+    table = Table("", "tokens", "tokens/s", title=f"{result['num_seqs']} sequences")
+    for what in ("prompt", "output", "total"):
+        tokens, speed = result[f"{what}_tokens"], result[f"{what}_tokens_per_s"]
+        table.add_row(what, str(tokens), f"{speed:.1f}")
+    latency = Table("ms", "median", "p95", title="latency")
+    for what, name in (("first token", "ttft_ms"), ("between tokens", "gap_ms")):
+        pair = (result[f"{name}_median"], result[f"{name}_p95"])
+        latency.add_row(what, *("–" if ms is None else f"{ms:.1f}" for ms in pair))
+    screen = Console(highlight=False)
+    screen.print(table)
+    screen.print(latency)
+    screen.print(f"{result['seconds']:.2f} s, peak memory {result['peak_memory_gb']:.3f} GB")
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = CommandParser("bench", __doc__)
+    add_model_arguments(parser)
+    add_batch_arguments(parser)
+    for flag, default, text in (
+        ("--num-seqs", 16, "how many sequences"),
+        ("--min-input-len", 32, "tokens of the shortest prompt"),
+        ("--max-input-len", 256, "tokens of the longest prompt"),
+        ("--min-output-len", 32, "tokens of the shortest answer"),
+        ("--max-output-len", 128, "tokens of the longest answer"),
+        ("--warmup", 1, "sequences to serve before the clock starts"),
+        ("--seed", 0, "of the lengths and ids"),
+    ):
+        parser.add_argument(flag, type=int, default=default, metavar="N", help=text)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

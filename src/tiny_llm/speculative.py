@@ -1,0 +1,271 @@
+"""Speculative decoding: a small model drafts tokens, the large one verifies them in one call.
+
+A decode step reads all weights of a model to compute one token, and could compute a few more in
+the same time. So the draft guesses the next n tokens one by one, which is cheap, and the target
+computes all n + 1 positions at once. It keeps the guesses up to the first that it would not have
+made, and puts its own token there. What was computed beyond is forgotten with `cache.rewind`.
+
+    sequence        … the capital                 (its last token is in no cache yet)
+    draft proposes                of France .
+    target says                   of France is    3 tokens for one call of the target
+
+The draft changes how fast the answer comes, never which answers come how often. See Leviathan et
+al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from .errors import UserError
+from .sampler import DistributionSampler, Sampler, choose, log_softmax
+
+
+@dataclass
+class SpeculationStatistics:
+    """What drafting was good for, in one generation.
+
+    Attributes:
+        target_steps: calls of the target, the prompt's included.
+        proposed: tokens that the draft proposed.
+        accepted: those of them that came out as part of the answer.
+    """
+
+    target_steps: int = 0
+    proposed: int = 0
+    accepted: int = 0
+
+    def __str__(self) -> str:
+        share = f" ({self.accepted / self.proposed:.0%})" if self.proposed else ""
+        return (
+            f"drafts: {self.accepted} of {self.proposed} accepted{share}, "
+            f"{self.target_steps} target steps"
+        )
+
+
+class SpeculativeDecoding:
+    """A decoding loop, as those of `generate.py`: (target, prompt ids, sampler) -> token ids.
+
+    With a greedy sampler (or any plain function) each token is the one that the target and the
+    sampler would have chosen without a draft. With a sampler of `make_sampler` at a temperature,
+    each is distributed as if they had chosen it. Both hold up to the rounding of the target's
+    logits, which may differ in the last bits between one position and several.
+
+    Args:
+        draft_model: from Week 2 on, as the target; with the target's vocabulary. Logits may be
+            padded to another width.
+        num_drafts: how many tokens to propose for each call of the target.
+
+    Attributes:
+        statistics: of the latest generation, up to date whenever a token has come.
+
+    Raises:
+        UserError: `num_drafts` is below 1.
+    """
+
+    def __init__(self, draft_model: Any, num_drafts: int = 4):
+        if num_drafts < 1:
+            raise UserError(f"num-drafts is {num_drafts}; it must be at least 1.")
+        self.draft_model = draft_model
+        self.num_drafts = num_drafts
+        self.statistics = SpeculationStatistics()
+
+    def __call__(self, model: Any, prompt_ids: Sequence[int], sampler: Sampler) -> Iterator[int]:
+        """Yields token ids, without end."""
+        self.statistics = statistics = SpeculationStatistics()
+        rejecting = sampler if isinstance(sampler, DistributionSampler) else None
+        if rejecting is not None and rejecting.is_greedy:
+            rejecting = None  # the likeliest token is the same or it is not
+        target, draft = _CachedModel(model), _CachedModel(self.draft_model)
+        ids = list(prompt_ids)
+        try:
+            while True:
+                # The first token does not wait for a draft.
+                count = self._num_drafts_now(target, draft, len(ids)) if target.offset else 0
+                drafts, drafted_from = _propose(draft, ids, count, rejecting, target.width)
+                new_ids = mx.concatenate([mx.array(ids[target.offset :]), drafts])
+                logits = target(new_ids)[-(count + 1) :]  # after the sequence, and each draft
+                mx.eval(logits, drafts)
+                if rejecting is None:
+                    accepted, token = verify_by_matching(logits, drafts, sampler)
+                else:
+                    wanted = rejecting.probabilities(log_softmax(logits))
+                    accepted, token = verify_by_rejection(wanted, drafted_from, drafts, rejecting)
+                target.keep(len(ids) + accepted)
+                draft.keep(len(ids) + accepted)
+                statistics.target_steps += 1
+                statistics.proposed += count
+                guesses: Any = drafts.tolist()
+                for guess in guesses[:accepted]:
+                    statistics.accepted += 1
+                    yield guess
+                yield token
+                ids += [*guesses[:accepted], token]
+        finally:
+            target.release()
+            draft.release()
+
+    def _num_drafts_now(
+        self, target: "_CachedModel", draft: "_CachedModel", num_tokens: int
+    ) -> int:
+        """As many as asked for, if both contexts have room: the draft never sees its last one."""
+        room = min(target.max_seq_len - num_tokens, draft.max_seq_len - num_tokens + 1)
+        return int(max(0, min(self.num_drafts, room)))
+
+
+def verify_by_matching(logits: mx.array, drafts: mx.array, sampler: Sampler) -> tuple[int, int]:
+    """Accepts drafts while the sampler, given the target's distribution, chooses the same.
+
+    Args:
+        logits: (n + 1)×V, the target's after the sequence and after each draft.
+        drafts: n ids.
+        sampler: any. It is asked once for each token of the answer, in order, so a function that
+            draws random numbers draws the same as without drafts.
+
+    Returns:
+        (how many drafts are accepted, the token that follows them).
+    """
+    choices: Iterator[Any]
+    if isinstance(sampler, DistributionSampler) and sampler.is_greedy:  # one call does for all
+        choices = iter(choose(sampler, logits).tolist())  # type: ignore[arg-type]
+    else:
+        choices = (int(choose(sampler, row[None])[0]) for row in logits)
+    guesses: Any = drafts.tolist()
+    for accepted, (guess, choice) in enumerate(zip(guesses, choices, strict=False)):
+        if guess != choice:
+            return accepted, choice
+    return len(guesses), next(choices)
+
+
+def verify_by_rejection(
+    wanted: mx.array, drafted_from: mx.array, drafts: mx.array, sampler: DistributionSampler
+) -> tuple[int, int]:
+    """Accepts a draft with probability min(1, p/q), so that the outcome is distributed as p.
+
+    Where the draft q says a token too often, the surplus is rejected, and made up for by drawing
+    from what q says too rarely: max(p − q, 0), normalized. After the last draft, q is nothing, and
+    the same formula draws from p itself.
+
+    Args:
+        wanted: (n + 1)×V, the distribution p after the sequence and after each draft.
+        drafted_from: n×V', the distribution q that each draft was drawn from, V' ≤ V.
+        drafts: n ids.
+        sampler: gives the random numbers.
+
+    Returns:
+        (how many drafts are accepted, the token that follows them).
+    """
+    n, width = drafted_from.shape
+    q = mx.pad(drafted_from, [(0, 1), (0, wanted.shape[1] - width)])  # (n + 1)×V
+    accepted = 0
+    if n:
+        p_of_draft = mx.take_along_axis(wanted[:n], drafts[:, None], axis=1)[:, 0]
+        q_of_draft = mx.take_along_axis(q[:n], drafts[:, None], axis=1)[:, 0]
+        passed = sampler.uniform(n) * q_of_draft < p_of_draft
+        accepted = int(mx.cumprod(passed.astype(mx.int32)).sum())  # up to the first that fails
+    surplus = mx.maximum(wanted[accepted] - q[accepted], 0)
+    # Distributions that differ by rounding only can leave nothing; either is then as good.
+    surplus = mx.where(surplus.sum() > 0, surplus, wanted[accepted])
+    return accepted, int(sampler.draw(mx.log(surplus)[None])[0])
+
+
+def check_same_vocabulary(draft_tokenizer: Any, tokenizer: Any) -> None:
+    """A draft's token ids must mean the target's tokens.
+
+    Args:
+        draft_tokenizer, tokenizer: as `mlx_lm.load` returns them. Nothing is checked if one has no
+            `get_vocab`.
+
+    Raises:
+        UserError: they differ.
+    """
+    if not (hasattr(draft_tokenizer, "get_vocab") and hasattr(tokenizer, "get_vocab")):
+        return
+    drafts, targets = draft_tokenizer.get_vocab(), tokenizer.get_vocab()
+    if drafts == targets:
+        return
+    token, token_id = min(drafts.items() ^ targets.items(), key=lambda item: item[1])
+    raise UserError(
+        "the draft model's tokenizer is not the target's: it has "
+        f"{len(drafts)} tokens and the target's {len(targets)}, and they differ at token "
+        f"{token_id} ({token!r}); draft and target must share one vocabulary."
+    )
+
+
+class _CachedModel:
+    """A model with a cache of its own.
+
+    Attributes:
+        offset: how many tokens are in the cache.
+        vocab_size, max_seq_len: the model's, if it tells.
+        width: of the logits, V; None before the first call.
+    """
+
+    def __init__(self, model: Any):
+        self._model = model
+        self._cache = model.create_kv_cache()
+        self.vocab_size: int | None = getattr(model, "vocab_size", None)
+        self.max_seq_len: float = getattr(model, "max_seq_len", float("inf"))
+        self.offset = 0
+        self.width: int | None = None
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        """The next L ids -> logits L×V."""
+        logits: mx.array = self._model(ids[None], self.offset, self._cache)[0]
+        self.offset += ids.size
+        self.width = logits.shape[-1]
+        return logits
+
+    def keep(self, num_tokens: int) -> None:
+        """Forgets what comes after the first `num_tokens`."""
+        surplus = self.offset - num_tokens
+        if surplus > 0:
+            for layer in self._cache:
+                layer.rewind(surplus)
+            self.offset = num_tokens
+
+    def release(self) -> None:
+        """Gives up the cache."""
+        for layer in self._cache:
+            layer.release()
+
+
+def _propose(
+    draft: _CachedModel,
+    ids: list[int],
+    count: int,
+    sampler: DistributionSampler | None,
+    width: int | None,
+) -> tuple[mx.array, mx.array]:
+    """The draft's guesses for the tokens after `ids`: (n ids, the distributions n×V').
+
+    Nothing is computed here: the guesses are a graph, evaluated together with the target's logits
+    after them, without a round trip for each.
+
+    Args:
+        draft: its cache may be some tokens behind.
+        ids: the sequence.
+        count: n.
+        sampler: what the guesses are drawn by; if None, each is the likeliest token and the
+            distributions are empty.
+        width: of the target's logits; a guess beyond it could not be verified.
+    """
+    guesses, distributions = [mx.zeros((0,), mx.int32)], [mx.zeros((0, 0))]
+    if count:
+        new_ids = mx.array(ids[draft.offset :])
+        if draft.vocab_size is not None:
+            # The target's padding may go further than the draft's. A token that the draft does
+            # not have spoils its guess, and nothing else.
+            new_ids = mx.minimum(new_ids, draft.vocab_size - 1)
+    for _ in range(count):
+        logits = draft(new_ids)[-1:, :width]  # 1×V'
+        if sampler is None:
+            new_ids = mx.argmax(logits, axis=-1)
+        else:
+            shaped = sampler.logits(log_softmax(logits))
+            new_ids = sampler.draw(shaped)
+            distributions.append(mx.softmax(shaped, axis=-1))
+        guesses.append(new_ids.astype(mx.int32))
+    return mx.concatenate(guesses), mx.concatenate(distributions[-count:])

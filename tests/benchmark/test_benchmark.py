@@ -1,0 +1,123 @@
+"""What the benchmarks compute: costs of a model, limits of a machine, a packed file, a report."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmark.costs import ModelCosts
+from benchmark.gguf_file import gguf_name, pack_q4_0, plain_weights
+from benchmark.make_checkpoint import SHAPES, qwen3_config, weight_shapes
+from benchmark.metrics import METRICS, Metric
+from benchmark.peers_results import Results
+from benchmark.peers_table import write_table
+from benchmark.roofline import Machine, best
+from benchmark.systems.client import Ready
+from tiny_llm.demo import TARGET_PATH
+
+MACHINE = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)
+CONFIG = qwen3_config(*SHAPES["qwen3-0.6b"])
+QUANTIZED = {**CONFIG, "quantization": {"bits": 4, "group_size": 128}}
+COSTS = ModelCosts.from_config(QUANTIZED)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_weights_are_those_of_the_checkpoint(shape):
+    config = qwen3_config(*SHAPES[shape])
+    costs = ModelCosts.from_config(config)
+    matrices = {name: np.prod(s) for name, s in weight_shapes(config) if len(s) == 2}
+    if not config["tie_word_embeddings"]:
+        del matrices["model.embed_tokens.weight"]  # one row is looked up, none is multiplied
+    assert costs.weight_bytes() == 2 * sum(matrices.values())
+
+
+def test_costs_of_a_step():
+    assert COSTS.weight_bits == 4.25
+    assert COSTS.kv_bytes_per_token == 28 * 2 * 8 * 128 * 2
+    one = COSTS.decode_bytes(1, 1000)
+    assert COSTS.decode_bytes(4, 1000) - one == 3 * 1000 * COSTS.kv_bytes_per_token
+    assert COSTS.decode_bytes(1, 0, weight_bits=16) == 16 / 4.25 * COSTS.decode_bytes(1, 0)
+    assert COSTS.decode_flops(3, 128) == 3 * COSTS.decode_flops(1, 128)
+
+
+def test_a_prompt_costs_its_tokens_one_by_one_but_for_the_head():
+    head = 2.0 * COSTS.head_weights
+    one_by_one = sum(COSTS.decode_flops(1, position + 1) - head for position in range(64))
+    assert COSTS.prefill_flops(64) == pytest.approx(one_by_one + head, rel=1e-12)
+
+
+def test_the_slower_of_memory_and_arithmetic_bounds():
+    assert MACHINE.seconds(40e9, 1.0) == 1.0
+    assert MACHINE.seconds(1.0, 1600e9) == 2.0
+    decode = Metric("", "", "decode", 128)
+    assert decode.bound(COSTS, MACHINE) == 40e9 / COSTS.decode_bytes(1, 128)
+    prefill = Metric("", "", "prefill", 512)
+    assert prefill.bound(COSTS, MACHINE) == pytest.approx(512 * 800e9 / COSTS.prefill_flops(512))
+
+
+def test_the_best_of_several_measurements_of_the_machine():
+    other = Machine("a processor", 2, 30.0, 600.0, 700.0, 0.0)
+    assert best([MACHINE, other]) == Machine("a processor", 2, 40.0, 600.0, 800.0, 0.0)
+    assert best([]) is None
+
+
+def q4_0_block(weights: list[float]) -> bytes:
+    """One block, as the format's description reads."""
+    largest = max(weights, key=abs)
+    d = largest / -8
+    q = [min(15, int(weight / d + 8.5)) if d else 8 for weight in weights]
+    return np.float16(d).tobytes() + bytes(q[i] | q[i + 16] << 4 for i in range(16))
+
+
+def test_q4_0_is_packed_as_described():
+    rows = np.random.default_rng(0).integers(-50, 50, (5, 96)).astype(np.float32) / 16
+    rows[2, 32:64] = 0
+    expected = [
+        b"".join(q4_0_block(row[start : start + 32].tolist()) for start in (0, 32, 64))
+        for row in rows
+    ]
+    assert [row.tobytes() for row in pack_q4_0(rows)] == expected
+
+
+def test_every_weight_has_a_name_in_gguf():
+    names = [gguf_name(name) for name, _ in weight_shapes({**CONFIG, "tie_word_embeddings": False})]
+    assert len(set(names)) == len(names)
+    assert "token_embd.weight" in names
+    assert "blk.27.ffn_down.weight" in names
+
+
+def test_weights_of_the_demo_model_are_read_plain():
+    config = json.loads((TARGET_PATH / "config.json").read_text())
+    shapes = dict(weight_shapes(config))
+    assert {name: weight.shape for name, weight in plain_weights(TARGET_PATH)} == shapes
+
+
+def test_a_report_of_what_was_and_was_not_measured(tmp_path):
+    decode, prefill = METRICS["decode-128"], METRICS["prefill-512"]
+    results = Results("a shape", COSTS, ["tiny-llm", "llama.cpp", "mlx-lm"], [prefill, decode])
+    for system, bits in (("tiny-llm", 4.25), ("llama.cpp", 4.5), ("mlx-lm", 4.25)):
+        results.describe(system, Ready(1.0, 10**9, f"{system} 1.0", bits))
+    results.machines.append(MACHINE)
+    for seconds in (0.02, 0.01, 0.04):
+        results.add("tiny-llm", decode, {"seconds": seconds})
+    results.add("llama.cpp", decode, {"seconds": 0.03, "note": "flash attention on"})
+    results.add("mlx-lm", decode, {"unsupported": "it would take hours."})
+    results.add("mlx-lm", prefill, {"seconds": 900.0, "note": "8 tokens measured, and scaled"})
+
+    assert results.throughput("tiny-llm", decode) == (50.0, 100.0)
+    assert results.ratio("llama.cpp", decode) == pytest.approx(1.5)
+    assert results.ratio("mlx-lm", decode) is None
+    own, ours = (
+        results.share("llama.cpp", decode, own_weights=True),
+        results.share("llama.cpp", decode),
+    )
+    assert own > ours
+    summary = results.summary()
+    assert summary["ratio_to"]["llama.cpp"] == {"decode-128": 1.5}
+    assert "decode-128" not in summary["tokens_per_s"]["mlx-lm"]
+    json.dumps(results.as_json())
+
+    text = write_table(results, tmp_path / "peers.md")
+    assert "| tiny-llm | – | 50 (100) |" in text
+    assert "mlx-lm, decode: not measured: it would take hours" in text
+    assert "0.569† (0.569)" in text

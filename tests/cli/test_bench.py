@@ -1,0 +1,144 @@
+"""`bench`: what it prints, what it counts, what it refuses. No test looks at a speed."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tiny_llm import UserError
+from tiny_llm.cli import bench
+from tiny_llm.cli.workload import LengthRange, TokenClock, draw_workload, latencies
+
+SMALL = ["--model", "demo", "--num-seqs", "4", "--min-input-len", "3", "--max-input-len", "20"]
+SMALL += ["--min-output-len", "1", "--max-output-len", "6", "--batch-size", "2"]
+
+
+def run(capsys, *argv: str) -> tuple[int, str, str]:
+    status = bench.main([*SMALL, *argv])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def result_of(capsys, *argv: str) -> dict:
+    status, out, err = run(capsys, *argv)
+    assert status == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+def test_table_and_json(capsys):
+    status, out, err = run(capsys)
+    assert status == 0
+    assert err == "model: demo\n", "no progress bar where there is no terminal"
+    result = json.loads(out.splitlines()[-1])
+    assert result["model"] == "demo"
+    assert result["solution"] == "tiny_llm"
+    assert result["loader"] == "week2"
+    assert result["num_seqs"] == 4
+    assert result["batch_size"] == 2
+    assert 4 * 3 <= result["prompt_tokens"] <= 4 * 20
+    assert 4 * 1 <= result["output_tokens"] <= 4 * 6
+    assert result["total_tokens"] == result["prompt_tokens"] + result["output_tokens"]
+    for what in ("prompt", "output", "total"):
+        speed = result[f"{what}_tokens_per_s"]
+        assert speed == pytest.approx(result[f"{what}_tokens"] / result["seconds"], rel=0.01)
+    assert 0 < result["ttft_ms_median"] <= result["ttft_ms_p95"]
+    assert 0 < result["gap_ms_median"] <= result["gap_ms_p95"]
+    assert result["peak_memory_gb"] > 0
+    for word in ("prompt", "output", "total", "first token", "between tokens", "peak memory"):
+        assert word in out
+
+
+def test_the_same_flags_are_the_same_work(capsys):
+    counts = [
+        (result["prompt_tokens"], result["output_tokens"])
+        for result in (result_of(capsys, "--seed", seed) for seed in ("5", "5", "6"))
+    ]
+    assert counts[0] == counts[1] != counts[2]
+
+
+def test_exact_lengths_in_every_setting(capsys):
+    argv = [
+        "--min-output-len",
+        "1",
+        "--max-output-len",
+        "1",
+        "--warmup",
+        "0",
+        "--prefill-step",
+        "4",
+    ]
+    result = result_of(capsys, *argv)
+    assert result["output_tokens"] == 4
+    assert result["warmup"] == 0
+    assert result["gap_ms_median"] is None, "a single token has no gap"
+
+
+def test_warmup_is_not_counted(capsys):
+    one, three = (result_of(capsys, "--warmup", count) for count in ("1", "3"))
+    assert one["total_tokens"] == three["total_tokens"]
+
+
+def test_mlx_is_the_baseline(capsys):
+    ours = result_of(capsys)
+    theirs = result_of(capsys, "--solution", "mlx", "--warmup", "0")
+    assert theirs["solution"] == "mlx"
+    assert theirs["loader"] is None
+    for key in ("num_seqs", "prompt_tokens", "output_tokens"):
+        assert theirs[key] == ours[key]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--num-seqs", "0"], "--num-seqs is 0; it must be at least 1"),
+        (["--min-input-len", "0"], "--min-input-len is 0; it must be at least 1"),
+        (["--min-input-len", "30"], "--max-input-len is 20; it must be at least --min-input-len"),
+        (["--max-output-len", "0"], "--max-output-len is 0; it must be at least --min-output-len"),
+        (["--min-output-len", "-1"], "--min-output-len is -1"),
+        (["--max-input-len", "2043"], "together are more than the context of 'demo', 2048 tokens"),
+        (["--warmup", "-1"], "--warmup is -1; it must be at least 0"),
+        (["--seed", "-1"], "--seed is -1; it must be at least 0"),
+        (["--batch-size", "0"], "--batch-size is 0"),
+        (["--loader", "week1"], "--loader week1 has no cache, and so no batches"),
+        (["--draft-model", "demo-draft"], "--draft-model: drafts are verified for one request"),
+        (["--solution", "mlx", "--loader", "week2"], "--loader chooses a week's model"),
+        (["--sampler-temp", "1"], "unrecognized arguments: --sampler-temp 1"),
+        (["--num-seqs", "many"], "invalid int value: 'many'"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_honoured_is_one_sentence(capsys, argv, message):
+    status, out, err = run(capsys, *argv)
+    assert status == 2
+    assert out == ""
+    last = err.splitlines()[-1]
+    assert last.startswith("bench: ")
+    assert message in last
+
+
+def test_lengths_cover_their_range():
+    workload = draw_workload(400, LengthRange("input", 2, 5), LengthRange("output", 1, 3), 10, 0)
+    assert {len(prompt) for prompt in workload.prompts} == {2, 3, 4, 5}
+    assert set(workload.output_lens) == {1, 2, 3}
+    assert {token for prompt in workload.prompts for token in prompt} == set(range(10))
+    with pytest.raises(UserError, match="--max-input-len is 1; it must be at least"):
+        LengthRange("input", 2, 1)
+
+
+def test_latencies():
+    sequences = [[1.0, 1.1, 1.3], [2.0], [4.0, 4.4]]
+    result = latencies(sequences, started=0.5)
+    assert result["ttft_ms_median"] == pytest.approx(1500)
+    assert result["ttft_ms_p95"] == pytest.approx(np.percentile([500, 1500, 3500], 95))
+    assert result["gap_ms_median"] == pytest.approx(200)
+    assert result["gap_ms_p95"] == pytest.approx(np.percentile([100, 200, 400], 95))
+
+
+def test_clock_has_a_list_of_times_for_each_sequence():
+    clock = TokenClock()
+    first, second = clock.detokenizer, clock.detokenizer
+    second.add_token(1)
+    second.add_token(1)
+    first.finalize()
+    assert [len(times) for times in clock.sequences] == [0, 2]
+    assert clock.sequences[1] == sorted(clock.sequences[1])

@@ -1,0 +1,156 @@
+"""`qk_norm_rope` against the readable layers and MLX's own."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support import as_numpy, assert_close, random
+from tiny_llm import kernels
+from tiny_llm.layer_norm import RMSNorm
+from tiny_llm.positional_encoding import RoPE
+
+EPS = 1e-6
+SHAPES = [  # B, L, H, D
+    (1, 1, 1, 2),
+    (1, 1, 16, 128),
+    (3, 1, 8, 128),
+    (2, 5, 3, 16),
+    (1, 7, 2, 66),
+    (2, 3, 5, 34),
+    (1, 200, 3, 64),
+]
+
+
+def qk_norm_rope(x, weight, cos, sin) -> mx.array:
+    result = kernels.qk_norm_rope(x, weight, EPS, cos, sin)
+    mx.eval(result)  # while the environment names the instruction set
+    return result
+
+
+def problem(B, L, H, D, dtype):
+    weight = (1 + 0.3 * random(D)).astype(dtype)
+    rope = RoPE(D, 4096, base=1_000_000)
+    offsets = [slice(start, start + L) for start in (0, 1000, 37)[:B]]
+    return random(B, L, H, D, dtype=dtype), weight, rope, offsets
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equals_rms_norm_and_rope_bit_for_bit(instruction_set, dtype, shape):
+    x, weight, rope, offsets = problem(*shape, dtype)
+    cos, sin = rope.tables(offsets, shape[0], shape[1])
+    expected = rope(kernels.rms_norm(x, weight, EPS), offsets).swapaxes(1, 2)
+    assert_close(qk_norm_rope(x, weight, cos, sin), expected, "rms_norm, then RoPE", ulps=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equals_the_readable_layers(instruction_set, dtype, shape):
+    x, weight, rope, offsets = problem(*shape, dtype)
+    cos, sin = rope.tables(offsets, shape[0], shape[1])
+    expected = rope(RMSNorm(shape[-1], weight, EPS)(x), offsets).swapaxes(1, 2)
+    # The squares are summed in another order, which tips a rounding of the norm here and there;
+    # the rotation passes it on, at most √2 times as large, and rounds.
+    ulps = 3 if dtype != mx.float32 else 3 + shape[-1] / 16
+    assert_close(qk_norm_rope(x, weight, cos, sin), expected, "the readable layers", ulps)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equals_mlx(instruction_set, dtype, shape):
+    x, weight, rope, offsets = problem(*shape, dtype)
+    cos, sin = rope.tables(offsets, shape[0], shape[1])
+    with mx.stream(mx.cpu):
+        expected = mx.fast.rope(
+            mx.fast.rms_norm(x, weight, EPS).swapaxes(1, 2),
+            shape[-1],
+            traditional=False,
+            base=1_000_000.0,
+            scale=1.0,
+            offset=mx.array([offset.start for offset in offsets]),
+        )
+    # MLX's rope rounds cosine and sine to a half dtype; positions up to 1,200 in float32.
+    ulps = 4 if dtype != mx.float32 else 4 + shape[-1] / 16
+    assert_close(qk_norm_rope(x, weight, cos, sin), expected, "mx.fast", ulps)
+
+
+def test_one_table_for_all_sequences(instruction_set, dtype):
+    x, weight, rope, _ = problem(2, 5, 3, 16, dtype)
+    cos, sin = rope.tables(slice(7, 12), 2, 5)
+    assert cos.shape == (1, 5, 8)
+    own = rope.tables([slice(7, 12)] * 2, 2, 5)
+    expected = qk_norm_rope(x, weight, *own)
+    assert_close(qk_norm_rope(x, weight, cos, sin), expected, "a shared table", ulps=0)
+
+
+def test_a_token_does_not_depend_on_its_company(instruction_set, dtype):
+    x, weight, rope, offsets = problem(2, 60, 3, 48, dtype)
+    cos, sin = rope.tables(offsets, 2, 60)
+    together = as_numpy(qk_norm_rope(x, weight, cos, sin))
+    for b, l, h in [(0, 0, 0), (1, 59, 2), (1, 30, 1)]:
+        at = slice(l, l + 1)
+        alone = qk_norm_rope(
+            x[b : b + 1, at, h : h + 1], weight, cos[b : b + 1, at], sin[b : b + 1, at]
+        )
+        np.testing.assert_array_equal(as_numpy(alone)[0, 0, 0], together[b, h, l], "bit for bit")
+
+
+def test_views(instruction_set, dtype):
+    fused = random(2, 5, 7 * 16, dtype=dtype)  # a projection to queries, keys and values at once
+    _, weight, rope, offsets = problem(2, 5, 3, 16, dtype)
+    cos, sin = rope.tables(offsets, 2, 5)
+    for name, x in {
+        "slice of a fused projection": fused[..., 32:80].reshape(2, 5, 3, 16),
+        "slice with strided heads": fused.reshape(2, 5, 7, 16)[:, :, 1:6:2],
+        "B×H×L×D": random(2, 3, 5, 16, dtype=dtype).swapaxes(1, 2),
+        "strided head": random(2, 5, 3, 32, dtype=dtype)[..., ::2],
+        "broadcast": mx.broadcast_to(fused[:1, :1, :16].reshape(1, 1, 1, 16), (2, 5, 3, 16)),
+    }.items():
+        expected = qk_norm_rope(mx.contiguous(x), weight, cos, sin)
+        assert_close(qk_norm_rope(x, weight, cos, sin), expected, name, ulps=0)
+    x = fused[..., :48].reshape(2, 5, 3, 16)
+    turned = mx.contiguous(cos.swapaxes(1, 2)).swapaxes(1, 2)
+    expected = qk_norm_rope(x, weight, cos, sin)
+    assert_close(qk_norm_rope(x, weight, turned, sin), expected, "a strided table", ulps=0)
+
+
+def test_no_elements(instruction_set, dtype):
+    for shape in [(0, 1, 2, 4), (2, 0, 2, 4), (2, 1, 0, 4), (2, 1, 2, 0)]:
+        B, L, H, D = shape
+        angles = mx.zeros((B, L, D // 2))
+        result = qk_norm_rope(mx.zeros(shape, dtype), mx.zeros((D,), dtype), angles, angles)
+        assert result.shape == (B, H, L, D)
+
+
+@pytest.mark.parametrize("value", [mx.nan, mx.inf, -mx.inf])
+def test_nan_and_infinity_stay_in_their_head(instruction_set, dtype, value):
+    x, weight, rope, offsets = problem(2, 3, 4, 16, dtype)
+    angles = rope.tables(offsets, 2, 3)
+    clean = as_numpy(qk_norm_rope(x, weight, *angles))
+    x[1, 2, 3, 5] = value
+    dirty = as_numpy(qk_norm_rope(x, weight, *angles))
+    assert np.isnan(dirty[1, 3, 2]).any()
+    dirty[1, 3, 2] = clean[1, 3, 2]
+    np.testing.assert_array_equal(dirty, clean)
+
+
+def half(*shape: int) -> mx.array:
+    return mx.zeros(shape, mx.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": mx.zeros((2, 3, 4, 8), mx.int32)}, "expected x in float32, float16 or bfloat16"),
+        ({"x": half(6, 4, 8)}, "expected x with 4 dimensions"),
+        ({"x": half(2, 3, 4, 7)}, "expected an even head size"),
+        ({"weight": half(4)}, r"expected weight of shape \(8\)"),
+        ({"weight": mx.zeros((8,))}, "expected weight in the dtype of x, bfloat16, got float32"),
+        ({"cos": half(2, 3, 4)}, "expected cos and sin in float32"),
+        ({"cos": mx.zeros((2, 1, 4))}, r"expected cos of shape \(2,3,4\) or \(1,3,4\)"),
+        ({"sin": mx.zeros((1, 3, 4))}, "expected sin of the shape of cos"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_wrong_arguments_are_named(changes, message):
+    angles = mx.zeros((2, 3, 4))
+    arguments = {"x": half(2, 3, 4, 8), "weight": half(8), "cos": angles, "sin": angles}
+    with pytest.raises(ValueError, match=rf"\[qk_norm_rope\] .*{message}"):
+        kernels.qk_norm_rope(**{**arguments, **changes}, eps=EPS)

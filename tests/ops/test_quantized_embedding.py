@@ -1,0 +1,106 @@
+"""`quantized_embedding` against `mx.dequantize` of the rows that are looked up."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support import as_numpy, random
+from tiny_llm import QuantizedEmbedding, QuantizedWeights, kernels
+
+V = 131
+
+
+def table(E: int, bits: int, group_size: int, dtype: mx.Dtype) -> tuple:
+    weight, scales, biases = mx.quantize(random(V, E, dtype=dtype), group_size, bits)
+    return scales, biases, group_size, bits, weight
+
+
+def dequantized(table: tuple) -> np.ndarray:
+    scales, biases, group_size, bits, weight = table
+    with mx.stream(mx.cpu):
+        return as_numpy(mx.dequantize(weight, scales, biases, group_size, bits))
+
+
+def look_up(ids: mx.array, table: tuple) -> np.ndarray:
+    return as_numpy(kernels.quantized_embedding(ids, *table))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("E", [128, 384, 1024])
+def test_equals_dequantize_bit_for_bit(dtype, bits, group_size, E):
+    rows = table(E, bits, group_size, dtype)
+    ids = mx.random.randint(0, V, (60,))
+    np.testing.assert_array_equal(look_up(ids, rows), dequantized(rows)[np.array(ids)])
+
+
+@pytest.mark.parametrize("ids_dtype", [mx.int32, mx.uint32], ids=["int32", "uint32"])
+@pytest.mark.parametrize("shape", [(), (0,), (1, 1), (2, 3), (2, 0, 4), (3, 1, 2)], ids=str)
+def test_any_shape_of_ids(ids_dtype, shape):
+    rows = table(64, 4, 32, mx.bfloat16)
+    ids = mx.random.randint(0, V, shape).astype(ids_dtype)
+    actual = kernels.quantized_embedding(ids, *rows)
+    assert (actual.shape, actual.dtype) == ((*shape, 64), mx.bfloat16)
+    np.testing.assert_array_equal(as_numpy(actual), dequantized(rows)[np.array(ids)])
+
+
+def test_ids_at_the_ends_of_the_table_and_beyond(dtype):
+    rows = table(64, 4, 32, dtype)
+    plain = dequantized(rows)
+    actual = look_up(mx.array([0, V - 1, -1, -V, V, -V - 1, 2**31 - 1, -(2**31)]), rows)
+    np.testing.assert_array_equal(actual[:4], plain[[0, V - 1, V - 1, 0]])
+    assert np.isnan(actual[4:]).all(), "ids beyond the table"
+    actual = look_up(mx.array([V - 1, V, 2**32 - 1], dtype=mx.uint32), rows)
+    np.testing.assert_array_equal(actual[0], plain[V - 1])
+    assert np.isnan(actual[1:]).all(), "ids beyond the table"
+
+
+def test_views():
+    scales, biases, group_size, bits, weight = rows = table(64, 4, 32, mx.float16)
+    ids = mx.random.randint(0, V, (6, 8))
+    expected = dequantized(rows)
+    strided = ids.T[::2]
+    np.testing.assert_array_equal(look_up(strided, rows), expected[np.array(strided)])
+    every_second = (scales[::2], biases[::2], group_size, bits, weight[::2])
+    ids = mx.array([0, 1, 65])
+    np.testing.assert_array_equal(look_up(ids, every_second), expected[::2][np.array(ids)])
+
+
+def test_many_rows_on_all_threads():
+    rows = table(128, 4, 128, mx.bfloat16)
+    ids = mx.random.randint(0, V, (3000,))
+    np.testing.assert_array_equal(look_up(ids, rows), dequantized(rows)[np.array(ids)])
+
+
+@pytest.mark.parametrize("ids_dtype", [mx.int64, mx.uint8, mx.uint32], ids=str)
+def test_the_layer_takes_ids_of_any_integer_dtype(ids_dtype):
+    rows = table(64, 8, 32, mx.bfloat16)
+    layer = QuantizedEmbedding(V, 64, QuantizedWeights(*rows))
+    ids = mx.array([[0, 130], [7, 7]]).astype(ids_dtype)
+    np.testing.assert_array_equal(as_numpy(layer(ids)), dequantized(rows)[np.array(ids)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ids": mx.zeros((2,))}, "expected ids in int32 or uint32, got float32"),
+        ({"bits": 3}, "expected bits 4 or 8, got 3"),
+        ({"group_size": 16}, "expected group_size 32, 64 or 128, got 16"),
+        ({"group_size": 128}, "positive multiple of group_size, 128"),
+        ({"weight": mx.zeros((V, 8), mx.int32)}, "expected weight in uint32, got int32"),
+        ({"weight": mx.zeros((8,), mx.uint32)}, "expected weight with 2 dimensions"),
+        ({"weight": mx.zeros((V, 0), mx.uint32)}, "positive multiple of group_size, 32"),
+        ({"weight": mx.zeros((V + 1, 8), mx.uint32)}, "expected scales of shape"),
+        ({"scales": mx.zeros((V, 2), mx.int32)}, "expected scales in float32, float16 or bfloat16"),
+        ({"scales": mx.zeros((V, 1), mx.float16)}, "expected scales of shape"),
+        ({"biases": mx.zeros((V, 2))}, "expected biases in the dtype of scales"),
+        ({"biases": mx.zeros((V, 3), mx.float16)}, "expected biases of shape"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_wrong_arguments_are_named(changes, message):
+    names = ("scales", "biases", "group_size", "bits", "weight")
+    arguments = dict(zip(names, table(64, 4, 32, mx.float16), strict=True))
+    arguments["ids"] = mx.zeros((2,), mx.int32)
+    with pytest.raises(ValueError, match=rf"\[quantized_embedding\] .*{message}"):
+        kernels.quantized_embedding(**{**arguments, **changes})

@@ -1,0 +1,120 @@
+"""`swiglu` against the readable silu, exact arithmetic and MLX's own."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from tests.support import EPSILON, as_numpy, assert_close, random
+from tiny_llm import kernels
+from tiny_llm.basics import silu
+
+SHAPES = [(1,), (7,), (1, 16), (3, 33), (2, 5, 64), (1, 1, 3072), (300, 130)]
+
+
+def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    result = kernels.swiglu(gate, up)
+    mx.eval(result)  # while the environment names the instruction set
+    return result
+
+
+def problem(*shape: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+    return random(*shape, dtype=dtype, scale=4), random(*shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equals_the_readable_layer(instruction_set, dtype, shape):
+    gate, up = problem(*shape, dtype=dtype)
+    # One exponential may differ in its last bits: it tips a rounding of the format now and then.
+    assert_close(swiglu(gate, up), silu(gate) * up, "swiglu against silu · up", ulps=1)
+    with mx.stream(mx.cpu):
+        expected = nn.silu(gate) * up
+    # Here the roundings are at other places: of 1 + e^−x, 1/…, 1 − …, and the two products.
+    assert_close(swiglu(gate, up), expected, "swiglu against MLX's silu", ulps=3)
+
+
+@pytest.mark.parametrize("half", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
+def test_every_half_equals_the_readable_layer_bit_for_bit(instruction_set, half):
+    # The exponential of a half is never so close to the middle between two halves that an error of
+    # 2 float32 units would tip it; this tries them all.
+    gate = mx.arange(65536, dtype=mx.uint16).view(half)
+    up = mx.full(gate.shape, 1.5, half)
+    expected = silu(gate) * up
+    mx.eval(expected)
+    normal = ~np.isnan(as_numpy(expected))
+    np.testing.assert_array_equal(np.isnan(as_numpy(swiglu(gate, up))), ~normal)
+    np.testing.assert_array_equal(
+        as_numpy(swiglu(gate, up))[normal], as_numpy(expected)[normal], "bit for bit"
+    )
+
+
+def test_is_exact_but_for_rounding(instruction_set, dtype):
+    gate, up = problem(2000, dtype=dtype)
+    g64, u64 = as_numpy(gate).astype(np.float64), as_numpy(up).astype(np.float64)
+    expected = g64 / (1 + np.exp(-g64)) * u64
+    # Relative to |gate · up|: the sigmoid's three or four roundings are of numbers up to 1 (or, of
+    # 1 + e^−|x|, up to 2, halved twice by the reciprocal), and each product adds half an epsilon.
+    bound = 3 * EPSILON[dtype] * np.abs(g64 * u64) + 2.0**-24
+    error = np.abs(as_numpy(swiglu(gate, up)) - expected)
+    assert (error <= bound).all(), f"{(error / bound).max():.2f}"
+
+
+def test_a_row_does_not_depend_on_its_company(instruction_set, dtype):
+    gate, up = problem(50, 1001, dtype=dtype)
+    together = as_numpy(swiglu(gate, up))
+    for row in (0, 1, 17, 49):
+        np.testing.assert_array_equal(as_numpy(swiglu(gate[row], up[row])), together[row])
+
+
+def test_views(instruction_set, dtype):
+    both = random(3, 4, 80, dtype=dtype)
+    for name, (gate, up) in {
+        "halves of one array": (both[..., :40], both[..., 40:]),
+        "interleaved": (both[..., ::2], both[..., 1::2]),
+        "transposed": (both.swapaxes(0, 1), both.swapaxes(0, 1)[::-1]),
+        "broadcast": (mx.broadcast_to(both[:1], both.shape), both),
+        "one array twice": (both, both),
+    }.items():
+        expected = swiglu(mx.contiguous(gate), mx.contiguous(up))
+        assert_close(swiglu(gate, up), expected, name, ulps=0)
+
+
+def test_an_input_that_is_used_again_keeps_its_values(instruction_set):
+    gate, up = problem(3, 64, dtype=mx.bfloat16)
+    doubled = gate * 2  # a buffer that the operation may take over, but not while others read it
+    result = kernels.swiglu(doubled, up)
+    mx.eval(result, doubled)
+    np.testing.assert_array_equal(as_numpy(doubled), 2 * as_numpy(gate))
+    assert_close(kernels.swiglu(gate * 2, up), result, "in place", ulps=0)
+
+
+def test_no_elements(instruction_set, dtype):
+    for shape in [(0, 8), (3, 0), (0,)]:
+        assert swiglu(mx.zeros(shape, dtype), mx.zeros(shape, dtype)).shape == shape
+
+
+@pytest.mark.parametrize("value", [mx.nan, mx.inf, -mx.inf])
+def test_nan_and_infinity_stay_in_their_element(instruction_set, dtype, value):
+    gate, up = problem(3, 40, dtype=dtype)
+    clean = as_numpy(swiglu(gate, up))
+    gate[1, 5] = value
+    dirty = as_numpy(swiglu(gate, up))
+    assert not np.isfinite(dirty[1, 5])
+    dirty[1, 5] = clean[1, 5]
+    np.testing.assert_array_equal(dirty, clean)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gate": mx.zeros((2, 8), mx.int32)}, "expected gate in float32, float16 or bfloat16"),
+        ({"gate": mx.array(1.0, mx.float16)}, "at least one dimension"),
+        ({"up": mx.zeros((2, 8))}, "expected up in the dtype of gate, float16, got float32"),
+        ({"up": mx.zeros((1, 8), mx.float16)}, "expected up of the shape of gate"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_wrong_arguments_are_named(changes, message):
+    zeros = mx.zeros((2, 8), mx.float16)
+    with pytest.raises(ValueError, match=rf"\[swiglu\] .*{message}"):
+        kernels.swiglu(**{"gate": zeros, "up": zeros, **changes})

@@ -1,0 +1,76 @@
+"""`pdm run test-sanitizers`: the extension's tests under GCC's address and UB sanitizers (Linux).
+
+The extension is built once more, into build/sanitized, so that the first access beyond an array,
+use after release or undefined operation ends the process with a report, and the tests that call
+kernels run on it. More arguments go to pytest.
+
+The sanitizer's run time has to be in the process before anything else: LD_PRELOAD. The installed
+extension must not be found: Python starts without `site`, which would follow the editable
+installation, and with the folders that it needs on its path.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "sanitized"
+PACKAGE = BUILD / "package"
+TESTS = ("tests/week_2/test_day_2.py", "tests/week_2/test_day_4.py", "tests/ops")
+
+
+def main() -> int:
+    """Exit status 0 if the tests pass and nothing was reported."""
+    if sys.platform != "linux" or shutil.which("g++") is None:
+        print("test-sanitizers: skipped: it needs Linux and GCC.", file=sys.stderr)
+        return 0
+    if not build():
+        print("test-sanitizers: the extension did not build; see above.", file=sys.stderr)
+        return 1
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": f"{library('libasan.so')} {library('libstdc++.so.6')}",
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "PYTHONPATH": os.pathsep.join(
+            [str(PACKAGE), str(ROOT / "src"), str(ROOT), sysconfig.get_path("platlib")]
+        ),
+    }
+    tests = [test for test in TESTS if (ROOT / test).exists()]
+    # --capture=sys: a report is written past Python, and would be lost with the process.
+    command = [sys.executable, "-S", "-c", RUN, "--capture=sys", "-q", "-x", *tests, *sys.argv[1:]]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+RUN = f"""
+import sys, pytest, tiny_llm_ext
+assert tiny_llm_ext.__file__.startswith({str(PACKAGE)!r}), tiny_llm_ext.__file__
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+def build() -> bool:
+    """Compiles the extension with the sanitizers, into a package of its own."""
+    configure = ["cmake", "-S", "src/extensions", "-B", str(BUILD), "-G", "Ninja"]
+    configure += ["-DTINY_LLM_SANITIZE=ON", f"-DPython_EXECUTABLE={sys.executable}"]
+    install = ["cmake", "--install", str(BUILD), "--prefix", str(PACKAGE)]
+    for command in (configure, ["cmake", "--build", str(BUILD)], install):
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            print(result.stdout, result.stderr, sep="\n", file=sys.stderr)
+            return False
+    shutil.copy(ROOT / "src/extensions/tiny_llm_ext/__init__.py", PACKAGE / "tiny_llm_ext")
+    return True
+
+
+def library(name: str) -> str:
+    """Where the compiler keeps a library of its run time."""
+    command = ["g++", f"-print-file-name={name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
