@@ -27,7 +27,7 @@ NB_MODULE(_ext, m) {
           R"(alpha · x + beta · y, elementwise.
 
 Args:
-    x, y: arrays whose shapes broadcast, any dtypes.
+    x, y: arrays whose shapes broadcast, any dtypes but complex64.
     alpha, beta: numbers.
     stream: where to compute; MLX's default if None.
 

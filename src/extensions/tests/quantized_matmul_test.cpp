@@ -61,8 +61,9 @@ struct Problem {
 
 const QuantizedMatmulKernel& kernel_of(InstructionSet set) {
 #if defined(__x86_64__)
-    return set == InstructionSet::avx2 ? avx2::quantized_matmul_fixed_point
-                                       : quantized_matmul_avx512;
+    return set == InstructionSet::avx2     ? avx2::quantized_matmul_fixed_point
+           : set == InstructionSet::avx512 ? quantized_matmul_avx512
+                                           : quantized_matmul_amx;
 #else
     (void)set;
     return neon::quantized_matmul_fixed_point;

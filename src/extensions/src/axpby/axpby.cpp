@@ -1,11 +1,31 @@
 // axpby: validation, graph, derivatives. Nothing here computes a number.
 #include "src/axpby/axpby.h"
 
+#include "common/checks.h"
+
 namespace tiny_llm_ext {
+
+namespace {
+
+// NumPy's rule: counted from the last, two dimensions are equal, or one of them is 1 or missing.
+bool broadcast(const mx::Shape& x, const mx::Shape& y) {
+    for (size_t i = 1; i <= x.size() && i <= y.size(); i++) {
+        const int a = x[x.size() - i], b = y[y.size() - i];
+        if (a != b && a != 1 && b != 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
+}  // namespace
 
 mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
                 mx::StreamOrDevice s) {
     auto dtype = mx::promote_types(x.dtype(), y.dtype());
+    check(dtype != mx::complex64, "axpby", "expected real numbers, got complex64");
+    check(broadcast(x.shape(), y.shape()), "axpby", "expected shapes that broadcast, got ",
+          x.shape(), " and ", y.shape());
     if (!mx::issubdtype(dtype, mx::floating) || dtype == mx::float64) {
         dtype = mx::float32;
     }

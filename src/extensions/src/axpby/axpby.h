@@ -15,9 +15,9 @@ namespace mx = mlx::core;
 
 /// alpha · x + beta · y, elementwise, with NumPy's broadcasting.
 ///
-/// x, y: any shapes that broadcast, any dtypes. Integers are computed, and returned, as float32;
-/// otherwise the result has the promoted dtype of the two. float16 and bfloat16 are rounded once,
-/// from float32.
+/// x, y: any shapes that broadcast, any dtypes but complex64. Integers are computed, and returned,
+/// as float32; otherwise the result has the promoted dtype of the two. float16 and bfloat16 are
+/// rounded once, from float32.
 mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
                 mx::StreamOrDevice s = {});
 

@@ -1,0 +1,240 @@
+"""Random arguments across the binding, for every operation of the extension.
+
+Arguments that the contract allows, in any layout, give the right result; with a mistake among them
+the operation may refuse, with an error that names it, or make something of it. It never crashes:
+that would end this process, and `pdm run test-sanitizers` sees what does not.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support import as_numpy, assert_close
+from tiny_llm import kernels
+
+FLOATS = [mx.float32, mx.float16, mx.bfloat16]
+HALVES = [mx.float16, mx.bfloat16]
+SIZES = st.sampled_from([0, 1, 1, 2, 3, 5, 17, 33])
+POSITIVE = st.sampled_from([1, 1, 2, 3, 5, 17, 33])
+EPS = 1e-5
+
+Draw = Callable[[st.SearchStrategy], Any]
+Case = tuple[dict[str, Any], Any]  # valid arguments, and what should come of them in float32
+
+
+class Arguments:
+    """Arrays with random contents, made from hypothesis's decisions."""
+
+    def __init__(self, draw: Draw) -> None:
+        self.draw = draw
+        self.rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+
+    def shape(self, most: int = 3, least: int = 0) -> tuple[int, ...]:
+        """Some leading dimensions."""
+        return tuple(self.draw(st.lists(SIZES, min_size=least, max_size=most)))
+
+    def array(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        """Normally distributed numbers, laid out in memory in one way or another."""
+        return self.laid_out(mx.array(self.rng.standard_normal(shape, np.float32)).astype(dtype))
+
+    def laid_out(self, x: mx.array) -> mx.array:
+        """The same numbers: contiguous, with gaps, transposed, from the middle of an array."""
+        layout = self.draw(st.sampled_from(["plain", "gaps", "transposed", "inside", "repeated"]))
+        if x.ndim == 0 or layout == "plain":
+            return x
+        if layout == "gaps":
+            return mx.repeat(x, 2, axis=-1)[..., ::2]
+        if layout == "transposed":
+            return mx.contiguous(x.T).T
+        if layout == "inside":
+            return mx.concatenate([x, x, x], axis=0)[x.shape[0] : 2 * x.shape[0]]
+        return mx.broadcast_to(x[:1], x.shape)  # other numbers, with a stride of zero
+
+
+def normalized(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * weight
+
+
+def axpby(arguments: Arguments) -> Case:
+    dtype, shape = arguments.draw(st.sampled_from(FLOATS)), arguments.shape()
+    x, y = arguments.array(shape, dtype), arguments.array(shape, dtype)
+    return {"x": x, "y": y, "alpha": 2.0, "beta": -0.5}, 2 * as_numpy(x) - as_numpy(y) / 2
+
+
+def swiglu(arguments: Arguments) -> Case:
+    dtype, shape = arguments.draw(st.sampled_from(FLOATS)), arguments.shape(least=1)
+    gate, up = arguments.array(shape, dtype), arguments.array(shape, dtype)
+    x = as_numpy(gate)
+    return {"gate": gate, "up": up}, x / (1 + np.exp(-x)) * as_numpy(up)
+
+
+def rms_norm(arguments: Arguments) -> Case:
+    dtype, D = arguments.draw(st.sampled_from(FLOATS)), arguments.draw(POSITIVE)
+    x, weight = arguments.array((*arguments.shape(), D), dtype), arguments.array((D,), dtype)
+    return {"x": x, "weight": weight, "eps": EPS}, normalized(as_numpy(x), as_numpy(weight))
+
+
+def add_rms_norm(arguments: Arguments) -> Case:
+    kwargs, _ = rms_norm(arguments)
+    kwargs["y"] = arguments.array(kwargs["x"].shape, kwargs["x"].dtype)
+    total = as_numpy(kwargs["x"] + kwargs["y"])
+    return kwargs, (total, normalized(total, as_numpy(kwargs["weight"])))
+
+
+def qk_norm_rope(arguments: Arguments) -> Case:
+    draw = arguments.draw
+    B, L, H, half = draw(SIZES), draw(SIZES), draw(SIZES), draw(st.sampled_from([1, 3, 8, 17]))
+    dtype = draw(st.sampled_from(FLOATS))
+    x, weight = arguments.array((B, L, H, 2 * half), dtype), arguments.array((2 * half,), dtype)
+    tables = (draw(st.sampled_from([B, 1])), L, half)
+    cos, sin = arguments.array(tables, mx.float32), arguments.array(tables, mx.float32)
+    n, c, s = normalized(as_numpy(x), as_numpy(weight)), as_numpy(cos), as_numpy(sin)
+    c, s, n1, n2 = c[:, :, None], s[:, :, None], n[..., :half], n[..., half:]
+    out = np.concatenate([n1 * c - n2 * s, n1 * s + n2 * c], -1).swapaxes(1, 2)
+    return {"x": x, "weight": weight, "eps": EPS, "cos": cos, "sin": sin}, out
+
+
+def flash_attention(arguments: Arguments) -> Case:
+    draw = arguments.draw
+    H, L, S, D = draw(POSITIVE), draw(SIZES), draw(SIZES), draw(st.sampled_from([1, 3, 16, 65]))
+    lead, H_q = arguments.shape(1), H * draw(st.sampled_from([1, 2, 3]))
+    dtype, causal = draw(st.sampled_from(FLOATS)), draw(st.booleans())
+    query = arguments.array((*lead, H_q, L, D), dtype)
+    key, value = (arguments.array((*lead, H, S, D), dtype) for _ in range(2))
+    kwargs = {"query": query, "key": key, "value": value, "scale": 0.3, "causal": causal}
+    q, k, v = (as_numpy(x) for x in (query, key, value))
+    k, v = np.repeat(k, H_q // H, -3), np.repeat(v, H_q // H, -3)
+    scores = 0.3 * q @ k.swapaxes(-1, -2)
+    if causal:
+        scores = np.where(np.tri(L, S, S - L, dtype=bool), scores, -np.inf)
+    elif draw(st.booleans()):
+        kwargs["mask"] = arguments.array((L, S), dtype)
+        scores = scores + as_numpy(kwargs["mask"])
+    largest = scores.max(-1, keepdims=True, initial=-1e30)
+    weights = np.exp(scores - largest)
+    return kwargs, weights @ v / np.maximum(weights.sum(-1, keepdims=True), 1e-30)
+
+
+def matmul(arguments: Arguments) -> Case:
+    dtype, I = arguments.draw(st.sampled_from(FLOATS)), arguments.draw(POSITIVE)
+    a = arguments.array((*arguments.shape(), I), dtype)
+    b = arguments.array((arguments.draw(SIZES), I), dtype)
+    return {"a": a, "b": b}, as_numpy(a) @ as_numpy(b).T
+
+
+def quantized(arguments: Arguments, dtypes: list[mx.Dtype]) -> tuple[dict[str, Any], np.ndarray]:
+    """Packed words, scales and biases of an O×I matrix, and the matrix."""
+    draw = arguments.draw
+    bits, group_size = draw(st.sampled_from([4, 8])), draw(st.sampled_from([32, 64, 128]))
+    O, groups, dtype = draw(SIZES), draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from(dtypes))
+    words = arguments.rng.integers(0, 2**32, (O, groups * group_size * bits // 32), np.uint32)
+    parts = {
+        "words": arguments.laid_out(mx.array(words)),
+        "scales": arguments.array((O, groups), dtype) * 2.0**-bits,
+        "biases": arguments.array((O, groups), dtype),
+        "group_size": group_size,
+        "bits": bits,
+    }
+    words = np.array(parts["words"])
+    q = (words[..., None] >> np.arange(0, 32, bits, dtype=np.uint32)) & np.uint32(2**bits - 1)
+    q = q.reshape(O, groups, group_size).astype(np.float32)
+    w = q * as_numpy(parts["scales"])[..., None] + as_numpy(parts["biases"])[..., None]
+    return parts, w.reshape(O, groups * group_size)
+
+
+def quantized_matmul(arguments: Arguments) -> Case:
+    parts, w = quantized(arguments, HALVES)
+    dtype = arguments.draw(st.sampled_from(HALVES))
+    a = arguments.array((*arguments.shape(), w.shape[1]), dtype)
+    return dict(b=parts.pop("words"), a=a, **parts), as_numpy(a) @ w.T
+
+
+def quantized_embedding(arguments: Arguments) -> Case:
+    parts, w = quantized(arguments, FLOATS)
+    shape = arguments.shape() if len(w) else (0,)
+    ids = arguments.laid_out(mx.array(arguments.rng.integers(-len(w), max(len(w), 1), shape)))
+    ids = ids.astype(mx.int32)
+    return dict(ids=ids, weight=parts.pop("words"), **parts), w[np.array(ids)]
+
+
+def cache_write(arguments: Arguments) -> Case:
+    draw = arguments.draw
+    B, H, C, D, L = draw(SIZES), draw(SIZES), draw(POSITIVE), draw(SIZES), draw(SIZES)
+    L, dtype = min(L, C), draw(st.sampled_from(FLOATS))
+    buffer, tokens = arguments.array((B, H, C, D), dtype), arguments.array((B, H, L, D), dtype)
+    offsets = [draw(st.integers(-1, C - L)) for _ in range(B)]
+    out = as_numpy(buffer).copy()
+    for b, offset in enumerate(offsets):
+        if offset >= 0:
+            out[b, :, offset : offset + L] = as_numpy(tokens)[b]
+    return {"buffer": buffer, "tokens": tokens, "offsets": offsets}, out
+
+
+CASES = [axpby, swiglu, rms_norm, add_rms_norm, qk_norm_rope, flash_attention, matmul]
+CASES += [quantized_matmul, quantized_embedding, cache_write]
+CASE_OF = {case.__name__: case for case in CASES}
+ABOUT_THE_MODULE = {"instruction_set", "instruction_sets", "num_threads"}
+OPERATIONS = (
+    sorted(set(kernels.extension().__all__) - ABOUT_THE_MODULE) if kernels.is_built() else []
+)
+
+
+def outcome(name: str, kwargs: dict[str, Any]) -> tuple[mx.array, ...]:
+    """What the operation gives on the CPU, computed."""
+    result = getattr(kernels.extension(), name)(**kwargs, stream=mx.cpu)
+    mx.eval(result)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def mistaken(arguments: Arguments, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with one of them replaced by something unexpected."""
+    draw = arguments.draw
+    name = draw(st.sampled_from(sorted(kwargs)))
+    value = kwargs[name]
+    wrong: list[Any] = [None, "text", -1, 0, 3, 2**40, math.nan, [-2, 3, 2**30]]
+    if isinstance(value, mx.array):
+        shapes = [value.shape, value.shape[1:], (*value.shape, 2), arguments.shape(5)]
+        dtypes = [mx.float32, mx.float16, mx.bfloat16, mx.int32, mx.uint32, mx.bool_]
+        shape, dtype = draw(st.sampled_from(shapes)), draw(st.sampled_from([*dtypes, mx.complex64]))
+        wrong = [arguments.array(shape, dtype)] * 6 + [None, 1]
+    return {**kwargs, name: draw(st.sampled_from(wrong))}
+
+
+fuzzed = settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=25,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@fuzzed
+@given(data=st.data())
+def test_allowed_arguments_give_the_right_result(instruction_set, name, data):
+    kwargs, expected = CASE_OF[name](Arguments(data.draw))
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    actual = outcome(name, kwargs)
+    for result, oracle in zip(actual, expected, strict=True):
+        assert_close(result, mx.array(oracle.astype(np.float32)), name, ulps=40)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@fuzzed
+@given(data=st.data())
+def test_a_mistake_is_refused_or_harmless(instruction_set, name, data):
+    arguments = Arguments(data.draw)
+    kwargs = mistaken(arguments, CASE_OF[name](arguments)[0])
+    message = name
+    try:
+        outcome(name, kwargs)
+    except (ValueError, TypeError) as error:
+        message = str(error)
+    assert name in message, "the error does not say which operation refuses"
