@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from tiny_llm import RoPE, kernels, quantized_matmul
+from tiny_llm import kernels, quantized_matmul
 
 from .costs import affine_bits
 
@@ -142,8 +142,10 @@ def qk_norm_rope_cases() -> Iterator[Case]:
     """Norm and RoPE of the query heads."""
     weight = random(D)
     for L in (1, 512):
-        rope: Any = RoPE(D, 4096, base=1e6)
-        cos, sin = rope.tables([slice(128, 128 + L)])
+        frequency = 1e6 ** -(mx.arange(D // 2) / (D // 2))
+        angle = (128 + mx.arange(L))[None, :, None] * frequency  # 1×L×D/2
+        cos, sin = mx.cos(angle), mx.sin(angle)
+        mx.eval(cos, sin)
         yield Case(
             "qk_norm_rope",
             f"L={L} H={H_q} D={D}",

@@ -10,6 +10,7 @@ once in --work, serve as the checkpoint. benchmark/README.md says how to set the
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -179,7 +180,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--systems", type=names(WORKERS), default=list(WORKERS), metavar="NAME,…")
     add("--metrics", type=names(METRICS), default=list(METRICS), metavar="NAME,…")
     add("--rounds", type=int, default=3)
-    add("--limit", type=float, default=90, help="seconds that a measurement may take")
+    add("--limit", type=float, default=120, help="seconds that a measurement may take")
     add("--llama-python", default=sys.executable, help="interpreter that has llama-cpp-python")
     add("--torch-python", default=sys.executable, help="interpreter that has torch, transformers")
     add("--flash", action=argparse.BooleanOptionalAction, help="tiny-llm's flash attention")
@@ -190,6 +191,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Measures, writes table, data and figure; ends in one JSON line."""
     args = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # workers are stopped: end them, too
     checkpoints = Checkpoints(args.work, args.shape)
     costs = ModelCosts.from_folder(checkpoints.mlx())
     results = Results(args.shape, costs, args.systems, [METRICS[name] for name in args.metrics])

@@ -7,12 +7,12 @@ from .metrics import Metric
 from .peers_results import Results
 from .roofline import Machine
 
-# Okabe and Ito's colours, which people who see fewer colours can tell apart.
+# Okabe and Ito's colours, which people who see fewer can tell apart; and what reads on them.
 COLOURS = {
-    "tiny-llm": "#0072B2",
-    "llama.cpp": "#E69F00",
-    "transformers": "#009E73",
-    "mlx-lm": "#CC79A7",
+    "tiny-llm": ("#0072B2", "white"),
+    "llama.cpp": ("#E69F00", "black"),
+    "transformers": ("#009E73", "white"),
+    "mlx-lm": ("#CC79A7", "black"),
 }
 GROUP_WIDTH = 0.8
 
@@ -36,7 +36,7 @@ def write_plot(results: Results, file: Path) -> None:
     figure, axes = pyplot.subplots(
         1,
         len(panels),
-        figsize=(2.2 * sum(widths), 5.4),
+        figsize=(1.8 * sum(widths), 5.6),
         gridspec_kw={"width_ratios": widths},
         squeeze=False,
         layout="constrained",
@@ -82,12 +82,20 @@ def _panel(axis: Any, results: Results, metrics: list[Metric]) -> None:
                     color="0.5",
                 )
                 continue
-            bar = axis.bar(
-                group + left, throughput[0], width * 0.92, color=COLOURS[system], label=system
-            )
+            colour, text_colour = COLOURS[system]
+            axis.bar(group + left, throughput[0], width * 0.92, color=colour, label=system)
             scaled = "†" if "scaled" in results.notes.get((system, metric.name), "") else ""
             text = f"{throughput[0]:,.0f}" if throughput[0] >= 10 else f"{throughput[0]:.2g}"
-            axis.bar_label(bar, [text + scaled], fontsize=8, padding=1)
+            axis.annotate(
+                text + scaled,
+                (group + left, throughput[0]),
+                (0, -3),  # inside: above the bar are the limits
+                textcoords="offset points",
+                ha="center",
+                va="top",
+                fontsize=9,
+                color=text_colour,
+            )
     for group, metric in enumerate(metrics):
         for label, limit, style in _limits(results, metric):
             axis.hlines(

@@ -19,6 +19,9 @@ from mlx_lm.models import qwen3
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
+# The flags of flash attention, and what the model is told: on the CPU it is the default.
+FLASH_FLAGS = [([], True), (["--enable-flash-attn"], True), (["--no-enable-flash-attn"], False)]
+
 # Spacing of the numbers just above 1.
 EPSILON = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 

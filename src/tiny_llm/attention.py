@@ -232,7 +232,7 @@ def flash_attention(
     causal = isinstance(mask, str)
     lengths = context_lens
     if lengths is not None and not isinstance(lengths, mx.array):
-        lengths = mx.array(lengths, dtype=mx.int32)
+        lengths = mx.array(list(lengths), dtype=mx.int32)
     out = kernels.flash_attention(
         query, key, value, scale, causal, None if isinstance(mask, str) else mask, lengths
     )

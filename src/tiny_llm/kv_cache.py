@@ -140,9 +140,9 @@ class BatchingKvCache(TinyKvCache):
         slot 1   k k k k k k
         slot 2   . . . . . .     idle
 
-    Flash attention reads the buffer as it is, told how long each request is (`append`). Attention in
-    plain MLX needs rows of one length, and a mask that hides what they were filled up with: for it
-    `update_and_fetch` copies the whole batch, aligned on the right, for every token.
+    Flash attention reads the buffer as it is, told how long each request is (`append`). Attention
+    in plain MLX needs rows of one length, and a mask that hides what they were filled up with: for
+    it `update_and_fetch` copies the whole batch, aligned on the right, for every token.
 
     Args:
         max_active_requests: how many slots there are, B.

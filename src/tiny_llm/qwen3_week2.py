@@ -1,8 +1,8 @@
 """Qwen3 with a KV cache and quantized weights: what Week 2 changes in the model.
 
 A call computes only the new tokens; their keys and values join those of the past in the cache.
-Weights stay as the checkpoint stores them and are multiplied in that form. Norms, RoPE and SwiGLU are
-Week 1's, each in one pass of the extension: a decode step is hundreds of operations on a few
+Weights stay as the checkpoint stores them and are multiplied in that form. Norms, RoPE and SwiGLU
+are Week 1's, each in one pass of the extension: a decode step is hundreds of operations on a few
 kilobytes, and MLX's own cost more to schedule than to compute.
 """
 
@@ -179,7 +179,7 @@ class Qwen3ModelWeek2:
         self.norm = mlx_model.model.norm.weight.astype(dtype)
         self.eps = args.rms_norm_eps
         self.rope = RoPE(args.head_dim, args.max_position_embeddings, base=args.rope_theta)
-        self.w_lm_head = None if args.tie_word_embeddings else _weight(mlx_model.lm_head)
+        self.w_lm_head = table if args.tie_word_embeddings else _weight(mlx_model.lm_head)
 
     def create_kv_cache(self) -> list[TinyKvCache]:
         """An empty cache for one request: one for each layer."""
@@ -237,8 +237,6 @@ class Qwen3ModelWeek2:
     def _logits(self, x: mx.array, update: mx.array) -> mx.array:
         """N..×E and N..×E, the last layer's two arrays -> N..×V."""
         _, x = kernels.add_rms_norm(x, update, self.norm, self.eps)
-        if self.w_lm_head is None:
-            return self.embedding.as_linear(x)
         return project(x, self.w_lm_head)
 
 

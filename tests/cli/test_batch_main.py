@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 from rich.console import Console
 
-from tests.support import ByteTokenizer, tiny_model
+from tests.support import FLASH_FLAGS, ByteTokenizer, tiny_model
 from tiny_llm import Qwen3ModelWeek2, make_sampler, simple_generate_with_kv_cache
 from tiny_llm.batch import BatchGeneration
 from tiny_llm.cli import backend, batch_main
@@ -67,7 +67,8 @@ def test_thinking(capsys):
     assert out.count("<think>") == 16
 
 
-def test_flash_attention_reaches_the_model(capsys, monkeypatch):
+@pytest.mark.parametrize(("flag", "flash"), FLASH_FLAGS)
+def test_flash_attention_reaches_the_model(capsys, monkeypatch, flag, flash):
     given = []
 
     def dispatch(name, mlx_model, week, **options):
@@ -75,8 +76,8 @@ def test_flash_attention_reaches_the_model(capsys, monkeypatch):
         return Qwen3ModelWeek2(mlx_model)
 
     monkeypatch.setattr(backend, "dispatch_model", dispatch)
-    assert run(capsys, "--enable-flash-attn", "--max-tokens", "1")[0] == 0
-    assert given == [(2, {"enable_flash_attn": True})]
+    assert run(capsys, *flag, "--device", "cpu", "--max-tokens", "1")[0] == 0
+    assert given == [(2, {"enable_flash_attn": flash})]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import time
 import mlx.core as mx
 import pytest
 
+from tests.support import FLASH_FLAGS
 from tiny_llm import models
 from tiny_llm.cli import backend, chat, main
 
@@ -108,7 +109,8 @@ def test_draft_model_with_a_seed(capsys):
     assert first.rpartition("\n\n")[0] == again.rpartition("\n\n")[0]
 
 
-def test_flash_attention_reaches_the_models(capsys, monkeypatch):
+@pytest.mark.parametrize(("flag", "flash"), FLASH_FLAGS)
+def test_flash_attention_reaches_the_models(capsys, monkeypatch, flag, flash):
     built = []
 
     def dispatch(name, mlx_model, week, **options):
@@ -116,11 +118,11 @@ def test_flash_attention_reaches_the_models(capsys, monkeypatch):
         return models.dispatch_model(name, mlx_model, week)
 
     monkeypatch.setattr(backend, "dispatch_model", dispatch)
-    argv = ["--enable-flash-attn", "--draft-model", "demo-draft", "--max-tokens", "2"]
+    argv = [*flag, "--device", "cpu", "--draft-model", "demo-draft", "--max-tokens", "2"]
     status, _, _ = run(capsys, main, *FRANCE, *argv)
     assert status == 0
-    flash = {"enable_flash_attn": True}
-    assert built == [("demo", 2, flash), ("demo-draft", 2, flash)]
+    options = {"enable_flash_attn": flash}
+    assert built == [("demo", 2, options), ("demo-draft", 2, options)]
 
 
 def test_prompt_from_standard_input(capsys, monkeypatch):

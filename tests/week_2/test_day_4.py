@@ -6,13 +6,16 @@ import subprocess
 import sys
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import EPSILON, as_numpy, assert_close, random
+from tests.support import EPSILON, as_numpy, assert_close, random, tiny_model
 from tiny_llm import (
+    BatchingKvCache,
+    Qwen3ModelWeek2,
     TinyKvFullCache,
     causal_mask,
     flash_attention,
@@ -459,3 +462,67 @@ def test_task_2_many_heads_share_one(instruction_set):
     query, key, value = problem(1, 1, 150, 3, 70, 8)
     actual = evaluated(query, key, value, mask="causal")
     assert_exact(actual, *exact(query, key, value, 8**-0.5, "causal"))
+
+
+IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
+
+
+def quantized_model() -> Qwen3ModelWeek2:
+    mlx_model = tiny_model(
+        dtype=mx.bfloat16, hidden_size=64, intermediate_size=96, max_position_embeddings=512
+    )
+    nn.quantize(mlx_model, group_size=32, bits=4)
+    return Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
+
+
+def test_task_4_the_model_without_flash_attention_is_the_oracle(dtype):
+    mlx_model = tiny_model(dtype=dtype)
+    grouped, flash = Qwen3ModelWeek2(mlx_model), Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
+    expected = grouped(mx.array([IDS]), 0, grouped.create_kv_cache())
+    actual = flash(mx.array([IDS]), 0, flash.create_kv_cache())
+    assert_close(actual, expected, "logits with and without flash attention", ulps=32)
+
+
+@pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 7], [10, 1], [1, 9, 1]])
+def test_task_4_the_same_bits_whatever_the_chunks(instruction_set, chunks):
+    model = quantized_model()
+    expected = model(mx.array([IDS]), 0, model.create_kv_cache())
+    mx.eval(expected)
+    cache, offset, logits = model.create_kv_cache(), 0, []
+    for length in chunks:
+        logits.append(model(mx.array([IDS[offset : offset + length]]), offset, cache))
+        mx.eval(logits)
+        offset += length
+    actual = mx.concatenate(logits, axis=1)
+    assert mx.array_equal(actual, expected), f"chunks {chunks} change the logits' bits"
+
+
+def test_task_4_only_the_last_logits():
+    model = quantized_model()
+    logits = model(mx.array([IDS]), 0, model.create_kv_cache())
+    last = model.next_token_logits(mx.array([IDS]), 0, model.create_kv_cache())
+    assert mx.array_equal(last, logits[:, -1])
+
+
+@pytest.mark.parametrize("lengths", [[3, 8, 5], [1, 1, 1], [6, None, 2], [40, 2, 300]])
+def test_task_4_a_request_in_a_batch_has_the_bits_that_it_has_alone(instruction_set, lengths):
+    model = quantized_model()
+    rng = np.random.default_rng(0)
+    prompts = [None if n is None else rng.integers(0, 131, n).tolist() for n in lengths]
+    next_ids = rng.integers(0, 131, (3, 4))
+    batch = [BatchingKvCache(3, 512) for _ in range(model.num_hidden_layers)]
+    single = [model.create_kv_cache() for _ in prompts]
+    for slot, prompt in enumerate(prompts):
+        if prompt is not None:
+            mx.eval(model(mx.array([prompt]), 0, single[slot]))
+            for layer, cache in zip(batch, single[slot], strict=True):
+                layer.add_request(cache, slot)
+    for step in range(4):
+        offsets = [0 if prompt is None else len(prompt) + step for prompt in prompts]
+        ids = next_ids[:, step : step + 1].tolist()
+        together = model.next_token_logits(mx.array(ids), offsets, batch)
+        mx.eval(together)
+        for slot, prompt in enumerate(prompts):
+            if prompt is not None:
+                alone = model.next_token_logits(mx.array([ids[slot]]), offsets[slot], single[slot])
+                assert mx.array_equal(together[slot], alone[0]), f"slot {slot}, step {step}"

@@ -13,10 +13,14 @@ from tiny_llm import (
     UserError,
     batch_generate,
     causal_mask,
+    load,
+    make_sampler,
     scaled_dot_product_attention_grouped,
     simple_generate_with_kv_cache,
+    speculative_generate,
 )
 from tiny_llm.batch import BatchGeneration, Request
+from tiny_llm.demo.prompts import BATCH_PROMPTS
 
 
 @pytest.mark.parametrize("traditional", [True, False])
@@ -279,3 +283,58 @@ def test_task_4_end_tokens_can_be_ignored(small_model):
         while not batch.is_done:
             batch.step()
         assert batch.requests[0].num_tokens == count
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_task_4_a_seeded_request_draws_the_same_alone_and_in_a_batch(small_model, batch_size):
+    def sampler():
+        return make_sampler(temp=1.0, top_p=0.9, top_k=50, seed=7)
+
+    answers = batch_generate(
+        small_model, ByteTokenizer(), PROMPTS, 70, batch_size, prefill_step=7, sampler=sampler()
+    )
+    for index, prompt in enumerate(PROMPTS):
+        room = 70 - len(prompt.encode())
+        expected = simple_generate_with_kv_cache(
+            small_model, ByteTokenizer(), prompt, sampler(), max_tokens=room
+        )
+        assert answers[index] == (index, expected)
+
+
+@pytest.fixture(scope="module")
+def demo_answers(demo) -> list[tuple[int, str]]:
+    """The demo's answers, each alone, with attention in plain MLX."""
+    mlx_model, tokenizer = demo
+    model = Qwen3ModelWeek2(mlx_model)
+    return [
+        (index, simple_generate_with_kv_cache(model, tokenizer, chat(tokenizer, prompt)))
+        for index, prompt in enumerate(BATCH_PROMPTS[::2])
+    ]
+
+
+def chat(tokenizer, prompt: str) -> list[int]:
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], add_generation_prompt=True, enable_thinking=False
+    )
+
+
+@pytest.mark.parametrize("flash", [False, True])
+@pytest.mark.parametrize(("batch_size", "prefill_step"), [(1, 7), (3, 128), (5, 1), (16, 128)])
+def test_task_5_real_answers_do_not_depend_on_the_batch(
+    demo, demo_answers, flash, batch_size, prefill_step
+):
+    mlx_model, tokenizer = demo
+    model = Qwen3ModelWeek2(mlx_model, enable_flash_attn=flash)
+    prompts = [chat(tokenizer, prompt) for prompt in BATCH_PROMPTS[::2]]
+    answers = batch_generate(model, tokenizer, prompts, 512, batch_size, prefill_step)
+    assert answers == demo_answers
+
+
+def test_task_5_real_answers_with_drafts(demo, demo_answers):
+    mlx_model, tokenizer = demo
+    model = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
+    draft_mlx_model, draft_tokenizer = load("demo-draft")
+    draft = Qwen3ModelWeek2(draft_mlx_model, enable_flash_attn=True)
+    for (_, expected), prompt in zip(demo_answers, BATCH_PROMPTS[::2], strict=True):
+        ids = chat(tokenizer, prompt)
+        assert speculative_generate(draft, model, draft_tokenizer, tokenizer, ids) == expected

@@ -216,6 +216,11 @@ inline float sum(Floats x) {
 
 /// The largest lane; NaN if there is one is not promised.
 inline float max(Floats x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#elif defined(__aarch64__)
+    return vmaxvq_f32((float32x4_t)x);
+#else
     float lanes[LANES];
     memcpy(lanes, &x, sizeof lanes);
     float largest = lanes[0];
@@ -223,6 +228,7 @@ inline float max(Floats x) {
         largest = lanes[i] > largest ? lanes[i] : largest;
     }
     return largest;
+#endif
 }
 
 // --- functions ----------------------------------------------------------------------------------

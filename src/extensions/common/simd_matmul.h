@@ -18,10 +18,12 @@ constexpr int MATMUL_VECTORS = 2;
 constexpr int MATMUL_VECTORS = 4;
 #endif
 
-// ROWS × (VECTORS · LANES) of c += a · b, over `inner`.
+// ROWS × (VECTORS · LANES) of c += a · b, over `inner`. Not inlined: sums and x take all registers,
+// and what a caller keeps in some would be spilled in the innermost loop.
 template <int ROWS, int VECTORS>
-inline void multiply_add_block(int inner, const float* a, int64_t a_stride, const float* b,
-                               int64_t b_stride, float* c, int64_t c_stride) {
+__attribute__((noinline)) void multiply_add_block(int inner, const float* a, int64_t a_stride,
+                                                  const float* b, int64_t b_stride, float* c,
+                                                  int64_t c_stride) {
     Floats sums[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++) {

@@ -38,7 +38,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", metavar="{cpu,gpu}", help="where to compute (gpu where there is one)"
     )
     parser.add_argument(
-        "--enable-flash-attn", action="store_true", help="attend without an L×S matrix (week2)"
+        "--enable-flash-attn",
+        action=argparse.BooleanOptionalAction,
+        help="attend without an L×S matrix (week2); the default where it is faster: on the CPU",
     )
 
 
@@ -104,7 +106,7 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
                 "--loader chooses a week's model of tiny-llm, which --solution mlx does not use; "
                 "leave one of the two out."
             )
-        if args.enable_flash_attn:
+        if args.enable_flash_attn is not None:
             raise UserError("--enable-flash-attn has no effect on --solution mlx; leave it out.")
         return
     if args.loader is None:
@@ -126,6 +128,8 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
         )
     if args.loader != "week1":
         kernels.extension()  # if it is missing, better said now than after loading
+    if args.enable_flash_attn is None:
+        args.enable_flash_attn = args.loader == "week2" and computes_on_cpu(args.device)
 
 
 def check_batch_arguments(args: argparse.Namespace) -> None:
@@ -150,8 +154,12 @@ def fastest_loader(device: str | None) -> str:
 
     Week 2 needs the extension, whose kernels run on the CPU so far: on a GPU Week 1 is faster.
     """
-    on_cpu = device == "cpu" or (device is None and mx.default_device() == mx.Device(mx.cpu))
-    return "week2" if kernels.is_built() and on_cpu else "week1"
+    return "week2" if kernels.is_built() and computes_on_cpu(device) else "week1"
+
+
+def computes_on_cpu(device: str | None) -> bool:
+    """Whether --device, or MLX's own choice if it was not given, is the CPU."""
+    return device == "cpu" or (device is None and mx.default_device() == mx.Device(mx.cpu))
 
 
 def sampler_from(args: argparse.Namespace) -> Sampler:

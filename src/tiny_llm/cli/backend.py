@@ -118,7 +118,7 @@ def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:
     Raises:
         UserError: see `dispatch_model`.
     """
-    options = {"enable_flash_attn": True} if args.enable_flash_attn else {}
+    options = {"enable_flash_attn": args.enable_flash_attn} if args.loader == "week2" else {}
     return dispatch_model(checkpoint.name, checkpoint.mlx_model, LOADERS[args.loader], **options)
 
 

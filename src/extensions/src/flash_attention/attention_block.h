@@ -7,25 +7,13 @@
 #pragma once
 
 #include "common/simd_matmul.h"
-#include "common/simd_transpose.h"
-#include "src/flash_attention/flash_attention_kernels.h"
+#include "src/flash_attention/attention_tile.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int KEYS = ATTENTION_TILE;
 constexpr int KEY_VECTORS = KEYS / LANES;
-
-/// Addresses of up to KEYS rows of D elements.
-struct Rows {
-    const void* at[KEYS];
-    int count;
-};
-
-struct Tile {
-    Rows keys, values;
-};
 
 /// The state of a block of query rows, and room for the tile at hand. All in one piece of scratch.
 struct AttentionBlock {
@@ -40,8 +28,6 @@ struct AttentionBlock {
     float* largest;  // rows: the largest score so far
     float* query;    // rows × D, times scale
 };
-
-inline int64_t rounded_up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
 /// Floats of scratch that a block needs.
 inline int64_t block_scratch(int rows, int64_t D) {
@@ -76,102 +62,6 @@ inline AttentionBlock make_block(int rows, int64_t D, float* scratch) {
         block.largest[row] = -__builtin_inff();
     }
     return block;
-}
-
-// --- tiles --------------------------------------------------------------------------------------
-
-// Asks for a row that will be read one tile later.
-inline void prefetch(const void* row, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) {
-        __builtin_prefetch(static_cast<const char*>(row) + i, 0, 2);
-    }
-}
-
-inline int64_t bytes_of(int64_t D, Format format) {
-    return D * (format == Format::float32 ? 4 : 2);
-}
-
-inline const void* element(const void* row, int64_t d, Format format) {
-    return static_cast<const char*>(row) + bytes_of(d, format);
-}
-
-// `to` = columns d … d + count − 1 of LANES rows, transposed: count rows of LANES, KEYS apart.
-__attribute__((noinline)) void transpose_columns(const void* const* rows, int64_t d, int count,
-                                                 Format format, float* to) {
-    Floats x[LANES];
-    for (int i = 0; i < LANES; i++) {
-        x[i] = count == LANES ? load(rows[i], d, format) : load(rows[i], d, format, count);
-    }
-    transpose(x);
-    for (int i = 0; i < count; i++) {
-        store(to, i * KEYS, Format::float32, x[i]);
-    }
-}
-
-// The same of up to 2·LANES columns of bfloat16. Two neighbours are moved as one 32-bit word and
-// taken apart afterwards, which needs half the shuffles.
-__attribute__((noinline)) void transpose_column_pairs(const void* const* rows, int64_t d, int count,
-                                                      float* to) {
-    Floats x[LANES];
-    for (int i = 0; i < LANES; i++) {
-        const void* from = element(rows[i], d, Format::bfloat16);
-        x[i] = count == 2 * LANES ? load_bits<Floats>(from) : load_bits<Floats>(from, count, 2);
-    }
-    transpose(x);
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) {
-        const Ints pairs = as_ints(x[i]);
-        if (2 * i < count) {
-            store(to, 2 * i * KEYS, Format::float32, as_floats(pairs << 16));
-        }
-        if (2 * i + 1 < count) {
-            store(to, (2 * i + 1) * KEYS, Format::float32, as_floats(pairs & ~0xffff));
-        }
-    }
-}
-
-/// keys = the rows, transposed: D × KEYS. Columns beyond the last row repeat it, up to a vector.
-inline void load_keys(const AttentionBlock& block, const Rows& rows, const Rows& next,
-                      Format format) {
-    const int64_t bytes = bytes_of(block.D, format);
-    const int64_t step = format == Format::bfloat16 ? 2 * LANES : LANES;
-    for (int first = 0; first < rows.count; first += LANES) {
-        const void* from[LANES];
-        for (int i = 0; i < LANES; i++) {
-            from[i] = rows.at[first + i < rows.count ? first + i : rows.count - 1];
-            if (first + i < next.count) {
-                prefetch(next.at[first + i], bytes);
-            }
-        }
-        for (int64_t d = 0; d < block.D; d += step) {
-            const int count = static_cast<int>(block.D - d < step ? block.D - d : step);
-            float* to = block.keys + d * KEYS + first;
-            if (format == Format::bfloat16) {
-                transpose_column_pairs(from, d, count, to);
-            } else {
-                transpose_columns(from, d, count, format, to);
-            }
-        }
-    }
-}
-
-/// values = the rows, as float32, zero beyond D.
-inline void load_values(const AttentionBlock& block, const Rows& rows, const Rows& next,
-                        Format format) {
-    const int64_t D = block.D, bytes = bytes_of(D, format);
-    for (int row = 0; row < rows.count; row++) {
-        if (row < next.count) {
-            prefetch(next.at[row], bytes);
-        }
-        float* to = block.values + row * block.width;
-        int64_t d = 0;
-        for (; d + LANES <= D; d += LANES) {
-            store(to, d, Format::float32, load(rows.at[row], d, format));
-        }
-        if (d < D) {
-            store(to, d, Format::float32, load(rows.at[row], d, format, static_cast<int>(D - d)));
-        }
-    }
 }
 
 // --- the online softmax -------------------------------------------------------------------------
@@ -225,15 +115,26 @@ inline void weigh(const AttentionBlock& block, int row, int visible, const float
 
 // --- a tile -------------------------------------------------------------------------------------
 
+// A few rows leave the memory idle while they are multiplied, so their products are cut into slices
+// of this many steps, with some prefetching after each. Many rows have time enough for it all.
+constexpr int SLICE = 16;
+
+inline int slice_of(int rows, int inner) { return rows <= MATMUL_ROWS ? SLICE : inner; }
+
 /// scores of rows from `first` on = query · keys.
-inline void score(const AttentionBlock& block, int first) {
-    const int rows = block.rows - first;
+inline void score(const AttentionBlock& block, int first, Ahead& ahead) {
+    const int rows = block.rows - first, D = static_cast<int>(block.D);
+    const float* query = block.query + first * block.D;
     float* scores = block.scores + first * KEYS;
     for (int64_t i = 0; i < static_cast<int64_t>(rows) * KEYS; i++) {
         scores[i] = 0;
     }
-    multiply_add(rows, KEYS, static_cast<int>(block.D), block.query + first * block.D, block.D,
-                 block.keys, KEYS, scores, KEYS);
+    const int slice = slice_of(rows, D);
+    for (int d = 0; d < D; d += slice) {
+        multiply_add(rows, KEYS, D - d < slice ? D - d : slice, query + d, D, block.keys + d * KEYS,
+                     KEYS, scores, KEYS);
+        ahead.fetch(0.3f + 0.2f * static_cast<float>(d + slice) / static_cast<float>(D));
+    }
 }
 
 /// out of rows from `first` on += weights · values, for the first visible[row] keys of the tile;
@@ -241,31 +142,38 @@ inline void score(const AttentionBlock& block, int first) {
 ///
 /// Several rows share the values that all of them see; the rest is each row's own. So a key that a
 /// row may not see is not multiplied by zero, which would be NaN for an infinite value.
-inline void add_values(const AttentionBlock& block, int first, const int* visible) {
+inline void add_values(const AttentionBlock& block, int first, const int* visible, Ahead& ahead) {
+    const int columns = static_cast<int>(block.width);
+    auto add = [&](int row, int rows, int from, int to) {
+        multiply_add(rows, columns, to - from, block.scores + row * KEYS + from, KEYS,
+                     block.values + from * block.width, block.width, block.out + row * block.width,
+                     block.width);
+    };
+    const int slice = slice_of(block.rows - first, KEYS);
     for (int row = first; row < block.rows; row += MATMUL_ROWS) {
         const int together = block.rows - row < MATMUL_ROWS ? block.rows - row : MATMUL_ROWS;
         const int shared = visible[row];
-        const int columns = static_cast<int>(block.width);
-        multiply_add(together, columns, shared, block.scores + row * KEYS, KEYS, block.values,
-                     block.width, block.out + row * block.width, block.width);
+        for (int key = 0; key < shared; key += slice) {
+            add(row, together, key, shared - key < slice ? shared : key + slice);
+            ahead.fetch(0.8f + 0.2f * static_cast<float>(key + slice) / KEYS);
+        }
         for (int own = row + 1; own < row + together; own++) {
-            multiply_add(1, columns, visible[own] - shared, block.scores + own * KEYS + shared,
-                         KEYS, block.values + shared * block.width, block.width,
-                         block.out + own * block.width, block.width);
+            add(own, 1, shared, visible[own]);
         }
     }
 }
 
-/// Rows from `first` on attend to a tile. `next` is prefetched. `mask` is null or rows × KEYS.
+/// Rows from `first` on attend to a tile. `mask` is null or rows × KEYS.
 inline void attend(const AttentionBlock& block, int first, const int* visible, const float* mask,
                    const Tile& tile, const Tile& next, Format format) {
-    load_keys(block, tile.keys, next.keys, format);
-    score(block, first);
+    Ahead ahead(next, bytes_of(block.D, format));
+    load_keys(tile.keys, block.D, format, block.keys, ahead);
+    score(block, first, ahead);
     for (int row = first; row < block.rows; row++) {
         weigh(block, row, visible[row], mask == nullptr ? nullptr : mask + row * KEYS);
     }
-    load_values(block, tile.values, next.values, format);
-    add_values(block, first, visible);
+    load_values(tile.values, block.D, format, block.values, ahead);
+    add_values(block, first, visible, ahead);
 }
 
 /// Divides a row by the sum of its weights and rounds it; zero if it saw no key.

@@ -45,23 +45,42 @@ void load_query(const AttentionBlock& block, const FlashAttentionJob& job, int64
     }
 }
 
+// What the mask adds to LANES scores from element i on, which are next to each other.
+Floats mask_vector(const FlashAttentionJob& job, int64_t i) {
+    if (job.mask_kind == MaskKind::additive) {
+        return load(job.mask, i, job.mask_format);
+    }
+    typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+    const Bytes visible = load_bits<Bytes>(static_cast<const uint8_t*>(job.mask) + i);
+    return __builtin_convertvector(visible, Ints) != 0 ? Floats{} : splat(-__builtin_inff());
+}
+
 // mask = what the mask adds to the block's scores of `count` keys, rows × KEYS. Returns whether any
 // row sees any of them.
-bool load_mask(const AttentionBlock& block, const FlashAttentionJob& job, int64_t b, int64_t h,
-               int64_t first_row, int64_t first_key, int count, float* mask) {
+__attribute__((noinline)) bool load_mask(const AttentionBlock& block, const FlashAttentionJob& job,
+                                         int64_t b, int64_t h, int64_t first_row, int64_t first_key,
+                                         int count, float* mask) {
     const int64_t group = job.H_q / job.H;
-    bool seen = false;
+    const Floats hidden = splat(-__builtin_inff());
+    Ints seen = {};
     for (int i = 0; i < block.rows; i++) {
-        const int64_t row = first_row + i;
-        for (int key = 0; key < KEYS; key++) {
-            const float added = key < count ? mask_element(job, b, h * group + row % group,
-                                                           row / group, first_key + key)
-                                            : 0;
-            mask[i * KEYS + key] = added;
-            seen |= key < count && added != -__builtin_inff();
+        const int64_t l = (first_row + i) / group, head = h * group + (first_row + i) % group;
+        const int64_t from =
+            row_offset(job.mask_strides, b, head, l) + first_key * job.mask_key_stride;
+        for (int key = 0; key < KEYS; key += LANES) {
+            Floats added = hidden;
+            if (job.mask_key_stride == 1 && key + LANES <= count) {
+                added = mask_vector(job, from + key);
+            } else {
+                for (int lane = 0; lane < LANES && key + lane < count; lane++) {
+                    added[lane] = mask_element(job, b, head, l, first_key + key + lane);
+                }
+            }
+            seen |= added != hidden;
+            store(mask + i * KEYS, key, Format::float32, added);
         }
     }
-    return seen;
+    return max(as_floats(seen & as_ints(splat(1)))) > 0;
 }
 
 }  // namespace

@@ -42,12 +42,9 @@ mx::array quantized_matmul(const mx::array& scales, const mx::array& biases, int
 
     auto shape = a.shape();
     shape.back() = O;
-    auto contiguous = [&](const mx::array& x) {
-        return mx::contiguous(x, /*allow_col_major=*/false, s);
-    };
     return mx::array(shape, a.dtype(),
                      std::make_shared<QuantizedMatmul>(mx::to_stream(s), group_size, bits),
-                     {contiguous(scales), contiguous(biases), contiguous(a), contiguous(b)});
+                     {scales, biases, a, b});
 }
 
 bool QuantizedMatmul::is_equivalent(const mx::Primitive& other) const {

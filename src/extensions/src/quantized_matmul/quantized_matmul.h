@@ -34,7 +34,7 @@ mx::array quantized_matmul(const mx::array& scales, const mx::array& biases, int
                            int bits, const mx::array& a, const mx::array& b, bool transpose_b,
                            mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: scales, biases, a, b, row-contiguous and checked.
+/// The graph node. Inputs: scales, biases, a, b, checked, of any strides.
 class QuantizedMatmul : public mx::UnaryPrimitive {
    public:
     QuantizedMatmul(mx::Stream stream, int group_size, int bits)

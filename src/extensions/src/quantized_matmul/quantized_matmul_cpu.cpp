@@ -1,11 +1,10 @@
 // quantized_matmul on the CPU: which kernel runs, and who does which part of it.
 #include <algorithm>
 #include <memory>
-#include <tuple>
 
 #include "common/checks.h"
 #include "common/instruction_set.h"
-#include "common/threads.h"
+#include "common/rows.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "src/quantized_matmul/quantized_matmul.h"
@@ -59,11 +58,14 @@ const QuantizedMatmulKernel* kernel_of(InstructionSet set) {
 }  // namespace
 
 void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
-    const auto& [scales, biases, a, b] = std::tie(inputs[0], inputs[1], inputs[2], inputs[3]);
     out.set_data(mx::allocator::malloc(out.nbytes()));
     if (out.size() == 0) {
         return;
     }
+    const mx::array scales = row_contiguous(inputs[0], stream());
+    const mx::array biases = row_contiguous(inputs[1], stream());
+    const mx::array a = row_contiguous(inputs[2], stream());
+    const mx::array b = row_contiguous(inputs[3], stream());
     const int64_t I = a.shape(-1);
     const QuantizedMatmulJob job = {
         .M = static_cast<int64_t>(a.size()) / I,
@@ -81,7 +83,7 @@ void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
     };
     const QuantizedMatmulKernel* kernel = kernel_of(instruction_set());
     auto& encoder = mx::cpu::get_command_encoder(stream());
-    for (const auto& input : inputs) {
+    for (const auto& input : {scales, biases, a, b}) {
         encoder.set_input_array(input);
     }
     encoder.set_output_array(out);

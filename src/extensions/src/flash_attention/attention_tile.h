@@ -1,0 +1,131 @@
+// Tiles of keys and values, on their way from memory into the L1 cache as float32.
+#pragma once
+
+#include "common/simd_transpose.h"
+#include "src/flash_attention/flash_attention_kernels.h"
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+namespace {
+
+constexpr int KEYS = ATTENTION_TILE;
+
+/// Addresses of up to KEYS rows of D elements.
+struct Rows {
+    const void* at[KEYS];
+    int count;
+};
+
+struct Tile {
+    Rows keys, values;
+};
+
+inline int64_t rounded_up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+
+inline int64_t bytes_of(int64_t D, Format format) {
+    return D * (format == Format::float32 ? 4 : 2);
+}
+
+inline const void* element(const void* row, int64_t d, Format format) {
+    return static_cast<const char*>(row) + bytes_of(d, format);
+}
+
+/// Fetches the next tile into the L2 cache while this one is worked on, a little at a time: a core
+/// waits for at most about 16 lines at once, and stands still when it is asked for more.
+class Ahead {
+   public:
+    Ahead(const Tile& next, int64_t row_bytes) : next_(next), row_bytes_(row_bytes) {}
+
+    /// Asks for what is still missing of a part of the tile, from 0 to 1.
+    void fetch(float part) {
+        const int end = static_cast<int>(part * 2 * KEYS);
+        for (; done_ < end && done_ < 2 * KEYS; done_++) {
+            const Rows& rows = done_ < KEYS ? next_.keys : next_.values;
+            const int row = done_ % KEYS;
+            for (int64_t i = 0; row < rows.count && i < row_bytes_; i += 64) {
+                __builtin_prefetch(static_cast<const char*>(rows.at[row]) + i, 0, 2);
+            }
+        }
+    }
+
+   private:
+    const Tile& next_;
+    int64_t row_bytes_;
+    int done_ = 0;  // rows, of keys and then of values
+};
+
+// `to` = columns d … d + count − 1 of LANES rows, transposed: count rows of LANES, KEYS apart.
+__attribute__((noinline)) void transpose_columns(const void* const* rows, int64_t d, int count,
+                                                 Format format, float* to) {
+    Floats x[LANES];
+    for (int i = 0; i < LANES; i++) {
+        x[i] = count == LANES ? load(rows[i], d, format) : load(rows[i], d, format, count);
+    }
+    transpose(x);
+    for (int i = 0; i < count; i++) {
+        store(to, i * KEYS, Format::float32, x[i]);
+    }
+}
+
+// The same of up to 2·LANES columns of bfloat16. Two neighbours are moved as one 32-bit word and
+// taken apart afterwards, which needs half the shuffles.
+__attribute__((noinline)) void transpose_column_pairs(const void* const* rows, int64_t d, int count,
+                                                      float* to) {
+    Floats x[LANES];
+    for (int i = 0; i < LANES; i++) {
+        const void* from = element(rows[i], d, Format::bfloat16);
+        x[i] = count == 2 * LANES ? load_bits<Floats>(from) : load_bits<Floats>(from, count, 2);
+    }
+    transpose(x);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        const Ints pairs = as_ints(x[i]);
+        if (2 * i < count) {
+            store(to, 2 * i * KEYS, Format::float32, as_floats(pairs << 16));
+        }
+        if (2 * i + 1 < count) {
+            store(to, (2 * i + 1) * KEYS, Format::float32, as_floats(pairs & ~0xffff));
+        }
+    }
+}
+
+/// keys = the rows, transposed: D × KEYS. Columns beyond the last row repeat it, up to a vector.
+inline void load_keys(const Rows& rows, int64_t D, Format format, float* keys, Ahead& ahead) {
+    const int64_t step = format == Format::bfloat16 ? 2 * LANES : LANES;
+    for (int first = 0; first < rows.count; first += LANES) {
+        const void* from[LANES];
+        for (int i = 0; i < LANES; i++) {
+            from[i] = rows.at[first + i < rows.count ? first + i : rows.count - 1];
+        }
+        for (int64_t d = 0; d < D; d += step) {
+            const int count = static_cast<int>(D - d < step ? D - d : step);
+            float* to = keys + d * KEYS + first;
+            if (format == Format::bfloat16) {
+                transpose_column_pairs(from, d, count, to);
+            } else {
+                transpose_columns(from, d, count, format, to);
+            }
+            const float columns = static_cast<float>(d + count) / static_cast<float>(D);
+            ahead.fetch(0.3f * (static_cast<float>(first) + columns * LANES) / KEYS);
+        }
+    }
+}
+
+/// values = the rows, as float32, zero beyond D: count × width.
+inline void load_values(const Rows& rows, int64_t D, Format format, float* values, Ahead& ahead) {
+    for (int row = 0; row < rows.count; row++) {
+        float* to = values + row * rounded_up(D);
+        int64_t d = 0;
+        for (; d + LANES <= D; d += LANES) {
+            store(to, d, Format::float32, load(rows.at[row], d, format));
+        }
+        if (d < D) {
+            store(to, d, Format::float32, load(rows.at[row], d, format, static_cast<int>(D - d)));
+        }
+        ahead.fetch(0.5f + 0.3f * static_cast<float>(row + 1) / KEYS);
+    }
+}
+
+}  // namespace
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA
