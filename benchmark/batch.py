@@ -135,7 +135,7 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--model", default="demo", help="a folder or a name; demo if not given")
-    add("--flash", action=argparse.BooleanOptionalAction, help="if not given: where it is there")
+    add("--flash", action=argparse.BooleanOptionalAction, help="the default")
     add("--device", choices=("cpu", "gpu"), help="MLX's own choice if not given")
     add("--steps", type=int, default=24, help="tokens to decode")
     add("--max-batch", type=int, default=BATCH_SIZES[-1], help="leaves out larger batches")

@@ -94,7 +94,7 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--model", default="demo", help="a folder or a name; demo if not given")
-    add("--flash", action=argparse.BooleanOptionalAction, help="if not given: where it is there")
+    add("--flash", action=argparse.BooleanOptionalAction, help="the default")
     add("--device", choices=("cpu", "gpu"), help="MLX's own choice if not given")
     add("--repeats", type=int, default=3, help="of a prefill")
     add("--steps", type=int, default=32, help="tokens to decode")

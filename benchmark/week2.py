@@ -9,12 +9,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from tiny_llm import BatchingKvCache, Qwen3ModelWeek2, UserError, load
+from tiny_llm import BatchingKvCache, Qwen3ModelWeek2, decode_with_cache, load, make_sampler
 from tiny_llm.models import dispatch_model
 
 from .systems.worker import token_ids
-
-PREFILL_CHUNK = 512
 
 
 @dataclass
@@ -37,24 +35,19 @@ class Week2:
 
     Args:
         name: a model's folder or name.
-        flash: whether to attend through the flash attention kernel; None where it is there.
+        flash: whether to attend through the flash attention kernel; yes if None.
 
     Raises:
-        UserError: the model cannot be had, or does not do what `flash` asks for.
+        UserError: the model cannot be had.
     """
 
     def __init__(self, name: str, flash: bool | None = None):
         mlx_model, _ = load(name)
         self.args = mlx_model.args
         self.flash = flash is not False
-        options = {"enable_flash_attn": True} if self.flash else {}
-        try:
-            self.model: Qwen3ModelWeek2 = dispatch_model(name, mlx_model, 2, **options)
-        except UserError:
-            if flash:
-                raise
-            self.flash = False
-            self.model = dispatch_model(name, mlx_model, 2)
+        self.model: Qwen3ModelWeek2 = dispatch_model(
+            name, mlx_model, 2, enable_flash_attn=self.flash
+        )
 
     @property
     def attention(self) -> str:
@@ -62,14 +55,11 @@ class Week2:
         return "flash attention" if self.flash else "grouped attention"
 
     def prefill(self, tokens: int) -> None:
-        """Runs a prompt in chunks, up to the choice of its first new token."""
-        ids = token_ids(tokens, self.model.vocab_size)
-        cache: list[Any] = self.model.create_kv_cache()
-        for start in range(0, tokens, PREFILL_CHUNK):
-            chunk = mx.array([ids[start : start + PREFILL_CHUNK]])
-            logits = self.model(chunk, start, cache)
-            mx.eval([layer.key_values for layer in cache])
-        mx.argmax(logits[:, -1], axis=-1).item()
+        """Runs a prompt, up to the choice of its first new token."""
+        tokens_of = decode_with_cache(
+            self.model, token_ids(tokens, self.model.vocab_size), make_sampler(0)
+        )
+        next(tokens_of)
 
     def sequences(self, batch: int, context: int, room: int) -> Sequences:
         """Sequences with a past of `context` random tokens, and room for `room` more.

@@ -84,10 +84,29 @@ void add_tile(const Panel& panel, int64_t group, int o, int64_t block, int64_t f
     }
 }
 
+// Four tiles of products that left their registers, and where they belong. They are added after the
+// next four tiles have been started: a tile that has just been stored is not there yet.
+struct Products {
+    int64_t group = -1;  // none
+    int outputs[4];      // each tile's first output
+    int64_t blocks[4];   // each tile's block of rows; −1 for one that is not added
+    alignas(64) float tiles[4][SIDE * SIDE];
+};
+
+void add_products(const Panel& panel, Products& products, int64_t first_block) {
+    for (int i = 0; i < 4 && products.group >= 0; i++) {
+        if (products.blocks[i] >= 0) {
+            add_tile(panel, products.group, products.outputs[i], products.blocks[i], first_block,
+                     products.tiles[i]);
+        }
+    }
+    products.group = -1;
+}
+
 // One group of all the panel's outputs and one block of rows: a register of sums for each of the
 // PANEL_TILES.
-void multiply_one_block(const Panel& panel, int64_t group, const Weights& weights,
-                        Unpacking& next) {
+void multiply_one_block(const Panel& panel, int64_t group, const Weights& weights, Unpacking& next,
+                        Products& products) {
     const Layout& layout = panel.layout;
     const int64_t stride = layout.columns * 4;
     _tile_zero(0);
@@ -111,20 +130,21 @@ void multiply_one_block(const Panel& panel, int64_t group, const Weights& weight
             }
         }
     }
-    alignas(64) float products[PANEL_TILES][SIDE * SIDE];
-    _tile_stored(0, products[0], stride);
-    _tile_stored(1, products[1], stride);
-    _tile_stored(2, products[2], stride);
-    _tile_stored(3, products[3], stride);
-    for (int tile = 0; tile < PANEL_TILES; tile++) {
-        add_tile(panel, group, tile * SIDE, 0, 0, products[tile]);
+    products.group = group;
+    for (int i = 0; i < 4; i++) {
+        products.outputs[i] = i * SIDE;
+        products.blocks[i] = 0;
     }
+    _tile_stored(0, products.tiles[0], stride);
+    _tile_stored(1, products.tiles[1], stride);
+    _tile_stored(2, products.tiles[2], stride);
+    _tile_stored(3, products.tiles[3], stride);
 }
 
 // One group of two tiles of outputs, from `tile`, and two blocks of rows, from `block`. At the end
 // of an odd number of blocks the second is the first again, and is not added.
 void multiply_two_blocks(const Panel& panel, int64_t group, const Weights& weights, int tile,
-                         int64_t block, int64_t first_block) {
+                         int64_t block, Products& products) {
     const Layout& layout = panel.layout;
     const int64_t second = block + 1 < layout.blocks ? block + 1 : block;
     _tile_zero(0);
@@ -147,18 +167,15 @@ void multiply_two_blocks(const Panel& panel, int64_t group, const Weights& weigh
             }
         }
     }
-    alignas(64) float products[4][SIDE * SIDE];
-    _tile_stored(0, products[0], VECTOR);
-    _tile_stored(1, products[1], VECTOR);
-    _tile_stored(2, products[2], VECTOR);
-    _tile_stored(3, products[3], VECTOR);
-    const int o = tile * SIDE;
-    add_tile(panel, group, o, block, first_block, products[0]);
-    add_tile(panel, group, o + SIDE, block, first_block, products[1]);
-    if (second != block) {
-        add_tile(panel, group, o, second, first_block, products[2]);
-        add_tile(panel, group, o + SIDE, second, first_block, products[3]);
+    products.group = group;
+    for (int i = 0; i < 4; i++) {
+        products.outputs[i] = (tile + i % 2) * SIDE;
+        products.blocks[i] = i < 2 ? block : second == block ? -1 : second;
     }
+    _tile_stored(0, products.tiles[0], VECTOR);
+    _tile_stored(1, products.tiles[1], VECTOR);
+    _tile_stored(2, products.tiles[2], VECTOR);
+    _tile_stored(3, products.tiles[3], VECTOR);
 }
 
 // Rounds and stores the totals of the blocks of rows from first_block.
@@ -190,24 +207,32 @@ void run_panel(const Panel& panel, Unpacking& unpacking, int64_t first_block, in
     for (int64_t i = 0; i < vectors; i++) {
         panel.totals[i] = _mm512_setzero_ps();
     }
+    Products products[2];
+    int turn = 0;
     unpacking.begin(0, &weights[0]);
     for (int64_t unit = 0; unit < layout.units; unit++) {
         unpacking.finish();
         unpacking.begin(unit + 1, &weights[(unit + 1) % 2]);
         const int64_t last = layout.first_group(unit + 1);
         for (int64_t group = layout.first_group(unit); group < last; group++) {
-            if (layout.blocks == 1) {
-                multiply_one_block(panel, group, weights[unit % 2], unpacking);
-                continue;
-            }
             for (int64_t block = first_block; block < first_block + blocks; block += 2) {
                 for (int tile = 0; tile < PANEL_TILES; tile += 2) {
-                    unpacking.take_piece();
-                    multiply_two_blocks(panel, group, weights[unit % 2], tile, block, first_block);
+                    if (layout.blocks == 1) {
+                        multiply_one_block(panel, group, weights[unit % 2], unpacking,
+                                           products[turn]);
+                        tile = PANEL_TILES;  // all of them at once
+                    } else {
+                        unpacking.take_piece();
+                        multiply_two_blocks(panel, group, weights[unit % 2], tile, block,
+                                            products[turn]);
+                    }
+                    turn = 1 - turn;
+                    add_products(panel, products[turn], first_block);
                 }
             }
         }
     }
+    add_products(panel, products[1 - turn], first_block);
     store_totals(panel, first_block, blocks);
 }
 

@@ -29,7 +29,6 @@ constexpr int LOOKUPS = 4;      // tiles that 64 bytes of 16 rows of b unpack to
 constexpr int PANEL_TILES = 4;  // tiles of outputs that share activations
 constexpr int PANEL = QUANTIZED_MATMUL_PANEL;
 constexpr int UNIT_VECTORS = 2;       // at most: a group of 128 8-bit numbers
-constexpr int PREFETCH = 6 * VECTOR;  // bytes ahead in a row of b
 static_assert(PANEL == PANEL_TILES * SIDE);
 
 // Where everything of a call lies.
@@ -157,26 +156,27 @@ struct Unpacking {
             return;
         }
         const int vector = piece / PANEL_TILES, tile = piece % PANEL_TILES;
-        piece++;
         const int64_t stride = layout->row_bytes;
         const int64_t first = (unit * layout->unit_vectors + vector) * VECTOR;
         const int64_t left = stride - first;
         const __mmask16 mask =
             static_cast<__mmask16>(left >= VECTOR ? 0xffff : (1u << left / 4) - 1);
-        // A processor does not follow 64 rows by itself: ask for what comes later in this row, or
-        // in the next panel's.
-        const int64_t ahead = PREFETCH < left ? PREFETCH : PREFETCH + (PANEL - 1) * stride;
+        // 64 rows are more places than a processor follows by itself. The next panel is fetched
+        // meanwhile, in the order in which it lies in memory: as many bytes as are used here.
+        const char* ahead = (const char*)b + PANEL * stride +
+                            (unit * pieces() + piece) * SIDE * VECTOR;
         const char* in = (const char*)b + tile * SIDE * stride + first;
         const int rows = outputs - tile * SIDE < SIDE ? outputs - tile * SIDE : SIDE;
         __m512i(*out)[SIDE] = weights->rows[vector][tile];
         for (int row = 0; row < rows; row++, in += stride) {
             const __m512i words = _mm512_maskz_loadu_epi32(mask, in);
-            _mm_prefetch(in + ahead, _MM_HINT_T1);
+            _mm_prefetch(ahead + row * VECTOR, _MM_HINT_T1);
             out[0][row] = _mm512_permutexvar_epi16(words, even);
             out[1][row] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), odd);
             out[2][row] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), even);
             out[3][row] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), odd);
         }
+        piece++;
         finish_stores();
     }
 
