@@ -54,7 +54,7 @@ def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -
     With 2^e the largest power of two in a group, a step is 2^(e−14): half of it is at most 2^-15 of
     the group's largest magnitude. A second row of integers for float16 has steps 2^15 times finer.
     """
-    if instruction_set not in ("avx2", "neon"):
+    if instruction_set not in ("avx2", "neon", "amx"):
         return 0
     groups = as_numpy(mx.abs(a)).reshape(*a.shape[:-1], -1, group_size).astype(np.float64)
     rounded = 2.0 ** (-15 if a.dtype == mx.bfloat16 else -30) * groups.max(-1)

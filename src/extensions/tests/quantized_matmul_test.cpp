@@ -63,7 +63,7 @@ const QuantizedMatmulKernel& kernel_of(InstructionSet set) {
 #if defined(__x86_64__)
     return set == InstructionSet::avx2     ? avx2::quantized_matmul_fixed_point
            : set == InstructionSet::avx512 ? quantized_matmul_avx512
-                                           : quantized_matmul_amx;
+                                           : amx::quantized_matmul_tiles;
 #else
     (void)set;
     return neon::quantized_matmul_fixed_point;

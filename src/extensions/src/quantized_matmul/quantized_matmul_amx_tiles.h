@@ -1,55 +1,50 @@
-// Weights and activations as AMX tiles.
+// Weights and activations as AMX tiles of bytes.
 //
-// 64 bytes of a row of b unpack to four rows of tiles, one a look-up. A 16-bit lane holds four
-// 4-bit numbers; vpermw looks up the bfloat16 number of each among 32, by the lowest five bits of
-// the lane, and the table ignores the fifth, so nothing needs masking. 8-bit numbers are two 4-bit
-// ones: q = 16·high + low, with a second table for the high halves, and every activation appears
-// twice.
-//
-//     4 bits: look-up p gives numbers p, 4 + p, 8 + p, …        128 weights in 64 bytes
-//     8 bits: look-ups 2p and 2p + 1 give numbers p, 2 + p, …    64 weights in 64 bytes
-//
-// Activations are laid out anew in the order in which the weights unpack, and summed by group.
-// float16 numbers are split into two bfloat16 numbers, exactly: two planes.
+// A tile of weights has an output in each row: 64 bytes of a row of b are 64 8-bit numbers, or the
+// even and the odd ones of 128 4-bit numbers, two *parts*. A tile of activations has a row of
+// integers (fixed_point_rounding.h) in each column, four of its bytes below each other in a row of
+// the tile; the integers' high and low bytes are two *planes*.
 //
 // A *segment* is the part of a group that fits into 64 bytes, and a *unit* the least number of
 // whole groups and whole 64 bytes.
 #pragma once
 
 #include "common/avx512.h"
-#include "src/quantized_matmul/quantized_matmul_kernels.h"
+#include "src/quantized_matmul/fixed_point_rounding.h"
 
-namespace tiny_llm_ext {
+namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int SIDE = 16;        // outputs, or rows of a, in a tile
+constexpr int SIDE = 16;        // outputs, or rows of integers, in a tile
 constexpr int VECTOR = 64;      // bytes in a row of a tile
-constexpr int LOOKUPS = 4;      // tiles that 64 bytes of 16 rows of b unpack to
-constexpr int PANEL_TILES = 4;  // tiles of outputs that share activations
+constexpr int PANEL_TILES = 4;  // tiles of outputs that are unpacked together
 constexpr int PANEL = QUANTIZED_MATMUL_PANEL;
-constexpr int UNIT_VECTORS = 2;       // at most: a group of 128 8-bit numbers
+constexpr int UNIT_VECTORS = 2;  // at most: a group of 128 8-bit numbers
+constexpr int PARTS = 2;         // at most
+constexpr int PLANES = 2;
 static_assert(PANEL == PANEL_TILES * SIDE);
 
 // Where everything of a call lies.
 struct Layout {
-    int64_t row_bytes;    // of b
-    int64_t groups;       // in a row of b
-    int64_t units;        // in a row of b
-    int unit_vectors;     // 1 or 2
-    int unit_groups;      // 4, 2 or 1; the last unit may have fewer
-    int segment_bytes;    // 16, 32 or 64 bytes of b
-    int group_segments;   // 1 or 2
-    int planes;           // 1 for bfloat16 activations, 2 for float16
-    int columns;          // of an activation tile: 1 for a single row of a, else SIDE
-    int64_t blocks;       // of SIDE rows of a
-    int64_t tile_words;   // pairs in an activation tile
-    int64_t sums_offset;  // in words from the start of scratch: groups × blocks·SIDE sums
-    int64_t words;        // of scratch
+    int64_t row_bytes;   // of b
+    int64_t groups;      // in a row of b
+    int64_t units;       // in a row of b
+    int unit_vectors;    // 1 or 2
+    int unit_groups;     // 4, 2 or 1; the last unit may have fewer
+    int segment_bytes;   // 16, 32 or 64 bytes of b
+    int group_segments;  // 1 or 2
+    int parts;           // 1 or 2
+    int64_t rows;        // of integers
+    int64_t blocks;      // of SIDE rows
+    int64_t tile_words;  // four bytes each, in a tile of activations
+    int64_t factors;     // in words from the start of scratch: groups × blocks·SIDE steps …
+    int64_t sums;        // … and as many sums
+    int64_t words;       // of scratch
 
-    // Where an activation tile begins, in words from the start of scratch.
-    int64_t tile(int64_t segment, int lookup, int plane, int64_t block) const {
-        return (((segment * LOOKUPS + lookup) * planes + plane) * blocks + block) * tile_words;
+    // Where a tile of activations begins, in words from the start of scratch.
+    int64_t tile(int64_t segment, int part, int plane, int64_t block) const {
+        return (((segment * parts + part) * PLANES + plane) * blocks + block) * tile_words;
     }
 
     int64_t first_group(int64_t unit) const {
@@ -67,13 +62,13 @@ inline Layout layout_of(const QuantizedMatmulJob& job) {
     layout.units = (layout.groups + layout.unit_groups - 1) / layout.unit_groups;
     layout.segment_bytes = group_bytes < VECTOR ? group_bytes : VECTOR;
     layout.group_segments = layout.unit_vectors;
-    layout.planes = job.format == Format::float16 ? 2 : 1;
-    layout.columns = job.M == 1 ? 1 : SIDE;
-    layout.blocks = (job.M + SIDE - 1) / SIDE;
-    layout.tile_words = layout.segment_bytes / 4 * layout.columns;
-    layout.sums_offset = layout.tile(layout.groups * layout.group_segments, 0, 0, 0);
-    layout.sums_offset = (layout.sums_offset + SIDE - 1) / SIDE * SIDE;
-    layout.words = layout.sums_offset + layout.groups * layout.blocks * SIDE;
+    layout.parts = 8 / job.bits;
+    layout.rows = job.M * rows_of_integers(job.format);
+    layout.blocks = (layout.rows + SIDE - 1) / SIDE;
+    layout.tile_words = layout.segment_bytes / 4 * SIDE;
+    layout.factors = layout.tile(layout.groups * layout.group_segments, 0, 0, 0);
+    layout.sums = layout.factors + layout.groups * layout.blocks * SIDE;
+    layout.words = layout.sums + layout.groups * layout.blocks * SIDE;
     return layout;
 }
 
@@ -98,8 +93,7 @@ inline void configure_tiles(const Layout& layout) {
     for (int i = 0; i < 8; i++) {
         const bool weights = i == 4 || i == 5;
         shapes.rows[i] = i < 6 ? SIDE : static_cast<uint8_t>(layout.segment_bytes / 4);
-        shapes.row_bytes[i] =
-            static_cast<uint16_t>(weights ? layout.segment_bytes : 4 * layout.columns);
+        shapes.row_bytes[i] = static_cast<uint16_t>(weights ? layout.segment_bytes : VECTOR);
     }
     finish_stores();
     _tile_loadconfig(&shapes);
@@ -107,185 +101,100 @@ inline void configure_tiles(const Layout& layout) {
 
 // --- weights ------------------------------------------------------------------------------------
 
-// A unit of each row of a panel, unpacked: vector × tile of outputs × look-up × output.
+// A unit of each row of a panel, unpacked: vector × tile of outputs × part × output.
 struct Weights {
-    alignas(64) __m512i rows[UNIT_VECTORS][PANEL_TILES][LOOKUPS][SIDE];
+    alignas(64) __m512i rows[UNIT_VECTORS][PANEL_TILES][PARTS][SIDE];
 
     // A tile of a segment; its rows are VECTOR bytes apart.
-    const char* tile(const Layout& layout, int64_t segment, int lookup, int tile) const {
+    const char* tile(const Layout& layout, int64_t segment, int part, int tile) const {
         const int64_t byte = segment * layout.segment_bytes % (layout.unit_vectors * VECTOR);
-        return (const char*)rows[byte / VECTOR][tile][lookup] + byte % VECTOR;
+        return (const char*)rows[byte / VECTOR][tile][part] + byte % VECTOR;
     }
 };
 
-// The bfloat16 numbers behind 32 indices, of which the lowest four bits count: for even and for odd
-// look-ups.
-inline void make_tables(int bits, __m512i* tables) {
-    alignas(64) uint16_t low[32], high[32];
-    for (int i = 0; i < 32; i++) {
-        low[i] = float_to_bfloat16(static_cast<float>(i & 15));
-        high[i] = float_to_bfloat16(static_cast<float>(16 * (i & 15)));
-    }
-    tables[0] = _mm512_load_si512(low);
-    tables[1] = _mm512_load_si512(bits == 8 ? high : low);
-}
-
-// The units of a panel's rows of b, unpacked piece by piece: 64 bytes of SIDE rows at a time.
-//
-// Unpacking and multiplying use different parts of the processor. The kernel therefore takes a
-// piece of the next unit in between the multiplications of the last one, and a tile is loaded long
-// after it was stored.
-struct Unpacking {
-    const Layout* layout;
-    const uint32_t* b;  // the panel's first row
-    int outputs;        // rows
-    __m512i even, odd;  // tables
-    int64_t unit;       // that is unpacked now
-    int piece;          // vectors × tiles of outputs
-    Weights* weights;   // where it goes
-
-    void begin(int64_t next, Weights* into) {
-        unit = next;
-        piece = next < layout->units ? 0 : pieces();
-        weights = into;
-    }
-    int pieces() const { return layout->unit_vectors * PANEL_TILES; }
-
-    void take_piece() {
-        if (piece == pieces()) {
-            return;
-        }
-        const int vector = piece / PANEL_TILES, tile = piece % PANEL_TILES;
-        const int64_t stride = layout->row_bytes;
-        const int64_t first = (unit * layout->unit_vectors + vector) * VECTOR;
-        const int64_t left = stride - first;
+// Unpacks a unit of the `outputs` rows of b that begin at `b`.
+inline void unpack(const Layout& layout, const uint32_t* b, int64_t unit, int outputs,
+                   Weights& weights) {
+    const __m512i four_bits = _mm512_set1_epi8(15);
+    for (int v = 0; v < layout.unit_vectors; v++) {
+        const int64_t first = (unit * layout.unit_vectors + v) * VECTOR;
+        const int64_t left = layout.row_bytes - first;
         const __mmask16 mask =
             static_cast<__mmask16>(left >= VECTOR ? 0xffff : (1u << left / 4) - 1);
-        // 64 rows are more places than a processor follows by itself. The next panel is fetched
-        // meanwhile, in the order in which it lies in memory: as many bytes as are used here.
-        const char* ahead = (const char*)b + PANEL * stride +
-                            (unit * pieces() + piece) * SIDE * VECTOR;
-        const char* in = (const char*)b + tile * SIDE * stride + first;
-        const int rows = outputs - tile * SIDE < SIDE ? outputs - tile * SIDE : SIDE;
-        __m512i(*out)[SIDE] = weights->rows[vector][tile];
-        for (int row = 0; row < rows; row++, in += stride) {
-            const __m512i words = _mm512_maskz_loadu_epi32(mask, in);
-            _mm_prefetch(ahead + row * VECTOR, _MM_HINT_T1);
-            out[0][row] = _mm512_permutexvar_epi16(words, even);
-            out[1][row] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), odd);
-            out[2][row] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), even);
-            out[3][row] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), odd);
-        }
-        piece++;
-        finish_stores();
-    }
-
-    void finish() {
-        while (piece < pieces()) {
-            take_piece();
+        const char* in = (const char*)b + first;
+        for (int o = 0; o < outputs; o++, in += layout.row_bytes) {
+            const __m512i bytes = _mm512_maskz_loadu_epi32(mask, in);
+            __m512i(*out)[SIDE] = weights.rows[v][o / SIDE];
+            if (layout.parts == 1) {
+                out[0][o % SIDE] = bytes;
+                continue;
+            }
+            out[0][o % SIDE] = _mm512_and_si512(bytes, four_bits);
+            out[1][o % SIDE] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), four_bits);
         }
     }
-};
+    finish_stores();
+}
 
 // --- activations --------------------------------------------------------------------------------
 
-// The activations that meet the 64 bytes of weights `vector`, zero beyond the row's end.
-inline void load_activations(const QuantizedMatmulJob& job, int64_t row, int64_t vector,
-                             __m512i* x) {
-    const int64_t per_vector = VECTOR * 8 / job.bits;
-    const uint16_t* a = job.a + row * job.I;
-    for (int i = 0; i < per_vector / 32; i++) {
-        const int64_t at = vector * per_vector + i * 32;
-        x[i] = at < job.I ? _mm512_loadu_si512(a + at) : _mm512_setzero_si512();
+// The high or the low bytes of a group's integers, in the order of its weights' bytes: part × byte.
+inline void bytes_of(const RoundedGroup& rounded, int group_size, int plane, int parts,
+                     uint8_t (*out)[MAX_GROUP]) {
+    alignas(64) uint8_t bytes[MAX_GROUP] = {};
+    for (int v = 0; v < group_size / LANES; v++) {
+        const __m512i integers = (__m512i)rounded.integers[v];
+        const __m512i shifted = plane == 0 ? _mm512_srai_epi32(integers, 8) : integers;
+        _mm_storeu_si128((__m128i*)(bytes + v * LANES), _mm512_cvtepi32_epi8(shifted));
     }
-}
-
-// Those of them that meet look-up p, in the order of its weights.
-inline __m512i pick(const __m512i* x, int p, int bits) {
-    alignas(64) uint16_t order[32];
-    for (int i = 0; i < 32; i++) {
-        order[i] = static_cast<uint16_t>(bits == 4 ? 4 * (i % 16) + p : 2 * i + p / 2);
-    }
-    const __m512i index = _mm512_load_si512(order);
-    const __m512i low = _mm512_permutex2var_epi16(x[0], index, x[1]);
-    if (bits == 8) {
-        return low;
-    }
-    const __m512i high = _mm512_permutex2var_epi16(x[2], index, x[3]);
-    return _mm512_mask_blend_epi16(0xffff0000u, low, high);
-}
-
-// 32 float16 numbers as two planes of bfloat16 numbers.
-inline void split_vector(__m512i x, __m512i* planes) {
-    __m256i high[2], low[2];
-    split(_mm512_cvtph_ps(_mm512_castsi512_si256(x)), &high[0], &low[0]);
-    split(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)), &high[1], &low[1]);
-    planes[0] = _mm512_inserti64x4(_mm512_castsi256_si512(high[0]), high[1], 1);
-    planes[1] = _mm512_inserti64x4(_mm512_castsi256_si512(low[0]), low[1], 1);
-}
-
-// Stores what meets one look-up, a vector of pairs from each of 16 rows, as tiles: a pair in each
-// row, a row of a in each column.
-inline void store_tiles(const Layout& layout, const __m512i* rows, int64_t vector, int lookup,
-                        int plane, int64_t block, uint32_t* scratch) {
-    __m512i pairs[SIDE];
-    if (layout.columns == SIDE) {
-        transpose((const uint32_t*)rows, SIDE, SIDE, SIDE, pairs);
-    }
-    const int segment_pairs = layout.segment_bytes / 4;
-    for (int i = 0; i < SIDE; i++) {
-        const int64_t segment = (vector * SIDE + i) / segment_pairs;
-        if (segment >= layout.groups * layout.group_segments) {
-            return;  // beyond the row's end
+    for (int i = 0; i < group_size; i += VECTOR) {
+        const __m512i x = _mm512_load_si512(bytes + i);
+        if (parts == 1) {
+            _mm512_storeu_si512(out[0] + i, x);
+            continue;
         }
-        uint32_t* out = scratch + layout.tile(segment, lookup, plane, block) +
-                        i % segment_pairs * layout.columns;
-        if (layout.columns == SIDE) {
-            _mm512_storeu_si512(out, pairs[i]);
-        } else {
-            *out = ((const uint32_t*)rows)[i];
+        _mm256_storeu_si256((__m256i*)(out[0] + i / 2), _mm512_cvtepi16_epi8(x));
+        _mm256_storeu_si256((__m256i*)(out[1] + i / 2),
+                            _mm512_cvtepi16_epi8(_mm512_srli_epi16(x, 8)));
+    }
+}
+
+// Lays out one group of one block of rows of integers, zero beyond the last.
+inline void prepare_group(const QuantizedMatmulJob& job, const Layout& layout, int64_t block,
+                          int64_t g, uint32_t* scratch) {
+    alignas(64) uint8_t bytes[PLANES][SIDE][PARTS][MAX_GROUP] = {};
+    float* steps = (float*)(scratch + layout.factors) + (g * layout.blocks + block) * SIDE;
+    float* sums = (float*)(scratch + layout.sums) + (g * layout.blocks + block) * SIDE;
+    const int together = rows_of_integers(job.format);
+    for (int r = 0; r < SIDE; r += together) {
+        RoundedGroup rounded[MAX_ROWS_OF_INTEGERS] = {};
+        if (block * SIDE + r < layout.rows) {
+            round_group(job, (block * SIDE + r) / together, g, rounded);
+        }
+        for (int row = 0; row < together; row++) {
+            steps[r + row] = rounded[row].factors.step;
+            sums[r + row] = rounded[row].factors.sum;
+            for (int plane = 0; plane < PLANES; plane++) {
+                bytes_of(rounded[row], job.group_size, plane, layout.parts, bytes[plane][r + row]);
+            }
         }
     }
-}
-
-// Lays out one block of SIDE rows of a, zero beyond the last.
-inline void prepare_block(const QuantizedMatmulJob& job, const Layout& layout, int64_t block,
-                          uint32_t* scratch) {
-    const int64_t first = block * SIDE;
-    const int rows = static_cast<int>(job.M - first < SIDE ? job.M - first : SIDE);
-    for (int64_t vector = 0; vector < layout.units * layout.unit_vectors; vector++) {
-        __m512i picked[LOOKUPS][2][SIDE] = {};  // look-up × plane × row
-        for (int r = 0; r < rows; r++) {
-            __m512i x[4];
-            load_activations(job, first + r, vector, x);
-            for (int p = 0; p < LOOKUPS; p++) {
-                __m512i planes[2] = {pick(x, p, job.bits)};
-                if (layout.planes == 2) {
-                    split_vector(planes[0], planes);
+    for (int plane = 0; plane < PLANES; plane++) {
+        for (int part = 0; part < layout.parts; part++) {
+            for (int i = 0; i < layout.group_segments; i++) {
+                __m512i columns[SIDE];
+                transpose((const uint32_t*)(bytes[plane][0][part] + i * VECTOR),
+                          PARTS * MAX_GROUP / 4, SIDE, layout.segment_bytes / 4, columns);
+                uint32_t* out =
+                    scratch + layout.tile(g * layout.group_segments + i, part, plane, block);
+                for (int word = 0; word < layout.segment_bytes / 4; word++) {
+                    _mm512_storeu_si512(out + word * SIDE, columns[word]);
                 }
-                picked[p][0][r] = planes[0];
-                picked[p][1][r] = planes[1];
             }
-        }
-        for (int p = 0; p < LOOKUPS; p++) {
-            for (int plane = 0; plane < layout.planes; plane++) {
-                store_tiles(layout, picked[p][plane], vector, p, plane, block, scratch);
-            }
-        }
-    }
-    float* sums = (float*)scratch + layout.sums_offset + first;
-    for (int64_t g = 0; g < layout.groups; g++) {
-        for (int r = 0; r < SIDE; r++) {
-            __m512 sum = _mm512_setzero_ps();
-            for (int i = 0; i < job.group_size && r < rows; i += SIDE) {
-                const uint16_t* a = job.a + (first + r) * job.I + g * job.group_size + i;
-                sum = _mm512_add_ps(sum, widen(_mm256_loadu_si256((const __m256i*)a), job.format));
-            }
-            sums[g * layout.blocks * SIDE + r] = _mm512_reduce_add_ps(sum);
         }
     }
 }
 
 }  // namespace
 
-}  // namespace tiny_llm_ext
+}  // namespace tiny_llm_ext::TINY_LLM_ISA

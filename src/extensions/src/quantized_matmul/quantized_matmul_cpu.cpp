@@ -39,7 +39,7 @@ void run_kernel(const QuantizedMatmulJob& job, const QuantizedMatmulKernel& kern
 const QuantizedMatmulKernel* kernel_of(InstructionSet set) {
 #if defined(__x86_64__)
     if (set == InstructionSet::amx) {
-        return &quantized_matmul_amx;
+        return &amx::quantized_matmul_tiles;
     }
     if (set == InstructionSet::avx512) {
         return &quantized_matmul_avx512;

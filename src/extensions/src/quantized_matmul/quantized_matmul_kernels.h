@@ -46,7 +46,9 @@ namespace avx2 {
 extern const QuantizedMatmulKernel quantized_matmul_fixed_point;
 }
 extern const QuantizedMatmulKernel quantized_matmul_avx512;
-extern const QuantizedMatmulKernel quantized_matmul_amx;
+namespace amx {
+extern const QuantizedMatmulKernel quantized_matmul_tiles;
+}
 #elif defined(__aarch64__)
 namespace neon {
 extern const QuantizedMatmulKernel quantized_matmul_fixed_point;
