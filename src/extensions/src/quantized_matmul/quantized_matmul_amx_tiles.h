@@ -112,7 +112,9 @@ struct Weights {
     }
 };
 
-// Unpacks a unit of the `outputs` rows of b that begin at `b`.
+// Unpacks a unit of the `outputs` rows of b that begin at `b`. 64 rows are more places in memory
+// than a processor follows by itself: the next panel is fetched meanwhile, in the order in which it
+// lies there, as many bytes as are used here.
 inline void unpack(const Layout& layout, const uint32_t* b, int64_t unit, int outputs,
                    Weights& weights) {
     const __m512i four_bits = _mm512_set1_epi8(15);
@@ -122,8 +124,10 @@ inline void unpack(const Layout& layout, const uint32_t* b, int64_t unit, int ou
         const __mmask16 mask =
             static_cast<__mmask16>(left >= VECTOR ? 0xffff : (1u << left / 4) - 1);
         const char* in = (const char*)b + first;
+        const char* ahead = (const char*)b + PANEL * layout.row_bytes + first * PANEL;
         for (int o = 0; o < outputs; o++, in += layout.row_bytes) {
             const __m512i bytes = _mm512_maskz_loadu_epi32(mask, in);
+            _mm_prefetch(ahead + o * VECTOR, _MM_HINT_T1);
             __m512i(*out)[SIDE] = weights.rows[v][o / SIDE];
             if (layout.parts == 1) {
                 out[0][o % SIDE] = bytes;
