@@ -150,7 +150,8 @@ def scaled_dot_product_attention_grouped(
         key: N..×H×S×D.
         value: N..×H×S×D.
         scale: multiplies the scores; 1/√D if None.
-        mask: None, "causal", or an array added to the scores, broadcastable to N..×H_q×L×S.
+        mask: None, "causal", or an array broadcastable to N..×H_q×L×S, floating (added to the
+            scores) or bool (True is visible).
 
     Returns:
         N..×H_q×L×D.
@@ -175,6 +176,8 @@ def scaled_dot_product_attention_grouped(
             )
         mask = causal_mask(L, S, query.dtype)
     elif mask is not None:
+        if mask.dtype == mx.bool_:
+            mask = mx.where(mask, 0.0, -mx.inf).astype(query.dtype)
         mask = mx.broadcast_to(mask, (*N, H_q, L, S)).reshape(*N, H, group, L, S)
 
     x = scaled_dot_product_attention_simple(

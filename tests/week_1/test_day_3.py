@@ -30,6 +30,16 @@ def test_task_1_grouped(device, dtype, H_q, H, L, S, mask, scale):
     assert_close(actual, expected, f"grouped attention, {H_q} heads over {H}", ulps=8)
 
 
+def test_task_1_bool_mask_says_what_is_visible(device):
+    query, key = random(2, 4, 3, 8), random(2, 2, 5, 8)
+    visible = mx.random.uniform(shape=(3, 5)) < 0.6
+    visible[:, 0] = True
+    actual = scaled_dot_product_attention_grouped(query, key, key, mask=visible)
+    added = mx.where(visible, 0.0, -mx.inf)
+    expected = scaled_dot_product_attention_grouped(query, key, key, mask=added)
+    assert_close(actual, expected, "True is visible, False is −inf", ulps=0)
+
+
 @pytest.mark.parametrize("leading", [(), (3,), (2, 2)])
 def test_task_1_any_leading_dimensions(device, leading):
     query = random(*leading, 4, 3, 8)

@@ -12,6 +12,7 @@ from tests.support import EPSILON, as_numpy, assert_close, random
 from tiny_llm import (
     QuantizedEmbedding,
     QuantizedWeights,
+    kernels,
     quantized_linear,
     quantized_matmul,
 )
@@ -152,6 +153,21 @@ def test_task_2_threads_do_not_change_a_bit():
     results = {threads: run(threads) for threads in (1, 2, 3, 4)}
     assert all(result[0] == str(threads) for threads, result in results.items())
     assert len({result[1] for result in results.values()}) == 1
+
+
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("M", [1, 2, 3, 16, 33])
+def test_task_2_amx_and_avx2_give_the_same_bits(monkeypatch, half, bits, group_size, M):
+    if "amx" not in kernels.extension().instruction_sets():
+        pytest.skip("this machine has no AMX")
+    arguments = problem(M, 384, 70, bits, group_size, half)
+    results = []
+    for name in ("amx", "avx2"):
+        monkeypatch.setenv("TINY_LLM_CPU_ISA", name)
+        results.append(evaluated(*arguments))
+    assert mx.array_equal(*results), "both add up the same integers and round the same floats"
 
 
 @pytest.mark.parametrize("shape", [(256,), (3, 256), (2, 3, 256), (1, 1, 1, 256)])
