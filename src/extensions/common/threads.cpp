@@ -13,6 +13,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -58,9 +59,10 @@ int configured_threads() {
 
 class Pool {
    public:
-    explicit Pool(int workers) {
-        for (int i = 0; i < workers; i++) {
-            std::thread([this] { work(); }).detach();
+    explicit Pool(int threads)
+        : threads_(threads), segments_(std::make_unique<Segment[]>(threads)) {
+        for (int thread = 1; thread < threads; thread++) {
+            std::thread([this, thread] { work(thread); }).detach();
         }
     }
 
@@ -68,15 +70,21 @@ class Pool {
         std::lock_guard lock(one_job_at_a_time_);
         const uint32_t job = job_.load(std::memory_order_relaxed) + 1;
         // Closed first: a late worker that reads any of what follows finds no ticket of its job.
-        ticket_.exchange((uint64_t{job} << 32) | CLOSED, std::memory_order_acq_rel);
+        for (int i = 0; i < threads_; i++) {
+            segments_[i].ticket.exchange((uint64_t{job} << 32) | CLOSED, std::memory_order_acq_rel);
+        }
         run_.store(run, std::memory_order_release);
         body_.store(body, std::memory_order_release);
         chunks_.store(chunks, std::memory_order_release);
         done_.store(0, std::memory_order_relaxed);
-        ticket_.store(uint64_t{job} << 32, std::memory_order_release);
+        for (int i = 0; i < threads_; i++) {
+            segments_[i].ticket.store(
+                (uint64_t{job} << 32) | static_cast<uint64_t>(begin(i, chunks)),
+                std::memory_order_release);
+        }
         job_.store(job, std::memory_order_release);
         job_.notify_all();
-        take_chunks(job);
+        take_chunks(job, 0);
         while (done_.load(std::memory_order_acquire) < chunks) {
             pause();
         }
@@ -85,24 +93,38 @@ class Pool {
    private:
     static constexpr uint64_t CLOSED = 0xffffffff;  // more than any job has chunks
 
-    // Claims and runs chunks of a job until none is left. The ticket holds the job's number above
-    // the next chunk's: a worker that comes late to a finished job cannot take a chunk of the next
-    // one with the old job's function.
-    void take_chunks(uint32_t job) {
+    // A part of a job's chunks, neighbours of each other. A thread takes them in order, so that
+    // what it asks for ahead of time, at the end of one chunk, is the beginning of its next.
+    struct alignas(64) Segment {
+        std::atomic<uint64_t> ticket{0};  // the job's number above the next chunk's
+    };
+
+    // The first chunk of a thread's segment.
+    int64_t begin(int thread, int64_t chunks) const { return chunks * thread / threads_; }
+
+    // Claims and runs chunks of a job until none is left: those of this thread's segment, and then
+    // those that other threads have not got to. A worker that comes late to a finished job cannot
+    // take a chunk of the next one with the old job's function: the ticket has another number.
+    void take_chunks(uint32_t job, int thread) {
         const auto run = run_.load(std::memory_order_acquire);
         const auto body = body_.load(std::memory_order_acquire);
         const auto chunks = chunks_.load(std::memory_order_acquire);
-        uint64_t ticket = ticket_.load(std::memory_order_acquire);
-        while (ticket >> 32 == job && static_cast<int64_t>(ticket & CLOSED) < chunks) {
-            if (ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) {
-                run(body, static_cast<int64_t>(ticket & CLOSED));
-                done_.fetch_add(1, std::memory_order_release);
-                ticket = ticket_.load(std::memory_order_acquire);
+        for (int i = 0; i < threads_; i++) {
+            const int owner = (thread + i) % threads_;
+            const int64_t end = begin(owner + 1, chunks);
+            auto& next = segments_[owner].ticket;
+            uint64_t ticket = next.load(std::memory_order_acquire);
+            while (ticket >> 32 == job && static_cast<int64_t>(ticket & CLOSED) < end) {
+                if (next.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) {
+                    run(body, static_cast<int64_t>(ticket & CLOSED));
+                    done_.fetch_add(1, std::memory_order_release);
+                    ticket = next.load(std::memory_order_acquire);
+                }
             }
         }
     }
 
-    void work() {
+    void work(int thread) {
         uint32_t seen = 0;
         while (true) {
             const auto give_up = std::chrono::steady_clock::now() + SPIN;
@@ -115,15 +137,16 @@ class Pool {
                 job = job_.load(std::memory_order_acquire);
             }
             seen = job;
-            take_chunks(job);
+            take_chunks(job, thread);
         }
     }
 
+    const int threads_;
+    const std::unique_ptr<Segment[]> segments_;
     std::mutex one_job_at_a_time_;
     std::atomic<detail::Chunk> run_{nullptr};
     std::atomic<const void*> body_{nullptr};
     std::atomic<int64_t> chunks_{0};
-    alignas(64) std::atomic<uint64_t> ticket_{0};
     alignas(64) std::atomic<int64_t> done_{0};
     alignas(64) std::atomic<uint32_t> job_{0};
 };
@@ -143,7 +166,7 @@ void detail::run_parallel(int64_t chunks, Chunk run, const void* body) {
         return;
     }
     // Never destroyed: at exit its workers may still be asleep in it.
-    static Pool* pool = new Pool(num_threads() - 1);
+    static Pool* pool = new Pool(num_threads());
     pool->run(chunks, run, body);
 }
 
