@@ -30,6 +30,7 @@ namespace {
 
 constexpr int DIRECT_ROWS = 2;               // up to here, unpacking as we go is cheaper
 constexpr int64_t CACHE_BYTES = 256 * 1024;  // of activations that are used panel after panel
+constexpr int64_t FAR_AHEAD = 16 * 1024;     // bytes of weights
 
 // --- weights ------------------------------------------------------------------------------------
 
@@ -87,7 +88,8 @@ inline void unpack(const uint8_t* bytes, Shorts* weights) {
 //
 // The rows of a panel are as many places in memory as there are lanes: read side by side, they are
 // no stream that the processor would recognize and run ahead of. So the next panel's bytes are
-// asked for in the order in which they lie, as many at a time as are used.
+// asked for in the order in which they lie, as many at a time as are used; and long before that,
+// into the second cache, which has more room for requests under way than the first.
 template <int BITS>
 inline Ints dot_direct(const Panel& panel, int64_t g, const Shorts* a) {
     constexpr int PARTS = 8 / BITS;  // vectors from SHORTS bytes
@@ -97,6 +99,7 @@ inline Ints dot_direct(const Panel& panel, int64_t g, const Shorts* a) {
     for (int64_t i = g * bytes; i < (g + 1) * bytes; i += SHORTS, a += PARTS) {
         for (int line = 0; line < LANES * SHORTS; line += 64) {
             __builtin_prefetch(next_panel + i * LANES + line);
+            __builtin_prefetch(next_panel + i * LANES + line + FAR_AHEAD, 0, 2);
         }
 #pragma GCC unroll 8
         for (int o = 0; o < LANES; o++) {
