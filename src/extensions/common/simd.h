@@ -231,6 +231,34 @@ inline float max(Floats x) {
 #endif
 }
 
+/// The sum of all lanes, which must not overflow.
+inline int32_t sum(Ints x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)x);
+#elif defined(__aarch64__)
+    return vaddvq_s32((int32x4_t)x);
+#else
+    const __m128i four =
+        _mm_add_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
+#endif
+}
+
+/// The largest lane.
+inline int32_t max(Ints x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)x);
+#elif defined(__aarch64__)
+    return vmaxvq_s32((int32x4_t)x);
+#else
+    const __m128i four =
+        _mm_max_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+    const __m128i two = _mm_max_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 1)));
+#endif
+}
+
 // --- functions ----------------------------------------------------------------------------------
 
 /// eˣ to about 2 units in the last place; 0 below −87.3, infinity above 88.7, NaN for NaN.

@@ -40,11 +40,7 @@ inline int largest_exponent(const Floats* a, int count) {
         const Ints magnitude = as_ints(a[v]) & 0x7fffffff;
         largest = magnitude > largest ? magnitude : largest;
     }
-    int32_t bits = 0;
-    for (int i = 0; i < LANES; i++) {
-        bits = largest[i] > bits ? largest[i] : bits;
-    }
-    return bits >> 23;
+    return max(largest) >> 23;
 }
 
 // Rounds a[0 … group_size), in units of the step; what that leaves of a is written back to a.
@@ -57,11 +53,7 @@ inline void round_once(Floats* a, int count, float step, RoundedGroup& rounded) 
         sums += rounded.integers[v];
         a[v] -= shifted - magic;
     }
-    int32_t sum = 0;
-    for (int i = 0; i < LANES; i++) {
-        sum += sums[i];
-    }
-    rounded.factors = {step, step * static_cast<float>(sum)};
+    rounded.factors = {step, step * static_cast<float>(sum(sums))};
 }
 
 // Rounds group g of row m to rows_of_integers(format) rows.
