@@ -21,10 +21,10 @@ from tiny_llm.batch import BatchGeneration
 from tiny_llm.models import find_model
 
 from .costs import ModelCosts
-from .metrics import Metric
+from .metrics import Metric, throughput
 from .roofline import Machine, measure_or_explain
 from .systems.worker import token_ids
-from .timing import Times, percent, step_seconds
+from .timing import Times, step_seconds
 from .week2 import Week2
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
@@ -61,15 +61,8 @@ def decode_row(
         step_seconds(lambda: model.step(sequences), args.steps, limit_s=DECODE_SECONDS, warm_up=2)
     )
     metric = Metric("", f"{batch}", "decode", CONTEXT, batch)
-    row = {
-        "batch": batch,
-        "tokens_per_s": metric.tokens_per_second(times.median),
-        "best_tokens_per_s": metric.tokens_per_second(times.minimum),
-    }
-    share = ""
-    if machine is not None:
-        row["roofline_tokens_per_s"] = metric.bound(costs, machine)
-        share = percent(row["tokens_per_s"], row["roofline_tokens_per_s"])
+    figures, share = throughput(metric, times, costs, machine)
+    row = {"batch": batch, **figures}
     print(
         f"| {batch} | {times.median * 1e3:.1f} | {row['tokens_per_s']:,.1f} | "
         f"{row['best_tokens_per_s']:,.1f} | {share} |",

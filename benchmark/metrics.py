@@ -1,10 +1,11 @@
 """What the systems are compared by: each metric is a thing to run, and the most it can reach."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from .costs import ModelCosts
 from .roofline import Machine
+from .timing import Times, percent
 
 
 @dataclass(frozen=True)
@@ -58,3 +59,24 @@ METRICS = {
         Metric("load", "load to first token", "load"),
     )
 }
+
+
+def throughput(
+    metric: Metric, times: Times, costs: ModelCosts, machine: Machine | None
+) -> tuple[dict[str, Any], str]:
+    """Tokens per second for the JSON, and their percentage of the roofline for the table.
+
+    Args:
+        metric: what was measured.
+        times: how long it took.
+        costs: of the model.
+        machine: its limits; without them the percentage is empty.
+    """
+    row: dict[str, Any] = {
+        "tokens_per_s": metric.tokens_per_second(times.median),
+        "best_tokens_per_s": metric.tokens_per_second(times.minimum),
+    }
+    if machine is None:
+        return row, ""
+    row["roofline_tokens_per_s"] = metric.bound(costs, machine)
+    return row, percent(row["tokens_per_s"], row["roofline_tokens_per_s"])

@@ -17,9 +17,9 @@ from tiny_llm import UserError
 from tiny_llm.models import find_model
 
 from .costs import ModelCosts
-from .metrics import Metric
+from .metrics import Metric, throughput
 from .roofline import Machine, measure_or_explain
-from .timing import Times, measure, percent, step_seconds
+from .timing import Times, measure, step_seconds
 from .week2 import Week2
 
 PREFILL_TOKENS = (128, 512, 4096)
@@ -46,16 +46,8 @@ def decode_times(model: Week2, context: int, steps: int) -> Times:
 
 def result(metric: Metric, times: Times, costs: ModelCosts, machine: Machine | None) -> Any:
     """A row of the table, for the JSON; it is printed too."""
-    row: dict[str, Any] = {
-        "metric": metric.kind,
-        "tokens": metric.tokens,
-        "tokens_per_s": metric.tokens_per_second(times.median),
-        "best_tokens_per_s": metric.tokens_per_second(times.minimum),
-    }
-    share = ""
-    if machine is not None:
-        row["roofline_tokens_per_s"] = metric.bound(costs, machine)
-        share = percent(row["tokens_per_s"], row["roofline_tokens_per_s"])
+    figures, share = throughput(metric, times, costs, machine)
+    row = {"metric": metric.kind, "tokens": metric.tokens, **figures}
     print(
         f"| {metric.label} | {row['tokens_per_s']:,.1f} | {row['best_tokens_per_s']:,.1f} | "
         f"{share} |",

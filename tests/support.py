@@ -8,6 +8,8 @@ sum's error is relative to its terms and not to what is left when they cancel.
 import codecs
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -195,3 +197,20 @@ def token_prompts(count: int, length: int, vocab_size: int) -> Iterator[list[int
     for index in range(count):
         size = 1 + index % length
         yield rng.integers(0, vocab_size, size).tolist()
+
+
+def assert_same_on_any_number_of_threads(program: str) -> None:
+    """A program prints `num_threads()` and a hash of its result, the same for 1, 2, 3 and 4."""
+
+    def run(threads: int) -> list[str]:
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            env={"TINY_LLM_NUM_THREADS": str(threads), "PYTHONHASHSEED": "0"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+
+    results = {threads: run(threads) for threads in (1, 2, 3, 4)}
+    assert all(result[0] == str(threads) for threads, result in results.items())
+    assert len({result[1] for result in results.values()}) == 1

@@ -203,6 +203,8 @@ class BatchGeneration:
         if request is None or not request.is_prefilled:
             return
         if request.is_done:  # its first token was an end token
+            for layer in request.cache:
+                layer.release()
             self.answers[request.index] = request.text
             self.prefilling = None
         elif None in self.slots:

@@ -1,14 +1,17 @@
 """Week 2, day 2: quantized weights and their matrix multiplication on the CPU."""
 
-import subprocess
-import sys
-
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 
-from tests.support import EPSILON, as_numpy, assert_close, random
+from tests.support import (
+    EPSILON,
+    as_numpy,
+    assert_close,
+    assert_same_on_any_number_of_threads,
+    random,
+)
 from tiny_llm import (
     QuantizedEmbedding,
     QuantizedWeights,
@@ -140,19 +143,7 @@ def test_task_2_threads_do_not_change_a_bit():
         "y = t.quantized_matmul(s, b, 64, 4, a, q, stream=mx.cpu).astype(mx.float32);"
         "print(t.num_threads(), hash(np.array(y).tobytes()))"
     )
-
-    def run(threads: int) -> list[str]:
-        return subprocess.run(
-            [sys.executable, "-c", program],
-            env={"TINY_LLM_NUM_THREADS": str(threads), "PYTHONHASHSEED": "0"},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-
-    results = {threads: run(threads) for threads in (1, 2, 3, 4)}
-    assert all(result[0] == str(threads) for threads, result in results.items())
-    assert len({result[1] for result in results.values()}) == 1
+    assert_same_on_any_number_of_threads(program)
 
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])

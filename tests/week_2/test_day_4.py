@@ -2,8 +2,6 @@
 
 import functools
 import itertools
-import subprocess
-import sys
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import EPSILON, as_numpy, assert_close, random, tiny_model
+from tests.support import (
+    EPSILON,
+    as_numpy,
+    assert_close,
+    assert_same_on_any_number_of_threads,
+    random,
+    tiny_model,
+)
 from tiny_llm import (
     BatchingKvCache,
     Qwen3ModelWeek2,
@@ -316,19 +321,7 @@ def test_task_2_threads_do_not_change_a_bit():
         "y = t.flash_attention(q, k, v, 0.1, True, stream=mx.cpu).astype(mx.float32);"
         "print(t.num_threads(), hash(np.array(y).tobytes()))"
     )
-
-    def run(threads: int) -> list[str]:
-        return subprocess.run(
-            [sys.executable, "-c", program],
-            env={"TINY_LLM_NUM_THREADS": str(threads), "PYTHONHASHSEED": "0"},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-
-    results = {threads: run(threads) for threads in (1, 2, 3, 4)}
-    assert all(result[0] == str(threads) for threads, result in results.items())
-    assert len({result[1] for result in results.values()}) == 1
+    assert_same_on_any_number_of_threads(program)
 
 
 def test_task_2_reads_a_cache_where_it_lies(instruction_set, dtype):

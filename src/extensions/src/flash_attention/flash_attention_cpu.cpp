@@ -1,13 +1,12 @@
 // flash_attention on the CPU: the readable reference, and who runs which kernel.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <memory>
 
 #include "common/checks.h"
 #include "common/instruction_set.h"
-#include "common/threads.h"
+#include "common/rows.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "src/flash_attention/flash_attention.h"
@@ -134,30 +133,13 @@ void run(const FlashAttentionJob& job, InstructionSet set) {
 
 Strides strides_of(const mx::array& x) { return {x.strides(0), x.strides(1), x.strides(2)}; }
 
-// x itself if its rows are contiguous, or else a copy that the encoder fills in.
-mx::array with_contiguous_rows(const mx::array& x, mx::cpu::CommandEncoder& encoder) {
-    if (x.strides(3) == 1 || x.shape(3) == 1) {
-        return x;
-    }
-    mx::array copy(x.shape(), x.dtype(), nullptr, {});
-    copy.set_data(mx::allocator::malloc(copy.nbytes()));
-    encoder.add_temporary(copy);
-    encoder.dispatch([from = x.data<char>(), to = copy.data<char>(), shape = x.shape(),
-                      strides = x.strides(), size = x.itemsize()]() mutable {
-        for (int64_t i = 0; i < int64_t{shape[0]} * shape[1] * shape[2] * shape[3]; i++) {
-            const int64_t d = i % shape[3], token = i / shape[3] % shape[2];
-            const int64_t head = i / shape[3] / shape[2] % shape[1];
-            const int64_t b = i / shape[3] / shape[2] / shape[1];
-            const int64_t element =
-                b * strides[0] + head * strides[1] + token * strides[2] + d * strides[3];
-            std::memcpy(to + i * size, from + element * size, size);
-        }
-    });
-    return copy;
+// x itself if its rows are contiguous, of any strides otherwise; or else a copy.
+mx::array with_contiguous_rows(const mx::array& x, mx::Stream stream) {
+    return x.strides(3) == 1 || x.shape(3) == 1 ? x : row_contiguous(x, stream);
 }
 
 // out B×H_q×L×D, laid out as B×L×H_q×D.
-void allocate(mx::array& out) {
+void allocate_by_token(mx::array& out) {
     const int64_t H_q = out.shape(1), L = out.shape(2), D = out.shape(3);
     auto flags = out.flags();
     flags.contiguous = true;
@@ -178,7 +160,7 @@ void set_mask(FlashAttentionJob& job, const mx::array& mask) {
 }  // namespace
 
 void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
-    allocate(out);
+    allocate_by_token(out);
     if (out.size() == 0) {
         return;
     }
@@ -187,9 +169,9 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
         encoder.set_input_array(input);
     }
     encoder.set_output_array(out);
-    const mx::array query = with_contiguous_rows(inputs[0], encoder);
-    const mx::array key = with_contiguous_rows(inputs[1], encoder);
-    const mx::array value = with_contiguous_rows(inputs[2], encoder);
+    const mx::array query = with_contiguous_rows(inputs[0], stream());
+    const mx::array key = with_contiguous_rows(inputs[1], stream());
+    const mx::array value = with_contiguous_rows(inputs[2], stream());
     FlashAttentionJob job = {
         .B = query.shape(0),
         .H_q = query.shape(1),
