@@ -227,7 +227,7 @@ class Simulation:
                 break
             end += 1
         # If all guesses were right, the draft model has not seen the last one.
-        return ChunkResult(new, num_unwritten=int(0 < chunk.num_drafts == len(new) - 1))
+        return ChunkResult(new, num_unguessed=int(0 < chunk.num_drafts == len(new) - 1))
 
     def _end_answers(self, chunks: tuple[Chunk, ...]) -> None:
         for chunk in chunks:

@@ -122,6 +122,7 @@ class PageManager:
         request.node = None
         request.num_shared = 0
         request.num_computed = 0
+        request.num_unguessed = 0
 
     # ---------------------------------------------------------------- what others see
 

@@ -61,6 +61,8 @@ class Request:
         num_cached_tokens: how many tokens of the prompt it found computed when it was first
             admitted.
         num_preemptions: how often it gave up its pages.
+        num_unguessed: how many of the computed tokens, at the end, a draft model has not seen. Its
+            keys and values are in the same pages, beside the target's.
         finish_reason: None until it ends.
         error: why it failed, a sentence.
     """
@@ -86,6 +88,7 @@ class Request:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_computed = 0
+        self.num_unguessed = 0
         self.page_ids = array("i")  # int32, so that a block table takes it as it is
         self.num_shared = 0
         self.node: Any = None  # of the prefix cache, the last of the shared pages

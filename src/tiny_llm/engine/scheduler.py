@@ -222,15 +222,15 @@ class Scheduler:
             if request.state is not RequestState.RUNNING:
                 continue  # aborted while it was computed
             request.num_computed = chunk.end
-            num_unwritten = 0
+            request.num_unguessed = 0
             if chunk.samples:
                 result = results[request.request_id]
                 assert 1 <= len(result.token_ids) <= 1 + chunk.num_drafts
                 request.token_ids.extend(result.token_ids)
                 request.num_computed = request.num_tokens - 1
-                num_unwritten = result.num_unwritten
+                request.num_unguessed = result.num_unguessed
                 self._tell_tokens(request, result)
-            self.pages.share_full_pages(request, request.num_computed - num_unwritten)
+            self.pages.share_full_pages(request, request.num_computed - request.num_unguessed)
 
     # ---------------------------------------------------------------- pages run out
 

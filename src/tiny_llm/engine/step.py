@@ -91,9 +91,8 @@ class ChunkResult:
 
     Attributes:
         token_ids: the answer's next tokens: the guesses that were right, and one more.
-        num_unwritten: how many of the computed tokens at the end a draft model has not seen yet; a
-            page is shared when both models have written it.
+        num_unguessed: see `Request`. A page is shared when both models have written it.
     """
 
     token_ids: Sequence[int]
-    num_unwritten: int = 0
+    num_unguessed: int = 0
