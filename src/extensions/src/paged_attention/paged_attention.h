@@ -60,9 +60,9 @@ mx::array paged_attention_varlen(const mx::array& query, const mx::array& key_pa
                                  const mx::array& context_lens, const mx::array& block_table,
                                  std::optional<float> scale, mx::StreamOrDevice s = {});
 
-/// The graph node of both. Inputs, checked: query B×H_q×L×D or T×H_q×D of any strides; key_pages
-/// and value_pages P×H×page_size×D, block_table B×max_pages and context_lens B, row-contiguous;
-/// and, if ragged, cu_seqlens_q B+1, row-contiguous.
+/// The graph node of both. Inputs, checked, of any strides: query B×H_q×L×D or T×H_q×D; key_pages
+/// and value_pages P×H×page_size×D, block_table B×max_pages, context_lens B; and, if ragged,
+/// cu_seqlens_q B+1. All but the query are row-contiguous as a rule, and copied if they are not.
 class PagedAttention : public mx::UnaryPrimitive {
    public:
     PagedAttention(mx::Stream stream, float scale, bool causal, bool ragged)

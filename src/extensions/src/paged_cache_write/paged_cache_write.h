@@ -20,7 +20,7 @@ namespace mx = mlx::core;
 
 /// A pool with new tokens written into it; the same memory if the caller gives up the old one.
 ///
-/// pages: P×H×page_size×D, any dtype; row-contiguous, or it is copied.
+/// pages: P×H×page_size×D, float32, float16 or bfloat16; row-contiguous, or it is copied.
 /// tokens: T×H×D or B×H×L×D of the same dtype, of any strides.
 /// slots: T, or B×L, int32: each token's place, all different. A token whose slot is not in
 ///   0 … P · page_size − 1 is not written; −1 says so on purpose (an idle row of a batch).
@@ -29,8 +29,8 @@ namespace mx = mlx::core;
 mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, const mx::array& slots,
                             mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs, checked: pages P×H×page_size×D and tokens B×H×L×D (T tokens are B = 1,
-/// L = T) of any strides, and slots B×L, row-contiguous.
+/// The graph node. Inputs, checked, of any strides: pages P×H×page_size×D, tokens B×H×L×D (T tokens
+/// are B = 1, L = T) and slots B×L.
 class PagedCacheWrite : public mx::UnaryPrimitive {
    public:
     explicit PagedCacheWrite(mx::Stream stream) : mx::UnaryPrimitive(stream) {}
