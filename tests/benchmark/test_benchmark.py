@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmark.costs import ModelCosts
+from tiny_llm.costs import ModelCosts
 from benchmark.gguf_file import gguf_name, pack_q4_0, plain_weights
 from benchmark.make_checkpoint import SHAPES, qwen3_config, weight_shapes
 from benchmark.metrics import METRICS, Metric
