@@ -65,7 +65,7 @@ class PagedModel:
         ids = np.minimum(ids, self.vocab_size - 1)
         batch = ragged_batch(spans, self.page_size)
         logits: mx.array = self.model.ragged_logits(
-            mx.array(ids), batch, self._storage, mx.array(rows, dtype=mx.int32)
+            mx.array(ids), batch, mx.array(rows, dtype=mx.int32), self._storage
         )
         # The pages too: a chunk in the middle of a prompt has no logits that would ask for them.
         mx.eval(logits, self._storage.key_pages, self._storage.value_pages)
