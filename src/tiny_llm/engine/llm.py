@@ -249,8 +249,8 @@ class LLM:
         Returns:
             False if there is no such request, or it is finished.
         """
-        answers = self._groups.get(request_id, [])
-        for answer in list(answers):
+        answers = list(self._groups.get(request_id, []))
+        for answer in answers:
             self._end(answer, [], "abort")
         return bool(answers)
 

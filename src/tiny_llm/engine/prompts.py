@@ -19,10 +19,7 @@ def as_list(prompts: Any) -> list[Any]:
     """
     if isinstance(prompts, str) or is_token_ids(prompts) or _is_chat(prompts):
         return [prompts]
-    if isinstance(prompts, Sequence) and all(
-        isinstance(one, str) or is_token_ids(one) or _is_chat(one) or not len(one)
-        for one in prompts
-    ):
+    if isinstance(prompts, Sequence) and all(map(_is_prompt, prompts)):
         return list(prompts)
     raise UserError(
         f"{_shortened(prompts)} is no prompt; give a text, token ids, the messages of a chat "
@@ -63,6 +60,12 @@ def is_token_ids(prompt: Any) -> bool:
 
 def _is_chat(prompt: Any) -> bool:
     return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def _is_prompt(prompt: Any) -> bool:
+    """Whether it is one prompt; an empty one is refused later, without stopping the others."""
+    is_empty = isinstance(prompt, Sequence) and not prompt
+    return isinstance(prompt, str) or is_empty or is_token_ids(prompt) or _is_chat(prompt)
 
 
 def _shortened(value: Any) -> str:
