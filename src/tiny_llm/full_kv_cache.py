@@ -55,6 +55,11 @@ class TinyKvCache(ABC):
             context_lens[b] hold its tokens, and the rest means nothing.
         """
 
+    @property
+    @abstractmethod
+    def state(self) -> list[mx.array]:
+        """The arrays that its tokens are in: evaluating them computes all that was appended."""
+
     @abstractmethod
     def rewind(self, n: int) -> None:
         """Forgets the newest `n` tokens.
@@ -117,6 +122,11 @@ class TinyKvFullCache(TinyKvCache):
         self._values = kernels.cache_write(self._values, value, [self.offset] * B)
         self.offset = end
         return self._keys, self._values, [end] * B
+
+    @property
+    def state(self) -> list[mx.array]:
+        """See `TinyKvCache`."""
+        return [x for x in (self._keys, self._values) if x is not None]
 
     def rewind(self, n: int) -> None:
         """See `TinyKvCache`. The buffer stays; the next tokens overwrite what was forgotten."""

@@ -225,6 +225,12 @@ class BatchingKvCache(TinyKvCache):
         rows = [slot if isinstance(slot, TinyKvPagedCache) else None for slot in self._slots]
         return paged_metadata(pool, rows, mask)
 
+    @property
+    def state(self) -> list[mx.array]:
+        """See `TinyKvCache`."""
+        arrays = [x for x in (self._keys, self._values) if x is not None]
+        return arrays + [array for cache in self._paged()[:1] for array in cache.state]
+
     def rewind(self, n: int) -> None:
         """Forgets the newest `n` tokens of every live slot.
 

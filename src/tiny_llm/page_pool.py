@@ -63,6 +63,11 @@ class TinyKvPagedPool:
         """How many of them belong to nobody."""
         return len(self._free)
 
+    @property
+    def state(self) -> list[mx.array]:
+        """The arrays that all tokens are in: evaluating them computes all that was written."""
+        return [x for x in (self.key_pages, self.value_pages) if x is not None]
+
     def allocate_page(self) -> int:
         """The id of a page that belongs to the caller from now on. What it holds means nothing.
 

@@ -59,7 +59,7 @@ def paged_attention(
             at before they are computed: lengths are clamped, and a page that is not there gives
             NaN.
     """
-    if mask not in (None, "causal"):
+    if mask is not None and not (isinstance(mask, str) and mask == "causal"):
         raise ValueError(f'[paged_attention] expected mask None or "causal", got {mask!r}.')
     _check_pages("paged_attention", key_pages, page_size, block_table, context_lens)
     table, lengths = _int32(block_table), _int32(context_lens)

@@ -131,6 +131,11 @@ class TinyKvPagedCache(TinyKvCache):
             gather_pages(pool.value_pages, page_ids, self.offset)[None],
         )
 
+    @property
+    def state(self) -> list[mx.array]:
+        """See `TinyKvCache`: the pool's pages, which other caches' tokens are in too."""
+        return self.pool.state
+
     def rewind(self, n: int) -> None:
         """See `TinyKvCache`: pages that hold nothing any more go back to the pool."""
         if not 0 <= n <= self.offset:
