@@ -54,6 +54,8 @@ class Scheduler:
         waiting: the queue, oldest first; those that were preempted are its head.
         running: those with pages, oldest first.
         num_preemptions: so far.
+        num_prompt_tokens: of all requests that were admitted.
+        num_cached_tokens: how many of them were in the prefix cache.
     """
 
     def __init__(self, config: SchedulerConfig, listener: Listener | None = None):
@@ -63,6 +65,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
         self._requests: dict[str, Request] = {}
         self._num_arrived = 0
         self._num_steps = 0
@@ -203,6 +207,8 @@ class Scheduler:
             return False
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed
+            self.num_prompt_tokens += request.num_prompt_tokens
+            self.num_cached_tokens += request.num_computed
         request.state = RequestState.RUNNING
         self.running.append(self.waiting.popleft())
         if self.listener is not None:
