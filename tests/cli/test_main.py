@@ -150,7 +150,10 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
         (["--sampler-top-k", "2.5"], "invalid int value: '2.5'"),
         (["--max-tokens", "0"], "--max-tokens is 0"),
         (["--seed", "-1"], "--seed is -1"),
-        (["--loader", "week9"], "--loader 'week9' is unknown; this version has week1, week2 or week3"),
+        (
+            ["--loader", "week9"],
+            "--loader 'week9' is unknown; this version has week1, week2 or week3",
+        ),
         (["--device", "tpu"], "--device 'tpu' is unknown; give cpu or gpu"),
         (["--solution", "theirs"], "--solution 'theirs' is unknown"),
         (["--solution", "mine"], "--solution mine runs a learner's tree"),

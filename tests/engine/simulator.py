@@ -1,14 +1,15 @@
-"""A simulator: the scheduler, the allocator and the prefix cache, with a clock and a model of no substance.
+"""A simulator: the scheduler with its pages, a virtual clock, and a model that only counts.
 
-The model only counts. Its "keys and values" of a token are a number that stands for the token and
-all before it; a step writes them into the pages that the scheduler chose and reads those of the past,
-so a page that was shared wrongly, freed too early or written by two shows at once. Time is virtual:
-a step takes as long as it has tokens.
+The model's "keys and values" of a token are a number that stands for the token and all before it; a
+step writes them into the pages that the scheduler chose and reads those of the past, so a page that
+was shared wrongly, freed too early or written by two shows at once. A step takes as long as it has
+tokens.
 """
 
 import random
 from dataclasses import dataclass, field
 
+from tiny_llm import UserError
 from tiny_llm.engine.request import Request, RequestState
 from tiny_llm.engine.sampling_params import SamplingParams
 from tiny_llm.engine.scheduler import Scheduler
@@ -45,7 +46,6 @@ class Workload:
     Attributes:
         acceptance: how likely a guess is right.
         failing_steps: the steps whose model call raises.
-        abort_inside: whether requests may be aborted between `schedule` and `commit`.
     """
 
     config: SchedulerConfig
@@ -150,8 +150,7 @@ class Simulation:
             request = Request(str(index), one.prompt, GREEDY, one.max_tokens)
             try:
                 self.scheduler.add(request)
-            except ValueError as error:
-                assert str(error).endswith(".")
+            except UserError:
                 self.outcome.reasons[str(index)] = "refused"
                 self._assert_never_fits(one)
                 continue

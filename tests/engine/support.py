@@ -11,8 +11,8 @@ from tiny_llm import LLM, SamplingParams
 Logits = dict[tuple[int, int], np.ndarray]  # by prompt and place in the answer
 
 PARAGRAPH = (
-    "Lenmora lies on the river Tavel. The mayor of Lenmora is Mira Holton. The trams of Lenmora are "
-    "yellow. A festival takes place in September, when the apples are ripe. "
+    "Lenmora lies on the river Tavel. The mayor of Lenmora is Mira Holton. The trams of "
+    "Lenmora are yellow. A festival takes place in September, when the apples are ripe. "
 )
 
 

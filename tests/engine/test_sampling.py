@@ -146,7 +146,9 @@ def test_a_narrower_model_gets_the_same_noise():
 def test_logprobs_are_the_models():
     logits = mx.random.normal((3, V)) * 2
     expected = as_numpy(log_softmax(logits))
-    found = top_logprobs(logits, [0, 2, 4], [9, int(expected[1].argmax()), int(expected[2].argmin())])
+    found = top_logprobs(
+        logits, [0, 2, 4], [9, int(expected[1].argmax()), int(expected[2].argmin())]
+    )
     assert [len(one) for one in found] == [1, 2, 5]
     for number, one in enumerate(found):
         best = np.argsort(-expected[number])[: (0, 2, 4)[number]].tolist()

@@ -24,7 +24,7 @@ def scheduler(listener=None, **changes) -> Scheduler:
 
 
 def add(to: Scheduler, name: str, length: int, max_tokens: int | None = 5, first: int = 0):
-    """A request with the prompt first, first + 1, …"""
+    """A request whose prompt is `first` and the numbers after it."""
     request = Request(name, list(range(first, first + length)), GREEDY, max_tokens)
     to.add(request)
     return request

@@ -1,4 +1,4 @@
-"""Random workloads through scheduler, allocator and prefix cache: what must hold, holds at each step."""
+"""Random workloads through scheduler, allocator and prefix cache: what must hold at each step."""
 
 import random
 from collections import Counter
@@ -140,7 +140,11 @@ original_share = PageManager.share_full_pages
 )
 def test_a_fault_is_found(monkeypatch, owner, method, fault):
     monkeypatch.setattr(owner, method, fault)
-    rng = random.Random(3)
     with pytest.raises((AssertionError, ValueError, KeyError, AttributeError, IndexError)):
-        for _ in range(300):
-            run_and_compare(random_workload(rng))
+        run_many(300)
+
+
+def run_many(number: int) -> None:
+    rng = random.Random(3)
+    for _ in range(number):
+        run_and_compare(random_workload(rng))

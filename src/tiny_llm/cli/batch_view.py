@@ -37,8 +37,15 @@ def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
     for progress in upcoming:
         table.add_row("next", *_cells(progress, "waits for a slot"), style="cyan")
     state = run.state()
-    engine = [] if state is None else [_pages(state), Text(f" {state}", style="dim")]
-    lines = [_queue(run), *engine, _finished(run, num_prompts), _speed(run, seconds)]
+    engine: list[RenderableType] = (
+        [] if state is None else [_pages(state), Text(f" {state}", style="dim")]
+    )
+    lines: list[RenderableType] = [
+        _queue(run),
+        *engine,
+        _finished(run, num_prompts),
+        _speed(run, seconds),
+    ]
     return Group(table, Text(), *lines)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ..engine.events import Recorder
 from ..engine.llm import LLM
-from ..engine.request import Request
 from ..engine.sampling_params import SamplingParams
 from ..errors import UserError
 from ..models import load
@@ -66,7 +65,7 @@ class EngineRun:
         if getattr(args, "record", None) is not None:
             self._llm.scheduler.listener = self._recorder
         self.answers: dict[int, str] = {}
-        self._places: list[Request | None] = [None] * args.batch_size
+        self._places: list[str | None] = [None] * args.batch_size  # request ids
         self._begun: dict[str, Progress] = {}
         for index, (prompt, limit) in enumerate(zip(prompts, max_tokens, strict=True)):
             params = _params(args, limit, ignore_eos)
@@ -85,7 +84,7 @@ class EngineRun:
     @property
     def slots(self) -> list[Progress | None]:
         """See `BatchRun`; the engine does not number its places, so these are ours."""
-        return [None if one is None else self._begun[one.request_id] for one in self._places]
+        return [None if name is None else self._begun[name] for name in self._places]
 
     @property
     def prefilling(self) -> list[Progress]:
@@ -142,12 +141,13 @@ class EngineRun:
     def _place_running(self) -> None:
         """Who runs keeps its place; who came gets one that is idle."""
         running = self._llm.scheduler.running
-        self._places = [one if one in running else None for one in self._places]
+        names = {request.request_id for request in running}
+        self._places = [name if name in names else None for name in self._places]
         for request in running:
             progress = self._progress(request.request_id, request.num_prompt_tokens)
             progress.prefilled = min(request.num_computed, request.num_prompt_tokens)
-            if request not in self._places:
-                self._places[self._places.index(None)] = request
+            if request.request_id not in self._places:
+                self._places[self._places.index(None)] = request.request_id
 
 
 def _params(args: argparse.Namespace, max_tokens: int, ignore_eos: bool) -> SamplingParams:

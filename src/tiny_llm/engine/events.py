@@ -105,12 +105,7 @@ class TokensAdded:
 
 
 Event = (
-    RequestAdded
-    | RequestAdmitted
-    | RequestPreempted
-    | RequestEnded
-    | StepScheduled
-    | TokensAdded
+    RequestAdded | RequestAdmitted | RequestPreempted | RequestEnded | StepScheduled | TokensAdded
 )
 Listener = Callable[[Event], None]
 

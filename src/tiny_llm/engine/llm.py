@@ -50,8 +50,8 @@ class LLM:
 
     Args:
         model: a short name, a hub id, a folder, or what `load` returned: (mlx_model, tokenizer).
-        kv_cache_bytes: memory for keys and values, the draft model's included. All of it is taken at
-            once, and never more.
+        kv_cache_bytes: memory for keys and values, the draft model's included. All of it is taken
+            at once, and never more.
         page_size: tokens a page holds. What requests share begins at the first token and ends with
             a full page, so smaller pages share more; they cost a longer block table.
         max_batch_tokens: tokens that a step computes, guesses included. More serves prompts
@@ -92,7 +92,9 @@ class LLM:
         listener: Listener | None = None,
     ):
         if draft_model is not None and num_drafts < 1:
-            raise UserError(f"num_drafts is {num_drafts}; with a draft model it must be at least 1.")
+            raise UserError(
+                f"num_drafts is {num_drafts}; with a draft model it must be at least 1."
+            )
         target, self.tokenizer = _open(model, page_size)
         draft = None
         if draft_model is not None:

@@ -1,7 +1,7 @@
 """A model and its pages: tokens of several requests through it at once, as one ragged batch.
 
-Tokens of all requests lie one after the other without padding, whether a request brings one token or
-a chunk of its prompt, so every weight is read once a step.
+Tokens of all requests lie one after the other without padding, whether a request brings one token
+or a chunk of its prompt, so every weight is read once a step.
 """
 
 from array import array
@@ -65,7 +65,7 @@ class PagedModel:
         ids = np.minimum(ids, self.vocab_size - 1)
         batch = ragged_batch(spans, self.page_size)
         logits: mx.array = self.model.ragged_logits(
-            mx.array(ids), batch, mx.array(rows, dtype=mx.int32), self._storage
+            mx.array(ids), batch, mx.array(list(rows), dtype=mx.int32), self._storage
         )
         # The pages too: a chunk in the middle of a prompt has no logits that would ask for them.
         mx.eval(logits, self._storage.key_pages, self._storage.value_pages)

@@ -10,10 +10,10 @@ A radix tree on token ids whose edges are one page long. Only *full* pages are i
 never written again, so sharing needs no copy: a request whose tokens part from the tree's within a
 page computes that page itself, at most `page_size` − 1 tokens more than it had to.
 
-The tree owns one reference of each of its pages, and every request that reads the page another. What
-only the tree holds may be evicted, the least recently used first. Evicting needs no search: a request
-gives back its pages from the last to the first, so in the order of giving back no page stands before
-those that continue it, and the first of them is always a leaf.
+The tree owns one reference of each of its pages, and every request that reads the page another.
+What only the tree holds may be evicted, the least recently used first. Evicting needs no search: a
+request gives back its pages from the last to the first, so in the order of giving back no page
+stands before those that continue it, and the first of them is always a leaf.
 
 Knows tokens and pages, nothing of scheduling or MLX.
 """

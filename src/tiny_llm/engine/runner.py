@@ -132,7 +132,9 @@ def target_spans(
     chunks: Sequence[Chunk], guesses: Sequence[Sequence[int]]
 ) -> tuple[list[Span], list[int]]:
     """What the target computes, and after which of these tokens it says the next."""
-    spans, rows, num_tokens = [], [], 0
+    spans: list[Span] = []
+    rows: list[int] = []
+    num_tokens = 0
     for chunk, own in zip(chunks, guesses, strict=True):
         tokens = [*chunk.request.token_ids[chunk.start : chunk.end], *own]
         spans.append(Span(tokens, chunk.start, chunk.request.page_ids))

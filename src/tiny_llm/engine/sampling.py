@@ -5,9 +5,9 @@ noise depends on (seed, which of n answers, place in the answer) and on nothing 
 that was preempted, batched otherwise or found its prompt in the prefix cache says the same.
 
 A token is drawn by the Gumbel-max trick: the likeliest token after adding −log(−log u) to each
-log-probability, u uniform, is distributed as softmax. Greedy is the same without noise. That is also
-what makes guesses of a draft model exact (see `speculative.py`): with the noise given, the choice
-is a function of the logits.
+log-probability, u uniform, is distributed as softmax. Greedy is the same without noise. That is
+also what makes guesses of a draft model exact (see `speculative.py`): with the noise given, the
+choice is a function of the logits.
 
 Filters are those of `sampler.py`, run once for all rows that have the same.
 """
@@ -15,6 +15,7 @@ Filters are those of `sampler.py`, run once for all rows that have the same.
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -52,8 +53,11 @@ class RequestSampling:
             np.add.at(self._counts, list(token_ids), 1)
 
     def counts_after(self, guesses: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """If the answer went on with `guesses`: how often each token is in it, and whether a token
-        is in it or in the prompt; V numbers each.
+        """What penalties look at, if the answer went on with `guesses`.
+
+        Returns:
+            (how often each token is in the answer, whether it is there or in the prompt): V numbers
+            each.
         """
         assert self._counts is not None, "a request without penalties counts nothing"
         counts = self._counts
@@ -228,9 +232,9 @@ def top_logprobs(logits: mx.array, counts: Sequence[int], chosen: Sequence[int])
     width = logits.shape[-1]
     most = min(max(counts), width)
     likeliest = mx.argsort(-logprobs, axis=-1)[:, :most] if most else mx.zeros((len(counts), 0))
-    ids = mx.concatenate([likeliest.astype(mx.int32), mx.array(chosen)[:, None]], axis=1)
-    values: list[list[float]] = mx.take_along_axis(logprobs, ids, axis=1).tolist()  # type: ignore[assignment]
-    names: list[list[int]] = ids.tolist()  # type: ignore[assignment]
+    ids = mx.concatenate([likeliest.astype(mx.int32), mx.array(list(chosen))[:, None]], axis=1)
+    values: Any = mx.take_along_axis(logprobs, ids, axis=1).tolist()
+    names: Any = ids.tolist()
     result = []
     for count, tokens, numbers in zip(counts, names, values, strict=True):
         top = dict(zip(tokens[:count], numbers[:count], strict=True))
@@ -243,7 +247,7 @@ def _replace_rows(x: mx.array, indices: Sequence[int], rows: mx.array) -> mx.arr
     if len(indices) == x.shape[0]:
         return rows
     x = mx.array(x)  # the caller's stays as it is
-    x[mx.array(indices)] = rows
+    x[mx.array(list(indices))] = rows
     return x
 
 

@@ -135,7 +135,7 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
 
 def _token_ids(ids: Any) -> tuple[int, ...]:
     ids = tuple(ids or ())
-    if not all(isinstance(one, Integral) and one >= 0 for one in ids):
+    if not all(isinstance(one, Integral) and int(one) >= 0 for one in ids):
         raise UserError(f"stop_token_ids is {list(ids)}; it must hold token ids, numbers ≥ 0.")
     return ids
 

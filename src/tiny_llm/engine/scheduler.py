@@ -7,11 +7,11 @@ in all. It is filled in this order, oldest request first:
     2. the next chunks of prompts that are being computed
     3. requests from the queue, while there are tokens, places and pages
 
-A request is admitted with pages for all the tokens it has, so only decoding ever asks for more. When
-there are none, the prefix cache gives up pages that nobody reads; then the *youngest* running request
-gives up its own and goes back to the head of the queue (preemption by recomputation). The oldest is
-never preempted, and `add` lets nobody in who would not fit alone, so it always gets to its end, and
-then the next one is the oldest: nobody starves.
+A request is admitted with pages for all the tokens it has, so only decoding ever asks for more.
+When there are none, the prefix cache gives up pages that nobody reads; then the *youngest* running
+request gives up its own and goes back to the head of the queue (preemption by recomputation). The
+oldest is never preempted, and `add` lets nobody in who would not fit alone, so it always gets to
+its end, and then the next one is the oldest: nobody starves.
 
 The queue is first come, first served, with no way past its head. The head waits in one case though
 there is room: a running request is computing the very page that it needs next. A step later
@@ -118,7 +118,7 @@ class Scheduler:
         return request.max_tokens or min(in_pages, in_context)
 
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
-        """Ends a request, wherever it is, and frees its pages. One that has ended stays as it is."""
+        """Ends a request, wherever it is, and frees its pages; no effect on one that has ended."""
         if request.is_done:
             return
         if request.state is RequestState.RUNNING:

@@ -95,5 +95,5 @@ def count_right(guesses: Sequence[int], chosen: Sequence[int]) -> int:
 
 
 def num_unguessed(num_guesses: int, num_right: int) -> int:
-    """1 if the target has computed a token that the draft has not: the last guess, which was right."""
+    """1 if the target has computed what the draft has not: the last guess, which was right."""
     return int(num_right == num_guesses > 0)
