@@ -139,6 +139,10 @@ class TinyKvPagedPool:
             key: B×H×L×D, of the pool's heads and dtype (`check_tokens`).
             value: B×H×L×D.
         """
+        # MLX hands memory over only if nobody is still to read it, and the layer before may be:
+        # its attention waits in the same graph. The new tokens come after it, so when they are
+        # there it is done. Without this, every layer would copy the pool.
+        mx.eval(key, value)
         self._make_room(key)
         assert self.key_pages is not None
         assert self.value_pages is not None

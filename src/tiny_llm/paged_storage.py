@@ -183,4 +183,4 @@ class RaggedKvCache:
 
 
 def _int32(numbers: Integers) -> mx.array:
-    return numbers if isinstance(numbers, mx.array) else mx.array(numbers, dtype=mx.int32)
+    return numbers if isinstance(numbers, mx.array) else mx.array(list(numbers), dtype=mx.int32)

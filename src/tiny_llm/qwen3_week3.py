@@ -163,4 +163,4 @@ def _stored_bytes(weight: Weight) -> int:
 
 
 def _int32(numbers: Sequence[int] | mx.array) -> mx.array:
-    return numbers if isinstance(numbers, mx.array) else mx.array(numbers, dtype=mx.int32)
+    return numbers if isinstance(numbers, mx.array) else mx.array(list(numbers), dtype=mx.int32)
