@@ -61,12 +61,12 @@ from .speculative import SpeculationStatistics, SpeculativeDecoding
 __version__ = "0.1.0"
 
 __all__ = [
+    "LLM",
     "BatchingKvCache",
     "CompletionOutput",
     "DistributionSampler",
     "Embedding",
     "GenerationResponse",
-    "LLM",
     "ModelError",
     "OutOfPagesError",
     "PagedKvMetadata",

@@ -69,8 +69,7 @@ class LLM:
         tokenizer: the model's.
         scheduler: who runs, who waits, who has which pages.
         runner: has `statistics`.
-        step_seconds: time spent in steps; what the runner's statistics do not account for is
-            scheduling and bookkeeping.
+        step_seconds: time spent in steps; what is not in `runner.seconds` is bookkeeping.
 
     Raises:
         UserError: the model cannot be had, arguments that contradict each other, or memory that

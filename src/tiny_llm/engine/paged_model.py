@@ -4,6 +4,7 @@ Tokens of all requests lie one after the other without padding, whether a reques
 or a chunk of its prompt, so every weight is read once a step.
 """
 
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,12 +37,16 @@ class PagedModel:
     Args:
         model: of Week 3.
         num_pages: how many.
+
+    Attributes:
+        seconds: spent in the model so far.
     """
 
     def __init__(self, model: Any, num_pages: int):
         self.model = model
         self.vocab_size: int = model.vocab_size
         self.page_size: int = model.page_size
+        self.seconds = 0.0
         self._storage = model.create_paged_storage(num_pages)
 
     @property
@@ -64,11 +69,13 @@ class PagedModel:
         # no answer.
         ids = np.minimum(ids, self.vocab_size - 1)
         batch = ragged_batch(spans, self.page_size)
+        started = time.perf_counter()
         logits: mx.array = self.model.ragged_logits(
             mx.array(ids), batch, mx.array(list(rows), dtype=mx.int32), self._storage
         )
         # The pages too: a chunk in the middle of a prompt has no logits that would ask for them.
         mx.eval(logits, self._storage.key_pages, self._storage.value_pages)
+        self.seconds += time.perf_counter() - started
         return logits
 
 

@@ -35,14 +35,12 @@ class RunnerStatistics:
     """Where the time of the steps went, and what guessing was good for.
 
     Attributes:
-        model_seconds, draft_seconds, sampling_seconds: of all steps.
+        sampling_seconds: spent choosing the target's tokens.
         steps: runs of the target.
         decoded: how often a request that decodes got its next tokens.
         proposed, accepted: guesses.
     """
 
-    model_seconds: float = 0.0
-    draft_seconds: float = 0.0
     sampling_seconds: float = 0.0
     steps: int = 0
     decoded: int = 0
@@ -73,21 +71,25 @@ class Runner:
             step: from the scheduler, with at least one chunk.
             samplings: by request id.
         """
-        stats, chunks = self.statistics, step.chunks
-        started = time.perf_counter()
+        chunks = step.chunks
         guesses: list[list[int]] = [[] for _ in chunks]
         if self.draft is not None:
             guesses = self.draft.propose(chunks, samplings)
-        drafted = time.perf_counter()
         spans, rows = target_spans(chunks, guesses)
         logits = self.target.logits(spans, rows)
-        computed = time.perf_counter()
+        started = time.perf_counter()
         outputs = self._choose(chunks, guesses, logits, samplings)
-        stats.draft_seconds += drafted - started
-        stats.model_seconds += computed - drafted
-        stats.sampling_seconds += time.perf_counter() - computed
-        stats.steps += 1
+        self.statistics.sampling_seconds += time.perf_counter() - started
+        self.statistics.steps += 1
         return outputs
+
+    @property
+    def seconds(self) -> float:
+        """Spent in the models and choosing tokens; what else a step takes is bookkeeping."""
+        total = self.target.seconds + self.statistics.sampling_seconds
+        if self.draft is not None:
+            total += self.draft.model.seconds + self.draft.sampling_seconds
+        return total
 
     def _choose(
         self,

@@ -21,6 +21,7 @@ The draft's keys and values lie in pages of the same numbers as the target's, in
 So one block table, one allocator and one prefix cache serve both, and a hit is a hit for both.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 
 from .paged_model import PagedModel, Span
@@ -34,10 +35,15 @@ class DraftModel:
     Args:
         model: the draft, with as many pages as the target.
         target_vocab_size: V of the target; no other token is guessed.
+
+    Attributes:
+        model: the draft.
+        sampling_seconds: spent choosing guesses.
     """
 
     def __init__(self, model: PagedModel, target_vocab_size: int):
-        self._model = model
+        self.model = model
+        self.sampling_seconds = 0.0
         self._target_vocab_size = target_vocab_size
 
     def propose(
@@ -58,7 +64,7 @@ class DraftModel:
                 rows.append(num_tokens - 1)
         guessing = [index for index, chunk in enumerate(chunks) if chunk.num_drafts]
         while True:
-            logits = self._model.logits(spans, rows)[:, : self._target_vocab_size]
+            logits = self.model.logits(spans, rows)[:, : self._target_vocab_size]
             if not guessing:
                 return guesses
             choosing = [
@@ -69,7 +75,9 @@ class DraftModel:
                 )
                 for index in guessing
             ]
+            started = time.perf_counter()
             tokens = choose_tokens(logits, choosing, self._target_vocab_size)
+            self.sampling_seconds += time.perf_counter() - started
             for index, token in zip(guessing, tokens, strict=True):
                 guesses[index].append(token)
             guessing = [i for i in guessing if len(guesses[i]) < chunks[i].num_drafts]
