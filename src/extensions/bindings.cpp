@@ -15,6 +15,7 @@
 #include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/quantized_embedding/quantized_embedding.h"
 #include "src/quantized_matmul/quantized_matmul.h"
+#include "src/quantized_matmul/quantized_matmul_each.h"
 #include "src/rms_norm/rms_norm.h"
 #include "src/swiglu/swiglu.h"
 
@@ -51,6 +52,22 @@ Args:
 
 Returns:
     N..×O in the dtype of a.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("quantized_matmul_each", &tiny_llm_ext::quantized_matmul_each, "scales"_a, "biases"_a,
+          "group_size"_a, "bits"_a, "a"_a, "b"_a, nb::kw_only(), "stream"_a = nb::none(),
+          R"(a · bᵀ for several quantized matrices b: the same bits as one quantized_matmul each.
+
+Args:
+    scales, biases, b: lists, one array for each matrix; matrices may differ in O.
+    group_size, bits, a: as in quantized_matmul.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    A list of N..×O in the dtype of a.
 
 Raises:
     ValueError: an argument that is not as above.

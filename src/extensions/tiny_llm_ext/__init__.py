@@ -18,6 +18,7 @@ from ._ext import (
     qk_norm_rope,
     quantized_embedding,
     quantized_matmul,
+    quantized_matmul_each,
     rms_norm,
     swiglu,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "qk_norm_rope",
     "quantized_embedding",
     "quantized_matmul",
+    "quantized_matmul_each",
     "rms_norm",
     "swiglu",
 ]

@@ -11,10 +11,8 @@ constexpr const char* NAME = "quantized_matmul";
 
 }  // namespace
 
-mx::array quantized_matmul(const mx::array& scales, const mx::array& biases, int group_size,
-                           int bits, const mx::array& a, const mx::array& b, bool transpose_b,
-                           mx::StreamOrDevice s) {
-    check(transpose_b, NAME, "expected transpose_b=True (b is stored O×I), got False");
+mx::Shape quantized_matmul_shape(const mx::array& scales, const mx::array& biases, int group_size,
+                                 int bits, const mx::array& a, const mx::array& b) {
     check(bits == 4 || bits == 8, NAME, "expected bits 4 or 8, got ", bits);
     check(group_size == 32 || group_size == 64 || group_size == 128, NAME,
           "expected group_size 32, 64 or 128, got ", group_size);
@@ -42,7 +40,14 @@ mx::array quantized_matmul(const mx::array& scales, const mx::array& biases, int
 
     auto shape = a.shape();
     shape.back() = O;
-    return mx::array(shape, a.dtype(),
+    return shape;
+}
+
+mx::array quantized_matmul(const mx::array& scales, const mx::array& biases, int group_size,
+                           int bits, const mx::array& a, const mx::array& b, bool transpose_b,
+                           mx::StreamOrDevice s) {
+    check(transpose_b, NAME, "expected transpose_b=True (b is stored O×I), got False");
+    return mx::array(quantized_matmul_shape(scales, biases, group_size, bits, a, b), a.dtype(),
                      std::make_shared<QuantizedMatmul>(mx::to_stream(s), group_size, bits),
                      {scales, biases, a, b});
 }
