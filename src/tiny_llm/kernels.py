@@ -104,9 +104,7 @@ def quantized_matmul_each(
         ValueError: an argument that is not as above.
         UserError: the extension is not built.
     """
-    return extension().quantized_matmul_each(
-        scales, biases, group_size, bits, a, b, stream=stream
-    )
+    return extension().quantized_matmul_each(scales, biases, group_size, bits, a, b, stream=stream)
 
 
 def rms_norm(

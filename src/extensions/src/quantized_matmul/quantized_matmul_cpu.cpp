@@ -42,7 +42,7 @@ void for_outputs(const Jobs& jobs, int64_t step, const Body& body) {
 void run_portable(const Jobs& jobs) { for_outputs(jobs, 1, quantized_matmul_portable); }
 
 void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
-    const QuantizedMatmulJob& input = jobs[0]; // preparing looks at no weights
+    const QuantizedMatmulJob& input = jobs[0];  // preparing looks at no weights
     auto scratch = std::make_unique_for_overwrite<char[]>(kernel.scratch(input) + 64);
     void* aligned =
         reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.get()) + 63) & ~63);
@@ -121,8 +121,8 @@ void dispatch(Jobs jobs, mx::Stream stream) {
 }  // namespace
 
 void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
-    const auto job = job_of(inputs[0], inputs[1], group_size_, bits_, inputs[2], inputs[3], out,
-                            stream());
+    const auto job =
+        job_of(inputs[0], inputs[1], group_size_, bits_, inputs[2], inputs[3], out, stream());
     if (out.size() > 0) {
         dispatch({job}, stream());
     }
@@ -133,9 +133,9 @@ void QuantizedMatmulEach::eval_cpu(const std::vector<mx::array>& inputs,
     const mx::array a = row_contiguous(inputs[0], stream());
     Jobs jobs;
     for (size_t n = 0; n < outputs.size(); n++) {
-        const mx::array* matrix = &inputs[1 + 3 * n]; // scales, biases, b
-        jobs.push_back(job_of(matrix[0], matrix[1], group_size_, bits_, a, matrix[2], outputs[n],
-                              stream()));
+        const mx::array* matrix = &inputs[1 + 3 * n];  // scales, biases, b
+        jobs.push_back(
+            job_of(matrix[0], matrix[1], group_size_, bits_, a, matrix[2], outputs[n], stream()));
     }
     if (a.size() > 0) {
         dispatch(std::move(jobs), stream());

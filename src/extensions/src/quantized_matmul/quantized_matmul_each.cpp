@@ -33,9 +33,9 @@ std::vector<mx::array> quantized_matmul_each(const std::vector<mx::array>& scale
         inputs.insert(inputs.end(), {scales[n], biases[n], b[n]});
         shapes.push_back(quantized_matmul_shape(scales[n], biases[n], group_size, bits, a, b[n]));
     }
-    return mx::array::make_arrays(
-        std::move(shapes), std::vector<mx::Dtype>(b.size(), a.dtype()),
-        std::make_shared<QuantizedMatmulEach>(stream, group_size, bits), inputs);
+    return mx::array::make_arrays(std::move(shapes), std::vector<mx::Dtype>(b.size(), a.dtype()),
+                                  std::make_shared<QuantizedMatmulEach>(stream, group_size, bits),
+                                  inputs);
 }
 
 void QuantizedMatmulEach::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
