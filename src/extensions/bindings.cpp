@@ -8,6 +8,7 @@
 
 #include "common/instruction_set.h"
 #include "common/threads.h"
+#include "src/argmax/argmax.h"
 #include "src/axpby/axpby.h"
 #include "src/cache_write/cache_write.h"
 #include "src/flash_attention/flash_attention.h"
@@ -34,6 +35,20 @@ Args:
 
 Returns:
     The broadcast shape, in the promoted dtype (float32 for integers).
+)");
+
+    m.def("argmax", &tiny_llm_ext::argmax, "x"_a, nb::kw_only(), "stream"_a = nb::none(),
+          R"(Where each row is largest: the first place, if there are several.
+
+Args:
+    x: N..×V, float32, float16 or bfloat16. NaN is never the largest.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    N.. in uint32.
+
+Raises:
+    ValueError: an argument that is not as above.
 )");
 
     m.def("quantized_matmul", &tiny_llm_ext::quantized_matmul, "scales"_a, "biases"_a,

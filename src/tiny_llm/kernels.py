@@ -261,6 +261,23 @@ def flash_attention(
     )
 
 
+def argmax(x: mx.array, stream: StreamOrDevice = mx.cpu) -> mx.array:
+    """The likeliest tokens: the first place where each row is largest, with all threads.
+
+    Args:
+        x: N..×V, float32, float16 or bfloat16. NaN is never the largest.
+        stream: where to compute.
+
+    Returns:
+        N.., uint32.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().argmax(x, stream=stream)
+
+
 def cache_write(
     buffer: mx.array, tokens: mx.array, offsets: list[int], stream: StreamOrDevice = mx.cpu
 ) -> mx.array:

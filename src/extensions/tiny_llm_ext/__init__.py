@@ -8,6 +8,7 @@ import mlx.core as _mx
 
 from ._ext import (
     add_rms_norm,
+    argmax,
     axpby,
     cache_write,
     flash_attention,
@@ -25,6 +26,7 @@ from ._ext import (
 
 __all__ = [
     "add_rms_norm",
+    "argmax",
     "axpby",
     "cache_write",
     "flash_attention",
