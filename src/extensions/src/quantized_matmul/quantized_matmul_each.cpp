@@ -31,7 +31,8 @@ std::vector<mx::array> quantized_matmul_each(const std::vector<mx::array>& scale
     std::vector<mx::Shape> shapes;
     for (size_t n = 0; n < b.size(); n++) {
         inputs.insert(inputs.end(), {scales[n], biases[n], b[n]});
-        shapes.push_back(quantized_matmul_shape(scales[n], biases[n], group_size, bits, a, b[n]));
+        shapes.push_back(
+            quantized_matmul_shape(NAME, scales[n], biases[n], group_size, bits, a, b[n]));
     }
     return mx::array::make_arrays(std::move(shapes), std::vector<mx::Dtype>(b.size(), a.dtype()),
                                   std::make_shared<QuantizedMatmulEach>(stream, group_size, bits),
