@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tiny_llm.costs import ModelCosts
+
 from .roofline import Machine
 from .timing import Times, percent
 

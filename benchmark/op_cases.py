@@ -11,7 +11,6 @@ from typing import Any
 import mlx.core as mx
 
 from tiny_llm import kernels, quantized_matmul
-
 from tiny_llm.costs import affine_bits
 
 E, I, V = 1024, 3072, 151_936

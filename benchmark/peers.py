@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tiny_llm.costs import ModelCosts
+
 from .gguf_file import write_gguf
 from .make_checkpoint import SHAPES, qwen3_config, write_checkpoint
 from .metrics import METRICS, Metric

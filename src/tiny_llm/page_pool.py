@@ -104,7 +104,9 @@ class TinyKvPagedPool:
         """
         self._check_used(page_id, "read")
         if self.key_pages is None or self.value_pages is None:
-            raise ValueError("TinyKvPagedPool: nothing was written yet, so there is nothing to read.")
+            raise ValueError(
+                "TinyKvPagedPool: nothing was written yet, so there is nothing to read."
+            )
         self._make_room()
         return self.key_pages[page_id : page_id + 1], self.value_pages[page_id : page_id + 1]
 

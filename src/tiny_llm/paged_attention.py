@@ -166,8 +166,8 @@ def paged_attention_varlen_reference(
 
 def gather_pages(pages: mx.array, page_ids: mx.array, length: int) -> mx.array:
     """The first `length` tokens of a sequence in one array: P×H×page_size×D -> H×length×D."""
-    P, H, page_size, D = pages.shape
-    own = pages[page_ids[: -(-length // page_size)]]  # n×H×page_size×D
+    _, H, _, D = pages.shape
+    own = pages[page_ids[: -(-length // pages.shape[2])]]  # n×H×page_size×D
     return own.swapaxes(0, 1).reshape(H, -1, D)[:, :length]
 
 
@@ -230,7 +230,7 @@ def _check_pages(
 
 
 def _int32(numbers: Integers | BlockTable) -> mx.array:
-    return numbers if isinstance(numbers, mx.array) else mx.array(numbers, dtype=mx.int32)
+    return numbers if isinstance(numbers, mx.array) else mx.array(list(numbers), dtype=mx.int32)
 
 
 def _numbers(array: mx.array) -> list[int]:

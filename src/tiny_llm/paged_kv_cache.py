@@ -107,8 +107,9 @@ class TinyKvPagedCache(TinyKvCache):
         mask_length: int | None = None,
         mask: Mask = None,
     ) -> tuple[mx.array, mx.array, int | None, Mask]:
-        """See `TinyKvCache`: a dense copy of everything, for comparison. Errors as
-        `update_and_fetch_paged`; the mask is passed through.
+        """See `TinyKvCache`: a dense copy of everything, for comparison.
+
+        The mask is passed through; errors are those of `append`.
         """
         keys, values, (S, *_) = self.append(key, value)
         return keys, values, S, mask
@@ -207,4 +208,6 @@ def check_paged_mask(mask: Any) -> None:
         ValueError: neither None nor "causal".
     """
     if mask is not None and not (isinstance(mask, str) and mask == "causal"):
-        raise ValueError("paged KV cache: paged attention has no array masks; give None or 'causal'.")
+        raise ValueError(
+            "paged KV cache: paged attention has no array masks; give None or 'causal'."
+        )

@@ -1,4 +1,4 @@
-"""`paged_attention` and `paged_attention_varlen` against flash attention on the same keys, in bits."""
+"""Paged attention, batched and ragged, has the bits of flash attention on the same keys."""
 
 import mlx.core as mx
 import numpy as np
@@ -63,9 +63,7 @@ def test_head_sizes_and_groups(instruction_set, dtype, D, group):
     pairs = sequences([70, 3], H=1, D=D, dtype=dtype)
     keys, values, table = cut_into_pages(pairs, 16)
     query = random(2, group, 3, D, dtype=dtype)
-    actual = paged_attention(
-        query, keys, values, table_of(table), [70, 3], 16, mask="causal"
-    )
+    actual = paged_attention(query, keys, values, table_of(table), [70, 3], 16, mask="causal")
     for row, (k, v) in enumerate(pairs):
         assert_same_bits(actual[row], dense(query[row], k, v), f"row {row}")
 
@@ -253,7 +251,7 @@ GOOD = {
         ({"block_table": [[0], [5]], "context_lens": [3, 3]}, "page ids from 0 to 4, got 5"),
         ({"block_table": [[0], [-1]], "context_lens": [3, 1]}, "page ids from 0 to 4, got -1"),
         ({"mask": mx.zeros((3, 3))}, 'expected mask None or "causal"'),
-        ({"mask": "Causal"}, 'expected mask None or "causal", got \'Causal\''),
+        ({"mask": "Causal"}, "expected mask None or \"causal\", got 'Causal'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )

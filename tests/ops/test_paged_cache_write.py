@@ -33,9 +33,7 @@ def test_a_batch_is_its_tokens_one_after_the_other(dtype):
     slots = mx.array([[0, 1, 2, 3], [-1] * 4, [18, 7, 12, 5]])
     flat = tokens.swapaxes(1, 2).reshape(12, 2, 8)
     out = kernels.paged_cache_write(pages, tokens, slots)
-    np.testing.assert_array_equal(
-        as_numpy(out), expected(pages, flat, slots.reshape(-1).tolist())
-    )
+    np.testing.assert_array_equal(as_numpy(out), expected(pages, flat, slots.reshape(-1).tolist()))
 
 
 def test_many_tokens_on_many_threads():

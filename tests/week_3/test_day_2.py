@@ -67,7 +67,7 @@ def test_task_1_every_slot_is_where_it_would_be_alone(L, lengths):
 
 
 def test_task_1_a_request_is_taken_over_and_not_copied():
-    batch, pool, twins = batch_of([None, None])
+    batch, pool, _ = batch_of([None, None])
     twin = Twin(pool)
     twin.append(9)
     pages, memory = list(twin.cache.page_ids), pool.key_pages
@@ -86,7 +86,7 @@ def test_task_1_a_request_is_taken_over_and_not_copied():
 
 
 def test_task_1_rewind_and_release():
-    batch, pool, twins = batch_of([4, None, 9])
+    batch, pool, _ = batch_of([4, None, 9])
     batch.rewind(3)
     assert batch.lengths == [1, None, 6]
     with pytest.raises(ValueError, match="cannot forget 2 of slot 0's 1 tokens"):
@@ -306,9 +306,7 @@ def test_task_4_the_same_answers_as_week_2(small_pair, batch_size, prefill_step,
 
     def answers(of):
         sampler = None if seed is None else make_sampler(1.0, top_p=0.9, seed=seed)
-        return batch_generate(
-            of, ByteTokenizer(), PROMPTS, 70, batch_size, prefill_step, sampler
-        )
+        return batch_generate(of, ByteTokenizer(), PROMPTS, 70, batch_size, prefill_step, sampler)
 
     assert answers(model) == answers(week2)
     assert_all_pages_are_free(model)

@@ -196,7 +196,8 @@ inline void load_query_row(const AttentionBlock& block, int row, const void* que
 ///
 /// visible_keys(row): how many keys a row of the block may see, from the first; it does not fall
 ///   from row to row, and is at most `end` for the last.
-/// tile_at(first): the addresses of the keys and values from `first` on, none from `end` on.
+/// tile_at(first): the addresses of the keys and values from `first` on; from `end` on, of what is
+///   likely to be needed next, to be fetched early, or none.
 /// mask: null, or room for rows × KEYS numbers that load_mask(first, count) fills; it returns
 ///   whether any row sees any of these keys.
 template <typename VisibleKeys, typename TileAt, typename LoadMask>

@@ -59,7 +59,8 @@ void attend_row(int64_t visible, int64_t D, Format format, const Score& score, c
 }
 
 /// The sum of D products, in the order of their index.
-[[maybe_unused]] inline float dot(const void* x, int64_t i, const void* y, int64_t j, int64_t D, Format format) {
+[[maybe_unused]] inline float dot(const void* x, int64_t i, const void* y, int64_t j, int64_t D,
+                                  Format format) {
     float total = 0;
     for (int64_t d = 0; d < D; d++) {
         total += load_element(x, i + d, format) * load_element(y, j + d, format);

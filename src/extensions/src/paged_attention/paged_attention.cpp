@@ -70,14 +70,11 @@ mx::array paged_attention(const mx::array& query, const mx::array& key_pages,
     check(query.ndim() == 4, BATCH, "expected query B×H_q×L×D, got shape ", query.shape());
     check_query_and_pages(BATCH, query, key_pages, value_pages);
     check_block_table(BATCH, block_table);
-    check(block_table.shape(0) == query.shape(0), BATCH, "expected block_table of ",
-          query.shape(0), " rows, one for each sequence of query, got shape ",
-          block_table.shape());
+    check(block_table.shape(0) == query.shape(0), BATCH, "expected block_table of ", query.shape(0),
+          " rows, one for each sequence of query, got shape ", block_table.shape());
     check_lengths(BATCH, "context_lens", context_lens, query.shape(0));
     return attention(query, scale, causal, /*ragged=*/false,
-                     {query, key_pages, value_pages, block_table,
-                      context_lens},
-                     s);
+                     {query, key_pages, value_pages, block_table, context_lens}, s);
 }
 
 mx::array paged_attention_varlen(const mx::array& query, const mx::array& key_pages,
@@ -90,9 +87,7 @@ mx::array paged_attention_varlen(const mx::array& query, const mx::array& key_pa
     check_lengths(RAGGED, "context_lens", context_lens, block_table.shape(0));
     check_lengths(RAGGED, "cu_seqlens_q", cu_seqlens_q, block_table.shape(0) + 1);
     return attention(query, scale, /*causal=*/true, /*ragged=*/true,
-                     {query, key_pages, value_pages, block_table,
-                      context_lens, cu_seqlens_q},
-                     s);
+                     {query, key_pages, value_pages, block_table, context_lens, cu_seqlens_q}, s);
 }
 
 bool PagedAttention::is_equivalent(const mx::Primitive& other) const {

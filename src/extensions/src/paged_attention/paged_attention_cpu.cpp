@@ -113,8 +113,8 @@ std::vector<Block> blocks_of(const PagedAttentionJob& job,
         for (int64_t first = 0; first < rows; first += step) {
             const int64_t end = std::min(first + step, rows);
             const int64_t keys = visible_keys(job, sequence, (end - 1) / group);
-            blocks.push_back({&sequence, first, static_cast<int>(end - first),
-                              (end - first) * (keys + 1)});
+            blocks.push_back(
+                {&sequence, first, static_cast<int>(end - first), (end - first) * (keys + 1)});
         }
     }
     fill(job, told, batch.T, 0);

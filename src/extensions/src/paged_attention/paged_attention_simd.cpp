@@ -1,8 +1,7 @@
 // paged_attention with vectors: tiles of pages, found through the block table. What happens to a
 // tile is in attention_block.h, and the same as in flash_attention.
-#include "src/paged_attention/paged_attention_kernels.h"
-
 #include "src/flash_attention/attention_block.h"
+#include "src/paged_attention/paged_attention_kernels.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
@@ -46,12 +45,15 @@ void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence
         return visible_keys(job, sequence, (first_row + row) / group);
     };
     const int64_t end = visible(rows - 1);  // the last row sees most
-    const auto tile_at = [&](int64_t first) -> Tile {
-        return {tile_rows(job.key_pages, job, sequence, h, first, end),
-                tile_rows(job.value_pages, job, sequence, h, first, end)};
+    const auto tile_at = [&](int64_t head, int64_t first) -> Tile {
+        return {tile_rows(job.key_pages, job, sequence, head, first, end),
+                tile_rows(job.value_pages, job, sequence, head, first, end)};
+    };
+    const auto tile = [&](int64_t first) {  // the next head is likely to come after this one
+        return first < end ? tile_at(h, first) : h + 1 < job.H ? tile_at(h + 1, 0) : Tile{};
     };
     const auto no_mask = [](int64_t, int) { return true; };
-    attend_to_all(block, end, job.format, visible, tile_at, nullptr, no_mask);
+    attend_to_all(block, end, job.format, visible, tile, nullptr, no_mask);
     for (int i = 0; i < rows; i++) {
         const int64_t row = first_row + i;
         finish_row(block, i, job.out,

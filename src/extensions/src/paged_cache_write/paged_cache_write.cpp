@@ -33,8 +33,7 @@ mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, con
     const auto by_head = flat ? mx::expand_dims(mx::swapaxes(tokens, 0, 1, s), 0, s) : tokens;
     const auto places = flat ? mx::expand_dims(slots, 0, s) : slots;
     return mx::array(pages.shape(), pages.dtype(),
-                     std::make_shared<PagedCacheWrite>(mx::to_stream(s)),
-                     {pages, by_head, places});
+                     std::make_shared<PagedCacheWrite>(mx::to_stream(s)), {pages, by_head, places});
 }
 
 }  // namespace tiny_llm_ext

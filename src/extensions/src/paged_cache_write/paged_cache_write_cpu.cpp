@@ -12,14 +12,14 @@ namespace {
 
 // Everything that is needed to write, in bytes.
 struct Write {
-    const char* tokens;   // B×H×L×D
+    const char* tokens;  // B×H×L×D
     int64_t B, H, L, D;
-    int64_t strides[4];   // of tokens
-    const int32_t* slots; // B×L
-    char* pages;          // P×H×page_size×D
-    int64_t places;       // P · page_size
+    int64_t strides[4];    // of tokens
+    const int32_t* slots;  // B×L
+    char* pages;           // P×H×page_size×D
+    int64_t places;        // P · page_size
     int64_t page_size;
-    int64_t item;         // bytes of an element
+    int64_t item;  // bytes of an element
 };
 
 void write_token(const Write& write, int64_t b, int64_t l) {
@@ -92,9 +92,8 @@ void PagedCacheWrite::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
         write.strides[i] = tokens.strides(i) * item;
     }
     const char* old = in_place ? nullptr : pages.data<char>();
-    encoder.dispatch([write, old, bytes = static_cast<int64_t>(out.nbytes())] {
-        run(write, old, bytes);
-    });
+    encoder.dispatch(
+        [write, old, bytes = static_cast<int64_t>(out.nbytes())] { run(write, old, bytes); });
 }
 
 }  // namespace tiny_llm_ext
