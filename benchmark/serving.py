@@ -95,6 +95,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         args.min_len,
         args.max_len,
         args.batch_size,
+        args.max_num_seqs or args.batch_size,
         args.max_batch_tokens,
         args.prefill_step,
         args.page_size,
@@ -148,6 +149,7 @@ def main() -> int:
     add("--min-len", type=int, default=32, help="tokens of a prompt, and of an answer")
     add("--max-len", type=int, default=256)
     add("--batch-size", type=int, default=16, help="requests at a time; memory is for as many")
+    add("--max-num-seqs", type=int, help="of the engine, in that memory; --batch-size if not given")
     add("--max-batch-tokens", type=int, default=128, help="of a step of the engine")
     add("--prefill-step", type=int, default=128, help="of a chunk of Week 2's")
     add("--page-size", type=int, default=32)

@@ -25,6 +25,7 @@ class ServingOptions:
         num_requests: how many arrive at once.
         low, high: prompts and answers have so many tokens, at random.
         batch_size: requests that run at a time; memory is for as many of the longest.
+        max_num_seqs: requests that the engine may run in that memory.
         max_batch_tokens: of an engine's step.
         prefill_step: tokens of Week 2's chunks.
         page_size: of the engine.
@@ -34,6 +35,7 @@ class ServingOptions:
     low: int
     high: int
     batch_size: int
+    max_num_seqs: int
     max_batch_tokens: int
     prefill_step: int
     page_size: int
@@ -58,7 +60,7 @@ def build_engine(mlx_model: Any, options: ServingOptions, **changes: Any) -> LLM
         "kv_cache_bytes": options.kv_tokens() * per_token,
         "page_size": options.page_size,
         "max_batch_tokens": options.max_batch_tokens,
-        "max_num_seqs": options.batch_size,
+        "max_num_seqs": options.max_num_seqs,
     }
     return LLM((mlx_model, TokenClock()), **{**settings, **changes})
 

@@ -20,7 +20,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..sampler import keep_min_p, keep_top_k, keep_top_p, log_softmax
+from ..sampler import keep_min_p, keep_top_k, keep_top_p, likeliest, log_softmax
 from .sampling_params import SamplingParams
 
 Logprobs = dict[int, float]
@@ -107,11 +107,11 @@ def choose_tokens(
     assert logits.shape[0] == len(rows)
     special = [index for index, row in enumerate(rows) if not row.is_plain]
     if not special:
-        return _ints(mx.argmax(logits, axis=-1))
+        return _ints(likeliest(logits))
     chosen = [-1] * len(rows)
     if len(special) < len(rows):
         plain = [index for index, row in enumerate(rows) if row.is_plain]
-        _put(chosen, plain, _ints(mx.argmax(logits[mx.array(plain)], axis=-1)))
+        _put(chosen, plain, _ints(likeliest(logits[mx.array(plain)])))
     own = [rows[index] for index in special]
     shaped = shaped_logits(logits[mx.array(special)], own)
     drawn = [index for index, row in enumerate(own) if not row.params.is_greedy]
@@ -121,7 +121,7 @@ def choose_tokens(
         if len(drawn) < len(own):
             noise = mx.zeros(shaped.shape).at[mx.array(drawn)].add(noise)
         shaped = shaped + noise
-    _put(chosen, special, _ints(mx.argmax(shaped, axis=-1)))
+    _put(chosen, special, _ints(likeliest(shaped)))
     return chosen
 
 
