@@ -4,10 +4,13 @@
     python -m benchmark.serving --model FOLDER --gguf FILE --llama-python PYTHON
 
 All requests arrive at once. The systems take turns, round after round, on the same requests; the
-figures are those of the median round. Answers go on to the length that was drawn for them.
+figures are those of the median round. Answers go on to the length that was drawn for them. The
+engine runs twice: with as many requests at a time as the others, and with as many as find room in
+the same memory, which is what pages are for.
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -66,8 +69,10 @@ class LlamaServer:
 def compare(args: argparse.Namespace, mlx_model: Any, options: ServingOptions) -> dict[str, Any]:
     """All systems on the same requests, in turns."""
     workload = options.workload(mlx_model.args.vocab_size)
+    in_same_memory = dataclasses.replace(options, max_num_seqs=args.max_num_seqs)
     systems = {
         "engine": lambda: serve_with_engine(mlx_model, workload, options),
+        "engine, same memory": lambda: serve_with_engine(mlx_model, workload, in_same_memory),
         "week2": lambda: serve_with_week_2(mlx_model, workload, options),
     }
     llama = None
@@ -80,7 +85,7 @@ def compare(args: argparse.Namespace, mlx_model: Any, options: ServingOptions) -
             for name, serve in systems.items():
                 rounds[name].append(serve())
                 rate = rounds[name][-1]["output_tokens_per_s"]
-                print(f"round {number + 1}  {name:9}  {rate:8.1f} tokens/s", file=sys.stderr)
+                print(f"round {number + 1}  {name:20}  {rate:8.1f} tokens/s", file=sys.stderr)
     finally:
         if llama is not None:
             llama.close()
@@ -95,7 +100,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         args.min_len,
         args.max_len,
         args.batch_size,
-        args.max_num_seqs or args.batch_size,
+        args.batch_size,
         args.max_batch_tokens,
         args.prefill_step,
         args.page_size,
@@ -129,8 +134,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": args.model,
         "systems": systems,
-        "engine_over_week2": engine["output_tokens_per_s"]
-        / systems["week2"]["output_tokens_per_s"],
+        "times_week2": {
+            name: one["output_tokens_per_s"] / systems["week2"]["output_tokens_per_s"]
+            for name, one in systems.items()
+        },
         "gap_p95_over_p50": p95 / p50,
         "bookkeeping": share,
         "prefix_hit": hit,
@@ -149,7 +156,7 @@ def main() -> int:
     add("--min-len", type=int, default=32, help="tokens of a prompt, and of an answer")
     add("--max-len", type=int, default=256)
     add("--batch-size", type=int, default=16, help="requests at a time; memory is for as many")
-    add("--max-num-seqs", type=int, help="of the engine, in that memory; --batch-size if not given")
+    add("--max-num-seqs", type=int, default=32, help="where the engine may use all that memory")
     add("--max-batch-tokens", type=int, default=128, help="of a step of the engine")
     add("--prefill-step", type=int, default=128, help="of a chunk of Week 2's")
     add("--page-size", type=int, default=32)

@@ -37,22 +37,22 @@ def run_and_compare(workload: Workload, check_every: int = 1) -> Outcome:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=1500, deadline=None, derandomize=True)
+@settings(max_examples=500, deadline=None, derandomize=True)
 def test_hypothesis_looks_for_a_workload_that_breaks_it(rng):
     run_and_compare(random_workload(rng))
 
 
-def test_ten_thousand_workloads():
+def test_thousands_of_workloads():
     rng, seen = random.Random(20_251_121), Counter()
-    for number in range(10_000):
+    for number in range(6_000):
         outcome = run_and_compare(random_workload(rng), check_every=1 if number % 8 == 0 else 1000)
         seen.update(outcome.reasons.values())
         seen["preemptions"] += outcome.preemptions
         seen["cached"] += outcome.cached_tokens
     # The workloads are such that everything occurs, and often.
-    assert min(seen[reason] for reason in ("stop", "length", "abort", "error", "refused")) > 500
-    assert seen["preemptions"] > 500
-    assert seen["cached"] > 10_000
+    assert min(seen[reason] for reason in ("stop", "length", "abort", "error", "refused")) > 400
+    assert seen["preemptions"] > 300
+    assert seen["cached"] > 6_000
 
 
 def test_large_workloads():
