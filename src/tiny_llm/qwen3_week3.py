@@ -103,6 +103,7 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         """Runs a step: new tokens of many sequences, each at its own position, weights read once.
 
         A token's logits have the bits that it gets alone, through a cache of its own.
+        Positions are not looked at: whoever plans the step keeps them below `max_seq_len`.
 
         Args:
             ids: T, the tokens in the order of `batch`.
