@@ -14,6 +14,7 @@ from tests.paging import assert_same_bits, cut_into_pages, padded
 from tests.support import random, tiny_model
 from tiny_llm import (
     LLM,
+    OutOfPagesError,
     PagedStorage,
     Qwen3ModelWeek2,
     Qwen3ModelWeek3,
@@ -24,7 +25,7 @@ from tiny_llm import (
     paged_attention,
     paged_attention_varlen,
 )
-from tiny_llm.engine.page_allocator import OutOfPagesError, PageAllocator
+from tiny_llm.engine.page_allocator import PageAllocator
 from tiny_llm.engine.prefix_cache import PrefixCache
 from tiny_llm.engine.request import RequestState
 from tiny_llm.engine.step import ChunkResult

@@ -5,18 +5,7 @@ model's business; here it is either free or held by one or more owners. Knows no
 tokens or MLX.
 """
 
-
-class OutOfPagesError(RuntimeError):
-    """More pages were asked for than are free; nothing was allocated.
-
-    Attributes:
-        requested, available: how many.
-    """
-
-    def __init__(self, requested: int, available: int):
-        super().__init__(f"{requested} pages were asked for and {available} are free.")
-        self.requested = requested
-        self.available = available
+from ..errors import OutOfPagesError
 
 
 class PageAllocator:
@@ -54,7 +43,7 @@ class PageAllocator:
             OutOfPagesError: fewer are free.
         """
         if count > len(self._free):
-            raise OutOfPagesError(count, len(self._free))
+            raise OutOfPagesError(f"{count} pages were asked for and {len(self._free)} are free.")
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:
             self._ref_counts[page] = 1

@@ -6,8 +6,9 @@ its own. Knows nothing of the order in which requests are served.
 
 from collections.abc import Iterable, Sequence
 
+from ..errors import OutOfPagesError
 from .events import PageCounts
-from .page_allocator import OutOfPagesError, PageAllocator
+from .page_allocator import PageAllocator
 from .prefix_cache import PageTokens, PrefixCache, PrefixNode
 from .request import Request
 
@@ -96,7 +97,9 @@ class PageManager:
     def _allocate(self, count: int) -> list[int]:
         """Free pages, after evicting what is lacking from the prefix cache."""
         if count > self.num_available:  # then nothing is evicted in vain
-            raise OutOfPagesError(count, self.num_available)
+            raise OutOfPagesError(
+                f"{count} pages were asked for and {self.num_available} can be had."
+            )
         self.cache.evict(count - self.allocator.num_free)
         return self.allocator.allocate(count)
 

@@ -23,7 +23,7 @@ Knows requests and pages; nothing of models, text, time or MLX.
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from ..errors import UserError
+from ..errors import OutOfPagesError, UserError
 from .events import (
     ChunkPlan,
     Listener,
@@ -34,7 +34,6 @@ from .events import (
     StepScheduled,
     TokensAdded,
 )
-from .page_allocator import OutOfPagesError
 from .page_manager import PageKey, PageManager
 from .request import FinishReason, Request, RequestState
 from .step import Chunk, ChunkResult, SchedulerConfig, Step
