@@ -92,6 +92,19 @@ def test_what_is_no_prompt_is_refused(demo, prompts):
         engine(demo).generate(prompts)
 
 
+def test_what_is_half_a_prompt_and_what_are_no_params(demo):
+    llm = engine(demo)
+    outputs = llm.generate([[5, "a"], [5]], SamplingParams(max_tokens=1))
+    assert outputs[0].error == "the prompt has the token 'a'; ids are whole numbers."
+    assert outputs[1].finish_reason == "length"
+    with pytest.raises(UserError, match="params is {'max_tokens': 3}; it must be a SamplingParams"):
+        llm.add_request("a", {"max_tokens": 3})
+    for params in ({"max_tokens": 3}, [{"max_tokens": 3}]):
+        with pytest.raises(UserError, match="it must be a SamplingParams"):
+            llm.generate("a", params)
+    assert_idle(llm)
+
+
 def test_no_prompts_no_outputs(demo):
     assert engine(demo).generate([]) == []
 
@@ -218,6 +231,19 @@ def test_requests_come_and_go_between_steps(demo):
     assert outputs[first].token_ids, "what it said so far"
     assert [outputs[name].text for name in (second, third)] == ANSWERS[1:]
     assert llm.step() == []
+    assert_idle(llm)
+
+
+def test_all_answers_to_a_prompt_are_aborted_together(demo):
+    llm = engine(demo, max_num_seqs=2)
+    name = llm.add_request([5] * 9, SamplingParams(n=4, max_tokens=40, ignore_eos=True))
+    for _ in range(3):
+        llm.step()
+    assert llm.abort(name)
+    news = llm.step()
+    assert [one.index for one in news] == [0, 1, 2, 3]
+    assert {one.finish_reason for one in news} == {"abort"}
+    assert news[0].request_output.finished
     assert_idle(llm)
 
 

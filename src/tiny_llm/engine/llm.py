@@ -175,10 +175,12 @@ class LLM:
         self, prompts: Prompts, params: Params, enable_thinking: bool, sink: deque[StreamOutput]
     ) -> list[RequestOutput]:
         listed = prompt_forms.as_list(prompts)
-        if params is None or isinstance(params, SamplingParams):
+        if params is None or not isinstance(params, Sequence):
             params = [params or SamplingParams()] * len(listed)
         if len(params) != len(listed):
             raise UserError(f"{len(params)} params were given for {len(listed)} prompts.")
+        for own in params:
+            _check_type(own)
         return [
             self._add_or_refuse(prompt, own, enable_thinking, sink)
             for prompt, own in zip(listed, params, strict=True)
@@ -237,6 +239,7 @@ class LLM:
             UserError: an empty prompt, a token that the model does not have, more tokens than the
                 model's context or the declared memory can hold, or an id that is taken.
         """
+        _check_type(params or SamplingParams())
         whole = self._add(
             prompt, params or SamplingParams(), request_id, enable_thinking, self._outbox
         )
@@ -288,7 +291,7 @@ class LLM:
     ) -> RequestOutput:
         """Adds the `n` requests of a prompt, all of them or none."""
         ids = prompt_forms.encode(self.tokenizer, prompt, enable_thinking)
-        self._check_tokens(ids, params)
+        self._check(ids, params)
         made_up = self._new_id()
         name = made_up if request_id is None else request_id
         own_ids = [name if params.n == 1 else f"{name}#{index}" for index in range(params.n)]
@@ -312,7 +315,7 @@ class LLM:
         self._groups[name] = answers
         return whole
 
-    def _check_tokens(self, ids: Sequence[int], params: SamplingParams) -> None:
+    def _check(self, ids: Sequence[int], params: SamplingParams) -> None:
         """Refuses tokens that the model does not have."""
         for what, tokens in (("the prompt", ids), ("logit_bias", params.logit_bias or ())):
             for token in tokens:
@@ -384,6 +387,12 @@ class LLM:
     def describe(self) -> dict[str, Any]:
         """How the engine is configured, of what JSON has: the head of a recording."""
         return asdict(self.scheduler.config)
+
+
+def _check_type(params: Any) -> None:
+    """A dictionary of parameters is a likely mistake."""
+    if not isinstance(params, SamplingParams):
+        raise UserError(f"params is {params!r}; it must be a SamplingParams.")
 
 
 def _open(model: str | tuple[Any, Any], page_size: int) -> tuple[Any, Any]:

@@ -31,7 +31,7 @@ def encode(tokenizer: Any, prompt: Prompt, enable_thinking: bool = False) -> lis
     """A prompt's token ids. A text is encoded as it stands, a chat through the chat template.
 
     Raises:
-        UserError: the prompt is empty, or the tokenizer has no chat template.
+        UserError: the prompt is empty, a token is no number, or there is no chat template.
     """
     ids: list[int]
     if not len(prompt):
@@ -47,6 +47,9 @@ def encode(tokenizer: Any, prompt: Prompt, enable_thinking: bool = False) -> lis
             )
         )
     else:
+        wrong = [token for token in prompt if not isinstance(token, Integral)]
+        if wrong:
+            raise UserError(f"the prompt has the token {wrong[0]!r}; ids are whole numbers.")
         ids = [int(token) for token in prompt]  # type: ignore[arg-type]
     if not ids:
         raise UserError("the prompt is empty; give at least one token.")
