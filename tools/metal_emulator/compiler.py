@@ -14,7 +14,7 @@ from pathlib import Path
 from .counting import instrument
 from .diagnostics import read_diagnostics
 from .errors import Diagnostic, MetalError
-from .glue import kernel_table
+from .glue import KERNEL_TABLE, kernel_table
 from .preprocess import preprocess
 from .rewrite import Rewritten, rewrite
 from .toolchain import clang, sources
@@ -40,6 +40,7 @@ LANGUAGE = [
     "-ftrivial-auto-var-init=pattern",  # what is not initialised is NaN
     "-Wno-everything",
     "-Wimplicit-float-conversion",
+    "-Wno-implicit-int-float-conversion",
     "-Wuninitialized",
     "-Wsometimes-uninitialized",
     "-Wreturn-type",
@@ -103,7 +104,7 @@ def prepare(
         # What clang finds besides is told together: a learner mends a file at once.
         others, _ = _syntax(text)
         known = {(d.file, d.line) for d in code.diagnostics}
-        others = [d for d in others if (d.file, d.line) not in known and d.file != "kernel table"]
+        others = [d for d in others if (d.file, d.line) not in known and d.file != KERNEL_TABLE]
         raise MetalError(sorted([*code.diagnostics, *others], key=lambda d: (d.file, d.line)))
     return Source(path, text, tuple(kernel.host_name for kernel in code.kernels))
 
@@ -125,6 +126,8 @@ def _syntax(text: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
 def _sort(output: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
     found = list(dict.fromkeys(read_diagnostics(output, str(HERE))))
     errors = [d for d in found if d.severity == "error"]
+    # An error in a kernel's signature shows in the table of kernels, too.
+    errors = [d for d in errors if d.file != KERNEL_TABLE] or errors
     return errors, [d for d in found if d.severity != "error"]
 
 
