@@ -12,7 +12,8 @@ KERNELS = Path(__file__).parent / "kernels"
 bfloat16 = ml_dtypes.bfloat16
 
 needs_clang = pytest.mark.skipif(
-    not has_clang(), reason="the Metal emulator needs clang 19: apt install clang-19 libclang-rt-19-dev"
+    not has_clang(),
+    reason="the Metal emulator needs clang 19: apt install clang-19 libclang-rt-19-dev",
 )
 ORDERS = ("forward", "reverse", "random")
 

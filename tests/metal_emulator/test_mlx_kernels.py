@@ -6,7 +6,7 @@ import mlx
 import numpy as np
 import pytest
 
-from tools.metal_emulator import Library
+from tools.metal_emulator import Library, MetalFault
 
 from .support import KERNELS, assert_close, bfloat16, needs_clang, random_array
 
@@ -32,9 +32,8 @@ def quantized(O, I, group_size=64):
     return packed, scales, biases, codes * wide[0] + wide[1]
 
 
-@pytest.mark.parametrize(("kernel", "O", "I"), [("qmv_fast", 16, 512), ("qmv", 13, 192)])
-@pytest.mark.parametrize("mode", ["plain", "race", "count"])
-def test_quantized_matvec(kernel, O, I, mode):
+def run_matvec(kernel, O, I, mode):
+    """Runs it and compares with the reference; returns the launch, the weights and the result."""
     packed, scales, biases, weights = quantized(O, I)
     x, y = random_array((1, I), bfloat16), np.zeros((1, O), bfloat16)
     sizes = {5: I, 6: O}
@@ -45,11 +44,26 @@ def test_quantized_matvec(kernel, O, I, mode):
         kernel, arguments, grid=(1, -(-O // 8), 1), threads=(32, 2, 1), mode=mode
     )
     assert_close(y, x.astype(np.float32) @ weights.T, BF16)
+    return launch, packed, y
+
+
+@pytest.mark.parametrize(("kernel", "O", "I"), [("qmv_fast", 16, 512), ("qmv", 24, 192)])
+@pytest.mark.parametrize("mode", ["plain", "race", "count"])
+def test_quantized_matvec(kernel, O, I, mode):
+    launch, packed, y = run_matvec(kernel, O, I, mode)
     if mode == "count" and kernel == "qmv_fast":
         counts = launch.counts
         assert counts.device_bytes_read_by_buffer[0] == packed.nbytes  # each weight once
         assert counts.unique_device_bytes_written == y.nbytes
         assert counts.simd_operations == O  # one simd_sum a row
+
+
+def test_rows_that_two_simdgroups_of_mlx_write():
+    """With O no multiple of 8, MLX's last simdgroup repeats rows of the one before: a race between
+    equal values, which is harmless; the emulator does not know that."""
+    run_matvec("qmv", 13, 192, "plain")
+    with pytest.raises(MetalFault, match="quantized.h.*race in qmv"):
+        run_matvec("qmv", 13, 192, "race")
 
 
 @pytest.mark.parametrize("mode", ["plain", "race"])
@@ -120,7 +134,9 @@ ATTENTION = np.dtype(
 @pytest.mark.parametrize(("mode", "causal"), [("plain", False), ("plain", True), ("race", True)])
 def test_attention_for_prefill(mode, causal):
     H_q, H, L, S, D = 2, 1, 40, 72, 64
-    q, k, v = (random_array((h, n, D), bfloat16, i) for i, (h, n) in enumerate([(H_q, L), (H, S), (H, S)]))
+    q, k, v = (
+        random_array((h, n, D), bfloat16, i) for i, (h, n) in enumerate([(H_q, L), (H, S), (H, S)])
+    )
     out = np.zeros_like(q)
     strides = [(h * n * D, n * D, D) for h, n in [(H_q, L), (H, S), (H, S), (H_q, L)]]
     blocks = (-(-L // 32), -(-S // 32), L // 32, S // 32)
@@ -143,7 +159,9 @@ SDPA = {20: False, 21: False, 22: False, 23: False, 24: False, 25: False, 26: 32
 @pytest.mark.parametrize("mode", ["plain", "race", "count"])
 def test_attention_for_decoding(mode):
     H_q, H, S, D = 4, 2, 37, 64
-    q, k, v = (random_array((h, n, D), bfloat16, i) for i, (h, n) in enumerate([(H_q, 1), (H, S), (H, S)]))
+    q, k, v = (
+        random_array((h, n, D), bfloat16, i) for i, (h, n) in enumerate([(H_q, 1), (H, S), (H, S)])
+    )
     out = np.zeros_like(q)
     strides = [np.uint64(n) for n in (S * D, D, S * D, D)]
     arguments = dict(enumerate([q, k, v, out, H_q // H, S, *strides, D**-0.5]))
@@ -152,5 +170,7 @@ def test_attention_for_decoding(mode):
     )
     assert_close(out, attention(q, k, v, False), BF16)
     if mode == "count":
-        assert launch.counts.device_bytes_read_by_buffer[1] == H_q * S * D * 2  # keys, per query head
+        assert (
+            launch.counts.device_bytes_read_by_buffer[1] == H_q * S * D * 2
+        )  # keys, per query head
         assert launch.counts.unique_device_bytes_read_by_buffer[1] == k.nbytes
