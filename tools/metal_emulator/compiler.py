@@ -65,8 +65,8 @@ MODE_FLAGS = {
     "plain": ["-O2", *TRAPS],
     "asan": [
         "-O1",
-        "-fsanitize=address,bounds,integer-divide-by-zero",
-        "-fsanitize-trap=bounds,integer-divide-by-zero",
+        "-fsanitize=address",
+        *TRAPS,
         "-fsanitize-address-use-after-return=never",
     ],
     "race": ["-O1", *TRAPS, *REPORTED_ACCESSES],
