@@ -46,10 +46,9 @@ LANGUAGE = [
     "-Wreturn-type",
     "-Wunused-value",
 ]
-TRAPS = [
-    "-fsanitize=bounds,integer-divide-by-zero",
-    "-fsanitize-trap=bounds,integer-divide-by-zero",
-]
+# Calls of __ubsan_handle_…_minimal, which are ours (runtime/faults.cpp).
+CHECKS = "bounds,integer-divide-by-zero"
+CHECKED = [f"-fsanitize={CHECKS}", f"-fsanitize-recover={CHECKS}", "-fsanitize-minimal-runtime"]
 # Every load and store becomes a call: the outlined form of the address sanitizer for operating
 # system kernels, whose functions are then ours (runtime/access.cpp).
 REPORTED_ACCESSES = ["-fsanitize=kernel-address", "-fno-vectorize", "-fno-slp-vectorize"]
@@ -62,14 +61,9 @@ for option in (
 ):
     REPORTED_ACCESSES += ["-mllvm", f"-{option}"]
 MODE_FLAGS = {
-    "plain": ["-O2", *TRAPS],
-    "asan": [
-        "-O1",
-        "-fsanitize=address",
-        *TRAPS,
-        "-fsanitize-address-use-after-return=never",
-    ],
-    "race": ["-O1", *TRAPS, *REPORTED_ACCESSES],
+    "plain": ["-O2", *CHECKED],
+    "asan": ["-O1", "-fsanitize=address", "-fsanitize-address-use-after-return=never"],
+    "race": ["-O1", *REPORTED_ACCESSES],
     "count": ["-O1", *REPORTED_ACCESSES, "-fsanitize-coverage=bb,no-prune,trace-pc-guard"],
 }
 RUNTIME = ["bfloat", "faults", "fibers", "memory", "scheduler", "server"]

@@ -36,7 +36,7 @@ using namespace msl;
 
 // The call, not what follows it: that may be of another line.
 static const void* call_before(const void* return_address) {
-  return (const char*)return_address - 1;
+    return (const char*)return_address - 1;
 }
 #define CALLER call_before(__builtin_return_address(0))
 
