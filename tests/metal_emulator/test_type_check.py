@@ -1,5 +1,7 @@
 """What is not Metal is an error at its line: seeded into a file that is right."""
 
+# ruff: noqa: E501 (a fault is one row of a table)
+
 import re
 from concurrent.futures import ThreadPoolExecutor
 

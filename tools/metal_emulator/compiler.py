@@ -119,7 +119,7 @@ def _syntax(text: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
 
 @functools.cache
 def _precompiled_header() -> Path:
-    """msl/metal.h for the type check alone, which then reads (and dumps) nothing but the kernels."""
+    """msl/metal.h for the type check, which then reads (and dumps) nothing but the kernels."""
 
     def make(folder: Path) -> None:
         header = str(HERE / "msl" / "metal.h")
@@ -166,7 +166,7 @@ def compile_program(source: Source, mode: str) -> Program:
 
 
 def _build(source: Source, mode: str, flags: list[str], folder: Path) -> None:
-    """Compiles and links into the folder; raises `MetalError` for what only code generation sees."""
+    """Compiles and links into the folder; raises `MetalError` for what the type check missed."""
     text, object_file, ir = (folder / f"kernels{suffix}" for suffix in (".cpp", ".o", ".ll"))
     text.write_text(f'#include "{HERE / "msl" / "metal.h"}"\n{source.text}')
     if mode == "count":

@@ -1,7 +1,7 @@
-"""Metal converts nothing to bfloat by itself, nor bfloat to half; clang does, and shows it in its tree.
+"""Metal converts no float to bfloat by itself, nor bfloat to half. clang does, and its tree says so.
 
-clang's own warning is silent where the value is a constant that fits. The dump of the syntax tree has
-every conversion that nobody wrote, in instances of templates too.
+clang's own warning is silent where the value is a constant that fits. The dump of the syntax tree
+has every conversion that nobody wrote, in instances of templates too.
 """
 
 import re
