@@ -32,6 +32,7 @@ LAYERS = [
     {"engine.sampling", "engine.paged_model"},
     {"engine.speculative", "engine.answer"},
     {"engine.runner"},
+    {"engine.core"},
     {"engine.llm"},
     {"cli.command", "cli.arguments"},
     {"cli.backend", "cli.workload", "cli.batch_progress"},

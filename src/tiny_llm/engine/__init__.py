@@ -17,5 +17,6 @@ Read it in this order. What comes before `sampling` is plain Python without MLX.
     speculative       tokens that a small model guesses
     runner            a step of the scheduler through the models
     answer            one answer while it is being made
-    llm               `LLM`: all of it together
+    core              requests in, news of their answers out, a step at a time
+    llm               `LLM`: all of it, as its users see it
 """

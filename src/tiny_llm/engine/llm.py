@@ -1,8 +1,5 @@
 """`LLM`: the engine as its users see it.
 
-A step is three calls: the scheduler says what is computed, the runner computes it, and what came of
-it goes to the answers and back to the scheduler.
-
     llm = LLM("demo")
     for output in llm.generate(["RoPE is", "Paged attention is"], SamplingParams(max_tokens=20)):
         print(output.text)
@@ -23,25 +20,23 @@ from ..errors import UserError
 from ..models import dispatch_model, load
 from ..speculative import check_same_vocabulary
 from . import prompts as prompt_forms
-from .answer import Answer
+from .core import EngineCore
 from .events import Listener
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .paged_model import PagedModel
 from .prompts import Prompt, Prompts
-from .request import FinishReason, Request
-from .runner import ChunkOutput, Runner
-from .sampling import RequestSampling, answer_seed
+from .runner import Runner
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .speculative import DraftModel
-from .step import ChunkResult, SchedulerConfig, Step
+from .step import SchedulerConfig
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 DEFAULT_KV_CACHE_BYTES = 2**29
 
 
-class LLM:
+class LLM(EngineCore):
     """A model that serves many requests at once, within a budget of memory.
 
     A request's tokens depend on its prompt, its parameters and the model alone: not on the other
@@ -69,7 +64,7 @@ class LLM:
         tokenizer: the model's.
         scheduler: who runs, who waits, who has which pages.
         runner: has `statistics`.
-        step_seconds: time spent in steps; what is not in `runner.seconds` is bookkeeping.
+        vocab_size, step_seconds: see `EngineCore`.
 
     Raises:
         UserError: the model cannot be had, arguments that contradict each other, or memory that
@@ -94,11 +89,11 @@ class LLM:
             raise UserError(
                 f"num_drafts is {num_drafts}; with a draft model it must be at least 1."
             )
-        target, self.tokenizer = _open(model, page_size)
+        target, tokenizer = _open(model, page_size)
         draft = None
         if draft_model is not None:
             draft, draft_tokenizer = _open(draft_model, page_size)
-            check_same_vocabulary(draft_tokenizer, self.tokenizer)
+            check_same_vocabulary(draft_tokenizer, tokenizer)
         models = [target] if draft is None else [target, draft]
         num_pages = _num_pages(kv_cache_bytes, page_size, models)
         config = SchedulerConfig(
@@ -110,17 +105,11 @@ class LLM:
             num_drafts=0 if draft is None else num_drafts,
             enable_prefix_cache=enable_prefix_cache,
         )
-        self.scheduler = Scheduler(config, listener)
-        self.runner = Runner(PagedModel(target, num_pages))
+        runner = Runner(PagedModel(target, num_pages))
         if draft is not None:
-            self.runner.draft = DraftModel(PagedModel(draft, num_pages), target.vocab_size)
-        self.vocab_size: int = target.vocab_size
-        self.seed = seed
-        self.step_seconds = 0.0
-        self._answers: dict[str, Answer] = {}  # by the id of the scheduler's request
-        self._groups: dict[str, list[Answer]] = {}  # by the id of the caller's request
+            runner.draft = DraftModel(PagedModel(draft, num_pages), target.vocab_size)
+        super().__init__(tokenizer, Scheduler(config, listener), runner, seed)
         self._outbox: deque[StreamOutput] = deque()
-        self._num_added = 0
 
     # ---------------------------------------------------------------- everything at once
 
@@ -190,12 +179,12 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams, thinking: bool, sink: deque[StreamOutput]
     ) -> RequestOutput:
         try:
-            return self._add(prompt, params, None, thinking, sink)
+            return self.add(prompt, params, None, thinking, sink)
         except UserError as error:
             output = CompletionOutput(0, finish_reason="error")
             now = time.perf_counter()
             metrics = RequestMetrics(now, finished_time=now)
-            request_id = self._new_id()
+            request_id = self.new_id()
             whole = RequestOutput(request_id, None, [], [output], metrics, error=str(error))
             sink.append(StreamOutput(request_id, 0, "", (), "error", whole))
             return whole
@@ -207,7 +196,7 @@ class LLM:
         try:
             while sink or not all(output.finished for output in outputs):
                 if not sink:
-                    self._advance()
+                    self.advance()
                 while sink:
                     yield sink.popleft()
         finally:
@@ -240,23 +229,10 @@ class LLM:
                 model's context or the declared memory can hold, or an id that is taken.
         """
         _check_type(params or SamplingParams())
-        whole = self._add(
+        whole = self.add(
             prompt, params or SamplingParams(), request_id, enable_thinking, self._outbox
         )
         return whole.request_id
-
-    def abort(self, request_id: str) -> bool:
-        """Ends a request, wherever it is, and frees its memory at once.
-
-        What it has said so far comes from the next `step` with finish_reason "abort".
-
-        Returns:
-            False if there is no such request, or it is finished.
-        """
-        answers = list(self._groups.get(request_id, []))
-        for answer in answers:
-            self._end(answer, [], "abort")
-        return bool(answers)
 
     def step(self) -> list[StreamOutput]:
         """Computes one step and returns what it added to the requests of `add_request`.
@@ -265,7 +241,7 @@ class LLM:
         The others go on.
         """
         if not self._outbox:
-            self._advance()
+            self.advance()
         news = list(self._outbox)
         self._outbox.clear()
         return news
@@ -274,115 +250,6 @@ class LLM:
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to do or to tell."""
         return self.scheduler.has_requests or bool(self._outbox)
-
-    # ---------------------------------------------------------------- within
-
-    def _new_id(self) -> str:
-        self._num_added += 1
-        return str(self._num_added - 1)
-
-    def _add(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        request_id: str | None,
-        enable_thinking: bool,
-        sink: deque[StreamOutput],
-    ) -> RequestOutput:
-        """Adds the `n` requests of a prompt, all of them or none."""
-        ids = prompt_forms.encode(self.tokenizer, prompt, enable_thinking)
-        self._check(ids, params)
-        made_up = self._new_id()
-        name = made_up if request_id is None else request_id
-        own_ids = [name if params.n == 1 else f"{name}#{index}" for index in range(params.n)]
-        if name in self._groups or any(own_id in self._answers for own_id in own_ids):
-            raise UserError(f"request_id '{name}' is taken by a request that is not finished.")
-        seed = params.seed if params.seed is not None else answer_seed(self.seed, int(made_up))
-        whole = RequestOutput(
-            name,
-            None if prompt_forms.is_token_ids(prompt) else prompt,  # type: ignore[arg-type]
-            ids,
-            [CompletionOutput(index) for index in range(params.n)],
-            RequestMetrics(time.perf_counter()),
-        )
-        answers = []
-        for index, own_id in enumerate(own_ids):
-            request = Request(own_id, ids, params, params.max_tokens, index)
-            sampling = RequestSampling(params, answer_seed(seed, index), ids, self.vocab_size)
-            answers.append(Answer.begin(request, sampling, self.tokenizer, whole, sink))
-            self.scheduler.add(request)  # refuses the first, or none
-            self._answers[own_id] = answers[-1]
-        self._groups[name] = answers
-        return whole
-
-    def _check(self, ids: Sequence[int], params: SamplingParams) -> None:
-        """Refuses tokens that the model does not have."""
-        for what, tokens in (("the prompt", ids), ("logit_bias", params.logit_bias or ())):
-            for token in tokens:
-                if not 0 <= token < self.vocab_size:
-                    raise UserError(
-                        f"{what} has the token {token}; the model's are 0 to {self.vocab_size - 1}."
-                    )
-
-    def _advance(self) -> None:
-        """One step: schedule, run, and hand on."""
-        if not self.scheduler.has_requests:
-            return
-        started = time.perf_counter()
-        step = self.scheduler.schedule()
-        for chunk in step.chunks:
-            metrics = self._answers[chunk.request.request_id].whole.metrics
-            if metrics.first_scheduled_time is None:
-                metrics.first_scheduled_time = started
-        try:
-            names = [chunk.request.request_id for chunk in step.chunks]
-            samplings = {name: self._answers[name].sampling for name in names}
-            self._hand_on(step, self.runner.run(step, samplings))
-        except Exception as error:
-            # Whatever it is, it is these requests' end and nobody else's.
-            self._fail(step, error)
-        self.step_seconds += time.perf_counter() - started
-
-    def _hand_on(self, step: Step, outputs: dict[str, ChunkOutput]) -> None:
-        """Gives the new tokens to the answers and to the scheduler, and ends what has ended."""
-        results, news = {}, []
-        for name, output in outputs.items():
-            answer = self._answers[name]
-            taken, reason = answer.take(output.token_ids, output.logprobs)
-            results[name] = ChunkResult(taken, output.num_unguessed)
-            news.append((answer, taken, reason))
-        self.scheduler.commit(step, results)
-        for answer, taken, reason in news:
-            answer.whole.num_cached_tokens = max(
-                answer.whole.num_cached_tokens, answer.request.num_cached_tokens
-            )
-            if reason is None:
-                answer.tell(taken, None)
-            else:
-                self._end(answer, taken, reason)
-
-    def _fail(self, step: Step, error: Exception) -> None:
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        for chunk in step.chunks:
-            answer = self._answers.get(chunk.request.request_id)
-            if answer is not None:
-                self._end(answer, [], "error", f"the step failed: {reason}.")
-
-    def _end(
-        self,
-        answer: Answer,
-        token_ids: Sequence[int],
-        reason: FinishReason,
-        error: str | None = None,
-    ) -> None:
-        request, name = answer.request, answer.whole.request_id
-        self.scheduler.finish(request, reason, error)
-        answer.whole.error = answer.whole.error or error
-        answer.tell(token_ids, reason)
-        del self._answers[request.request_id]
-        self._groups[name].remove(answer)
-        if not self._groups[name]:
-            del self._groups[name]
 
     def describe(self) -> dict[str, Any]:
         """How the engine is configured, of what JSON has: the head of a recording."""
