@@ -247,6 +247,14 @@ def test_all_answers_to_a_prompt_are_aborted_together(demo):
     assert_idle(llm)
 
 
+def test_ids_that_are_made_up_avoid_the_callers(demo):
+    llm = engine(demo)
+    names = [llm.add_request("a", GREEDY, request_id=name) for name in ("1", None, None, "x")]
+    assert len(set(names)) == 4
+    for name in names:
+        llm.abort(name)
+
+
 def test_generate_does_not_take_what_step_returns(demo):
     llm = engine(demo)
     name = llm.add_request(chat(QUESTIONS[0]), GREEDY)

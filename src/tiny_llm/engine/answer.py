@@ -12,7 +12,7 @@ from .request import FinishReason, Request
 from .sampling import RequestSampling
 
 
-@dataclass
+@dataclass(eq=False)
 class Answer:
     """What the engine keeps of one answer.
 

@@ -95,7 +95,9 @@ class EngineCore:
                     )
 
     def new_id(self) -> str:
-        """An id that no other request has."""
+        """An id that no other request has: a number that goes up."""
+        while str(self._num_added) in self._groups:  # a caller's own choice
+            self._num_added += 1
         self._num_added += 1
         return str(self._num_added - 1)
 
@@ -141,9 +143,8 @@ class EngineCore:
             news.append((answer, taken, reason))
         self.scheduler.commit(step, results)
         for answer, taken, reason in news:
-            answer.whole.num_cached_tokens = max(
-                answer.whole.num_cached_tokens, answer.request.num_cached_tokens
-            )
+            if answer.request.index == 0:  # the others find what the first has computed
+                answer.whole.num_cached_tokens = answer.request.num_cached_tokens
             if reason is None:
                 answer.tell(taken, None)
             else:
