@@ -61,7 +61,9 @@ def main() -> int:
     ).parse_args()
     compiler, nm = find_tool("clang++"), find_tool("llvm-nm")
     if compiler is None or nm is None:
-        return skip("there is no clang++ with its llvm-nm; on Debian and Ubuntu: `apt install clang`")
+        return skip(
+            "there is no clang++ with its llvm-nm; on Debian and Ubuntu: `apt install clang`"
+        )
     wheel = macos_wheel()
     if wheel is None:
         return skip("MLX's macOS wheel could not be downloaded")
@@ -138,7 +140,9 @@ def symbols(nm: str, file: Path, flag: str) -> set[str]:
 def missing_encoders(nm: str) -> list[str]:
     """Every operation that refuses where there is no Metal has an encoder where there is."""
     stubs = (EXTENSION / "common" / "gpu_not_built.cpp").read_text(encoding="utf-8")
-    wanted = {line.split("::")[0].split()[-1] for line in stubs.splitlines() if "::eval_gpu" in line}
+    wanted = {
+        line.split("::")[0].split()[-1] for line in stubs.splitlines() if "::eval_gpu" in line
+    }
     found = set()
     for source in EXTENSION.glob("src/*/*_metal.cpp"):
         found |= symbols(nm, object_of(source), "--defined-only")

@@ -7,8 +7,7 @@ using namespace metal;
 using namespace tiny_llm_ext;
 
 template <typename T>
-[[kernel]] void copy_strided(device const T* source [[buffer(0)]],
-                             device T* copy [[buffer(1)]],
+[[kernel]] void copy_strided(device const T* source [[buffer(0)]], device T* copy [[buffer(1)]],
                              constant const CopyParams& params [[buffer(2)]],
                              uint index [[thread_position_in_grid]]) {
     if (long(index) >= params.size) {
@@ -22,9 +21,9 @@ template <typename T>
     copy[index] = source[from];
 }
 
-#define INSTANTIATE(bytes, T)                                                \
-    template [[host_name("copy_strided_bytes" #bytes)]] [[kernel]] void      \
-    copy_strided<T>(device const T*, device T*, constant const CopyParams&, uint);
+#define INSTANTIATE(bytes, T)                                                            \
+    template [[host_name("copy_strided_bytes" #bytes)]] [[kernel]] void copy_strided<T>( \
+        device const T*, device T*, constant const CopyParams&, uint);
 
 INSTANTIATE(1, uchar)
 INSTANTIATE(2, ushort)

@@ -6,8 +6,8 @@ namespace tiny_llm_ext {
 constexpr int COPY_MAX_DIMS = 8;
 
 struct CopyParams {
-    long size;                    // elements
-    int dims;                     // of the source, the last one the fastest
+    long size;  // elements
+    int dims;   // of the source, the last one the fastest
     long shape[COPY_MAX_DIMS];
     long strides[COPY_MAX_DIMS];  // in elements
 };

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "common/metal_copy_launch.h"
+#include "common/rows.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/metal/device.h"
 
@@ -25,9 +26,7 @@ MTL::ComputePipelineState* pipeline_of(const mx::Stream& stream, const std::stri
     return device.get_kernel(kernel, device.get_library("tiny_llm_ext", path));
 }
 
-MTL::Size size_of(const Extent& extent) {
-    return MTL::Size(extent.x, extent.y, extent.z);
-}
+MTL::Size size_of(const Extent& extent) { return MTL::Size(extent.x, extent.y, extent.z); }
 
 void encode(const mx::Stream& stream, MTL::ComputePipelineState* pipeline,
             const MetalLaunch& launch, const std::vector<mx::array>& inputs,
@@ -81,20 +80,36 @@ void encode(const mx::Stream& stream, const std::function<MetalLaunch(int)>& lau
     encode(stream, pipeline, chosen, inputs, outputs);
 }
 
+void copy(const mx::array& x, const mx::array& out, const mx::Stream& stream) {
+    if (x.size() == 0) {
+        return;
+    }
+    const std::vector<int> shape(x.shape().begin(), x.shape().end());
+    const std::vector<int64_t> strides(x.strides().begin(), x.strides().end());
+    const auto launch = [&](int max_threads) {
+        return copy_launch(shape, strides, static_cast<int>(x.itemsize()), max_threads);
+    };
+    encode(stream, launch, {x}, {out});
+}
+
 mx::array row_contiguous(const mx::array& x, const mx::Stream& stream) {
     if (x.flags().row_contiguous || x.size() == 0) {
         return x;
     }
     mx::array packed(x.shape(), x.dtype(), nullptr, {});
     packed.set_data(mx::allocator::malloc(packed.nbytes()));
-    mx::metal::get_command_encoder(stream).add_temporary(packed);
-    const std::vector<int> shape(x.shape().begin(), x.shape().end());
-    const std::vector<int64_t> strides(x.strides().begin(), x.strides().end());
-    const auto launch = [&](int max_threads) {
-        return copy_launch(shape, strides, static_cast<int>(x.itemsize()), max_threads);
-    };
-    encode(stream, launch, {x}, {packed});
+    keep(packed, stream);
+    copy(x, packed, stream);
     return packed;
+}
+
+Rows rows_of(const mx::array& x, const mx::Stream& stream) {
+    const int64_t stride = x.size() == 0 ? 0 : row_stride(x);
+    return stride >= 0 ? Rows{x, stride} : Rows{row_contiguous(x, stream), x.shape(-1)};
+}
+
+void keep(const mx::array& x, const mx::Stream& stream) {
+    mx::metal::get_command_encoder(stream).add_temporary(x);
 }
 
 }  // namespace tiny_llm_ext::metal

@@ -30,7 +30,20 @@ void encode(const mx::Stream& stream, const MetalLaunch& launch,
 void encode(const mx::Stream& stream, const std::function<MetalLaunch(int max_threads)>& launch,
             const std::vector<mx::array>& inputs, std::vector<mx::array> outputs);
 
+/// Copies x, of any strides, into `out`, which has its shape and memory of its own.
+void copy(const mx::array& x, const mx::array& out, const mx::Stream& stream);
+
 /// `x` in row-major order: itself, or a copy that the GPU makes first.
 mx::array row_contiguous(const mx::array& x, const mx::Stream& stream);
+
+/// An array N..×D as rows at equal distances, in elements: itself where it has them, or a copy.
+struct Rows {
+    mx::array array;
+    int64_t stride;
+};
+Rows rows_of(const mx::array& x, const mx::Stream& stream);
+
+/// Keeps an array that only a kernel refers to until the kernel has run.
+void keep(const mx::array& x, const mx::Stream& stream);
 
 }  // namespace tiny_llm_ext::metal

@@ -34,10 +34,10 @@ struct Extent {
 };
 
 struct MetalLaunch {
-    std::string kernel;            // <op>_<variant>_<dtype>
-    Extent groups;                 // threadgroups in the grid
-    Extent threads;                // threads in a threadgroup
-    int threadgroup_bytes = 0;     // of the kernel's [[threadgroup(0)]], if it has one
+    std::string kernel;           // <op>_<variant>_<dtype>
+    Extent groups;                // threadgroups in the grid
+    Extent threads;               // threads in a threadgroup
+    int threadgroup_bytes = 0;    // of the kernel's [[threadgroup(0)]], if it has one
     std::vector<uint8_t> params;  // the bytes of its params struct
 };
 

@@ -13,8 +13,8 @@ void Axpby::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) {
         return;
     }
     const auto launch = [&](int max_threads) {
-        return axpby_launch(static_cast<int64_t>(out.size()), alpha_, beta_,
-                            format_of(out.dtype()), max_threads);
+        return axpby_launch(static_cast<int64_t>(out.size()), alpha_, beta_, format_of(out.dtype()),
+                            max_threads);
     };
     metal::encode(stream(), launch, inputs, {out});
 }
