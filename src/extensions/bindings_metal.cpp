@@ -26,8 +26,6 @@ using namespace nb::literals;
 
 namespace tiny_llm_ext {
 
-namespace {
-
 Format format_named(const std::string& name) {
     for (Format format : {Format::float32, Format::float16, Format::bfloat16}) {
         if (name == name_of(format)) {
@@ -36,6 +34,8 @@ Format format_named(const std::string& name) {
     }
     throw std::invalid_argument("[metal] expected dtype float32, float16 or bfloat16, got " + name);
 }
+
+namespace {
 
 std::tuple<int64_t, int64_t, int64_t> as_tuple(const Extent& extent) {
     return {extent.x, extent.y, extent.z};
@@ -138,6 +138,7 @@ void bind_metal(nb::module_& parent) {
         },
         "N"_a, "V"_a, "E"_a, "group_size"_a, "bits"_a, "ids_are_signed"_a, "dtype"_a,
         "max_threads"_a = MAX_THREADS, "Buffers: ids, scales, biases, weight, out.");
+    bind_metal_matmul(m);
 }
 
 }  // namespace tiny_llm_ext

@@ -1,16 +1,17 @@
 // A tile of a matrix multiplication out = x · wᵀ in a threadgroup's matrix units: what matmul and
 // quantized_matmul share. For Metal only.
 //
-// A threadgroup computes BM rows × BN outputs. For every BK numbers of the rows it stages BM rows of
-// x and BN rows of w in threadgroup memory (stage_rows, or what unpacks weights), and each of its
-// SIMDGROUPS_M × SIMDGROUPS_N simdgroups multiplies its part of the tile from there (multiply). All
-// arithmetic is float32.
+// A threadgroup computes BM rows × BN outputs. For every BK numbers of the rows it stages BM rows
+// of x and BN rows of w in threadgroup memory (stage_rows, or what unpacks weights), and each of
+// its SIMDGROUPS_M × SIMDGROUPS_N simdgroups multiplies its part of the tile from there (multiply).
+// All arithmetic is float32.
 //
-// The order of a sum. The numbers of a row come in parts of TILE_PART. Within a part they are added in
-// order, eight to an instruction of the matrix unit; then the parts are added in order. One threadgroup may
-// compute all parts, or as many threadgroups as there are parts one each, whose results
-// matmul_sum_parts adds in the same order: with few tiles that occupies the whole GPU. The result is
-// the same to the last bit, whichever it was, for every BM and BN, and for any number of rows.
+// The order of a sum. The numbers of a row come in parts of TILE_PART. Within a part they are added
+// in order, eight to an instruction of the matrix unit; then the parts are added in order. One
+// threadgroup may compute all parts, or as many threadgroups as there are parts one each, whose
+// results matmul_sum_parts adds in the same order: with few tiles that occupies the whole GPU. The
+// result is the same to the last bit, whichever it was, for every BM and BN, and for any number of
+// rows.
 #pragma once
 
 #include <metal_simdgroup_matrix>

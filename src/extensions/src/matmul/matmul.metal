@@ -47,12 +47,11 @@ template <typename T>
     out[i] = T(total);
 }
 
-#define INSTANTIATE(name, T)                                                         \
-    template [[host_name("matmul_readable_" name)]] [[kernel]] void                  \
-    matmul_readable<T>(device const T*, device const T*, device T*,                  \
-                       constant const MatmulParams&, uint2);                         \
-    template [[host_name("matmul_sum_parts_" name)]] [[kernel]] void                 \
-    matmul_sum_parts<T>(device const float*, device T*, constant const SumPartsParams&, uint);
+#define INSTANTIATE(name, T)                                                               \
+    template [[host_name("matmul_readable_" name)]] [[kernel]] void matmul_readable<T>(    \
+        device const T*, device const T*, device T*, constant const MatmulParams&, uint2); \
+    template [[host_name("matmul_sum_parts_" name)]] [[kernel]] void matmul_sum_parts<T>(  \
+        device const float*, device T*, constant const SumPartsParams&, uint);
 
 INSTANTIATE("float32", float)
 INSTANTIATE("float16", half)

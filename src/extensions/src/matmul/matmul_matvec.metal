@@ -1,11 +1,12 @@
 // matmul for a few rows of a, as in decoding: bound by how fast b can be read.
 //
-// A simdgroup computes OUTPUTS outputs of ROWS rows of a. Its 32 lanes read neighbouring numbers of a
-// row of b, 16 bytes each, in one go; what a lane has of a stays in registers for all outputs.
+// A simdgroup computes OUTPUTS outputs of ROWS rows of a. Its 32 lanes read neighbouring numbers of
+// a row of b, 16 bytes each, in one go; what a lane has of a stays in registers for all outputs.
 //
-// The order of a sum depends on I alone: with V numbers in 16 bytes, lane l takes the numbers V·l to
-// V·l + V − 1 of every 32·V, then the lanes are added. ROWS does not change it, nor does WHOLE: a row
-// of a gives the same bits in any company. The tile of matmul_tile.metal adds up in another order.
+// The order of a sum depends on I alone: with V numbers in 16 bytes, lane l takes the numbers V·l
+// to V·l + V − 1 of every 32·V, then the lanes are added. ROWS does not change it, nor does WHOLE:
+// a row of a gives the same bits in any company. The tile of matmul_tile.metal adds up in another
+// order.
 #include <metal_stdlib>
 
 #include "src/matmul/matmul_params.h"
@@ -92,12 +93,12 @@ template <typename T, int ROWS, bool WHOLE>
     }
 }
 
-#define INSTANTIATE(variant, name, T, ROWS, WHOLE)                                          \
-    template [[host_name("matmul_matvec" #ROWS variant "_" name)]] [[kernel]] void                \
-    matmul_matvec<T, ROWS, WHOLE>(device const T*, device const T*, device T*,              \
+#define INSTANTIATE(variant, name, T, ROWS, WHOLE)                                \
+    template[[host_name("matmul_matvec" #ROWS variant "_" name)]] [[kernel]] void \
+    matmul_matvec<T, ROWS, WHOLE>(device const T*, device const T*, device T*,    \
                                   constant const MatmulParams&, uint3, uint, uint, uint);
 
-#define INSTANTIATE_ROWS(name, T)                   \
+#define INSTANTIATE_ROWS(name, T)             \
     INSTANTIATE("", name, T, 1, true)         \
     INSTANTIATE("", name, T, 2, true)         \
     INSTANTIATE("", name, T, 4, true)         \

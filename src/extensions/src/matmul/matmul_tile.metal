@@ -1,8 +1,8 @@
-// matmul for many rows of a, as in prefill: bound by arithmetic. common/metal_tile.h says how a tile
-// is multiplied, and in which order numbers are added up.
+// matmul for many rows of a, as in prefill: bound by arithmetic. common/metal_tile.h says how a
+// tile is multiplied, and in which order numbers are added up.
 //
-// Threadgroups with the same outputs follow one another in the grid (x is the rows), so that b comes
-// from memory about once and a, which is smaller, from the cache.
+// Threadgroups with the same outputs follow one another in the grid (x is the rows), so that b
+// comes from memory about once and a, which is smaller, from the cache.
 #include <metal_stdlib>
 
 #include "common/metal_tile.h"
@@ -14,7 +14,7 @@ using namespace tiny_llm_ext;
 // WHOLE: rows are made of whole, aligned 16 bytes.
 // U: T, or float for the sums of a single part each, part z of P × M × O.
 template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
-[[kernel, max_total_threads_per_threadgroup(SM* SN * 32)]] void matmul_tile(
+[[kernel, max_total_threads_per_threadgroup(SM * SN * 32)]] void matmul_tile(
     device const T* a [[buffer(0)]],  // M × I
     device const T* b [[buffer(1)]],  // O × I
     device U* out [[buffer(2)]],      // M × O, or P × M × O
@@ -53,9 +53,9 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
                outputs_left, thread_index);
 }
 
-#define INSTANTIATE(variant, name, T, U, WHOLE, ...)                                               \
-    template [[host_name("matmul_" variant "_" name)]] [[kernel]] void                             \
-    matmul_tile<T, U, WHOLE, __VA_ARGS__>(device const T*, device const T*, device U*,             \
+#define INSTANTIATE(variant, name, T, U, WHOLE, ...)                                   \
+    template [[host_name("matmul_" variant "_" name)]] [[kernel]] void                 \
+    matmul_tile<T, U, WHOLE, __VA_ARGS__>(device const T*, device const T*, device U*, \
                                           constant const MatmulParams&, uint3, uint3, uint, uint);
 
 #define INSTANTIATE_VARIANTS(name, T)                             \
@@ -65,8 +65,8 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
     INSTANTIATE("tile32_ragged", name, T, T, false, 32, 32, 2, 2)
 
 // In float32 that is tile32 itself.
-#define INSTANTIATE_PARTS(name, T)                                    \
-    INSTANTIATE("tile32_parts", name, T, float, true, 32, 32, 2, 2)   \
+#define INSTANTIATE_PARTS(name, T)                                  \
+    INSTANTIATE("tile32_parts", name, T, float, true, 32, 32, 2, 2) \
     INSTANTIATE("tile32_parts_ragged", name, T, float, false, 32, 32, 2, 2)
 
 INSTANTIATE_VARIANTS("float32", float)

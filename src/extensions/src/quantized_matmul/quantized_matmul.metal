@@ -6,7 +6,8 @@
 //                                    row of a reads all weights again.
 //  2. quantized_matmul_matvec.metal  for a few rows of a: a simdgroup reads one row of weights side
 //                                    by side.
-//  3. quantized_matmul_tile.metal    for many rows: a threadgroup unpacks a tile of weights once and
+//  3. quantized_matmul_tile.metal    for many rows: a threadgroup unpacks a tile of weights once
+//  and
 //                                    multiplies it in the matrix units.
 //
 // This version takes any mix of dtypes; it is what runs if a and the scales differ in theirs.
@@ -17,17 +18,18 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
-// out[m, o] = Σ_g ( scale[o, g] · Σ_i q[o, i] · a[m, i]  +  bias[o, g] · Σ_i a[m, i] ), in the order
-// of i. Thread (o, m); the grid is made of whole threadgroups, so some threads are beyond the edge.
+// out[m, o] = Σ_g ( scale[o, g] · Σ_i q[o, i] · a[m, i]  +  bias[o, g] · Σ_i a[m, i] ), in the
+// order of i. Thread (o, m); the grid is made of whole threadgroups, so some threads are beyond the
+// edge.
 template <typename T, typename S, int BITS, int GROUP_SIZE>
-[[kernel]] void quantized_matmul_readable(
-    device const S* scales [[buffer(0)]],  // O × I/GROUP_SIZE
-    device const S* biases [[buffer(1)]],  // O × I/GROUP_SIZE
-    device const T* a [[buffer(2)]],       // M × I
-    device const uint* b [[buffer(3)]],    // O × I·BITS/32
-    device T* out [[buffer(4)]],           // M × O
-    constant const QuantizedMatmulParams& params [[buffer(5)]],
-    uint2 position [[thread_position_in_grid]]) {
+[[kernel]] void quantized_matmul_readable(device const S* scales [[buffer(0)]],  // O × I/GROUP_SIZE
+                                          device const S* biases [[buffer(1)]],  // O × I/GROUP_SIZE
+                                          device const T* a [[buffer(2)]],       // M × I
+                                          device const uint* b [[buffer(3)]],    // O × I·BITS/32
+                                          device T* out [[buffer(4)]],           // M × O
+                                          constant const QuantizedMatmulParams& params
+                                          [[buffer(5)]],
+                                          uint2 position [[thread_position_in_grid]]) {
     const long o = position.x, m = position.y;
     if (o >= params.O || m >= params.M) {
         return;
@@ -58,10 +60,11 @@ template <typename T, typename S, int BITS, int GROUP_SIZE>
 }
 
 // A template becomes a kernel by being instantiated, under the name that the host asks for.
-#define INSTANTIATE(name, T, S, BITS, GROUP_SIZE)                                               \
-    template [[host_name("quantized_matmul_readable_" name "_b" #BITS "_g" #GROUP_SIZE)]]       \
-    [[kernel]] void quantized_matmul_readable<T, S, BITS, GROUP_SIZE>(                          \
-        device const S*, device const S*, device const T*, device const uint*, device T*,       \
+#define INSTANTIATE(name, T, S, BITS, GROUP_SIZE)                                         \
+    template [[host_name("quantized_matmul_readable_" name "_b" #BITS                     \
+                         "_g" #GROUP_SIZE)]] [[kernel]] void                              \
+    quantized_matmul_readable<T, S, BITS, GROUP_SIZE>(                                    \
+        device const S*, device const S*, device const T*, device const uint*, device T*, \
         constant const QuantizedMatmulParams&, uint2);
 
 #define INSTANTIATE_FORMATS(name, T, S) \

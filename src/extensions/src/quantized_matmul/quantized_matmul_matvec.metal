@@ -6,8 +6,9 @@
 // end. Nothing is shared through threadgroup memory.
 //
 // The order of a sum depends on I alone: lane l takes the numbers 16·l to 16·l + 15 of every 512,
-// then the lanes are added. ROWS changes what else a simdgroup does, not the order: a row of a gives
-// the same bits in any company. The tile of quantized_matmul_tile.metal adds up in another order.
+// then the lanes are added. ROWS changes what else a simdgroup does, not the order: a row of a
+// gives the same bits in any company. The tile of quantized_matmul_tile.metal adds up in another
+// order.
 #include <metal_stdlib>
 
 #include "src/quantized_matmul/quantized_matmul_params.h"
@@ -44,16 +45,17 @@ void load_weights(device const uint* words, thread float* q) {
 }
 
 template <typename T, int BITS, int GROUP_SIZE, int ROWS>
-[[kernel]] void quantized_matmul_matvec(
-    device const T* scales [[buffer(0)]],  // O × I/GROUP_SIZE
-    device const T* biases [[buffer(1)]],  // O × I/GROUP_SIZE
-    device const T* a [[buffer(2)]],       // M × I
-    device const uint* b [[buffer(3)]],    // O × I·BITS/32
-    device T* out [[buffer(4)]],           // M × O
-    constant const QuantizedMatmulParams& params [[buffer(5)]],
-    uint3 group [[threadgroup_position_in_grid]],  // x: outputs, y: rows
-    uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint simdgroups [[simdgroups_per_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+[[kernel]] void quantized_matmul_matvec(device const T* scales [[buffer(0)]],  // O × I/GROUP_SIZE
+                                        device const T* biases [[buffer(1)]],  // O × I/GROUP_SIZE
+                                        device const T* a [[buffer(2)]],       // M × I
+                                        device const uint* b [[buffer(3)]],    // O × I·BITS/32
+                                        device T* out [[buffer(4)]],           // M × O
+                                        constant const QuantizedMatmulParams& params [[buffer(5)]],
+                                        uint3 group
+                                        [[threadgroup_position_in_grid]],  // x: outputs, y: rows
+                                        uint simdgroup [[simdgroup_index_in_threadgroup]],
+                                        uint simdgroups [[simdgroups_per_threadgroup]],
+                                        uint lane [[thread_index_in_simdgroup]]) {
     constexpr int PER_WORD = 32 / BITS;
     const int M = params.M, O = params.O, I = params.I;
     const int first_output = (group.x * simdgroups + simdgroup) * OUTPUTS;
@@ -110,10 +112,11 @@ template <typename T, int BITS, int GROUP_SIZE, int ROWS>
     }
 }
 
-#define INSTANTIATE(name, T, BITS, GROUP_SIZE, ROWS)                                              \
-    template [[host_name("quantized_matmul_matvec" #ROWS "_" name "_b" #BITS "_g" #GROUP_SIZE)]]  \
-    [[kernel]] void quantized_matmul_matvec<T, BITS, GROUP_SIZE, ROWS>(                           \
-        device const T*, device const T*, device const T*, device const uint*, device T*,         \
+#define INSTANTIATE(name, T, BITS, GROUP_SIZE, ROWS)                                      \
+    template [[host_name("quantized_matmul_matvec" #ROWS "_" name "_b" #BITS              \
+                         "_g" #GROUP_SIZE)]] [[kernel]] void                              \
+    quantized_matmul_matvec<T, BITS, GROUP_SIZE, ROWS>(                                   \
+        device const T*, device const T*, device const T*, device const uint*, device T*, \
         constant const QuantizedMatmulParams&, uint3, uint, uint, uint);
 
 #define INSTANTIATE_FORMATS(name, T, ROWS) \
@@ -124,9 +127,9 @@ template <typename T, int BITS, int GROUP_SIZE, int ROWS>
     INSTANTIATE(name, T, 8, 64, ROWS)      \
     INSTANTIATE(name, T, 8, 128, ROWS)
 
-#define INSTANTIATE_ROWS(name, T)    \
-    INSTANTIATE_FORMATS(name, T, 1)  \
-    INSTANTIATE_FORMATS(name, T, 2)  \
+#define INSTANTIATE_ROWS(name, T)   \
+    INSTANTIATE_FORMATS(name, T, 1) \
+    INSTANTIATE_FORMATS(name, T, 2) \
     INSTANTIATE_FORMATS(name, T, 4)
 
 INSTANTIATE_ROWS("bfloat16", bfloat)

@@ -1,10 +1,10 @@
-// quantized_matmul for many rows of a, as in prefill: bound by arithmetic. common/metal_tile.h says how a
-// tile is multiplied, and in which order numbers are added up.
+// quantized_matmul for many rows of a, as in prefill: bound by arithmetic. common/metal_tile.h says
+// how a tile is multiplied, and in which order numbers are added up.
 //
 // A threadgroup reads a tile of weights once for its BM rows of a and unpacks it into float32 in
 // threadgroup memory: value = q · scale + bias, rounded to float32 and not to the format of a.
-// Threadgroups with the same weights follow one another in the grid (x is the rows), so that weights
-// come from memory about once and a, which is smaller, from the cache.
+// Threadgroups with the same weights follow one another in the grid (x is the rows), so that
+// weights come from memory about once and a, which is smaller, from the cache.
 #include <metal_stdlib>
 
 #include "common/metal_tile.h"
@@ -62,7 +62,7 @@ struct WeightStager {
 
 // U: T, or float for the sums of a single part each, part z of P × M × O.
 template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int SM, int SN>
-[[kernel, max_total_threads_per_threadgroup(SM* SN * 32)]] void quantized_matmul_tile(
+[[kernel, max_total_threads_per_threadgroup(SM * SN * 32)]] void quantized_matmul_tile(
     device const T* scales [[buffer(0)]],  // O × I/GROUP_SIZE
     device const T* biases [[buffer(1)]],  // O × I/GROUP_SIZE
     device const T* a [[buffer(2)]],       // M × I
@@ -100,23 +100,24 @@ template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int 
                outputs_left, thread_index);
 }
 
-#define INSTANTIATE(variant, name, T, U, BITS, GROUP_SIZE, ...)                               \
-    template [[host_name("quantized_matmul_" variant "_" name "_b" #BITS "_g" #GROUP_SIZE)]]  \
-    [[kernel]] void quantized_matmul_tile<T, U, BITS, GROUP_SIZE, __VA_ARGS__>(               \
-        device const T*, device const T*, device const T*, device const uint*, device U*,     \
+#define INSTANTIATE(variant, name, T, U, BITS, GROUP_SIZE, ...)                           \
+    template [[host_name("quantized_matmul_" variant "_" name "_b" #BITS                  \
+                         "_g" #GROUP_SIZE)]] [[kernel]] void                              \
+    quantized_matmul_tile<T, U, BITS, GROUP_SIZE, __VA_ARGS__>(                           \
+        device const T*, device const T*, device const T*, device const uint*, device U*, \
         constant const QuantizedMatmulParams&, uint3, uint3, uint, uint);
 
-#define INSTANTIATE_VARIANTS(name, T, BITS, GROUP_SIZE)                             \
-    INSTANTIATE("tile64", name, T, T, BITS, GROUP_SIZE, 64, 64, 2, 4)               \
-    INSTANTIATE("tile32", name, T, T, BITS, GROUP_SIZE, 32, 32, 2, 2)               \
+#define INSTANTIATE_VARIANTS(name, T, BITS, GROUP_SIZE)               \
+    INSTANTIATE("tile64", name, T, T, BITS, GROUP_SIZE, 64, 64, 2, 4) \
+    INSTANTIATE("tile32", name, T, T, BITS, GROUP_SIZE, 32, 32, 2, 2) \
     INSTANTIATE("tile32_parts", name, T, float, BITS, GROUP_SIZE, 32, 32, 2, 2)
 
-#define INSTANTIATE_FORMATS(name, T)       \
-    INSTANTIATE_VARIANTS(name, T, 4, 32)   \
-    INSTANTIATE_VARIANTS(name, T, 4, 64)   \
-    INSTANTIATE_VARIANTS(name, T, 4, 128)  \
-    INSTANTIATE_VARIANTS(name, T, 8, 32)   \
-    INSTANTIATE_VARIANTS(name, T, 8, 64)   \
+#define INSTANTIATE_FORMATS(name, T)      \
+    INSTANTIATE_VARIANTS(name, T, 4, 32)  \
+    INSTANTIATE_VARIANTS(name, T, 4, 64)  \
+    INSTANTIATE_VARIANTS(name, T, 4, 128) \
+    INSTANTIATE_VARIANTS(name, T, 8, 32)  \
+    INSTANTIATE_VARIANTS(name, T, 8, 64)  \
     INSTANTIATE_VARIANTS(name, T, 8, 128)
 
 INSTANTIATE_FORMATS("bfloat16", bfloat)
