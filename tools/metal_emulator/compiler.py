@@ -1,0 +1,214 @@
+"""Compiles rewritten kernels with the runtime into a program, once for each text and mode."""
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .counting import instrument
+from .diagnostics import read_diagnostics
+from .errors import Diagnostic, MetalError
+from .glue import kernel_table
+from .preprocess import preprocess
+from .rewrite import Rewritten, rewrite
+from .toolchain import clang, sources
+
+HERE = Path(__file__).resolve().parent
+BUILD = HERE.parent.parent / "build" / "metal_emulator"
+MODES = ("plain", "asan", "race", "count")
+
+LANGUAGE = [
+    "-std=c++23",
+    "-xc++",
+    "-fsigned-char",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-strict-aliasing",
+    "-ferror-limit=0",
+    "-fbracket-depth=1024",
+    # One rounding an operation, in the operation's own type.
+    "-ffp-contract=off",
+    *("-Xclang", "-ffloat16-excess-precision=none"),
+    *("-Xclang", "-fbfloat16-excess-precision=none"),
+    *("-Xclang", "-cl-single-precision-constant"),  # 1.0 is a float
+    "-ftrivial-auto-var-init=pattern",  # what is not initialised is NaN
+    "-Wno-everything",
+    "-Wimplicit-float-conversion",
+    "-Wuninitialized",
+    "-Wsometimes-uninitialized",
+    "-Wreturn-type",
+    "-Wunused-value",
+]
+TRAPS = [
+    "-fsanitize=bounds,integer-divide-by-zero",
+    "-fsanitize-trap=bounds,integer-divide-by-zero",
+]
+# Every load and store becomes a call: the outlined form of the address sanitizer for operating
+# system kernels, whose functions are then ours (runtime/access.cpp).
+REPORTED_ACCESSES = ["-fsanitize=kernel-address", "-fno-vectorize", "-fno-slp-vectorize"]
+for option in (
+    "asan-instrumentation-with-call-threshold=0",
+    "asan-kernel-mem-intrinsic-prefix=1",
+    "asan-stack=0",
+    "asan-globals=0",
+    "asan-opt-same-temp=0",
+):
+    REPORTED_ACCESSES += ["-mllvm", f"-{option}"]
+MODE_FLAGS = {
+    "plain": ["-O2", *TRAPS],
+    "asan": [
+        "-O1",
+        "-fsanitize=address,bounds,integer-divide-by-zero",
+        "-fsanitize-trap=bounds,integer-divide-by-zero",
+        "-fsanitize-address-use-after-return=never",
+    ],
+    "race": ["-O1", *TRAPS, *REPORTED_ACCESSES],
+    "count": ["-O1", *REPORTED_ACCESSES, "-fsanitize-coverage=bb,no-prune,trace-pc-guard"],
+}
+RUNTIME = ["bfloat", "faults", "fibers", "memory", "scheduler", "server"]
+WATCHER = {
+    "plain": ["watch_nothing"],
+    "asan": ["watch_nothing", "watch_asan"],
+    "race": ["access", "watch_races"],
+    "count": ["access", "watch_counts"],
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A .metal file, ready for clang."""
+
+    path: Path
+    text: str
+    kernels: tuple[str, ...]
+
+
+def prepare(
+    path: Path,
+    include_dirs: Sequence[Path],
+    defines: Mapping[str, object],
+    constants: Mapping[int | str, object],
+) -> Source:
+    """Preprocesses and rewrites; raises `MetalError` for what is wrong already."""
+    code: Rewritten = rewrite(preprocess(path, include_dirs, defines, BUILD), constants)
+    header = f'#include "{HERE / "msl" / "metal.h"}"\n'
+    text = header + code.text + kernel_table(code.kernels)
+    if code.diagnostics:
+        # What clang finds besides is told together: a learner mends a file at once.
+        others, _ = _syntax(text)
+        known = {(d.file, d.line) for d in code.diagnostics}
+        others = [d for d in others if (d.file, d.line) not in known and d.file != "kernel table"]
+        raise MetalError(sorted([*code.diagnostics, *others], key=lambda d: (d.file, d.line)))
+    return Source(path, text, tuple(kernel.host_name for kernel in code.kernels))
+
+
+def check(source: Source) -> list[Diagnostic]:
+    """Type-checks without compiling; returns warnings, raises `MetalError` for errors."""
+    errors, warnings = _syntax(source.text)
+    if errors:
+        raise MetalError(errors)
+    return warnings
+
+
+def _syntax(text: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
+    command = [clang(), *LANGUAGE, "-fsyntax-only", "-"]
+    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    return _sort(result.stderr)
+
+
+def _sort(output: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
+    found = list(dict.fromkeys(read_diagnostics(output, str(HERE))))
+    errors = [d for d in found if d.severity == "error"]
+    return errors, [d for d in found if d.severity != "error"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled library: the executable, and what the type check only warned of."""
+
+    executable: Path
+    warnings: list[Diagnostic]
+
+
+def compile_program(source: Source, mode: str) -> Program:
+    """The program for a mode, from the cache if it was compiled before."""
+    flags = [*LANGUAGE, "-gdwarf-4", *MODE_FLAGS[mode]]
+    key = hashlib.sha256("\0".join([source.text, *flags, _fingerprint()]).encode()).hexdigest()
+    folder = BUILD / "programs" / f"{source.path.stem}-{mode}-{key[:16]}"
+    if not folder.exists():
+        _compile_into(folder, source, mode, flags)
+    warnings = json.loads((folder / "warnings.json").read_text())
+    return Program(folder / "program", [Diagnostic(**warning) for warning in warnings])
+
+
+def _compile_into(folder: Path, source: Source, mode: str, flags: list[str]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        text, program = temporary / "kernels.cpp", temporary / "kernels.o"
+        text.write_text(source.text)
+        if mode == "count":
+            ir = temporary / "kernels.ll"
+            command = [clang(), *flags, "-S", "-emit-llvm", str(text), "-o", str(ir)]
+            warnings = _run_clang(command)
+            ir.write_text(instrument(ir.read_text()))
+            _run_clang([clang(), "-O1", "-Wno-everything", "-c", str(ir), "-o", str(program)])
+        else:
+            warnings = _run_clang([clang(), *flags, "-c", str(text), "-o", str(program)])
+        objects = [program, *(_runtime_objects() / f"{name}.o" for name in RUNTIME + WATCHER[mode])]
+        link = [clang(), "-no-pie", *map(str, objects), "-o", str(temporary / "program"), "-lm"]
+        _run_clang(link + (["-fsanitize=address"] if mode == "asan" else []))
+        (temporary / "warnings.json").write_text(json.dumps([vars(d) for d in warnings]))
+        try:
+            temporary.rename(folder)
+        except OSError:  # another process was faster
+            if not folder.exists():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _run_clang(command: list[str]) -> list[Diagnostic]:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    errors, warnings = _sort(result.stderr)
+    if errors:
+        raise MetalError(errors)
+    if result.returncode != 0:
+        raise MetalError([Diagnostic("clang", 0, result.stderr.strip())])
+    return warnings
+
+
+@functools.cache
+def _fingerprint() -> str:
+    """Changes with the emulator's own sources and with the compiler."""
+    digest = hashlib.sha256(os.path.realpath(clang()).encode())
+    for path in sources():
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _runtime_objects() -> Path:
+    """The folder with the compiled runtime."""
+    digest = hashlib.sha256(os.path.realpath(clang()).encode())
+    for path in sorted((HERE / "runtime").iterdir()):
+        digest.update(path.read_bytes())
+    folder = BUILD / "runtime" / digest.hexdigest()[:16]
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent))
+    files = [str(path) for path in sorted((HERE / "runtime").glob("*.cpp"))]
+    command = [clang(), "-std=c++20", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-c", *files]
+    subprocess.run(command, cwd=temporary, check=True)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
