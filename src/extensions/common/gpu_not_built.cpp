@@ -1,8 +1,9 @@
-// What a build without Metal kernels says when an operation is asked to run on the GPU. All such
+// What a build for an MLX without Metal says when an operation is asked to run on the GPU. All such
 // stubs are here, so that no other file asks which backends were built.
 #include <stdexcept>
 #include <string>
 
+#include "common/metal_device.h"
 #include "src/axpby/axpby.h"
 #include "src/cache_write/cache_write.h"
 #include "src/flash_attention/flash_attention.h"
@@ -14,6 +15,8 @@
 #include "src/swiglu/swiglu.h"
 
 namespace tiny_llm_ext {
+
+std::string metal::library_path() { return ""; }
 
 [[noreturn]] static void refuse(const std::string& operation) {
     throw std::runtime_error("[" + operation +
