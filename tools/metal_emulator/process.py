@@ -159,7 +159,7 @@ class Process:
 
 
 ASAN_OPTIONS = "detect_leaks=0:handle_segv=0:handle_sigbus=0:handle_sigill=0:handle_sigfpe=0"
-ASAN_OPTIONS += ":handle_sigtrap=0:detect_stack_use_after_return=0:replace_str=0"
+ASAN_OPTIONS += ":handle_sigtrap=0:detect_stack_use_after_return=0:symbolize=0:log_path=/dev/null"
 
 
 def _memory_folder() -> str | None:

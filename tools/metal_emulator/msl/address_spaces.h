@@ -9,7 +9,7 @@
 
 #define MSL_INLINE static inline __attribute__((always_inline))
 // Functions of the emulator that access memory on the kernel's behalf and report it themselves.
-#define MSL_UNSEEN __attribute__((disable_sanitizer_instrumentation))
+#define MSL_UNSEEN [[clang::disable_sanitizer_instrumentation]]
 
 namespace msl {
 

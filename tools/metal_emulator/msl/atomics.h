@@ -22,7 +22,7 @@ typedef atomic<bool> atomic_bool;
 typedef atomic<float> atomic_float;
 typedef atomic<ulong> atomic_ulong;
 
-#define MSL_ATOMIC_FUNCTION static __attribute__((noinline)) MSL_UNSEEN
+#define MSL_ATOMIC_FUNCTION MSL_UNSEEN static __attribute__((noinline))
 #define MSL_REPORT_ATOMIC(WRITES) \
     msl_atomic((const volatile void*)object, sizeof(T), WRITES, __builtin_return_address(0))
 

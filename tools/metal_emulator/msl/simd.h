@@ -32,7 +32,7 @@ MSL_UNSEEN __attribute__((noinline)) Out meet(In value, Meeting meeting, const c
 
 template <class T, class Combine>
 MSL_INLINE T reduce(T value, const char* name, Site site, Combine combine) {
-    auto compute = [=](uint lanes) MSL_UNSEEN {
+    auto compute = [=] MSL_UNSEEN(uint lanes) {
         T total{};
         bool first = true;
         for (uint lane = 0; lane < LANES; ++lane) {
@@ -51,7 +51,7 @@ MSL_INLINE T reduce(T value, const char* name, Site site, Combine combine) {
 template <class T, class Combine>
 MSL_INLINE T scan(T value, T identity, bool inclusive, const char* name, Site site,
                   Combine combine) {
-    auto compute = [=](uint lanes) MSL_UNSEEN {
+    auto compute = [=] MSL_UNSEEN(uint lanes) {
         T total = identity;
         for (uint lane = 0; lane < LANES; ++lane) {
             if (takes_part(lanes, lane)) {
@@ -73,7 +73,7 @@ struct Shuffled {
 // Each lane gets the value of lane `from`; from outside of the simdgroup, it gets `otherwise`.
 template <class T>
 MSL_INLINE T shuffle(T value, int from, T otherwise, const char* name, Site site) {
-    auto compute = [=](uint lanes) MSL_UNSEEN {
+    auto compute = [=] MSL_UNSEEN(uint lanes) {
         for (uint lane = 0; lane < LANES; ++lane) {
             if (!takes_part(lanes, lane)) {
                 continue;
@@ -94,7 +94,7 @@ MSL_INLINE T shuffle(T value, int from, T otherwise, const char* name, Site site
 // As above, but what leaves the simdgroup on one side enters from `fill` on the other.
 template <class T>
 MSL_INLINE T shuffle_and_fill(T value, T fill, int from, const char* name, Site site) {
-    auto compute = [=](uint lanes) MSL_UNSEEN {
+    auto compute = [=] MSL_UNSEEN(uint lanes) {
         for (uint lane = 0; lane < LANES; ++lane) {
             if (!takes_part(lanes, lane)) {
                 continue;
@@ -119,7 +119,7 @@ using msl::Site;
     template <msl::shareable T>                                                                 \
         requires(CONSTRAINT)                                                                    \
     MSL_INLINE T NAME(T value, Site site = Site::here()) {                                      \
-        return msl::reduce(value, #NAME, site, [](T x, T y) MSL_UNSEEN { return (T)(VALUE); }); \
+        return msl::reduce(value, #NAME, site, [] MSL_UNSEEN(T x, T y) { return (T)(VALUE); }); \
     }
 #define MSL_ANY_ELEMENT true
 #define MSL_INTEGER_ELEMENT std::is_integral_v<msl::element_t<T>>
@@ -135,7 +135,7 @@ MSL_REDUCTION(simd_broadcast_first, MSL_ANY_ELEMENT, ((void)y, x))
 #define MSL_SCAN(NAME, IDENTITY, INCLUSIVE, VALUE)                               \
     template <msl::shareable T>                                                  \
     MSL_INLINE T NAME(T value, Site site = Site::here()) {                       \
-        auto combine = [](T x, T y) MSL_UNSEEN { return (T)(VALUE); };           \
+        auto combine = [] MSL_UNSEEN(T x, T y) { return (T)(VALUE); };           \
         return msl::scan(value, (T)(IDENTITY), INCLUSIVE, #NAME, site, combine); \
     }
 MSL_SCAN(simd_prefix_inclusive_sum, 0, true, x + y)

@@ -116,7 +116,7 @@ MSL_INLINE void simdgroup_multiply_accumulate(thread simdgroup_matrix<D>& d, sim
     const msl::Fragments mine{{(float)a.elements[0], (float)a.elements[1]},
                               {(float)b.elements[0], (float)b.elements[1]},
                               {(float)c.elements[0], (float)c.elements[1]}};
-    auto compute = [](uint) MSL_UNSEEN { msl::multiply_matrices(); };
+    auto compute = [] MSL_UNSEEN(uint) { msl::multiply_matrices(); };
     const char* name = "simdgroup_multiply_accumulate";
     auto product = msl::meet<msl::Fragment>(mine, msl::Meeting::MATRIX, name, site, compute);
     d.elements[0] = (D)product.elements[0];

@@ -149,6 +149,23 @@ void forget_threadgroup_memory() {
 
 // ---- Accesses that go wrong ----
 
+void describe_place(const Buffer* buffer, uint64_t offset, char* text, size_t size) {
+    if (buffer != nullptr) {
+        snprintf(text, size, "offset %llu of buffer(%td)", (unsigned long long)offset,
+                 buffer - buffers);
+        return;
+    }
+    for (uint32_t i = 0; i < variable_count; ++i) {
+        const Variable& v = variables[i];
+        if (offset >= v.offset && offset < v.offset + v.size) {
+            snprintf(text, size, "offset %llu of the threadgroup memory '%s'",
+                     (unsigned long long)(offset - v.offset), v.name);
+            return;
+        }
+    }
+    snprintf(text, size, "threadgroup memory");
+}
+
 void report_bad_address(const void* address, bool writes, uint32_t size, const void* pc) {
     char who[128], what[48];
     describe_current_thread(who, sizeof who);

@@ -32,6 +32,9 @@ bool in_threadgroup_memory(const void* address, uint64_t& offset);
 bool in_threadgroup_variable(uint64_t offset, uint64_t size);
 constexpr uint64_t ARENA_SIZE = 1 << 20;
 
+// "offset 12 of buffer(1)", or "offset 12 of the threadgroup memory 'tile'" if `buffer` is null.
+void describe_place(const Buffer* buffer, uint64_t offset, char* text, size_t size);
+
 // Reports an access outside of a buffer's or threadgroup variable's bytes; returns if the address
 // belongs to neither.
 void report_bad_address(const void* address, bool writes, uint32_t size, const void* pc);

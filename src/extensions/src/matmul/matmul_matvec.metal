@@ -41,14 +41,14 @@ template <typename T, int ROWS, bool WHOLE>
                               device const T* b [[buffer(1)]],  // O × I
                               device T* out [[buffer(2)]],      // M × O
                               constant const MatmulParams& params [[buffer(3)]],
-                              uint3 group [[threadgroup_position_in_grid]],  // x: outputs, y: rows
+                              uint3 group [[threadgroup_position_in_grid]],  // x: rows, y: outputs
                               uint simdgroup [[simdgroup_index_in_threadgroup]],
                               uint simdgroups [[simdgroups_per_threadgroup]],
                               uint lane [[thread_index_in_simdgroup]]) {
     constexpr int VALUES = 16 / sizeof(T);
     const int M = params.M, O = params.O, I = params.I;
-    const int first_output = (group.x * simdgroups + simdgroup) * OUTPUTS;
-    const int first_row = group.y * ROWS;
+    const int first_output = (group.y * simdgroups + simdgroup) * OUTPUTS;
+    const int first_row = group.x * ROWS;
     if (first_output >= O) {
         return;
     }

@@ -13,8 +13,7 @@ namespace {
 constexpr int64_t ENOUGH_GROUPS = 128;
 
 constexpr int MATVEC_OUTPUTS = 4;  // of a simdgroup: OUTPUTS in the kernels
-constexpr int MATVEC_SIMDGROUPS =
-    2;  // of a threadgroup: they share nothing, so any number would do
+constexpr int MATVEC_SIMDGROUPS = 2;  // of a threadgroup; they share nothing
 
 int64_t tiles(int64_t M, int64_t O, int size) { return ceil_div(M, size) * ceil_div(O, size); }
 
@@ -63,7 +62,7 @@ MatmulGrid matmul_grid(MatmulVariant variant, int64_t M, int64_t O, int64_t I, i
             const int simdgroups = std::min(MATVEC_SIMDGROUPS, max_threads / SIMD_WIDTH);
             return {
                 .variant = "matvec" + std::to_string(rows),
-                .groups = {.x = ceil_div(O, MATVEC_OUTPUTS * simdgroups), .y = ceil_div(M, rows)},
+                .groups = {.x = ceil_div(M, rows), .y = ceil_div(O, MATVEC_OUTPUTS * simdgroups)},
                 .threads = {.x = simdgroups * SIMD_WIDTH},
                 .parts = 1};
         }

@@ -52,14 +52,14 @@ template <typename T, int BITS, int GROUP_SIZE, int ROWS>
                                         device T* out [[buffer(4)]],           // M × O
                                         constant const QuantizedMatmulParams& params [[buffer(5)]],
                                         uint3 group
-                                        [[threadgroup_position_in_grid]],  // x: outputs, y: rows
+                                        [[threadgroup_position_in_grid]],  // x: rows, y: outputs
                                         uint simdgroup [[simdgroup_index_in_threadgroup]],
                                         uint simdgroups [[simdgroups_per_threadgroup]],
                                         uint lane [[thread_index_in_simdgroup]]) {
     constexpr int PER_WORD = 32 / BITS;
     const int M = params.M, O = params.O, I = params.I;
-    const int first_output = (group.x * simdgroups + simdgroup) * OUTPUTS;
-    const int first_row = group.y * ROWS;
+    const int first_output = (group.y * simdgroups + simdgroup) * OUTPUTS;
+    const int first_row = group.x * ROWS;
     if (first_output >= O) {
         return;
     }

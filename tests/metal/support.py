@@ -1,0 +1,57 @@
+"""What the tests of Metal kernels share: launches, as the extension decides them, in the emulator."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import mlx.core as mx
+import numpy as np
+
+from tools.metal_emulator import Library
+
+EXTENSION = Path(__file__).resolve().parents[2] / "src" / "extensions"
+
+# Every order in which the lanes of a simdgroup and the threadgroups may take turns.
+ORDERS = [("forward", 1), ("reverse", 1), ("random", 1), ("random", 2)]
+
+DTYPE_NAMES = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
+NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+@functools.cache
+def library(source: str) -> Library:
+    """The kernels of a .metal file of the extension, `matmul/matmul_tile.metal` for example."""
+    return Library(EXTENSION / "src" / source, include_dirs=[EXTENSION])
+
+
+def as_bound(x: mx.array) -> np.ndarray:
+    """An array as a kernel's argument: the same bytes, in NumPy's type for them."""
+    if x.dtype == mx.bfloat16:
+        return np.array(x.view(mx.uint16)).view(ml_dtypes.bfloat16)
+    return np.array(x)
+
+
+def empty(shape: Sequence[int], dtype: str) -> np.ndarray:
+    """An output, full of NaN: what a kernel leaves out is seen."""
+    return np.full(shape, np.nan, NUMPY_TYPES[dtype])
+
+
+def run(
+    source: str,
+    launch: Any,
+    arrays: Sequence[np.ndarray],
+    mode: str = "plain",
+    order: tuple[str, int] = ("forward", 1),
+) -> Any:
+    """Runs a launch of `tiny_llm_ext.metal` on arrays, outputs last, and on its params."""
+    return library(source).launch(
+        launch.kernel,
+        [*arrays, launch.params],
+        grid=launch.groups,
+        threads=launch.threads,
+        mode=mode,
+        order=order[0],
+        seed=order[1],
+    )
