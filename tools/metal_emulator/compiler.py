@@ -14,7 +14,7 @@ from pathlib import Path
 from .counting import instrument
 from .diagnostics import read_diagnostics
 from .errors import Diagnostic, MetalError
-from .glue import kernel_table
+from .glue import KERNEL_TABLE, kernel_table
 from .preprocess import preprocess
 from .rewrite import Rewritten, rewrite
 from .toolchain import clang, sources
@@ -40,15 +40,15 @@ LANGUAGE = [
     "-ftrivial-auto-var-init=pattern",  # what is not initialised is NaN
     "-Wno-everything",
     "-Wimplicit-float-conversion",
+    "-Wno-implicit-int-float-conversion",
     "-Wuninitialized",
     "-Wsometimes-uninitialized",
     "-Wreturn-type",
     "-Wunused-value",
 ]
-TRAPS = [
-    "-fsanitize=bounds,integer-divide-by-zero",
-    "-fsanitize-trap=bounds,integer-divide-by-zero",
-]
+# Calls of __ubsan_handle_…_minimal, which are ours (runtime/faults.cpp).
+CHECKS = "bounds,integer-divide-by-zero"
+CHECKED = [f"-fsanitize={CHECKS}", f"-fsanitize-recover={CHECKS}", "-fsanitize-minimal-runtime"]
 # Every load and store becomes a call: the outlined form of the address sanitizer for operating
 # system kernels, whose functions are then ours (runtime/access.cpp).
 REPORTED_ACCESSES = ["-fsanitize=kernel-address", "-fno-vectorize", "-fno-slp-vectorize"]
@@ -61,14 +61,9 @@ for option in (
 ):
     REPORTED_ACCESSES += ["-mllvm", f"-{option}"]
 MODE_FLAGS = {
-    "plain": ["-O2", *TRAPS],
-    "asan": [
-        "-O1",
-        "-fsanitize=address,bounds,integer-divide-by-zero",
-        "-fsanitize-trap=bounds,integer-divide-by-zero",
-        "-fsanitize-address-use-after-return=never",
-    ],
-    "race": ["-O1", *TRAPS, *REPORTED_ACCESSES],
+    "plain": ["-O2", *CHECKED],
+    "asan": ["-O1", "-fsanitize=address", "-fsanitize-address-use-after-return=never"],
+    "race": ["-O1", *REPORTED_ACCESSES],
     "count": ["-O1", *REPORTED_ACCESSES, "-fsanitize-coverage=bb,no-prune,trace-pc-guard"],
 }
 RUNTIME = ["bfloat", "faults", "fibers", "memory", "scheduler", "server"]
@@ -103,7 +98,7 @@ def prepare(
         # What clang finds besides is told together: a learner mends a file at once.
         others, _ = _syntax(text)
         known = {(d.file, d.line) for d in code.diagnostics}
-        others = [d for d in others if (d.file, d.line) not in known and d.file != "kernel table"]
+        others = [d for d in others if (d.file, d.line) not in known and d.file != KERNEL_TABLE]
         raise MetalError(sorted([*code.diagnostics, *others], key=lambda d: (d.file, d.line)))
     return Source(path, text, tuple(kernel.host_name for kernel in code.kernels))
 
@@ -125,6 +120,8 @@ def _syntax(text: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
 def _sort(output: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
     found = list(dict.fromkeys(read_diagnostics(output, str(HERE))))
     errors = [d for d in found if d.severity == "error"]
+    # An error in a kernel's signature shows in the table of kernels, too.
+    errors = [d for d in errors if d.file != KERNEL_TABLE] or errors
     return errors, [d for d in found if d.severity != "error"]
 
 

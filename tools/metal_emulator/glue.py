@@ -2,10 +2,12 @@
 
 from .rewrite import KernelFunction
 
+KERNEL_TABLE = "kernel table"  # as a file's name in diagnostics
+
 
 def kernel_table(kernels: list[KernelFunction]) -> str:
     """Text to append to the rewritten kernels."""
-    lines = ['\n# 1 "kernel table"']
+    lines = [f'\n# 1 "{KERNEL_TABLE}"']
     entries = []
     for i, kernel in enumerate(kernels):
         parameters = [

@@ -12,11 +12,10 @@ constexpr half operator""h(long double value) { return (half)value; }
 constexpr half operator"" H(long double value) { return (half)value; }
 constexpr bfloat operator"" bf(long double value) { return (bfloat)(float)value; }
 
-#define MSL_SCALARS(DO)                                                                    \
-    DO(bool)                                                                               \
-    DO(char)                                                                               \
-    DO(uchar) DO(short) DO(ushort) DO(int) DO(uint) DO(long) DO(ulong) DO(half) DO(bfloat) \
-        DO(float)
+#define MSL_SCALARS(DO) \
+    DO(bool)            \
+    DO(char)            \
+    DO(uchar) DO(short) DO(ushort) DO(int) DO(uint) DO(long) DO(ulong) DO(half) DO(bfloat) DO(float)
 
 // Packed vectors have the alignment of one element. Three of them take three elements' space,
 // which the compiler's own vectors do not: they are a struct, in structs.h.

@@ -34,7 +34,11 @@ static void observe(const void* address, const Access& access) {
 
 using namespace msl;
 
-#define CALLER __builtin_return_address(0)
+// The call, not what follows it: that may be of another line.
+static const void* call_before(const void* return_address) {
+    return (const char*)return_address - 1;
+}
+#define CALLER call_before(__builtin_return_address(0))
 
 extern "C" {
 #define ACCESS_FUNCTIONS(SIZE)                                                              \
@@ -68,9 +72,9 @@ void* __asan_memset(void* to, int value, size_t size) {
 void __asan_handle_no_return() {}
 
 void msl_atomic(const volatile void* address, uint32_t size, bool writes, void* caller) {
-    observe((const void*)address, {size, false, true, caller});
+    observe((const void*)address, {size, false, true, call_before(caller)});
     if (writes) {
-        observe((const void*)address, {size, true, true, caller});
+        observe((const void*)address, {size, true, true, call_before(caller)});
     }
 }
 }

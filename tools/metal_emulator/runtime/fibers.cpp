@@ -87,6 +87,10 @@ bool on_a_stack(const void* address) {
     return (const char*)address >= stacks && (const char*)address < stacks + stacks_size;
 }
 
+bool stack_overflowed(size_t i) {
+    return (char*)__builtin_frame_address(0) < stacks + i * STACK_SIZE;
+}
+
 void prepare(Context& context, size_t i, void (*start)()) {
     char* bottom = stacks + i * STACK_SIZE;
     // Tops at different distances from a page: the same variable of all threads would otherwise

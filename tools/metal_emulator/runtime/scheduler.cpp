@@ -58,10 +58,20 @@ static void resume(Context& from, Thread& thread) {
     switch_context(from, thread.context);
 }
 
+[[noreturn]] static void fail_stack_overflow(const Thread& thread) {
+    char who[128], text[256];
+    describe_current_thread(who, sizeof who);
+    snprintf(text, sizeof text, "%s has more than %zu KiB of variables", who, STACK_SIZE >> 10);
+    fail("stack-overflow", text, thread.site);
+}
+
 // Leaves the current thread: for the next ready lane of its simdgroup, else for the scheduler.
 static void leave() {
     Thread& thread = *current;
     Simdgroup& simdgroup = *thread.simdgroup;
+    if (stack_overflowed(thread.at.thread_index)) {
+        fail_stack_overflow(thread);
+    }
     if (simdgroup.ready) {
         Thread& next = simdgroup.threads[next_lane(simdgroup, thread.at.lane)];
         if (&next != &thread) {
@@ -154,21 +164,6 @@ void describe_current_thread(char* text, size_t size) {
     snprintf(text, size, "thread (%u, %u, %u) of threadgroup (%u, %u, %u)", at.thread_in_group[0],
              at.thread_in_group[1], at.thread_in_group[2], at.group_in_grid[0], at.group_in_grid[1],
              at.group_in_grid[2]);
-}
-
-bool in_stack_guard(const void* address) { return on_a_stack(address); }
-
-[[noreturn]] static void fail_divergent_simd(const Thread& thread) {
-    Text text;
-    const Position& at = thread.at;
-    text.add("%s is not reached by all lanes of simdgroup %u in threadgroup (%u, %u, %u)",
-             thread.waiting_for, at.simdgroup, at.group_in_grid[0], at.group_in_grid[1],
-             at.group_in_grid[2]);
-    if (thread.simdgroup->all != ~0u) {
-        text.add(", which has %d threads only", __builtin_popcount(thread.simdgroup->all));
-    }
-    add_whereabouts(text, *thread.simdgroup);
-    fail("divergent-simd", text.characters, thread.site);
 }
 
 [[noreturn]] static void fail_divergent_barrier(const Thread& first) {

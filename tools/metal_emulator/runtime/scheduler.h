@@ -55,6 +55,5 @@ extern Epochs epochs;
 
 // "thread (3, 0, 0) of threadgroup (0, 1, 0)", or "no thread".
 void describe_current_thread(char* text, size_t size);
-bool in_stack_guard(const void* address);
 
 }  // namespace msl
