@@ -75,8 +75,8 @@ def main() -> int:
     with ThreadPoolExecutor() as pool:
         results = list(pool.map(lambda source: compile_source(compiler, wheel, source), sources))
     problems = [message for message in results if message]
-    problems += missing_encoders(nm) if not problems else []
-    problems += not_exported(nm, wheel) if not problems else []
+    problems += missing_encoders(nm, sources) if not problems else []
+    problems += not_exported(nm, wheel, sources) if not problems else []
     print("\n".join(problems) or f"{len(sources)} files compile and find what they call in MLX")
     return 1 if problems else 0
 
@@ -137,28 +137,28 @@ def symbols(nm: str, file: Path, flag: str) -> set[str]:
     return {line.split("(")[0].split("[")[0] for line in lines}
 
 
-def missing_encoders(nm: str) -> list[str]:
+def missing_encoders(nm: str, sources: list[Path]) -> list[str]:
     """Every operation that refuses where there is no Metal has an encoder where there is."""
     stubs = (EXTENSION / "common" / "gpu_not_built.cpp").read_text(encoding="utf-8")
     wanted = {
         line.split("::")[0].split()[-1] for line in stubs.splitlines() if "::eval_gpu" in line
     }
     found = set()
-    for source in EXTENSION.glob("src/*/*_metal.cpp"):
+    for source in sources:
         found |= symbols(nm, object_of(source), "--defined-only")
     return [
-        f"{name}::eval_gpu has no definition in src/*/*_metal.cpp"
+        f"{name}::eval_gpu has no definition for Metal"
         for name in sorted(wanted)
         if f"tiny_llm_ext::{name}::eval_gpu" not in found
     ]
 
 
-def not_exported(nm: str, wheel: Path) -> list[str]:
+def not_exported(nm: str, wheel: Path, sources: list[Path]) -> list[str]:
     """What the objects need of MLX or of Metal's interface and libmlx.dylib does not export."""
     exported = symbols(nm, wheel / "lib" / "libmlx.dylib", "--extern-only")
     needed = set()
-    for file in WORK.glob("*.o"):
-        needed |= symbols(nm, file, "--undefined-only")
+    for source in sources:
+        needed |= symbols(nm, object_of(source), "--undefined-only")
     ours = ("mlx::core::", "MTL::", "NS::")
     return [
         f"{name} is not exported by libmlx.dylib"

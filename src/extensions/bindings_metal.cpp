@@ -3,8 +3,10 @@
 #include "bindings_metal.h"
 
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
@@ -14,6 +16,7 @@
 #include "common/metal_copy_launch.h"
 #include "common/metal_device.h"
 #include "common/metal_launch.h"
+#include "common/metal_run.h"
 #include "src/axpby/axpby_launch.h"
 #include "src/cache_write/cache_write_launch.h"
 #include "src/qk_norm_rope/qk_norm_rope_launch.h"
@@ -68,6 +71,20 @@ void bind_metal(nb::module_& parent) {
     m.def(
         "library_path", [] { return metal::library_path(); },
         "The compiled kernels beside the module; empty if they were not built.");
+
+    m.def("run", &metal_run, "launch"_a, "inputs"_a, "outputs"_a, nb::kw_only(),
+          "stream"_a = nb::none(),
+          R"(Runs a launch on the GPU: what an emulator does elsewhere.
+
+Args:
+    launch: of one of the functions below.
+    inputs: the kernel's input buffers, bound as they lie in memory.
+    outputs: what its output buffers hold before.
+    stream: a GPU's; MLX's default if None.
+
+Returns:
+    What the output buffers hold after.
+)");
 
     m.def("copy_launch", &copy_launch, "shape"_a, "strides"_a, "item_size"_a,
           "max_threads"_a = MAX_THREADS, "Any strides into row-major order: source, copy.");
@@ -139,6 +156,7 @@ void bind_metal(nb::module_& parent) {
         "N"_a, "V"_a, "E"_a, "group_size"_a, "bits"_a, "ids_are_signed"_a, "dtype"_a,
         "max_threads"_a = MAX_THREADS, "Buffers: ids, scales, biases, weight, out.");
     bind_metal_matmul(m);
+    bind_metal_attention(m);
 }
 
 }  // namespace tiny_llm_ext

@@ -14,6 +14,9 @@ void bind_metal(nanobind::module_& parent);
 /// Of these, the matrix multiplications.
 void bind_metal_matmul(nanobind::module_& m);
 
+/// And attention.
+void bind_metal_attention(nanobind::module_& m);
+
 /// A dtype by name. Throws std::invalid_argument if there is none.
 Format format_named(const std::string& name);
 

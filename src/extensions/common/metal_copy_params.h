@@ -3,7 +3,8 @@
 
 namespace tiny_llm_ext {
 
-constexpr int COPY_MAX_DIMS = 8;
+// Metal wants variables outside of functions in the constant address space; an enum has none.
+enum { COPY_MAX_DIMS = 8 };
 
 struct CopyParams {
     long size;  // elements

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "common/metal_copy_launch.h"
+#include "common/metal_run.h"
 #include "common/rows.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/metal/device.h"
@@ -113,3 +114,16 @@ void keep(const mx::array& x, const mx::Stream& stream) {
 }
 
 }  // namespace tiny_llm_ext::metal
+
+namespace tiny_llm_ext {
+
+void MetalRun::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+    const auto first_output = inputs.end() - static_cast<int64_t>(outputs.size());
+    for (size_t i = 0; i < outputs.size(); i++) {
+        allocate(outputs[i]);
+        metal::copy(first_output[static_cast<int64_t>(i)], outputs[i], stream());
+    }
+    metal::encode(stream(), launch_, {inputs.begin(), first_output}, outputs);
+}
+
+}  // namespace tiny_llm_ext

@@ -5,8 +5,7 @@ namespace tiny_llm_ext {
 
 /// Neighbours that a thread takes at once, and how often it takes them into registers. A row of
 /// more than threads · READS · KEPT elements is read again for what is beyond.
-constexpr int RMS_NORM_READS = 4;
-constexpr int RMS_NORM_KEPT = 2;
+enum { RMS_NORM_READS = 4, RMS_NORM_KEPT = 2 };
 
 struct RmsNormParams {
     int D;

@@ -3,7 +3,7 @@
 
 namespace tiny_llm_ext {
 
-constexpr int SWIGLU_READS = 4;  // neighbours that a thread computes
+enum { SWIGLU_READS = 4 };  // neighbours that a thread computes
 
 struct SwigluParams {
     int I;
