@@ -101,7 +101,7 @@ def mlx_library(name: str, **constants: int) -> Library:
 
     constants: the function constants, `c200=1` for number 200.
     """
-    values = {int(key[1:]): value for key, value in constants.items()}
+    values: dict[int | str, object] = {int(key[1:]): value for key, value in constants.items()}
     source = HERE / "metal" / f"mlx_{name}.metal"
     return Library(source, include_dirs=[MLX_HEADERS], function_constants=values)
 

@@ -4,6 +4,7 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +20,11 @@ SHAPES = {
     "0.6b": [(2048, 1024), (1024, 2048), (3072, 1024), (1024, 3072), (151936, 1024)],
     "4b": [(4096, 2560), (2560, 4096), (9728, 2560), (2560, 9728), (151936, 2560)],
 }
-NO_BATCH = [0, np.zeros(1, np.int32), np.zeros(1, np.int64)]  # dimensions, shape, strides
+NO_BATCH: list[Any] = [
+    0,
+    np.zeros(1, np.int32),
+    np.zeros(1, np.int64),
+]  # dimensions, shape, strides
 
 
 @dataclass(frozen=True)
@@ -111,9 +116,9 @@ def _variant(kernel: str) -> str:
     return match[1]
 
 
-def _with_sum(source: str, launch: object, inputs: list[np.ndarray], product: Product) -> list[Step]:
+def _with_sum(source: str, launch: Any, inputs: list[np.ndarray], product: Product) -> list[Step]:
     """A product's launch and, if it has parts, that of their sum."""
-    parts = launch.groups[2]  # type: ignore[attr-defined]
+    parts = launch.groups[2]
     if parts == 1:
         return [our_step(source, launch, [*inputs, product.out()])]
     sums = np.zeros((parts, product.m, product.o), np.float32)
@@ -166,7 +171,9 @@ def _dense(name: str, product: Product) -> Job:
         )
 
     def gemv() -> list[Step]:
-        arguments = dict(enumerate([*product.weights(), product.x(), product.x(), product.out()]))
+        arguments: dict[int, Any] = dict(
+            enumerate([*product.weights(), product.x(), product.x(), product.out()])
+        )
         arguments |= {4: I, 5: product.o, 6: I, 7: 1.0, 8: 0.0, 9: 1, 14: 1}
         arguments |= {10: NO_BATCH[1], **dict.fromkeys((11, 12, 13), NO_BATCH[2])}
         groups = (product.o // 16, 1, 1)

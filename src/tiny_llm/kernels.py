@@ -103,7 +103,7 @@ def quantized_matmul_each(
     bits: int,
     a: mx.array,
     b: list[mx.array],
-    stream: StreamOrDevice = mx.cpu,
+    stream: StreamOrDevice = DEFAULT_STREAM,
 ) -> list[mx.array]:
     """One input multiplied by several quantized matrices: one `quantized_matmul` each.
 
