@@ -6,6 +6,6 @@
 // clang-format on
 
 // 4 simdgroups a threadgroup, 4 rows of the matrix a simdgroup, 4 numbers a lane.
-template [[host_name("gemv")]] [[kernel]] decltype(gemv<bfloat16_t, 4, 1, 1, 32, 4, 4, false,
-                                                        false>)
-    gemv<bfloat16_t, 4, 1, 1, 32, 4, 4, false, false>;
+template
+    [[host_name("gemv")]] [[kernel]] decltype(gemv<bfloat16_t, 4, 1, 1, 32, 4, 4, false, false>)
+        gemv<bfloat16_t, 4, 1, 1, 32, 4, 4, false, false>;

@@ -69,9 +69,7 @@ def test_rows_of_longer_ones(variant, aligned):
     """The kernel gets the whole arrays, of which the rows are the beginnings."""
     a, b = random(5, 80, dtype=mx.float16), random(35, 96, dtype=mx.float16)
     rows, weights = a[:, :64], b[:, :64]
-    launch = launch_of(
-        rows, weights, a_stride=80, b_stride=96, aligned=aligned, variant=variant
-    )
+    launch = launch_of(rows, weights, a_stride=80, b_stride=96, aligned=aligned, variant=variant)
     assert ("ragged" in launch.kernel) == (variant != "readable" and not aligned)
     actual = product(a, b, launch)
     assert_product(actual, *exact(rows, weights), 64, launch.kernel)

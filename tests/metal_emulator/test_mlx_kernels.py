@@ -60,7 +60,8 @@ def test_quantized_matvec(kernel, O, I, mode):
 
 def test_rows_that_two_simdgroups_of_mlx_write():
     """With O no multiple of 8, MLX's last simdgroup repeats rows of the one before: a race between
-    equal values, which is harmless; the emulator does not know that."""
+    equal values, which is harmless; the emulator does not know that.
+    """
     run_matvec("qmv", 13, 192, "plain")
     with pytest.raises(MetalFault, match="quantized.h.*race in qmv"):
         run_matvec("qmv", 13, 192, "race")
@@ -81,7 +82,7 @@ def test_quantized_matmul(mode):
 
 
 GEMM = np.dtype(
-    [(name, np.int32) for name in "M N K lda ldb ldd tiles_n tiles_m".split()]
+    [(name, np.int32) for name in ["M", "N", "K", "lda", "ldb", "ldd", "tiles_n", "tiles_m"]]
     + [(name, np.int64) for name in ("batch_a", "batch_b", "batch_d")]
     + [(name, np.int32) for name in ("swizzle_log", "k_iterations", "batch_ndim")],
     align=True,
@@ -123,9 +124,12 @@ def attention(q, k, v, causal):
 
 
 ATTENTION = np.dtype(
-    [(name, np.int32) for name in "B H D qL kL gqa_factor".split()]
+    [(name, np.int32) for name in ["B", "H", "D", "qL", "kL", "gqa_factor"]]
     + [("scale", np.float32)]
-    + [(n, np.int32) for n in "NQ NK NQ_aligned NK_aligned qL_rem kL_rem qL_off".split()]
+    + [
+        (n, np.int32)
+        for n in ["NQ", "NK", "NQ_aligned", "NK_aligned", "qL_rem", "kL_rem", "qL_off"]
+    ]
     + [(name, np.int64, 3) for name in "QKVO"],
     align=True,
 )

@@ -159,14 +159,22 @@ class Runs:
 
     @staticmethod
     def small_attention():
-        q, k, v = random_array((5, 32)), random_array((19, 32), seed=1), random_array((19, 32), seed=2)
+        q, k, v = (
+            random_array((5, 32)),
+            random_array((19, 32), seed=1),
+            random_array((19, 32), seed=2),
+        )
         out = np.zeros_like(q)
         expected = attention(q[None] * np.float32(np.sqrt(32)), k[None], v[None], False)[0]
         return [q, k, v, out, 5, 19], {"grid": (2, 1, 1), "threads": (128, 1, 1)}, out, expected
 
     @staticmethod
     def reverse_on_device():
-        x, scratch, y = np.arange(128, dtype=np.int32), np.zeros(128, np.int32), np.zeros(128, np.int32)
+        x, scratch, y = (
+            np.arange(128, dtype=np.int32),
+            np.zeros(128, np.int32),
+            np.zeros(128, np.int32),
+        )
         expected = x.reshape(2, 64)[:, ::-1].reshape(-1)
         return [x, scratch, y], {"grid": (2, 1, 1), "threads": (64, 1, 1)}, y, expected
 
@@ -194,7 +202,9 @@ def test_a_seeded_fault_is_reported(variants, fault):
     assert error.file.endswith("variants.metal"), str(error)
     assert error.kernel == fault.variant
     assert error.line > starts[fault.variant]
-    assert lines[error.line - 1].split("// ")[-1] in fault.lines, f"{error}\n{lines[error.line - 1]}"
+    assert lines[error.line - 1].split("// ")[-1] in fault.lines, (
+        f"{error}\n{lines[error.line - 1]}"
+    )
     assert fault.says in str(error)
 
 

@@ -166,6 +166,19 @@ void describe_current_thread(char* text, size_t size) {
              at.group_in_grid[2]);
 }
 
+[[noreturn]] static void fail_divergent_simd(const Thread& thread) {
+    Text text;
+    const Position& at = thread.at;
+    text.add("%s is not reached by all lanes of simdgroup %u in threadgroup (%u, %u, %u)",
+             thread.waiting_for, at.simdgroup, at.group_in_grid[0], at.group_in_grid[1],
+             at.group_in_grid[2]);
+    if (thread.simdgroup->all != ~0u) {
+        text.add(", which has %d threads only", __builtin_popcount(thread.simdgroup->all));
+    }
+    add_whereabouts(text, *thread.simdgroup);
+    fail("divergent-simd", text.characters, thread.site);
+}
+
 [[noreturn]] static void fail_divergent_barrier(const Thread& first) {
     Text text;
     const Position& at = first.at;

@@ -12,7 +12,7 @@ namespace {
 // Fewer threadgroups leave much of a GPU idle: Apple's have 8 to 80 cores, and each wants several.
 constexpr int64_t ENOUGH_GROUPS = 128;
 
-constexpr int MATVEC_OUTPUTS = 4;  // of a simdgroup: OUTPUTS in the kernels
+constexpr int MATVEC_OUTPUTS = 4;     // of a simdgroup: OUTPUTS in the kernels
 constexpr int MATVEC_SIMDGROUPS = 2;  // of a threadgroup; they share nothing
 
 int64_t tiles(int64_t M, int64_t O, int size) { return ceil_div(M, size) * ceil_div(O, size); }
