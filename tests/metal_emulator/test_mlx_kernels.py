@@ -59,8 +59,9 @@ def test_quantized_matvec(kernel, O, I, mode):
 
 
 def test_rows_that_two_simdgroups_of_mlx_write():
-    """With O no multiple of 8, MLX's last simdgroup repeats rows of the one before: a race between
-    equal values, which is harmless; the emulator does not know that.
+    """With O no multiple of 8, two of MLX's simdgroups write the same rows.
+
+    A race between equal values is harmless; the emulator does not know that.
     """
     run_matvec("qmv", 13, 192, "plain")
     with pytest.raises(MetalFault, match="quantized.h.*race in qmv"):

@@ -3,6 +3,8 @@
 All variants are kernels of one generated file, `<kernel>_<fault>`: it is compiled once a mode.
 """
 
+# ruff: noqa: E501 (a fault is one row of a table)
+
 import re
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Runs Metal kernels on a CPU, and finds what is wrong with them. See README.md beside this file."""
+"""Runs Metal kernels on a CPU and finds what is wrong with them: see the README beside this."""
 
 from .counts import Counts
 from .errors import Diagnostic, MetalError, MetalFault, ToolMissingError

@@ -46,7 +46,7 @@ def check_file(path: Path) -> tuple[int, list[Diagnostic], bool]:
 
 
 def main() -> int:
-    """Exit status 0 if all files are right, 1 if one is not, 2 if there is nothing to check with."""
+    """Exit status 0 if all files are right, 1 if one is not, 2 if nothing can be checked."""
     parser = argparse.ArgumentParser(
         prog="metal-check", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -7,10 +7,11 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .conversions import implicit_conversions
 from .counting import instrument
 from .diagnostics import read_diagnostics
 from .errors import Diagnostic, MetalError
@@ -39,8 +40,6 @@ LANGUAGE = [
     *("-Xclang", "-cl-single-precision-constant"),  # 1.0 is a float
     "-ftrivial-auto-var-init=pattern",  # what is not initialised is NaN
     "-Wno-everything",
-    "-Wimplicit-float-conversion",
-    "-Wno-implicit-int-float-conversion",
     "-Wuninitialized",
     "-Wsometimes-uninitialized",
     "-Wreturn-type",
@@ -92,8 +91,7 @@ def prepare(
 ) -> Source:
     """Preprocesses and rewrites; raises `MetalError` for what is wrong already."""
     code: Rewritten = rewrite(preprocess(path, include_dirs, defines, BUILD), constants)
-    header = f'#include "{HERE / "msl" / "metal.h"}"\n'
-    text = header + code.text + kernel_table(code.kernels)
+    text = code.text + kernel_table(code.kernels)
     if code.diagnostics:
         # What clang finds besides is told together: a learner mends a file at once.
         others, _ = _syntax(text)
@@ -112,9 +110,30 @@ def check(source: Source) -> list[Diagnostic]:
 
 
 def _syntax(text: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
-    command = [clang(), *LANGUAGE, "-fsyntax-only", "-"]
+    command = [clang(), *LANGUAGE, "-fsyntax-only", "-Xclang", "-ast-dump"]
+    command += ["-fno-color-diagnostics", "-include-pch", str(_precompiled_header()), "-"]
     result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    return _sort(result.stderr)
+    errors, warnings = _sort(result.stderr)
+    return errors + implicit_conversions(result.stdout, str(HERE)), warnings
+
+
+@functools.cache
+def _precompiled_header() -> Path:
+    """msl/metal.h for the type check, which then reads (and dumps) nothing but the kernels."""
+
+    def make(folder: Path) -> None:
+        header = str(HERE / "msl" / "metal.h")
+        flags = [
+            "-std=c++23",
+            "-xc++-header",
+            *LANGUAGE[2:],
+            header,
+            "-o",
+            str(folder / "metal.pch"),
+        ]
+        subprocess.run([clang(), *flags], check=True)
+
+    return _cached("headers", [HERE / "msl", HERE / "runtime"], make) / "metal.pch"
 
 
 def _sort(output: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
@@ -139,36 +158,27 @@ def compile_program(source: Source, mode: str) -> Program:
     key = hashlib.sha256("\0".join([source.text, *flags, _fingerprint()]).encode()).hexdigest()
     folder = BUILD / "programs" / f"{source.path.stem}-{mode}-{key[:16]}"
     if not folder.exists():
-        _compile_into(folder, source, mode, flags)
+        if mode == "plain":
+            check(source)
+        _fill(folder, functools.partial(_build, source, mode, flags))
     warnings = json.loads((folder / "warnings.json").read_text())
     return Program(folder / "program", [Diagnostic(**warning) for warning in warnings])
 
 
-def _compile_into(folder: Path, source: Source, mode: str, flags: list[str]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent))
-    try:
-        text, program = temporary / "kernels.cpp", temporary / "kernels.o"
-        text.write_text(source.text)
-        if mode == "count":
-            ir = temporary / "kernels.ll"
-            command = [clang(), *flags, "-S", "-emit-llvm", str(text), "-o", str(ir)]
-            warnings = _run_clang(command)
-            ir.write_text(instrument(ir.read_text()))
-            _run_clang([clang(), "-O1", "-Wno-everything", "-c", str(ir), "-o", str(program)])
-        else:
-            warnings = _run_clang([clang(), *flags, "-c", str(text), "-o", str(program)])
-        objects = [program, *(_runtime_objects() / f"{name}.o" for name in RUNTIME + WATCHER[mode])]
-        link = [clang(), "-no-pie", *map(str, objects), "-o", str(temporary / "program"), "-lm"]
-        _run_clang(link + (["-fsanitize=address"] if mode == "asan" else []))
-        (temporary / "warnings.json").write_text(json.dumps([vars(d) for d in warnings]))
-        try:
-            temporary.rename(folder)
-        except OSError:  # another process was faster
-            if not folder.exists():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+def _build(source: Source, mode: str, flags: list[str], folder: Path) -> None:
+    """Compiles and links into the folder; raises `MetalError` for what the type check missed."""
+    text, object_file, ir = (folder / f"kernels{suffix}" for suffix in (".cpp", ".o", ".ll"))
+    text.write_text(f'#include "{HERE / "msl" / "metal.h"}"\n{source.text}')
+    if mode == "count":
+        warnings = _run_clang([clang(), *flags, "-S", "-emit-llvm", str(text), "-o", str(ir)])
+        ir.write_text(instrument(ir.read_text()))
+        _run_clang([clang(), "-O1", "-Wno-everything", "-c", str(ir), "-o", str(object_file)])
+    else:
+        warnings = _run_clang([clang(), *flags, "-c", str(text), "-o", str(object_file)])
+    objects = [object_file, *(_runtime_objects() / f"{name}.o" for name in RUNTIME + WATCHER[mode])]
+    link = [clang(), "-no-pie", *map(str, objects), "-o", str(folder / "program"), "-lm"]
+    _run_clang(link + (["-fsanitize=address"] if mode == "asan" else []))
+    (folder / "warnings.json").write_text(json.dumps([vars(d) for d in warnings]))
 
 
 def _run_clang(command: list[str]) -> list[Diagnostic]:
@@ -193,19 +203,36 @@ def _fingerprint() -> str:
 @functools.cache
 def _runtime_objects() -> Path:
     """The folder with the compiled runtime."""
+
+    def make(folder: Path) -> None:
+        files = [str(path) for path in sorted((HERE / "runtime").glob("*.cpp"))]
+        command = [clang(), "-std=c++20", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-c", *files]
+        subprocess.run(command, cwd=folder, check=True)
+
+    return _cached("runtime", [HERE / "runtime"], make)
+
+
+def _cached(name: str, depends_on: list[Path], make: Callable[[Path], None]) -> Path:
+    """A folder that `make` fills, once for each content of the folders that it depends on."""
     digest = hashlib.sha256(os.path.realpath(clang()).encode())
-    for path in sorted((HERE / "runtime").iterdir()):
-        digest.update(path.read_bytes())
-    folder = BUILD / "runtime" / digest.hexdigest()[:16]
-    if folder.exists():
-        return folder
+    for path in sorted(file for folder in depends_on for file in folder.iterdir()):
+        digest.update(str(path).encode() + path.read_bytes())
+    folder = BUILD / name / digest.hexdigest()[:16]
+    if not folder.exists():
+        _fill(folder, make)
+    return folder
+
+
+def _fill(folder: Path, make: Callable[[Path], None]) -> None:
+    """Makes a folder's content elsewhere first: it is there whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent))
-    files = [str(path) for path in sorted((HERE / "runtime").glob("*.cpp"))]
-    command = [clang(), "-std=c++20", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-c", *files]
-    subprocess.run(command, cwd=temporary, check=True)
     try:
-        temporary.rename(folder)
-    except OSError:
+        make(temporary)
+        try:
+            temporary.rename(folder)
+        except OSError:  # another process was faster
+            if not folder.exists():
+                raise
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return folder

@@ -65,4 +65,4 @@ def read_counts(lines: list[list[str]]) -> Counts | None:
         "unique_device_bytes_read_by_buffer": buffers.get("unique_read", {}),
         "device_bytes_written_by_buffer": buffers.get("written", {}),
     }
-    return Counts(**totals, **by_buffer)
+    return Counts(**totals, **by_buffer)  # type: ignore[arg-type]

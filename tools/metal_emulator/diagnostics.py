@@ -13,6 +13,7 @@ WORDS = [
     (r"\b__bf16\b", "bfloat"),
     (r"\b(\w+) __attribute__\(\(ext_vector_type\((\d)\)\)\)", r"\1\2"),
     (r"\bmetal::|\bmsl::", ""),
+    (r"('[^']*') \(aka \1\)", r"\1"),
 ]
 HEADLINE = re.compile(r"^(.+?):(\d+):\d+: (fatal error|error|warning|note): (.*)$")
 COPY_HINT = (
@@ -44,24 +45,15 @@ def read_diagnostics(output: str, own_folder: str) -> list[Diagnostic]:
             found.append(pending)
         pending = None
         finding = _judge(file, number, severity, message)
-        if finding is not None and own:
+        if own:
             pending = finding
-        elif finding is not None:
+        else:
             found.append(finding)
     return found + ([pending] if pending is not None else [])
 
 
-def _judge(file: str, line: int, severity: str, message: str) -> Diagnostic | None:
+def _judge(file: str, line: int, severity: str, message: str) -> Diagnostic:
     """What a message of clang means in Metal, which has rules of its own."""
-    if "[-Wimplicit-float-conversion]" in message:
-        narrowing = re.search(
-            r"'([^']*)'(?: \(aka[^)]*\))? to '([^']*)'(?: \(aka '([^']*)'\))?", message
-        )
-        target = (narrowing[3] or narrowing[2]) if narrowing else ""
-        if "bfloat" not in target:
-            return None  # Metal converts to half by itself, too
-        text = f"Metal does not convert {narrowing[1]} to bfloat implicitly: write bfloat(…)"  # type: ignore[index]
-        return Diagnostic(file, line, text)
     if "no matching constructor for initialization" in message:
         message += COPY_HINT
     return Diagnostic(file, line, message, "warning" if severity == "warning" else "error")

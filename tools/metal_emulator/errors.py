@@ -54,7 +54,7 @@ ADVICE = {
 class MetalFault(Exception):  # noqa: N818 – a fault of the kernel, the field's word for it
     """Something that a launch did and must not do.
 
-    `kind` is a short name (the keys of `ADVICE`, and "wrong-argument", "division-by-zero", "crash"),
+    `kind` is a short name (the keys of `ADVICE`, "wrong-argument", "division-by-zero", "crash"),
     `file` and `line` are the place in the source, `kernel` is the kernel's name.
     """
 

@@ -87,11 +87,11 @@ class Library:
     ) -> Launch:
         """Runs a kernel on NumPy arrays, which it changes in place.
 
-        `grid` counts threadgroups of `threads` threads, as dispatchThreadgroups does; `grid_threads`
-        counts threads, as dispatchThreads does, and the last threadgroups may be smaller.
-        `threadgroup_memory` is the size in bytes of each `[[threadgroup(i)]]`. `mode` is "plain",
-        "asan", "race" or "count"; `order` is that of lanes and threadgroups: "forward", "reverse" or
-        "random" (with `seed`). Raises `MetalFault` for what the kernel must not do.
+        `grid` counts threadgroups of `threads` threads, as dispatchThreadgroups does;
+        `grid_threads` counts threads, as dispatchThreads does: the last threadgroups may be
+        smaller. `threadgroup_memory` is the size in bytes of each `[[threadgroup(i)]]`. `mode` is
+        "plain", "asan", "race" or "count"; `order` is that of lanes and threadgroups: "forward",
+        "reverse" or "random" (with `seed`). Raises `MetalFault` for what the kernel must not do.
         """
         number, limit, parameters = self._kernel(kernel)
         if (grid is None) == (grid_threads is None):
@@ -132,7 +132,7 @@ class Library:
         wanted = {p.index: p.name for p in parameters if p.binding == "threadgroup"}
         for index, name in wanted.items():
             if given.get(index, 0) <= 0:
-                text = f"threadgroup({index}) '{name}' has no memory: give threadgroup_memory its bytes"
+                text = f"threadgroup({index}) '{name}' has no memory: see threadgroup_memory"
                 raise MetalFault("wrong-argument", kernel, text)
         for index, size in given.items():
             if index not in wanted:

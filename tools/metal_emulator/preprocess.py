@@ -11,28 +11,9 @@ from .toolchain import clang
 # Metal's own headers. For the preprocessor each of them is msl/macros.h: what they declare is in
 # msl/metal.h, which is compiled in front of the flat text.
 STANDARD_HEADERS = [
-    "array",
-    "atomic",
-    "common",
-    "compute",
-    "geometric",
-    "integer",
-    "limits",
-    "logging",
-    "math",
-    "matrix",
-    "numeric",
-    "packing",
-    "pack",
-    "quadgroup",
-    "relational",
-    "simdgroup",
-    "simdgroup_matrix",
-    "stdlib",
-    "texture",
-    "type_traits",
-    "types",
-    "uniform",
+    *("array", "atomic", "common", "compute", "geometric", "integer", "limits", "logging", "math"),
+    *("matrix", "numeric", "pack", "packing", "quadgroup", "relational", "simdgroup"),
+    *("simdgroup_matrix", "stdlib", "texture", "type_traits", "types", "uniform"),
 ]
 
 DEFINITIONS = ["__METAL__=1", "__METAL_VERSION__=320", "__METAL_MACOS__=1", "__clang__=1"]

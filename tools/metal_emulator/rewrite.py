@@ -167,11 +167,12 @@ def _place_threadgroup_variables(code: Rewritten) -> None:
             name, sizes = re.match(r"\s*(\w+)\s*(.*?)\s*$", declarator, re.DOTALL).groups()  # type: ignore[union-attr]
             number += 1
             sizes = sizes.replace("\n", " ")
-            statements.append(
-                f"typedef {match[2]} msl_type_{number}{sizes}; threadgroup msl_type_{number}& {name} = "
-                f"*(threadgroup msl_type_{number}*)msl_threadgroup_variable({number}, "
-                f'"{name}", sizeof(msl_type_{number}), alignof(msl_type_{number}), msl::Site::here());'
-            )
+            kind = f"msl_type_{number}"
+            statements += [
+                f"typedef {match[2]} {kind}{sizes};",
+                f"threadgroup {kind}& {name} = *(threadgroup {kind}*)msl_threadgroup_variable(",
+                f'{number}, "{name}", sizeof({kind}), alignof({kind}), msl::Site::here());',
+            ]
         return match[1] + " ".join(statements) + source.newlines(match[0][len(match[1]) :])
 
     # Twice: two declarations in a row share the semicolon between them.

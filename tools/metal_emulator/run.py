@@ -1,9 +1,9 @@
-"""`pdm run metal-run`: runs one Metal kernel on this machine's CPU and shows what it wrote.
+r"""`pdm run metal-run`: runs one Metal kernel on this machine's CPU and shows what it wrote.
 
-    pdm run metal-run axpby_float32 \\
-        --buffer float:1024:random --buffer float:1024:arange --buffer float:1024:zeros \\
+    pdm run metal-run axpby_float32 \
+        --buffer float:1024:random --buffer float:1024:arange --buffer float:1024:zeros \
         --buffer 2.0 --buffer 3.0 --buffer 1024 --grid-threads 1024 --threads 256
-    pdm run metal-run my_kernel --file my.metal --buffer x.npy --buffer float:7:zeros \\
+    pdm run metal-run my_kernel --file my.metal --buffer x.npy --buffer float:7:zeros \
         --grid 7 --threads 128 --mode race
     pdm run metal-run my_kernel --file my.metal … --mode count
 

@@ -1,4 +1,4 @@
-"""Text with line markers, as the preprocessor leaves it: where things are, and what brackets hold."""
+"""Text with line markers, as the preprocessor leaves it: places in it, and what brackets hold."""
 
 import re
 from collections.abc import Iterator
