@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
+import pytest
 
+from tests.support import as_numpy
 from tiny_llm import kernels
+from tools.metal_emulator import has_clang
 
-from .support import NUMPY_TYPES, empty, run
+from .support import DTYPE_NAMES, NO_CLANG, NUMPY_TYPES, as_bound, empty, run
 
 VARIANTS = ["readable", "matvec", "tile64", "tile32", "tile32_parts"]
 TILES = ["tile64", "tile32", "tile32_parts"]
@@ -37,6 +41,20 @@ def multiply(
     return out
 
 
+def exact_quantized(
+    scales: mx.array, biases: mx.array, a: mx.array, b: mx.array, group_size: int, bits: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The product in float64, and the sum of its terms' magnitudes: of q·scale·a and of bias·a."""
+    scales, biases = as_numpy(scales).astype(np.float64), as_numpy(biases).astype(np.float64)
+    a = as_numpy(a).astype(np.float64)
+    words = np.array(b)
+    q = words[..., None] >> np.arange(0, 32, bits, dtype=np.uint32) & np.uint32(2**bits - 1)
+    q = q.reshape(words.shape[0], -1).astype(np.float64)
+    scales, biases = np.repeat(scales, group_size, 1), np.repeat(biases, group_size, 1)
+    expected = a @ (q * scales + biases).T
+    return expected, np.abs(a) @ (q * np.abs(scales) + np.abs(biases)).T
+
+
 def assert_product(
     actual: np.ndarray, expected: np.ndarray, magnitude: np.ndarray, I: int, what: str
 ) -> None:
@@ -59,3 +77,24 @@ def assert_product(
 def bits_of(x: np.ndarray) -> np.ndarray:
     """The bytes, to be compared."""
     return x.view(np.uint8)
+
+
+def readable_quantized(
+    scales: mx.array, biases: mx.array, group_size: int, bits: int, a: mx.array, b: mx.array
+) -> np.ndarray:
+    """a · bᵀ from the one-thread-an-output kernel, of whoever's tree this is.
+
+    On the GPU where its kernels are built, which runs this one if a and the scales differ in their
+    dtypes; in the emulator elsewhere.
+    """
+    metal, dtype = kernels.extension().metal, DTYPE_NAMES[a.dtype]
+    if metal.library_path():
+        product = kernels.quantized_matmul(scales, biases, group_size, bits, a, b, stream=mx.gpu)
+        return as_bound(product)
+    if not has_clang():
+        pytest.skip(NO_CLANG)
+    (M, I), O = a.shape, b.shape[0]
+    launch = metal.quantized_matmul_launch(
+        M, O, I, group_size, bits, dtype, scales_dtype=DTYPE_NAMES[scales.dtype]
+    )
+    return multiply(launch, [as_bound(x) for x in (scales, biases, a, b)], M, O, dtype)

@@ -13,6 +13,8 @@ from tools.metal_emulator import Library
 
 EXTENSION = Path(__file__).resolve().parents[2] / "src" / "extensions"
 
+NO_CLANG = "the Metal emulator needs clang 19: apt install clang-19 libclang-rt-19-dev"
+
 # Every order in which the lanes of a simdgroup and the threadgroups may take turns.
 ORDERS = [("forward", 1), ("reverse", 1), ("random", 1), ("random", 2)]
 

@@ -4,10 +4,17 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import as_numpy, random
+from tests.support import random
 from tiny_llm import kernels
 
-from .products import TILES, VARIANTS, assert_product, bits_of, multiply
+from .products import (
+    TILES,
+    VARIANTS,
+    assert_product,
+    bits_of,
+    exact_quantized,
+    multiply,
+)
 from .support import DTYPE_NAMES, ORDERS, as_bound
 
 HALVES = [mx.bfloat16, mx.float16]
@@ -23,18 +30,6 @@ def problem(M, O, I, bits, group_size, dtype, scales_dtype=None):
     weights = random(O, I, dtype=scales_dtype or dtype)
     b, scales, biases = mx.quantize(weights, group_size=group_size, bits=bits)
     return scales, biases, a, b
-
-
-def exact(scales, biases, a, b, group_size, bits):
-    """The product in float64, and the sum of its terms' magnitudes: of q·scale·a and of bias·a."""
-    scales, biases = as_numpy(scales).astype(np.float64), as_numpy(biases).astype(np.float64)
-    a = as_numpy(a).astype(np.float64)
-    words = np.array(b)
-    q = words[..., None] >> np.arange(0, 32, bits, dtype=np.uint32) & np.uint32(2**bits - 1)
-    q = q.reshape(words.shape[0], -1).astype(np.float64)
-    scales, biases = np.repeat(scales, group_size, 1), np.repeat(biases, group_size, 1)
-    expected = a @ (q * scales + biases).T
-    return expected, np.abs(a) @ (q * np.abs(scales) + np.abs(biases)).T
 
 
 def launch_of(M, O, I, bits, group_size, dtype, **how):
@@ -58,7 +53,7 @@ def test_is_exact_but_for_rounding(variant, half, bits, group_size):
         arguments = problem(*shape, bits, group_size, half)
         launch = launch_of(*shape, bits, group_size, half, variant=variant)
         actual = product(arguments, launch, order=("random", 3))
-        assert_product(actual, *exact(*arguments, group_size, bits), shape[2], f"{shape}")
+        assert_product(actual, *exact_quantized(*arguments, group_size, bits), shape[2], f"{shape}")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -82,7 +77,7 @@ def test_no_fault(mode, variant, bits, group_size, half):
     arguments = problem(*shape, bits, group_size, half)
     launch = launch_of(*shape, bits, group_size, half, variant=variant)
     actual = product(arguments, launch, mode=mode)
-    assert_product(actual, *exact(*arguments, group_size, bits), shape[2], mode)
+    assert_product(actual, *exact_quantized(*arguments, group_size, bits), shape[2], mode)
 
 
 @pytest.mark.parametrize(("half", "scales_dtype"), [HALVES, HALVES[::-1]], ids=["bf16", "f16"])
@@ -94,7 +89,7 @@ def test_scales_of_another_dtype(half, scales_dtype, bits, group_size):
     launch = launch_of(*shape, bits, group_size, half, **how)
     assert launch.kernel.startswith("quantized_matmul_readable_")
     actual = product(arguments, launch)
-    assert_product(actual, *exact(*arguments, group_size, bits), shape[2], launch.kernel)
+    assert_product(actual, *exact_quantized(*arguments, group_size, bits), shape[2], launch.kernel)
     with pytest.raises(ValueError, match="expected scales in the dtype of a"):
         launch_of(*shape, bits, group_size, half, variant="matvec", **how)
 

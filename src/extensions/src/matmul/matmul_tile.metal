@@ -60,14 +60,14 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
 
 #define INSTANTIATE_VARIANTS(name, T)                             \
     INSTANTIATE("tile64", name, T, T, true, 64, 64, 2, 4)         \
-    INSTANTIATE("tile32", name, T, T, true, 32, 32, 2, 2)         \
+    INSTANTIATE("tile32", name, T, T, true, 32, 32, 1, 2)         \
     INSTANTIATE("tile64_ragged", name, T, T, false, 64, 64, 2, 4) \
-    INSTANTIATE("tile32_ragged", name, T, T, false, 32, 32, 2, 2)
+    INSTANTIATE("tile32_ragged", name, T, T, false, 32, 32, 1, 2)
 
 // In float32 that is tile32 itself.
 #define INSTANTIATE_PARTS(name, T)                                  \
-    INSTANTIATE("tile32_parts", name, T, float, true, 32, 32, 2, 2) \
-    INSTANTIATE("tile32_parts_ragged", name, T, float, false, 32, 32, 2, 2)
+    INSTANTIATE("tile32_parts", name, T, float, true, 32, 32, 1, 2) \
+    INSTANTIATE("tile32_parts_ragged", name, T, float, false, 32, 32, 1, 2)
 
 INSTANTIATE_VARIANTS("float32", float)
 INSTANTIATE_VARIANTS("float16", half)

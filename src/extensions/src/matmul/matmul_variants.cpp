@@ -21,7 +21,7 @@ MatmulGrid tile_grid(int64_t M, int64_t O, int64_t I, int size, bool in_parts) {
     const int64_t parts = in_parts ? std::max<int64_t>(1, ceil_div(I, TILE_PART)) : 1;
     return {.variant = "tile" + std::to_string(size) + (parts > 1 ? "_parts" : ""),
             .groups = {.x = ceil_div(M, size), .y = ceil_div(O, size), .z = parts},
-            .threads = {.x = size == 64 ? 256 : 128},  // SIMDGROUPS_M × SIMDGROUPS_N × 32
+            .threads = {.x = size == 64 ? 256 : 64},  // a simdgroup multiplies 32×16 of it
             .parts = parts};
 }
 

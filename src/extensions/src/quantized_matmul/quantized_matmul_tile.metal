@@ -16,38 +16,53 @@ using namespace tiny_llm_ext;
 constant constexpr int UNPACKED = 8;  // values that a thread unpacks at a time, 4 or 8 bytes
 
 // Unpacks BN rows of TILE_K weights, numbers k to k + TILE_K − 1 of each. A thread always has the
-// same row, so it reads scale and bias where a group begins, and keeps them.
+// same rows, so it reads scale and bias where a group begins, and keeps them.
 template <typename T, int BITS, int GROUP_SIZE, int BN, int THREADS>
 struct WeightStager {
     typedef vec<ushort, UNPACKED * BITS / 16> Packed;
-    enum { PER_SHORT = 16 / BITS };
-    static_assert(BN * TILE_K == THREADS * UNPACKED, "a thread unpacks once for every tile");
+    enum {
+        PER_SHORT = 16 / BITS,
+        ROWS = THREADS * UNPACKED / TILE_K,  // that all threads unpack together
+        STEPS = BN / ROWS,
+    };
+    static_assert(STEPS * ROWS == BN, "threads unpack whole rows, several times");
 
-    int row, column;  // in the tile
-    bool inside;      // of b
-    long first;       // number of the row's first weight
-    float scale, bias;
+    int row, column;    // in the tile; of the first step
+    int outputs_left;   // rows that are inside of b
+    long first;         // number of the first weight in the thread's first row
+    long step_numbers;  // from there to its row in the next step
+    float scale[STEPS], bias[STEPS];
 
-    WeightStager(long first_output, int outputs_left, int I, uint thread_index) {
+    WeightStager(long first_output, int outputs_left, int I, uint thread_index)
+        : outputs_left(outputs_left) {
         row = thread_index / (TILE_K / UNPACKED);
         column = thread_index % (TILE_K / UNPACKED) * UNPACKED;
-        inside = row < outputs_left;
         first = (first_output + row) * I;
-        scale = 0;
-        bias = 0;
+        step_numbers = long(ROWS) * I;
+        for (int s = 0; s < STEPS; s++) {
+            scale[s] = 0;
+            bias[s] = 0;
+        }
     }
 
     void stage(threadgroup float* tile, device const T* scales, device const T* biases,
                device const uint* b, int k) {
-        Packed packed = Packed(0);
-        if (inside) {
-            if (k % GROUP_SIZE == 0) {
-                scale = float(scales[(first + k) / GROUP_SIZE]);
-                bias = float(biases[(first + k) / GROUP_SIZE]);
+        for (int s = 0; s < STEPS; s++) {
+            const long number = first + s * step_numbers + k;
+            Packed packed = Packed(0);
+            if (row + s * ROWS < outputs_left) {
+                if (k % GROUP_SIZE == 0) {
+                    scale[s] = float(scales[number / GROUP_SIZE]);
+                    bias[s] = float(biases[number / GROUP_SIZE]);
+                }
+                packed = *(device const Packed*)(b + (number + column) / (32 / BITS));
             }
-            packed = *(device const Packed*)(b + (first + k + column) / (32 / BITS));
+            unpack(packed, scale[s], bias[s],
+                   tile + (row + s * ROWS) * tile_stride<float>() + column);
         }
-        threadgroup float4* to = (threadgroup float4*)(tile + row * tile_stride<float>() + column);
+    }
+
+    static void unpack(Packed packed, float scale, float bias, threadgroup float* to) {
         for (int v = 0; v < UNPACKED; v += 4) {
             float4 four;
             for (int i = 0; i < 4; i++) {
@@ -55,7 +70,7 @@ struct WeightStager {
                 const uint q = bits >> ((v + i) % PER_SHORT * BITS) & ((1u << BITS) - 1);
                 four[i] = fma(float(q), scale, bias);
             }
-            to[v / 4] = four;
+            *(threadgroup float4*)(to + v) = four;
         }
     }
 };
@@ -109,8 +124,8 @@ template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int 
 
 #define INSTANTIATE_VARIANTS(name, T, BITS, GROUP_SIZE)               \
     INSTANTIATE("tile64", name, T, T, BITS, GROUP_SIZE, 64, 64, 2, 4) \
-    INSTANTIATE("tile32", name, T, T, BITS, GROUP_SIZE, 32, 32, 2, 2) \
-    INSTANTIATE("tile32_parts", name, T, float, BITS, GROUP_SIZE, 32, 32, 2, 2)
+    INSTANTIATE("tile32", name, T, T, BITS, GROUP_SIZE, 32, 32, 1, 2) \
+    INSTANTIATE("tile32_parts", name, T, float, BITS, GROUP_SIZE, 32, 32, 1, 2)
 
 #define INSTANTIATE_FORMATS(name, T)      \
     INSTANTIATE_VARIANTS(name, T, 4, 32)  \

@@ -1,0 +1,47 @@
+"""What our kernels move and compute beside MLX's own: benchmark/metal_traffic.py's limits."""
+
+import pytest
+
+from benchmark.metal_jobs import run
+from benchmark.metal_products import product_jobs
+from benchmark.metal_traffic import compare
+
+JOBS = {f"{job.name}, {job.shape}": job for job in product_jobs()}
+
+# One of each kind: decoding one sequence, four and sixteen, prefill; quantized and dense.
+CHOSEN = [
+    "quantized_matmul decode 0.6b, 1×3072×1024, 4 bits, groups of 128",
+    "quantized_matmul decode 4b, 1×4096×2560, 4 bits, groups of 128",
+    "quantized_matmul decode 0.6b, 1×3072×1024, 8 bits, groups of 64",
+    "quantized_matmul decode 0.6b, 4×3072×1024, 4 bits, groups of 128",
+    "quantized_matmul decode 0.6b, 16×3072×1024, 4 bits, groups of 128",
+    "quantized_matmul prefill 0.6b, 512×3072×1024, 4 bits, groups of 128",
+    "quantized_matmul prefill 4b, 512×9728×2560, 4 bits, groups of 128",
+    "matmul decode 0.6b, 1×3072×1024, dense",
+    "matmul prefill 0.6b, 512×3072×1024, dense",
+]
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_device_bytes_stay_within_the_limit(name):
+    row = compare(JOBS[name])
+    assert row["limit"] == (1.05 if "matvec" in row["kernel"] else 1.25)
+    assert row["ratio"] <= row["limit"]
+
+
+def test_a_matvec_reads_each_weight_once_for_four_rows():
+    """Four rows: the bytes of b are asked for once, those of a once for every four outputs."""
+    job = JOBS["quantized_matmul decode 0.6b, 4×3072×1024, 4 bits, groups of 128"]
+    (step,) = job.ours()
+    counts = step.library.launch(
+        step.kernel, step.arguments, grid=step.groups, threads=step.threads, mode="count"
+    ).counts
+    weights = step.arguments[3].nbytes
+    assert counts.device_bytes_read_by_buffer[3] == weights
+    assert counts.device_bytes_read_by_buffer[2] == step.arguments[2].nbytes * 64 // 4
+
+
+def test_both_sides_do_the_same_multiplications():
+    job = JOBS["quantized_matmul prefill 0.6b, 512×3072×1024, 4 bits, groups of 128"]
+    assert run(job.ours()).matrix_multiply_adds == run(job.mlx()).matrix_multiply_adds
+    assert run(job.ours()).matrix_multiply_adds == 64 * 64 * 1024
