@@ -3,11 +3,11 @@
     python -m benchmark.metal_traffic [--only "matvec"]
 
 No time is measured: the kernels run in the project's emulator (tools/metal_emulator), which counts.
-MLX's kernels come from the headers in its wheel, for the same job and shape. Both run a slice of the
-job, a few rows of threadgroups with their whole inner loops, and the table has the slice's counts:
-threadgroups do the same work, so a whole job's are `times` as many. "Device" is what the threads ask
-for, "unique" counts a byte once: the difference is for caches to serve. "MLX" is our device bytes
-divided by MLX's, and the limit is what the project holds itself to.
+MLX's kernels come from the headers in its wheel, for the same job and shape. Both run a slice of
+the job, a few threadgroups with their whole inner loops, and the table has the slice's counts:
+threadgroups do the same work, so a whole job's are `times` as many. "Device" is what the threads
+ask for, "unique" counts a byte once: the difference is for caches to serve. "MLX" is our device
+bytes divided by MLX's, and the limit is what the project holds itself to.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What the tests of Metal kernels share: launches, as the extension decides them, in the emulator."""
+"""What the tests of Metal kernels share: the extension's launches, run in the emulator."""
 
 import functools
 from collections.abc import Sequence
