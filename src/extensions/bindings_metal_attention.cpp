@@ -31,12 +31,22 @@ void bind_params(nb::module_& m) {
                const std::array<int64_t, 3>& key_strides,
                const std::array<int64_t, 3>& value_strides,
                const std::array<int64_t, 4>& mask_strides) {
-                new (self) Params{B,         H_q,       H,
-                                  L,         S,         D,
-                                  scale,     causal,    mask_kind,
-                                  has_context_lens,     attention_splits(S),
-                                  aligned,   {},        {},
-                                  {},        {}};
+                new (self) Params{B,
+                                  H_q,
+                                  H,
+                                  L,
+                                  S,
+                                  D,
+                                  scale,
+                                  causal,
+                                  mask_kind,
+                                  has_context_lens,
+                                  attention_splits(S),
+                                  aligned,
+                                  {},
+                                  {},
+                                  {},
+                                  {}};
                 copy_strides(query_strides, self->query_strides);
                 copy_strides(key_strides, self->key_strides);
                 copy_strides(value_strides, self->value_strides);
@@ -52,7 +62,8 @@ void bind_params(nb::module_& m) {
 
 void bind_metal_attention(nb::module_& m) {
     bind_params(m);
-    const auto def = [&](const char* name, MetalLaunch (*launch)(const FlashAttentionParams&, Format),
+    const auto def = [&](const char* name,
+                         MetalLaunch (*launch)(const FlashAttentionParams&, Format),
                          const char* buffers) {
         m.def(
             name,

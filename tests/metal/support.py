@@ -35,6 +35,13 @@ def as_bound(x: mx.array) -> np.ndarray:
     return np.array(x)
 
 
+def as_array(x: np.ndarray) -> mx.array:
+    """What a kernel wrote, as an array."""
+    if x.dtype == ml_dtypes.bfloat16:
+        return mx.array(x.view(np.uint16)).view(mx.bfloat16)
+    return mx.array(x)
+
+
 def empty(shape: Sequence[int], dtype: str) -> np.ndarray:
     """An output, full of NaN: what a kernel leaves out is seen."""
     return np.full(shape, np.nan, NUMPY_TYPES[dtype])
@@ -48,11 +55,13 @@ def run(
     order: tuple[str, int] = ("forward", 1),
 ) -> Any:
     """Runs a launch of `tiny_llm_ext.metal` on arrays, outputs last, and on its params."""
+    memory = {0: launch.threadgroup_bytes} if launch.threadgroup_bytes else None
     return library(source).launch(
         launch.kernel,
         [*arrays, launch.params],
         grid=launch.groups,
         threads=launch.threads,
+        threadgroup_memory=memory,
         mode=mode,
         order=order[0],
         seed=order[1],

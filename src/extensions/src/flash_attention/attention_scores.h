@@ -53,9 +53,7 @@ inline long out_offset(constant const Params& params, int b, int head, int l) {
 }
 
 /// exp(from − to), 1 if they are equal (two infinities have no difference).
-inline float rescale(float from, float to) {
-    return from == to ? 1.0f : metal::exp(from - to);
-}
+inline float rescale(float from, float to) { return from == to ? 1.0f : metal::exp(from - to); }
 
 /// exp(score − largest); 0 for a hidden key, even if all are.
 inline float weight_of(float score, float largest) {

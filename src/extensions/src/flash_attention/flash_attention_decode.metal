@@ -26,8 +26,7 @@ template <typename T, int ROWS, int DIM>
     device float* partial [[buffer(6)]],           // B×H_q×L×splits×D, written if there are more
     device float* statistics [[buffer(7)]],        // B×H_q×L×splits×2: the largest score, the sum
     constant const FlashAttentionParams& params [[buffer(8)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint3 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
     constexpr int PER = DIM / 32;
     threadgroup float results[SIMDGROUPS * DIM];
@@ -139,12 +138,9 @@ template <typename T, int ROWS, int DIM>
 // out = Σ factor · partial / Σ factor · sum over the splits, in their order; a simdgroup a row.
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(32)]] void flash_attention_merge(
-    device const float* partial [[buffer(0)]],
-    device const float* statistics [[buffer(1)]],
-    device T* out [[buffer(2)]],
-    constant const FlashAttentionParams& params [[buffer(3)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_simdgroup]]) {
+    device const float* partial [[buffer(0)]], device const float* statistics [[buffer(1)]],
+    device T* out [[buffer(2)]], constant const FlashAttentionParams& params [[buffer(3)]],
+    uint group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
     constexpr int SLICES = 8;  // of 32 elements: D up to 256
     const int l = int(group) % params.L, head = int(group) / params.L % params.H_q;
     const int b = int(group) / params.L / params.H_q, D = params.D;
@@ -186,23 +182,20 @@ template <typename T>
 #define INSTANTIATE(name, T, ROWS, DIM)                                                        \
     template                                                                                   \
         [[host_name("flash_attention_decode_rows" #ROWS "_d" #DIM "_" #name)]] [[kernel]] void \
-        flash_attention_decode<T, ROWS, DIM>(device const T*, device const T*, device const T*, \
-                                             device const uchar*, device const int*, device T*, \
-                                             device float*, device float*,                     \
-                                             constant const FlashAttentionParams&, uint3, uint, \
-                                             uint);
+        flash_attention_decode<T, ROWS, DIM>(                                                  \
+            device const T*, device const T*, device const T*, device const uchar*,            \
+            device const int*, device T*, device float*, device float*,                        \
+            constant const FlashAttentionParams&, uint3, uint, uint);
 
 #define INSTANTIATE_ROWS(name, T, DIM) \
-    INSTANTIATE(name, T, 2, DIM)       \
     INSTANTIATE(name, T, 4, DIM)       \
     INSTANTIATE(name, T, 8, DIM)
 
-#define INSTANTIATE_SIZES(name, T)                                                      \
-    INSTANTIATE_ROWS(name, T, 64)                                                       \
-    INSTANTIATE_ROWS(name, T, 128)                                                      \
-    INSTANTIATE_ROWS(name, T, 256)                                                      \
-    template [[host_name("flash_attention_merge_" #name)]] [[kernel]] void              \
-    flash_attention_merge<T>(device const float*, device const float*, device T*,       \
+#define INSTANTIATE_SIZES(name, T)                                                \
+    INSTANTIATE_ROWS(name, T, 128)                                                \
+    INSTANTIATE_ROWS(name, T, 256)                                                \
+    template [[host_name("flash_attention_merge_" #name)]] [[kernel]] void        \
+    flash_attention_merge<T>(device const float*, device const float*, device T*, \
                              constant const FlashAttentionParams&, uint, uint);
 
 INSTANTIATE_SIZES(float32, float)

@@ -13,8 +13,9 @@ int64_t key_heads(const FlashAttentionParams& params) {
     return static_cast<int64_t>(params.B) * params.H;
 }
 
-// The kernels exist for three sizes of a head; a smaller one is padded with zeros in registers.
-std::string head_size(int D) { return D <= 64 ? "_d64" : D <= 128 ? "_d128" : "_d256"; }
+// The kernels exist for two sizes of a head, of which all Qwen3 models have the first; a smaller
+// one is padded with zeros in registers.
+std::string head_size(int D) { return D <= 128 ? "_d128" : "_d256"; }
 
 }  // namespace
 
@@ -40,7 +41,7 @@ MetalLaunch flash_attention_tile_launch(const FlashAttentionParams& params, Form
 
 MetalLaunch flash_attention_decode_launch(const FlashAttentionParams& params, Format format) {
     const int64_t rows = rows_of_group(params);
-    const int together = rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
+    const int together = rows <= 4 ? 4 : 8;
     const std::string variant =
         "flash_attention_decode_rows" + std::to_string(together) + head_size(params.D);
     return {.kernel = kernel_name(variant, format),

@@ -99,8 +99,8 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
     metal::encode(stream(), flash_attention_decode_launch(params, format), in,
                   {out, partial, statistics});
     if (merges) {
-        metal::encode(stream(), flash_attention_merge_launch(params, format),
-                      {partial, statistics}, {out});
+        metal::encode(stream(), flash_attention_merge_launch(params, format), {partial, statistics},
+                      {out});
     }
 }
 

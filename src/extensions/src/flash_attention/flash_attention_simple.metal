@@ -27,18 +27,16 @@ void load_tile(device const T* rows, long stride, int count, int D, threadgroup 
 
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(1024)]] void flash_attention_simple(
-    device const T* query [[buffer(0)]],              // B×H_q×L×D
-    device const T* key [[buffer(1)]],                // B×H×S×D
-    device const T* value [[buffer(2)]],              // B×H×S×D
-    device const uchar* mask [[buffer(3)]],           // B×H_q×L×S, if there is one
-    device const int* context_lens [[buffer(4)]],     // B, if there are
-    device T* out [[buffer(5)]],                      // B×L×H_q×D
+    device const T* query [[buffer(0)]],           // B×H_q×L×D
+    device const T* key [[buffer(1)]],             // B×H×S×D
+    device const T* value [[buffer(2)]],           // B×H×S×D
+    device const uchar* mask [[buffer(3)]],        // B×H_q×L×S, if there is one
+    device const int* context_lens [[buffer(4)]],  // B, if there are
+    device T* out [[buffer(5)]],                   // B×L×H_q×D
     constant const FlashAttentionParams& params [[buffer(6)]],
-    threadgroup T* tile [[threadgroup(0)]],           // 32×D
-    uint2 group [[threadgroup_position_in_grid]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
+    threadgroup T* tile [[threadgroup(0)]],  // 32×D
+    uint2 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
     const int b = int(group.y) / params.H_q, head = int(group.y) % params.H_q;
     const int key_head = head / (params.H_q / params.H);
     const int first_row = int(group.x) * TILE, l = first_row + int(simdgroup);
@@ -108,12 +106,11 @@ template <typename T>
     }
 }
 
-#define INSTANTIATE(name, T)                                                                 \
-    template [[host_name("flash_attention_simple_" #name)]] [[kernel]] void                  \
-    flash_attention_simple<T>(device const T*, device const T*, device const T*,             \
-                              device const uchar*, device const int*, device T*,             \
-                              constant const FlashAttentionParams&, threadgroup T*, uint2,   \
-                              uint, uint, uint);
+#define INSTANTIATE(name, T)                                                                       \
+    template [[host_name("flash_attention_simple_" #name)]] [[kernel]] void                        \
+    flash_attention_simple<T>(                                                                     \
+        device const T*, device const T*, device const T*, device const uchar*, device const int*, \
+        device T*, constant const FlashAttentionParams&, threadgroup T*, uint2, uint, uint, uint);
 
 INSTANTIATE(float32, float)
 INSTANTIATE(float16, half)

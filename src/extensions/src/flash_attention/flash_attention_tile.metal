@@ -74,11 +74,9 @@ template <typename T, int DIM>
     device const int* context_lens [[buffer(4)]],  // B, if there are
     device T* out [[buffer(5)]],                   // B×L×H_q×D
     constant const FlashAttentionParams& params [[buffer(6)]],
-    uint2 group [[threadgroup_position_in_grid]],
-    uint2 groups [[threadgroups_per_grid]],
+    uint2 group [[threadgroup_position_in_grid]], uint2 groups [[threadgroups_per_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint simdgroups [[simdgroups_per_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroups [[simdgroups_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
     uint thread_index [[thread_index_in_threadgroup]]) {
     constexpr int TILE = DIM * sizeof(T) <= 256 ? 32 : 8192 / (DIM * sizeof(T));
     constexpr int STRIDE = DIM + 16 / sizeof(T);  // rows begin in different banks
@@ -110,8 +108,8 @@ template <typename T, int DIM>
 #pragma unroll
     for (int i = 0; i < SLICES; i++) {
         const int d = i * 8 + place.column;
-        elements(q[i]) = float2(d < D ? float(query_row[d]) : 0.0f,
-                                d + 1 < D ? float(query_row[d + 1]) : 0.0f);
+        elements(q[i]) =
+            float2(d < D ? float(query_row[d]) : 0.0f, d + 1 < D ? float(query_row[d + 1]) : 0.0f);
         elements(o[i]) = float2(0.0f);
     }
     float largest = -INFINITY, sum = 0;
@@ -199,15 +197,13 @@ template <typename T, int DIM>
     }
 }
 
-#define INSTANTIATE(name, T, DIM)                                                              \
-    template [[host_name("flash_attention_tile_d" #DIM "_" #name)]] [[kernel]] void            \
-    flash_attention_tile<T, DIM>(device const T*, device const T*, device const T*,            \
-                                 device const uchar*, device const int*, device T*,            \
-                                 constant const FlashAttentionParams&, uint2, uint2, uint,     \
-                                 uint, uint, uint);
+#define INSTANTIATE(name, T, DIM)                                                                  \
+    template [[host_name("flash_attention_tile_d" #DIM "_" #name)]] [[kernel]] void                \
+    flash_attention_tile<T, DIM>(                                                                  \
+        device const T*, device const T*, device const T*, device const uchar*, device const int*, \
+        device T*, constant const FlashAttentionParams&, uint2, uint2, uint, uint, uint, uint);
 
 #define INSTANTIATE_SIZES(name, T) \
-    INSTANTIATE(name, T, 64)       \
     INSTANTIATE(name, T, 128)      \
     INSTANTIATE(name, T, 256)
 
