@@ -69,7 +69,7 @@ def test_a_reduction_is_over_the_lanes_that_are_left(library, first):
 
 
 def test_matrix_layout(library):
-    """MLX's kernels rely on it: lanes 0 and 1 have the start of row 0, lanes 2 and 3 that of row 1."""
+    """MLX relies on it: lanes 0 and 1 have the start of row 0, lanes 2 and 3 that of row 1."""
     a, held = np.arange(64, dtype=np.float32), np.zeros((32, 2), np.float32)
     library.launch("matrix_layout", [a, held], **ONE_SIMDGROUP)
     quad = LANES // 4
