@@ -13,7 +13,7 @@ bfloat16 = ml_dtypes.bfloat16
 
 needs_clang = pytest.mark.skipif(
     not has_clang(),
-    reason="the Metal emulator needs clang 19: apt install clang-19 libclang-rt-19-dev",
+    reason="the Metal emulator needs Linux and clang 19: apt install clang-19 libclang-rt-19-dev",
 )
 ORDERS = ("forward", "reverse", "random")
 

@@ -65,11 +65,11 @@ def test_each_simd_operation(library, order):
 def test_a_reduction_is_over_the_lanes_that_are_left(library, first):
     out = np.zeros(32, np.int32)
     library.launch("simd_sum_of_active_lanes", [out, first], **ONE_SIMDGROUP)
-    np.testing.assert_array_equal(out, np.where(LANES < first, first, 0))
+    np.testing.assert_array_equal(out, np.where(first > LANES, first, 0))
 
 
 def test_matrix_layout(library):
-    """The layout that MLX's kernels rely on: lanes 0 and 1 have the start of row 0, 2 and 3 of row 1."""
+    """MLX relies on it: lanes 0 and 1 have the start of row 0, lanes 2 and 3 that of row 1."""
     a, held = np.arange(64, dtype=np.float32), np.zeros((32, 2), np.float32)
     library.launch("matrix_layout", [a, held], **ONE_SIMDGROUP)
     quad = LANES // 4
@@ -136,7 +136,18 @@ def test_function_constants(constants):
 def test_what_a_thread_is_told(library, sizes):
     """With grid_threads, threadgroups at the end are smaller."""
     width, height = sizes.get("grid_threads", (16, 6))
-    names = "in_grid in_group group group_size groups grid index simdgroup lane simdgroups".split()
+    names = [
+        "in_grid",
+        "in_group",
+        "group",
+        "group_size",
+        "groups",
+        "grid",
+        "index",
+        "simdgroup",
+        "lane",
+        "simdgroups",
+    ]
     told = np.zeros((height, width), np.dtype([(name, np.uint32) for name in names]))
     library.launch("positions", [told], **sizes, threads=(8, 2))
     y, x = np.mgrid[:height, :width]
@@ -210,7 +221,7 @@ def test_counts_need_their_mode(library):
 FLOATS, INTS = np.zeros(4, np.float32), np.zeros(4, np.int32)
 WRONG_ARGUMENTS = {
     "too few buffers": ("square_and_add_half", [np.zeros(4, np.float16)], "'y' is not bound"),
-    "too many buffers": ("few_threads", [INTS, INTS], r"buffer\(1\) is bound, but the kernel has only"),
+    "too many buffers": ("few_threads", [INTS, INTS], r"buffer\(1\) is bound, but"),
     "float for half": ("square_and_add_half", [FLOATS, FLOATS], "is half .* float32 is bound"),
     "half for bfloat": ("square_and_add_bfloat", [np.zeros(4, np.float16)] * 2, "view.ml_dtypes"),
     "float for int": ("few_threads", [FLOATS], "is int .* float32 is bound"),
@@ -274,8 +285,8 @@ def test_a_fault_says_what_where_and_what_to_do(library):
     assert "x[lane]" in lines[error.line - 1]
     assert str(error) == (
         f"{KERNELS / 'semantics.metal'}:{error.line}: out-of-bounds in simd_operations: thread "
-        "(31, 0, 0) of threadgroup (0, 0, 0) read 4 bytes at offset 124 of buffer(0), which has 124 "
-        "bytes.\n  Check the index against the size before the access."
+        "(31, 0, 0) of threadgroup (0, 0, 0) read 4 bytes at offset 124 of buffer(0), which has "
+        "124 bytes.\n  Check the index against the size before the access."
     )
 
 

@@ -106,7 +106,7 @@ def _scalar(parameter: Parameter, where: str, value: float) -> NDArray[np.generi
 
 
 def _check_type(parameter: Parameter, where: str, array: NDArray[np.generic], raw: bool) -> None:
-    """Elements must be of the kernel's type; signed and unsigned integers are taken for the same."""
+    """Elements must be of the kernel's type; integers of one size stand for each other."""
     element, dtype = parameter.element, array.dtype
     if element == "v" or raw:
         return

@@ -1,4 +1,4 @@
-"""Metal converts no float to bfloat by itself, nor bfloat to half. clang does, and its tree says so.
+"""Metal converts no float to bfloat by itself. clang does, and its syntax tree shows it.
 
 clang's own warning is silent where the value is a constant that fits. The dump of the syntax tree
 has every conversion that nobody wrote, in instances of templates too.

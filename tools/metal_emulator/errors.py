@@ -28,7 +28,7 @@ class MetalError(Exception):
 
 
 class ToolMissingError(Exception):
-    """There is no suitable clang; the message says what to install."""
+    """The emulator cannot work on this machine; the message says what to install."""
 
 
 # What to do about each kind of fault.

@@ -5,25 +5,27 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from .errors import ToolMissingError
 
 OLDEST, NEWEST = 19, 29
 HOW_TO_INSTALL = (
-    "the Metal emulator needs clang 19 or later. On Debian and Ubuntu: "
-    "`apt install clang-19 libclang-rt-19-dev`; on a Mac the kernels run on the GPU, and "
-    "`brew install llvm` gives the emulator its compiler. "
+    "the Metal emulator needs clang 19 or later; on Debian and Ubuntu: "
+    "`apt install clang-19 libclang-rt-19-dev`. "
     "TINY_LLM_CLANG=/path/to/clang++ names one that is elsewhere."
 )
+ONLY_LINUX = "the Metal emulator runs on Linux; on a Mac the kernels run on the GPU."
 
 
 @functools.cache
 def clang() -> str:
     """The path of clang++; raises `ToolMissingError`, whose message says what to install."""
+    if sys.platform != "linux":
+        raise ToolMissingError(ONLY_LINUX)
     chosen = os.environ.get("TINY_LLM_CLANG")
     names = [f"clang++-{version}" for version in range(OLDEST, NEWEST)] + ["clang++"]
-    names += ["/opt/homebrew/opt/llvm/bin/clang++"]
     for name in [chosen] if chosen else names:
         path = shutil.which(name)
         if path and _version(path) >= OLDEST:
