@@ -9,11 +9,9 @@
 #define INSTANTIATE(name, ...) \
     template [[host_name(name)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
-#define INSTANTIATE_FORMAT(suffix, BITS, GROUP_SIZE)                                            \
-    INSTANTIATE("qmv_fast" suffix, affine_qmv_fast<bfloat16_t, GROUP_SIZE, BITS, false>)        \
-    INSTANTIATE("qmv_wide4" suffix, affine_qmv_wide<bfloat16_t, GROUP_SIZE, BITS, 4, 8, false>) \
+#define INSTANTIATE_FORMAT(suffix, BITS, GROUP_SIZE)                                     \
+    INSTANTIATE("qmv_fast" suffix, affine_qmv_fast<bfloat16_t, GROUP_SIZE, BITS, false>) \
     INSTANTIATE("qmm_t" suffix, affine_qmm_t<bfloat16_t, GROUP_SIZE, BITS, true, false>)
 
 INSTANTIATE_FORMAT("_b4_g128", 4, 128)
-INSTANTIATE_FORMAT("_b4_g64", 4, 64)
 INSTANTIATE_FORMAT("_b8_g64", 8, 64)

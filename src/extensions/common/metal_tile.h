@@ -31,19 +31,18 @@ inline void add_matrix(thread simdgroup_float8x8& to, thread simdgroup_float8x8&
 
 /// Loads an 8×8 matrix as float32 from a tile in another format. It relies on a thread holding the
 /// same elements of a matrix in every format.
-template <typename T>
-void load_matrix(thread simdgroup_float8x8& matrix, threadgroup const T* tile, ulong stride,
-                 bool transpose) {
+template <bool TRANSPOSE, typename T>
+void load_matrix(thread simdgroup_float8x8& matrix, threadgroup const T* tile, ulong stride) {
     simdgroup_matrix<T, 8, 8> narrow;
-    simdgroup_load(narrow, tile, stride, ulong2(0, 0), transpose);
+    simdgroup_load(narrow, tile, stride, ulong2(0, 0), TRANSPOSE);
     const thread auto& elements = reinterpret_cast<thread vec<T, 2>&>(narrow.thread_elements());
     reinterpret_cast<thread float2&>(matrix.thread_elements()) =
         float2(float(elements[0]), float(elements[1]));
 }
 
-inline void load_matrix(thread simdgroup_float8x8& matrix, threadgroup const float* tile,
-                        ulong stride, bool transpose) {
-    simdgroup_load(matrix, tile, stride, ulong2(0, 0), transpose);
+template <bool TRANSPOSE>
+void load_matrix(thread simdgroup_float8x8& matrix, threadgroup const float* tile, ulong stride) {
+    simdgroup_load(matrix, tile, stride, ulong2(0, 0), TRANSPOSE);
 }
 
 /// Where a row of a staged tile begins, in elements: 16 bytes further than it had to, so that
@@ -111,13 +110,13 @@ struct TileSums {
             simdgroup_float8x8 left[ROWS], right[COLUMNS];
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
-                load_matrix(left[r], x + (first_row + r * 8) * tile_stride<X>() + k,
-                            tile_stride<X>(), false);
+                load_matrix<false>(left[r], x + (first_row + r * 8) * tile_stride<X>() + k,
+                                   tile_stride<X>());
             }
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++) {
-                load_matrix(right[c], w + (first_column + c * 8) * tile_stride<W>() + k,
-                            tile_stride<W>(), true);
+                load_matrix<true>(right[c], w + (first_column + c * 8) * tile_stride<W>() + k,
+                                  tile_stride<W>());
             }
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {

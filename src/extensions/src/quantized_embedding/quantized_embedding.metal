@@ -7,6 +7,9 @@
 using namespace metal;
 using namespace tiny_llm_ext;
 
+// q · scale + bias is rounded twice, in float32 too: not fused.
+#pragma METAL fp contract(off)
+
 // The row of the table that an id means: a negative one counts from the end. −1 if there is none.
 inline long row_of(uint id, constant const QuantizedEmbeddingParams& params) {
     long row = id;

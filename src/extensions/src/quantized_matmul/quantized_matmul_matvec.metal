@@ -69,7 +69,7 @@ template <typename T, int BITS, int GROUP_SIZE, int ROWS>
     biases += long(first_output) * (I / GROUP_SIZE);
     b += long(first_output) * (I / PER_WORD);
     a += long(first_row) * I;
-    int weights[OUTPUTS], rows[ROWS];  // where they begin, in numbers from there
+    uint weights[OUTPUTS], rows[ROWS];  // where they begin, in numbers from there
     for (int o = 0; o < OUTPUTS; o++) {
         weights[o] = min(o, O - 1 - first_output) * I;
     }
@@ -83,7 +83,7 @@ template <typename T, int BITS, int GROUP_SIZE, int ROWS>
             total[o][r] = 0;
         }
     }
-    for (int i = lane * VALUES; i < I; i += LANES * VALUES) {
+    for (uint i = lane * VALUES; i < uint(I); i += LANES * VALUES) {
         float x[ROWS][VALUES], sum[ROWS];
         for (int r = 0; r < ROWS; r++) {
             sum[r] = load_activations(a + rows[r] + i, x[r]);

@@ -27,10 +27,10 @@ struct WeightStager {
     };
     static_assert(STEPS * ROWS == BN, "threads unpack whole rows, several times");
 
-    int row, column;    // in the tile; of the first step
-    int outputs_left;   // rows that are inside of b
-    long first;         // number of the first weight in the thread's first row
-    long step_numbers;  // from there to its row in the next step
+    int row, column;     // in the tile; of the first step
+    int outputs_left;    // rows that are inside of b
+    ulong first;         // number of the first weight in the thread's first row
+    ulong row_distance;  // from there to its row in the next step
     float scale[STEPS], bias[STEPS];
 
     WeightStager(long first_output, int outputs_left, int I, uint thread_index)
@@ -38,7 +38,7 @@ struct WeightStager {
         row = thread_index / (TILE_K / UNPACKED);
         column = thread_index % (TILE_K / UNPACKED) * UNPACKED;
         first = (first_output + row) * I;
-        step_numbers = long(ROWS) * I;
+        row_distance = ulong(ROWS) * I;
         for (int s = 0; s < STEPS; s++) {
             scale[s] = 0;
             bias[s] = 0;
@@ -48,7 +48,7 @@ struct WeightStager {
     void stage(threadgroup float* tile, device const T* scales, device const T* biases,
                device const uint* b, int k) {
         for (int s = 0; s < STEPS; s++) {
-            const long number = first + s * step_numbers + k;
+            const ulong number = first + s * row_distance + k;
             Packed packed = Packed(0);
             if (row + s * ROWS < outputs_left) {
                 if (k % GROUP_SIZE == 0) {
