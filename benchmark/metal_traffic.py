@@ -19,10 +19,11 @@ from typing import Any
 
 from tools.metal_emulator import ToolMissingError
 
+from .metal_attention import attention_jobs
 from .metal_jobs import Job, Totals, run
 from .metal_products import product_jobs
 
-JOBS: list[Callable[[], list[Job]]] = [product_jobs]
+JOBS: list[Callable[[], list[Job]]] = [product_jobs, attention_jobs]
 COLUMNS = {
     "device_bytes": "device KB",
     "unique_device_bytes": "unique KB",

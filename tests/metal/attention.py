@@ -114,7 +114,7 @@ def attend(
     splits = params.splits
     partial = np.full((B * H_q * L, splits, D), np.nan, np.float32)
     statistics = np.full((B * H_q * L, splits, 2), np.nan, np.float32)
-    run(source, launch, [*inputs, out, partial, statistics], mode, order)
+    run(source, launch, [*inputs, out, partial, statistics], mode, order, outputs=3)
     if splits > 1:
         merge = metal.flash_attention_merge_launch(params, dtype)
         run(source, merge, [partial, statistics, out], mode, order)

@@ -1,13 +1,13 @@
-"""Everything here runs kernels in the emulator, which needs clang."""
+"""Kernels run in the emulator, which needs clang, or on a GPU."""
 
 import pytest
 
 from tools.metal_emulator import has_clang
 
-from .support import NO_CLANG
+from .support import NO_CLANG, on_gpu
 
 
 @pytest.fixture(autouse=True)
 def _clang() -> None:
-    if not has_clang():
+    if not has_clang() and not on_gpu():
         pytest.skip(NO_CLANG)

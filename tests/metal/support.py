@@ -8,8 +8,10 @@ from typing import Any
 import ml_dtypes
 import mlx.core as mx
 import numpy as np
+import pytest
 
-from tools.metal_emulator import Library
+from tiny_llm import kernels
+from tools.metal_emulator import Library, has_clang
 
 EXTENSION = Path(__file__).resolve().parents[2] / "src" / "extensions"
 
@@ -23,7 +25,7 @@ NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtyp
 
 
 @functools.cache
-def library(source: str) -> Library:
+def library(source: str | Path) -> Library:
     """The kernels of a .metal file of the extension, `matmul/matmul_tile.metal` for example."""
     return Library(EXTENSION / "src" / source, include_dirs=[EXTENSION])
 
@@ -47,16 +49,35 @@ def empty(shape: Sequence[int], dtype: str) -> np.ndarray:
     return np.full(shape, np.nan, NUMPY_TYPES[dtype])
 
 
+def on_gpu() -> bool:
+    """Whether kernels can run on a GPU here."""
+    return mx.metal.is_available() and kernels.metal_library() is not None
+
+
 def run(
-    source: str,
+    source: str | Path,
     launch: Any,
     arrays: Sequence[np.ndarray],
     mode: str = "plain",
     order: tuple[str, int] = ("forward", 1),
-) -> Any:
-    """Runs a launch of `tiny_llm_ext.metal` on arrays, outputs last, and on its params."""
+    outputs: int = 1,
+) -> None:
+    """Runs a launch of `tiny_llm_ext.metal` on arrays and on its params.
+
+    Of the arrays the last `outputs` are written, in place. A GPU has an order of its own.
+    """
+    if mode == "plain" and on_gpu():
+        bound = [as_array(array) for array in arrays]
+        results = kernels.extension().metal.run(
+            launch, bound[:-outputs], bound[-outputs:], stream=mx.gpu
+        )
+        for array, result in zip(arrays[-outputs:], results, strict=True):
+            np.copyto(array, as_bound(result))
+        return
+    if not has_clang():
+        pytest.skip(NO_CLANG)
     memory = {0: launch.threadgroup_bytes} if launch.threadgroup_bytes else None
-    return library(source).launch(
+    library(source).launch(
         launch.kernel,
         [*arrays, launch.params],
         grid=launch.groups,

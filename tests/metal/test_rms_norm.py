@@ -30,7 +30,7 @@ def add_rms_norm(x, y, weight, **how):
     launch = kernels.extension().metal.add_rms_norm_launch(M, D, EPS, D, D, dtype)
     total, out = empty((M, D), dtype), empty((M, D), dtype)
     arrays = [as_bound(x), as_bound(y), as_bound(weight), total, out]
-    run(SOURCE, launch, arrays, **how)
+    run(SOURCE, launch, arrays, outputs=2, **how)
     return as_array(total), as_array(out)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmark.metal_attention import attention_jobs
 from benchmark.metal_jobs import run
 from benchmark.metal_products import product_jobs
 from benchmark.metal_traffic import compare
@@ -20,6 +21,36 @@ CHOSEN = [
     "matmul decode 0.6b, 1×3072×1024, dense",
     "matmul prefill 0.6b, 512×3072×1024, dense",
 ]
+
+
+ATTENTION = {f"{job.name}, {job.shape}, beside {job.mlx_kernel}": job for job in attention_jobs()}
+CHOSEN_ATTENTION = [
+    "flash_attention decode 0.6b, H_q 16, H 8, L 1, S 512, beside sdpa_vector",
+    "flash_attention decode 4b, H_q 32, H 8, L 1, S 512, beside sdpa_vector",
+    "flash_attention decode 0.6b, H_q 16, H 8, L 1, S 4096, beside sdpa_vector_2pass_1_gqa2",
+    "flash_attention prefill 0.6b, H_q 16, H 8, L 128, S 512, beside attention_32_16_128",
+]
+
+
+@pytest.mark.parametrize("name", CHOSEN_ATTENTION)
+def test_attention_stays_within_the_limit(name):
+    row = compare(ATTENTION[name])
+    assert row["limit"] == (1.05 if "decode" in name else 1.25)
+    assert row["ratio"] <= row["limit"]
+
+
+def test_attention_never_reads_a_mask_when_causal_and_each_key_once():
+    """The dummy that stands for the mask has one byte; not even that is read."""
+    job = ATTENTION[CHOSEN_ATTENTION[1]]
+    step, _ = job.ours()
+    counts = step.library.launch(
+        step.kernel, step.arguments, grid=step.groups, threads=step.threads, mode="count"
+    ).counts
+    read = counts.device_bytes_read_by_buffer
+    assert read[1] == step.arguments[1].nbytes
+    assert read[2] == step.arguments[2].nbytes
+    assert read.get(3, 0) == 0
+    assert read.get(4, 0) == 0
 
 
 @pytest.mark.parametrize("name", CHOSEN)
