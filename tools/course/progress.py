@@ -74,7 +74,7 @@ def outcomes_by_task(
         ):
             for outcome in outcomes:
                 if outcome.task in TASKS:
-                    found[outcome.task].append(outcome)  # type: ignore[index]
+                    found[outcome.task].append(outcome)
                 elif not outcome.test:  # the process died: none of the day's tasks is done
                     for task in day.tasks:
                         found[task.id].append(outcome)

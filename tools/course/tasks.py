@@ -1,7 +1,7 @@
 """The course's days and tasks: the one table that the starter, the tests and the book go by.
 
-A day is a chapter of the book, a file of tests, `tests/week_N/test_day_M.py`, and a few tasks, whose
-tests are called `test_task_K_…`. A task is written 1.3.2: week, day, number.
+A day is a chapter of the book, a file of tests, `tests/week_N/test_day_M.py`, and a few tasks. The
+tests of task K are called `test_task_K_…`. A task is written 1.3.2: week, day, number.
 """
 
 from collections.abc import Iterable

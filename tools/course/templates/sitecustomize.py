@@ -6,7 +6,8 @@ come before it: this is another hook, in front of it.
 """
 
 import sys
-from importlib.machinery import PathFinder
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 TREE = Path(__file__).resolve().parent.parent
@@ -17,7 +18,9 @@ class LearnersTree:
     """Finds tiny_llm and tiny_llm_ext in the learner's tree, and nothing else."""
 
     @staticmethod
-    def find_spec(fullname, path=None, target=None):
+    def find_spec(
+        fullname: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
         """See `importlib.abc.MetaPathFinder`."""
         package, _, rest = fullname.partition(".")
         if package not in FOLDERS:
