@@ -58,7 +58,7 @@ def test_task_1_release():
     cache.update_and_fetch(mx.zeros((1, 1, 2, 4)), mx.zeros((1, 1, 2, 4)))
     cache.release()
     assert cache.offset == 0
-    assert cache.key_values is None
+    assert cache.key_values is None, "expected nothing of the released tokens to be left"
 
 
 def test_task_1_shapes_that_do_not_fit():

@@ -110,7 +110,12 @@ WRONG = [
     ),
     Wrong("2.2.1 weights", "the bits are fixed", "bits=mlx_layer.bits", "bits=4"),
     Wrong("2.2.1 linear", "the bias is forgotten", "y if bias is None else y + bias", "y"),
-    Wrong("2.2.1 matmul", "transposed at will", "transpose_b)", "True)"),
+    Wrong(
+        "2.2.1 matmul",
+        "scales and biases are swapped",
+        "(scales, biases,",
+        "(biases, scales,",
+    ),
     Wrong(
         "2.2.2 dot",
         "nibbles in the wrong order",
@@ -245,9 +250,9 @@ WRONG = [
     ),
     Wrong(
         "2.6.4 step",
-        "decoding waits for all prefills",
-        "if any(self.slots):",
-        "if all(self.slots) or not self.waiting:",
+        "one request at a time",
+        "self._place_prefilled()",
+        "if not any(self.slots):\n                self._place_prefilled()",
     ),
     Wrong(
         "2.6.4 decode",
