@@ -273,11 +273,5 @@ WRONG = [
         "beta * static_cast<float>(y[i])",
         "static_cast<float>(y[i])",
     ),
-    Wrong(
-        "1.7.2 kernel",
-        "sums in half precision",
-        "alpha * static_cast<float>(x[i])",
-        "static_cast<float>(static_cast<T>(alpha * static_cast<float>(x[i])))",
-    ),
     Wrong("1.7.2 kernel", "one element short", "i < size", "i + 1 < size"),
 ]
