@@ -13,3 +13,7 @@ class OutOfPagesError(RuntimeError):
 
     Nothing was changed when it is raised: a scheduler can free pages and try again.
     """
+
+
+class YourTurn(NotImplementedError):  # noqa: N818 - it is no mistake
+    """Stands in the learner's tree where a task of the course is still to be written."""

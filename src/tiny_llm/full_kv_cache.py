@@ -104,8 +104,10 @@ class TinyKvFullCache(TinyKvCache):
         Raises:
             ValueError: key and value, or new and old, do not have the same shape but for L.
         """
+        # [task 2.1.1 fetch]
         keys, values, (S, *_) = self.append(key, value)
         return keys[:, :, :S], values[:, :, :S], S, mask
+        # [/task 2.1.1 fetch]
 
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
         """See `TinyKvCache`. Errors as `update_and_fetch`."""
@@ -114,6 +116,7 @@ class TinyKvFullCache(TinyKvCache):
                 f"TinyKvFullCache: key has shape {key.shape} and value {value.shape}; they must be "
                 "the same."
             )
+        # [task 2.1.1 append]
         B, _, L, _ = key.shape
         end = self.offset + L
         self._keys = with_room(self._keys, key, end)
@@ -122,6 +125,7 @@ class TinyKvFullCache(TinyKvCache):
         self._values = kernels.cache_write(self._values, value, [self.offset] * B)
         self.offset = end
         return self._keys, self._values, [end] * B
+        # [/task 2.1.1 append]
 
     @property
     def state(self) -> list[mx.array]:
@@ -132,13 +136,17 @@ class TinyKvFullCache(TinyKvCache):
         """See `TinyKvCache`. The buffer stays; the next tokens overwrite what was forgotten."""
         if not 0 <= n <= self.offset:
             raise ValueError(f"TinyKvFullCache: cannot forget {n} of {self.offset} tokens.")
+        # [task 2.1.1 rewind]
         self.offset -= n
+        # [/task 2.1.1 rewind]
 
     def release(self) -> None:
         """See `TinyKvCache`."""
+        # [task 2.1.1 release]
         self.offset = 0
         self._keys = None
         self._values = None
+        # [/task 2.1.1 release]
 
 
 def with_room(
@@ -159,6 +167,7 @@ def with_room(
             f"KV cache: new keys or values have shape {new.shape}, the cache holds "
             f"{buffer.shape}; only the third dimension may differ."
         )
+    # [task 2.1.1 room]
     if tokens <= capacity:
         assert buffer is not None
         return buffer
@@ -168,3 +177,4 @@ def with_room(
         growth = min(growth, most - capacity)
     room = mx.zeros((B, H, growth, D), dtype=new.dtype)
     return room if buffer is None else mx.concatenate([buffer, room], axis=2)
+    # [/task 2.1.1 room]

@@ -92,6 +92,7 @@ class BatchingKvCache(TinyKvCache):
         if isinstance(cache, TinyKvPagedCache):
             self._slots[slot] = cache
             return
+        # [task 2.6.2 add]
         if cache.key_values is not None:
             key, value = cache.key_values
             if key.shape[0] != 1:
@@ -103,6 +104,7 @@ class BatchingKvCache(TinyKvCache):
             rows = (self.max_active_requests, *key.shape[1:])
             self._write(mx.broadcast_to(key, rows), mx.broadcast_to(value, rows), offsets)
         self._slots[slot] = _DenseSlot(cache.offset)
+        # [/task 2.6.2 add]
 
     def remove_request(self, slot: int) -> None:
         """Makes a slot idle. A dense one's room stays, for the next request; pages are returned.
@@ -116,7 +118,9 @@ class BatchingKvCache(TinyKvCache):
             raise ValueError(f"BatchingKvCache: slot {slot} has no request.")
         if isinstance(request, TinyKvPagedCache):
             request.release()
+        # [task 2.6.2 remove]
         self._slots[slot] = None
+        # [/task 2.6.2 remove]
 
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
         """See `TinyKvCache`: appends one chunk of L tokens to every live slot.
@@ -132,6 +136,7 @@ class BatchingKvCache(TinyKvCache):
             raise ValueError(
                 "BatchingKvCache: paged requests are in no buffer; use update_and_fetch_paged."
             )
+        # [task 2.6.2 append]
         L = key.shape[2]
         offsets = [-1 if length is None else length for length in self.lengths]
         keys, values = self._write(key, value, offsets)
@@ -139,6 +144,7 @@ class BatchingKvCache(TinyKvCache):
             None if length is None else _DenseSlot(length + L) for length in self.lengths
         ]
         return keys, values, [length or 0 for length in self.lengths]
+        # [/task 2.6.2 append]
 
     def update_and_fetch(
         self,
@@ -165,6 +171,7 @@ class BatchingKvCache(TinyKvCache):
         """
         if mask is not None and not isinstance(mask, str):
             raise ValueError("BatchingKvCache: the cache makes the mask; give None or 'causal'.")
+        # [task 2.6.2 fetch]
         queries = key.shape[2] if mask_length is None else mask_length
         buffer_keys, buffer_values, lengths = self.append(key, value)
         _, H, _, D = key.shape
@@ -179,6 +186,7 @@ class BatchingKvCache(TinyKvCache):
             visible = causal_mask(queries, S, key.dtype)[None, None]
             masks.append(mx.concatenate([hidden, visible], axis=3))
         return mx.concatenate(keys), mx.concatenate(values), None, mx.concatenate(masks)
+        # [/task 2.6.2 fetch]
 
     def update_and_fetch_paged(
         self,
@@ -242,11 +250,13 @@ class BatchingKvCache(TinyKvCache):
                 raise ValueError(
                     f"BatchingKvCache: cannot forget {n} of slot {slot}'s {length} tokens."
                 )
+        # [task 2.6.2 rewind]
         for request in self._slots:
             if isinstance(request, TinyKvPagedCache):
                 request.rewind(n)
             elif request is not None:
                 request.offset -= n
+        # [/task 2.6.2 rewind]
 
     def release(self) -> None:
         """Makes every slot idle and gives up the memory."""
@@ -263,12 +273,14 @@ class BatchingKvCache(TinyKvCache):
         self, key: mx.array, value: mx.array, offsets: list[int]
     ) -> tuple[mx.array, mx.array]:
         """Puts each slot's new tokens where `offsets` says, and makes room for them before."""
+        # [task 2.6.2 write]
         tokens = max(offsets) + key.shape[2]
         self._keys = with_room(self._keys, key, tokens, self.max_seq_len)
         self._values = with_room(self._values, value, tokens, self.max_seq_len)
         self._keys = kernels.cache_write(self._keys, key, offsets)
         self._values = kernels.cache_write(self._values, value, offsets)
         return self._keys, self._values
+        # [/task 2.6.2 write]
 
     def _check_slot(self, slot: int) -> None:
         if not 0 <= slot < self.max_active_requests:

@@ -60,6 +60,7 @@ class Qwen3MultiHeadAttention:
         Returns:
             B×L×E, dtype of `x`.
         """
+        # [task 2.1.2 attention]
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
         query, key, value = project_each(x, (self.wq, self.wk, self.wv))
@@ -70,20 +71,24 @@ class Qwen3MultiHeadAttention:
         key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *rotation)  # B×H×L×D
         attended = self._attend(query, key, value, cache, self.scale)  # B×H_q×L×D
         return project(attended.swapaxes(1, 2).reshape(B, L, H_q * D), self.wo)
+        # [/task 2.1.2 attention]
 
 
 def attend_flash(
     query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache, scale: float
 ) -> mx.array:
     """`Attend` through the extension, which reads the cache where it lies."""
+    # [task 2.4.4]
     keys, values, context_lens = cache.append(key, value)  # B×H×C×D
     return flash_attention(query, keys, values, scale, "causal", context_lens)
+    # [/task 2.4.4]
 
 
 def attend_grouped(
     query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache, scale: float
 ) -> mx.array:
     """`Attend` in plain MLX, in float32."""
+    # [task 2.1.2 grouped]
     keys, values, _, mask = cache.update_and_fetch(
         key, value, mask_length=key.shape[2], mask="causal"
     )  # B×H×S×D
@@ -94,6 +99,7 @@ def attend_grouped(
         scale=scale,
         mask=mask,
     ).astype(query.dtype)
+    # [/task 2.1.2 grouped]
 
 
 class Qwen3MLP:
@@ -144,10 +150,12 @@ class Qwen3TransformerBlock:
         Returns:
             (x, update), both B×L×E; the block's output is their sum.
         """
+        # [task 2.1.3 block]
         x, normed = _add_and_norm(x, update, self.input_layernorm, self.eps)
         update = self.self_attn(normed, rotation, cache)
         x, normed = _add_and_norm(x, update, self.post_attention_layernorm, self.eps)
         return x, self.mlp(normed)
+        # [/task 2.1.3 block]
 
 
 class Qwen3ModelWeek2:
@@ -176,8 +184,10 @@ class Qwen3ModelWeek2:
         table = _weight(mlx_model.model.embed_tokens)
         self.embedding: Embedding | QuantizedEmbedding
         if isinstance(table, QuantizedWeights):
+            # [task 2.2.4 embedding]
             dtype = table.scales.dtype
             self.embedding = QuantizedEmbedding(args.vocab_size, args.hidden_size, table)
+            # [/task 2.2.4 embedding]
         else:
             dtype = table.dtype
             self.embedding = Embedding(args.vocab_size, args.hidden_size, table)
@@ -191,7 +201,9 @@ class Qwen3ModelWeek2:
 
     def create_kv_cache(self) -> list[TinyKvCache]:
         """An empty cache for one request: one for each layer."""
+        # [task 2.1.3 cache]
         return [TinyKvFullCache() for _ in range(self.num_hidden_layers)]
+        # [/task 2.1.3 cache]
 
     def __call__(
         self,
@@ -229,8 +241,10 @@ class Qwen3ModelWeek2:
         self, inputs: mx.array, offset: int | Sequence[int] | mx.array, cache: list[TinyKvCache]
     ) -> tuple[mx.array, mx.array]:
         """Two arrays B×L×E, whose sum is the last layer's output."""
+        # [task 2.1.3 positions]
         B, L = inputs.shape
         return self._run_at(inputs, self.rope.tables(_positions(inputs, offset), B, L), cache)
+        # [/task 2.1.3 positions]
 
     def _run_at(
         self, inputs: mx.array, rotation: Rotation, cache: Sequence[Any]
@@ -241,16 +255,20 @@ class Qwen3ModelWeek2:
                 f"{type(self).__name__}: {len(cache)} caches were given for "
                 f"{self.num_hidden_layers} layers."
             )
+        # [task 2.1.3 layers]
         x, update = self.embedding(inputs), None  # B×L×E
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             x, update = layer(x, update, rotation, layer_cache)
         assert update is not None  # a model has layers
         return x, update
+        # [/task 2.1.3 layers]
 
     def _logits(self, x: mx.array, update: mx.array) -> mx.array:
         """N..×E and N..×E, the last layer's two arrays -> N..×V."""
+        # [task 2.1.3 logits]
         _, x = kernels.add_rms_norm(x, update, self.norm, self.eps)
         return project(x, self.w_lm_head)
+        # [/task 2.1.3 logits]
 
 
 def _add_and_norm(
@@ -262,16 +280,23 @@ def _add_and_norm(
     return kernels.add_rms_norm(x, update, weight, eps)
 
 
-def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> list[slice]:
-    """The positions of each sequence's new tokens, B slices of length L."""
+def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> slice | list[slice]:
+    """The new tokens' positions: a slice of length L for all sequences, or one for each."""
     B, L = inputs.shape
     given: Any = offset.tolist() if isinstance(offset, mx.array) else offset
-    starts: list[int] = [given] * B if isinstance(given, int) else list(given)
-    if len(starts) != B:
-        raise ValueError(f"Qwen3: {len(starts)} offsets were given for a batch of {B}.")
-    return [slice(start, start + L) for start in starts]
+    if isinstance(given, int):
+        return slice(given, given + L)
+    # [task 2.6.3 positions]
+    if len(given) != B:
+        raise ValueError(f"Qwen3: {len(given)} offsets were given for a batch of {B}.")
+    return [slice(start, start + L) for start in given]
+    # [/task 2.6.3 positions]
 
 
 def _weight(mlx_layer: Any) -> Weight:
     """A layer's weight as the checkpoint stores it."""
-    return QuantizedWeights.from_mlx_layer(mlx_layer) if "scales" in mlx_layer else mlx_layer.weight
+    if "scales" not in mlx_layer:
+        return mlx_layer.weight
+    # [task 2.2.4 weight]
+    return QuantizedWeights.from_mlx_layer(mlx_layer)
+    # [/task 2.2.4 weight]

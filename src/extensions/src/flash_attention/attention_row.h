@@ -21,6 +21,7 @@ namespace {  // a copy in each file, like the conversions of common/half.h
 template <typename Score, typename Value>
 void attend_row(int64_t visible, int64_t D, Format format, const Score& score, const void* values,
                 const Value& value, void* out, int64_t to) {
+    // [task 2.4.2 row]
     constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
     float largest = HIDDEN;           // m
     float sum = 0;                    // l
@@ -56,16 +57,19 @@ void attend_row(int64_t visible, int64_t D, Format format, const Score& score, c
     for (int64_t d = 0; d < D; d++) {
         store_element(out, to + d, format, sum == 0 ? 0 : total[d] / sum);
     }
+    // [/task 2.4.2 row]
 }
 
 /// The sum of D products, in the order of their index.
 [[maybe_unused]] inline float dot(const void* x, int64_t i, const void* y, int64_t j, int64_t D,
                                   Format format) {
+    // [task 2.4.2 dot]
     float total = 0;
     for (int64_t d = 0; d < D; d++) {
         total += load_element(x, i + d, format) * load_element(y, j + d, format);
     }
     return total;
+    // [/task 2.4.2 dot]
 }
 
 }  // namespace

@@ -13,10 +13,12 @@
 
 namespace tiny_llm_ext {
 
+// [solution only]
 TINY_LLM_DECLARE_SIMD(  //
     int64_t flash_attention_scratch(const FlashAttentionJob& job, int rows);
     void flash_attention(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first_row,
                          int rows, float* scratch);)
+// [/solution only]
 
 namespace {
 
@@ -24,6 +26,7 @@ constexpr float INFINITE = std::numeric_limits<float>::infinity();
 
 // query · key · scale + mask, for one row and one key.
 float score(const FlashAttentionJob& job, int64_t b, int64_t head, int64_t l, int64_t s) {
+    // [task 2.4.2 score]
     float added = 0;
     if (job.mask_kind != MaskKind::none) {
         added = mask_element(job, b, head, l, s);
@@ -34,6 +37,7 @@ float score(const FlashAttentionJob& job, int64_t b, int64_t head, int64_t l, in
     const int64_t query = row_offset(job.query_strides, b, head, l);
     const int64_t key = row_offset(job.key_strides, b, head / (job.H_q / job.H), s);
     return dot(job.query, query, job.key, key, job.D, job.format) * job.scale + added;
+    // [/task 2.4.2 score]
 }
 
 // One row of out.
@@ -57,8 +61,12 @@ void portable(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first_
 }
 
 void run(const FlashAttentionJob& job, InstructionSet set) {
-    const auto kernel = TINY_LLM_CHOOSE_SIMD(set, flash_attention, portable);
-    const auto scratch_size = TINY_LLM_CHOOSE_SIMD(set, flash_attention_scratch, portable_scratch);
+    auto kernel = portable;
+    auto scratch_size = portable_scratch;
+    // [solution only]
+    kernel = TINY_LLM_CHOOSE_SIMD(set, flash_attention, portable);
+    scratch_size = TINY_LLM_CHOOSE_SIMD(set, flash_attention_scratch, portable_scratch);
+    // [/solution only]
     const int64_t rows = job.L * (job.H_q / job.H);
     const int64_t step = rows_per_block(rows, job.B * job.H * rows, num_threads());
     const int64_t blocks = (rows + step - 1) / step;
@@ -130,7 +138,9 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
     if (has_mask_) {
         set_mask(job, inputs[3]);
     }
+    // [task 2.4.2 dispatch]
     encoder.dispatch([job, set = instruction_set()] { run(job, set); });
+    // [/task 2.4.2 dispatch]
 }
 
 }  // namespace tiny_llm_ext

@@ -14,10 +14,12 @@
 
 namespace tiny_llm_ext {
 
+// [solution only]
 TINY_LLM_DECLARE_SIMD(  //
     int64_t paged_attention_scratch(const PagedAttentionJob& job, int rows);
     void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
                          int64_t first_row, int rows, float* scratch);)
+// [/solution only]
 
 namespace {
 
@@ -124,8 +126,12 @@ std::vector<Block> blocks_of(const PagedAttentionJob& job,
 }
 
 void run(const PagedAttentionJob& job, const Batch& batch, InstructionSet set) {
-    const auto kernel = TINY_LLM_CHOOSE_SIMD(set, paged_attention, portable);
-    const auto scratch_size = TINY_LLM_CHOOSE_SIMD(set, paged_attention_scratch, portable_scratch);
+    auto kernel = portable;
+    auto scratch_size = portable_scratch;
+    // [solution only]
+    kernel = TINY_LLM_CHOOSE_SIMD(set, paged_attention, portable);
+    scratch_size = TINY_LLM_CHOOSE_SIMD(set, paged_attention_scratch, portable_scratch);
+    // [/solution only]
     const std::vector<PagedSequence> sequences = sequences_of(job, batch);
     const std::vector<Block> blocks = blocks_of(job, sequences, batch);
     parallel_for(static_cast<int64_t>(blocks.size()) * job.H, [&](int64_t chunk) {

@@ -39,8 +39,7 @@ void for_outputs(const Jobs& jobs, int64_t step, const Body& body) {
     });
 }
 
-void run_portable(const Jobs& jobs) { for_outputs(jobs, 1, quantized_matmul_portable); }
-
+// [solution only]
 void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
     const QuantizedMatmulJob& input = jobs[0];  // preparing looks at no weights
     auto scratch = std::make_unique_for_overwrite<char[]>(kernel.scratch(input) + 64);
@@ -82,6 +81,17 @@ const QuantizedMatmulKernel* kernel_of(InstructionSet set) {
 #endif
     return nullptr;
 }
+// [/solution only]
+
+void run(const Jobs& jobs, InstructionSet set) {
+    // [solution only]
+    if (const QuantizedMatmulKernel* kernel = kernel_of(set)) {
+        run_kernel(jobs, *kernel);
+        return;
+    }
+    // [/solution only]
+    for_outputs(jobs, 1, quantized_matmul_portable);
+}
 
 // One of the products that a node computes, as its inputs and its output lie in memory.
 QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, int group_size,
@@ -112,10 +122,10 @@ QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, int 
 }
 
 void dispatch(Jobs jobs, mx::Stream stream) {
-    const QuantizedMatmulKernel* kernel = kernel_of(instruction_set());
-    mx::cpu::get_command_encoder(stream).dispatch([jobs = std::move(jobs), kernel] {
-        kernel ? run_kernel(jobs, *kernel) : run_portable(jobs);
-    });
+    // [task 2.2.2 dispatch]
+    mx::cpu::get_command_encoder(stream).dispatch(
+        [jobs = std::move(jobs), set = instruction_set()] { run(jobs, set); });
+    // [/task 2.2.2 dispatch]
 }
 
 }  // namespace
