@@ -1,6 +1,6 @@
 """`pdm run metal-check`: type-checks the extension's Metal kernels, on any machine with clang.
 
-pdm run metal-check                  all of src/extensions/src
+pdm run metal-check                  all of src/extensions
 pdm run metal-check my_kernel.metal   files or folders
 """
 
@@ -15,12 +15,12 @@ from .errors import Diagnostic, MetalError, ToolMissingError
 from .toolchain import clang
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-KERNELS = ROOT / "src" / "extensions" / "src"
+KERNELS = ROOT / "src" / "extensions"
 
 
 def include_dirs() -> list[Path]:
     """Where the extension's kernels find headers: its own folders and MLX's wheel."""
-    folders = [KERNELS.parent, KERNELS]
+    folders = [KERNELS, KERNELS / "src"]
     try:
         import mlx
     except ImportError:

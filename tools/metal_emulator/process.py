@@ -1,8 +1,10 @@
 """A compiled library's process: launches go in, faults or counts come out (runtime/server.cpp)."""
 
+import contextlib
 import mmap
 import os
 import select
+import signal
 import struct
 import subprocess
 import tempfile
@@ -39,7 +41,8 @@ class Process:
             [str(executable), str(self._file.fileno())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # so that its children can be ended with it
             pass_fds=[self._file.fileno()],
             env=environment,
         )
@@ -168,9 +171,10 @@ def _memory_folder() -> str | None:
 
 
 def _stop(process: subprocess.Popen[bytes], file: object) -> None:
-    process.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    for pipe in (process.stdin, process.stdout, process.stderr):
+    for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
     file.close()  # type: ignore[attr-defined]

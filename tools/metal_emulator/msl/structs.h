@@ -12,16 +12,20 @@ MSL_INLINE constexpr D& copy(D& destination, S& source) {
 
 #define MSL_COPY(S, TO, FROM) \
     constexpr TO S& operator=(this TO S& to, const FROM S& from) { return msl::copy(to, from); }
-#define MSL_STRUCT(S)                                              \
-    MSL_COPY(S, device, thread)                                    \
-    MSL_COPY(S, device, device)                                    \
-    MSL_COPY(S, device, threadgroup)                               \
-    MSL_COPY(S, device, constant)                                  \
-    MSL_COPY(S, threadgroup, thread)                               \
-    MSL_COPY(S, threadgroup, device)                               \
-    MSL_COPY(S, threadgroup, threadgroup)                          \
-    MSL_COPY(S, threadgroup, constant) MSL_COPY(S, thread, device) \
-        MSL_COPY(S, thread, threadgroup) MSL_COPY(S, thread, constant)
+// clang-format off
+#define MSL_STRUCT(S)                   \
+    MSL_COPY(S, device, thread)         \
+    MSL_COPY(S, device, device)         \
+    MSL_COPY(S, device, threadgroup)    \
+    MSL_COPY(S, device, constant)       \
+    MSL_COPY(S, threadgroup, thread)    \
+    MSL_COPY(S, threadgroup, device)    \
+    MSL_COPY(S, threadgroup, threadgroup) \
+    MSL_COPY(S, threadgroup, constant)  \
+    MSL_COPY(S, thread, device)         \
+    MSL_COPY(S, thread, threadgroup)    \
+    MSL_COPY(S, thread, constant)
+// clang-format on
 // A struct with constructors of its own has no aggregate initialisation to lose: it can also be
 // constructed from a copy in any space.
 #define MSL_CONSTRUCT(S)                                      \

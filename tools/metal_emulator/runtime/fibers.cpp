@@ -76,15 +76,22 @@ namespace msl {
 
 static char* stacks;
 static size_t stacks_size;
+constexpr size_t STACK_GUARD = 4 << 20;
 
 void reserve_stacks(size_t count) {
     stacks_size = count * STACK_SIZE;
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    stacks = (char*)mmap(nullptr, stacks_size, PROT_READ | PROT_WRITE, flags, -1, 0);
+    const size_t size = STACK_GUARD + stacks_size;
+    stacks = (char*)mmap(nullptr, size, PROT_NONE, flags, -1, 0) + STACK_GUARD;
+    mprotect(stacks, stacks_size, PROT_READ | PROT_WRITE);
 }
 
 bool on_a_stack(const void* address) {
     return (const char*)address >= stacks && (const char*)address < stacks + stacks_size;
+}
+
+bool in_stack_guard(const void* address) {
+    return (const char*)address < stacks && (const char*)address >= stacks - STACK_GUARD;
 }
 
 bool stack_overflowed(size_t i) {

@@ -23,6 +23,8 @@ constexpr size_t STACK_SIZE = 256 << 10;
 void reserve_stacks(size_t count);
 // Whether `address` is in one of the stacks.
 bool on_a_stack(const void* address);
+// Whether `address` is just below the first stack, where nothing may be.
+bool in_stack_guard(const void* address);
 // Whether the running code has used more than stack number `i`.
 bool stack_overflowed(size_t i);
 // Prepares `context` to enter `start` on stack number `i`; `start` never returns.
