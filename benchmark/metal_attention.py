@@ -163,5 +163,3 @@ def _steel(job: Attention) -> Callable[[], list[Step]]:
         return [Step(library, "attention_32_16_128", arguments, groups, (32, 4, 1))]
 
     return steps
-
-

@@ -97,7 +97,8 @@ def macos_wheel() -> Path | None:
     """The unpacked macOS wheel of the MLX that is installed here, or None if it cannot be had."""
     folder = WORK / f"mlx-{version('mlx')}"
     if not folder.exists():
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", WORK]
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += ["--dest", str(WORK)]
         command += ["--platform", "macosx_14_0_arm64", "--only-binary=:all:"]
         command += ["--disable-pip-version-check", f"mlx-metal=={version('mlx')}"]
         if subprocess.run(command, check=False, capture_output=True).returncode != 0:

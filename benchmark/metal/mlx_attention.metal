@@ -5,6 +5,6 @@
 #include "mlx/backend/metal/kernels/steel/attn/kernels/steel_attention.h"
 // clang-format on
 
-template [[host_name("attention_32_16_128")]] [[kernel]] decltype(attention<bfloat16_t, 32, 16, 128,
-                                                                            128, 4, 1>)
+template [[host_name(
+    "attention_32_16_128")]] [[kernel]] decltype(attention<bfloat16_t, 32, 16, 128, 128, 4, 1>)
     attention<bfloat16_t, 32, 16, 128, 128, 4, 1>;

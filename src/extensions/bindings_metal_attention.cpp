@@ -7,6 +7,8 @@
 
 #include "bindings_metal.h"
 #include "src/flash_attention/flash_attention_launch.h"
+#include "src/paged_attention/paged_attention_launch.h"
+#include "src/paged_cache_write/paged_cache_write_launch.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -58,10 +60,38 @@ void bind_params(nb::module_& m) {
         .def_ro("splits", &Params::splits, "Of the keys, in the decode kernel.");
 }
 
+void bind_paged(nb::module_& m) {
+    m.def(
+        "paged_attention_simple_launch",
+        [](int H_q, int H, int D, int B, int max_pages, int P, int page_size, int T, int L,
+           float scale, bool causal, const std::array<int64_t, 3>& query_strides,
+           const std::string& dtype) {
+            PagedAttentionParams params = {H_q,       H, D, B,     max_pages, P,
+                                           page_size, T, L, scale, causal,    {}};
+            copy_strides(query_strides, params.query_strides);
+            return paged_attention_simple_launch(params, format_named(dtype));
+        },
+        nb::kw_only(), "H_q"_a, "H"_a, "D"_a, "B"_a, "max_pages"_a, "P"_a, "page_size"_a, "T"_a,
+        "L"_a, "scale"_a, "causal"_a, "query_strides"_a, "dtype"_a,
+        "Buffers: query, key_pages, value_pages, block_table, context_lens, cu_seqlens_q, out.");
+    m.def(
+        "paged_cache_write_launch",
+        [](int H, int L, int D, int page_size, int64_t tokens, int64_t places,
+           const std::array<int64_t, 4>& token_strides, int item_size, int max_threads) {
+            PagedCacheWriteParams params = {H, L, D, page_size, tokens, places, {}};
+            copy_strides(token_strides, params.token_strides);
+            return paged_cache_write_launch(params, item_size, max_threads);
+        },
+        nb::kw_only(), "H"_a, "L"_a, "D"_a, "page_size"_a, "tokens"_a, "places"_a,
+        "token_strides"_a, "item_size"_a, "max_threads"_a = MAX_THREADS,
+        "Buffers: tokens, slots, the pages.");
+}
+
 }  // namespace
 
 void bind_metal_attention(nb::module_& m) {
     bind_params(m);
+    bind_paged(m);
     const auto def = [&](const char* name,
                          MetalLaunch (*launch)(const FlashAttentionParams&, Format),
                          const char* buffers) {

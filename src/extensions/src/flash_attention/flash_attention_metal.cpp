@@ -1,6 +1,7 @@
 // flash_attention on the GPU: the encoder.
 #include "common/checks.h"
 #include "common/metal_device.h"
+#include "common/rows.h"
 #include "mlx/allocator.h"
 #include "src/flash_attention/flash_attention.h"
 #include "src/flash_attention/flash_attention_launch.h"
@@ -31,17 +32,6 @@ int mask_kind_of(mx::Dtype dtype) {
            : dtype == mx::float32 ? ATTENTION_MASK_FLOAT32
            : dtype == mx::float16 ? ATTENTION_MASK_FLOAT16
                                   : ATTENTION_MASK_BFLOAT16;
-}
-
-// out B×H_q×L×D, laid out as B×L×H_q×D.
-void allocate_by_token(mx::array& out) {
-    const int64_t H_q = out.shape(1), L = out.shape(2), D = out.shape(3);
-    auto flags = out.flags();
-    flags.contiguous = true;
-    flags.row_contiguous = H_q == 1 || L == 1;
-    flags.col_contiguous = false;
-    out.set_data(mx::allocator::malloc(out.nbytes()), out.size(), {L * H_q * D, D, H_q * D, 1},
-                 flags);
 }
 
 mx::array temporary(mx::Shape shape, mx::Stream stream) {

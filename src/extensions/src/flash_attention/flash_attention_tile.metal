@@ -132,7 +132,7 @@ template <typename T, int DIM>
 #pragma unroll
             for (int i = 0; i < SLICES; i++) {
                 simdgroup_float8x8 part;
-                load_matrix(part, keys + j * 8 * STRIDE + i * 8, STRIDE, true);
+                load_matrix<true>(part, keys + j * 8 * STRIDE + i * 8, STRIDE);
                 simdgroup_multiply_accumulate(scores[j], q[i], part, scores[j]);
             }
             elements(scores[j]) *= params.scale;
@@ -175,7 +175,7 @@ template <typename T, int DIM>
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++) {
                 simdgroup_float8x8 part;
-                load_matrix(part, values + j * 8 * STRIDE + i * 8, STRIDE, false);
+                load_matrix<false>(part, values + j * 8 * STRIDE + i * 8, STRIDE);
                 simdgroup_multiply_accumulate(o[i], scores[j], part, o[i]);
             }
         }
