@@ -153,9 +153,10 @@ def check_batch_arguments(args: argparse.Namespace) -> None:
 def fastest_loader(device: str | None) -> str:
     """The loader to use where none was named.
 
-    Week 2 needs the extension, whose kernels run on the CPU so far: on a GPU Week 1 is faster.
+    Week 2 needs the extension, and on a GPU its Metal kernels: without them Week 1 is faster there.
     """
-    return "week2" if kernels.is_built() and computes_on_cpu(device) else "week1"
+    has_kernels = computes_on_cpu(device) or kernels.metal_library() is not None
+    return "week2" if kernels.is_built() and has_kernels else "week1"
 
 
 def computes_on_cpu(device: str | None) -> bool:
