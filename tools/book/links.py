@@ -1,0 +1,80 @@
+"""Checks the built site: every link and anchor leads somewhere, and nothing comes from elsewhere."""
+
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+# What a browser loads by itself, as against what a reader clicks.
+LOADED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
+
+
+@dataclass
+class Page(HTMLParser):
+    """The anchors and references of one page.
+
+    Attributes:
+        anchors: the ids that can be linked to.
+        links: (address, whether the browser loads it by itself).
+    """
+
+    anchors: set[str] = field(default_factory=set)
+    links: list[tuple[str, bool]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Notes what the tag names and what it refers to."""
+        values = dict(attrs)
+        # `rel` that only says something: a canonical address is not fetched.
+        silent = tag == "link" and values.get("rel") in ("canonical", "prev", "next")
+        for name, value in attrs:
+            if value is None:
+                continue
+            if name == "id" or (tag == "a" and name == "name"):
+                self.anchors.add(value)
+            elif (tag, name) in LOADED and not silent:
+                self.links.append((value, True))
+            elif (tag, name) == ("a", "href"):
+                self.links.append((value, False))
+
+
+def broken_links(site: Path) -> list[str]:
+    """What is wrong with the links of a site, one sentence each."""
+    pages = {file.resolve(): _read(file) for file in site.rglob("*.html")}
+    errors = []
+    for file, page in sorted(pages.items()):
+        for link, loaded in page.links:
+            problem = _problem(link, loaded, file, site.resolve(), pages)
+            if problem:
+                errors.append(f"{file.relative_to(site.resolve())}: {problem}")
+    return errors
+
+
+def _read(file: Path) -> Page:
+    page = Page()
+    page.feed(file.read_text(encoding="utf-8"))
+    return page
+
+
+def _problem(
+    link: str, loaded: bool, file: Path, site: Path, pages: dict[Path, Page]
+) -> str | None:
+    """What is wrong with one link, or None."""
+    parts = urlsplit(link)
+    if parts.scheme in ("http", "https") or link.startswith("//"):
+        return f"loads {link} from another site" if loaded else None
+    if parts.scheme:  # mailto:, data:
+        return None
+    path = unquote(parts.path)
+    if file.name == "404.html":
+        return None  # it is shown at any address, so its links are absolute
+    target = (site / path.lstrip("/") if path.startswith("/") else file.parent / path).resolve()
+    target = file if not path else target / "index.html" if target.is_dir() else target
+    if not target.exists():
+        return f"the link {link} leads nowhere"
+    anchor = unquote(parts.fragment)
+    if anchor and target in pages and anchor not in pages[target].anchors:
+        return f"the link {link} names an anchor that the page does not have"
+    return None
