@@ -7,6 +7,7 @@ sum's error is relative to its terms and not to what is left when they cancel.
 
 import codecs
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -203,13 +204,15 @@ def assert_same_on_any_number_of_threads(program: str) -> None:
     """A program prints `num_threads()` and a hash of its result, the same for 1, 2, 3 and 4."""
 
     def run(threads: int) -> list[str]:
-        return subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", program],
-            env={"TINY_LLM_NUM_THREADS": str(threads), "PYTHONHASHSEED": "0"},
+            env={**os.environ, "TINY_LLM_NUM_THREADS": str(threads), "PYTHONHASHSEED": "0"},
             capture_output=True,
             text=True,
-            check=True,
-        ).stdout.split()
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr.strip().split("\n")[-1]
+        return result.stdout.split()
 
     results = {threads: run(threads) for threads in (1, 2, 3, 4)}
     assert all(result[0] == str(threads) for threads, result in results.items())

@@ -4,7 +4,9 @@
     pdm run test --week 1 --day 3
     pdm run test --week 1 --day 3 -- -k task_2
 
-All other flags go to pytest, with or without `--` in front.
+The tests of a week or a day run on the learner's tree if there is one (`pdm run start-course`
+writes it), and otherwise on the solution; --solution mine or ref chooses. All other flags go to
+pytest, with or without `--` in front.
 """
 
 import argparse
@@ -12,10 +14,9 @@ import os
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-
-# A chapter of two days answers to either number: (week, second day) -> first day.
-SECOND_DAYS = {(2, 3): 2, (2, 5): 4, (2, 7): 6}
+from tools.course.choice import add_solution_argument, chosen_tree
+from tools.course.tasks import DAYS, day_of
+from tools.course.tree import ROOT, environment
 
 
 def main() -> int:
@@ -28,32 +29,40 @@ def main() -> int:
     )
     parser.add_argument("--week", type=int, metavar="N")
     parser.add_argument("--day", type=int, metavar="M")
+    add_solution_argument(parser)
     args, rest = parser.parse_known_args()
     rest = [argument for argument in rest if argument != "--"]
     if args.day is not None and args.week is None:
         parser.error("--day needs --week")
-    target = tests_of(args.week, args.day)
-    if not target.exists():
-        known = ", ".join(known_days())
-        parser.error(f"there are no tests at {target.relative_to(ROOT)}; there are: {known}")
+    # Without a week they are the project's tests, which check the solution.
+    tree = chosen_tree(parser, args.solution or ("ref" if args.week is None else None))
+    if args.week is not None:
+        try:
+            rest = [*tests_of(args.week, args.day), *rest]
+        except LookupError as error:
+            parser.error(str(error))
+        if tree is not None:
+            print(f"testing your code in {os.path.relpath(tree, ROOT)}", flush=True)
     os.chdir(ROOT)
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", str(target.relative_to(ROOT)), *rest])
+    command = [sys.executable, "-m", "pytest", *rest]
+    os.execve(sys.executable, command, environment(tree))
 
 
-def tests_of(week: int | None, day: int | None) -> Path:
-    """Where the tests of a week, of a day, or all tests are."""
-    tests = ROOT / "tests"
-    if week is None:
-        return tests
-    if day is None:
-        return tests / f"week_{week}"
-    return tests / f"week_{week}" / f"test_day_{SECOND_DAYS.get((week, day), day)}.py"
+def tests_of(week: int, day: int | None) -> list[str]:
+    """The files of a week's or a day's tests.
 
-
-def known_days() -> list[str]:
-    """The days that have tests, as `--week N --day M` spells them."""
-    files = sorted((ROOT / "tests").glob("week_*/test_day_*.py"))
-    return [f"--week {file.parent.name[5:]} --day {file.stem[9:]}" for file in files]
+    Raises:
+        LookupError: there are none.
+    """
+    if day is not None:
+        files = [day_of(week, day).test_file]
+    else:
+        files = [chapter.test_file for chapter in DAYS if chapter.week == week]
+    files = [file for file in files if Path(ROOT, file).exists()]
+    if not files:
+        what = f"week {week}" if day is None else f"week {week}, day {day}"
+        raise LookupError(f"there are no tests of {what}")
+    return files
 
 
 if __name__ == "__main__":

@@ -38,12 +38,14 @@ def scaled_dot_product_attention_simple(
     Returns:
         N..×L×D.
     """
+    # [task 1.1.1 attention]
     if scale is None:
         scale = query.shape[-1] ** -0.5
     scores = query @ key.swapaxes(-2, -1) * scale  # N..×L×S
     if mask is not None:
         scores = scores + mask.astype(scores.dtype)
     return softmax(scores, axis=-1) @ value
+    # [/task 1.1.1 attention]
 
 
 class SimpleMultiHeadAttention:
@@ -101,6 +103,7 @@ class SimpleMultiHeadAttention:
         Returns:
             B×L×E.
         """
+        # [task 1.1.2 multi-head]
         x = scaled_dot_product_attention_simple(
             self._split_heads(linear(query, self.wq)),
             self._split_heads(linear(key, self.wk)),
@@ -110,11 +113,14 @@ class SimpleMultiHeadAttention:
         B, _, L, _ = x.shape
         x = x.swapaxes(1, 2).reshape(B, L, self.hidden_size)
         return linear(x, self.wo)
+        # [/task 1.1.2 multi-head]
 
     def _split_heads(self, x: mx.array) -> mx.array:
         """B×L×E -> B×H×L×D: heads become a batch dimension of the attention."""
+        # [task 1.1.2 split-heads]
         B, L, _ = x.shape
         return x.reshape(B, L, self.num_heads, self.head_dim).swapaxes(1, 2)
+        # [/task 1.1.2 split-heads]
 
 
 def causal_mask(L: int, S: int, dtype: mx.Dtype) -> mx.array:
@@ -126,8 +132,10 @@ def causal_mask(L: int, S: int, dtype: mx.Dtype) -> mx.array:
     Returns:
         L×S of `dtype`.
     """
+    # [task 1.3.2 causal-mask]
     visible = mx.tri(L, S, k=S - L, dtype=mx.bool_)
     return mx.where(visible, mx.array(0, dtype), mx.array(-mx.inf, dtype))
+    # [/task 1.3.2 causal-mask]
 
 
 def scaled_dot_product_attention_grouped(
@@ -176,10 +184,13 @@ def scaled_dot_product_attention_grouped(
             )
         mask = causal_mask(L, S, query.dtype)
     elif mask is not None:
+        # [task 1.3.1 mask]
         if mask.dtype == mx.bool_:
             mask = mx.where(mask, 0.0, -mx.inf).astype(query.dtype)
         mask = mx.broadcast_to(mask, (*N, H_q, L, S)).reshape(*N, H, group, L, S)
+        # [/task 1.3.1 mask]
 
+    # [task 1.3.1 grouped]
     x = scaled_dot_product_attention_simple(
         query.reshape(*N, H, group, L, D),
         mx.expand_dims(key, -3),  # N..×H×1×S×D
@@ -188,6 +199,7 @@ def scaled_dot_product_attention_grouped(
         mask=mask,
     )  # N..×H×group×L×D
     return x.reshape(*N, H_q, L, D)
+    # [/task 1.3.1 grouped]
 
 
 def flash_attention(
@@ -232,6 +244,7 @@ def flash_attention(
         raise ValueError(
             f'[flash_attention] expected mask None, "causal" or an array, got "{mask}".'
         )
+    # [task 2.4.1 flash]
     causal = isinstance(mask, str)
     lengths = context_lens
     if lengths is not None and not isinstance(lengths, mx.array):
@@ -247,3 +260,4 @@ def flash_attention(
                 f"{list(context_lens)}."
             )
     return out
+    # [/task 2.4.1 flash]

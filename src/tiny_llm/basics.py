@@ -21,9 +21,11 @@ def softmax(x: mx.array, axis: int) -> mx.array:
     Returns:
         Same shape and dtype as `x`.
     """
+    # [task 1.1.1 softmax]
     x32 = x.astype(mx.float32)
     exp = mx.exp(x32 - mx.max(x32, axis=axis, keepdims=True))
     return (exp / mx.sum(exp, axis=axis, keepdims=True)).astype(x.dtype)
+    # [/task 1.1.1 softmax]
 
 
 def linear(x: mx.array, w: mx.array, bias: mx.array | None = None) -> mx.array:
@@ -37,8 +39,10 @@ def linear(x: mx.array, w: mx.array, bias: mx.array | None = None) -> mx.array:
     Returns:
         N..×O.
     """
+    # [task 1.1.2 linear]
     y = x @ w.T
     return y if bias is None else y + bias
+    # [/task 1.1.2 linear]
 
 
 def silu(x: mx.array) -> mx.array:
@@ -55,5 +59,7 @@ def silu(x: mx.array) -> mx.array:
     Returns:
         Same shape and dtype as `x`.
     """
+    # [task 1.4.2 silu]
     sigmoid_abs = 1 / (1 + mx.exp(-mx.abs(x)))
     return x * mx.where(x < 0, 1 - sigmoid_abs, sigmoid_abs)
+    # [/task 1.4.2 silu]

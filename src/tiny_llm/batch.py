@@ -73,6 +73,7 @@ class Request:
         """Computes the next chunk of the prompt; after the last one, samples the first token."""
         if self.is_prefilled:
             return
+        # [task 2.6.5]
         chunk = self.prompt_ids[self.offset : self.offset + self._prefill_step]
         logits = next_token_logits(self._model, mx.array([chunk]), self.offset, self.cache)  # 1×V
         self.offset += len(chunk)
@@ -80,6 +81,7 @@ class Request:
         mx.eval([layer.key_values for layer in self.cache])
         if self.is_prefilled:
             self.add_token(int(choose(self.sampler, logits)[0]))
+        # [/task 2.6.5]
 
     def add_token(self, token: int) -> None:
         """Takes the next token of the answer; an end token ends it."""
@@ -164,6 +166,7 @@ class BatchGeneration:
 
     def step(self) -> None:
         """One chunk of prefill, if a prompt waits, and one token for every active request."""
+        # [task 2.6.4 step]
         if self.prefilling is None and self.waiting:
             self.prefilling = self._admit(*self.waiting.popleft())
         if self.prefilling is not None:
@@ -171,6 +174,7 @@ class BatchGeneration:
             self._place_prefilled()
         if any(self.slots):
             self._decode()
+        # [/task 2.6.4 step]
 
     def _admit(self, index: int, prompt: str | Sequence[int]) -> Request | None:
         """The request of a prompt, or None if it is answered at once because it cannot be run."""
@@ -202,6 +206,7 @@ class BatchGeneration:
         request = self.prefilling
         if request is None or not request.is_prefilled:
             return
+        # [task 2.6.4 place]
         if request.is_done:  # its first token was an end token
             for layer in request.cache:
                 layer.release()
@@ -214,9 +219,11 @@ class BatchGeneration:
                 layer.release()  # its tokens are in the slot now
             self.slots[slot] = request
             self.prefilling = None
+        # [/task 2.6.4 place]
 
     def _decode(self) -> None:
         """One token for every active request; the rows of idle slots are computed and ignored."""
+        # [task 2.6.4 decode]
         ids = [[0 if request is None else request.next_token] for request in self.slots]
         offsets = [0 if request is None else request.offset for request in self.slots]
         logits = next_token_logits(self._model, mx.array(ids), offsets, self._caches)  # B×V
@@ -234,6 +241,7 @@ class BatchGeneration:
                 self.slots[slot] = None
                 for cache in self._caches:
                     cache.remove_request(slot)
+        # [/task 2.6.4 decode]
 
     def _sample(self, live: list[int], logits: mx.array) -> list[int]:
         """The next token of each live slot, given their logits: one row a slot."""

@@ -29,8 +29,12 @@ class Embedding:
 
     def __call__(self, ids: mx.array) -> mx.array:
         """Looks tokens up: ids N.. -> N..×E."""
+        # [task 1.5.2 lookup]
         return self.weight[ids]
+        # [/task 1.5.2 lookup]
 
     def as_linear(self, x: mx.array) -> mx.array:
         """Scores each token of the vocabulary by its dot product with x: N..×E -> N..×V."""
+        # [task 1.5.2 as-linear]
         return linear(x, self.weight)
+        # [/task 1.5.2 as-linear]

@@ -6,3 +6,7 @@ class UserError(ValueError):
 
     Commands print the sentence and exit with status 2; they never show a traceback for it.
     """
+
+
+class YourTurn(NotImplementedError):  # noqa: N818 - it is no mistake
+    """Stands in the learner's tree where a task of the course is still to be written."""

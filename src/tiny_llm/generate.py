@@ -89,12 +89,14 @@ def decode_by_recomputing(
     Yields:
         Token ids, without end.
     """
+    # [task 1.6.1 decode]
     ids = list(prompt_ids)
     while True:
         logits = model(mx.array([ids]))[:, -1, :]  # 1×V, after the last token
         token = int(choose(sampler, logits)[0])
         yield token
         ids.append(token)
+    # [/task 1.6.1 decode]
 
 
 def simple_generate_with_kv_cache(
@@ -123,6 +125,7 @@ def decode_with_cache(model: Any, prompt_ids: Sequence[int], sampler: Sampler) -
     Yields:
         Token ids, without end.
     """
+    # [task 2.1.4]
     cache = model.create_kv_cache()
     offset = 0
     try:
@@ -141,6 +144,7 @@ def decode_with_cache(model: Any, prompt_ids: Sequence[int], sampler: Sampler) -
     finally:  # whoever iterates stops when the answer ends
         for layer in cache:
             layer.release()
+    # [/task 2.1.4]
 
 
 def next_token_logits(
@@ -255,6 +259,7 @@ def stream_text(
         prompt_tokens: length of the prompt, for the statistics.
         budget: how many tokens may come, or None.
     """
+    # [task 1.6.1 stream]
     detokenizer = tokenizer.detokenizer
     started = time.perf_counter()
     for count, token in enumerate(tokens, start=1):
@@ -282,3 +287,4 @@ def stream_text(
         )
         if finish_reason is not None:
             return
+    # [/task 1.6.1 stream]

@@ -98,8 +98,10 @@ class TinyKvFullCache(TinyKvCache):
         Raises:
             ValueError: key and value, or new and old, do not have the same shape but for L.
         """
+        # [task 2.1.1 fetch]
         keys, values, (S, *_) = self.append(key, value)
         return keys[:, :, :S], values[:, :, :S], S, mask
+        # [/task 2.1.1 fetch]
 
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
         """See `TinyKvCache`. Errors as `update_and_fetch`."""
@@ -108,6 +110,7 @@ class TinyKvFullCache(TinyKvCache):
                 f"TinyKvFullCache: key has shape {key.shape} and value {value.shape}; they must be "
                 "the same."
             )
+        # [task 2.1.1 append]
         B, _, L, _ = key.shape
         end = self.offset + L
         self._keys = _with_room(self._keys, key, end)
@@ -116,18 +119,23 @@ class TinyKvFullCache(TinyKvCache):
         self._values = kernels.cache_write(self._values, value, [self.offset] * B)
         self.offset = end
         return self._keys, self._values, [end] * B
+        # [/task 2.1.1 append]
 
     def rewind(self, n: int) -> None:
         """See `TinyKvCache`. The buffer stays; the next tokens overwrite what was forgotten."""
         if not 0 <= n <= self.offset:
             raise ValueError(f"TinyKvFullCache: cannot forget {n} of {self.offset} tokens.")
+        # [task 2.1.1 rewind]
         self.offset -= n
+        # [/task 2.1.1 rewind]
 
     def release(self) -> None:
         """See `TinyKvCache`."""
+        # [task 2.1.1 release]
         self.offset = 0
         self._keys = None
         self._values = None
+        # [/task 2.1.1 release]
 
 
 class BatchingKvCache(TinyKvCache):
@@ -174,6 +182,7 @@ class BatchingKvCache(TinyKvCache):
                 f"BatchingKvCache: the request has {cache.offset} tokens, a slot holds "
                 f"{self.max_seq_len}."
             )
+        # [task 2.6.2 add]
         if cache.key_values is not None:
             key, value = cache.key_values
             if key.shape[0] != 1:
@@ -185,6 +194,7 @@ class BatchingKvCache(TinyKvCache):
             rows = (self.max_active_requests, *key.shape[1:])
             self._write(mx.broadcast_to(key, rows), mx.broadcast_to(value, rows), offsets)
         self.lengths[slot] = cache.offset
+        # [/task 2.6.2 add]
 
     def remove_request(self, slot: int) -> None:
         """Makes a slot idle. Its room stays, for the next request.
@@ -195,7 +205,9 @@ class BatchingKvCache(TinyKvCache):
         self._check_slot(slot)
         if self.lengths[slot] is None:
             raise ValueError(f"BatchingKvCache: slot {slot} has no request.")
+        # [task 2.6.2 remove]
         self.lengths[slot] = None
+        # [/task 2.6.2 remove]
 
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
         """See `TinyKvCache`: appends one chunk of L tokens to every live slot.
@@ -222,11 +234,13 @@ class BatchingKvCache(TinyKvCache):
                     f"BatchingKvCache: slot {slot} has {length} tokens; {L} more are beyond "
                     f"{self.max_seq_len}."
                 )
+        # [task 2.6.2 append]
         keys, values = self._write(
             key, value, [-1 if length is None else length for length in self.lengths]
         )
         self.lengths = [None if length is None else length + L for length in self.lengths]
         return keys, values, [length or 0 for length in self.lengths]
+        # [/task 2.6.2 append]
 
     def update_and_fetch(
         self,
@@ -253,6 +267,7 @@ class BatchingKvCache(TinyKvCache):
         """
         if mask is not None and not isinstance(mask, str):
             raise ValueError("BatchingKvCache: the cache makes the mask; give None or 'causal'.")
+        # [task 2.6.2 fetch]
         queries = key.shape[2] if mask_length is None else mask_length
         buffer_keys, buffer_values, lengths = self.append(key, value)
         _, H, _, D = key.shape
@@ -267,6 +282,7 @@ class BatchingKvCache(TinyKvCache):
             visible = causal_mask(queries, S, key.dtype)[None, None]
             masks.append(mx.concatenate([hidden, visible], axis=3))
         return mx.concatenate(keys), mx.concatenate(values), None, mx.concatenate(masks)
+        # [/task 2.6.2 fetch]
 
     def rewind(self, n: int) -> None:
         """Forgets the newest `n` tokens of every live slot.
@@ -279,7 +295,9 @@ class BatchingKvCache(TinyKvCache):
                 raise ValueError(
                     f"BatchingKvCache: cannot forget {n} of slot {slot}'s {length} tokens."
                 )
+        # [task 2.6.2 rewind]
         self.lengths = [None if length is None else length - n for length in self.lengths]
+        # [/task 2.6.2 rewind]
 
     def release(self) -> None:
         """Makes every slot idle and gives up the memory."""
@@ -291,12 +309,14 @@ class BatchingKvCache(TinyKvCache):
         self, key: mx.array, value: mx.array, offsets: list[int]
     ) -> tuple[mx.array, mx.array]:
         """Puts each slot's new tokens where `offsets` says, and makes room for them before."""
+        # [task 2.6.2 write]
         tokens = max(offsets) + key.shape[2]
         self._keys = _with_room(self._keys, key, tokens, self.max_seq_len)
         self._values = _with_room(self._values, value, tokens, self.max_seq_len)
         self._keys = kernels.cache_write(self._keys, key, offsets)
         self._values = kernels.cache_write(self._values, value, offsets)
         return self._keys, self._values
+        # [/task 2.6.2 write]
 
     def _check_slot(self, slot: int) -> None:
         if not 0 <= slot < self.max_active_requests:
@@ -324,6 +344,7 @@ def _with_room(
             f"KV cache: new keys or values have shape {new.shape}, the cache holds "
             f"{buffer.shape}; only the third dimension may differ."
         )
+    # [task 2.1.1 room]
     if tokens <= capacity:
         assert buffer is not None
         return buffer
@@ -333,3 +354,4 @@ def _with_room(
         growth = min(growth, most - capacity)
     room = mx.zeros((B, H, growth, D), dtype=new.dtype)
     return room if buffer is None else mx.concatenate([buffer, room], axis=2)
+    # [/task 2.1.1 room]

@@ -65,17 +65,8 @@ class RoPE:
         cos, sin = self.tables(offset, B, L)
         cos, sin = cos[:, :, None, :], sin[:, :, None, :]  # the same for every head
 
-        x32 = x.astype(mx.float32)
-        if self.traditional:
-            x1, x2 = x32[..., 0::2], x32[..., 1::2]
-        else:
-            x1, x2 = x32[..., : D // 2], x32[..., D // 2 :]
-        rotated = [x1 * cos - x2 * sin, x1 * sin + x2 * cos]
-        if self.traditional:
-            y = mx.stack(rotated, axis=-1).reshape(x.shape)
-        else:
-            y = mx.concatenate(rotated, axis=-1)
-        return y.astype(x.dtype)
+        rotate = _rotate_neighbours if self.traditional else _rotate_halves
+        return rotate(x.astype(mx.float32), cos, sin).astype(x.dtype)
 
     def tables(
         self, offset: slice | Sequence[slice] | None, B: int, L: int
@@ -95,6 +86,7 @@ class RoPE:
         Raises:
             ValueError: as in `__call__`.
         """
+        # [task 1.2.1 angles]
         # In float32 p·θ has an error of about 1e-7·p radians whatever the formula. Powers are
         # written as exp(−i·log θ/…) because then the rounding is that of `mx.fast.rope`.
         pair = mx.arange(self.dims // 2, dtype=mx.float32)
@@ -102,25 +94,53 @@ class RoPE:
         position = mx.array(self._starts(offset, B, L), dtype=mx.float32)[:, None] + mx.arange(L)
         angle = position[:, :, None] * frequency  # (1 or B)×L×D/2
         return mx.cos(angle), mx.sin(angle)
+        # [/task 1.2.1 angles]
 
     def _starts(self, offset: slice | Sequence[slice] | None, B: int, L: int) -> list[int]:
         """The first position of the whole batch (one number), or of each sequence (B numbers)."""
         if offset is None:
             offset = slice(0, L)
-        slices = [offset] if isinstance(offset, slice) else list(offset)
-        if not isinstance(offset, slice) and len(slices) != B:
-            raise ValueError(f"RoPE: {len(slices)} offsets were given for a batch of {B}.")
-        starts = []
-        for positions in slices:
-            start, stop = positions.start or 0, positions.stop
-            if stop is None or stop - start != L or positions.step not in (None, 1):
-                raise ValueError(
-                    f"RoPE: offset {positions} does not name {L} consecutive positions."
-                )
-            if start < 0 or stop > self.seq_len:
-                raise ValueError(
-                    f"RoPE: positions {start} … {stop - 1} are outside 0 … {self.seq_len - 1}, "
-                    "the positions this model has."
-                )
-            starts.append(start)
-        return starts
+        if isinstance(offset, slice):
+            return [self._start(offset, L)]
+        # [task 2.6.1 offsets]
+        if len(offset) != B:
+            raise ValueError(f"RoPE: {len(offset)} offsets were given for a batch of {B}.")
+        return [self._start(positions, L) for positions in offset]
+        # [/task 2.6.1 offsets]
+
+    def _start(self, positions: slice, L: int) -> int:
+        """The first of L positions, all of which this RoPE has."""
+        start, stop = positions.start or 0, positions.stop
+        if stop is None or stop - start != L or positions.step not in (None, 1):
+            raise ValueError(f"RoPE: offset {positions} does not name {L} consecutive positions.")
+        if start < 0 or stop > self.seq_len:
+            raise ValueError(
+                f"RoPE: positions {start} … {stop - 1} are outside 0 … {self.seq_len - 1}, "
+                "the positions this model has."
+            )
+        return start
+
+
+def _rotate_neighbours(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    """Turns neighbours: the pairs (x[0], x[1]), (x[2], x[3]) and so on.
+
+    Args:
+        x: B×L×H×D.
+        cos, sin: of each pair's angle, broadcastable to B×L×H×D/2.
+
+    Returns:
+        B×L×H×D.
+    """
+    # [task 1.2.1 neighbours]
+    x1, x2 = x[..., 0::2], x[..., 1::2]
+    return mx.stack([x1 * cos - x2 * sin, x1 * sin + x2 * cos], axis=-1).reshape(x.shape)
+    # [/task 1.2.1 neighbours]
+
+
+def _rotate_halves(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    """Turns halves: the pairs (x[i], x[i + D/2]). Shapes: see `_rotate_neighbours`."""
+    # [task 1.2.2 halves]
+    half = x.shape[-1] // 2
+    x1, x2 = x[..., :half], x[..., half:]
+    return mx.concatenate([x1 * cos - x2 * sin, x1 * sin + x2 * cos], axis=-1)
+    # [/task 1.2.2 halves]

@@ -24,6 +24,7 @@ def dequantize_linear(mlx_layer: Any) -> mx.array:
     Returns:
         O×I: in the dtype of the scales if the layer is quantized, else the layer's own weight.
     """
+    # [task 1.5.3 dequantize]
     if "scales" not in mlx_layer:
         return mlx_layer.weight
     return mx.dequantize(
@@ -34,6 +35,7 @@ def dequantize_linear(mlx_layer: Any) -> mx.array:
         bits=mlx_layer.bits,
         mode=getattr(mlx_layer, "mode", "affine"),
     )
+    # [/task 1.5.3 dequantize]
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class QuantizedWeights:
             raise ValueError(
                 f"expected a layer quantized in mode 'affine', got one that is {what}."
             )
+        # [task 2.2.1 weights]
         return cls(
             scales=mlx_layer.scales,
             biases=mlx_layer.biases,
@@ -74,6 +77,7 @@ class QuantizedWeights:
             bits=mlx_layer.bits,
             weight=mlx_layer.weight,
         )
+        # [/task 2.2.1 weights]
 
 
 def quantized_matmul(
@@ -106,13 +110,17 @@ def quantized_matmul(
         ValueError: an argument that is not as above; it is named.
         UserError: the extension is not built.
     """
+    # [task 2.2.1 matmul]
     return kernels.quantized_matmul(scales, biases, group_size, bits, a, b, transpose_b)
+    # [/task 2.2.1 matmul]
 
 
 def quantized_linear(x: mx.array, w: QuantizedWeights, bias: mx.array | None = None) -> mx.array:
     """`linear` with quantized weights: N..×I -> N..×O."""
+    # [task 2.2.1 linear]
     y = quantized_matmul(w.scales, w.biases, w.group_size, w.bits, x, w.weight)
     return y if bias is None else y + bias
+    # [/task 2.2.1 linear]
 
 
 def project(x: mx.array, w: QuantizedWeights | mx.array) -> mx.array:

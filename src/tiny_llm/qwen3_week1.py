@@ -82,6 +82,7 @@ class Qwen3MultiHeadAttention:
         Returns:
             B×L×E, dtype of `x`; scores and their softmax are computed in float32.
         """
+        # [task 1.3.3]
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
         query = self.rope(self.q_norm(linear(x, self.wq).reshape(B, L, H_q, D)))
@@ -95,6 +96,7 @@ class Qwen3MultiHeadAttention:
             mask=mask,
         ).astype(x.dtype)
         return linear(attended.swapaxes(1, 2).reshape(B, L, H_q * D), self.wo)
+        # [/task 1.3.3]
 
 
 class Qwen3MLP:
@@ -120,7 +122,9 @@ class Qwen3MLP:
 
     def __call__(self, x: mx.array) -> mx.array:
         """N..×E -> N..×E."""
+        # [task 1.4.2 mlp]
         return linear(silu(linear(x, self.w_gate)) * linear(x, self.w_up), self.w_down)
+        # [/task 1.4.2 mlp]
 
 
 class Qwen3TransformerBlock:
@@ -185,8 +189,10 @@ class Qwen3TransformerBlock:
 
     def __call__(self, x: mx.array, mask: Mask = None) -> mx.array:
         """B×L×E -> B×L×E; `mask` as in `Qwen3MultiHeadAttention`."""
+        # [task 1.5.1]
         x = x + self.self_attn(self.input_layernorm(x), mask)
         return x + self.mlp(self.post_attention_layernorm(x))
+        # [/task 1.5.1]
 
 
 class Qwen3ModelWeek1:
@@ -203,6 +209,7 @@ class Qwen3ModelWeek1:
         self.hidden_size = args.hidden_size
         self.vocab_size = args.vocab_size
         self.max_seq_len = args.max_position_embeddings
+        # [task 1.5.3 weights]
         self.embedding = Embedding(
             args.vocab_size, args.hidden_size, _plain_weight(mlx_model.model.embed_tokens)
         )
@@ -213,6 +220,7 @@ class Qwen3ModelWeek1:
         )
         # With tied embeddings the table that reads tokens also scores them.
         self.w_lm_head = None if args.tie_word_embeddings else _plain_weight(mlx_model.lm_head)
+        # [/task 1.5.3 weights]
 
     def __call__(self, ids: mx.array) -> mx.array:
         """Runs the model over whole sequences from position 0.
@@ -223,6 +231,7 @@ class Qwen3ModelWeek1:
         Returns:
             Logits, B×L×V.
         """
+        # [task 1.5.3 forward]
         x = self.embedding(ids)  # B×L×E
         for layer in self.layers:
             x = layer(x, mask="causal")
@@ -230,6 +239,7 @@ class Qwen3ModelWeek1:
         if self.w_lm_head is None:
             return self.embedding.as_linear(x)
         return linear(x, self.w_lm_head)
+        # [/task 1.5.3 forward]
 
 
 def _build_block(args: Any, layer: Any, dtype: mx.Dtype) -> Qwen3TransformerBlock:

@@ -57,6 +57,7 @@ class Qwen3MultiHeadAttention:
         Returns:
             B×L×E, dtype of `x`.
         """
+        # [task 2.1.2 attention]
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
         query = project(x, self.wq).reshape(B, L, H_q, D)
@@ -66,18 +67,22 @@ class Qwen3MultiHeadAttention:
         key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *rotation)  # B×H×L×D
         attended = self._attend(query, key, value, cache)  # B×H_q×L×D
         return project(attended.swapaxes(1, 2).reshape(B, L, H_q * D), self.wo)
+        # [/task 2.1.2 attention]
 
     def _attend_flash(
         self, query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache
     ) -> mx.array:
         """Reads the cache where it lies."""
+        # [task 2.4.4]
         keys, values, context_lens = cache.append(key, value)  # B×H×C×D
         return flash_attention(query, keys, values, self.scale, "causal", context_lens)
+        # [/task 2.4.4]
 
     def _attend_grouped(
         self, query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache
     ) -> mx.array:
         """In plain MLX, in float32."""
+        # [task 2.1.2 grouped]
         keys, values, _, mask = cache.update_and_fetch(
             key, value, mask_length=key.shape[2], mask="causal"
         )  # B×H×S×D
@@ -88,6 +93,7 @@ class Qwen3MultiHeadAttention:
             scale=self.scale,
             mask=mask,
         ).astype(query.dtype)
+        # [/task 2.1.2 grouped]
 
 
 class Qwen3MLP:
@@ -139,10 +145,12 @@ class Qwen3TransformerBlock:
         Returns:
             (x, update), both B×L×E; the block's output is their sum.
         """
+        # [task 2.1.3 block]
         x, normed = _add_and_norm(x, update, self.input_layernorm, self.eps)
         update = self.self_attn(normed, rotation, cache)
         x, normed = _add_and_norm(x, update, self.post_attention_layernorm, self.eps)
         return x, self.mlp(normed)
+        # [/task 2.1.3 block]
 
 
 class Qwen3ModelWeek2:
@@ -167,8 +175,10 @@ class Qwen3ModelWeek2:
         table = _weight(mlx_model.model.embed_tokens)
         self.embedding: Embedding | QuantizedEmbedding
         if isinstance(table, QuantizedWeights):
+            # [task 2.2.4 embedding]
             dtype = table.scales.dtype
             self.embedding = QuantizedEmbedding(args.vocab_size, args.hidden_size, table)
+            # [/task 2.2.4 embedding]
         else:
             dtype = table.dtype
             self.embedding = Embedding(args.vocab_size, args.hidden_size, table)
@@ -183,7 +193,9 @@ class Qwen3ModelWeek2:
 
     def create_kv_cache(self) -> list[TinyKvCache]:
         """An empty cache for one request: one for each layer."""
+        # [task 2.1.3 cache]
         return [TinyKvFullCache() for _ in range(self.num_hidden_layers)]
+        # [/task 2.1.3 cache]
 
     def __call__(
         self,
@@ -226,6 +238,7 @@ class Qwen3ModelWeek2:
                 f"Qwen3ModelWeek2: {len(cache)} caches were given for {self.num_hidden_layers} "
                 "layers."
             )
+        # [task 2.1.3 layers]
         B, L = inputs.shape
         rotation = self.rope.tables(_positions(inputs, offset), B, L)
         x, update = self.embedding(inputs), None  # B×L×E
@@ -233,11 +246,14 @@ class Qwen3ModelWeek2:
             x, update = layer(x, update, rotation, layer_cache)
         assert update is not None  # a model has layers
         return x, update
+        # [/task 2.1.3 layers]
 
     def _logits(self, x: mx.array, update: mx.array) -> mx.array:
         """N..×E and N..×E, the last layer's two arrays -> N..×V."""
+        # [task 2.1.3 logits]
         _, x = kernels.add_rms_norm(x, update, self.norm, self.eps)
         return project(x, self.w_lm_head)
+        # [/task 2.1.3 logits]
 
 
 def _add_and_norm(
@@ -249,16 +265,23 @@ def _add_and_norm(
     return kernels.add_rms_norm(x, update, weight, eps)
 
 
-def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> list[slice]:
-    """The positions of each sequence's new tokens, B slices of length L."""
+def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> slice | list[slice]:
+    """The new tokens' positions: a slice of length L for all sequences, or one for each."""
     B, L = inputs.shape
     given: Any = offset.tolist() if isinstance(offset, mx.array) else offset
-    starts: list[int] = [given] * B if isinstance(given, int) else list(given)
-    if len(starts) != B:
-        raise ValueError(f"Qwen3ModelWeek2: {len(starts)} offsets were given for a batch of {B}.")
-    return [slice(start, start + L) for start in starts]
+    if isinstance(given, int):
+        return slice(given, given + L)
+    # [task 2.6.3 positions]
+    if len(given) != B:
+        raise ValueError(f"Qwen3ModelWeek2: {len(given)} offsets were given for a batch of {B}.")
+    return [slice(start, start + L) for start in given]
+    # [/task 2.6.3 positions]
 
 
 def _weight(mlx_layer: Any) -> Weight:
     """A layer's weight as the checkpoint stores it."""
-    return QuantizedWeights.from_mlx_layer(mlx_layer) if "scales" in mlx_layer else mlx_layer.weight
+    if "scales" not in mlx_layer:
+        return mlx_layer.weight
+    # [task 2.2.4 weight]
+    return QuantizedWeights.from_mlx_layer(mlx_layer)
+    # [/task 2.2.4 weight]

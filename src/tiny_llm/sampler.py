@@ -111,6 +111,7 @@ class DistributionSampler:
 
         A dropped token has −inf; what is left is not normalized.
         """
+        # [task 1.7.1 temperature]
         logprobs = logprobs.astype(mx.float32)
         if self.is_greedy:
             best = mx.argmax(logprobs, axis=-1, keepdims=True)
@@ -118,6 +119,7 @@ class DistributionSampler:
         for keep in self._filters:
             logprobs = keep(logprobs)
         return logprobs / self.temp
+        # [/task 1.7.1 temperature]
 
     def probabilities(self, logprobs: mx.array) -> mx.array:
         """The distribution of the sampler's tokens: B×V -> B×V, each row of sum 1."""
@@ -140,11 +142,13 @@ class DistributionSampler:
 
 def keep_top_k(logprobs: mx.array, top_k: int) -> mx.array:
     """Drops all but the `top_k` most likely tokens of each row: B×V -> B×V."""
+    # [task 1.7.1 top-k]
     if top_k >= logprobs.shape[-1]:
         return logprobs
     # Positions 0 … k − 1 of the partition hold the k largest, in any order.
     dropped = mx.argpartition(-logprobs, kth=top_k - 1, axis=-1)[..., top_k:]
     return mx.put_along_axis(logprobs, dropped, mx.array(-mx.inf, logprobs.dtype), axis=-1)
+    # [/task 1.7.1 top-k]
 
 
 def keep_top_p(logprobs: mx.array, top_p: float) -> mx.array:
@@ -153,6 +157,7 @@ def keep_top_p(logprobs: mx.array, top_p: float) -> mx.array:
     A token stays if the mass of the tokens before it, likeliest first, is still below `top_p`.
     The first has nothing before it, so that one token always stays.
     """
+    # [task 1.7.1 top-p]
     if top_p >= 1:
         return logprobs
     order = mx.argsort(-logprobs, axis=-1)  # likeliest first
@@ -161,6 +166,7 @@ def keep_top_p(logprobs: mx.array, top_p: float) -> mx.array:
     mass_before = mx.cumsum(mass, axis=-1, inclusive=False)
     ranked = mx.where(mass_before < top_p, ranked, -mx.inf)
     return mx.put_along_axis(logprobs, order, ranked, axis=-1)
+    # [/task 1.7.1 top-p]
 
 
 def keep_min_p(logprobs: mx.array, min_p: float) -> mx.array:

@@ -74,6 +74,7 @@ class SpeculativeDecoding:
 
     def __call__(self, model: Any, prompt_ids: Sequence[int], sampler: Sampler) -> Iterator[int]:
         """Yields token ids, without end."""
+        # [task 3.4.1 loop]
         self.statistics = statistics = SpeculationStatistics()
         rejecting = sampler if isinstance(sampler, DistributionSampler) else None
         if rejecting is not None and rejecting.is_greedy:
@@ -106,6 +107,7 @@ class SpeculativeDecoding:
         finally:
             target.release()
             draft.release()
+        # [/task 3.4.1 loop]
 
     def _num_drafts_now(
         self, target: "_CachedModel", draft: "_CachedModel", num_tokens: int
@@ -127,6 +129,7 @@ def verify_by_matching(logits: mx.array, drafts: mx.array, sampler: Sampler) -> 
     Returns:
         (how many drafts are accepted, the token that follows them).
     """
+    # [task 3.4.1 matching]
     choices: Iterator[Any]
     if isinstance(sampler, DistributionSampler) and sampler.is_greedy:  # one call does for all
         choices = iter(choose(sampler, logits).tolist())  # type: ignore[arg-type]
@@ -137,6 +140,7 @@ def verify_by_matching(logits: mx.array, drafts: mx.array, sampler: Sampler) -> 
         if guess != choice:
             return accepted, choice
     return len(guesses), next(choices)
+    # [/task 3.4.1 matching]
 
 
 def verify_by_rejection(
@@ -157,6 +161,7 @@ def verify_by_rejection(
     Returns:
         (how many drafts are accepted, the token that follows them).
     """
+    # [task 3.4.2]
     n, width = drafted_from.shape
     q = mx.pad(drafted_from, [(0, 1), (0, wanted.shape[1] - width)])  # (n + 1)×V
     accepted = 0
@@ -169,6 +174,7 @@ def verify_by_rejection(
     # Distributions that differ by rounding only can leave nothing; either is then as good.
     surplus = mx.where(surplus.sum() > 0, surplus, wanted[accepted])
     return accepted, int(sampler.draw(mx.log(surplus)[None])[0])
+    # [/task 3.4.2]
 
 
 def check_same_vocabulary(draft_tokenizer: Any, tokenizer: Any) -> None:
@@ -220,11 +226,13 @@ class _CachedModel:
 
     def keep(self, num_tokens: int) -> None:
         """Forgets what comes after the first `num_tokens`."""
+        # [task 3.4.1 keep]
         surplus = self.offset - num_tokens
         if surplus > 0:
             for layer in self._cache:
                 layer.rewind(surplus)
             self.offset = num_tokens
+        # [/task 3.4.1 keep]
 
     def release(self) -> None:
         """Gives up the cache."""
@@ -252,6 +260,7 @@ def _propose(
             distributions are empty.
         width: of the target's logits; a guess beyond it could not be verified.
     """
+    # [task 3.4.1 propose]
     guesses, distributions = [mx.zeros((0,), mx.int32)], [mx.zeros((0, 0))]
     if count:
         new_ids = mx.array(ids[draft.offset :])
@@ -269,3 +278,4 @@ def _propose(
             distributions.append(mx.softmax(shaped, axis=-1))
         guesses.append(new_ids.astype(mx.int32))
     return mx.concatenate(guesses), mx.concatenate(distributions[-count:])
+    # [/task 3.4.1 propose]

@@ -11,13 +11,18 @@ from tests.support import (
     assert_close,
     assert_same_on_any_number_of_threads,
     random,
+    tiny_model,
 )
 from tiny_llm import (
     QuantizedEmbedding,
     QuantizedWeights,
+    Qwen3ModelWeek1,
+    Qwen3ModelWeek2,
     kernels,
     quantized_linear,
     quantized_matmul,
+    simple_generate,
+    simple_generate_with_kv_cache,
 )
 
 HALVES = [mx.bfloat16, mx.float16]
@@ -271,3 +276,34 @@ def test_task_1_quantized_embedding():
     with mx.stream(mx.cpu):
         expected = oracle.as_linear(x)
     assert_close(embedding.as_linear(x), expected, "embedding as the output layer", ulps=16)
+
+
+# --- task 4: in the model -------------------------------------------------------------------------
+
+IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
+
+
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (4, 128), (8, 64)])
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_task_4_quantized_logits_equal_mlx_lm(bits, group_size, dtype):
+    oracle = tiny_model(
+        dtype, hidden_size=128, intermediate_size=256, head_dim=32, tie_word_embeddings=False
+    )
+    nn.quantize(oracle, group_size=group_size, bits=bits)
+    model = Qwen3ModelWeek2(oracle)
+    actual = model(mx.array([IDS]), 0, model.create_kv_cache())
+    assert actual.dtype == dtype
+    assert_close(actual, oracle(mx.array([IDS])), "logits", ulps=16)
+
+
+@pytest.mark.parametrize(
+    "question", ["What is the capital of France?", "What is the KV cache?", "What is 17 + 25?"]
+)
+def test_task_4_demo_model_says_the_same_with_and_without_cache(demo, question):
+    mlx_model, tokenizer = demo
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, enable_thinking=False
+    )
+    expected = simple_generate(Qwen3ModelWeek1(mlx_model), tokenizer, prompt, max_tokens=40)
+    model = Qwen3ModelWeek2(mlx_model)
+    assert simple_generate_with_kv_cache(model, tokenizer, prompt, max_tokens=40) == expected

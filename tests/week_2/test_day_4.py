@@ -19,7 +19,6 @@ from tests.support import (
     tiny_model,
 )
 from tiny_llm import (
-    BatchingKvCache,
     Qwen3ModelWeek2,
     TinyKvFullCache,
     causal_mask,
@@ -495,27 +494,3 @@ def test_task_4_only_the_last_logits():
     logits = model(mx.array([IDS]), 0, model.create_kv_cache())
     last = model.next_token_logits(mx.array([IDS]), 0, model.create_kv_cache())
     assert mx.array_equal(last, logits[:, -1])
-
-
-@pytest.mark.parametrize("lengths", [[3, 8, 5], [1, 1, 1], [6, None, 2], [40, 2, 300]])
-def test_task_4_a_request_in_a_batch_has_the_bits_that_it_has_alone(instruction_set, lengths):
-    model = quantized_model()
-    rng = np.random.default_rng(0)
-    prompts = [None if n is None else rng.integers(0, 131, n).tolist() for n in lengths]
-    next_ids = rng.integers(0, 131, (3, 4))
-    batch = [BatchingKvCache(3, 512) for _ in range(model.num_hidden_layers)]
-    single = [model.create_kv_cache() for _ in prompts]
-    for slot, prompt in enumerate(prompts):
-        if prompt is not None:
-            mx.eval(model(mx.array([prompt]), 0, single[slot]))
-            for layer, cache in zip(batch, single[slot], strict=True):
-                layer.add_request(cache, slot)
-    for step in range(4):
-        offsets = [0 if prompt is None else len(prompt) + step for prompt in prompts]
-        ids = next_ids[:, step : step + 1].tolist()
-        together = model.next_token_logits(mx.array(ids), offsets, batch)
-        mx.eval(together)
-        for slot, prompt in enumerate(prompts):
-            if prompt is not None:
-                alone = model.next_token_logits(mx.array([ids[slot]]), offsets[slot], single[slot])
-                assert mx.array_equal(together[slot], alone[0]), f"slot {slot}, step {step}"

@@ -1,6 +1,7 @@
 """Week 2, days 6 and 7: several requests at once."""
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 
@@ -13,11 +14,9 @@ from tiny_llm import (
     UserError,
     batch_generate,
     causal_mask,
-    load,
     make_sampler,
     scaled_dot_product_attention_grouped,
     simple_generate_with_kv_cache,
-    speculative_generate,
 )
 from tiny_llm.batch import BatchGeneration, Request
 from tiny_llm.demo.prompts import BATCH_PROMPTS
@@ -166,6 +165,45 @@ def test_task_3_a_batch_of_requests_in_the_model(device, lengths):
     logits = model(mx.array(next_ids)[:, None], offsets, caches)
     for slot, alone in expected.items():
         assert_close(logits[slot : slot + 1], alone, f"slot {slot}'s logits", ulps=32)
+
+
+def test_task_3_offsets_of_a_batch(device):
+    model = Qwen3ModelWeek2(tiny_model())
+    ids = mx.array([[3, 17, 130, 0], [3, 99, 5, 41]])
+    by_number = model(ids, 0, model.create_kv_cache())
+    by_list = model(ids, [0, 0], model.create_kv_cache())
+    by_array = model(ids, mx.array([0, 0]), model.create_kv_cache())
+    assert by_number.tolist() == by_list.tolist() == by_array.tolist()
+    with pytest.raises(ValueError, match="3 offsets were given for a batch of 2"):
+        model(ids, [0, 0, 0], model.create_kv_cache())
+
+
+@pytest.mark.parametrize("lengths", [[3, 8, 5], [1, 1, 1], [6, None, 2], [40, 2, 300]])
+def test_task_3_a_request_in_a_batch_has_the_bits_that_it_has_alone(instruction_set, lengths):
+    mlx_model = tiny_model(
+        dtype=mx.bfloat16, hidden_size=64, intermediate_size=96, max_position_embeddings=512
+    )
+    nn.quantize(mlx_model, group_size=32, bits=4)
+    model = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
+    rng = np.random.default_rng(0)
+    prompts = [None if n is None else rng.integers(0, 131, n).tolist() for n in lengths]
+    next_ids = rng.integers(0, 131, (3, 4))
+    batch = [BatchingKvCache(3, 512) for _ in range(model.num_hidden_layers)]
+    single = [model.create_kv_cache() for _ in prompts]
+    for slot, prompt in enumerate(prompts):
+        if prompt is not None:
+            mx.eval(model(mx.array([prompt]), 0, single[slot]))
+            for layer, cache in zip(batch, single[slot], strict=True):
+                layer.add_request(cache, slot)
+    for step in range(4):
+        offsets = [0 if prompt is None else len(prompt) + step for prompt in prompts]
+        ids = next_ids[:, step : step + 1].tolist()
+        together = model.next_token_logits(mx.array(ids), offsets, batch)
+        mx.eval(together)
+        for slot, prompt in enumerate(prompts):
+            if prompt is not None:
+                alone = model.next_token_logits(mx.array([ids[slot]]), offsets[slot], single[slot])
+                assert mx.array_equal(together[slot], alone[0]), f"slot {slot}, step {step}"
 
 
 PROMPTS = ["a", "hello there", "x" * 40, "one two three", "zz", "the longest of all prompts " * 2]
@@ -328,13 +366,3 @@ def test_task_5_real_answers_do_not_depend_on_the_batch(
     prompts = [chat(tokenizer, prompt) for prompt in BATCH_PROMPTS[::2]]
     answers = batch_generate(model, tokenizer, prompts, 512, batch_size, prefill_step)
     assert answers == demo_answers
-
-
-def test_task_5_real_answers_with_drafts(demo, demo_answers):
-    mlx_model, tokenizer = demo
-    model = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
-    draft_mlx_model, draft_tokenizer = load("demo-draft")
-    draft = Qwen3ModelWeek2(draft_mlx_model, enable_flash_attn=True)
-    for (_, expected), prompt in zip(demo_answers, BATCH_PROMPTS[::2], strict=True):
-        ids = chat(tokenizer, prompt)
-        assert speculative_generate(draft, model, draft_tokenizer, tokenizer, ids) == expected

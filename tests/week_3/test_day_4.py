@@ -161,6 +161,22 @@ def test_task_1_demo_model_says_the_same_with_and_without_draft(demo_pair, index
     assert answer(SpeculativeDecoding(draft, 1 + index % 8)) == answer(decode_with_cache)
 
 
+def test_task_1_whole_answers_with_flash_attention_and_drafts(demo):
+    mlx_model, tokenizer = demo
+    plain = Qwen3ModelWeek2(mlx_model)
+    flash = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
+    draft_mlx_model, draft_tokenizer = load("demo-draft")
+    draft = Qwen3ModelWeek2(draft_mlx_model, enable_flash_attn=True)
+    for question in BATCH_PROMPTS[::2]:
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}],
+            add_generation_prompt=True,
+            enable_thinking=False,
+        )
+        expected = simple_generate_with_kv_cache(plain, tokenizer, prompt)
+        assert speculative_generate(draft, flash, draft_tokenizer, tokenizer, prompt) == expected
+
+
 def test_task_1_demo_draft_saves_target_steps(demo_pair):
     draft, model, tokenizer = demo_pair
     decode = SpeculativeDecoding(draft, num_drafts=4)

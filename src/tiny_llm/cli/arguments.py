@@ -91,11 +91,6 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     if args.solution not in SOLUTIONS:
         raise UserError(f"--solution '{args.solution}' is unknown; give {_listed(SOLUTIONS)}.")
     args.solution = SOLUTIONS[args.solution]
-    if args.solution == "mine":
-        raise UserError(
-            "--solution mine runs a learner's tree, and there is none here; "
-            "use --solution tiny_llm or mlx."
-        )
     if args.loader is not None and args.loader not in LOADERS:
         raise UserError(
             f"--loader '{args.loader}' is unknown; this version has {_listed(LOADERS)}."

@@ -7,12 +7,13 @@ a progress bar, an error) goes to standard error.
 import argparse
 import os
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from rich.console import Console
 
-from ..errors import UserError
+from ..errors import UserError, YourTurn
+from .learner import run_mine
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # as shells report a command ended by Ctrl-C
@@ -31,6 +32,15 @@ class CommandParser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        """Parses; with --solution mine the command goes on in a process of the learner's code."""
+        parsed = super().parse_args(args, namespace)
+        if getattr(parsed, "solution", None) == "mine":
+            run_mine(f"tiny_llm.cli.{self.prog.replace('-', '_')}", args)
+        return parsed
+
     def error(self, message: str) -> NoReturn:
         """Leaves through `run_command`, as every other user's mistake does."""
         raise UserError(f"{message} (--help lists the flags).")
@@ -40,11 +50,12 @@ def run_command(prog: str, command: Callable[[], int]) -> int:
     """Runs a command's body and turns its ways to fail into an exit status.
 
     Returns:
-        The body's status; 2 after a `UserError`, which is printed as one line; 130 after Ctrl-C.
+        The body's status; 2 after a `UserError` or a task of the course that is still to be
+        written, printed as one line; 130 after Ctrl-C.
     """
     try:
         return command()
-    except UserError as error:
+    except (UserError, YourTurn) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:

@@ -10,9 +10,11 @@ namespace {
 // z[i] = alpha · x[i] + beta · y[i] for i < size, in float32, rounded once to T.
 template <typename T>
 void axpby_kernel(const T* x, const T* y, T* z, size_t size, float alpha, float beta) {
+    // [task 1.7.2 kernel]
     for (size_t i = 0; i < size; i++) {
         z[i] = static_cast<T>(alpha * static_cast<float>(x[i]) + beta * static_cast<float>(y[i]));
     }
+    // [/task 1.7.2 kernel]
 }
 
 // Evaluation is two-fold: eval_cpu gives the output its memory now, and the loop runs when the
@@ -25,8 +27,10 @@ void dispatch(const mx::array& x, const mx::array& y, mx::array& out, float alph
     encoder.set_input_array(x);
     encoder.set_input_array(y);
     encoder.set_output_array(out);
+    // [task 1.7.2 dispatch]
     encoder.dispatch([x = x.data<T>(), y = y.data<T>(), z = out.data<T>(), size = out.size(), alpha,
                       beta] { axpby_kernel(x, y, z, size, alpha, beta); });
+    // [/task 1.7.2 dispatch]
 }
 
 }  // namespace

@@ -14,10 +14,12 @@
 
 namespace tiny_llm_ext {
 
+// [solution only]
 TINY_LLM_DECLARE_SIMD(  //
     int64_t flash_attention_scratch(const FlashAttentionJob& job, int rows);
     void flash_attention(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first_row,
                          int rows, float* scratch);)
+// [/solution only]
 
 namespace {
 
@@ -25,6 +27,7 @@ constexpr float INFINITE = std::numeric_limits<float>::infinity();
 
 // query · key · scale + mask, for one row and one key.
 float score(const FlashAttentionJob& job, int64_t b, int64_t head, int64_t l, int64_t s) {
+    // [task 2.4.2 score]
     float added = 0;
     if (job.mask_kind != MaskKind::none) {
         added = mask_element(job, b, head, l, s);
@@ -40,10 +43,12 @@ float score(const FlashAttentionJob& job, int64_t b, int64_t head, int64_t l, in
                  load_element(job.key, key + d, job.format);
     }
     return total * job.scale + added;
+    // [/task 2.4.2 score]
 }
 
 // One row of out: the online softmax of flash_attention.h, as it is written there.
 void attend_row(const FlashAttentionJob& job, int64_t b, int64_t head, int64_t l) {
+    // [task 2.4.2 row]
     float largest = -INFINITE;      // m
     float sum = 0;                  // l
     float out[MAX_HEAD_SIZE] = {};  // o
@@ -80,6 +85,7 @@ void attend_row(const FlashAttentionJob& job, int64_t b, int64_t head, int64_t l
         store_element(job.out, out_offset(job, b, head, l) + d, job.format,
                       sum == 0 ? 0 : out[d] / sum);
     }
+    // [/task 2.4.2 row]
 }
 
 int64_t portable_scratch(const FlashAttentionJob&, int) { return 0; }
@@ -115,8 +121,12 @@ int rows_per_block(const FlashAttentionJob& job) {
 }
 
 void run(const FlashAttentionJob& job, InstructionSet set) {
-    const auto kernel = TINY_LLM_CHOOSE_SIMD(set, flash_attention, portable);
-    const auto scratch_size = TINY_LLM_CHOOSE_SIMD(set, flash_attention_scratch, portable_scratch);
+    auto kernel = portable;
+    auto scratch_size = portable_scratch;
+    // [solution only]
+    kernel = TINY_LLM_CHOOSE_SIMD(set, flash_attention, portable);
+    scratch_size = TINY_LLM_CHOOSE_SIMD(set, flash_attention_scratch, portable_scratch);
+    // [/solution only]
     const int64_t rows = job.L * (job.H_q / job.H);
     const int64_t step = rows_per_block(job);
     const int64_t blocks = (rows + step - 1) / step;
@@ -199,7 +209,9 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
     if (has_mask_) {
         set_mask(job, inputs[3]);
     }
+    // [task 2.4.2 dispatch]
     encoder.dispatch([job, set = instruction_set()] { run(job, set); });
+    // [/task 2.4.2 dispatch]
 }
 
 }  // namespace tiny_llm_ext

@@ -14,10 +14,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-void run_portable(const QuantizedMatmulJob& job) {
-    parallel_for(job.O, [&](int64_t o) { quantized_matmul_portable(job, o, o + 1); });
-}
-
+// [solution only]
 void run_kernel(const QuantizedMatmulJob& job, const QuantizedMatmulKernel& kernel) {
     auto scratch = std::make_unique_for_overwrite<char[]>(kernel.scratch(job) + 64);
     void* aligned =
@@ -54,6 +51,17 @@ const QuantizedMatmulKernel* kernel_of(InstructionSet set) {
 #endif
     return nullptr;
 }
+// [/solution only]
+
+void run(const QuantizedMatmulJob& job, InstructionSet set) {
+    // [solution only]
+    if (const QuantizedMatmulKernel* kernel = kernel_of(set)) {
+        run_kernel(job, *kernel);
+        return;
+    }
+    // [/solution only]
+    parallel_for(job.O, [&](int64_t o) { quantized_matmul_portable(job, o, o + 1); });
+}
 
 }  // namespace
 
@@ -81,13 +89,14 @@ void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
         .scale_format = format_of(scales.dtype()),
         .format = format_of(a.dtype()),
     };
-    const QuantizedMatmulKernel* kernel = kernel_of(instruction_set());
     auto& encoder = mx::cpu::get_command_encoder(stream());
     for (const auto& input : {scales, biases, a, b}) {
         encoder.set_input_array(input);
     }
     encoder.set_output_array(out);
-    encoder.dispatch([job, kernel] { kernel ? run_kernel(job, *kernel) : run_portable(job); });
+    // [task 2.2.2 dispatch]
+    encoder.dispatch([job, set = instruction_set()] { run(job, set); });
+    // [/task 2.2.2 dispatch]
 }
 
 }  // namespace tiny_llm_ext

@@ -7,6 +7,7 @@ namespace {
 
 // Sums one output of one row, group by group, in the order of i.
 float dot(const QuantizedMatmulJob& job, int64_t m, int64_t o) {
+    // [task 2.2.2 dot]
     const int64_t groups = job.I / job.group_size;
     const int per_word = 32 / job.bits;
     const uint32_t mask = (1u << job.bits) - 1;
@@ -26,17 +27,20 @@ float dot(const QuantizedMatmulJob& job, int64_t m, int64_t o) {
         total += load_element(job.biases, o * groups + g, job.scale_format) * sum;
     }
     return total;
+    // [/task 2.2.2 dot]
 }
 
 }  // namespace
 
 void quantized_matmul_portable(const QuantizedMatmulJob& job, int64_t first_output,
                                int64_t last_output) {
+    // [task 2.2.2 outputs]
     for (int64_t o = first_output; o < last_output; o++) {
         for (int64_t m = 0; m < job.M; m++) {
             store_element(job.out, m * job.O + o, job.format, dot(job, m, o));
         }
     }
+    // [/task 2.2.2 outputs]
 }
 
 }  // namespace tiny_llm_ext

@@ -1,0 +1,35 @@
+"""`--solution mine`: the same command once more, with the learner's tiny_llm for this one."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import UserError
+
+VARIABLE = "TINY_LLM_MINE"  # the folder of the learner's tree; `mine`, where the command runs
+
+
+def run_mine(module: str, argv: Sequence[str] | None) -> None:
+    """Replaces this process by one that imports the learner's tiny_llm; returns if it is that one.
+
+    Args:
+        module: of the command, such as "tiny_llm.cli.main".
+        argv: its arguments; those of the process if None.
+
+    Raises:
+        UserError: there is no learner's tree.
+    """
+    tree = Path(os.environ.get(VARIABLE, "mine")).resolve()
+    if not (tree / "site" / "sitecustomize.py").is_file():
+        raise UserError(
+            f"--solution mine runs a learner's tree, and there is none in {tree}; "
+            "`pdm run start-course` writes one."
+        )
+    if sys.modules["tiny_llm"].__file__ == str(tree / "src" / "tiny_llm" / "__init__.py"):
+        return
+    paths = [str(tree / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: str(tree)}
+    command = [sys.executable, "-m", module, *(sys.argv[1:] if argv is None else argv)]
+    sys.stdout.flush()
+    os.execve(sys.executable, command, environment)

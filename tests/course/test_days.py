@@ -1,0 +1,107 @@
+"""The whole course, as a learner would go through it: day by day, with the solution's code.
+
+The starter is generated and built; in it every task's tests fail, and with the error that names the
+task. Then the solution is put in day by day: after each, exactly the tests up to that day pass.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.course.support import HAVE_CODE
+from tools.course.build import build_tree, built_module
+from tools.course.outcomes import Outcome, run_tests
+from tools.course.reveal import apply_tasks
+from tools.course.start import write_tree
+from tools.course.tasks import DAYS, TASKS, with_needs
+from tools.course.tree import EXTENSION
+
+pytestmark = pytest.mark.slow
+
+CHAPTERS = [day for day in DAYS if any(task.id in HAVE_CODE for task in day.tasks)]
+
+
+class Course:
+    """A learner's tree on its way from the starter to the solution.
+
+    Attributes:
+        tree: the folder.
+        done: the tasks whose solution was put in.
+        witness: for each task, a test that fails in the starter.
+    """
+
+    def __init__(self, tree: Path):
+        self.tree = tree
+        self.done: set[str] = set()
+        self.witness: dict[str, str] = {}
+        write_tree(tree)
+        self.build()
+
+    def build(self) -> None:
+        said = build_tree(self.tree)
+        assert said is None, f"the learner's extension does not build:\n{said}"
+        assert built_module(self.tree) is not None
+
+    def apply(self, tasks: set[str]) -> None:
+        """Puts the solution in, and builds the extension if that changed it."""
+        before = self.sources()
+        apply_tasks(self.tree, tasks - self.done)
+        self.done |= tasks
+        if self.sources() != before:
+            self.build()
+
+    def sources(self) -> dict[Path, bytes]:
+        files = (path for path in (self.tree / EXTENSION).rglob("*") if path.is_file())
+        return {path: path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Course]:
+    return Course(tmp_path_factory.mktemp("course") / "mine")
+
+
+def by_task(outcomes: list[Outcome]) -> dict[str, list[Outcome]]:
+    died = [outcome.message for outcome in outcomes if not outcome.test]
+    assert not died, f"the tests could not be run:\n{died[0]}"
+    found: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        assert outcome.task is not None, f"{outcome.test} belongs to no task"
+        found[outcome.task].append(outcome)
+    return found
+
+
+def test_in_the_starter_every_task_fails_with_its_error(course):
+    found = by_task(run_tests(course.tree, [day.test_file for day in CHAPTERS]))
+    for task in sorted(HAVE_CODE):
+        failed = [outcome for outcome in found[task] if outcome.passed is False]
+        assert failed, f"task {task} is done before it is begun: all its tests pass in the starter"
+        for outcome in failed:
+            assert outcome.is_your_turn, f"{outcome.test}: {outcome.message}"
+        # A test that fails for the task itself, and not for one before it that is also missing.
+        course.witness[task] = failed[-1].test
+
+
+@pytest.mark.parametrize("day", CHAPTERS, ids=lambda day: day.id)
+def test_after_a_day_exactly_its_tests_pass(course, day):
+    assert course.witness, "the test above comes first"
+    order = [chapter.id for chapter in DAYS]
+    so_far = {
+        task.id
+        for chapter in DAYS[: order.index(day.id) + 1]
+        for task in chapter.tasks
+        if task.id in HAVE_CODE
+    }
+    course.apply(with_needs(so_far) & HAVE_CODE)
+    waiting = [course.witness[task] for task in sorted(HAVE_CODE - course.done)]
+    for task, outcomes in by_task(run_tests(course.tree, [day.test_file, *waiting])).items():
+        for outcome in outcomes:
+            if task in course.done:
+                assert outcome.passed is not False, (
+                    f"after {day.name}, {outcome.test} ({TASKS[task].title}): {outcome.message}"
+                )
+            else:
+                assert outcome.is_your_turn, (
+                    f"after {day.name}, {outcome.test} of task {task} already passes"
+                )

@@ -1,0 +1,1 @@
+"""What helps to develop, and what the course needs: the commands of `pdm run`."""

@@ -1,0 +1,7 @@
+"""The course's machinery: the learner's tree, cut from the solution by the markers in it.
+
+tasks     which tasks there are, of which day, in which chapter
+markers   which lines of the solution a task is
+starter   those lines left out
+tree      where the learner's tree is, and what is in it
+"""

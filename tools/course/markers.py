@@ -1,0 +1,134 @@
+"""Markers in the sources: which lines are a task's, and which are the solution's alone.
+
+    # [task 1.1.1 softmax]        the lines up to [/task 1.1.1 softmax] are what the learner writes;
+    # [/task 1.1.1 softmax]       the name tells several blocks of a task apart
+
+    // [solution only]            these lines are not in the learner's tree
+    // [/solution only]
+
+A marker is a comment on a line of its own: `#` in Python and CMake, `//` in C++ and Metal. A
+task's markers stay in the learner's tree, so that its blocks are found there again.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from .tasks import TASKS
+
+SUFFIXES = {".py": "#", ".cmake": "#", ".txt": "#", ".cpp": "//", ".h": "//", ".metal": "//"}
+
+MARKER = re.compile(r"^\s*(?:#|//)\s*\[(?P<end>/?)(?P<label>task\b[^\]]*|solution only)\]\s*$")
+LABEL = re.compile(r"task (?P<task>\d+\.\d+\.\d+)(?: (?P<name>[a-z0-9-]+))?")
+
+
+class MarkerError(ValueError):
+    """A marker that does not make sense, with file and line."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The lines between two markers.
+
+    Attributes:
+        task: such as "1.1.1"; None for what the solution has alone.
+        name: what tells it from the task's other blocks, or "".
+        start: index of the first line after the opening marker.
+        end: index of the closing marker's line.
+    """
+
+    task: str | None
+    name: str
+    start: int
+    end: int
+
+    @property
+    def label(self) -> str:
+        """Such as "1.1.1 softmax"; unique among all blocks of tasks."""
+        return f"{self.task} {self.name}".strip()
+
+
+def find_blocks(text: str, where: str | Path) -> list[Block]:
+    """The blocks of a file, in order.
+
+    Args:
+        text: its contents.
+        where: named in errors.
+
+    Raises:
+        MarkerError: a marker that is not closed, closes nothing, lies in another block, names no
+            task of the course, or is spelt so that it would be overlooked.
+    """
+    blocks: list[Block] = []
+    opened: tuple[str, int] | None = None
+    for index, line in enumerate(text.split("\n")):
+        marker = MARKER.match(line)
+        if marker is None:
+            if re.search(r"\[/?\s*(task\s+\d|solution\s+only)", line, re.IGNORECASE):
+                raise MarkerError(
+                    f"{where}:{index + 1}: this looks like a marker, which is a comment on a line "
+                    f"of its own: {line.strip()!r}"
+                )
+            continue
+        label = marker["label"]
+        if not marker["end"]:
+            if opened is not None:
+                raise MarkerError(
+                    f"{where}:{index + 1}: [{label}] begins inside [{opened[0]}] of line "
+                    f"{opened[1] + 1}; blocks do not overlap."
+                )
+            _split(label, f"{where}:{index + 1}")
+            opened = label, index
+        elif opened is None or opened[0] != label:
+            expected = "nothing is open" if opened is None else f"[{opened[0]}] is open"
+            raise MarkerError(f"{where}:{index + 1}: [/{label}] closes nothing; {expected}.")
+        else:
+            task, name = _split(label, f"{where}:{index + 1}")
+            blocks.append(Block(task, name, opened[1] + 1, index))
+            opened = None
+    if opened is not None:
+        raise MarkerError(f"{where}:{opened[1] + 1}: [{opened[0]}] is never closed.")
+    return blocks
+
+
+def _split(label: str, where: str) -> tuple[str | None, str]:
+    """A label's task and name."""
+    if label == "solution only":
+        return None, ""
+    match = LABEL.fullmatch(label)
+    if match is None:
+        raise MarkerError(
+            f"{where}: [{label}] is not of the form [task 1.2.3] or [task 1.2.3 some-name]."
+        )
+    if match["task"] not in TASKS:
+        raise MarkerError(f"{where}: the course has no task {match['task']}.")
+    return match["task"], match["name"] or ""
+
+
+def marked_files(root: Path) -> list[Path]:
+    """The files below a folder that may have markers, sorted."""
+    return sorted(
+        path
+        for path in root.rglob("*")
+        if path.suffix in SUFFIXES and "__pycache__" not in str(path)
+    )
+
+
+def all_blocks(root: Path) -> dict[str, tuple[Path, Block]]:
+    """Every task's blocks below a folder: label -> (file, block).
+
+    Raises:
+        MarkerError: see `find_blocks`; or two blocks with one label.
+    """
+    found: dict[str, tuple[Path, Block]] = {}
+    for path in marked_files(root):
+        for block in find_blocks(path.read_text(encoding="utf-8"), path.relative_to(root)):
+            if block.task is None:
+                continue
+            if block.label in found:
+                raise MarkerError(
+                    f"[task {block.label}] is in {found[block.label][0].relative_to(root)} and in "
+                    f"{path.relative_to(root)}; give the blocks of a task different names."
+                )
+            found[block.label] = path, block
+    return found

@@ -1,0 +1,171 @@
+"""`pdm run reveal --week N --day M [--task K]`: the learner's code beside the solution's.
+
+Shows what the solution has instead of the learner's lines, block by block; --apply puts it in. What
+the learner had is kept in the tree, in revealed/.
+"""
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.syntax import Syntax
+
+from .choice import chosen_tree
+from .markers import Block, MarkerError, all_blocks, find_blocks
+from .starter import placeholder
+from .tasks import TASKS, Day, day_of
+from .tree import ROOT
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A block of a task, in the learner's tree and in the solution.
+
+    Attributes:
+        file: below both roots.
+        block: where it is in the learner's file.
+        mine, solution: its lines.
+        is_begun: whether the learner has written something there.
+    """
+
+    file: Path
+    block: Block
+    mine: list[str]
+    solution: list[str]
+    is_begun: bool
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0 if there was something to show or to apply, 2 if that cannot be."""
+    parser = argparse.ArgumentParser(
+        prog="reveal", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--week", type=int, required=True, metavar="N")
+    parser.add_argument("--day", type=int, required=True, metavar="M")
+    parser.add_argument("--task", type=int, metavar="K", help="all of the day's if not given")
+    parser.add_argument("--apply", action="store_true", help="put the solution's code in")
+    args = parser.parse_args(argv)
+    tree = chosen_tree(parser, "mine")
+    assert tree is not None
+    console = Console(highlight=False)
+    try:
+        tasks = tasks_of(day_of(args.week, args.day), args.task)
+        found = list(differences(tree, tasks))
+    except (LookupError, MarkerError) as error:
+        parser.error(str(error))
+    if not found:
+        console.print(f"the solution has no code yet for {', '.join(sorted(tasks))}")
+    for difference in found:
+        show(console, tree, difference, args.apply)
+    if args.apply:
+        apply(tree, found)
+    return 0
+
+
+def tasks_of(day: Day, number: int | None) -> set[str]:
+    """A day's tasks, or the one of that number.
+
+    Raises:
+        LookupError: the day has no such task.
+    """
+    tasks = {task.id for task in day.tasks if number in (None, task.number)}
+    if not tasks:
+        known = ", ".join(str(task.number) for task in day.tasks)
+        raise LookupError(f"{day.name} has no task {number}; it has {known}")
+    return tasks
+
+
+def differences(tree: Path, tasks: set[str]) -> Iterator[Difference]:
+    """The blocks of some tasks, in the order of the files.
+
+    Raises:
+        MarkerError: the learner's file lacks a block's markers, or is not there.
+    """
+    for path, solution_block in all_blocks(ROOT / "src").values():
+        if solution_block.task not in tasks:
+            continue
+        file = path.relative_to(ROOT)
+        mine = tree / file
+        if not mine.is_file():
+            raise MarkerError(f"{shown(mine)} is missing; `pdm run start-course` writes it")
+        text = mine.read_text(encoding="utf-8")
+        blocks = {block.label: block for block in find_blocks(text, shown(mine))}
+        if solution_block.label not in blocks:
+            raise MarkerError(
+                f"{shown(mine)} has no [task {solution_block.label}] any more; put that marker and "
+                f"its end, [/task {solution_block.label}], back around your code"
+            )
+        block = blocks[solution_block.label]
+        lines = text.split("\n")[block.start : block.end]
+        theirs = path.read_text(encoding="utf-8").split("\n")
+        yield Difference(
+            file,
+            block,
+            lines,
+            theirs[solution_block.start : solution_block.end],
+            # Compared with what the starter had there, whatever function it is called in.
+            lines != placeholder(text, block, file) and not _raises(lines),
+        )
+
+
+def _raises(lines: list[str]) -> bool:
+    return "is yours to write" in " ".join(lines)
+
+
+def show(console: Console, tree: Path, difference: Difference, applied: bool) -> None:
+    """Prints one block: the solution if nothing was written, else what differs."""
+    where = f"{shown(tree / difference.file)}:{difference.block.start}"
+    title = f"[bold]task {difference.block.label}[/] in {where}"
+    if difference.mine == difference.solution:
+        console.print(f"{title}: the same")
+        return
+    if difference.is_begun:
+        console.print(f"{title}: − yours, + the solution's")
+        text = "\n".join(
+            list(difflib.unified_diff(difference.mine, difference.solution, n=3, lineterm=""))[2:]
+        )
+        language = "diff"
+    else:
+        console.print(f"{title}: {'put in' if applied else 'the solution'}")
+        text = "\n".join(difference.solution)
+        language = "python" if difference.file.suffix == ".py" else "cpp"
+    console.print(Syntax(text, language, background_color="default", word_wrap=False))
+
+
+def apply(tree: Path, found: list[Difference]) -> None:
+    """Puts the solution's lines into the learner's blocks, the last of a file first."""
+    for difference in sorted(found, key=lambda item: -item.block.start):
+        path = tree / difference.file
+        if difference.is_begun and difference.mine != difference.solution:
+            name = f"{difference.block.label.replace(' ', '-')}{difference.file.suffix}"
+            kept = tree / "revealed" / name
+            kept.parent.mkdir(exist_ok=True)
+            kept.write_text("\n".join(difference.mine) + "\n", encoding="utf-8")
+        lines = path.read_text(encoding="utf-8").split("\n")
+        lines[difference.block.start : difference.block.end] = difference.solution
+        path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def shown(path: Path) -> str:
+    """A path as one would type it."""
+    return os.path.relpath(path, Path.cwd())
+
+
+def apply_tasks(tree: Path, tasks: set[str]) -> None:
+    """Puts the solution of some tasks into a tree, without a word.
+
+    Raises:
+        MarkerError: see `differences`.
+    """
+    unknown = tasks - TASKS.keys()
+    assert not unknown, unknown
+    apply(tree, list(differences(tree, tasks)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

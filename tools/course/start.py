@@ -1,0 +1,61 @@
+"""`pdm run start-course [folder]`: writes the learner's tree, cut from the solution."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from .tree import ROOT, VARIABLE, default_folder, is_tree, starter_files
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0 if the tree was written, 2 if there is something already."""
+    parser = argparse.ArgumentParser(prog="start-course", description=__doc__)
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=lambda text: Path(text).expanduser().resolve(),
+        default=default_folder(),
+        help="mine/ if not given",
+    )
+    parser.add_argument("--force", action="store_true", help="begin anew: overwrite what is there")
+    args = parser.parse_args(argv)
+    folder: Path = args.folder
+    if folder == ROOT or ROOT.is_relative_to(folder) or (ROOT / "src").resolve() in folder.parents:
+        print(f"start-course: {folder} is the solution's; give another folder.", file=sys.stderr)
+        return 2
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if not args.force:
+            what = "has your work" if is_tree(folder) else "is not empty"
+            print(
+                f"start-course: {folder} {what}; give another folder, or --force to overwrite the "
+                "course's files in it.",
+                file=sys.stderr,
+            )
+            return 2
+        if not is_tree(folder):
+            print(
+                f"start-course: {folder} is not empty and no learner's tree; --force overwrites "
+                "none but those. Give another folder.",
+                file=sys.stderr,
+            )
+            return 2
+    write_tree(folder)
+    shown = os.path.relpath(folder, Path.cwd())
+    print(f"wrote {shown}: begin with {shown}/README.md, then `pdm run test --week 1 --day 1`")
+    if folder != default_folder():
+        print(f"for the other commands to find it: export {VARIABLE}={folder}")
+    return 0
+
+
+def write_tree(folder: Path) -> None:
+    """Writes a new learner's tree; a file that is the same already keeps its time."""
+    for path, text in starter_files(folder).items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists() or target.read_text(encoding="utf-8") != text:
+            target.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""What the learner's tree has in place of a block: an error that names the task.
+
+Everything around a block stays: signature, docstring, shapes, checks of arguments, and the markers.
+"""
+
+import ast
+import re
+import textwrap
+from pathlib import Path
+
+from .markers import Block, MarkerError, find_blocks
+from .tasks import told
+
+WIDTH = 100
+
+
+def starter_text(text: str, path: Path) -> str:
+    """A file of the solution as the learner gets it.
+
+    Args:
+        text: the solution's.
+        path: tells the language, and is named in errors.
+
+    Raises:
+        MarkerError: see `find_blocks`; a block in Python that is not statements of a function.
+    """
+    lines = text.split("\n")
+    blocks = find_blocks(text, path)
+    for block in reversed(blocks):
+        if block.task is None:
+            del lines[block.start - 1 : block.end + 1]
+        else:
+            lines[block.start : block.end] = placeholder(text, block, path)
+    if any(block.task is not None for block in blocks):
+        lines = _with_import(lines, path)
+    return "\n".join(lines)
+
+
+def placeholder(text: str, block: Block, path: Path) -> list[str]:
+    """The lines that stand in a block until the learner writes it.
+
+    Args:
+        text: the file's, the solution's or the learner's.
+        block: one of its blocks, of a task.
+        path: tells the language.
+    """
+    assert block.task is not None
+    lines = text.split("\n")
+    opening = lines[block.start - 1]
+    indent = opening[: len(opening) - len(opening.lstrip())]
+    if path.suffix == ".py":
+        message = told(block.task, _python_function(text, block, path))
+        return [f"{indent}raise YourTurn(", *_quoted(message, indent + "    "), f"{indent})"]
+    message = told(block.task, _c_function(lines, block))
+    if path.suffix == ".metal":  # a kernel can raise nothing: its encoder in C++ does
+        return [f"{indent}// {line}" for line in textwrap.wrap(message, WIDTH - len(indent) - 3)]
+    quoted = _quoted(message, indent + "    ")
+    return [f"{indent}throw std::runtime_error(", *quoted[:-1], f"{quoted[-1]});"]
+
+
+def _quoted(message: str, indent: str) -> list[str]:
+    """A message as string literals that follow each other, a line each."""
+    assert '"' not in message
+    pieces = textwrap.wrap(message, WIDTH - len(indent) - 3, drop_whitespace=True)
+    return [
+        f'{indent}"{piece}{" " if number < len(pieces) else ""}"'
+        for number, piece in enumerate(pieces, start=1)
+    ]
+
+
+def _python_function(text: str, block: Block, path: Path) -> str:
+    """The qualified name of the function that a block is in.
+
+    Raises:
+        MarkerError: it is in none, or cuts a statement in two.
+    """
+    first, last = block.start + 1, block.end  # as ast counts lines, both inclusive
+    where = f"{path}:{block.start}"
+    function, statements = _innermost(ast.parse(text).body, first, last)
+    if function is None:
+        raise MarkerError(f"{where}: [task {block.label}] is not inside a function.")
+    for statement in statements:
+        start, end = statement.lineno, statement.end_lineno or 0
+        if start <= last and first <= end and not (first <= start and end <= last):
+            raise MarkerError(f"{where}: [task {block.label}] cuts a statement in two.")
+    return function.removesuffix(".__call__")
+
+
+def _innermost(
+    statements: list[ast.stmt], first: int, last: int, name: str = "", function: str | None = None
+) -> tuple[str | None, list[ast.stmt]]:
+    """The innermost function around some lines, and the innermost list of statements."""
+    for outer in statements:
+        if not (outer.lineno < first and last <= (outer.end_lineno or 0)):
+            continue
+        if isinstance(outer, (ast.FunctionDef, ast.ClassDef)):
+            name = f"{name}.{outer.name}".lstrip(".")
+            function = name if isinstance(outer, ast.FunctionDef) else function
+        for field in ("body", "orelse", "finalbody"):
+            inner = getattr(outer, field, [])
+            if any(first <= statement.lineno <= last for statement in inner) or any(
+                statement.lineno < first and last <= (statement.end_lineno or 0)
+                for statement in inner
+            ):
+                return _innermost(inner, first, last, name, function)
+    return function, statements
+
+
+def _c_function(lines: list[str], block: Block) -> str:
+    """The function that a block of C++ or Metal is in: the last one that begins a line."""
+    for line in reversed(lines[: block.start]):
+        match = re.match(r"(?!template|namespace|//)[\w\[].*?([\w:]+)\(", line)
+        if match:
+            return match[1]
+    return "this"
+
+
+def _with_import(lines: list[str], path: Path) -> list[str]:
+    """The lines, and what the placeholders need."""
+    if path.suffix == ".py":
+        tree = ast.parse("\n".join(lines))
+        imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        at = max(node.end_lineno or 0 for node in imports)
+        return [*lines[:at], "from .errors import YourTurn", *lines[at:]]
+    if path.suffix == ".cpp" and "#include <stdexcept>" not in lines:
+        at = max(index for index, line in enumerate(lines) if line.startswith("#include")) + 1
+        return [*lines[:at], "#include <stdexcept>", *lines[at:]]
+    return lines

@@ -1,0 +1,260 @@
+"""The course's days and tasks: the one table that the starter, the tests and the book go by.
+
+A day is a chapter of the book, a file of tests, `tests/week_N/test_day_M.py`, and a few tasks. The
+tests of task K are called `test_task_K_…`. A task is written 1.3.2: week, day, number.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task.
+
+    Attributes:
+        id: such as "1.3.2".
+        title: what is written.
+        needs: tasks of this or of a later day without which its tests cannot pass. What comes
+            before is needed anyway.
+        metal: a kernel in Metal; without a Mac it runs in the emulator.
+    """
+
+    id: str
+    title: str
+    needs: tuple[str, ...] = ()
+    metal: bool = False
+
+    @property
+    def week(self) -> int:
+        """1, 2 or 3."""
+        return int(self.id.split(".")[0])
+
+    @property
+    def day(self) -> int:
+        """The day it is filed under."""
+        return int(self.id.split(".")[1])
+
+    @property
+    def number(self) -> int:
+        """K of `test_task_K_…`."""
+        return int(self.id.split(".")[2])
+
+
+@dataclass(frozen=True)
+class Day:
+    """One chapter; two days long if it says so, and then it answers to either number."""
+
+    week: int
+    days: tuple[int, ...]
+    title: str
+    tasks: tuple[Task, ...] = field(default=())
+
+    @property
+    def id(self) -> str:
+        """Such as "2.2", for 2.2 and 2.3."""
+        return f"{self.week}.{self.days[0]}"
+
+    @property
+    def name(self) -> str:
+        """Such as "week 2, days 2 and 3"."""
+        numbers = " and ".join(str(day) for day in self.days)
+        return f"week {self.week}, day{'s' if len(self.days) > 1 else ''} {numbers}"
+
+    @property
+    def chapter(self) -> str:
+        """The chapter, as the book calls it: "Week 2, days 2 and 3: quantized matmul"."""
+        return f"{self.name[0].upper()}{self.name[1:]}: {self.title}"
+
+    @property
+    def test_file(self) -> str:
+        """Where its tests are, from the root of the project."""
+        return f"tests/week_{self.week}/test_day_{self.days[0]}.py"
+
+
+DAYS = (
+    Day(
+        1,
+        (1,),
+        "attention",
+        (
+            Task("1.1.1", "softmax and scaled_dot_product_attention_simple"),
+            Task("1.1.2", "linear and SimpleMultiHeadAttention"),
+        ),
+    ),
+    Day(
+        1,
+        (2,),
+        "RoPE",
+        (Task("1.2.1", "traditional RoPE"), Task("1.2.2", "non-traditional RoPE")),
+    ),
+    Day(
+        1,
+        (3,),
+        "grouped-query attention",
+        (
+            Task("1.3.1", "grouped attention"),
+            Task("1.3.2", "the causal mask"),
+            # Qwen3 norms its heads, and the norm is the next chapter's.
+            Task("1.3.3", "Qwen3's attention", needs=("1.4.1",)),
+        ),
+    ),
+    Day(
+        1,
+        (4,),
+        "RMSNorm and the MLP",
+        (Task("1.4.1", "RMSNorm"), Task("1.4.2", "silu and Qwen3MLP")),
+    ),
+    Day(
+        1,
+        (5,),
+        "the model",
+        (
+            Task("1.5.1", "the transformer block"),
+            Task("1.5.2", "Embedding"),
+            Task("1.5.3", "Qwen3ModelWeek1"),
+        ),
+    ),
+    Day(1, (6,), "generating", (Task("1.6.1", "simple_generate"),)),
+    Day(
+        1,
+        (7,),
+        "sampling, and the extension",
+        (
+            Task("1.7.1", "temperature, top-k, top-p"),
+            Task("1.7.2", "the extension and axpby"),
+        ),
+    ),
+    Day(
+        2,
+        (1,),
+        "the KV cache",
+        (
+            Task("2.1.1", "TinyKvFullCache"),
+            Task("2.1.2", "attention with the cache"),
+            Task("2.1.3", "Qwen3ModelWeek2"),
+            Task("2.1.4", "simple_generate_with_kv_cache"),
+        ),
+    ),
+    Day(
+        2,
+        (2, 3),
+        "quantized matmul",
+        (
+            Task("2.2.1", "QuantizedWeights and quantized_linear", needs=("2.2.2",)),
+            Task("2.2.2", "quantized_matmul on the CPU", needs=("2.2.1",)),
+            Task("2.2.3", "quantized_matmul in Metal", metal=True),
+            Task("2.2.4", "quantized weights in the model"),
+        ),
+    ),
+    Day(
+        2,
+        (4, 5),
+        "flash attention",
+        (
+            Task("2.4.1", "the wrapper of flash_attention", needs=("2.4.2",)),
+            Task("2.4.2", "flash attention on the CPU", needs=("2.4.1",)),
+            Task("2.4.3", "flash attention in Metal", metal=True),
+            Task("2.4.4", "flash attention in the model"),
+        ),
+    ),
+    Day(
+        2,
+        (6, 7),
+        "prefill and batching",
+        (
+            Task("2.6.1", "RoPE with a list of offsets, the mask for L ≠ S"),
+            Task("2.6.2", "BatchingKvCache"),
+            Task("2.6.3", "batches in the model"),
+            Task("2.6.4", "batch_generate", needs=("2.6.5",)),
+            Task("2.6.5", "chunked prefill", needs=("2.6.4",)),
+        ),
+    ),
+    Day(
+        3,
+        (1,),
+        "the paged KV cache",
+        (
+            Task("3.1.1", "TinyKvPagedPool"),
+            Task("3.1.2", "TinyKvPagedCache"),
+            Task("3.1.3", "dense gather and Qwen3ModelWeek3"),
+        ),
+    ),
+    Day(
+        3,
+        (2,),
+        "paged attention",
+        (
+            Task("3.2.1", "the batch's metadata"),
+            Task("3.2.2", "paged_attention"),
+            Task("3.2.3", "paged attention in the model"),
+            Task("3.2.4", "paged attention in batch_generate"),
+        ),
+    ),
+    Day(
+        3,
+        (3,),
+        "the scheduler",
+        (
+            Task("3.3.1", "ragged batches"),
+            Task("3.3.2", "admission and the token budget"),
+            Task("3.3.3", "the prefix cache"),
+            Task("3.3.4", "preemption"),
+        ),
+    ),
+    Day(
+        3,
+        (4,),
+        "speculative decoding",
+        (
+            Task("3.4.1", "greedy, with rewind"),
+            Task("3.4.2", "rejection sampling", needs=("3.4.1",)),
+        ),
+    ),
+)
+
+TASKS = {task.id: task for day in DAYS for task in day.tasks}
+
+
+def day_of(week: int, day: int) -> Day:
+    """The chapter that has this day.
+
+    Raises:
+        LookupError: there is none; the message lists those there are.
+    """
+    for chapter in DAYS:
+        if chapter.week == week and day in chapter.days:
+            return chapter
+    known = ", ".join(f"{chapter.week}.{number}" for chapter in DAYS for number in chapter.days)
+    raise LookupError(f"there is no day {week}.{day}; the days: {known}.")
+
+
+def day_of_task(task_id: str) -> Day:
+    """The chapter that has a task."""
+    week, day, _ = task_id.split(".")
+    return day_of(int(week), int(day))
+
+
+def with_needs(tasks: Iterable[str]) -> set[str]:
+    """Tasks, and all that their tests need of the same or of later days."""
+    found: set[str] = set()
+    waiting = list(tasks)
+    while waiting:
+        task = waiting.pop()
+        if task not in found:
+            found.add(task)
+            waiting += TASKS[task].needs
+    return found
+
+
+def told(task_id: str, what: str) -> str:
+    """The sentence that stands where a learner is to write.
+
+    Args:
+        task_id: such as "1.1.1".
+        what: the function, such as "softmax".
+    """
+    task, day = TASKS[task_id], day_of_task(task_id)
+    return (
+        f"{day.name}, task {task.number}: {what} is yours to write; see the book, '{day.chapter}'"
+    )

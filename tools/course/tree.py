@@ -1,0 +1,101 @@
+"""The learner's tree: where it is, what is in it, and how Python finds it.
+
+    mine/
+      README.md             for the learner
+      src/tiny_llm/         the modules in which there is something to write
+      src/extensions/       the C++ extension, whole, but for the solution's fast kernels
+      site/                 makes `import tiny_llm` mean this tree: see sitecustomize.py there
+      build/                what build-ext made
+
+A module that is not in the learner's tree is the solution's own: commands, loading, the demo model.
+So there is one of each, and what the learner reads is what the learner writes.
+"""
+
+import os
+from pathlib import Path
+
+from .markers import find_blocks, marked_files
+from .starter import starter_text
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+PACKAGE = Path("src/tiny_llm")
+EXTENSION = Path("src/extensions")
+
+# Which folder it is, if not `mine` beside the solution.
+VARIABLE = "TINY_LLM_MINE"
+
+# Kernels that the course does not ask for, of operations that it does: in the learner's tree those
+# run the learner's own. "Going to memory speed" reads them in the solution. And the tests of them.
+SOLUTION_ONLY = (
+    "src/quantized_matmul/fixed_point_*",
+    "src/quantized_matmul/quantized_matmul_amx*",
+    "src/quantized_matmul/quantized_matmul_avx512*",
+    "src/quantized_matmul/quantized_matmul_fixed_point*",
+    "src/flash_attention/attention_block.h",
+    "src/flash_attention/attention_tile.h",
+    "src/flash_attention/flash_attention_simd.cpp",
+    "tests/*",
+)
+
+
+def default_folder() -> Path:
+    """Where the learner's tree is, or would be."""
+    return (ROOT / os.environ.get(VARIABLE, "mine")).resolve()
+
+
+def is_tree(folder: Path) -> bool:
+    """Whether a folder is a learner's tree."""
+    return (folder / "site" / "sitecustomize.py").is_file()
+
+
+def find_tree() -> Path | None:
+    """The learner's tree, if there is one."""
+    return default_folder() if is_tree(default_folder()) else None
+
+
+def environment(tree: Path | None) -> dict[str, str]:
+    """The environment in which `tiny_llm` is that of a learner's tree, or the solution's."""
+    result = {**os.environ}
+    paths = result.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [path for path in paths if path and not is_tree(Path(path).parent)]
+    if tree is not None:
+        result[VARIABLE] = str(tree)
+        paths = [str(tree / "site"), *paths]
+    result["PYTHONPATH"] = os.pathsep.join(paths)
+    if not paths:
+        del result["PYTHONPATH"]
+    return result
+
+
+def starter_files(folder: Path) -> dict[Path, str]:
+    """Every file of a new learner's tree: path below the folder -> contents.
+
+    Args:
+        folder: where the tree will be; the path from there to the solution is written into it.
+    """
+    solution = os.path.relpath(ROOT, folder)
+    files = {
+        Path("README.md"): _template("README.md", solution),
+        Path("site/sitecustomize.py"): _template("sitecustomize.py", solution),
+        PACKAGE / "__init__.py": _template("package_init.py", solution),
+    }
+    for path in marked_files(ROOT / PACKAGE):
+        text = path.read_text(encoding="utf-8")
+        if find_blocks(text, path.relative_to(ROOT)):
+            relative = path.relative_to(ROOT)
+            files[relative] = starter_text(text, relative)
+    for path in sorted((ROOT / EXTENSION).rglob("*")):
+        relative = path.relative_to(ROOT)
+        inside = path.relative_to(ROOT / EXTENSION)
+        if path.is_file() and "__pycache__" not in path.parts and not _is_solution_only(inside):
+            files[relative] = starter_text(path.read_text(encoding="utf-8"), relative)
+    return files
+
+
+def _is_solution_only(path: Path) -> bool:
+    return any(path.match(pattern) for pattern in SOLUTION_ONLY)
+
+
+def _template(name: str, solution: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8").replace("@SOLUTION@", solution)
