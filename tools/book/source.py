@@ -30,7 +30,7 @@ LANGUAGES = {
 }
 KINDS = ("task", "function", "signature", "header", "file")
 
-MARKER = re.compile(r"^\s*(?:#|//)\s*\[(/?)task ([^\]]+)\]\s*$")
+MARKER = re.compile(r"^\s*(?:#|//)\s*\[(/?)(?:task ([^\]]+)|solution only)\]\s*$")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _task(text: str, name: str, language: str, file: Path) -> Piece:
     first_line, inside = 0, False
     for number, line in enumerate(text.splitlines(), start=1):
         marker = MARKER.match(line)
-        if marker and " ".join(marker[2].split()) == wanted:
+        if marker and marker[2] and " ".join(marker[2].split()) == wanted:
             inside = not marker[1]
             if inside:
                 blocks.append([])
