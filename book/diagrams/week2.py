@@ -32,10 +32,10 @@ def cache_growth() -> str:
     d = Drawing(620, 200)
 
     def at(tokens: float, size: float) -> tuple[float, float]:
-        return 60 + tokens / 1400 * 500, 170 - size / 1600 * 140
+        return 60 + tokens / 1400 * 500, 170 - size / 2200 * 140
 
     d.line(at(0, 0), at(1400, 0))
-    d.line(at(0, 0), at(0, 1600))
+    d.line(at(0, 0), at(0, 2200))
     d.line(at(0, 0), at(1400, 1400), style="dashed")
     capacity, points, length = 0, [at(0, 0)], 0
     steps = []
