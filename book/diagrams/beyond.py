@@ -27,16 +27,16 @@ def roofline() -> str:
     d.text(66, 18, "GFLOP/s", "small soft")
     ridge = peak / bandwidth
     d.line(at(0.35, 0.35 * bandwidth), at(ridge, peak), at(2800, peak), style="curve")
-    d.text(150, 150, "33.1 GB/s", "small")
+    d.text(160, 130, "33.1 GB/s", "small", "end")
     d.text(450, at(1, peak)[1] - 8, "677 GFLOP/s", "small")
-    for intensity, name in ((3.76, "decode, 1 request"), (60.2, "decode, 16 at once")):
+    for intensity, name in ((3.76, "1 request"), (60.2, "16 requests")):
         limit = min(peak, intensity * bandwidth)
         x, y = at(intensity, limit)
         d.dot(x, y)
         d.text(x + 8, y + 16, name, "small")
     x, y = at(1266, peak)
     d.dot(x, y)
-    d.text(x, y + 18, "prefill, 512", "small", "middle")
+    d.text(x, y + 18, "a prompt of 512", "small", "middle")
     x, _ = at(ridge, 10)
     d.line((x, 240), at(ridge, peak), style="dashed")
     d.text(x + 6, 232, f"ridge: {ridge:.0f} operations a byte", "small soft")
@@ -56,8 +56,8 @@ def memory_speed() -> str:
     for i, (name, speed, kind) in enumerate(rows):
         y = 14 + i * 32
         d.text(270, y + 16, name, "small", "end")
-        d.box(280, y, speed * 9, 22, "n" if kind else "b")
-        d.text(286 + speed * 9, y + 16, f"{speed} GB/s a thread", "small")
+        d.box(280, y, speed * 7.5, 22, "n" if kind else "b")
+        d.text(286 + speed * 7.5, y + 16, f"{speed} GB/s a thread", "small")
     d.text(10, 184, "AVX-512 BF16, one row, AMD Zen 5 (log of 21 November 2026)", "small soft")
     return d.svg()
 
@@ -112,5 +112,5 @@ def first_divergence() -> str:
     x, y = bug[6]
     d.dot(x, y)
     d.text(x + 10, y + 20, "here: a jump, not a slope", "small")
-    d.text(430, 128, "rounding alone grows slowly", "small soft")
+    d.text(430, 146, "rounding alone grows slowly", "small soft")
     return d.svg()

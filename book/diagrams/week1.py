@@ -195,11 +195,11 @@ def qwen3_attention() -> str:
         d.arrow((70, 130), (98, y + 20))
         d.box(98, y, 96, 40, kind, f"{name}, reshape\nB×L×{heads}×D")
         if name != "wv":
-            d.arrow((194, y + 20), (212, y + 20))
-            d.box(212, y, 62, 40, "c", "RMSNorm\n(D)")
-            d.arrow((274, y + 20), (292, y + 20))
-            d.box(292, y, 52, 40, "e", "RoPE")
-        start = 344 if name != "wv" else 194
+            d.arrow((194, y + 20), (210, y + 20))
+            d.box(210, y, 76, 40, "c", "RMSNorm\n(D)")
+            d.arrow((286, y + 20), (302, y + 20))
+            d.box(302, y, 52, 40, "e", "RoPE")
+        start = 354 if name != "wv" else 194
         d.arrow((start, y + 20), (392, y + 20 if y != 110 else 130), (418, 130))
     d.box(418, 96, 100, 68, "d", "grouped\nattention\nfloat32")
     d.arrow((518, 130), (544, 130))

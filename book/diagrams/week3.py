@@ -41,17 +41,18 @@ def block_table() -> str:
     for i, page in enumerate((0, 2, 4, -1)):
         d.box(10 + i * 60, 28, 56, 28, "a" if page >= 0 else "n", str(page), "mono")
         d.text(38 + i * 60, 72, f"{4 * i} … {4 * i + 3}", "small soft", "middle")
-    d.text(260, 46, "context_lens[A] = 9", "small")
-    d.text(10, 110, "key 6 = page block_table[6 // 4] = 2, row 6 % 4 = 2", "small mono")
+    d.text(270, 40, "context_lens[A] = 9", "small mono")
+    d.text(270, 62, "key 6: page block_table[6 // 4] = 2,", "small mono")
+    d.text(270, 80, "row 6 % 4 = 2", "small mono")
     for page in range(5):
         x = 10 + page * 120
-        d.text(x + 54, 140, f"page {page}", "small soft", "middle")
+        d.text(x + 30, 140, f"page {page}", "small soft", "middle")
         for i in range(4):
             mine = page in (0, 2) or (page == 4 and i == 0)
             key = {0: i, 2: 4 + i, 4: 8}.get(page) if mine else None
             kind = "c" if key == 6 else "a" if mine else "n"
             d.box(x + i * 27, 148, 26, 30, kind, "" if key is None else str(key), "small")
-    d.arrow((98, 74), (98, 92), (312, 124), (312, 146), style="dashed")
+    d.arrow((98, 76), (98, 104), (317, 126), (317, 146), style="dashed")
     d.text(10, 206, "P×H×page_size×D: all pages of a layer, in one array that never moves", "small soft")
     return d.svg()
 

@@ -110,11 +110,11 @@ def _header(text: str, language: str, file: Path) -> Piece:
         if docstring is None:
             raise BookError(f"{file.name} has no docstring")
         return Piece(docstring, "text", 1)
-    comment = []
+    comment, sign = [], "//" if language == "cpp" else "#"
     for line in lines:
-        if not line.startswith(("//", "#")):
+        if not line.startswith(sign):
             break
-        comment.append(re.sub(r"^(//|#) ?", "", line))
+        comment.append(line.removeprefix(sign).removeprefix(" "))
     if not comment:
         raise BookError(f"{file.name} does not begin with a comment")
     return Piece("\n".join(comment), "text", 1)
