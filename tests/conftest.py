@@ -1,6 +1,7 @@
 """Fixtures that every test may use: devices, dtypes, models."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,14 @@ def dtype(request: pytest.FixtureRequest) -> mx.Dtype:
     return request.param
 
 
+# In a learner's tree these operations have the learner's kernels, plain C++: see tools/course.
+IS_LEARNERS_TREE = hasattr(sys.modules.get("sitecustomize"), "LearnersTree")
+
+
 @pytest.fixture(
-    params=kernels.extension().instruction_sets() if kernels.is_built() else ["portable"]
+    params=kernels.extension().instruction_sets()
+    if kernels.is_built() and not IS_LEARNERS_TREE
+    else ["portable"]
 )
 def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Runs the test with every kind of CPU kernel that this machine can run.

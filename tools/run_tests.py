@@ -4,9 +4,10 @@
     pdm run test --week 1 --day 3
     pdm run test --week 1 --day 3 -- -k task_2
 
-The tests of a week or a day run on the learner's tree if there is one (`pdm run start-course`
-writes it), and otherwise on the solution; --solution mine or ref chooses. All other flags go to
-pytest, with or without `--` in front.
+Without --week all of the project's tests run, or those that are named. Those of a week or a day run
+on the learner's tree if there is one (`pdm run start-course` writes it), without the slow ones, and
+otherwise on the solution; --solution mine or ref chooses. All other flags go to pytest, with or
+without `--` in front.
 """
 
 import argparse
@@ -43,6 +44,8 @@ def main() -> int:
             parser.error(str(error))
         if tree is not None:
             print(f"testing your code in {os.path.relpath(tree, ROOT)}", flush=True)
+            if "-m" not in rest:  # whole answers, which take minutes in plain loops
+                rest += ["-m", "not slow"]
     os.chdir(ROOT)
     command = [sys.executable, "-m", "pytest", *rest]
     os.execve(sys.executable, command, environment(tree))

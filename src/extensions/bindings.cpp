@@ -8,6 +8,7 @@
 
 #include "common/instruction_set.h"
 #include "common/threads.h"
+#include "src/argmax/argmax.h"
 #include "src/axpby/axpby.h"
 #include "src/cache_write/cache_write.h"
 #include "src/flash_attention/flash_attention.h"
@@ -15,6 +16,7 @@
 #include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/quantized_embedding/quantized_embedding.h"
 #include "src/quantized_matmul/quantized_matmul.h"
+#include "src/quantized_matmul/quantized_matmul_each.h"
 #include "src/rms_norm/rms_norm.h"
 #include "src/swiglu/swiglu.h"
 
@@ -35,6 +37,20 @@ Returns:
     The broadcast shape, in the promoted dtype (float32 for integers).
 )");
 
+    m.def("argmax", &tiny_llm_ext::argmax, "x"_a, nb::kw_only(), "stream"_a = nb::none(),
+          R"(Where each row is largest: the first place, if there are several.
+
+Args:
+    x: N..×V, float32, float16 or bfloat16. NaN is never the largest.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    N.. in uint32.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
     m.def("quantized_matmul", &tiny_llm_ext::quantized_matmul, "scales"_a, "biases"_a,
           "group_size"_a, "bits"_a, "a"_a, "b"_a, "transpose_b"_a = true, nb::kw_only(),
           "stream"_a = nb::none(),
@@ -51,6 +67,22 @@ Args:
 
 Returns:
     N..×O in the dtype of a.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("quantized_matmul_each", &tiny_llm_ext::quantized_matmul_each, "scales"_a, "biases"_a,
+          "group_size"_a, "bits"_a, "a"_a, "b"_a, nb::kw_only(), "stream"_a = nb::none(),
+          R"(a · bᵀ for several quantized matrices b: the same bits as one quantized_matmul each.
+
+Args:
+    scales, biases, b: lists, one array for each matrix; matrices may differ in O.
+    group_size, bits, a: as in quantized_matmul.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    A list of N..×O in the dtype of a.
 
 Raises:
     ValueError: an argument that is not as above.

@@ -78,6 +78,35 @@ def quantized_matmul(
     )
 
 
+def quantized_matmul_each(
+    scales: list[mx.array],
+    biases: list[mx.array],
+    group_size: int,
+    bits: int,
+    a: mx.array,
+    b: list[mx.array],
+    stream: StreamOrDevice = mx.cpu,
+) -> list[mx.array]:
+    """One input multiplied by several quantized matrices: one `quantized_matmul` each.
+
+    On the CPU the results, the same bits, come from one node of the graph: the input is prepared
+    once, and the threads meet once.
+
+    Args:
+        scales, biases, b: of each matrix, as in `quantized_matmul`; matrices may differ in O.
+        group_size, bits, a: as in `quantized_matmul`.
+        stream: where to compute.
+
+    Returns:
+        N..×O for each matrix, dtype of `a`.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().quantized_matmul_each(scales, biases, group_size, bits, a, b, stream=stream)
+
+
 def rms_norm(
     x: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = mx.cpu
 ) -> mx.array:
@@ -230,6 +259,23 @@ def flash_attention(
     return extension().flash_attention(
         query, key, value, scale, causal, mask, context_lens, stream=stream
     )
+
+
+def argmax(x: mx.array, stream: StreamOrDevice = mx.cpu) -> mx.array:
+    """The likeliest tokens: the first place where each row is largest, with all threads.
+
+    Args:
+        x: N..×V, float32, float16 or bfloat16. NaN is never the largest.
+        stream: where to compute.
+
+    Returns:
+        N.., uint32.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().argmax(x, stream=stream)
 
 
 def cache_write(

@@ -16,7 +16,7 @@ from .attention import flash_attention, scaled_dot_product_attention_grouped
 from .embedding import Embedding
 from .kv_cache import TinyKvCache, TinyKvFullCache
 from .positional_encoding import RoPE
-from .quantize import QuantizedEmbedding, QuantizedWeights, project
+from .quantize import QuantizedEmbedding, QuantizedWeights, project, project_each
 
 Weight = QuantizedWeights | mx.array
 Rotation = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' angles
@@ -60,9 +60,10 @@ class Qwen3MultiHeadAttention:
         # [task 2.1.2 attention]
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
-        query = project(x, self.wq).reshape(B, L, H_q, D)
-        key = project(x, self.wk).reshape(B, L, H, D)
-        value = project(x, self.wv).reshape(B, L, H, D).swapaxes(1, 2)  # B×H×L×D
+        query, key, value = project_each(x, (self.wq, self.wk, self.wv))
+        query = query.reshape(B, L, H_q, D)
+        key = key.reshape(B, L, H, D)
+        value = value.reshape(B, L, H, D).swapaxes(1, 2)  # B×H×L×D
         query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *rotation)  # B×H_q×L×D
         key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *rotation)  # B×H×L×D
         attended = self._attend(query, key, value, cache)  # B×H_q×L×D
@@ -110,7 +111,8 @@ class Qwen3MLP:
 
     def __call__(self, x: mx.array) -> mx.array:
         """N..×E -> N..×E."""
-        return project(kernels.swiglu(project(x, self.w_gate), project(x, self.w_up)), self.w_down)
+        gate, up = project_each(x, (self.w_gate, self.w_up))
+        return project(kernels.swiglu(gate, up), self.w_down)
 
 
 class Qwen3TransformerBlock:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from . import kernels
+
 Sampler = Callable[[mx.array], mx.array]
 
 
@@ -17,6 +19,13 @@ def log_softmax(logits: mx.array) -> mx.array:
     """Logits N..×V -> log-probabilities N..×V in float32."""
     logits = logits.astype(mx.float32)
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def likeliest(logits: mx.array) -> mx.array:
+    """The ids that greedy sampling takes, the first if several are likeliest: N..×V -> N.."""
+    if mx.default_device() == mx.cpu and kernels.is_built():
+        return kernels.argmax(logits)
+    return mx.argmax(logits, axis=-1)
 
 
 def choose(sampler: Sampler, logits: mx.array) -> mx.array:
@@ -103,7 +112,7 @@ class DistributionSampler:
     def __call__(self, logprobs: mx.array) -> mx.array:
         """Log-probabilities or logits B×V -> ids B."""
         if self.is_greedy:
-            return mx.argmax(logprobs, axis=-1)
+            return likeliest(logprobs)
         return self.draw(self.logits(logprobs))
 
     def logits(self, logprobs: mx.array) -> mx.array:

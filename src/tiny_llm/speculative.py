@@ -20,7 +20,7 @@ from typing import Any
 import mlx.core as mx
 
 from .errors import UserError
-from .sampler import DistributionSampler, Sampler, choose, log_softmax
+from .sampler import DistributionSampler, Sampler, choose, likeliest, log_softmax
 
 
 @dataclass
@@ -271,7 +271,7 @@ def _propose(
     for _ in range(count):
         logits = draft(new_ids)[-1:, :width]  # 1×V'
         if sampler is None:
-            new_ids = mx.argmax(logits, axis=-1)
+            new_ids = likeliest(logits)
         else:
             shaped = sampler.logits(log_softmax(logits))
             new_ids = sampler.draw(shaped)

@@ -155,6 +155,20 @@ def quantized_matmul(arguments: Arguments) -> Case:
     return dict(b=parts.pop("words"), a=a, **parts), as_numpy(a) @ w.T
 
 
+def quantized_matmul_each(arguments: Arguments) -> Case:
+    kwargs, product = quantized_matmul(arguments)
+    cut = arguments.draw(st.integers(0, product.shape[-1]))
+    for name in ("b", "scales", "biases"):
+        kwargs[name] = [kwargs[name][:cut], kwargs[name][cut:]]
+    return kwargs, (product[..., :cut], product[..., cut:])
+
+
+def argmax(arguments: Arguments) -> Case:
+    dtype, shape = arguments.draw(st.sampled_from(FLOATS)), arguments.shape()
+    x = arguments.array((*shape, arguments.draw(POSITIVE)), dtype)
+    return {"x": x}, as_numpy(x).argmax(-1)
+
+
 def quantized_embedding(arguments: Arguments) -> Case:
     parts, w = quantized(arguments, FLOATS)
     shape = arguments.shape() if len(w) else (0,)
@@ -177,7 +191,7 @@ def cache_write(arguments: Arguments) -> Case:
 
 
 CASES = [axpby, swiglu, rms_norm, add_rms_norm, qk_norm_rope, flash_attention, matmul]
-CASES += [quantized_matmul, quantized_embedding, cache_write]
+CASES += [quantized_matmul, quantized_matmul_each, argmax, quantized_embedding, cache_write]
 CASE_OF = {case.__name__: case for case in CASES}
 ABOUT_THE_MODULE = {"instruction_set", "instruction_sets", "num_threads"}
 OPERATIONS = (
@@ -189,7 +203,8 @@ def outcome(name: str, kwargs: dict[str, Any]) -> tuple[mx.array, ...]:
     """What the operation gives on the CPU, computed."""
     result = getattr(kernels.extension(), name)(**kwargs, stream=mx.cpu)
     mx.eval(result)
-    return result if isinstance(result, tuple) else (result,)
+    results = result if isinstance(result, tuple | list) else (result,)
+    return tuple(x.astype(mx.float32) if x.dtype == mx.uint32 else x for x in results)
 
 
 def mistaken(arguments: Arguments, kwargs: dict[str, Any]) -> dict[str, Any]:

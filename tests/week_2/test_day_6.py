@@ -356,6 +356,7 @@ def chat(tokenizer, prompt: str) -> list[int]:
     )
 
 
+@pytest.mark.slow  # with a learner's kernels, which are plain loops
 @pytest.mark.parametrize("flash", [False, True])
 @pytest.mark.parametrize(("batch_size", "prefill_step"), [(1, 7), (3, 128), (5, 1), (16, 128)])
 def test_task_5_real_answers_do_not_depend_on_the_batch(

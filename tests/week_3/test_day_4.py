@@ -144,6 +144,7 @@ def demo_pair(demo):
     return Qwen3ModelWeek2(load("demo-draft")[0]), Qwen3ModelWeek2(mlx_model), tokenizer
 
 
+@pytest.mark.slow  # with a learner's kernels, which are plain loops
 @pytest.mark.parametrize("index", range(len(BATCH_PROMPTS)))
 def test_task_1_demo_model_says_the_same_with_and_without_draft(demo_pair, index):
     draft, model, tokenizer = demo_pair
@@ -161,6 +162,7 @@ def test_task_1_demo_model_says_the_same_with_and_without_draft(demo_pair, index
     assert answer(SpeculativeDecoding(draft, 1 + index % 8)) == answer(decode_with_cache)
 
 
+@pytest.mark.slow  # with a learner's kernels, which are plain loops
 def test_task_1_whole_answers_with_flash_attention_and_drafts(demo):
     mlx_model, tokenizer = demo
     plain = Qwen3ModelWeek2(mlx_model)
@@ -177,6 +179,7 @@ def test_task_1_whole_answers_with_flash_attention_and_drafts(demo):
         assert speculative_generate(draft, flash, draft_tokenizer, tokenizer, prompt) == expected
 
 
+@pytest.mark.slow  # with a learner's kernels, which are plain loops
 def test_task_1_demo_draft_saves_target_steps(demo_pair):
     draft, model, tokenizer = demo_pair
     decode = SpeculativeDecoding(draft, num_drafts=4)

@@ -3,12 +3,15 @@
 import json
 import os
 import re
+import select
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .tasks import DAYS
 from .tree import ROOT, environment
@@ -51,42 +54,95 @@ def task_of_test(test: str) -> str | None:
     return None
 
 
-def run_tests(
-    tree: Path | None, tests: Sequence[str], *options: str, timeout: float | None = None
-) -> list[Outcome]:
-    """Runs tests on a learner's tree, or on the solution.
+class Runner:
+    """Runs tests, on a learner's tree or on the solution, each time in a new process.
 
-    Args:
-        tree: the learner's, or None.
-        tests: files or ids, from the root of the project.
-        options: for pytest.
-        timeout: seconds; a process that takes longer is ended, and what it did not say is missing.
-
-    Returns:
-        Outcomes in the order of the tests. One of the test "" tells of a process that died.
+    On Linux these are forks of one that has imported what all tests need: see warm.py. Use it in a
+    `with`; several threads need one each.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.jsonl"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "tools.course.report"]
-        command += ["-p", "no:cacheprovider", "--tb=short", *options, *tests]
-        try:
-            run = subprocess.run(
-                command,
+
+    def __init__(self) -> None:
+        self._warm: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> "Runner":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._warm is not None:
+            self._warm.kill()
+            self._warm.communicate()
+            self._warm = None
+
+    def run(
+        self, tree: Path | None, tests: Sequence[str], *options: str, timeout: float | None = None
+    ) -> list[Outcome]:
+        """Runs tests.
+
+        Args:
+            tree: the learner's, or None.
+            tests: files or ids, from the root of the project.
+            options: for pytest.
+            timeout: seconds; a session that takes longer is ended.
+
+        Returns:
+            Outcomes in the order of the tests. One of the test "" tells of a session that failed as
+            a whole.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            report, output = Path(folder) / "report.jsonl", Path(folder) / "output"
+            arguments = ["-q", "-p", "tools.course.report", "-p", "no:cacheprovider"]
+            job = {
+                "arguments": [*arguments, *options, *tests],
+                "environment": {**environment(tree), "TINY_LLM_REPORT": str(report)},
+                "tree": None if tree is None else str(tree),
+                "output": str(output),
+            }
+            status = (self._forked if sys.platform == "linux" else _in_new_process)(job, timeout)
+            said = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
+            lines = report.read_text(encoding="utf-8").splitlines() if report.exists() else []
+        outcomes = [Outcome(**json.loads(line)) for line in lines]
+        if status not in (0, 1):
+            ended = f"no end after {timeout:.0f} s\n" if status is None else f"status {status}\n"
+            outcomes.append(Outcome("", False, ended + said[-4000:]))
+        return outcomes
+
+    def _forked(self, job: dict[str, Any], timeout: float | None) -> int | None:
+        if self._warm is None:
+            self._warm = subprocess.Popen(
+                [sys.executable, "-m", "tools.course.warm"],
                 cwd=ROOT,
-                env={**environment(tree), "TINY_LLM_REPORT": str(report)},
-                capture_output=True,
+                env=environment(None),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 text=True,
+                start_new_session=True,
+            )
+        assert self._warm.stdin is not None
+        assert self._warm.stdout is not None
+        print(json.dumps(job), file=self._warm.stdin, flush=True)
+        ready, _, _ = select.select([self._warm.stdout], [], [], timeout)
+        line = self._warm.stdout.readline() if ready else ""
+        if line:
+            return int(json.loads(line)["status"])
+        os.killpg(self._warm.pid, signal.SIGKILL)  # the session too
+        self.__exit__()
+        return None if not ready else -1
+
+
+def _in_new_process(job: dict[str, Any], timeout: float | None) -> int | None:
+    with open(job["output"], "w") as output:
+        try:
+            return subprocess.run(
+                [sys.executable, "-m", "pytest", *job["arguments"]],
+                cwd=ROOT,
+                env=job["environment"],
+                stdout=output,
+                stderr=subprocess.STDOUT,
                 check=False,
                 timeout=timeout,
-            )
-            said = run.stdout + run.stderr if run.returncode not in (0, 1) else ""
+            ).returncode
         except subprocess.TimeoutExpired:
-            said = f"no end after {timeout:.0f} seconds"
-        lines = report.read_text(encoding="utf-8").splitlines() if report.exists() else []
-    outcomes = [Outcome(**json.loads(line)) for line in lines]
-    if said:
-        outcomes.append(Outcome("", False, said[-4000:]))
-    return outcomes
+            return None
 
 
 def first_line(message: str) -> str:

@@ -3,14 +3,13 @@
 import argparse
 import sys
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from .choice import add_solution_argument, chosen_tree
-from .outcomes import Outcome, first_line, num_workers, run_tests
+from .outcomes import Outcome, Runner, first_line
 from .tasks import DAYS, TASKS, Day
 from .tree import ROOT
 
@@ -65,14 +64,10 @@ def outcomes_by_task(
 ) -> dict[str, list[Outcome]]:
     """Runs the tests of some days, each day in a process of its own."""
     found: dict[str, list[Outcome]] = defaultdict(list)
-    with (
-        console.status("running the tests"),
-        ThreadPoolExecutor(max_workers=max(1, num_workers() // 2)) as pool,
-    ):
-        for day, outcomes in zip(
-            days, pool.map(lambda day: run_tests(tree, [day.test_file]), days), strict=True
-        ):
-            for outcome in outcomes:
+    with Runner() as runner, console.status("running the tests") as status:
+        for day in days:
+            status.update(f"running the tests of {day.name}")
+            for outcome in runner.run(tree, [day.test_file], "-m", "not slow", "--tb=line"):
                 if outcome.task in TASKS:
                     found[outcome.task].append(outcome)
                 elif not outcome.test:  # the process died: none of the day's tasks is done

@@ -71,6 +71,27 @@ inline void transpose(const uint32_t* in, int64_t stride, int rows, int columns,
     }
 }
 
+// 16-bit numbers of 16 rows, as float32 by column: out[i · out_stride …] holds number i of each
+// row. Rows at or beyond `rows` are zero.
+inline void widen_columns(const uint16_t* in, int64_t stride, int rows, int64_t columns,
+                          Format format, float* out, int64_t out_stride) {
+    alignas(64) uint32_t block[16][16];
+    __m512i column[16];
+    for (int64_t first = 0; first < columns; first += 16) {
+        const int64_t count = columns - first < 16 ? columns - first : 16;
+        const __mmask16 mask = static_cast<__mmask16>((1u << count) - 1);
+        for (int i = 0; i < 16; i++) {
+            const __m256i row = i < rows ? _mm256_maskz_loadu_epi16(mask, in + i * stride + first)
+                                         : _mm256_setzero_si256();
+            _mm512_store_ps(block[i], widen(row, format));
+        }
+        transpose(block[0], 16, 16, 16, column);
+        for (int64_t i = 0; i < count; i++) {
+            _mm512_storeu_si512(out + (first + i) * out_stride, column[i]);
+        }
+    }
+}
+
 }  // namespace
 
 }  // namespace tiny_llm_ext

@@ -8,6 +8,7 @@ import mlx.core as _mx
 
 from ._ext import (
     add_rms_norm,
+    argmax,
     axpby,
     cache_write,
     flash_attention,
@@ -18,12 +19,14 @@ from ._ext import (
     qk_norm_rope,
     quantized_embedding,
     quantized_matmul,
+    quantized_matmul_each,
     rms_norm,
     swiglu,
 )
 
 __all__ = [
     "add_rms_norm",
+    "argmax",
     "axpby",
     "cache_write",
     "flash_attention",
@@ -34,6 +37,7 @@ __all__ = [
     "qk_norm_rope",
     "quantized_embedding",
     "quantized_matmul",
+    "quantized_matmul_each",
     "rms_norm",
     "swiglu",
 ]

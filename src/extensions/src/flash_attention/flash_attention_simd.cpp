@@ -25,6 +25,15 @@ Tile tile_at(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first, 
             tile_rows(job.value, job.value_strides, job, b, h, first, end)};
 }
 
+// The first tile of the head that is likely to come after this one: worth fetching early.
+Tile first_tile_after(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t l) {
+    const int64_t next = b * job.H + h + 1;
+    if (next == job.B * job.H) {
+        return {};
+    }
+    return tile_at(job, next / job.H, next % job.H, 0, visible_keys(job, next / job.H, l));
+}
+
 // query = the block's rows of job.query, times scale.
 void load_query(const AttentionBlock& block, const FlashAttentionJob& job, int64_t b, int64_t h,
                 int64_t first_row) {
@@ -102,7 +111,9 @@ void flash_attention(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t
     const int64_t end = visible_keys(job, b, (first_row + rows - 1) / group);
     Tile tile = tile_at(job, b, h, 0, end);
     for (int64_t first_key = 0; first_key < end; first_key += KEYS) {
-        const Tile next = tile_at(job, b, h, first_key + KEYS, end);
+        const Tile next = first_key + KEYS < end
+                              ? tile_at(job, b, h, first_key + KEYS, end)
+                              : first_tile_after(job, b, h, (first_row + rows - 1) / group);
         if (mask == nullptr ||
             load_mask(block, job, b, h, first_row, first_key, tile.keys.count, mask)) {
             int visible[MAX_BLOCK_ROWS];

@@ -5,44 +5,46 @@
 
 namespace tiny_llm_ext {
 
-namespace {
-
-constexpr const char* NAME = "quantized_matmul";
-
-}  // namespace
-
-mx::array quantized_matmul(const mx::array& scales, const mx::array& biases, int group_size,
-                           int bits, const mx::array& a, const mx::array& b, bool transpose_b,
-                           mx::StreamOrDevice s) {
-    check(transpose_b, NAME, "expected transpose_b=True (b is stored O×I), got False");
-    check(bits == 4 || bits == 8, NAME, "expected bits 4 or 8, got ", bits);
-    check(group_size == 32 || group_size == 64 || group_size == 128, NAME,
+mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
+                                 const mx::array& biases, int group_size, int bits,
+                                 const mx::array& a, const mx::array& b) {
+    check(bits == 4 || bits == 8, operation, "expected bits 4 or 8, got ", bits);
+    check(group_size == 32 || group_size == 64 || group_size == 128, operation,
           "expected group_size 32, 64 or 128, got ", group_size);
-    check(is_half(a.dtype()), NAME, "expected a in float16 or bfloat16, got ", a.dtype());
-    check(b.dtype() == mx::uint32, NAME, "expected b in uint32, got ", b.dtype());
-    check(is_half(scales.dtype()), NAME, "expected scales in float16 or bfloat16, got ",
+    check(is_half(a.dtype()), operation, "expected a in float16 or bfloat16, got ", a.dtype());
+    check(b.dtype() == mx::uint32, operation, "expected b in uint32, got ", b.dtype());
+    check(is_half(scales.dtype()), operation, "expected scales in float16 or bfloat16, got ",
           scales.dtype());
-    check(biases.dtype() == scales.dtype(), NAME, "expected biases in the dtype of scales, ",
+    check(biases.dtype() == scales.dtype(), operation, "expected biases in the dtype of scales, ",
           scales.dtype(), ", got ", biases.dtype());
-    check(a.ndim() >= 1, NAME, "expected a with at least one dimension, got a scalar");
-    check(b.ndim() == 2, NAME, "expected b with 2 dimensions, got shape ", b.shape());
+    check(a.ndim() >= 1, operation, "expected a with at least one dimension, got a scalar");
+    check(b.ndim() == 2, operation, "expected b with 2 dimensions, got shape ", b.shape());
 
     const int I = a.shape(-1);
     const int O = b.shape(0);
-    check(I > 0 && I % group_size == 0, NAME, "expected the last dimension of a, ", I,
+    check(I > 0 && I % group_size == 0, operation, "expected the last dimension of a, ", I,
           ", to be a positive multiple of group_size, ", group_size);
     const mx::Shape packed = {O, I / 32 * bits};
-    check(b.shape() == packed, NAME, "expected b of shape ", packed, " for a of shape ", a.shape(),
-          " and ", bits, " bits, got ", b.shape());
+    check(b.shape() == packed, operation, "expected b of shape ", packed, " for a of shape ",
+          a.shape(), " and ", bits, " bits, got ", b.shape());
     const mx::Shape groups = {O, I / group_size};
-    check(scales.shape() == groups, NAME, "expected scales of shape ", groups, ", got ",
+    check(scales.shape() == groups, operation, "expected scales of shape ", groups, ", got ",
           scales.shape());
-    check(biases.shape() == groups, NAME, "expected biases of shape ", groups, ", got ",
+    check(biases.shape() == groups, operation, "expected biases of shape ", groups, ", got ",
           biases.shape());
 
     auto shape = a.shape();
     shape.back() = O;
-    return mx::array(shape, a.dtype(),
+    return shape;
+}
+
+mx::array quantized_matmul(const mx::array& scales, const mx::array& biases, int group_size,
+                           int bits, const mx::array& a, const mx::array& b, bool transpose_b,
+                           mx::StreamOrDevice s) {
+    constexpr const char* NAME = "quantized_matmul";
+    check(transpose_b, NAME, "expected transpose_b=True (b is stored O×I), got False");
+    return mx::array(quantized_matmul_shape(NAME, scales, biases, group_size, bits, a, b),
+                     a.dtype(),
                      std::make_shared<QuantizedMatmul>(mx::to_stream(s), group_size, bits),
                      {scales, biases, a, b});
 }

@@ -34,6 +34,11 @@ mx::array quantized_matmul(const mx::array& scales, const mx::array& biases, int
                            int bits, const mx::array& a, const mx::array& b, bool transpose_b,
                            mx::StreamOrDevice s = {});
 
+/// The shape of that, N..×O; throws in the name of `operation` for arguments that are not as above.
+mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
+                                 const mx::array& biases, int group_size, int bits,
+                                 const mx::array& a, const mx::array& b);
+
 /// The graph node. Inputs: scales, biases, a, b, checked, of any strides.
 class QuantizedMatmul : public mx::UnaryPrimitive {
    public:

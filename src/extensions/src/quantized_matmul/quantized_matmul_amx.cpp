@@ -38,23 +38,9 @@ struct Panel {
 // O × groups of 16-bit numbers -> groups × PANEL of float32.
 void load_by_group(const Panel& panel, const uint16_t* in, float* out) {
     const int64_t groups = panel.layout.groups;
-    alignas(64) uint32_t rows[SIDE][SIDE];
-    __m512i column[SIDE];
-    for (int64_t g = 0; g < groups; g += SIDE) {
-        const int64_t count = groups - g < SIDE ? groups - g : SIDE;
-        const __mmask16 mask = static_cast<__mmask16>((1u << count) - 1);
-        for (int o = 0; o < PANEL; o += SIDE) {
-            for (int i = 0; i < SIDE; i++) {
-                const uint16_t* row = in + (panel.first + o + i) * groups + g;
-                const __m256i x = o + i < panel.outputs ? _mm256_maskz_loadu_epi16(mask, row)
-                                                        : _mm256_setzero_si256();
-                _mm512_store_ps(rows[i], widen(x, panel.job->scale_format));
-            }
-            transpose(rows[0], SIDE, SIDE, SIDE, column);
-            for (int64_t i = 0; i < count; i++) {
-                _mm512_storeu_si512(out + (g + i) * PANEL + o, column[i]);
-            }
-        }
+    for (int o = 0; o < PANEL; o += SIDE) {
+        widen_columns(in + (panel.first + o) * groups, groups, panel.outputs - o, groups,
+                      panel.job->scale_format, out + o, PANEL);
     }
 }
 

@@ -161,25 +161,9 @@ inline void load_by_group(const Panel& panel, const uint16_t* in, __m512* out) {
     for (int64_t i = 0; i < PANELS * LANES * groups * 2; i += 64) {
         _mm_prefetch(next + i, _MM_HINT_T0);
     }
-    alignas(64) uint32_t rows[LANES][LANES];
-    for (int64_t g = 0; g < groups; g += LANES) {
-        const int count = groups - g < LANES ? static_cast<int>(groups - g) : LANES;
-        const __mmask16 mask = static_cast<__mmask16>((1u << count) - 1);
-        for (int c = 0; c < PANELS; c++) {
-            for (int i = 0; i < LANES; i++) {
-                const int64_t o = c * LANES + i;
-                const __m256i row =
-                    o < panel.outputs
-                        ? _mm256_maskz_loadu_epi16(mask, in + (panel.first + o) * groups + g)
-                        : _mm256_setzero_si256();
-                _mm512_store_ps(rows[i], widen(row, panel.job->scale_format));
-            }
-            __m512i column[16];
-            transpose(rows[0], LANES, LANES, LANES, column);
-            for (int i = 0; i < count; i++) {
-                out[(g + i) * PANELS + c] = _mm512_castsi512_ps(column[i]);
-            }
-        }
+    for (int c = 0; c < PANELS; c++) {
+        widen_columns(in + (panel.first + c * LANES) * groups, groups, panel.outputs - c * LANES,
+                      groups, panel.job->scale_format, (float*)(out + c), PANELS * LANES);
     }
 }
 

@@ -1,35 +1,65 @@
 // quantized_matmul on the CPU: which kernel runs, and who does which part of it.
 #include <algorithm>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "common/checks.h"
 #include "common/instruction_set.h"
 #include "common/rows.h"
-#include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "src/quantized_matmul/quantized_matmul.h"
+#include "src/quantized_matmul/quantized_matmul_each.h"
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 namespace tiny_llm_ext {
 
 namespace {
 
+// Products of one input and one or more matrices.
+using Jobs = std::vector<QuantizedMatmulJob>;
+
+// Runs body(job, first, last) for ranges that make up all outputs of all jobs, each beginning at a
+// multiple of `step`.
+template <typename Body>
+void for_outputs(const Jobs& jobs, int64_t step, const Body& body) {
+    const auto chunks_of = [step](const QuantizedMatmulJob& job) {
+        return (job.O + step - 1) / step;
+    };
+    int64_t chunks = 0;
+    for (const auto& job : jobs) {
+        chunks += chunks_of(job);
+    }
+    parallel_for(chunks, [&](int64_t chunk) {
+        const QuantizedMatmulJob* job = jobs.data();
+        for (; chunk >= chunks_of(*job); job++) {
+            chunk -= chunks_of(*job);
+        }
+        body(*job, chunk * step, std::min(job->O, (chunk + 1) * step));
+    });
+}
+
 // [solution only]
-void run_kernel(const QuantizedMatmulJob& job, const QuantizedMatmulKernel& kernel) {
-    auto scratch = std::make_unique_for_overwrite<char[]>(kernel.scratch(job) + 64);
+void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
+    const QuantizedMatmulJob& input = jobs[0];  // preparing looks at no weights
+    auto scratch = std::make_unique_for_overwrite<char[]>(kernel.scratch(input) + 64);
     void* aligned =
         reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.get()) + 63) & ~63);
     constexpr int64_t ROWS = 16;
-    parallel_for((job.M + ROWS - 1) / ROWS, [&](int64_t chunk) {
-        kernel.prepare(job, aligned, chunk * ROWS, std::min(job.M, (chunk + 1) * ROWS));
+    parallel_for((input.M + ROWS - 1) / ROWS, [&](int64_t chunk) {
+        kernel.prepare(input, aligned, chunk * ROWS, std::min(input.M, (chunk + 1) * ROWS));
     });
     // About 8 chunks a thread: few enough to cost nothing, enough to share out evenly.
-    const int64_t panels = (job.O + QUANTIZED_MATMUL_PANEL - 1) / QUANTIZED_MATMUL_PANEL;
+    int64_t outputs = 0;
+    for (const auto& job : jobs) {
+        outputs += job.O;
+    }
+    const int64_t panels = (outputs + QUANTIZED_MATMUL_PANEL - 1) / QUANTIZED_MATMUL_PANEL;
     const int64_t panels_per_chunk = std::max<int64_t>(1, panels / (8 * num_threads()));
-    const int64_t outputs = panels_per_chunk * QUANTIZED_MATMUL_PANEL;
-    parallel_for((job.O + outputs - 1) / outputs, [&](int64_t chunk) {
-        kernel.run(job, aligned, chunk * outputs, std::min(job.O, (chunk + 1) * outputs));
-    });
+    for_outputs(jobs, panels_per_chunk * QUANTIZED_MATMUL_PANEL,
+                [&](const QuantizedMatmulJob& job, int64_t first, int64_t last) {
+                    kernel.run(job, aligned, first, last);
+                });
 }
 
 // The kernel of an instruction set, or nullptr: the reference.
@@ -53,50 +83,73 @@ const QuantizedMatmulKernel* kernel_of(InstructionSet set) {
 }
 // [/solution only]
 
-void run(const QuantizedMatmulJob& job, InstructionSet set) {
+void run(const Jobs& jobs, InstructionSet set) {
     // [solution only]
     if (const QuantizedMatmulKernel* kernel = kernel_of(set)) {
-        run_kernel(job, *kernel);
+        run_kernel(jobs, *kernel);
         return;
     }
     // [/solution only]
-    parallel_for(job.O, [&](int64_t o) { quantized_matmul_portable(job, o, o + 1); });
+    for_outputs(jobs, 1, quantized_matmul_portable);
+}
+
+// One of the products that a node computes, as its inputs and its output lie in memory.
+QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, int group_size,
+                          int bits, const mx::array& a, const mx::array& b, mx::array& out,
+                          mx::Stream stream) {
+    auto& encoder = mx::cpu::get_command_encoder(stream);
+    const auto laid_out = [&](const mx::array& x) {
+        const mx::array rows = row_contiguous(x, stream);
+        encoder.set_input_array(rows);
+        return rows;
+    };
+    encoder.set_output_array(out);
+    const int64_t I = a.shape(-1);
+    return {
+        .M = static_cast<int64_t>(a.size()) / I,
+        .O = b.shape(0),
+        .I = I,
+        .group_size = group_size,
+        .bits = bits,
+        .b = laid_out(b).data<uint32_t>(),
+        .scales = laid_out(scales).data<uint16_t>(),
+        .biases = laid_out(biases).data<uint16_t>(),
+        .a = laid_out(a).data<uint16_t>(),
+        .out = static_cast<uint16_t*>(allocate(out)),
+        .scale_format = format_of(scales.dtype()),
+        .format = format_of(a.dtype()),
+    };
+}
+
+void dispatch(Jobs jobs, mx::Stream stream) {
+    // [task 2.2.2 dispatch]
+    mx::cpu::get_command_encoder(stream).dispatch(
+        [jobs = std::move(jobs), set = instruction_set()] { run(jobs, set); });
+    // [/task 2.2.2 dispatch]
 }
 
 }  // namespace
 
 void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
-    out.set_data(mx::allocator::malloc(out.nbytes()));
-    if (out.size() == 0) {
-        return;
+    const auto job =
+        job_of(inputs[0], inputs[1], group_size_, bits_, inputs[2], inputs[3], out, stream());
+    if (out.size() > 0) {
+        dispatch({job}, stream());
     }
-    const mx::array scales = row_contiguous(inputs[0], stream());
-    const mx::array biases = row_contiguous(inputs[1], stream());
-    const mx::array a = row_contiguous(inputs[2], stream());
-    const mx::array b = row_contiguous(inputs[3], stream());
-    const int64_t I = a.shape(-1);
-    const QuantizedMatmulJob job = {
-        .M = static_cast<int64_t>(a.size()) / I,
-        .O = b.shape(0),
-        .I = I,
-        .group_size = group_size_,
-        .bits = bits_,
-        .b = b.data<uint32_t>(),
-        .scales = scales.data<uint16_t>(),
-        .biases = biases.data<uint16_t>(),
-        .a = a.data<uint16_t>(),
-        .out = out.data<uint16_t>(),
-        .scale_format = format_of(scales.dtype()),
-        .format = format_of(a.dtype()),
-    };
-    auto& encoder = mx::cpu::get_command_encoder(stream());
-    for (const auto& input : {scales, biases, a, b}) {
-        encoder.set_input_array(input);
+}
+
+void QuantizedMatmulEach::eval_cpu(const std::vector<mx::array>& inputs,
+                                   std::vector<mx::array>& outputs) {
+    const mx::array a = row_contiguous(inputs[0], stream());
+    Jobs jobs;
+    for (size_t n = 0; n < outputs.size(); n++) {
+        const mx::array* matrix = &inputs[1 + 3 * n];  // scales, biases, b
+        jobs.push_back(
+            job_of(matrix[0], matrix[1], group_size_, bits_, a, matrix[2], outputs[n], stream()));
     }
-    encoder.set_output_array(out);
-    // [task 2.2.2 dispatch]
-    encoder.dispatch([job, set = instruction_set()] { run(job, set); });
-    // [/task 2.2.2 dispatch]
+    if (a.size() > 0) {
+        dispatch(std::move(jobs), stream());
+    }
 }
 
 }  // namespace tiny_llm_ext

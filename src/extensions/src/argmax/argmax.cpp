@@ -1,0 +1,32 @@
+// argmax: validation and graph.
+#include "src/argmax/argmax.h"
+
+#include <stdexcept>
+
+#include "common/checks.h"
+
+namespace tiny_llm_ext {
+
+mx::array argmax(const mx::array& x, mx::StreamOrDevice s) {
+    constexpr const char* NAME = "argmax";
+    check(is_float(x.dtype()), NAME, "expected x in float32, float16 or bfloat16, got ", x.dtype());
+    check(x.ndim() >= 1 && x.shape(-1) >= 1, NAME,
+          "expected x with at least one element in its last dimension, got shape ", x.shape());
+    const mx::Stream stream = mx::to_stream(s);
+    if (stream.device == mx::Device::gpu) {
+        return mx::argmax(x, -1, false, stream);
+    }
+    const mx::Shape shape(x.shape().begin(), x.shape().end() - 1);
+    return mx::array(shape, mx::uint32, std::make_shared<Argmax>(stream), {x});
+}
+
+void Argmax::eval_gpu(const std::vector<mx::array>&, mx::array&) {
+    throw std::logic_error("[argmax] a GPU's graph has no such node");
+}
+
+std::vector<mx::Shape> Argmax::output_shapes(const std::vector<mx::array>& inputs) {
+    const auto& shape = inputs[0].shape();
+    return {mx::Shape(shape.begin(), shape.end() - 1)};
+}
+
+}  // namespace tiny_llm_ext

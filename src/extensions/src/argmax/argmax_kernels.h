@@ -1,0 +1,33 @@
+// The CPU kernels of argmax, as plain functions on plain memory.
+#pragma once
+
+#include <stdint.h>
+
+#include "common/half.h"
+
+namespace tiny_llm_ext {
+
+struct ArgmaxJob {
+    int64_t M, V;
+    Format format;
+    const void* x;  // M × V, rows `stride` elements apart
+    int64_t stride;
+    uint32_t* out;  // M
+};
+
+/// The largest element of a part of a row, and where it is first.
+struct Largest {
+    float value;
+    int32_t index;
+
+    /// Whether this one is the answer of the two.
+    bool beats(Largest other) const {
+        return value > other.value || (value == other.value && index < other.index);
+    }
+};
+
+/// The reference: the largest of elements first … last − 1 of a row; {−∞, first} if none is larger.
+/// argmax in argmax_simd.cpp does the same.
+Largest argmax_portable(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last);
+
+}  // namespace tiny_llm_ext

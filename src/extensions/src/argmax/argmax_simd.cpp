@@ -1,0 +1,48 @@
+// argmax with vectors: each lane keeps the largest it has seen and where, and the lanes meet at the
+// end of the part.
+#include "common/simd.h"
+#include "src/argmax/argmax_kernels.h"
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+namespace {
+
+template <Format F>
+Largest largest_of(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last) {
+    const int64_t x = row * job.stride;
+    Floats best = splat(-__builtin_inff());
+    Ints at = lane_numbers() + static_cast<int32_t>(first);  // where `best` was
+    Ints now = at;
+    int64_t i = first;
+    for (; i + LANES <= last; i += LANES, now += LANES) {
+        const Floats value = load(job.x, x + i, F);
+        const Ints larger = value > best;
+        best = larger ? value : best;
+        at = larger ? now : at;
+    }
+    Largest largest = {best[0], at[0]};
+    for (int lane = 1; lane < LANES; lane++) {
+        const Largest other = {best[lane], at[lane]};
+        largest = other.beats(largest) ? other : largest;
+    }
+    for (; i < last; i++) {
+        const float value = load_element(job.x, x + i, F);
+        largest = value > largest.value ? Largest{value, static_cast<int32_t>(i)} : largest;
+    }
+    return largest;
+}
+
+}  // namespace
+
+Largest argmax(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last) {
+    switch (job.format) {
+        case Format::float32:
+            return largest_of<Format::float32>(job, row, first, last);
+        case Format::float16:
+            return largest_of<Format::float16>(job, row, first, last);
+        default:
+            return largest_of<Format::bfloat16>(job, row, first, last);
+    }
+}
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA

@@ -1,0 +1,60 @@
+// quantized_matmul_each: validation and graph.
+#include "src/quantized_matmul/quantized_matmul_each.h"
+
+#include <stdexcept>
+
+#include "common/checks.h"
+#include "src/quantized_matmul/quantized_matmul.h"
+
+namespace tiny_llm_ext {
+
+std::vector<mx::array> quantized_matmul_each(const std::vector<mx::array>& scales,
+                                             const std::vector<mx::array>& biases, int group_size,
+                                             int bits, const mx::array& a,
+                                             const std::vector<mx::array>& b,
+                                             mx::StreamOrDevice s) {
+    constexpr const char* NAME = "quantized_matmul_each";
+    check(!b.empty(), NAME, "expected at least one matrix, got none");
+    check(scales.size() == b.size() && biases.size() == b.size(), NAME,
+          "expected as many scales and biases as matrices, ", b.size(), ", got ", scales.size(),
+          " and ", biases.size());
+    const mx::Stream stream = mx::to_stream(s);
+    if (stream.device == mx::Device::gpu || b.size() == 1) {
+        std::vector<mx::array> products;
+        for (size_t n = 0; n < b.size(); n++) {
+            products.push_back(
+                quantized_matmul(scales[n], biases[n], group_size, bits, a, b[n], true, stream));
+        }
+        return products;
+    }
+    std::vector<mx::array> inputs = {a};
+    std::vector<mx::Shape> shapes;
+    for (size_t n = 0; n < b.size(); n++) {
+        inputs.insert(inputs.end(), {scales[n], biases[n], b[n]});
+        shapes.push_back(
+            quantized_matmul_shape(NAME, scales[n], biases[n], group_size, bits, a, b[n]));
+    }
+    return mx::array::make_arrays(std::move(shapes), std::vector<mx::Dtype>(b.size(), a.dtype()),
+                                  std::make_shared<QuantizedMatmulEach>(stream, group_size, bits),
+                                  inputs);
+}
+
+void QuantizedMatmulEach::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
+    throw std::logic_error("[quantized_matmul_each] a GPU's graph has no such node");
+}
+
+bool QuantizedMatmulEach::is_equivalent(const mx::Primitive& other) const {
+    const auto& matmul = static_cast<const QuantizedMatmulEach&>(other);
+    return group_size_ == matmul.group_size_ && bits_ == matmul.bits_;
+}
+
+std::vector<mx::Shape> QuantizedMatmulEach::output_shapes(const std::vector<mx::array>& inputs) {
+    std::vector<mx::Shape> shapes;
+    for (size_t b = 3; b < inputs.size(); b += 3) {
+        shapes.push_back(inputs[0].shape());
+        shapes.back().back() = inputs[b].shape(0);
+    }
+    return shapes;
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,179 @@
+"""start-course, reveal, progress, and `--solution mine`, as they are typed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.course import reveal, start
+from tools.course.choice import chosen_tree
+from tools.course.outcomes import Outcome
+from tools.course.progress import state
+from tools.course.tree import ROOT, environment
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Path:
+    """A new learner's tree, which the commands find."""
+    folder = tmp_path / "mine"
+    monkeypatch.setenv("TINY_LLM_MINE", str(folder))
+    assert start.main([str(folder)]) == 0
+    capsys.readouterr()
+    return folder
+
+
+def run(*command: str, tree: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, **environment(tree)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_start_course_overwrites_only_when_it_is_told(tree, capsys):
+    file = tree / "src" / "tiny_llm" / "basics.py"
+    file.write_text("mine")
+    assert start.main([str(tree)]) == 2
+    assert "has your work" in capsys.readouterr().err
+    assert file.read_text() == "mine"
+    assert start.main([str(tree), "--force"]) == 0
+    assert "is yours to write" in file.read_text()
+
+
+def test_start_course_leaves_other_folders_alone(tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert start.main([str(tmp_path), "--force"]) == 2
+    assert "no learner's tree" in capsys.readouterr().err
+    for folder in (ROOT, ROOT / "src", ROOT / "src" / "tiny_llm", ROOT.parent):
+        assert start.main([str(folder), "--force"]) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.tex"]
+
+
+def test_the_learner_s_modules_come_first_and_the_others_are_the_solution_s(tree):
+    program = (
+        "import tiny_llm, tiny_llm.basics, tiny_llm.models;"
+        "print(tiny_llm.basics.__file__, tiny_llm.models.__file__, tiny_llm.softmax.__module__)"
+    )
+    ours, theirs, module = run("-c", program, tree=tree).stdout.split()
+    assert Path(ours) == tree / "src" / "tiny_llm" / "basics.py"
+    assert Path(theirs) == ROOT / "src" / "tiny_llm" / "models.py"
+    assert module == "tiny_llm.basics"
+    assert str(tree) not in run("-c", program).stdout, "without it the solution is found"
+
+
+def test_an_extension_that_was_not_built_is_not_the_solution_s(tree):
+    result = run(
+        "-c", "import tiny_llm.kernels as k; print(k.is_built()); k.extension()", tree=tree
+    )
+    assert result.stdout.strip() == "False"
+    assert "has no tiny_llm_ext" in result.stderr
+
+
+def test_main_says_what_is_to_be_written(tree):
+    result = run("-m", "tiny_llm.cli.main", "--solution", "mine", "--loader", "week1")
+    assert result.returncode == 2
+    assert (
+        "main: week 1, day 5, task 3: Qwen3ModelWeek1.__init__ is yours to write" in result.stderr
+    )
+
+
+def test_test_runs_the_learner_s_code(tree):
+    command = ("-m", "tools.run_tests", "--week", "1", "--day", "1")
+    result = run(*command, "--", "-q", "-x", "-k", "task_2_linear")
+    assert result.returncode == 1
+    assert "task 2: linear is yours to write" in result.stdout
+    assert run(*command, "--solution", "ref", "-q", "-k", "task_2_linear").returncode == 0
+
+
+def test_reveal_shows_and_applies(tree, capsys, monkeypatch):
+    monkeypatch.chdir(tree.parent)
+    assert reveal.main(["--week", "1", "--day", "1", "--task", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "task 1.1.2 linear in mine/src/tiny_llm/basics.py" in shown
+    assert "y = x @ w.T" in shown
+    assert "softmax" not in shown
+    file = tree / "src" / "tiny_llm" / "basics.py"
+    assert "y = x @ w.T" not in file.read_text(), "it only shows"
+    assert reveal.main(["--week", "1", "--day", "1", "--task", "2", "--apply"]) == 0
+    assert "y = x @ w.T" in file.read_text()
+    assert "softmax is yours to write" in file.read_text(), "other tasks stay"
+
+
+def test_reveal_compares_with_what_was_written_and_keeps_it(tree, capsys):
+    file = tree / "src" / "tiny_llm" / "basics.py"
+    reveal.apply_tasks(tree, {"1.1.2"})
+    text = file.read_text().replace("y = x @ w.T", "y = x @ w")
+    file.write_text(text)
+    assert reveal.main(["--week", "1", "--day", "1", "--task", "2", "--apply"]) == 0
+    shown = capsys.readouterr().out
+    assert "-    y = x @ w\n" in shown.replace(" \n", "\n") or "-    y = x @ w" in shown
+    assert "+    y = x @ w.T" in shown
+    kept = (tree / "revealed" / "1.1.2-linear.py").read_text()
+    assert "y = x @ w\n" in kept
+    assert not (tree / "revealed" / "1.1.2-multi-head.py").exists(), "that one was the same"
+
+
+def test_reveal_finds_its_way_by_the_markers(tree, capsys):
+    file = tree / "src" / "tiny_llm" / "basics.py"
+    file.write_text(file.read_text().replace("# [task 1.1.1 softmax]\n", "#\n"))
+    with pytest.raises(SystemExit):
+        reveal.main(["--week", "1", "--day", "1"])
+    assert "closes nothing" in capsys.readouterr().err
+    file.write_text(file.read_text().replace("    # [/task 1.1.1 softmax]\n", ""))
+    with pytest.raises(SystemExit):
+        reveal.main(["--week", "1", "--day", "1"])
+    assert "has no [task 1.1.1 softmax] any more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--week", "1", "--day", "9"], "there is no day 1.9"),
+        (["--week", "1", "--day", "1", "--task", "7"], "week 1, day 1 has no task 7; it has 1, 2"),
+    ],
+)
+def test_reveal_of_what_is_not(tree, capsys, argv, message):
+    with pytest.raises(SystemExit):
+        reveal.main(argv)
+    assert message in capsys.readouterr().err
+
+
+def test_without_a_tree(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("TINY_LLM_MINE", str(tmp_path / "none"))
+    with pytest.raises(SystemExit):
+        reveal.main(["--week", "1", "--day", "1"])
+    assert "`pdm run start-course` writes one" in capsys.readouterr().err
+
+
+def test_whose_code(tree, monkeypatch, tmp_path):
+    assert chosen_tree(None, None) == chosen_tree(None, "mine") == tree
+    assert chosen_tree(None, "ref") is None
+    monkeypatch.setenv("TINY_LLM_MINE", str(tmp_path / "none"))
+    assert chosen_tree(None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "mark"),
+    [
+        ([], "no tests"),
+        ([Outcome("t", True, "")], "done"),
+        ([Outcome("t", None, "")], "skipped"),
+        ([Outcome("t", True, ""), Outcome("t", False, "softmax is yours to write")], "to write"),
+        ([Outcome("t", True, ""), Outcome("t", False, "expected 1, got 2")], "fails"),
+    ],
+)
+def test_progress_of_a_task(outcomes, mark):
+    assert mark in state(outcomes)[0]
+
+
+@pytest.mark.slow
+def test_progress(tree):
+    result = run("-m", "tools.course.progress", "--week", "1")
+    assert result.returncode == 1
+    assert "0 of 15 tasks done" in result.stdout
+    assert result.stdout.count("to write") >= 14

@@ -1,0 +1,141 @@
+"""The markers, the starter that is cut by them, and the one table that all go by."""
+
+import ast
+import re
+
+import pytest
+
+from tests.course.support import HAVE_CODE
+from tools.course.markers import MarkerError, all_blocks, find_blocks
+from tools.course.outcomes import task_of_test
+from tools.course.starter import starter_text
+from tools.course.tasks import DAYS, TASKS, day_of, day_of_task, told, with_needs
+from tools.course.tree import EXTENSION, PACKAGE, ROOT, starter_files
+
+
+def test_every_task_has_code_and_all_code_a_task():
+    assert set(TASKS) == HAVE_CODE, "markers in src/ and the table of tasks.py"
+
+
+def names_of_tests(file: str) -> list[str]:
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [name for name in functions if name.startswith("test_")]
+
+
+@pytest.mark.parametrize("day", DAYS, ids=lambda day: day.id)
+def test_every_task_has_tests_and_all_tests_a_task(day):
+    tasks = {task_of_test(f"{day.test_file}::{name}") for name in names_of_tests(day.test_file)}
+    assert tasks == {task.id for task in day.tasks}, f"{day.test_file} and the table of tasks.py"
+
+
+def test_days_and_tasks_are_numbered_in_order():
+    ids = [tuple(map(int, task.split("."))) for task in TASKS]
+    assert ids == sorted(ids)
+    for day in DAYS:
+        assert [task.number for task in day.tasks] == list(range(1, len(day.tasks) + 1))
+        assert all(day_of_task(task.id) is day for task in day.tasks)
+        assert all(day_of(day.week, number) is day for number in day.days)
+    for task in TASKS.values():
+        assert set(task.needs) <= TASKS.keys()
+
+
+def test_a_day_that_is_not():
+    with pytest.raises(LookupError, match=r"no day 1\.9; the days: 1\.1, 1\.2"):
+        day_of(1, 9)
+
+
+def test_needs_are_followed_and_may_be_mutual():
+    assert with_needs({"1.3.3"}) == {"1.3.3", "1.4.1"}
+    assert with_needs({"2.6.4"}) == {"2.6.4", "2.6.5"}
+
+
+GOOD = "def f(x):\n    # [task 1.1.1 a]\n    y = x\n    return y\n    # [/task 1.1.1 a]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("# [task 1.1.1]\n", r"here.py:1: \[task 1.1.1\] is never closed"),
+        ("# [/task 1.1.1]\n", r"closes nothing; nothing is open"),
+        ("# [task 1.1.1]\n# [/task 1.1.2]\n", r"here.py:2: .* closes nothing; \[task 1.1.1\] is"),
+        ("# [task 1.1.1]\n# [task 1.1.2]\n", r"begins inside \[task 1.1.1\] of line 1"),
+        ("# [task 1.1.9]\n# [/task 1.1.9]\n", r"the course has no task 1.1.9"),
+        ("# [task 1.1]\n# [/task 1.1]\n", "is not of the form"),
+        ("# [task 1.1.1 Big Name]\n# [/task 1.1.1 Big Name]\n", "is not of the form"),
+        ("x = 1  # [task 1.1.1]\n", "looks like a marker"),
+        ("# [ task 1.1.1]\n", "looks like a marker"),
+        ("# [solution only]\n", r"\[solution only\] is never closed"),
+    ],
+)
+def test_markers_that_make_no_sense(text, message):
+    with pytest.raises(MarkerError, match=message):
+        find_blocks(text, "here.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("# [task 1.1.1]\nx = 1\n# [/task 1.1.1]\n", "is not inside a function"),
+        (
+            GOOD.replace("y = x\n", "y = (x +\n").replace("return y\n    # [/", "# [/")
+            + "    1)\n",
+            "",
+        ),
+    ],
+)
+def test_blocks_that_are_not_statements_of_a_function(tmp_path, text, message):
+    with pytest.raises(MarkerError, match=message or "cuts a statement in two"):
+        starter_text("import x\n\n" + text, tmp_path / "here.py")
+
+
+def test_two_blocks_of_one_name(tmp_path):
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text(GOOD)
+    with pytest.raises(MarkerError, match=r"\[task 1.1.1 a\] is in a.py and in b.py"):
+        all_blocks(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def starter():
+    return starter_files(ROOT / "mine")
+
+
+def test_the_starter_has_every_marker_and_none_of_the_lines(starter, tmp_path):
+    for path, text in starter.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text, encoding="utf-8")
+    solution, learners = all_blocks(ROOT / "src"), all_blocks(tmp_path / "src")
+    assert solution.keys() == learners.keys()
+    for label, (path, block) in learners.items():
+        lines = path.read_text(encoding="utf-8").split("\n")[block.start : block.end]
+        told_there = " ".join(re.findall(r'"(.*)"', "\n".join(lines))).replace("  ", " ")
+        if path.suffix != ".metal":
+            assert told(block.task, "X").split(": ")[0] in told_there, label
+            assert lines[0].strip() in ("raise YourTurn(", "throw std::runtime_error("), label
+
+
+def test_the_starter_keeps_signatures_and_docstrings(starter):
+    def outline(text: str) -> list[tuple[str, str, str | None]]:
+        return [
+            (node.name, ast.unparse(node.args), ast.get_docstring(node))
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.FunctionDef)
+        ]
+
+    files = [path for path in starter if path.parent == PACKAGE and path.name != "__init__.py"]
+    assert len(files) >= 13
+    for path in files:
+        solution = outline((ROOT / path).read_text(encoding="utf-8"))
+        kept = outline(starter[path])
+        # A function inside of a block goes with it.
+        assert [entry for entry in solution if entry in kept] == kept
+
+
+def test_what_the_solution_has_alone_is_not_in_the_starter(starter):
+    names = {path.name for path in starter}
+    assert "quantized_matmul_portable.cpp" in names
+    assert not names & {"quantized_matmul_avx512.cpp", "flash_attention_simd.cpp"}
+    text = starter[EXTENSION / "src/quantized_matmul/quantized_matmul_cpu.cpp"]
+    assert "solution only" not in text
+    assert "avx512" not in text

@@ -1,0 +1,155 @@
+"""The tests are tested: every mistake of `wrong/` makes the tests of its task fail.
+
+A mistake is put into a copy of the one file that it is made in, the copy takes that file's place,
+and the task's tests run in a process of their own. C++ is compiled anew for each.
+"""
+
+import shutil
+import sysconfig
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.course.support import HAVE_CODE
+from tests.course.wrong import Wrong, week_1, week_2, week_3
+from tools.course.build import build_tree
+from tools.course.markers import all_blocks
+from tools.course.outcomes import Outcome, Runner, num_workers
+from tools.course.reveal import apply_tasks
+from tools.course.start import write_tree
+from tools.course.tasks import TASKS, day_of_task
+from tools.course.tree import PACKAGE, ROOT, starter_files
+
+WRONG = [*week_1.WRONG, *week_2.WRONG, *week_3.WRONG]
+BLOCKS = all_blocks(ROOT / "src")
+IN_PYTHON = [wrong for wrong in WRONG if BLOCKS[wrong.block][0].suffix == ".py"]
+IN_CPP = [wrong for wrong in WRONG if BLOCKS[wrong.block][0].suffix != ".py"]
+
+# A process of tests for each thread, ended together.
+RUNNERS, HERE = ExitStack(), threading.local()
+
+# What tests say who compare with an oracle, or a number that pytest shows beside the expected one.
+TEACHES = ("expected", "==", "<=", " in ", "DID NOT RAISE", "Regex", "match", "Mismatched")
+
+
+def patched(wrong: Wrong) -> tuple[Path, str]:
+    """The file of a mistake, below the project's root, and its contents with the mistake."""
+    path, block = BLOCKS[wrong.block]
+    lines = path.read_text(encoding="utf-8").split("\n")
+    code = "\n".join(lines[block.start : block.end])
+    count = code.count(wrong.find)
+    assert count == 1, f"{wrong}: {wrong.find!r} occurs {count} times in the block"
+    lines[block.start : block.end] = code.replace(wrong.find, wrong.replace).split("\n")
+    text = "\n".join(lines)
+    if path.suffix == ".py":
+        compile(text, str(path), "exec")
+    return path.relative_to(ROOT), text
+
+
+def test_every_task_has_two_wrong_solutions():
+    counts = Counter(wrong.task for wrong in WRONG)
+    metal = {task for task in HAVE_CODE if TASKS[task].metal}
+    lacking = {task: counts[task] for task in HAVE_CODE - metal if counts[task] < 2}
+    assert not lacking
+    assert len({str(wrong) for wrong in WRONG}) == len(WRONG)
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_wrong_solutions_change_one_place_of_their_block(wrong):
+    assert patched(wrong)[1] != (ROOT / patched(wrong)[0]).read_text(encoding="utf-8")
+
+
+def run_task(tree: Path, wrong: Wrong) -> list[Outcome]:
+    """Runs the tests of the mistake's task on a tree."""
+    if not hasattr(HERE, "runner"):
+        HERE.runner = RUNNERS.enter_context(Runner())
+    number = TASKS[wrong.task].number
+    tests = day_of_task(wrong.task).test_file
+    options = ("-x", "--tb=short", "-m", "not slow", "-k", f"task_{number}_")
+    return HERE.runner.run(tree, [tests], *options, timeout=120)
+
+
+def run_python(folder: Path, wrong: Wrong) -> list[Outcome]:
+    """A tree that has nothing but the wrong file; all else is the solution's, the extension too."""
+    templates = {Path("site/sitecustomize.py"), PACKAGE / "__init__.py"}
+    files = {path: text for path, text in starter_files(folder).items() if path in templates}
+    path, text = patched(wrong)
+    for name, contents in {**files, path: text}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(contents, encoding="utf-8")
+    package = folder / "build" / "package" / "tiny_llm_ext"
+    package.mkdir(parents=True)
+    shutil.copy(ROOT / "src/extensions/tiny_llm_ext/__init__.py", package)
+    for module in (Path(sysconfig.get_path("platlib")) / "tiny_llm_ext").glob("_ext.*"):
+        (package / module.name).symlink_to(module)
+    return run_task(folder, wrong)
+
+
+def run_cpp(tree: Path, wrong: Wrong) -> list[Outcome]:
+    """A learner's tree that is complete, but for one file."""
+    path, text = patched(wrong)
+    right = (tree / path).read_text(encoding="utf-8")
+    try:
+        (tree / path).write_text(text, encoding="utf-8")
+        said = build_tree(tree)
+        assert said is None, said
+        return run_task(tree, wrong)
+    finally:
+        (tree / path).write_text(right, encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def results(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Wrong, Future[list[Outcome]]]]:
+    """All runs that were asked for, as many at once as there are processors."""
+    asked = {
+        item.callspec.params["wrong"]
+        for item in request.session.items
+        if "results" in getattr(item, "fixturenames", ()) and hasattr(item, "callspec")
+    }
+    with ThreadPoolExecutor(num_workers()) as pool:
+        futures = {}
+        for number, wrong in enumerate(WRONG):
+            if wrong in asked and wrong in IN_PYTHON:
+                folder = tmp_path_factory.mktemp("wrong") / str(number)
+                futures[wrong] = pool.submit(run_python, folder, wrong)
+        yield futures
+        pool.shutdown(cancel_futures=True)
+    RUNNERS.close()
+
+
+@pytest.fixture(scope="module")
+def complete_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree = tmp_path_factory.mktemp("complete") / "mine"
+    write_tree(tree)
+    apply_tasks(tree, HAVE_CODE)
+    return tree
+
+
+def assert_caught(wrong: Wrong, outcomes: list[Outcome]) -> None:
+    failed = [outcome for outcome in outcomes if outcome.passed is False]
+    assert failed, f"the tests of task {wrong.task} do not notice: {wrong.what}"
+    outcome = failed[0]
+    assert outcome.test, f"{wrong}: the process died: {outcome.message}"
+    print(f"{wrong}\n    {outcome.test}\n    {outcome.message[:300]}")
+    assert any(word in outcome.message for word in TEACHES), (
+        f"{wrong}: {outcome.test} says too little: {outcome.message}"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", IN_PYTHON, ids=str)
+def test_a_mistake_in_python_is_caught(results, wrong):
+    assert_caught(wrong, results[wrong].result())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", IN_CPP, ids=str)
+def test_a_mistake_in_cpp_is_caught(complete_tree, wrong):
+    assert_caught(wrong, run_cpp(complete_tree, wrong))

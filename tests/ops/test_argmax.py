@@ -1,0 +1,75 @@
+"""`argmax` against numpy's: the first of the largest, on awkward sizes."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support import as_numpy, assert_same_on_any_number_of_threads, random
+from tiny_llm import kernels
+
+
+def argmax(x) -> np.ndarray:
+    result = kernels.argmax(x)
+    mx.eval(result)  # while the environment names the instruction set
+    assert result.dtype == mx.uint32
+    return np.array(result)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1,), (7,), (3, 1), (2, 33), (1, 16384), (2, 3, 16385), (5, 40007)]
+)
+def test_equals_numpy(instruction_set, dtype, shape):
+    x = random(*shape, dtype=dtype)
+    np.testing.assert_array_equal(argmax(x), as_numpy(x).argmax(-1))
+
+
+@pytest.mark.parametrize(
+    "places", [(0, 5), (4, 7), (31, 32), (16383, 16384), (17, 39999), (2, 20000)]
+)
+def test_the_first_of_equals(instruction_set, dtype, places):
+    x = mx.zeros((1, 40000), dtype)
+    for place in places:
+        x[0, place] = 3.0
+    assert argmax(x).tolist() == [min(places)]
+
+
+def test_rows_of_one_value(instruction_set, dtype):
+    values = mx.array([0.0, -1.5, -mx.inf, mx.inf])[:, None]
+    assert argmax(mx.broadcast_to(values, (4, 20001)).astype(dtype)).tolist() == [0, 0, 0, 0]
+
+
+def test_nan_is_never_the_largest(instruction_set, dtype):
+    x = -mx.abs(random(3, 50, dtype=dtype)) - 1
+    x[:, [0, 9, 49]] = mx.nan
+    x[1, 30] = -0.5
+    x[2] = mx.nan
+    expected = np.nanargmax(as_numpy(x)[:2], axis=-1)
+    assert argmax(x).tolist() == [*expected.tolist(), 0]
+
+
+def test_views_are_read_where_they_are(instruction_set, dtype):
+    x = random(6, 300, dtype=dtype)
+    for view in (x[::2], x[:, 3:77], x[:, ::3], x.T, x[2]):
+        np.testing.assert_array_equal(argmax(view), as_numpy(view).argmax(-1))
+
+
+def test_no_rows(instruction_set):
+    assert argmax(mx.zeros((0, 5))).shape == (0,)
+
+
+def test_threads_do_not_change_the_answer():
+    program = (
+        "import mlx.core as mx, tiny_llm_ext as t; mx.random.seed(3);"
+        "x = mx.random.randint(0, 50, (3, 100003)).astype(mx.bfloat16);"
+        "print(t.num_threads(), t.argmax(x, stream=mx.cpu).tolist())"
+    )
+    assert_same_on_any_number_of_threads(program)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match=r"\[argmax\] expected x in float32, float16 or bfloat16"):
+        kernels.argmax(mx.array([1, 2]))
+    with pytest.raises(ValueError, match="at least one element in its last dimension"):
+        kernels.argmax(mx.zeros((3, 0)))
+    with pytest.raises(ValueError, match="at least one element in its last dimension"):
+        kernels.argmax(mx.array(1.0))

@@ -1,0 +1,67 @@
+"""Runs many pytest sessions without importing the world for each: a process that forks.
+
+What tests import besides tiny_llm (MLX, mlx_lm, scipy) takes seconds, several times as long as a
+task's tests. This process has imported it once; each session is a fork of it, which then imports
+tiny_llm from the tree that it is told. It reads a job a line from standard input, and writes a line
+when one has ended. Only on Linux: what Metal has begun does not survive a fork.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+PRELOADED = ("pytest", "mlx.core", "mlx.nn", "mlx_lm.models.qwen3", "scipy.stats", "hypothesis")
+
+
+def main() -> None:
+    """Serves until standard input ends."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    assert "tiny_llm" not in sys.modules
+    for line in sys.stdin:
+        job = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            run(job)
+        # One session at a time: who wants two at once starts this twice.
+        _, status = os.waitpid(pid, 0)
+        print(json.dumps({"status": os.waitstatus_to_exitcode(status)}), flush=True)
+
+
+def run(job: dict[str, Any]) -> None:
+    """In the fork: becomes a pytest session, and ends."""
+    status = 3
+    try:
+        output = os.open(job["output"], os.O_WRONLY | os.O_CREAT)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.environ.clear()
+        os.environ.update(job["environment"])
+        if job["tree"] is not None:
+            use_tree(Path(job["tree"]))
+        import pytest
+
+        status = int(pytest.main(job["arguments"]))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def use_tree(tree: Path) -> None:
+    """What Python does at its start if the tree's site/ is on PYTHONPATH."""
+    spec = importlib.util.spec_from_file_location(
+        "sitecustomize", tree / "site" / "sitecustomize.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+if __name__ == "__main__":
+    main()
