@@ -1,13 +1,14 @@
-"""`pdm run compare-layers`: Week 1's model beside mlx_lm's, part by part, to find the first that differs.
+"""`pdm run compare-layers`: Week 1's model beside mlx_lm's, to find the first part that differs.
 
-Everything is float32, and each part of ours is given what mlx_lm's part was given. So an error shows
-in the part that makes it, and in no other.
+Everything is float32, and each part of ours is given what mlx_lm's part was given. So an error
+shows in the part that makes it, and in no other.
 """
 
 import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -31,26 +32,30 @@ def difference(ours: mx.array, theirs: mx.array) -> float:
 def parts(ours: Any, theirs: Any) -> Iterator[Part]:
     """The parts of both models from the embedding to the head: name, ours, theirs.
 
-    The functions for a block's attention and its MLP are given the block's input, and what the
-    block adds to it so far.
+    A block is two parts: x plus the attention of its norm, and x plus the MLP of its norm.
     """
     yield "embedding", ours.embedding, theirs.model.embed_tokens
     for index, (our, their) in enumerate(zip(ours.layers, theirs.model.layers, strict=True)):
-        yield (
-            f"layer {index} attention",
-            lambda x, our=our: x + our.self_attn(our.input_layernorm(x), "causal"),
-            lambda x, their=their: x + their.self_attn(their.input_layernorm(x), mask="causal"),
-        )
-        yield (
-            f"layer {index} MLP",
-            lambda x, our=our: x + our.mlp(our.post_attention_layernorm(x)),
-            lambda x, their=their: x + their.mlp(their.post_attention_layernorm(x)),
-        )
+        yield f"layer {index} attention", partial(_attention, our), partial(_attention, their)
+        yield f"layer {index} MLP", partial(_mlp, our), partial(_mlp, their)
     yield "last norm", ours.norm, theirs.model.norm
     if theirs.args.tie_word_embeddings:
         yield "head", ours.embedding.as_linear, theirs.model.embed_tokens.as_linear
     else:
-        yield "head", lambda x: x @ ours.w_lm_head.T, theirs.lm_head
+        yield "head", partial(_multiply, ours.w_lm_head), theirs.lm_head
+
+
+# The parts of a block have the same names in both models.
+def _attention(block: Any, x: mx.array) -> mx.array:
+    return x + block.self_attn(block.input_layernorm(x), mask="causal")
+
+
+def _mlp(block: Any, x: mx.array) -> mx.array:
+    return x + block.mlp(block.post_attention_layernorm(x))
+
+
+def _multiply(weight: mx.array, x: mx.array) -> mx.array:
+    return x @ weight.T
 
 
 def compare(ours: Any, theirs: Any, ids: mx.array) -> Iterator[tuple[str, float]]:
@@ -77,7 +82,9 @@ def main() -> int:
     args = parser.parse_args()
     wanted = environment(chosen_tree(parser, args.solution))
     if wanted.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
-        os.execve(sys.executable, [sys.executable, "-m", "tools.compare_layers", *sys.argv[1:]], wanted)
+        os.execve(
+            sys.executable, [sys.executable, "-m", "tools.compare_layers", *sys.argv[1:]], wanted
+        )
 
     from mlx_lm.utils import dequantize_model
 

@@ -36,9 +36,7 @@ class Drawing:
             middle = y + height / 2 + 4.5 + (i - (len(lines) - 1) / 2) * 15
             self.text(x + width / 2, middle, line, style=style, anchor="middle")
 
-    def text(
-        self, x: float, y: float, text: str, style: str = "", anchor: str = "start"
-    ) -> None:
+    def text(self, x: float, y: float, text: str, style: str = "", anchor: str = "start") -> None:
         """One line; `style` is any of small, soft, strong, mono."""
         self._parts.append(
             f'<text class="{style}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">'

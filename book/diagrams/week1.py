@@ -97,8 +97,12 @@ def rope_rotation() -> str:
             x = cx + 72 * math.cos(math.radians(angle))
             y = cy - 72 * math.sin(math.radians(angle))
             d.arrow((cx, cy), (x, y))
-            d.text(cx + 86 * math.cos(math.radians(angle)) - 4,
-                   cy - 84 * math.sin(math.radians(angle)) + 4, name, "strong")
+            d.text(
+                cx + 86 * math.cos(math.radians(angle)) - 4,
+                cy - 84 * math.sin(math.radians(angle)) + 4,
+                name,
+                "strong",
+            )
         arc = [
             (cx + 30 * math.cos(math.radians(a)), cy - 30 * math.sin(math.radians(a)))
             for a in range(angles[0], angles[1] + 1, 5)
@@ -148,7 +152,9 @@ def grouped_heads() -> str:
     """Query heads that share key/value heads."""
     d = Drawing(620, 170)
     for name, x0, per in (
-        ("multi-head", 10, 1), ("grouped (Qwen3)", 220, 2), ("multi-query", 430, 4),
+        ("multi-head", 10, 1),
+        ("grouped (Qwen3)", 220, 2),
+        ("multi-query", 430, 4),
     ):
         d.text(x0 + 85, 18, name, "strong", "middle")
         for q in range(4):

@@ -76,7 +76,9 @@ def packed_nibbles() -> str:
     for i in range(8):
         d.box(40 + i * 65, 144, 63, 26, "a", f"q{7 - i}", "mono")
         d.text(71 + i * 65, 184, f"{31 - 4 * i}…{28 - 4 * i}", "small soft", "middle")
-    d.text(40, 208, "bits: the lowest nibble is the first weight.  weight = q · scale + bias", "small")
+    d.text(
+        40, 208, "bits: the lowest nibble is the first weight.  weight = q · scale + bias", "small"
+    )
     return d.svg()
 
 
@@ -174,7 +176,12 @@ def online_softmax() -> str:
     d = Drawing(620, 150)
     for x, title, lines, kind in (
         (10, "tile 1: scores 2, 1", ["m = 2", "l = e⁰ + e⁻¹ = 1.368"], "b"),
-        (220, "tile 2: scores 4, 3", ["m' = 4", "old l in the new unit:", "1.368 · e²⁻⁴ = 0.185"], "c"),
+        (
+            220,
+            "tile 2: scores 4, 3",
+            ["m' = 4", "old l in the new unit:", "1.368 · e²⁻⁴ = 0.185"],
+            "c",
+        ),
         (430, "together", ["l' = 0.185 + e⁰ + e⁻¹", "   = 1.553", "the same as in one pass"], "a"),
     ):
         d.box(x, 30, 180, 84, kind)
@@ -271,16 +278,24 @@ def continuous_batching() -> str:
             for start, length, kind, label in items:
                 d.box(60 + start * 5.4, y, length * 5.4, 22, kind, label, "small")
 
-    timeline(20, "a batch at a time", [
-        [(0, 20, "a", "A"), (20, 25, "none", "idle"), (46, 30, "d", "D")],
-        [(0, 45, "b", "B"), (46, 18, "e", "E"), (64, 12, "none", "idle")],
-        [(0, 30, "c", "C"), (30, 15, "none", "idle"), (46, 25, "a", "F"), (71, 5, "none", "")],
-    ])
-    timeline(136, "continuous", [
-        [(0, 20, "a", "A"), (21, 30, "d", "D")],
-        [(0, 45, "b", "B"), (46, 25, "a", "F")],
-        [(0, 30, "c", "C"), (31, 18, "e", "E")],
-    ])
+    timeline(
+        20,
+        "a batch at a time",
+        [
+            [(0, 20, "a", "A"), (20, 25, "none", "idle"), (46, 30, "d", "D")],
+            [(0, 45, "b", "B"), (46, 18, "e", "E"), (64, 12, "none", "idle")],
+            [(0, 30, "c", "C"), (30, 15, "none", "idle"), (46, 25, "a", "F"), (71, 5, "none", "")],
+        ],
+    )
+    timeline(
+        136,
+        "continuous",
+        [
+            [(0, 20, "a", "A"), (21, 30, "d", "D")],
+            [(0, 45, "b", "B"), (46, 25, "a", "F")],
+            [(0, 30, "c", "C"), (31, 18, "e", "E")],
+        ],
+    )
     d.line((60, 226), (600, 226))
     d.text(600, 222, "time", "small soft", "end")
     return d.svg()

@@ -53,7 +53,12 @@ def block_table() -> str:
             kind = "c" if key == 6 else "a" if mine else "n"
             d.box(x + i * 27, 148, 26, 30, kind, "" if key is None else str(key), "small")
     d.arrow((98, 76), (98, 104), (317, 126), (317, 146), style="dashed")
-    d.text(10, 206, "P×H×page_size×D: all pages of a layer, in one array that never moves", "small soft")
+    d.text(
+        10,
+        206,
+        "P×H×page_size×D: all pages of a layer, in one array that never moves",
+        "small soft",
+    )
     return d.svg()
 
 
@@ -61,9 +66,7 @@ def ragged_batch() -> str:
     """Padding against one row of tokens."""
     d = Drawing(620, 200)
     d.text(10, 18, "padded: B×L, most of it nothing", "strong")
-    for row, (name, length, kind) in enumerate(
-        (("A", 1, "a"), ("B", 1, "b"), ("C", 12, "c"))
-    ):
+    for row, (name, length, kind) in enumerate((("A", 1, "a"), ("B", 1, "b"), ("C", 12, "c"))):
         y = 26 + row * 24
         d.text(10, y + 15, name, "small strong")
         for i in range(12):
@@ -137,8 +140,18 @@ def preemption() -> str:
         for i, owner in enumerate(owners):
             kind = {"A": "a", "B": "b", "C": "c"}.get(owner, "n")
             d.box(x0 + (i % 4) * 44, 28 + (i // 4) * 36, 42, 34, kind, owner.strip("."))
-    d.text(10, 130, "C keeps its tokens and loses its pages. When it is its turn again, it computes the", "small")
-    d.text(10, 148, "keys and values of prompt and answer anew, in chunks, as if all of it were a prompt:", "small")
+    d.text(
+        10,
+        130,
+        "C keeps its tokens and loses its pages. When it is its turn again, it computes the",
+        "small",
+    )
+    d.text(
+        10,
+        148,
+        "keys and values of prompt and answer anew, in chunks, as if all of it were a prompt:",
+        "small",
+    )
     d.text(10, 166, "the same numbers, so the answer goes on as if nothing had happened.", "small")
     return d.svg()
 
@@ -160,8 +173,18 @@ def speculation() -> str:
     for i, word in enumerate(verdict[:4]):
         d.box(130 + i * 92, 120, 86, 28, "b" if i < 3 else "d", word)
     d.text(510, 138, "4 tokens, 1 call", "small")
-    d.text(10, 180, "Three drafts are what the target would have said. The fourth is not: the target's own", "small")
-    d.text(10, 198, "token takes its place, what comes after is forgotten (rewind), and the next round begins.", "small")
+    d.text(
+        10,
+        180,
+        "Three drafts are what the target would have said. The fourth is not: the target's own",
+        "small",
+    )
+    d.text(
+        10,
+        198,
+        "token takes its place, what comes after is forgotten (rewind), and the next round begins.",
+        "small",
+    )
     return d.svg()
 
 
@@ -186,5 +209,10 @@ def rejection() -> str:
     d.text(456, 110, "q: what the draft proposes", "small")
     d.text(430, 140, "accepted: 0.3 + 0.3 + 0.1 + 0.05", "small")
     d.text(430, 158, "= 0.75 of all drafts", "small")
-    d.text(30, 200, "green and red together are p: whatever the draft, the target's own distribution", "small soft")
+    d.text(
+        30,
+        200,
+        "green and red together are p: whatever the draft, the target's own distribution",
+        "small soft",
+    )
     return d.svg()

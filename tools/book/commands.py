@@ -47,9 +47,7 @@ def commands_of(chapter: Path) -> Iterator[Command]:
             after = found[index + 1] if index + 1 < len(found) else None
             has_output = after is not None and "output" in after.words
             yield Command(chapter, block, after.text if after and has_output else None)
-        elif "output" in block.words and (
-            index == 0 or "runnable" not in found[index - 1].words
-        ):
+        elif "output" in block.words and (index == 0 or "runnable" not in found[index - 1].words):
             raise BookError(f"{where(chapter, block.line)}: output of a block that is not runnable")
 
 

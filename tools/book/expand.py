@@ -4,8 +4,9 @@
     {{ solution src/tiny_llm/basics.py function softmax }}   the same, folded away
     {{ figure attention_shapes: The shapes of attention. }}  a drawing of book/diagrams
 
-A link to `src:PATH` becomes one to a page with that file. `runnable` and `output` after a fence are
-for commands.py and are taken away. Whatever does not exist is an error that names chapter and line.
+Under the heading of a task comes where to write, from the markers in the sources. A link to
+`src:PATH` becomes one to a page with that file. `runnable` and `output` after a fence are for
+commands.py and are taken away. Whatever does not exist is an error that names chapter and line.
 """
 
 import html
@@ -17,8 +18,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from tools.course.tasks import day_of as course_day
+
 from . import BOOK, BUILD, PAGES, ROOT, BookError
-from .chapters import FENCE, chapters, where
+from .chapters import FENCE, TASK, chapters, day_of, where
+from .places import told_places
 from .source import LANGUAGES, piece
 
 DIRECTIVE = re.compile(r"^(\s*)\{\{\s*(\w+)\s+(.*?)\s*\}\}\s*$")
@@ -70,6 +74,7 @@ class Expander:
         """
         lines = []
         fence = ""  # the one that is open
+        day = day_of(chapter)
         for number, line in enumerate(chapter.read_text(encoding="utf-8").splitlines(), start=1):
             try:
                 fenced = FENCE.match(line)
@@ -81,6 +86,7 @@ class Expander:
                 else:
                     line = self._directive(line, chapter)
                     line = SOURCE_LINK.sub(lambda link: self._link(link[1], chapter), line)
+                    line += _places(line, day)
             except BookError as error:
                 raise BookError(f"{where(chapter, number)}: {error}") from error
             lines.append(line)
@@ -137,6 +143,15 @@ class Expander:
         return f"]({up}source/{path}.md)"
 
 
+def _places(line: str, day: tuple[int, int] | None) -> str:
+    """What follows a task's heading: where to write; nothing after any other line."""
+    task = TASK.match(line)
+    if task is None or day is None:
+        return ""
+    places = told_places(f"{course_day(*day).id}.{task[1]}")
+    return f"\n\n{places}" if places else ""
+
+
 def _without_own_words(fence: str) -> str:
     """A fence without the words that are for commands.py."""
     return re.sub(r"\s+(runnable|output)\b", "", fence)
@@ -155,7 +170,7 @@ def _source_page(path: str) -> str:
 def _figures() -> dict[str, Callable[[], str]]:
     """The drawings: every public function of book/diagrams that takes nothing."""
     package = importlib.import_module("book.diagrams")
-    found = {}
+    found: dict[str, Callable[[], str]] = {}
     for module_info in pkgutil.iter_modules(package.__path__):
         module = importlib.import_module(f"book.diagrams.{module_info.name}")
         for name, function in inspect.getmembers(module, inspect.isfunction):

@@ -1,4 +1,4 @@
-"""Checks the built site: every link and anchor leads somewhere, and nothing comes from elsewhere."""
+"""Checks the built site: links and anchors lead somewhere, and nothing comes from elsewhere."""
 
 from dataclasses import dataclass, field
 from html.parser import HTMLParser

@@ -133,7 +133,8 @@ def _python(text: str, name: str, signature: bool, file: Path) -> Piece:
                 break
         else:
             raise BookError(f"{file.name} has no function or class {name}")
-    assert isinstance(found, Definition) and found.end_lineno is not None
+    assert isinstance(found, Definition)
+    assert found.end_lineno is not None
     if signature:
         return _clean(_signature(found, lines), found.lineno, "python")
     first = min([found.lineno, *(item.lineno for item in found.decorator_list)])
@@ -170,10 +171,8 @@ def _braces(text: str, name: str, signature: bool, language: str, file: Path) ->
         if opening is None or opening[0] == ";":
             continue  # a declaration or a call
         length = _closing_brace(rest, opening.start())
-        if signature:
-            body = rest[: opening.start()].rstrip() + " { … }"
-        else:
-            body = rest[: length + 1]
+        head = rest[: opening.start()].rstrip()
+        body = head + " { … }" if signature else rest[: length + 1]
         first = number
         while first > 0 and re.match(r"\s*(//|template|\[\[|kernel)", lines[first - 1]):
             first -= 1

@@ -43,7 +43,7 @@ def tasks_of_tests(tests: Path = ROOT / "tests") -> set[str]:
 
 
 def check_tasks(tested: set[str]) -> list[str]:
-    """What the course's table, the chapters and the tests do not have in common, a sentence each."""
+    """What table, chapters and tests do not have in common, one sentence each."""
     errors: list[str] = []
     described: set[str] = set()
     for chapter in chapters():
