@@ -68,7 +68,11 @@ def run(command: Command) -> None:
         pdm = Path(folder) / "pdm"
         pdm.write_text(f'#!/bin/sh\nexec "{ROOT}/pdmw" "$@"\n')
         pdm.chmod(0o755)
-        environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+        environment = {
+            **os.environ,
+            "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+            "TINY_LLM_MINE": f"{folder}/mine",  # there is none: the commands work on the solution
+        }
         try:
             done = subprocess.run(
                 arguments,
