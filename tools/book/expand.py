@@ -3,6 +3,7 @@
     {{ include src/tiny_llm/basics.py function softmax }}    a piece of source, see source.py
     {{ solution src/tiny_llm/basics.py function softmax }}   the same, folded away
     {{ figure attention_shapes: The shapes of attention. }}  a drawing of book/diagrams
+    {{ awaited 2.2.3: The kernel is not there yet. }}        a note while a task is in tasks.AWAITED
 
 Under the heading of a task comes where to write, from the markers in the sources. A link to
 `src:PATH` becomes one to a page with that file. `runnable` and `output` after a fence are for
@@ -18,12 +19,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from tools.course.tasks import TASKS
 from tools.course.tasks import day_of as course_day
 
 from . import BOOK, BUILD, PAGES, ROOT, BookError
 from .chapters import FENCE, TASK, chapters, day_of, where
 from .places import told_places
 from .source import LANGUAGES, piece
+from .tasks import AWAITED
 
 DIRECTIVE = re.compile(r"^(\s*)\{\{\s*(\w+)\s+(.*?)\s*\}\}\s*$")
 SOURCE_LINK = re.compile(r"\]\(src:([^)#\s]+)\)")
@@ -103,8 +106,11 @@ class Expander:
             text = self._figure(rest)
         elif name in ("include", "solution"):
             text = self._code(rest, chapter, folded=name == "solution")
+        elif name == "awaited":
+            text = _awaited(rest)
         else:
-            raise BookError(f"'{name}' is no directive; there are include, solution and figure")
+            known = "include, solution, figure and awaited"
+            raise BookError(f"'{name}' is no directive; there are {known}")
         return "\n".join(indent + part if part else part for part in text.splitlines())
 
     def _code(self, rest: str, chapter: Path, folded: bool) -> str:
@@ -141,6 +147,14 @@ class Expander:
         self.files.add(path)
         up = "../" * (len(chapter.relative_to(PAGES).parts) - 1)
         return f"]({up}source/{path}.md)"
+
+
+def _awaited(rest: str) -> str:
+    """A note on what is not in the tree yet, or nothing once it is."""
+    task, _, note = rest.partition(":")
+    if task not in TASKS:
+        raise BookError(f"the course has no task {task}")
+    return f'!!! note "Where this stands"\n\n    {note.strip()}' if task in AWAITED else ""
 
 
 def _places(line: str, day: tuple[int, int] | None) -> str:
