@@ -130,6 +130,15 @@ def test_links_that_lead_nowhere_are_found(tmp_path):
     assert "cdn.example.org/x.js from another site" in found[2]
 
 
+def test_markup_that_nothing_understood_is_found(tmp_path):
+    (tmp_path / "index.html").write_text(
+        '<p>=== "macOS"</p><p>a === b</p><code>=== "x"</code><pre><code>!!! note</code></pre>'
+    )
+    assert broken_links(tmp_path) == [
+        "index.html: '=== \"macOS\"' is markup that nothing understood"
+    ]
+
+
 def test_blocks_and_their_words(chapter):
     file = chapter("```sh runnable\ntrue\n```\n\n    ```text output\n    a\n      b\n    ```\n")
     first, second = blocks(file)

@@ -1,4 +1,4 @@
-"""Checks the built site: links and anchors lead somewhere, and nothing comes from elsewhere."""
+"""Checks the built site: links lead somewhere, nothing is loaded from elsewhere or left as markup."""
 
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -8,6 +8,9 @@ from urllib.parse import unquote, urlsplit
 # What a browser loads by itself, as against what a reader clicks.
 LOADED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
 
+# How Markdown's extensions begin: in a page's text they are markup that nothing understood.
+MARKUP = ('=== "', "!!! ", "??? ", "$$", "{{", "[task ")
+
 
 @dataclass
 class Page(HTMLParser):
@@ -16,16 +19,20 @@ class Page(HTMLParser):
     Attributes:
         anchors: the ids that can be linked to.
         links: (address, whether the browser loads it by itself).
+        markup: pieces of text that should have become something else.
     """
 
     anchors: set[str] = field(default_factory=set)
     links: list[tuple[str, bool]] = field(default_factory=list)
+    markup: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
+        self._in_code = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Notes what the tag names and what it refers to."""
+        self._in_code += tag in ("code", "script", "style")
         values = dict(attrs)
         # `rel` that only says something: a canonical address is not fetched.
         silent = tag == "link" and values.get("rel") in ("canonical", "prev", "next")
@@ -39,16 +46,27 @@ class Page(HTMLParser):
             elif (tag, name) == ("a", "href"):
                 self.links.append((value, False))
 
+    def handle_endtag(self, tag: str) -> None:
+        """Notes where code ends."""
+        self._in_code -= tag in ("code", "script", "style")
+
+    def handle_data(self, data: str) -> None:
+        """Notes markup in the text."""
+        if not self._in_code and data.lstrip().startswith(MARKUP):
+            self.markup.append(data.strip().split("\n")[0])
+
 
 def broken_links(site: Path) -> list[str]:
     """What is wrong with the links of a site, one sentence each."""
     pages = {file.resolve(): _read(file) for file in site.rglob("*.html")}
     errors = []
     for file, page in sorted(pages.items()):
+        name = file.relative_to(site.resolve())
+        errors += [f"{name}: {text!r} is markup that nothing understood" for text in page.markup]
         for link, loaded in page.links:
             problem = _problem(link, loaded, file, site.resolve(), pages)
             if problem:
-                errors.append(f"{file.relative_to(site.resolve())}: {problem}")
+                errors.append(f"{name}: {problem}")
     return errors
 
 
