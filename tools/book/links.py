@@ -1,4 +1,4 @@
-"""Checks the built site: links lead somewhere, nothing is loaded from elsewhere or left as markup."""
+"""Checks the built site: links lead somewhere, nothing comes from elsewhere, no markup is left."""
 
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
