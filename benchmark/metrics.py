@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .costs import ModelCosts
+from tiny_llm.costs import ModelCosts
+
 from .roofline import Machine
 from .timing import Times, percent
 

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from .costs import ModelCosts
+from tiny_llm.costs import ModelCosts
+
 from .gguf_file import write_gguf
 from .make_checkpoint import SHAPES, qwen3_config, write_checkpoint
 from .metrics import METRICS, Metric

@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .costs import ModelCosts
+from tiny_llm.costs import ModelCosts
+
 from .metrics import Metric
 from .roofline import Machine, best
 from .systems.client import Ready

@@ -19,6 +19,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3
+from scipy import stats
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
@@ -65,6 +66,34 @@ def assert_close(
         f"{what}: at index {tuple(map(int, worst))} expected {e[worst]:.6g}, got {a[worst]:.6g} "
         f"(error {error[worst]:.3g}, allowed {tolerance:.3g})"
     )
+
+
+def assert_distributed(counts: np.ndarray, expected: np.ndarray, what: str = "tokens") -> None:
+    """Chi-square against an exact distribution; what it excludes must never have come.
+
+    Rare outcomes are taken together. The draws of a test are seeded: this is one fixed outcome, not
+    a chance of 1 in 10,000 a run.
+
+    Args:
+        counts: how often each outcome came.
+        expected: how likely each is, up to a common factor.
+        what: the outcomes, for the message.
+    """
+    expected = expected / expected.sum()
+    told = f"expected shares {np.round(expected, 3)}, got {np.round(counts / counts.sum(), 3)}"
+    if counts.size > 50:
+        told = (
+            f"expected {counts.sum()} draws of {counts.size} outcomes to be distributed otherwise"
+        )
+    never = np.flatnonzero((expected == 0) & (counts > 0))
+    assert not never.size, f"{what} {never.tolist()} must never come: {told}"
+    frequent = expected * counts.sum() >= 5
+    observed = np.append(counts[frequent], counts[~frequent].sum())
+    wanted = np.append(expected[frequent], expected[~frequent].sum()) * counts.sum()
+    kept = wanted > 0
+    if kept.sum() > 1:
+        p = stats.chisquare(observed[kept], wanted[kept]).pvalue
+        assert p > 1e-4, f"the distribution of {what}: {told} (chance of that: {p:.1g})"
 
 
 def random(*shape: int, dtype: mx.Dtype = mx.float32, scale: float = 1.0) -> mx.array:
@@ -157,6 +186,10 @@ class ScriptedModel:
     def __call__(self, ids: mx.array) -> mx.array:
         assert ids.ndim == 2, f"a model takes ids of shape B×L, got {ids.shape}"
         self.calls.append(ids[0].tolist())
+        assert len(self.calls) <= len(self.answer) + 20, (
+            f"expected an end after {len(self.answer)} tokens, got {len(self.calls)} steps; does "
+            "each step see the tokens before it, and every end token end the answer?"
+        )
         said = ids.shape[1] - self.prompt_len
         token = self.answer[min(said, len(self.answer) - 1)]
         last = mx.where(mx.arange(256) == token, 10.0, 0.0)

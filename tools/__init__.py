@@ -1,1 +1,1 @@
-"""What helps to develop, and what the course needs: the commands of `pdm run`."""
+"""What helps to develop: each module is a `pdm run` script, or belongs to one."""

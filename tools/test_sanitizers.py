@@ -19,7 +19,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "sanitized"
 PACKAGE = BUILD / "package"
-TESTS = ("tests/week_2/test_day_2.py", "tests/week_2/test_day_4.py", "tests/ops")
+TESTS = (
+    "tests/week_2/test_day_2.py",
+    "tests/week_2/test_day_4.py",
+    "tests/week_3/test_day_3.py",
+    "tests/ops",
+)
 
 
 def main() -> int:

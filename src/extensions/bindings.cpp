@@ -13,6 +13,8 @@
 #include "src/cache_write/cache_write.h"
 #include "src/flash_attention/flash_attention.h"
 #include "src/matmul/matmul.h"
+#include "src/paged_attention/paged_attention.h"
+#include "src/paged_cache_write/paged_cache_write.h"
 #include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/quantized_embedding/quantized_embedding.h"
 #include "src/quantized_matmul/quantized_matmul.h"
@@ -186,6 +188,65 @@ Args:
 
 Returns:
     B×H×C×D: the buffer with the tokens.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("paged_attention", &tiny_llm_ext::paged_attention, "query"_a, "key_pages"_a,
+          "value_pages"_a, "block_table"_a, "context_lens"_a, "scale"_a = nb::none(),
+          "causal"_a = true, nb::kw_only(), "stream"_a = nb::none(),
+          R"(Attention to keys and values in pages, with L queries for each of B sequences.
+
+Args:
+    query: B×H_q×L×D, float32, float16 or bfloat16; D at most 256.
+    key_pages, value_pages: P×H×page_size×D in the dtype of query; H divides H_q.
+    block_table: B×max_pages int32, the pages of each sequence in order.
+    context_lens: B int32, how many keys each sequence has, the new ones included.
+    scale: multiplies the scores; 1/√D if None.
+    causal: query i of sequence b sees keys j ≤ i + context_lens[b] − L only.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    B×H_q×L×D in the dtype of query. A row that may see no key is zero; the rows of a sequence with
+    a key in a page that is not there are NaN.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("paged_attention_varlen", &tiny_llm_ext::paged_attention_varlen, "query"_a, "key_pages"_a,
+          "value_pages"_a, "cu_seqlens_q"_a, "context_lens"_a, "block_table"_a,
+          "scale"_a = nb::none(), nb::kw_only(), "stream"_a = nb::none(),
+          R"(paged_attention, causal, for sequences with different numbers of queries.
+
+Args:
+    query: T×H_q×D: the queries of all sequences, one after the other.
+    key_pages, value_pages, context_lens, block_table, scale: as in paged_attention.
+    cu_seqlens_q: B+1 int32, from 0 to T: sequence s has the queries from cu_seqlens_q[s] on, up to
+        cu_seqlens_q[s + 1].
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    T×H_q×D in the dtype of query.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
+
+    m.def("paged_cache_write", &tiny_llm_ext::paged_cache_write, "pages"_a, "tokens"_a, "slots"_a,
+          nb::kw_only(), "stream"_a = nb::none(),
+          R"(New keys or values into pages, in place if nothing else refers to them.
+
+Args:
+    pages: P×H×page_size×D, float32, float16 or bfloat16.
+    tokens: T×H×D or B×H×L×D of the same dtype.
+    slots: T or B×L int32: each token's place, page · page_size + row. One outside of the pages, as
+        −1, leaves its token unwritten.
+    stream: where to compute; MLX's default if None.
+
+Returns:
+    P×H×page_size×D: the pages with the tokens.
 
 Raises:
     ValueError: an argument that is not as above.

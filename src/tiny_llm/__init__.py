@@ -28,6 +28,14 @@ from .generate import (
 from .kv_cache import BatchingKvCache, TinyKvCache, TinyKvFullCache
 from .layer_norm import RMSNorm
 from .models import dispatch_model, load, shortcut_name_to_full_name
+from .paged_attention import paged_attention, paged_attention_varlen
+from .paged_kv_cache import (
+    OutOfPagesError,
+    PagedKvMetadata,
+    TinyKvPagedCache,
+    TinyKvPagedPool,
+)
+from .paged_storage import PagedStorage, RaggedBatch
 from .positional_encoding import RoPE
 from .quantize import (
     QuantizedEmbedding,
@@ -43,6 +51,7 @@ from .qwen3_week1 import (
     Qwen3TransformerBlock,
 )
 from .qwen3_week2 import Qwen3ModelWeek2
+from .qwen3_week3 import Qwen3ModelWeek3
 from .sampler import DistributionSampler, make_sampler
 from .speculative import SpeculationStatistics, SpeculativeDecoding
 
@@ -54,20 +63,27 @@ __all__ = [
     "Embedding",
     "GenerationResponse",
     "ModelError",
+    "OutOfPagesError",
+    "PagedKvMetadata",
+    "PagedStorage",
     "QuantizedEmbedding",
     "QuantizedWeights",
     "Qwen3MLP",
     "Qwen3ModelWeek1",
     "Qwen3ModelWeek2",
+    "Qwen3ModelWeek3",
     "Qwen3MultiHeadAttention",
     "Qwen3TransformerBlock",
     "RMSNorm",
+    "RaggedBatch",
     "RoPE",
     "SimpleMultiHeadAttention",
     "SpeculationStatistics",
     "SpeculativeDecoding",
     "TinyKvCache",
     "TinyKvFullCache",
+    "TinyKvPagedCache",
+    "TinyKvPagedPool",
     "UserError",
     "batch_generate",
     "causal_mask",
@@ -79,6 +95,8 @@ __all__ = [
     "linear",
     "load",
     "make_sampler",
+    "paged_attention",
+    "paged_attention_varlen",
     "quantized_linear",
     "quantized_matmul",
     "scaled_dot_product_attention_grouped",

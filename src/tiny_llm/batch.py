@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from .errors import UserError
 from .generate import encode_prompt, next_token_logits
-from .kv_cache import BatchingKvCache, TinyKvFullCache
+from .kv_cache import BatchingKvCache, TinyKvCache
 from .sampler import DistributionSampler, Sampler, choose, log_softmax, make_sampler
 
 
@@ -45,7 +45,7 @@ class Request:
     ):
         self.index = index
         self.prompt_ids = prompt_ids
-        self.cache: list[TinyKvFullCache] = model.create_kv_cache()
+        self.cache: list[TinyKvCache] = model.create_kv_cache()
         self.offset = 0  # tokens in the cache
         self.next_token: int | None = None  # sampled, not yet in the cache
         self.num_tokens = 0  # of the answer
@@ -78,7 +78,7 @@ class Request:
         logits = next_token_logits(self._model, mx.array([chunk]), self.offset, self.cache)  # 1×V
         self.offset += len(chunk)
         # Without this, the graph of all chunks would be held until the first token is needed.
-        mx.eval([layer.key_values for layer in self.cache])
+        mx.eval([layer.state for layer in self.cache])
         if self.is_prefilled:
             self.add_token(int(choose(self.sampler, logits)[0]))
         # [/task 2.6.5]
@@ -98,6 +98,12 @@ class Request:
         """Ends the answer, with what was held back as an unfinished character."""
         self._detokenizer.finalize()
         self.is_done = True
+
+    def release(self) -> None:
+        """Gives up the cache, if it still has one."""
+        for layer in self.cache:
+            layer.release()
+        self.cache = []
 
 
 class BatchGeneration:
@@ -176,6 +182,13 @@ class BatchGeneration:
             self._decode()
         # [/task 2.6.4 step]
 
+    def release(self) -> None:
+        """Gives up all caches, for a run that is not brought to its end."""
+        if self.prefilling is not None:
+            self.prefilling.release()
+        for cache in self._caches:
+            cache.release()
+
     def _admit(self, index: int, prompt: str | Sequence[int]) -> Request | None:
         """The request of a prompt, or None if it is answered at once because it cannot be run."""
         try:
@@ -208,15 +221,14 @@ class BatchGeneration:
             return
         # [task 2.6.4 place]
         if request.is_done:  # its first token was an end token
-            for layer in request.cache:
-                layer.release()
+            request.release()
             self.answers[request.index] = request.text
             self.prefilling = None
         elif None in self.slots:
             slot = self.slots.index(None)
             for cache, layer in zip(self._caches, request.cache, strict=True):
                 cache.add_request(layer, slot)
-                layer.release()  # its tokens are in the slot now
+            request.cache = []  # its tokens are the slot's now
             self.slots[slot] = request
             self.prefilling = None
         # [/task 2.6.4 place]
@@ -290,6 +302,9 @@ def batch_generate(
     batch = BatchGeneration(
         model, tokenizer, prompts, max_seq_len, batch_size, prefill_step, sampler
     )
-    while not batch.is_done:
-        batch.step()
+    try:
+        while not batch.is_done:
+            batch.step()
+    finally:  # pages that nobody returns would be lost to the model's pool
+        batch.release()
     return sorted(batch.answers.items())

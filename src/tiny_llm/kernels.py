@@ -300,3 +300,70 @@ def cache_write(
         UserError: the extension is not built.
     """
     return extension().cache_write(buffer, tokens, offsets, stream=stream)
+
+
+def paged_attention(
+    query: mx.array,
+    key_pages: mx.array,
+    value_pages: mx.array,
+    block_table: mx.array,
+    context_lens: mx.array,
+    scale: float | None = None,
+    causal: bool = True,
+    stream: StreamOrDevice = mx.cpu,
+) -> mx.array:
+    """Attention to pages; the contract is that of `tiny_llm.paged_attention.paged_attention`.
+
+    Here the causal rule is a flag, and the page size is the pages' third dimension.
+    """
+    return extension().paged_attention(
+        query, key_pages, value_pages, block_table, context_lens, scale, causal, stream=stream
+    )
+
+
+def paged_attention_varlen(
+    query: mx.array,
+    key_pages: mx.array,
+    value_pages: mx.array,
+    cu_seqlens_q: mx.array,
+    context_lens: mx.array,
+    block_table: mx.array,
+    scale: float | None = None,
+    stream: StreamOrDevice = mx.cpu,
+) -> mx.array:
+    """Ragged; the contract is that of `tiny_llm.paged_attention.paged_attention_varlen`."""
+    return extension().paged_attention_varlen(
+        query,
+        key_pages,
+        value_pages,
+        cu_seqlens_q,
+        context_lens,
+        block_table,
+        scale,
+        stream=stream,
+    )
+
+
+def paged_cache_write(
+    pages: mx.array, tokens: mx.array, slots: mx.array, stream: StreamOrDevice = mx.cpu
+) -> mx.array:
+    """New keys or values into pages.
+
+    The pages' memory becomes the result's, and only the new tokens are written, if the caller
+    keeps no other reference to it: `pages = paged_cache_write(pages, …)`.
+
+    Args:
+        pages: P×H×page_size×D, float32, float16 or bfloat16.
+        tokens: T×H×D or B×H×L×D of the same dtype.
+        slots: T or B×L, int32: each token's place, page · page_size + row, all different. A token
+            whose slot is −1, or beyond the pages, is not written.
+        stream: where to compute.
+
+    Returns:
+        P×H×page_size×D: the pages with the tokens.
+
+    Raises:
+        ValueError: an argument that is not as above.
+        UserError: the extension is not built.
+    """
+    return extension().paged_cache_write(pages, tokens, slots, stream=stream)

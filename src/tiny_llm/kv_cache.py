@@ -1,148 +1,39 @@
-"""The KV cache: keys and values of the past are kept, so that a step computes only what is new.
+"""The KV caches of several requests, seen as one: a slot for each.
 
-A cache belongs to one layer of one request. A model of 28 layers has 28 of them for a request, and
-a token costs 2 · layers · H · D numbers: 115 KB in bfloat16 for Qwen3-0.6B.
+The cache of one request is in `full_kv_cache.py` (one piece of memory) or `paged_kv_cache.py`
+(pages of a pool). A batch has requests of one of the two kinds.
 """
 
-from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from . import kernels
 from .attention import Mask, causal_mask
+from .full_kv_cache import TinyKvCache, TinyKvFullCache, with_room
+from .paged_kv_cache import (
+    OutOfPagesError,
+    PagedKvMetadata,
+    TinyKvPagedCache,
+    check_paged_mask,
+    paged_metadata,
+)
 
-# Room is made in steps of at least this many tokens, and by half of what there is: appending one
-# token at a time then copies each token a bounded number of times, whatever the length.
-GROWTH_TOKENS = 256
-
-
-class TinyKvCache(ABC):
-    """What attention asks of a cache."""
-
-    @abstractmethod
-    def update_and_fetch(
-        self,
-        key: mx.array,
-        value: mx.array,
-        mask_length: int | None = None,
-        mask: Mask = None,
-    ) -> tuple[mx.array, mx.array, int | None, Mask]:
-        """Appends new keys and values and returns all there are.
-
-        Args:
-            key: B×H×L×D, the new tokens'.
-            value: B×H×L×D.
-            mask_length: how many queries attend, for caches that make a mask; L if None.
-            mask: what the caller would mask with.
-
-        Returns:
-            (keys B×H×S×D, values B×H×S×D, S, mask): everything to attend to, and with which mask.
-        """
-
-    @abstractmethod
-    def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
-        """Appends new keys and values and returns the buffers they are in: for flash attention.
-
-        Nothing but the new tokens is written, and nothing that is there is copied.
-
-        Args:
-            key: B×H×L×D, the new tokens'.
-            value: B×H×L×D.
-
-        Returns:
-            (keys B×H×C×D, values B×H×C×D, context_lens): of a sequence's C places the first
-            context_lens[b] hold its tokens, and the rest means nothing.
-        """
-
-    @abstractmethod
-    def rewind(self, n: int) -> None:
-        """Forgets the newest `n` tokens.
-
-        Raises:
-            ValueError: there are fewer.
-        """
-
-    @abstractmethod
-    def release(self) -> None:
-        """Gives up the memory; the cache is empty afterwards."""
+__all__ = ["BatchingKvCache", "TinyKvCache", "TinyKvFullCache"]
 
 
-class TinyKvFullCache(TinyKvCache):
-    """One request's keys and values in one buffer that grows in steps.
+@dataclass
+class _DenseSlot:
+    """A request whose tokens are in the batch's own buffer: how many there are."""
 
-    Attributes:
-        offset: how many tokens it holds; the next token's position.
-    """
-
-    def __init__(self) -> None:
-        self.offset = 0
-        self._keys: mx.array | None = None  # B×H×capacity×D
-        self._values: mx.array | None = None
-
-    @property
-    def key_values(self) -> tuple[mx.array, mx.array] | None:
-        """The keys and values held, each B×H×offset×D; None while there are none."""
-        if self._keys is None or self._values is None:
-            return None
-        return self._keys[:, :, : self.offset], self._values[:, :, : self.offset]
-
-    def update_and_fetch(
-        self,
-        key: mx.array,
-        value: mx.array,
-        mask_length: int | None = None,
-        mask: Mask = None,
-    ) -> tuple[mx.array, mx.array, int | None, Mask]:
-        """See `TinyKvCache`. The mask is passed through.
-
-        Raises:
-            ValueError: key and value, or new and old, do not have the same shape but for L.
-        """
-        # [task 2.1.1 fetch]
-        keys, values, (S, *_) = self.append(key, value)
-        return keys[:, :, :S], values[:, :, :S], S, mask
-        # [/task 2.1.1 fetch]
-
-    def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
-        """See `TinyKvCache`. Errors as `update_and_fetch`."""
-        if key.shape != value.shape:
-            raise ValueError(
-                f"TinyKvFullCache: key has shape {key.shape} and value {value.shape}; they must be "
-                "the same."
-            )
-        # [task 2.1.1 append]
-        B, _, L, _ = key.shape
-        end = self.offset + L
-        self._keys = _with_room(self._keys, key, end)
-        self._values = _with_room(self._values, value, end)
-        self._keys = kernels.cache_write(self._keys, key, [self.offset] * B)
-        self._values = kernels.cache_write(self._values, value, [self.offset] * B)
-        self.offset = end
-        return self._keys, self._values, [end] * B
-        # [/task 2.1.1 append]
-
-    def rewind(self, n: int) -> None:
-        """See `TinyKvCache`. The buffer stays; the next tokens overwrite what was forgotten."""
-        if not 0 <= n <= self.offset:
-            raise ValueError(f"TinyKvFullCache: cannot forget {n} of {self.offset} tokens.")
-        # [task 2.1.1 rewind]
-        self.offset -= n
-        # [/task 2.1.1 rewind]
-
-    def release(self) -> None:
-        """See `TinyKvCache`."""
-        # [task 2.1.1 release]
-        self.offset = 0
-        self._keys = None
-        self._values = None
-        # [/task 2.1.1 release]
+    offset: int
 
 
 class BatchingKvCache(TinyKvCache):
-    """The keys and values of several requests in one buffer, one slot each.
+    """The keys and values of several requests, one slot each.
 
-    A slot has its tokens from its first place on; requests have different lengths, and every slot
-    has room for the longest. Paged attention, in Week 3, is what does away with that.
+    Dense requests are copied into one buffer. A slot has its tokens from its first place on;
+    requests have different lengths, and every slot has room for the longest:
 
         slot 0   k k k . . .
         slot 1   k k k k k k
@@ -152,36 +43,55 @@ class BatchingKvCache(TinyKvCache):
     in plain MLX needs rows of one length, and a mask that hides what they were filled up with: for
     it `update_and_fetch` copies the whole batch, aligned on the right, for every token.
 
+    Paged requests (Week 3) stay where they are: a slot takes over the request's cache, and
+    `update_and_fetch_paged` tells paged attention all slots' pages. Nothing is copied, and no slot
+    has room that it does not use.
+
     Args:
         max_active_requests: how many slots there are, B.
         max_seq_len: how many tokens a request may have.
-
-    Attributes:
-        lengths: how many tokens each slot's request has; None for an idle slot.
     """
 
     def __init__(self, max_active_requests: int, max_seq_len: int):
         self.max_active_requests = max_active_requests
         self.max_seq_len = max_seq_len
-        self.lengths: list[int | None] = [None] * max_active_requests
-        self._keys: mx.array | None = None  # B×H×capacity×D
+        self._slots: list[_DenseSlot | TinyKvPagedCache | None] = [None] * max_active_requests
+        self._keys: mx.array | None = None  # B×H×capacity×D, of dense requests
         self._values: mx.array | None = None
 
-    def add_request(self, cache: TinyKvFullCache, slot: int) -> None:
-        """Copies a request's cache, which may hold a prefilled prompt, into an idle slot.
+    @property
+    def lengths(self) -> list[int | None]:
+        """How many tokens each slot's request has; None for an idle slot."""
+        return [None if slot is None else slot.offset for slot in self._slots]
+
+    def add_request(self, cache: TinyKvCache, slot: int) -> None:
+        """Puts a request, whose prompt may be prefilled, into an idle slot.
+
+        A `TinyKvFullCache` is copied. A `TinyKvPagedCache` is taken over: it belongs to the slot
+        now, which returns its pages to the pool when the request is removed.
 
         Raises:
-            ValueError: there is no such slot, it is taken, the cache is beyond `max_seq_len`, or it
-                is not of one sequence, with the heads that the other requests have.
+            ValueError: there is no such slot, it is taken, the cache is beyond `max_seq_len`, it
+                is not of one sequence, with the heads that the other requests have; or dense where
+                they are paged, or paged where they are dense or in another pool.
         """
         self._check_slot(slot)
-        if self.lengths[slot] is not None:
+        if self._slots[slot] is not None:
             raise ValueError(f"BatchingKvCache: slot {slot} already has a request.")
+        if not isinstance(cache, TinyKvFullCache | TinyKvPagedCache):
+            raise ValueError(
+                "BatchingKvCache: a slot takes a TinyKvFullCache or a TinyKvPagedCache, not a "
+                f"{type(cache).__name__}."
+            )
         if cache.offset > self.max_seq_len:
             raise ValueError(
                 f"BatchingKvCache: the request has {cache.offset} tokens, a slot holds "
                 f"{self.max_seq_len}."
             )
+        self._check_kind(cache)
+        if isinstance(cache, TinyKvPagedCache):
+            self._slots[slot] = cache
+            return
         # [task 2.6.2 add]
         if cache.key_values is not None:
             key, value = cache.key_values
@@ -193,20 +103,23 @@ class BatchingKvCache(TinyKvCache):
             offsets[slot] = 0
             rows = (self.max_active_requests, *key.shape[1:])
             self._write(mx.broadcast_to(key, rows), mx.broadcast_to(value, rows), offsets)
-        self.lengths[slot] = cache.offset
+        self._slots[slot] = _DenseSlot(cache.offset)
         # [/task 2.6.2 add]
 
     def remove_request(self, slot: int) -> None:
-        """Makes a slot idle. Its room stays, for the next request.
+        """Makes a slot idle. A dense one's room stays, for the next request; pages are returned.
 
         Raises:
             ValueError: there is no such slot, or it is idle already.
         """
         self._check_slot(slot)
-        if self.lengths[slot] is None:
+        request = self._slots[slot]
+        if request is None:
             raise ValueError(f"BatchingKvCache: slot {slot} has no request.")
+        if isinstance(request, TinyKvPagedCache):
+            request.release()
         # [task 2.6.2 remove]
-        self.lengths[slot] = None
+        self._slots[slot] = None
         # [/task 2.6.2 remove]
 
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
@@ -216,29 +129,20 @@ class BatchingKvCache(TinyKvCache):
 
         Raises:
             ValueError: not one row a slot, key and value or new and old that do not have the same
-                shape but for L, or a request beyond `max_seq_len`.
+                shape but for L, a request beyond `max_seq_len`, or paged requests.
         """
-        B, _, L, _ = key.shape
-        if self.max_active_requests != B:
+        self._check_new(key, value)
+        if self._paged():
             raise ValueError(
-                f"BatchingKvCache: {B} rows were given for {self.max_active_requests} slots."
+                "BatchingKvCache: paged requests are in no buffer; use update_and_fetch_paged."
             )
-        if key.shape != value.shape:
-            raise ValueError(
-                f"BatchingKvCache: key has shape {key.shape} and value {value.shape}; they must be "
-                "the same."
-            )
-        for slot, length in enumerate(self.lengths):
-            if length is not None and length + L > self.max_seq_len:
-                raise ValueError(
-                    f"BatchingKvCache: slot {slot} has {length} tokens; {L} more are beyond "
-                    f"{self.max_seq_len}."
-                )
         # [task 2.6.2 append]
-        keys, values = self._write(
-            key, value, [-1 if length is None else length for length in self.lengths]
-        )
-        self.lengths = [None if length is None else length + L for length in self.lengths]
+        L = key.shape[2]
+        offsets = [-1 if length is None else length for length in self.lengths]
+        keys, values = self._write(key, value, offsets)
+        self._slots = [
+            None if length is None else _DenseSlot(length + L) for length in self.lengths
+        ]
         return keys, values, [length or 0 for length in self.lengths]
         # [/task 2.6.2 append]
 
@@ -284,6 +188,57 @@ class BatchingKvCache(TinyKvCache):
         return mx.concatenate(keys), mx.concatenate(values), None, mx.concatenate(masks)
         # [/task 2.6.2 fetch]
 
+    def update_and_fetch_paged(
+        self,
+        key: mx.array,
+        value: mx.array,
+        mask_length: int | None = None,
+        mask: Mask = None,
+    ) -> PagedKvMetadata:
+        """Appends one chunk of L tokens to every live slot's pages and says where all are.
+
+        Args:
+            key: B×H×L×D, one row a slot; the rows of idle slots are ignored.
+            value: B×H×L×D.
+            mask_length: not used; the causal rule needs no mask of some length.
+            mask: None or "causal", passed through.
+
+        Returns:
+            A row a slot; an idle one has context length 0 and a block table of −1.
+
+        Raises:
+            ValueError: an array as mask, dense requests, or no request at all; else as `append`.
+            OutOfPagesError: the pool has too few for all; nothing was appended.
+        """
+        check_paged_mask(mask)
+        self._check_new(key, value)
+        live = self._paged()
+        if not live or any(isinstance(slot, _DenseSlot) for slot in self._slots):
+            raise ValueError("BatchingKvCache: there are no paged requests; use update_and_fetch.")
+        pool = live[0].pool
+        pool.check_tokens(key, value)
+        B, _, L, _ = key.shape
+        slots = [[-1] * L for _ in range(B)]
+        reserved: list[TinyKvPagedCache] = []
+        try:
+            for row, cache in enumerate(self._slots):
+                if isinstance(cache, TinyKvPagedCache):
+                    slots[row] = cache.reserve(L)
+                    reserved.append(cache)
+        except OutOfPagesError:
+            for cache in reserved:
+                cache.rewind(L)
+            raise
+        pool.write(mx.array(slots, dtype=mx.int32), key, value)
+        rows = [slot if isinstance(slot, TinyKvPagedCache) else None for slot in self._slots]
+        return paged_metadata(pool, rows, mask)
+
+    @property
+    def state(self) -> list[mx.array]:
+        """See `TinyKvCache`."""
+        arrays = [x for x in (self._keys, self._values) if x is not None]
+        return arrays + [array for cache in self._paged()[:1] for array in cache.state]
+
     def rewind(self, n: int) -> None:
         """Forgets the newest `n` tokens of every live slot.
 
@@ -296,14 +251,23 @@ class BatchingKvCache(TinyKvCache):
                     f"BatchingKvCache: cannot forget {n} of slot {slot}'s {length} tokens."
                 )
         # [task 2.6.2 rewind]
-        self.lengths = [None if length is None else length - n for length in self.lengths]
+        for request in self._slots:
+            if isinstance(request, TinyKvPagedCache):
+                request.rewind(n)
+            elif request is not None:
+                request.offset -= n
         # [/task 2.6.2 rewind]
 
     def release(self) -> None:
         """Makes every slot idle and gives up the memory."""
-        self.lengths = [None] * self.max_active_requests
+        for cache in self._paged():
+            cache.release()
+        self._slots = [None] * self.max_active_requests
         self._keys = None
         self._values = None
+
+    def _paged(self) -> list[TinyKvPagedCache]:
+        return [slot for slot in self._slots if isinstance(slot, TinyKvPagedCache)]
 
     def _write(
         self, key: mx.array, value: mx.array, offsets: list[int]
@@ -311,8 +275,8 @@ class BatchingKvCache(TinyKvCache):
         """Puts each slot's new tokens where `offsets` says, and makes room for them before."""
         # [task 2.6.2 write]
         tokens = max(offsets) + key.shape[2]
-        self._keys = _with_room(self._keys, key, tokens, self.max_seq_len)
-        self._values = _with_room(self._values, value, tokens, self.max_seq_len)
+        self._keys = with_room(self._keys, key, tokens, self.max_seq_len)
+        self._values = with_room(self._values, value, tokens, self.max_seq_len)
         self._keys = kernels.cache_write(self._keys, key, offsets)
         self._values = kernels.cache_write(self._values, value, offsets)
         return self._keys, self._values
@@ -325,33 +289,33 @@ class BatchingKvCache(TinyKvCache):
                 f"{self.max_active_requests - 1}."
             )
 
+    def _check_kind(self, cache: TinyKvFullCache | TinyKvPagedCache) -> None:
+        """All requests are dense, or all are in the pages of one pool."""
+        pool = getattr(cache, "pool", None)
+        for other in self._slots:
+            if other is not None and getattr(other, "pool", None) is not pool:
+                raise ValueError(
+                    "BatchingKvCache: the requests of a batch are either all dense or all in the "
+                    "pages of one pool."
+                )
+            if other is cache:
+                raise ValueError("BatchingKvCache: this cache has a slot already.")
 
-def _with_room(
-    buffer: mx.array | None, new: mx.array, tokens: int, most: int | None = None
-) -> mx.array:
-    """A buffer B×H×capacity×D with room for `tokens`: the same one, or a larger copy.
-
-    Args:
-        buffer: what there is, or None.
-        new: B×H×L×D, the new tokens.
-        tokens: how many a sequence will have.
-        most: no more will ever be needed; None if there is no bound.
-    """
-    B, H, _, D = new.shape
-    capacity = 0 if buffer is None else buffer.shape[2]
-    if buffer is not None and (buffer.shape[0], buffer.shape[1], buffer.shape[3]) != (B, H, D):
-        raise ValueError(
-            f"KV cache: new keys or values have shape {new.shape}, the cache holds "
-            f"{buffer.shape}; only the third dimension may differ."
-        )
-    # [task 2.1.1 room]
-    if tokens <= capacity:
-        assert buffer is not None
-        return buffer
-    growth = max(tokens - capacity, capacity // 2, GROWTH_TOKENS)
-    growth = -(-growth // GROWTH_TOKENS) * GROWTH_TOKENS
-    if most is not None:
-        growth = min(growth, most - capacity)
-    room = mx.zeros((B, H, growth, D), dtype=new.dtype)
-    return room if buffer is None else mx.concatenate([buffer, room], axis=2)
-    # [/task 2.1.1 room]
+    def _check_new(self, key: mx.array, value: mx.array) -> None:
+        """New tokens: one row a slot, and no request beyond what a slot may have."""
+        B, _, L, _ = key.shape
+        if self.max_active_requests != B:
+            raise ValueError(
+                f"BatchingKvCache: {B} rows were given for {self.max_active_requests} slots."
+            )
+        if key.shape != value.shape:
+            raise ValueError(
+                f"BatchingKvCache: key has shape {key.shape} and value {value.shape}; they must be "
+                "the same."
+            )
+        for slot, length in enumerate(self.lengths):
+            if length is not None and length + L > self.max_seq_len:
+                raise ValueError(
+                    f"BatchingKvCache: slot {slot} has {length} tokens; {L} more are beyond "
+                    f"{self.max_seq_len}."
+                )

@@ -22,6 +22,7 @@ from . import demo
 from .checkpoint import MODEL_TYPE, ModelError, check_checkpoint, weight_bytes
 from .qwen3_week1 import Qwen3ModelWeek1
 from .qwen3_week2 import Qwen3ModelWeek2
+from .qwen3_week3 import Qwen3ModelWeek3
 
 SHORTCUTS = {
     "qwen3-0.6b": "Qwen/Qwen3-0.6B-MLX-4bit",
@@ -32,7 +33,7 @@ SHORTCUTS = {
 SHIPPED = {"demo": demo.TARGET_PATH, "demo-draft": demo.DRAFT_PATH}
 PREFERRED_MODEL = "qwen3-0.6b"
 
-WEEK_MODELS = {1: Qwen3ModelWeek1, 2: Qwen3ModelWeek2}
+WEEK_MODELS = {1: Qwen3ModelWeek1, 2: Qwen3ModelWeek2, 3: Qwen3ModelWeek3}
 
 # Of a hub repository: what loading needs, and nothing else (other formats can be twice the size).
 DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja"]

@@ -86,13 +86,23 @@ class RoPE:
         Raises:
             ValueError: as in `__call__`.
         """
+        # [task 1.2.1 positions]
+        starts = mx.array(self._starts(offset, B, L), dtype=mx.int32)
+        return self.tables_at(starts[:, None] + mx.arange(L, dtype=mx.int32))
+        # [/task 1.2.1 positions]
+
+    def tables_at(self, positions: mx.array) -> tuple[mx.array, mx.array]:
+        """The same for any positions, one by one: N.. int32 -> cos and sin, both N..×D/2 float32.
+
+        They are not looked at before they are computed: it is for the caller to know that the
+        model has these positions.
+        """
         # [task 1.2.1 angles]
         # In float32 p·θ has an error of about 1e-7·p radians whatever the formula. Powers are
         # written as exp(−i·log θ/…) because then the rounding is that of `mx.fast.rope`.
         pair = mx.arange(self.dims // 2, dtype=mx.float32)
         frequency = mx.exp(-pair * (math.log(self.base) / (self.dims // 2)))  # D/2
-        position = mx.array(self._starts(offset, B, L), dtype=mx.float32)[:, None] + mx.arange(L)
-        angle = position[:, :, None] * frequency  # (1 or B)×L×D/2
+        angle = positions.astype(mx.float32)[..., None] * frequency
         return mx.cos(angle), mx.sin(angle)
         # [/task 1.2.1 angles]
 

@@ -6,7 +6,7 @@ are Week 1's, each in one pass of the extension: a decode step is hundreds of op
 kilobytes, and MLX's own cost more to schedule than to compute.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -14,12 +14,15 @@ import mlx.core as mx
 from . import kernels
 from .attention import flash_attention, scaled_dot_product_attention_grouped
 from .embedding import Embedding
-from .kv_cache import TinyKvCache, TinyKvFullCache
+from .full_kv_cache import TinyKvCache, TinyKvFullCache
 from .positional_encoding import RoPE
 from .quantize import QuantizedEmbedding, QuantizedWeights, project, project_each
 
 Weight = QuantizedWeights | mx.array
 Rotation = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' angles
+# (query B×H_q×L×D, key B×H×L×D, value, the layer's cache, scale) -> B×H_q×L×D: puts the new keys
+# and values into the cache, and attends to all that it has. What a week attends with.
+Attend = Callable[[mx.array, mx.array, mx.array, Any, float], mx.array]
 
 
 class Qwen3MultiHeadAttention:
@@ -29,10 +32,10 @@ class Qwen3MultiHeadAttention:
         args: the configuration, as `mlx_lm` reads it.
         mlx_attention: the layer of `mlx_lm` whose weights to use.
         dtype: of the activations.
-        enable_flash_attn: attend through `flash_attention`.
+        attend: how the new tokens attend.
     """
 
-    def __init__(self, args: Any, mlx_attention: Any, dtype: mx.Dtype, enable_flash_attn: bool):
+    def __init__(self, args: Any, mlx_attention: Any, dtype: mx.Dtype, attend: Attend):
         self.num_heads = args.num_attention_heads
         self.num_kv_heads = args.num_key_value_heads
         self.head_dim = args.head_dim
@@ -44,9 +47,9 @@ class Qwen3MultiHeadAttention:
         self.q_norm = mlx_attention.q_norm.weight.astype(dtype)
         self.k_norm = mlx_attention.k_norm.weight.astype(dtype)
         self.eps = args.rms_norm_eps
-        self._attend = self._attend_flash if enable_flash_attn else self._attend_grouped
+        self._attend = attend
 
-    def __call__(self, x: mx.array, rotation: Rotation, cache: TinyKvCache) -> mx.array:
+    def __call__(self, x: mx.array, rotation: Rotation, cache: Any) -> mx.array:
         """Attends from the new tokens to themselves and to the past.
 
         Args:
@@ -66,35 +69,37 @@ class Qwen3MultiHeadAttention:
         value = value.reshape(B, L, H, D).swapaxes(1, 2)  # B×H×L×D
         query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *rotation)  # B×H_q×L×D
         key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *rotation)  # B×H×L×D
-        attended = self._attend(query, key, value, cache)  # B×H_q×L×D
+        attended = self._attend(query, key, value, cache, self.scale)  # B×H_q×L×D
         return project(attended.swapaxes(1, 2).reshape(B, L, H_q * D), self.wo)
         # [/task 2.1.2 attention]
 
-    def _attend_flash(
-        self, query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache
-    ) -> mx.array:
-        """Reads the cache where it lies."""
-        # [task 2.4.4]
-        keys, values, context_lens = cache.append(key, value)  # B×H×C×D
-        return flash_attention(query, keys, values, self.scale, "causal", context_lens)
-        # [/task 2.4.4]
 
-    def _attend_grouped(
-        self, query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache
-    ) -> mx.array:
-        """In plain MLX, in float32."""
-        # [task 2.1.2 grouped]
-        keys, values, _, mask = cache.update_and_fetch(
-            key, value, mask_length=key.shape[2], mask="causal"
-        )  # B×H×S×D
-        return scaled_dot_product_attention_grouped(
-            query.astype(mx.float32),
-            keys.astype(mx.float32),
-            values.astype(mx.float32),
-            scale=self.scale,
-            mask=mask,
-        ).astype(query.dtype)
-        # [/task 2.1.2 grouped]
+def attend_flash(
+    query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache, scale: float
+) -> mx.array:
+    """`Attend` through the extension, which reads the cache where it lies."""
+    # [task 2.4.4]
+    keys, values, context_lens = cache.append(key, value)  # B×H×C×D
+    return flash_attention(query, keys, values, scale, "causal", context_lens)
+    # [/task 2.4.4]
+
+
+def attend_grouped(
+    query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache, scale: float
+) -> mx.array:
+    """`Attend` in plain MLX, in float32."""
+    # [task 2.1.2 grouped]
+    keys, values, _, mask = cache.update_and_fetch(
+        key, value, mask_length=key.shape[2], mask="causal"
+    )  # B×H×S×D
+    return scaled_dot_product_attention_grouped(
+        query.astype(mx.float32),
+        keys.astype(mx.float32),
+        values.astype(mx.float32),
+        scale=scale,
+        mask=mask,
+    ).astype(query.dtype)
+    # [/task 2.1.2 grouped]
 
 
 class Qwen3MLP:
@@ -122,20 +127,18 @@ class Qwen3TransformerBlock:
         args: the configuration, as `mlx_lm` reads it.
         mlx_layer: the layer of `mlx_lm` whose weights to use.
         dtype: of the activations.
-        enable_flash_attn: attend through `flash_attention`.
+        attend: how the new tokens attend.
     """
 
-    def __init__(self, args: Any, mlx_layer: Any, dtype: mx.Dtype, enable_flash_attn: bool):
-        self.self_attn = Qwen3MultiHeadAttention(
-            args, mlx_layer.self_attn, dtype, enable_flash_attn
-        )
+    def __init__(self, args: Any, mlx_layer: Any, dtype: mx.Dtype, attend: Attend):
+        self.self_attn = Qwen3MultiHeadAttention(args, mlx_layer.self_attn, dtype, attend)
         self.mlp = Qwen3MLP(mlx_layer.mlp)
         self.input_layernorm = mlx_layer.input_layernorm.weight.astype(dtype)
         self.post_attention_layernorm = mlx_layer.post_attention_layernorm.weight.astype(dtype)
         self.eps = args.rms_norm_eps
 
     def __call__(
-        self, x: mx.array, update: mx.array | None, rotation: Rotation, cache: TinyKvCache
+        self, x: mx.array, update: mx.array | None, rotation: Rotation, cache: Any
     ) -> tuple[mx.array, mx.array]:
         """One block; its last sum is left to the one that follows.
 
@@ -169,6 +172,10 @@ class Qwen3ModelWeek2:
     """
 
     def __init__(self, mlx_model: Any, enable_flash_attn: bool = False):
+        self._build(mlx_model, attend_flash if enable_flash_attn else attend_grouped)
+
+    def _build(self, mlx_model: Any, attend: Attend) -> None:
+        """Takes the weights, which are every week's from here on, and how this week attends."""
         args = mlx_model.args
         self.num_hidden_layers = args.num_hidden_layers
         self.hidden_size = args.hidden_size
@@ -185,8 +192,7 @@ class Qwen3ModelWeek2:
             dtype = table.dtype
             self.embedding = Embedding(args.vocab_size, args.hidden_size, table)
         self.layers = [
-            Qwen3TransformerBlock(args, layer, dtype, enable_flash_attn)
-            for layer in mlx_model.model.layers
+            Qwen3TransformerBlock(args, layer, dtype, attend) for layer in mlx_model.model.layers
         ]
         self.norm = mlx_model.model.norm.weight.astype(dtype)
         self.eps = args.rms_norm_eps
@@ -235,14 +241,21 @@ class Qwen3ModelWeek2:
         self, inputs: mx.array, offset: int | Sequence[int] | mx.array, cache: list[TinyKvCache]
     ) -> tuple[mx.array, mx.array]:
         """Two arrays B×L×E, whose sum is the last layer's output."""
+        # [task 2.1.3 positions]
+        B, L = inputs.shape
+        return self._run_at(inputs, self.rope.tables(_positions(inputs, offset), B, L), cache)
+        # [/task 2.1.3 positions]
+
+    def _run_at(
+        self, inputs: mx.array, rotation: Rotation, cache: Sequence[Any]
+    ) -> tuple[mx.array, mx.array]:
+        """The same, given the rotation of the new tokens' positions."""
         if len(cache) != self.num_hidden_layers:
             raise ValueError(
-                f"Qwen3ModelWeek2: {len(cache)} caches were given for {self.num_hidden_layers} "
-                "layers."
+                f"{type(self).__name__}: {len(cache)} caches were given for "
+                f"{self.num_hidden_layers} layers."
             )
         # [task 2.1.3 layers]
-        B, L = inputs.shape
-        rotation = self.rope.tables(_positions(inputs, offset), B, L)
         x, update = self.embedding(inputs), None  # B×L×E
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             x, update = layer(x, update, rotation, layer_cache)
@@ -275,7 +288,7 @@ def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> slic
         return slice(given, given + L)
     # [task 2.6.3 positions]
     if len(given) != B:
-        raise ValueError(f"Qwen3ModelWeek2: {len(given)} offsets were given for a batch of {B}.")
+        raise ValueError(f"Qwen3: {len(given)} offsets were given for a batch of {B}.")
     return [slice(start, start + L) for start in given]
     # [/task 2.6.3 positions]
 

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from benchmark.costs import ModelCosts
 from benchmark.gguf_file import gguf_name, pack_q4_0, plain_weights
 from benchmark.make_checkpoint import SHAPES, qwen3_config, weight_shapes
 from benchmark.metrics import METRICS, Metric
@@ -13,6 +12,7 @@ from benchmark.peers_results import Results
 from benchmark.peers_table import write_table
 from benchmark.roofline import Machine, best
 from benchmark.systems.client import Ready
+from tiny_llm.costs import ModelCosts
 from tiny_llm.demo import TARGET_PATH
 
 MACHINE = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)

@@ -62,6 +62,16 @@ def test_max_tokens_and_batch_shape(capsys):
     assert STATISTICS.fullmatch(out.splitlines()[-1])[1] == str(16 * 2)
 
 
+def test_pages_change_no_answer(capsys):
+    argv = ["--max-tokens", "12", "--batch-size", "3", "--prefill-step", "16"]
+    answers = []
+    for loader in ("week2", "week3"):
+        status, out, _ = run(capsys, *argv, "--loader", loader)
+        assert status == 0
+        answers.append(out.rpartition("\n\n")[0])
+    assert answers[0] == answers[1]
+
+
 def test_thinking(capsys):
     _, out, _ = run(capsys, "--enable-thinking", "--max-tokens", "3")
     assert out.count("<think>") == 16

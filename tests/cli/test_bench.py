@@ -48,6 +48,12 @@ def test_table_and_json(capsys):
         assert word in out
 
 
+def test_over_pages(capsys):
+    result = result_of(capsys, "--loader", "week3")
+    assert (result["loader"], result["flash_attn"]) == ("week3", False)
+    assert result["output_tokens"] > 0
+
+
 def test_the_same_flags_are_the_same_work(capsys):
     counts = [
         (result["prompt_tokens"], result["output_tokens"])

@@ -28,7 +28,7 @@ def run(capsys, command, *argv: str) -> tuple[int, str, str]:
     return status, captured.out, captured.err
 
 
-@pytest.mark.parametrize("loader", ["week1", "week2"])
+@pytest.mark.parametrize("loader", ["week1", "week2", "week3"])
 def test_answer_and_statistics(capsys, loader):
     status, out, err = run(capsys, main, *FRANCE, "--loader", loader)
     assert status == 0
@@ -96,6 +96,14 @@ def test_draft_model(capsys):
     assert int(accepted[1]) > 0
 
 
+def test_pages_change_no_answer(capsys):
+    _, expected, _ = run(capsys, main, *FRANCE, "--loader", "week2")
+    for flags in ([], ["--draft-model", "demo-draft"]):
+        status, out, _ = run(capsys, main, *FRANCE, "--loader", "week3", *flags)
+        assert status == 0
+        assert out.rpartition("\n\n")[0] == expected.rpartition("\n\n")[0]
+
+
 def test_draft_model_chooses_a_loader_that_can(capsys):
     status, out, _ = run(capsys, main, *FRANCE, "--draft-model", "demo-draft", "--max-tokens", "3")
     assert status == 0
@@ -150,13 +158,18 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
         (["--sampler-top-k", "2.5"], "invalid int value: '2.5'"),
         (["--max-tokens", "0"], "--max-tokens is 0"),
         (["--seed", "-1"], "--seed is -1"),
-        (["--loader", "week9"], "--loader 'week9' is unknown; this version has week1 or week2"),
+        (
+            ["--loader", "week9"],
+            "--loader 'week9' is unknown; this version has week1, week2 or week3",
+        ),
         (["--device", "tpu"], "--device 'tpu' is unknown; give cpu or gpu"),
         (["--solution", "theirs"], "--solution 'theirs' is unknown"),
         (["--solution", "mine"], "--solution mine runs a learner's tree"),
         (["--solution", "mlx", "--loader", "week1"], "--loader chooses a week's model"),
         (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
         (["--enable-flash-attn", "--loader", "week1"], "week1 does not attend through that"),
+        (["--enable-flash-attn", "--loader", "week3"], "week3 does not attend through that"),
+        (["--no-enable-flash-attn", "--loader", "week3"], "week3 attends through paged attention"),
         (["--draft-model", "demo-draft", "--loader", "week1"], "week1 has no cache to rewind"),
         (["--temperature", "1"], "unrecognized arguments: --temperature 1"),
     ],
@@ -187,9 +200,10 @@ def converse(capsys, monkeypatch, text: str, *argv: str) -> tuple[str, str]:
     return out, err
 
 
-def test_chat_remembers_and_forgets(capsys, monkeypatch):
+@pytest.mark.parametrize("flags", [[], ["--loader", "week3"]], ids=str)
+def test_chat_remembers_and_forgets(capsys, monkeypatch, flags):
     lines = "My name is Tom.\nWhat is my name?\n/reset\nWhat is my name?\n"
-    out, err = converse(capsys, monkeypatch, lines)
+    out, err = converse(capsys, monkeypatch, lines, *flags)
     answers = out.splitlines()
     assert "Tom" in answers[1]
     assert "Tom" not in answers[2]

@@ -12,9 +12,13 @@ from tools.course.starter import starter_text
 from tools.course.tasks import DAYS, TASKS, day_of, day_of_task, told, with_needs
 from tools.course.tree import EXTENSION, PACKAGE, ROOT, starter_files
 
+# What the course will have and this version does not, or not between markers. Only ever shorter.
+NOT_YET = {"2.2.3", "2.4.3"}
+NOT_YET |= {task for task in TASKS if task.startswith(("3.1.", "3.2.", "3.3."))}
+
 
 def test_every_task_has_code_and_all_code_a_task():
-    assert set(TASKS) == HAVE_CODE, "markers in src/ and the table of tasks.py"
+    assert set(TASKS) - NOT_YET == HAVE_CODE, "markers in src/ and the table of tasks.py"
 
 
 def names_of_tests(file: str) -> list[str]:
@@ -23,10 +27,21 @@ def names_of_tests(file: str) -> list[str]:
     return [name for name in functions if name.startswith("test_")]
 
 
-@pytest.mark.parametrize("day", DAYS, ids=lambda day: day.id)
+DAYS_WITH_TESTS = [day for day in DAYS if (ROOT / day.test_file).exists()]
+
+
+@pytest.mark.parametrize("day", DAYS_WITH_TESTS, ids=lambda day: day.id)
 def test_every_task_has_tests_and_all_tests_a_task(day):
-    tasks = {task_of_test(f"{day.test_file}::{name}") for name in names_of_tests(day.test_file)}
-    assert tasks == {task.id for task in day.tasks}, f"{day.test_file} and the table of tasks.py"
+    tested = {task_of_test(f"{day.test_file}::{name}") for name in names_of_tests(day.test_file)}
+    tasks = {task.id for task in day.tasks}
+    assert tasks - NOT_YET <= tested <= tasks, f"{day.test_file} and the table of tasks.py"
+
+
+def test_every_file_of_tests_is_a_day_s():
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("week_*/test_*.py")}
+    assert files == {day.test_file for day in DAYS_WITH_TESTS}
+    for day in DAYS:
+        assert day in DAYS_WITH_TESTS or all(task.id in NOT_YET for task in day.tasks)
 
 
 def test_days_and_tasks_are_numbered_in_order():

@@ -190,8 +190,79 @@ def cache_write(arguments: Arguments) -> Case:
     return {"buffer": buffer, "tokens": tokens, "offsets": offsets}, out
 
 
+def paged(arguments: Arguments) -> tuple[dict[str, Any], list[int], list[Any]]:
+    """Pages, a block table and context lens; and each sequence's keys and values, H×S×D."""
+    draw = arguments.draw
+    B, H, page_size, P = draw(SIZES), draw(POSITIVE), draw(POSITIVE), draw(POSITIVE)
+    D, max_pages = draw(st.sampled_from([1, 3, 16, 65])), draw(st.sampled_from([0, 1, 2, 5]))
+    dtype = draw(st.sampled_from(FLOATS))
+    key_pages, value_pages = (arguments.array((P, H, page_size, D), dtype) for _ in range(2))
+    rng = arguments.rng
+    table = arguments.laid_out(mx.array(rng.integers(0, P, (B, max_pages)), mx.int32))
+    lengths = [int(rng.integers(0, max_pages * page_size + 1)) for _ in range(B)]
+    kwargs = {"key_pages": key_pages, "value_pages": value_pages, "block_table": table}
+    kwargs["context_lens"] = mx.array(lengths, mx.int32)
+    pages = [as_numpy(key_pages), as_numpy(value_pages)]
+    dense = [
+        tuple(x[row].swapaxes(0, 1).reshape(H, -1, D)[:, :length] for x in pages)
+        for row, length in zip(np.array(table), lengths, strict=True)
+    ]
+    return {**kwargs, "scale": 0.3}, lengths, dense
+
+
+def attended(query: np.ndarray, keys: np.ndarray, values: np.ndarray, causal: bool) -> np.ndarray:
+    """H_q×L×D, zero where a row sees no key."""
+    group, (L, S) = query.shape[0] // keys.shape[0], (query.shape[1], keys.shape[1])
+    scores = 0.3 * query @ np.repeat(keys, group, 0).swapaxes(-1, -2)
+    scores = np.where(np.tri(L, S, S - L, dtype=bool), scores, -np.inf) if causal else scores
+    weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-1e30))
+    total = np.maximum(weights.sum(-1, keepdims=True), 1e-30)
+    return weights @ np.repeat(values, group, 0) / total
+
+
+def paged_attention(arguments: Arguments) -> Case:
+    draw = arguments.draw
+    kwargs, lengths, dense = paged(arguments)
+    _, H, _, D = kwargs["key_pages"].shape
+    shape = (len(lengths), H * draw(st.sampled_from([1, 2, 3])), draw(SIZES), D)
+    query, causal = arguments.array(shape, kwargs["key_pages"].dtype), draw(st.booleans())
+    rows = [attended(q, *kv, causal) for q, kv in zip(as_numpy(query), dense, strict=True)]
+    out = np.stack(rows) if rows else np.zeros(shape, np.float32)
+    return {**kwargs, "query": query, "causal": causal}, out
+
+
+def paged_attention_varlen(arguments: Arguments) -> Case:
+    draw = arguments.draw
+    kwargs, lengths, dense = paged(arguments)
+    _, H, _, D = kwargs["key_pages"].shape
+    ends = np.cumsum([0, *(draw(SIZES) for _ in lengths)])
+    shape = (int(ends[-1]), H * draw(st.sampled_from([1, 2, 3])), D)
+    query = arguments.array(shape, kwargs["key_pages"].dtype)
+    rows = [np.zeros((0, *shape[1:]), np.float32)]
+    for s, kv in enumerate(dense):
+        own = as_numpy(query)[ends[s] : ends[s + 1]].swapaxes(0, 1)
+        rows.append(attended(own, *kv, True).swapaxes(0, 1))
+    kwargs["cu_seqlens_q"] = mx.array(ends, mx.int32)
+    return {**kwargs, "query": query}, np.concatenate(rows)
+
+
+def paged_cache_write(arguments: Arguments) -> Case:
+    draw = arguments.draw
+    P, H, page_size, D = draw(SIZES), draw(SIZES), draw(POSITIVE), draw(SIZES)
+    places, dtype = P * page_size, draw(st.sampled_from(FLOATS))
+    pages = arguments.array((P, H, page_size, D), dtype)
+    slots = arguments.rng.permutation(np.arange(-3, places + 3))[: draw(SIZES)]
+    tokens = arguments.array((len(slots), H, D), dtype)
+    out = as_numpy(pages).copy()
+    for token, slot in zip(as_numpy(tokens), slots, strict=True):
+        if 0 <= slot < places:
+            out[slot // page_size, :, slot % page_size] = token
+    return {"pages": pages, "tokens": tokens, "slots": mx.array(slots, mx.int32)}, out
+
+
 CASES = [axpby, swiglu, rms_norm, add_rms_norm, qk_norm_rope, flash_attention, matmul]
 CASES += [quantized_matmul, quantized_matmul_each, argmax, quantized_embedding, cache_write]
+CASES += [paged_attention, paged_attention_varlen, paged_cache_write]
 CASE_OF = {case.__name__: case for case in CASES}
 ABOUT_THE_MODULE = {"instruction_set", "instruction_sets", "num_threads"}
 OPERATIONS = (

@@ -12,7 +12,7 @@ from tiny_llm import (
     simple_generate,
     simple_generate_with_kv_cache,
 )
-from tiny_llm.qwen3_week2 import Qwen3MultiHeadAttention
+from tiny_llm.qwen3_week2 import Qwen3MultiHeadAttention, attend_grouped
 
 IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 
@@ -58,7 +58,7 @@ def test_task_1_release():
     cache.update_and_fetch(mx.zeros((1, 1, 2, 4)), mx.zeros((1, 1, 2, 4)))
     cache.release()
     assert cache.offset == 0
-    assert cache.key_values is None
+    assert cache.key_values is None, "expected nothing of the released tokens to be left"
 
 
 def test_task_1_shapes_that_do_not_fit():
@@ -83,7 +83,7 @@ def test_task_1_appending_does_not_copy_the_history(device):
 def attention_of(mlx_model) -> Qwen3MultiHeadAttention:
     dtype = mlx_model.model.embed_tokens.weight.dtype
     attention = mlx_model.model.layers[0].self_attn
-    return Qwen3MultiHeadAttention(mlx_model.args, attention, dtype, enable_flash_attn=False)
+    return Qwen3MultiHeadAttention(mlx_model.args, attention, dtype, attend_grouped)
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])

@@ -249,6 +249,7 @@ def test_task_1_quantized_linear(bits, group_size):
     layer = nn.Linear(256, 96, bias=True)
     layer.set_dtype(mx.bfloat16)
     quantized = layer.to_quantized(group_size=group_size, bits=bits)
+    quantized.bias = random(96, dtype=mx.bfloat16, scale=5)
     weights = QuantizedWeights.from_mlx_layer(quantized)
     assert (weights.group_size, weights.bits) == (group_size, bits)
     x = random(2, 3, 256, dtype=mx.bfloat16)

@@ -277,6 +277,21 @@ def test_task_5_a_prompt_is_prefilled_a_chunk_at_a_time(small_model):
     assert all(cache.offset == 20 for cache in request.cache)
 
 
+@pytest.mark.parametrize("prefill_step", [1, 7, 8, 19])
+def test_task_5_chunks_leave_what_the_whole_prompt_leaves(small_model, prefill_step):
+    def prefilled(step: int) -> Request:
+        request = Request(0, small_model, ByteTokenizer(), list(range(2, 22)), prefill_step=step)
+        while not request.is_prefilled:
+            request.try_prefill()
+        return request
+
+    chunks, whole = prefilled(prefill_step), prefilled(20)
+    for layer, (cache, expected) in enumerate(zip(chunks.cache, whole.cache, strict=True)):
+        hint = f"layer {layer}'s keys: a chunk begins where the one before ended"
+        assert_close(cache.key_values[0], expected.key_values[0], hint, ulps=64)
+    assert chunks.next_token == whole.next_token
+
+
 def test_task_5_active_requests_decode_between_chunks(small_model):
     batch = BatchGeneration(small_model, ByteTokenizer(), ["a", "b" * 40], 60, 2, prefill_step=8)
     batch.step()

@@ -2,6 +2,7 @@
 
     ```sh runnable                 every line has to succeed, from the root of the tree
     ```python runnable             the same in Python
+    ```sh runnable clang           the same, where there is a clang for the Metal emulator
     ```text output                 after one of them: what it must print; … stands for anything
 
 Standard output alone is compared. `pdm` is the project's own.
@@ -17,6 +18,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from tools.metal_emulator import has_clang
 
 from . import ROOT, BookError
 from .chapters import Block, blocks, chapters, where
@@ -108,6 +111,10 @@ def run_all() -> int:
         How many there were.
     """
     commands = [command for chapter in chapters() for command in commands_of(chapter)]
+    if not has_clang():
+        needing = [command for command in commands if "clang" in command.block.words]
+        commands = [command for command in commands if command not in needing]
+        print(f"{len(needing)} commands need clang 19 and are not run")
     with ThreadPoolExecutor(max_workers=2) as pool:
         for command, seconds in zip(commands, pool.map(_timed, commands), strict=True):
             print(f"{where(command.chapter, command.block.line)}: {seconds:.1f} s", flush=True)

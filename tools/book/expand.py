@@ -6,8 +6,8 @@
     {{ awaited 2.2.3: The kernel is not there yet. }}        a note while a task is in tasks.AWAITED
 
 Under the heading of a task comes where to write, from the markers in the sources. A link to
-`src:PATH` becomes one to a page with that file. `runnable` and `output` after a fence are for
-commands.py and are taken away. Whatever does not exist is an error that names chapter and line.
+`src:PATH` becomes one to a page with that file. `runnable`, `clang` and `output` after a fence are
+for commands.py and are taken away. Whatever does not exist is an error that names chapter and line.
 """
 
 import html
@@ -168,7 +168,7 @@ def _places(line: str, day: tuple[int, int] | None) -> str:
 
 def _without_own_words(fence: str) -> str:
     """A fence without the words that are for commands.py."""
-    return re.sub(r"\s+(runnable|output)\b", "", fence)
+    return re.sub(r"\s+(runnable|output|clang)\b", "", fence)
 
 
 def _source_page(path: str) -> str:

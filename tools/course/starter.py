@@ -122,7 +122,7 @@ def _with_import(lines: list[str], path: Path) -> list[str]:
         imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         at = max(node.end_lineno or 0 for node in imports)
         return [*lines[:at], "from .errors import YourTurn", *lines[at:]]
-    if path.suffix == ".cpp" and "#include <stdexcept>" not in lines:
+    if path.suffix in (".cpp", ".h") and "#include <stdexcept>" not in lines:
         at = max(index for index, line in enumerate(lines) if line.startswith("#include")) + 1
         return [*lines[:at], "#include <stdexcept>", *lines[at:]]
     return lines

@@ -35,6 +35,7 @@ SOLUTION_ONLY = (
     "src/flash_attention/attention_block.h",
     "src/flash_attention/attention_tile.h",
     "src/flash_attention/flash_attention_simd.cpp",
+    "src/paged_attention/paged_attention_simd.cpp",
     "tests/*",
 )
 

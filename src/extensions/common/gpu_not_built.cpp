@@ -7,6 +7,8 @@
 #include "src/cache_write/cache_write.h"
 #include "src/flash_attention/flash_attention.h"
 #include "src/matmul/matmul.h"
+#include "src/paged_attention/paged_attention.h"
+#include "src/paged_cache_write/paged_cache_write.h"
 #include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/quantized_embedding/quantized_embedding.h"
 #include "src/quantized_matmul/quantized_matmul.h"
@@ -27,6 +29,12 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>&, mx::array&) {
     refuse("flash_attention");
 }
 void Matmul::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("matmul"); }
+void PagedAttention::eval_gpu(const std::vector<mx::array>&, mx::array&) {
+    refuse("paged_attention");
+}
+void PagedCacheWrite::eval_gpu(const std::vector<mx::array>&, mx::array&) {
+    refuse("paged_cache_write");
+}
 void QkNormRope::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("qk_norm_rope"); }
 void QuantizedEmbedding::eval_gpu(const std::vector<mx::array>&, mx::array&) {
     refuse("quantized_embedding");

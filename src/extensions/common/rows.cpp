@@ -83,6 +83,16 @@ void* allocate(mx::array& out) {
     return out.data<char>();
 }
 
+void* allocate_by_token(mx::array& out) {
+    const int64_t H = out.shape(1), L = out.shape(2), D = out.shape(3);
+    auto flags = out.flags();
+    flags.contiguous = true;
+    flags.row_contiguous = H == 1 || L == 1;
+    flags.col_contiguous = false;
+    out.set_data(mx::allocator::malloc(out.nbytes()), out.size(), {L * H * D, D, H * D, 1}, flags);
+    return out.data<char>();
+}
+
 void* allocate_or_reuse(mx::array& out, const mx::array& x) {
     if (x.flags().row_contiguous && x.is_donatable() && x.nbytes() == out.nbytes() &&
         x.data_size() == x.size()) {

@@ -31,6 +31,10 @@ void* allocate_or_reuse(mlx::core::array& out, const mlx::core::array& x);
 /// Gives `out` memory of its own.
 void* allocate(mlx::core::array& out);
 
+/// Gives `out`, B×H×L×D, memory in which it is laid out as B×L×H×D: swapping the dimensions back
+/// and flattening the heads then copies nothing.
+void* allocate_by_token(mlx::core::array& out);
+
 /// Runs body(first, last) for ranges that make up 0 … rows − 1: on all threads if that is much
 /// work, and on the calling one alone if it is less than waking another would cost.
 template <typename Body>

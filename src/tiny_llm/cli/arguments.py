@@ -109,7 +109,8 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
         args.loader = "week2" if wants_week2 else fastest_loader(args.device)
     if needs_cache and args.loader == "week1":
         raise UserError(
-            "--loader week1 has no cache, and so no batches; use --loader week2 or --solution mlx."
+            "--loader week1 has no cache, and so no batches; use --loader week2, week3 or "
+            "--solution mlx."
         )
     if args.enable_flash_attn and args.loader != "week2":
         raise UserError(
@@ -119,6 +120,11 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     if args.draft_model is not None and args.loader == "week1":
         raise UserError(
             "--draft-model: week1 has no cache to rewind when a draft is wrong; leave it out, or "
+            "use --loader week2 or week3."
+        )
+    if args.enable_flash_attn is False and args.loader == "week3":
+        raise UserError(
+            "--no-enable-flash-attn: week3 attends through paged attention alone; leave it out, or "
             "use --loader week2."
         )
     if args.loader != "week1":

@@ -50,8 +50,8 @@ WRONG = [
         "x1 * cos + x2 * sin, x2 * cos - x1 * sin",
     ),
     Wrong("1.2.1 neighbours", "pairs come out as halves", "mx.stack(", "mx.concatenate("),
-    Wrong("1.2.1 angles", "positions begin at one", "+ mx.arange(L)", "+ mx.arange(1, L + 1)"),
-    Wrong("1.2.1 angles", "the offset is ignored", "self._starts(offset, B, L)", "[0]"),
+    Wrong("1.2.1 positions", "begin at one", "mx.arange(L, ", "mx.arange(1, L + 1, "),
+    Wrong("1.2.1 positions", "the offset is ignored", "self._starts(offset, B, L)", "[0]"),
     Wrong(
         "1.2.1 angles",
         "frequencies by D, not D/2",
@@ -272,12 +272,6 @@ WRONG = [
         "beta is forgotten",
         "beta * static_cast<float>(y[i])",
         "static_cast<float>(y[i])",
-    ),
-    Wrong(
-        "1.7.2 kernel",
-        "sums in half precision",
-        "alpha * static_cast<float>(x[i])",
-        "static_cast<float>(static_cast<T>(alpha * static_cast<float>(x[i])))",
     ),
     Wrong("1.7.2 kernel", "one element short", "i < size", "i + 1 < size"),
 ]

@@ -59,11 +59,11 @@ WRONG = [
     Wrong(
         "2.1.2 grouped",
         "attends to the new tokens alone",
-        "keys.astype(mx.float32),\n            values.astype(mx.float32)",
-        "key.astype(mx.float32),\n            value.astype(mx.float32)",
+        "keys.astype(mx.float32),\n        values.astype(mx.float32)",
+        "key.astype(mx.float32),\n        value.astype(mx.float32)",
     ),
     Wrong(
-        "2.1.3 layers",
+        "2.1.3 positions",
         "positions begin at zero in every call",
         "_positions(inputs, offset)",
         "slice(0, L)",
@@ -110,7 +110,12 @@ WRONG = [
     ),
     Wrong("2.2.1 weights", "the bits are fixed", "bits=mlx_layer.bits", "bits=4"),
     Wrong("2.2.1 linear", "the bias is forgotten", "y if bias is None else y + bias", "y"),
-    Wrong("2.2.1 matmul", "transposed at will", "transpose_b)", "True)"),
+    Wrong(
+        "2.2.1 matmul",
+        "scales and biases are swapped",
+        "(scales, biases,",
+        "(biases, scales,",
+    ),
     Wrong(
         "2.2.2 dot",
         "nibbles in the wrong order",
@@ -161,8 +166,8 @@ WRONG = [
     Wrong(
         "2.4.2 row",
         "online softmax without rescaling the output",
-        "out[d] *= factor;",
-        "out[d] *= 1;",
+        "total[d] *= factor;",
+        "total[d] *= 1;",
     ),
     Wrong(
         "2.4.2 row",
@@ -171,14 +176,17 @@ WRONG = [
         "float most = -INFINITE;",
     ),
     Wrong(
-        "2.4.2 row", "a row that sees nothing is NaN", "sum == 0 ? 0 : out[d] / sum", "out[d] / sum"
+        "2.4.2 row",
+        "a row that sees nothing is NaN",
+        "sum == 0 ? 0 : total[d] / sum",
+        "total[d] / sum",
     ),
     Wrong("2.4.2 score", "the wrong key head", "head / (job.H_q / job.H)", "head % job.H"),
     Wrong(
         "2.4.2 score",
         "the mask is scaled too",
-        "total * job.scale + added",
-        "(total + added) * job.scale",
+        "dot(job.query, query, job.key, key, job.D, job.format) * job.scale + added",
+        "(dot(job.query, query, job.key, key, job.D, job.format) + added) * job.scale",
     ),
     Wrong("2.4.4", "not causal", '"causal"', "None"),
     Wrong("2.4.4", "the buffer's unused room is attended to", "context_lens)", "None)"),
@@ -215,21 +223,21 @@ WRONG = [
     Wrong(
         "2.6.2 remove",
         "the slot is not cleared",
-        "self.lengths[slot] = None",
-        "self.lengths[slot] = 0",
+        "self._slots[slot] = None",
+        "self._slots[slot] = _DenseSlot(0)",
     ),
     Wrong(
         "2.6.2 append",
         "idle slots grow too",
-        "self.lengths = [None if length is None else length + L for length in self.lengths]",
-        "self.lengths = [(length or 0) + L for length in self.lengths]",
+        "None if length is None else _DenseSlot(length + L) for",
+        "_DenseSlot((length or 0) + L) for",
     ),
     Wrong("2.6.2 add", "the request lands in slot 0", "offsets[slot] = 0", "offsets[0] = 0"),
     Wrong(
         "2.6.2 add",
         "the slot forgets its prompt",
-        "self.lengths[slot] = cache.offset",
-        "self.lengths[slot] = 0",
+        "_DenseSlot(cache.offset)",
+        "_DenseSlot(0)",
     ),
     Wrong(
         "2.6.3 positions",
@@ -245,9 +253,9 @@ WRONG = [
     ),
     Wrong(
         "2.6.4 step",
-        "decoding waits for all prefills",
-        "if any(self.slots):",
-        "if all(self.slots) or not self.waiting:",
+        "one request at a time",
+        "self._place_prefilled()",
+        "if not any(self.slots):\n                self._place_prefilled()",
     ),
     Wrong(
         "2.6.4 decode",

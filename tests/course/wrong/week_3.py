@@ -13,7 +13,7 @@ WRONG = [
         "3.4.1 matching",
         "the target's own token is thrown away",
         "return len(guesses), next(choices)",
-        "return len(guesses), guesses[-1]",
+        "return len(guesses), guesses[-1] if guesses else next(choices)",
     ),
     Wrong(
         "3.4.1 keep", "rejected tokens stay in the cache", "if surplus > 0:", "if surplus > 10**9:"
@@ -33,8 +33,8 @@ WRONG = [
     Wrong(
         "3.4.1 propose",
         "every guess is the first",
-        "new_ids = mx.argmax(logits, axis=-1)",
-        "new_ids = guesses[1] if len(guesses) > 1 else mx.argmax(logits, axis=-1)",
+        "new_ids = likeliest(logits)",
+        "new_ids = guesses[1] if len(guesses) > 1 else likeliest(logits)",
     ),
     Wrong(
         "3.4.2",

@@ -176,6 +176,51 @@ inline void attend(const AttentionBlock& block, int first, const int* visible, c
     add_values(block, first, visible, ahead);
 }
 
+// --- the whole block ----------------------------------------------------------------------------
+
+/// Row `row` of the block's query = D elements of an array from `from` on, times scale.
+inline void load_query_row(const AttentionBlock& block, int row, const void* query, int64_t from,
+                           Format format, float scale) {
+    float* to = block.query + row * block.D;
+    int64_t d = 0;
+    for (; d + LANES <= block.D; d += LANES) {
+        store(to, d, Format::float32, load(query, from + d, format) * scale);
+    }
+    if (d < block.D) {
+        const int count = static_cast<int>(block.D - d);
+        store(to, d, Format::float32, load(query, from + d, format, count) * scale, count);
+    }
+}
+
+/// The block attends to keys 0 … end − 1.
+///
+/// visible_keys(row): how many keys a row of the block may see, from the first; it does not fall
+///   from row to row, and is at most `end` for the last.
+/// tile_at(first): the addresses of the keys and values from `first` on; from `end` on, of what is
+///   likely to be needed next, to be fetched early, or none.
+/// mask: null, or room for rows × KEYS numbers that load_mask(first, count) fills; it returns
+///   whether any row sees any of these keys.
+template <typename VisibleKeys, typename TileAt, typename LoadMask>
+void attend_to_all(const AttentionBlock& block, int64_t end, Format format,
+                   const VisibleKeys& visible_keys, const TileAt& tile_at, const float* mask,
+                   const LoadMask& load_mask) {
+    Tile tile = tile_at(0);
+    for (int64_t first_key = 0; first_key < end; first_key += KEYS) {
+        const Tile next = tile_at(first_key + KEYS);
+        if (mask == nullptr || load_mask(first_key, tile.keys.count)) {
+            int visible[MAX_BLOCK_ROWS];
+            int first = block.rows;  // the first row that sees a key of this tile
+            for (int row = block.rows - 1; row >= 0; row--) {
+                const int64_t seen = visible_keys(row) - first_key;
+                visible[row] = static_cast<int>(seen < 0 ? 0 : seen < KEYS ? seen : KEYS);
+                first = visible[row] > 0 ? row : first;
+            }
+            attend(block, first, visible, mask, tile, next, format);
+        }
+        tile = next;
+    }
+}
+
 /// Divides a row by the sum of its weights and rounds it; zero if it saw no key.
 inline void finish_row(const AttentionBlock& block, int row, void* to, int64_t offset,
                        Format format) {

@@ -87,6 +87,19 @@ namespace {  // a copy in each file: see common/half.h
     return ((b * job.L + l) * job.H_q + head) * job.D;
 }
 
+/// How many rows a kernel takes at once, of `rows` that attend to the same keys: many, because all
+/// of them use a tile while it is in the cache, but not so many that threads are left without work.
+///
+/// all_rows: those of the whole operation.
+[[maybe_unused]] inline int64_t rows_per_block(int64_t rows, int64_t all_rows, int threads) {
+    constexpr int64_t FEWEST = 24;
+    const int64_t wanted_blocks = 4 * static_cast<int64_t>(threads);
+    const int64_t share = (all_rows + wanted_blocks - 1) / wanted_blocks;
+    const int64_t most = rows < MAX_BLOCK_ROWS ? rows : MAX_BLOCK_ROWS;
+    const int64_t wanted = share < FEWEST ? FEWEST : share;
+    return wanted < most ? wanted : most;
+}
+
 }  // namespace
 
 }  // namespace tiny_llm_ext

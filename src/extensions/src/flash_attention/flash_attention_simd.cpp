@@ -34,26 +34,6 @@ Tile first_tile_after(const FlashAttentionJob& job, int64_t b, int64_t h, int64_
     return tile_at(job, next / job.H, next % job.H, 0, visible_keys(job, next / job.H, l));
 }
 
-// query = the block's rows of job.query, times scale.
-void load_query(const AttentionBlock& block, const FlashAttentionJob& job, int64_t b, int64_t h,
-                int64_t first_row) {
-    const int64_t group = job.H_q / job.H;
-    for (int i = 0; i < block.rows; i++) {
-        const int64_t row = first_row + i;
-        const int64_t from = row_offset(job.query_strides, b, h * group + row % group, row / group);
-        float* to = block.query + i * job.D;
-        int64_t d = 0;
-        for (; d + LANES <= job.D; d += LANES) {
-            store(to, d, Format::float32, load(job.query, from + d, job.format) * job.scale);
-        }
-        if (d < job.D) {
-            const int count = static_cast<int>(job.D - d);
-            store(to, d, Format::float32, load(job.query, from + d, job.format, count) * job.scale,
-                  count);
-        }
-    }
-}
-
 // What the mask adds to LANES scores from element i on, which are next to each other.
 Floats mask_vector(const FlashAttentionJob& job, int64_t i) {
     if (job.mask_kind == MaskKind::additive) {
@@ -105,28 +85,21 @@ void flash_attention(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t
     float* mask = job.mask_kind == MaskKind::none ? nullptr : scratch;
     const AttentionBlock block =
         make_block(rows, job.D, mask == nullptr ? scratch : scratch + rows * KEYS);
-    load_query(block, job, b, h, first_row);
-
-    // The last row sees most: what it does not see, none does.
-    const int64_t end = visible_keys(job, b, (first_row + rows - 1) / group);
-    Tile tile = tile_at(job, b, h, 0, end);
-    for (int64_t first_key = 0; first_key < end; first_key += KEYS) {
-        const Tile next = first_key + KEYS < end
-                              ? tile_at(job, b, h, first_key + KEYS, end)
-                              : first_tile_after(job, b, h, (first_row + rows - 1) / group);
-        if (mask == nullptr ||
-            load_mask(block, job, b, h, first_row, first_key, tile.keys.count, mask)) {
-            int visible[MAX_BLOCK_ROWS];
-            int first = rows;  // the first row that sees a key of this tile
-            for (int i = rows - 1; i >= 0; i--) {
-                const int64_t seen = visible_keys(job, b, (first_row + i) / group) - first_key;
-                visible[i] = static_cast<int>(seen < 0 ? 0 : seen < KEYS ? seen : KEYS);
-                first = visible[i] > 0 ? i : first;
-            }
-            attend(block, first, visible, mask, tile, next, job.format);
-        }
-        tile = next;
+    for (int i = 0; i < rows; i++) {
+        const int64_t row = first_row + i;
+        const int64_t from = row_offset(job.query_strides, b, h * group + row % group, row / group);
+        load_query_row(block, i, job.query, from, job.format, job.scale);
     }
+    const auto visible = [&](int row) { return visible_keys(job, b, (first_row + row) / group); };
+    const int64_t end = visible(rows - 1);  // the last row sees most
+    const auto tile = [&](int64_t first) {
+        return first < end ? tile_at(job, b, h, first, end)
+                           : first_tile_after(job, b, h, (first_row + rows - 1) / group);
+    };
+    const auto fill_mask = [&](int64_t first, int count) {
+        return load_mask(block, job, b, h, first_row, first, count, mask);
+    };
+    attend_to_all(block, end, job.format, visible, tile, mask, fill_mask);
     for (int i = 0; i < rows; i++) {
         const int64_t row = first_row + i;
         finish_row(block, i, job.out, out_offset(job, b, h * group + row % group, row / group),

@@ -11,6 +11,15 @@ from pathlib import Path
 from typing import Any
 
 KV_BYTES = 2  # of a number in the cache: bfloat16 or float16
+CONFIG_FIELDS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
 
 
 @dataclass(frozen=True)
@@ -19,6 +28,7 @@ class ModelCosts:
 
     Attributes:
         weight_bits: of a stored weight, its share of scales and biases included.
+        kv_item_bytes: of a number in the cache.
     """
 
     hidden_size: int
@@ -29,6 +39,7 @@ class ModelCosts:
     head_dim: int
     vocab_size: int
     weight_bits: float
+    kv_item_bytes: int = KV_BYTES
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ModelCosts":
@@ -37,8 +48,20 @@ class ModelCosts:
         bits = 16.0
         if quantization is not None:
             bits = affine_bits(quantization["bits"], quantization["group_size"])
-        names = [name for name in cls.__dataclass_fields__ if name != "weight_bits"]
-        return cls(**{name: config[name] for name in names}, weight_bits=bits)
+        return cls(**{name: config[name] for name in CONFIG_FIELDS}, weight_bits=bits)
+
+    @classmethod
+    def from_model(cls, args: Any, weight_bytes: int, kv_item_bytes: int) -> "ModelCosts":
+        """From a loaded model.
+
+        Args:
+            args: its configuration, as `mlx_lm` reads it.
+            weight_bytes: of the matrices that a step reads, as they are stored.
+            kv_item_bytes: of a number in the cache.
+        """
+        sizes = {name: getattr(args, name) for name in CONFIG_FIELDS}
+        weights = cls(**sizes, weight_bits=8).weight_bytes()
+        return cls(**sizes, weight_bits=8 * weight_bytes / weights, kv_item_bytes=kv_item_bytes)
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelCosts":
@@ -65,7 +88,8 @@ class ModelCosts:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values that a token of the past occupies in all layers."""
-        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * KV_BYTES
+        numbers = 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
+        return numbers * self.kv_item_bytes
 
     def decode_bytes(self, batch: int, context: int, weight_bits: float | None = None) -> float:
         """Bytes that one step reads: the weights once, and each sequence's past."""

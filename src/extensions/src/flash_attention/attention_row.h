@@ -1,0 +1,77 @@
+// One query row attends to its keys, in plain C++: the reference of the attention kernels.
+//
+// As attention_block.h, it does not know where keys and values are.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "src/flash_attention/flash_attention_kernels.h"
+
+namespace tiny_llm_ext {
+
+namespace {  // a copy in each file, like the conversions of common/half.h
+
+/// The online softmax of flash_attention.h, as it is written there.
+///
+/// visible: how many keys the row may see. score(s): its score of key s, −inf if that is hidden.
+/// value(s): the element of `values` where the value of key s begins. The result, D numbers, goes
+/// to `out` from element `to` on.
+template <typename Score, typename Value>
+void attend_row(int64_t visible, int64_t D, Format format, const Score& score, const void* values,
+                const Value& value, void* out, int64_t to) {
+    // [task 2.4.2 row]
+    constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
+    float largest = HIDDEN;           // m
+    float sum = 0;                    // l
+    float total[MAX_HEAD_SIZE] = {};  // o
+    for (int64_t tile = 0; tile < visible; tile += ATTENTION_TILE) {
+        const int64_t end = std::min(tile + ATTENTION_TILE, visible);
+        float scores[ATTENTION_TILE];
+        float most = largest;
+        bool hidden = true;
+        for (int64_t s = tile; s < end; s++) {
+            scores[s - tile] = score(s);
+            most = std::max(most, scores[s - tile]);
+            hidden = hidden && scores[s - tile] == HIDDEN;
+        }
+        if (hidden) {
+            continue;
+        }
+        const float factor = largest == most ? 1 : std::exp(largest - most);
+        sum *= factor;
+        for (int64_t d = 0; d < D; d++) {
+            total[d] *= factor;
+        }
+        for (int64_t s = tile; s < end; s++) {
+            const float weight = std::exp(scores[s - tile] - most);
+            const int64_t from = value(s);
+            sum += weight;
+            for (int64_t d = 0; d < D; d++) {
+                total[d] += weight * load_element(values, from + d, format);
+            }
+        }
+        largest = most;
+    }
+    for (int64_t d = 0; d < D; d++) {
+        store_element(out, to + d, format, sum == 0 ? 0 : total[d] / sum);
+    }
+    // [/task 2.4.2 row]
+}
+
+/// The sum of D products, in the order of their index.
+[[maybe_unused]] inline float dot(const void* x, int64_t i, const void* y, int64_t j, int64_t D,
+                                  Format format) {
+    // [task 2.4.2 dot]
+    float total = 0;
+    for (int64_t d = 0; d < D; d++) {
+        total += load_element(x, i + d, format) * load_element(y, j + d, format);
+    }
+    return total;
+    // [/task 2.4.2 dot]
+}
+
+}  // namespace
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,193 @@
+// paged_attention on the CPU: the readable reference, and who runs which kernel.
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "common/checks.h"
+#include "common/instruction_set.h"
+#include "common/rows.h"
+#include "common/scratch.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "src/flash_attention/attention_row.h"
+#include "src/paged_attention/paged_attention.h"
+#include "src/paged_attention/paged_attention_kernels.h"
+
+namespace tiny_llm_ext {
+
+// [solution only]
+TINY_LLM_DECLARE_SIMD(  //
+    int64_t paged_attention_scratch(const PagedAttentionJob& job, int rows);
+    void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
+                         int64_t first_row, int rows, float* scratch);)
+// [/solution only]
+
+namespace {
+
+int64_t portable_scratch(const PagedAttentionJob&, int) { return 0; }
+
+void portable(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
+              int64_t first_row, int rows, float*) {
+    const int64_t group = job.H_q / job.H;
+    for (int64_t row = first_row; row < first_row + rows; row++) {
+        const int64_t head = h * group + row % group, l = row / group;
+        const int64_t query = query_offset(job, sequence, head, l);
+        const auto key_or_value = [&](int64_t j) { return key_offset(job, sequence, h, j); };
+        const auto score = [&](int64_t j) {
+            return dot(job.query, query, job.key_pages, key_or_value(j), job.D, job.format) *
+                   job.scale;
+        };
+        attend_row(visible_keys(job, sequence, l), job.D, job.format, score, job.value_pages,
+                   key_or_value, job.out, out_offset(job, sequence, head, l));
+    }
+}
+
+// What eval_cpu knows: the numbers in these arrays may be computed by earlier tasks of the stream.
+struct Batch {
+    int64_t B, max_pages, P;
+    const int32_t* block_table;   // B×max_pages
+    const int32_t* context_lens;  // B
+    const int32_t* cu_seqlens_q;  // B+1, or null: L queries for each sequence
+    int64_t T, L;
+    int64_t query_batch_stride;
+};
+
+// Query rows that one thread computes: some of one sequence, for each key/value head in turn.
+struct Block {
+    const PagedSequence* sequence;
+    int64_t first_row;
+    int rows;
+    int64_t cost;  // pairs of query and key
+};
+
+std::vector<PagedSequence> sequences_of(const PagedAttentionJob& job, const Batch& batch) {
+    std::vector<PagedSequence> sequences;
+    int64_t end = 0;  // of the tokens that a sequence has so far
+    for (int64_t b = 0; b < batch.B; b++) {
+        PagedSequence sequence = {};
+        if (batch.cu_seqlens_q == nullptr) {
+            sequence.query = b * batch.query_batch_stride;
+            sequence.token = b * batch.L;
+            sequence.L = batch.L;
+        } else {
+            const int64_t first = std::clamp<int64_t>(batch.cu_seqlens_q[b], end, batch.T);
+            end = std::clamp<int64_t>(batch.cu_seqlens_q[b + 1], first, batch.T);
+            sequence.query = first * job.query_token_stride;
+            sequence.token = first;
+            sequence.L = end - first;
+        }
+        const int64_t room = batch.max_pages * job.page_size;
+        sequence.S = std::clamp<int64_t>(batch.context_lens[b], 0, room);
+        sequence.pages = batch.block_table + b * batch.max_pages;
+        sequences.push_back(sequence);
+    }
+    return sequences;
+}
+
+// Whether all pages that the sequence's keys are in exist.
+bool has_its_pages(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t P) {
+    const int64_t pages = (sequence.S + job.page_size - 1) / job.page_size;
+    return std::all_of(sequence.pages, sequence.pages + pages,
+                       [&](int32_t page) { return page >= 0 && page < P; });
+}
+
+void fill(const PagedAttentionJob& job, int64_t first_token, int64_t end_token, float x) {
+    const int64_t row = job.H_q * job.D;
+    for (int64_t i = first_token * row; i < end_token * row; i++) {
+        store_element(job.out, i, job.format, x);
+    }
+}
+
+// The work in pieces, the largest first: what takes long must not be begun last.
+std::vector<Block> blocks_of(const PagedAttentionJob& job,
+                             const std::vector<PagedSequence>& sequences, const Batch& batch) {
+    const int64_t group = job.H_q / job.H;
+    std::vector<Block> blocks;
+    int64_t told = 0;  // tokens whose rows of out are accounted for
+    for (const PagedSequence& sequence : sequences) {
+        fill(job, told, sequence.token, 0);  // tokens of no sequence
+        told = sequence.token + sequence.L;
+        if (!has_its_pages(job, sequence, batch.P)) {
+            fill(job, sequence.token, told, std::numeric_limits<float>::quiet_NaN());
+            continue;
+        }
+        const int64_t rows = sequence.L * group;
+        const int64_t step = rows_per_block(rows, batch.T * job.H_q, num_threads());
+        for (int64_t first = 0; first < rows; first += step) {
+            const int64_t end = std::min(first + step, rows);
+            const int64_t keys = visible_keys(job, sequence, (end - 1) / group);
+            blocks.push_back(
+                {&sequence, first, static_cast<int>(end - first), (end - first) * (keys + 1)});
+        }
+    }
+    fill(job, told, batch.T, 0);
+    std::stable_sort(blocks.begin(), blocks.end(),
+                     [](const Block& a, const Block& b) { return a.cost > b.cost; });
+    return blocks;
+}
+
+void run(const PagedAttentionJob& job, const Batch& batch, InstructionSet set) {
+    auto kernel = portable;
+    auto scratch_size = portable_scratch;
+    // [solution only]
+    kernel = TINY_LLM_CHOOSE_SIMD(set, paged_attention, portable);
+    scratch_size = TINY_LLM_CHOOSE_SIMD(set, paged_attention_scratch, portable_scratch);
+    // [/solution only]
+    const std::vector<PagedSequence> sequences = sequences_of(job, batch);
+    const std::vector<Block> blocks = blocks_of(job, sequences, batch);
+    parallel_for(static_cast<int64_t>(blocks.size()) * job.H, [&](int64_t chunk) {
+        const Block& block = blocks[chunk / job.H];
+        kernel(job, *block.sequence, chunk % job.H, block.first_row, block.rows,
+               scratch_of_this_thread(scratch_size(job, block.rows)));
+    });
+}
+
+}  // namespace
+
+void PagedAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
+    ragged_ ? allocate(out) : allocate_by_token(out);
+    if (out.size() == 0) {
+        return;
+    }
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    for (const auto& input : inputs) {
+        encoder.set_input_array(input);
+    }
+    encoder.set_output_array(out);
+    const bool has_rows = inputs[0].strides(-1) == 1 || inputs[0].shape(-1) == 1;
+    const mx::array query = has_rows ? inputs[0] : row_contiguous(inputs[0], stream());
+    const mx::array key_pages = row_contiguous(inputs[1], stream());
+    const mx::array value_pages = row_contiguous(inputs[2], stream());
+    const mx::array block_table = row_contiguous(inputs[3], stream());
+    const mx::array context_lens = row_contiguous(inputs[4], stream());
+    const mx::array cu_seqlens_q = ragged_ ? row_contiguous(inputs[5], stream()) : context_lens;
+    const int token_axis = ragged_ ? 0 : 2;
+    const PagedAttentionJob job = {
+        .H_q = query.shape(1),
+        .H = key_pages.shape(1),
+        .D = key_pages.shape(3),
+        .page_size = key_pages.shape(2),
+        .scale = scale_,
+        .causal = causal_,
+        .format = format_of(query.dtype()),
+        .query = query.data<void>(),
+        .key_pages = key_pages.data<void>(),
+        .value_pages = value_pages.data<void>(),
+        .out = out.data<void>(),
+        .query_head_stride = query.strides(1),
+        .query_token_stride = query.strides(token_axis),
+    };
+    const Batch batch = {
+        .B = block_table.shape(0),
+        .max_pages = block_table.shape(1),
+        .P = key_pages.shape(0),
+        .block_table = block_table.data<int32_t>(),
+        .context_lens = context_lens.data<int32_t>(),
+        .cu_seqlens_q = ragged_ ? cu_seqlens_q.data<int32_t>() : nullptr,
+        .T = static_cast<int64_t>(out.size()) / (query.shape(1) * key_pages.shape(3)),
+        .L = query.shape(token_axis),
+        .query_batch_stride = query.strides(0),
+    };
+    encoder.dispatch([job, batch, set = instruction_set()] { run(job, batch, set); });
+}
+
+}  // namespace tiny_llm_ext

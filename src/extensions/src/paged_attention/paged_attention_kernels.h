@@ -1,0 +1,69 @@
+// What the CPU kernels of paged_attention work on, as plain memory: no MLX, no templates of the
+// standard library (see common/half.h).
+#pragma once
+
+#include "src/flash_attention/flash_attention_kernels.h"
+
+namespace tiny_llm_ext {
+
+/// Everything a CPU kernel needs to know, but for the sequence at hand.
+struct PagedAttentionJob {
+    int64_t H_q, H, D, page_size;
+    float scale;
+    bool causal;
+    Format format;            // of query, pages and out
+    const void* query;        // any number of rows of D neighbours
+    const void* key_pages;    // P×H×page_size×D
+    const void* value_pages;  // P×H×page_size×D
+    void* out;                // T×H_q×D
+
+    int64_t query_head_stride, query_token_stride;  // in elements
+};
+
+/// The queries of one sequence, and where its keys are.
+struct PagedSequence {
+    int64_t query;         // where its first query begins, head 0, in elements of job.query
+    int64_t token;         // its first row of out
+    int64_t L;             // how many queries it has
+    int64_t S;             // how many keys
+    const int32_t* pages;  // the pages of its keys; all that S keys need are there
+};
+
+// Query heads that share a key/value head see the same keys, so a kernel takes them together: rows
+// are numbered as in flash_attention_kernels.h.
+
+namespace {  // a copy in each file: see common/half.h
+
+/// How many keys, from the first, query l of a sequence may see.
+[[maybe_unused]] inline int64_t visible_keys(const PagedAttentionJob& job,
+                                             const PagedSequence& sequence, int64_t l) {
+    if (!job.causal) {
+        return sequence.S;
+    }
+    const int64_t visible = l + 1 + sequence.S - sequence.L;
+    return visible < 0 ? 0 : visible < sequence.S ? visible : sequence.S;
+}
+
+/// Element 0 of key (or value) j of head h, in elements from the start of the pages.
+[[maybe_unused]] inline int64_t key_offset(const PagedAttentionJob& job,
+                                           const PagedSequence& sequence, int64_t h, int64_t j) {
+    const int64_t page = sequence.pages[j / job.page_size];
+    return ((page * job.H + h) * job.page_size + j % job.page_size) * job.D;
+}
+
+/// Element 0 of a query.
+[[maybe_unused]] inline int64_t query_offset(const PagedAttentionJob& job,
+                                             const PagedSequence& sequence, int64_t head,
+                                             int64_t l) {
+    return sequence.query + head * job.query_head_stride + l * job.query_token_stride;
+}
+
+/// Element 0 of a row of out.
+[[maybe_unused]] inline int64_t out_offset(const PagedAttentionJob& job,
+                                           const PagedSequence& sequence, int64_t head, int64_t l) {
+    return ((sequence.token + l) * job.H_q + head) * job.D;
+}
+
+}  // namespace
+
+}  // namespace tiny_llm_ext

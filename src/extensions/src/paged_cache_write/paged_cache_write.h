@@ -1,0 +1,48 @@
+// paged_cache_write: new keys or values into pages, in place.
+//
+// A pool of P pages has P · page_size places for a token. Place i is row i % page_size of page
+// i / page_size, in every head:
+//
+//     pages[slots[t] / page_size, h, slots[t] % page_size, d] = tokens[t, h, d]
+//
+// The pool is written in place if nothing else refers to the array that was given up for it: MLX's
+// donation, as in cache_write.h. A pool of gigabytes is then not copied to write a token.
+#pragma once
+
+#include <vector>
+
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+
+namespace tiny_llm_ext {
+
+namespace mx = mlx::core;
+
+/// A pool with new tokens written into it; the same memory if the caller gives up the old one.
+///
+/// pages: P×H×page_size×D, float32, float16 or bfloat16; row-contiguous, or it is copied.
+/// tokens: T×H×D or B×H×L×D of the same dtype, of any strides.
+/// slots: T, or B×L, int32: each token's place, all different. A token whose slot is not in
+///   0 … P · page_size − 1 is not written; −1 says so on purpose (an idle row of a batch).
+///
+/// Returns P×H×page_size×D. Throws std::invalid_argument for anything else.
+mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, const mx::array& slots,
+                            mx::StreamOrDevice s = {});
+
+/// The graph node. Inputs, checked, of any strides: pages P×H×page_size×D, tokens B×H×L×D (T tokens
+/// are B = 1, L = T) and slots B×L.
+class PagedCacheWrite : public mx::UnaryPrimitive {
+   public:
+    explicit PagedCacheWrite(mx::Stream stream) : mx::UnaryPrimitive(stream) {}
+
+    void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+    void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+
+    const char* name() const override { return "TinyLlmPagedCacheWrite"; }
+    bool is_equivalent(const mx::Primitive&) const override { return true; }
+    std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+        return {inputs[0].shape()};
+    }
+};
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,99 @@
+// paged_cache_write on the CPU: memory is moved, nothing is computed.
+#include <cstring>
+
+#include "common/rows.h"
+#include "common/threads.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "src/paged_cache_write/paged_cache_write.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+// Everything that is needed to write, in bytes.
+struct Write {
+    const char* tokens;  // B×H×L×D
+    int64_t B, H, L, D;
+    int64_t strides[4];    // of tokens
+    const int32_t* slots;  // B×L
+    char* pages;           // P×H×page_size×D
+    int64_t places;        // P · page_size
+    int64_t page_size;
+    int64_t item;  // bytes of an element
+};
+
+void write_token(const Write& write, int64_t b, int64_t l) {
+    const int64_t slot = write.slots[b * write.L + l];
+    if (slot < 0 || slot >= write.places) {
+        return;
+    }
+    const int64_t row_bytes = write.D * write.item;
+    const int64_t head_bytes = write.page_size * row_bytes;
+    const char* from = write.tokens + b * write.strides[0] + l * write.strides[2];
+    char* to = write.pages + slot / write.page_size * write.H * head_bytes +
+               slot % write.page_size * row_bytes;
+    for (int64_t h = 0; h < write.H; h++, from += write.strides[1], to += head_bytes) {
+        if (write.strides[3] == write.item) {
+            std::memcpy(to, from, row_bytes);
+            continue;
+        }
+        for (int64_t d = 0; d < write.D; d++) {
+            std::memcpy(to + d * write.item, from + d * write.strides[3], write.item);
+        }
+    }
+}
+
+void run(const Write& write, const char* old, int64_t bytes) {
+    if (old != nullptr) {
+        std::memcpy(write.pages, old, bytes);
+    }
+    for_rows(write.B * write.L, write.H * write.D, [&](int64_t first, int64_t last) {
+        for (int64_t token = first; token < last; token++) {
+            write_token(write, token / write.L, token % write.L);
+        }
+    });
+}
+
+}  // namespace
+
+void PagedCacheWrite::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
+    const auto& tokens = inputs[1];
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    const mx::array slots = row_contiguous(inputs[2], stream());
+    const bool in_place = inputs[0].is_donatable() && inputs[0].flags().row_contiguous;
+    const mx::array pages = in_place ? inputs[0] : row_contiguous(inputs[0], stream());
+    if (in_place) {
+        out.copy_shared_buffer(pages);
+    } else {
+        allocate(out);
+    }
+    if (out.size() == 0) {
+        return;
+    }
+    for (const auto& input : inputs) {
+        encoder.set_input_array(input);
+    }
+    encoder.set_output_array(out);
+    const int64_t item = out.itemsize();
+    Write write = {
+        .tokens = tokens.data<char>(),
+        .B = tokens.shape(0),
+        .H = tokens.shape(1),
+        .L = tokens.shape(2),
+        .D = tokens.shape(3),
+        .strides = {},
+        .slots = slots.data<int32_t>(),
+        .pages = out.data<char>(),
+        .places = static_cast<int64_t>(out.shape(0)) * out.shape(2),
+        .page_size = out.shape(2),
+        .item = item,
+    };
+    for (int i = 0; i < 4; i++) {
+        write.strides[i] = tokens.strides(i) * item;
+    }
+    const char* old = in_place ? nullptr : pages.data<char>();
+    encoder.dispatch(
+        [write, old, bytes = static_cast<int64_t>(out.nbytes())] { run(write, old, bytes); });
+}
+
+}  // namespace tiny_llm_ext

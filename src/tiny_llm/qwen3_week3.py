@@ -1,0 +1,167 @@
+"""Qwen3 over pages: what Week 3 changes in the model.
+
+Weights, norms, RoPE and MLP are Week 2's. What is new is where keys and values are (`page_pool`)
+and that attention walks a block table to them; and a second way to run the layers, over a ragged
+batch of tokens of many requests, which is what an engine does.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from .costs import ModelCosts
+from .full_kv_cache import TinyKvCache
+from .kv_cache import BatchingKvCache
+from .paged_attention import paged_attention, paged_attention_varlen
+from .paged_kv_cache import TinyKvPagedCache, TinyKvPagedPool
+from .paged_storage import PagedStorage, RaggedBatch, RaggedKvCache
+from .qwen3_week2 import Qwen3ModelWeek2, Weight
+
+
+def attend_paged(
+    query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float
+) -> mx.array:
+    """Week 2's `Attend`, over pages.
+
+    Raises:
+        ValueError: a cache that is not paged. It is not copied into pages behind one's back.
+    """
+    if not isinstance(cache, TinyKvPagedCache | BatchingKvCache | RaggedKvCache):
+        raise ValueError(
+            f"Qwen3ModelWeek3: a {type(cache).__name__} has no pages; use the model's own "
+            "create_kv_cache."
+        )
+    found = cache.update_and_fetch_paged(key, value, mask_length=key.shape[2], mask="causal")
+    pages = found.key_pages, found.value_pages
+    if found.cu_seqlens_q is None:
+        return paged_attention(
+            query, *pages, found.block_table, found.context_lens, found.page_size, scale, "causal"
+        )
+    attended = paged_attention_varlen(
+        query[0].swapaxes(0, 1),  # T×H_q×D
+        *pages,
+        found.cu_seqlens_q,
+        found.context_lens,
+        found.block_table,
+        found.page_size,
+        scale,
+    )
+    return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
+
+
+class Qwen3ModelWeek3(Qwen3ModelWeek2):
+    """Qwen3 with its keys and values in pages.
+
+    Args:
+        mlx_model: what `mlx_lm.load` returned for a Qwen3 checkpoint. Nothing is copied.
+        page_size: tokens a page holds.
+
+    Attributes:
+        page_pool: the pages of all layers and all requests, as many as they need.
+        page_size: as given.
+
+    Raises:
+        ValueError: a page size below 1, or a kind of quantization that the kernels do not read.
+    """
+
+    def __init__(self, mlx_model: Any, page_size: int = 128):
+        self._build(mlx_model, attend_paged)
+        self.page_size = page_size
+        self.page_pool = TinyKvPagedPool(page_size)
+        self.num_kv_heads = mlx_model.args.num_key_value_heads
+        self.head_dim = mlx_model.args.head_dim
+        self.dtype: mx.Dtype = self.norm.dtype  # of activations, and so of keys and values
+        self.costs = ModelCosts.from_model(mlx_model.args, self._weight_bytes(), self.dtype.size)
+
+    def create_kv_cache(self) -> list[TinyKvCache]:
+        """An empty cache for one request: one for each layer, all on `page_pool`."""
+        return [TinyKvPagedCache(self.page_pool) for _ in range(self.num_hidden_layers)]
+
+    def create_paged_storage(self, num_pages: int) -> PagedStorage:
+        """Pages of `page_size` tokens for all layers under one block table, for `ragged_logits`.
+
+        They take num_pages · page_size · `kv_bytes_per_token` bytes, now and for as long as they
+        live.
+        """
+        return PagedStorage(
+            self.num_hidden_layers,
+            num_pages,
+            self.num_kv_heads,
+            self.page_size,
+            self.head_dim,
+            self.dtype,
+        )
+
+    def ragged_logits(
+        self,
+        ids: Sequence[int] | mx.array,
+        batch: RaggedBatch,
+        rows: Sequence[int] | mx.array,
+        storage: PagedStorage,
+    ) -> mx.array:
+        """Runs a step: new tokens of many sequences, each at its own position, weights read once.
+
+        A token's logits have the bits that it gets alone, through a cache of its own.
+        Positions are not looked at: whoever plans the step keeps them below `max_seq_len`.
+
+        Args:
+            ids: T, the tokens in the order of `batch`.
+            batch: which sequence and position each has, and where its key and value go.
+            rows: of which of the T tokens the logits are wanted: none for a chunk of a prompt that
+                goes on, the last one if it does not. Others' cost nothing.
+            storage: from `create_paged_storage`. The batch's keys and values are written into it
+                when the result is evaluated.
+
+        Returns:
+            Logits, len(rows)×V.
+
+        Raises:
+            ValueError: not T ids.
+        """
+        ids, rows = _int32(ids), _int32(rows)
+        if ids.shape != (batch.num_tokens,):
+            raise ValueError(
+                f"Qwen3ModelWeek3: ids of shape {ids.shape} were given for a batch of "
+                f"{batch.num_tokens} tokens."
+            )
+        rotation = self.rope.tables_at(batch.positions[None])  # 1×T×D/2
+        x, update = self._run_at(ids[None], rotation, storage.caches(batch))  # 1×T×E
+        return self._logits(x[0, rows], update[0, rows])
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values that a token occupies, in all layers together."""
+        return self.costs.kv_bytes_per_token
+
+    def bytes_per_token(self, context: int, batch: int = 1) -> float:
+        """Bytes that decoding a token must read: its share of the weights, and its own past.
+
+        Args:
+            context: how many tokens came before it.
+            batch: how many sequences decode in the same step, and share the weights.
+        """
+        return self.costs.decode_bytes(batch, context) / batch
+
+    def flops_per_token(self, context: int) -> float:
+        """Operations of decoding a token after `context` others; a multiply-add counts as two."""
+        return self.costs.decode_flops(1, context)
+
+    def _weight_bytes(self) -> int:
+        """Bytes of the matrices that a step reads."""
+        weights = [self.w_lm_head]
+        for layer in self.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            weights += [attention.wq, attention.wk, attention.wv, attention.wo]
+            weights += [mlp.w_gate, mlp.w_up, mlp.w_down]
+        return sum(map(_stored_bytes, weights))
+
+
+def _stored_bytes(weight: Weight) -> int:
+    if isinstance(weight, mx.array):
+        return weight.nbytes
+    return weight.scales.nbytes + weight.biases.nbytes + weight.weight.nbytes
+
+
+def _int32(numbers: Sequence[int] | mx.array) -> mx.array:
+    return numbers if isinstance(numbers, mx.array) else mx.array(list(numbers), dtype=mx.int32)

@@ -1,0 +1,36 @@
+"""What the tests of the emulator share."""
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tools.metal_emulator import has_clang
+
+KERNELS = Path(__file__).parent / "kernels"
+bfloat16 = ml_dtypes.bfloat16
+
+needs_clang = pytest.mark.skipif(
+    not has_clang(),
+    reason="the Metal emulator needs Linux and clang 19: apt install clang-19 libclang-rt-19-dev",
+)
+ORDERS = ("forward", "reverse", "random")
+
+
+def random_array(shape, dtype=np.float32, seed=0, scale=1.0):
+    """Normally distributed numbers, the same for the same arguments."""
+    values = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+    return (values * scale).astype(dtype)
+
+
+def assert_close(result, expected, relative):
+    """The largest difference is at most `relative` of the largest value."""
+    result, expected = np.asarray(result, np.float32), np.asarray(expected, np.float32)
+    assert np.isfinite(result).all()
+    assert np.abs(result - expected).max() <= relative * np.abs(expected).max()
+
+
+def source(body, includes="#include <metal_stdlib>\nusing namespace metal;\n"):
+    """A file of the given text behind the usual two lines."""
+    return includes + body

@@ -1,0 +1,298 @@
+"""Paged attention, batched and ragged, has the bits of flash attention on the same keys."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.paging import assert_same_bits, cut_into_pages, padded
+from tests.support import as_numpy, assert_close, assert_same_on_any_number_of_threads, random
+from tiny_llm import flash_attention, kernels, paged_attention, paged_attention_varlen
+from tiny_llm.paged_attention import paged_attention_reference, paged_attention_varlen_reference
+
+
+def sequences(lengths, H=2, D=40, dtype=mx.float32):
+    """Keys and values, H×S×D each."""
+    return [(random(H, S, D, dtype=dtype), random(H, S, D, dtype=dtype)) for S in lengths]
+
+
+def dense(query, keys, values, scale=None, mask="causal"):
+    """One sequence, H_q×L×D, through flash attention."""
+    return flash_attention(query[None], keys[None], values[None], scale, mask)[0]
+
+
+@pytest.mark.parametrize("page_size", [1, 5, 16, 64, 96, 128, 200])
+@pytest.mark.parametrize("mask", ["causal", None])
+@pytest.mark.parametrize("L", [1, 40])
+def test_the_bits_of_flash_attention_whatever_the_page_size(
+    instruction_set, dtype, page_size, mask, L
+):
+    lengths = [40, 1, 64, 200, 129]
+    pairs = sequences(lengths, dtype=dtype)
+    query = random(len(lengths), 4, L, 40, dtype=dtype)
+    keys, values, table = cut_into_pages(pairs, page_size)
+    actual = paged_attention(
+        query, keys, values, padded(table), mx.array(lengths), page_size, 0.2, mask
+    )
+    for row, (k, v) in enumerate(pairs):
+        expected = dense(query[row], k, v, 0.2, mask)
+        assert_same_bits(actual[row], expected, f"{lengths[row]} keys in pages of {page_size}")
+
+
+@pytest.mark.parametrize("page_size", [3, 64, 128])
+def test_a_ragged_batch_has_the_bits_of_each_sequence_alone(instruction_set, dtype, page_size):
+    """Decoding sequences, first and later chunks of prompts, one without new tokens."""
+    news, lengths = [1, 50, 0, 1, 130, 7, 1], [200, 50, 33, 1, 150, 300, 128]
+    pairs = sequences(lengths, H=2, D=24, dtype=dtype)
+    keys, values, table = cut_into_pages(pairs, page_size)
+    ends = np.cumsum([0, *news]).tolist()
+    query = random(ends[-1], 6, 24, dtype=dtype)
+    actual = paged_attention_varlen(
+        query, keys, values, mx.array(ends), mx.array(lengths), padded(table), page_size
+    )
+    for s, (k, v) in enumerate(pairs):
+        own = slice(ends[s], ends[s + 1])
+        expected = dense(query[own].swapaxes(0, 1), k, v).swapaxes(0, 1)
+        assert_same_bits(actual[own], expected, f"{news[s]} of {lengths[s]} tokens")
+
+
+@pytest.mark.parametrize("D", [1, 7, 64, 128, 256])
+@pytest.mark.parametrize("group", [1, 4, 150])
+def test_head_sizes_and_groups(instruction_set, dtype, D, group):
+    pairs = sequences([70, 3], H=1, D=D, dtype=dtype)
+    keys, values, table = cut_into_pages(pairs, 16)
+    query = random(2, group, 3, D, dtype=dtype)
+    actual = paged_attention(query, keys, values, table_of(table), [70, 3], 16, mask="causal")
+    for row, (k, v) in enumerate(pairs):
+        assert_same_bits(actual[row], dense(query[row], k, v), f"row {row}")
+
+
+def table_of(table):
+    """As a caller would write it: lists of one length."""
+    return padded(table).tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 150), min_size=0, max_size=4),
+    news=st.lists(st.integers(0, 70), min_size=4, max_size=4),
+    H=st.integers(1, 3),
+    group=st.integers(1, 3),
+    D=st.integers(1, 48),
+    page_size=st.integers(1, 70),
+    scale=st.sampled_from([None, 0.0, 0.125, -1.0]),
+    dtype=st.sampled_from([mx.float32, mx.float16, mx.bfloat16]),
+)
+def test_any_ragged_batch_is_the_reference(lengths, news, H, group, D, page_size, scale, dtype):
+    lengths = [length or new for length, new in zip(lengths, news, strict=False)]
+    news = news[: len(lengths)]
+    pairs = sequences(lengths, H, D, dtype) or sequences([0], H, D, dtype)
+    keys, values, table = cut_into_pages(pairs, page_size)
+    table = padded(table, extra=1)[: len(lengths)]
+    ends = mx.array(np.cumsum([0, *news]).astype(np.int32))
+    query = random(sum(news), H * group, D, dtype=dtype)
+    arguments = (query, keys, values, ends, mx.array(lengths, mx.int32), table, page_size, scale)
+    expected = paged_attention_varlen_reference(*arguments)
+    assert_close(paged_attention_varlen(*arguments), expected, "against gathering", ulps=16)
+
+
+@pytest.mark.parametrize("mask", ["causal", None])
+def test_the_reference_gathers_and_attends(dtype, mask):
+    lengths = [5, 0, 17]
+    pairs = sequences(lengths, dtype=dtype)
+    keys, values, table = cut_into_pages(pairs, 4)
+    query = random(3, 4, 7, 40, dtype=dtype)
+    arguments = (query, keys, values, padded(table), mx.array(lengths), 4, 0.3, mask)
+    expected = paged_attention_reference(*arguments)
+    assert_close(paged_attention(*arguments), expected, "the kernel", ulps=16)
+    assert not as_numpy(expected[1]).any(), "no keys"
+    if mask == "causal":
+        assert not as_numpy(expected[0, :, :2]).any(), "queries before the first key"
+
+
+def test_without_the_extension_the_reference_runs(monkeypatch):
+    pairs = sequences([9])
+    keys, values, table = cut_into_pages(pairs, 4)
+    query = random(3, 4, 40)
+    by_kernel = paged_attention_varlen(query, keys, values, [0, 3], [9], table, 4)
+    batch = paged_attention(query.swapaxes(0, 1)[None], keys, values, table, [9], 4)
+    monkeypatch.setattr(kernels, "is_built", lambda: False)
+    monkeypatch.setattr(kernels, "extension", None)
+    plain = paged_attention_varlen(query, keys, values, [0, 3], [9], table, 4)
+    assert_close(plain, by_kernel, "ragged", ulps=16)
+    plain = paged_attention(query.swapaxes(0, 1)[None], keys, values, table, [9], 4)
+    assert_close(plain, batch, "batch", ulps=16)
+
+
+def test_what_no_sequence_has_is_not_read(instruction_set, dtype):
+    """`cut_into_pages` fills it with NaN; and pages beyond the context may be anything."""
+    pairs = sequences([66], dtype=dtype)
+    keys, values, [row] = cut_into_pages(pairs, 16)
+    query = random(1, 4, 3, 40, dtype=dtype)
+    expected = dense(query[0], *pairs[0])
+    for beyond in ([-1], [999, -5], [row[0]]):
+        actual = paged_attention(
+            query, keys, values, mx.array([row + beyond]), mx.array([66]), 16, mask="causal"
+        )
+        assert_same_bits(actual[0], expected, f"table ends in {beyond}")
+
+
+def test_a_page_that_is_not_there_is_nan_in_its_sequence_alone(instruction_set, dtype):
+    pairs = sequences([20, 30, 40], dtype=dtype)
+    keys, values, table = cut_into_pages(pairs, 8)
+    query = random(3, 4, 2, 40, dtype=dtype)
+    arguments = (mx.array([20, 30, 40]), 8, None, "causal")
+    expected = paged_attention(query, keys, values, padded(table), *arguments)
+    for bad in (-1, len(keys), 2**31 - 1, -(2**31)):
+        broken = [table[0], [*table[1][:2], bad, table[1][3]], table[2]]
+        actual = paged_attention(query, keys, values, padded(broken), *arguments)
+        assert np.isnan(as_numpy(actual[1])).all()
+        assert_same_bits(actual[0], expected[0], "the sequence before")
+        assert_same_bits(actual[2], expected[2], "the sequence after")
+
+
+def test_numbers_out_of_range_read_and_write_nothing_outside(instruction_set):
+    pairs = sequences([20, 30])
+    keys, values, table = cut_into_pages(pairs, 8)
+    keys, values = mx.nan_to_num(keys), mx.nan_to_num(values)
+    query = random(10, 4, 40)
+    tables = padded(table)
+    for ends in ([0, 99, 10], [5, 2, 10], [-7, 3, 400], [9, 9, 9], [10, 0, 0], [99, 99, 99]):
+        for lengths in ([20, 30], [-3, 999], [2**31 - 1, -(2**31)]):
+            out = paged_attention_varlen(
+                query, keys, values, mx.array(ends), mx.array(lengths), tables, 8
+            )
+            first, last = max(0, min(ends[0], 10)), max(0, min(max(ends), 10))
+            out = as_numpy(out)
+            assert not out[:first].any(), "tokens of no sequence are zero"
+            assert not out[last:].any()
+
+
+def test_threads_do_not_change_a_bit():
+    program = (
+        "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
+        "x = lambda *shape: mx.random.normal(shape).astype(mx.bfloat16);"
+        "q, k, v = x(170, 4, 80), x(12, 2, 32, 80), x(12, 2, 32, 80);"
+        "a = lambda *numbers: mx.array(numbers, mx.int32);"
+        "table = mx.array(np.random.default_rng(0).permutation(12).reshape(3, 4)).astype(mx.int32);"
+        "y = t.paged_attention_varlen(q, k, v, a(0, 1, 41, 170), a(99, 40, 128), table,"
+        " stream=mx.cpu).astype(mx.float32); print(t.num_threads(), hash(np.array(y).tobytes()))"
+    )
+    assert_same_on_any_number_of_threads(program)
+
+
+def test_pages_are_not_copied_nor_the_result():
+    keys = mx.zeros((32, 2, 128, 64))  # 2 MB
+    values = mx.zeros((32, 2, 128, 64))
+    query, table = mx.zeros((1, 4, 5, 64)), mx.arange(32, dtype=mx.int32)[None]
+    lengths = mx.array([4000])
+    mx.eval(keys, values, query, table, lengths)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    out = paged_attention(query, keys, values, table, lengths, 128, mask="causal")
+    flat = out.swapaxes(1, 2).reshape(1, 5, 256)
+    mx.eval(flat)
+    assert mx.get_peak_memory() - before < 100_000
+    assert mx.get_active_memory() - before <= 3 * 5 * 256 * 4
+
+
+@pytest.mark.parametrize("which", ["query", "key_pages", "value_pages", "table", "lengths"])
+def test_any_strides_give_the_same_bits(instruction_set, dtype, which):
+    lengths = [40, 70]
+    keys, values, table = cut_into_pages(sequences(lengths, dtype=dtype), 16)
+    arrays = {
+        "query": random(2, 4, 3, 40, dtype=dtype),
+        "key_pages": keys,
+        "value_pages": values,
+        "table": padded(table),
+        "lengths": mx.array(lengths),
+    }
+    expected = paged_attention(*arrays.values(), 16, mask="causal")
+    x = arrays[which]
+    views = {
+        "transposed": mx.contiguous(x.T).T,
+        "every second": mx.repeat(x, 2, axis=-1)[..., ::2],
+        "backwards": mx.contiguous(x[::-1])[::-1],
+        "inside": mx.concatenate([x, x, x])[len(x) : 2 * len(x)],
+    }
+    for name, view in views.items():
+        actual = paged_attention(*{**arrays, which: view}.values(), 16, mask="causal")
+        assert_same_bits(actual, expected, name)
+
+
+ROWS = mx.zeros((2, 1), mx.int32)
+GOOD = {
+    "query": mx.zeros((2, 4, 3, 16)),
+    "key_pages": mx.zeros((5, 2, 8, 16)),
+    "value_pages": mx.zeros((5, 2, 8, 16)),
+    "block_table": ROWS,
+    "context_lens": mx.array([3, 3]),
+    "page_size": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query": mx.zeros((2, 4, 16))}, "expected query B×H_q×L×D, got shape"),
+        ({"query": mx.zeros((2, 4, 3, 16), mx.int32)}, "expected query in float32.*, got int32"),
+        ({"query": mx.zeros((2, 4, 3, 15))}, "expected pages of head size 15, .* got shape"),
+        ({"query": mx.zeros((2, 3, 3, 16))}, "to divide the query heads, got 2 and 3"),
+        ({"query": mx.zeros((3, 4, 3, 16))}, "expected block_table of 3 rows"),
+        ({"key_pages": mx.zeros((5, 2, 8, 16), mx.float16)}, "in the dtype of query, float32"),
+        ({"key_pages": mx.zeros((5, 2, 7, 16))}, "pages of 8 tokens, the page_size given"),
+        ({"value_pages": mx.zeros((4, 2, 8, 16))}, "value_pages of the shape of key_pages"),
+        ({"block_table": mx.zeros((2, 1))}, "expected block_table in int32, got float32"),
+        ({"block_table": mx.zeros((2,), mx.int32)}, "expected block_table B×max_pages, got"),
+        ({"context_lens": mx.array([3.0, 3.0])}, "expected context_lens in int32, got float32"),
+        ({"context_lens": mx.array([3])}, r"context_lens of shape \(2\), got \(1\)"),
+        ({"block_table": [[0], [1]], "context_lens": [3, 9]}, "context_lens from 0 to 8.* got 9"),
+        ({"block_table": [[0], [5]], "context_lens": [3, 3]}, "page ids from 0 to 4, got 5"),
+        ({"block_table": [[0], [-1]], "context_lens": [3, 1]}, "page ids from 0 to 4, got -1"),
+        ({"mask": mx.zeros((3, 3))}, 'expected mask None or "causal"'),
+        ({"mask": "Causal"}, "expected mask None or \"causal\", got 'Causal'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_wrong_arguments_are_named(changes, message):
+    with pytest.raises(ValueError, match=rf"\[paged_attention\] .*{message}"):
+        paged_attention(**{**GOOD, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query": mx.zeros((1, 3, 4, 16))}, "expected query T×H_q×D, got shape"),
+        ({"cu_seqlens_q": mx.array([0, 3])}, r"cu_seqlens_q of shape \(3\), got \(2\)"),
+        ({"cu_seqlens_q": mx.array([0.0, 1, 3])}, "cu_seqlens_q in int32, got float32"),
+        ({"cu_seqlens_q": [0, 2, 4]}, "cu_seqlens_q ascending from 0 to 3"),
+        ({"cu_seqlens_q": [0, 4, 3]}, "cu_seqlens_q ascending from 0 to 3"),
+        ({"cu_seqlens_q": [1, 2, 3]}, "cu_seqlens_q ascending from 0 to 3"),
+        ({"cu_seqlens_q": []}, "cu_seqlens_q ascending from 0 to 3"),
+        ({"page_size": 16}, "pages of 16 tokens"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_wrong_ragged_arguments_are_named(changes, message):
+    good = {**GOOD, "query": mx.zeros((3, 4, 16)), "cu_seqlens_q": mx.array([0, 1, 3])}
+    with pytest.raises(ValueError, match=rf"\[paged_attention_varlen\] .*{message}"):
+        paged_attention_varlen(**{**good, **changes})
+
+
+def test_nothing_to_do(dtype):
+    pages = mx.zeros((3, 2, 8, 16), dtype)
+    none = mx.zeros((0,), mx.int32)
+    for shape in ((0, 4, 3, 16), (2, 4, 0, 16)):
+        B = shape[0]
+        table, lengths = mx.zeros((B, 1), mx.int32), mx.zeros((B,), mx.int32)
+        out = paged_attention(mx.zeros(shape, dtype), pages, pages, table, lengths, 8)
+        assert out.shape == shape
+    query = mx.zeros((0, 4, 16), dtype)
+    out = paged_attention_varlen(query, pages, pages, [0], none, mx.zeros((0, 1), mx.int32), 8)
+    assert out.shape == (0, 4, 16)
+    empty = mx.zeros((0, 2, 8, 16), dtype)
+    out = paged_attention(
+        mx.ones((1, 4, 3, 16), dtype), empty, empty, mx.zeros((1, 0), mx.int32), mx.array([5]), 8
+    )
+    assert not as_numpy(out).any(), "a table without room has no keys"

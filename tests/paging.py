@@ -1,0 +1,97 @@
+"""What the tests of paged caches share: sequences cut into pages, and what must hold of them."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from tests.support import random
+from tiny_llm import TinyKvPagedCache, TinyKvPagedPool
+
+
+def bits(x: mx.array) -> np.ndarray:
+    return np.array(x.view(mx.uint32 if x.dtype == mx.float32 else mx.uint16))
+
+
+def assert_same_bits(actual: mx.array, expected: mx.array, what: str) -> None:
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(bits(actual), bits(expected), what)
+
+
+def cut_into_pages(
+    sequences: Sequence[tuple[mx.array, mx.array]], page_size: int, spare: int = 2, seed: int = 0
+) -> tuple[mx.array, mx.array, list[list[int]]]:
+    """Sequences' keys and values, H×S×D each, in pages in no order: (pages, pages, page ids).
+
+    What no sequence's token is in is NaN, so that reading it does not go unnoticed.
+    """
+    (H, _, D), dtype = sequences[0][0].shape, sequences[0][0].dtype
+    counts = [-(-keys.shape[1] // page_size) for keys, _ in sequences]
+    P = sum(counts) + spare
+    order = np.random.default_rng(seed).permutation(P).tolist()
+    pages = [np.full((P, H, page_size, D), np.nan, np.float32) for _ in range(2)]
+    table = []
+    for pair, count in zip(sequences, counts, strict=True):
+        page_ids, order = order[:count], order[count:]
+        table.append(page_ids)
+        for array, dense in zip(pages, pair, strict=True):
+            tokens = np.array(dense.astype(mx.float32))
+            for number, page in enumerate(page_ids):
+                part = tokens[:, number * page_size : (number + 1) * page_size]
+                array[page, :, : part.shape[1]] = part
+    return mx.array(pages[0]).astype(dtype), mx.array(pages[1]).astype(dtype), table
+
+
+def padded(table: Sequence[Sequence[int]], extra: int = 0) -> mx.array:
+    """A block table: rows of one length, filled up with −1."""
+    width = max(map(len, table), default=0) + extra
+    return mx.array([[*row, *[-1] * (width - len(row))] for row in table], dtype=mx.int32)
+
+
+class Twin:
+    """A paged cache, and beside it the tokens that were written to it, in plain arrays."""
+
+    def __init__(self, pool: TinyKvPagedPool, H: int = 2, D: int = 8, dtype=mx.float32):
+        self.cache = TinyKvPagedCache(pool)
+        self.H, self.D, self.dtype = H, D, dtype
+        self.keys = mx.zeros((1, H, 0, D), dtype=dtype)
+        self.values = mx.zeros((1, H, 0, D), dtype=dtype)
+
+    def new_tokens(self, L: int) -> tuple[mx.array, mx.array]:
+        shape = (1, self.H, L, self.D)
+        return random(*shape, dtype=self.dtype), random(*shape, dtype=self.dtype)
+
+    def wrote(self, key: mx.array, value: mx.array) -> None:
+        self.keys = mx.concatenate([self.keys, key], axis=2)
+        self.values = mx.concatenate([self.values, value], axis=2)
+
+    def append(self, L: int):
+        key, value = self.new_tokens(L)
+        metadata = self.cache.update_and_fetch_paged(key, value, mask="causal")
+        self.wrote(key, value)
+        return metadata
+
+    def rewind(self, n: int) -> None:
+        self.cache.rewind(n)
+        kept = self.keys.shape[2] - n
+        self.keys, self.values = self.keys[:, :, :kept], self.values[:, :, :kept]
+
+
+def check_integrity(pool: TinyKvPagedPool, twins: Sequence[Twin]) -> None:
+    """The invariants of SPEC's Week 3, which hold after every step."""
+    owned = [page for twin in twins for page in twin.cache.page_ids]
+    assert len(owned) == len(set(owned)), f"a page is owned by two caches: {sorted(owned)}"
+    assert all(0 <= page < pool.num_pages for page in owned)
+    assert pool.num_pages - pool.num_free_pages == len(owned), "pages in use are those owned"
+    for twin in twins:
+        cache, written = twin.cache, twin.keys.shape[2]
+        assert cache.offset == written, "the context length is the number of tokens written"
+        assert cache.num_pages == -(-written // pool.page_size), "no page more than tokens need"
+        assert sum(cache.page_lens) == written
+        assert all(length == pool.page_size for length in cache.page_lens[:-1])
+        gathered = cache.gather_dense()
+        if gathered is None:
+            assert written == 0
+            continue
+        assert_same_bits(gathered[0], twin.keys, "the block table reproduces dense order: keys")
+        assert_same_bits(gathered[1], twin.values, "the block table reproduces dense order: values")

@@ -1,0 +1,319 @@
+"""Week 3, day 1: the KV cache in pages."""
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.paging import Twin, assert_same_bits, check_integrity
+from tests.support import random, tiny_model
+from tiny_llm import (
+    OutOfPagesError,
+    Qwen3ModelWeek2,
+    Qwen3ModelWeek3,
+    TinyKvFullCache,
+    TinyKvPagedCache,
+    TinyKvPagedPool,
+)
+
+IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
+
+# --- task 1: the pool ---------------------------------------------------------------------------
+
+
+def test_task_1_pages_are_given_and_taken_back():
+    pool = TinyKvPagedPool()
+    assert pool.page_size == 128
+    assert (pool.num_pages, pool.num_free_pages) == (0, 0)
+    pages = [pool.allocate_page() for _ in range(5)]
+    assert len(set(pages)) == 5, "no page twice"
+    assert (pool.num_pages, pool.num_free_pages) == (5, 0)
+    pool.free_page(pages[3])
+    assert (pool.num_pages, pool.num_free_pages) == (5, 1)
+    assert pool.allocate_page() == pages[3], "a free page before a new one"
+    assert pool.num_pages == 5
+
+
+def test_task_1_freeing_twice_is_an_error():
+    pool = TinyKvPagedPool(page_size=4)
+    page = pool.allocate_page()
+    pool.free_page(page)
+    with pytest.raises(ValueError, match=f"cannot free page {page}; it is free"):
+        pool.free_page(page)
+    assert pool.num_free_pages == 1, "and is not in the pool twice"
+    for unknown in (-1, 1, 99):
+        with pytest.raises(ValueError, match=f"cannot free page {unknown}; there are 1"):
+            pool.free_page(unknown)
+
+
+def test_task_1_a_capacity_is_an_error_that_can_be_acted_on():
+    pool = TinyKvPagedPool(page_size=4, capacity=3)
+    assert (pool.num_pages, pool.num_free_pages) == (3, 3)
+    pages = [pool.allocate_page() for _ in range(3)]
+    assert sorted(pages) == [0, 1, 2]
+    with pytest.raises(OutOfPagesError, match="all 3 pages of the pool are in use"):
+        pool.allocate_page()
+    pool.free_page(1)
+    assert pool.allocate_page() == 1
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 128])
+def test_task_1_what_is_written_can_be_read(device, dtype, page_size):
+    pool = TinyKvPagedPool(page_size)
+    pages = [pool.allocate_page() for _ in range(3)]
+    expected = {}
+    for page in pages:
+        key, value = (random(1, 2, page_size, 8, dtype=dtype) for _ in range(2))
+        half = page_size // 2
+        pool.write_page_slice(page, 0, key[:, :, :half], value[:, :, :half])
+        pool.write_page_slice(page, half, key[:, :, half:], value[:, :, half:])
+        expected[page] = key, value
+    for page, (key, value) in expected.items():
+        assert_same_bits(pool.read_page(page)[0], key, f"keys of page {page}")
+        assert_same_bits(pool.read_page(page)[1], value, f"values of page {page}")
+    assert pool.key_pages.shape[1:] == (2, page_size, 8)
+    assert pool.key_pages.shape[0] >= 3
+
+
+def test_task_1_a_slice_leaves_the_rest_of_the_page():
+    pool = TinyKvPagedPool(page_size=6)
+    page = pool.allocate_page()
+    key, value, new = (random(1, 2, n, 8) for n in (6, 6, 2))
+    pool.write_page_slice(page, 0, key, value)
+    pool.write_page_slice(page, 3, new, new)
+    expected = mx.concatenate([key[:, :, :3], new, key[:, :, 5:]], axis=2)
+    assert_same_bits(pool.read_page(page)[0], expected, "places 3 and 4")
+
+
+def test_task_1_writing_a_token_does_not_copy_the_pool():
+    pool = TinyKvPagedPool(page_size=64, capacity=64)  # 2 · 2 MB
+    page, token = pool.allocate_page(), mx.ones((1, 2, 1, 64))
+    pool.write_page_slice(page, 0, token, token)
+    mx.eval(pool.state, token)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    for start in range(1, 5):
+        pool.write_page_slice(page, start, token, token)
+        mx.eval(pool.state)
+    assert mx.get_peak_memory() - before < 100_000
+    assert pool.key_pages.shape == (64, 2, 64, 64)
+
+
+def test_task_1_growing_keeps_what_was_written_and_copies_it_a_few_times():
+    pool, sizes = TinyKvPagedPool(page_size=2), set()
+    tokens = random(300, 2, 2, 8)
+    for number in range(300):
+        page = pool.allocate_page()
+        pool.write_page_slice(page, 0, tokens[number][None], tokens[number][None])
+        sizes.add(pool.key_pages.shape[0])
+    assert len(sizes) <= 10, "memory grows in steps, not with every page"
+    for number in (0, 15, 16, 200, 299):
+        assert_same_bits(pool.read_page(number)[1], tokens[number][None], f"page {number}")
+
+
+def test_task_1_misuse_is_refused():
+    for arguments, message in (
+        ((0,), "page_size is 0; it must be at least 1"),
+        ((4, 0), "capacity is 0; it must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TinyKvPagedPool(*arguments)
+    pool = TinyKvPagedPool(page_size=4)
+    page, other = pool.allocate_page(), pool.allocate_page()
+    pool.free_page(other)
+    token = mx.zeros((1, 2, 1, 8))
+    with pytest.raises(ValueError, match="nothing was written yet"):
+        pool.read_page(page)
+    pool.write_page_slice(page, 0, token, token)
+    for action, message in (
+        (lambda: pool.read_page(other), f"cannot read page {other}; it is free"),
+        (lambda: pool.write_page_slice(other, 0, token, token), "cannot write to page 1; it is"),
+        (lambda: pool.write_page_slice(page, 4, token, token), "do not fit into one page of 4"),
+        (lambda: pool.write_page_slice(page, -1, token, token), "do not fit into one page of 4"),
+        (lambda: pool.write_page_slice(page, 0, token, token[:, :1]), "they must be the same"),
+        (lambda: pool.write_page_slice(page, 0, token[:, :1], token[:, :1]), "hold 2 heads of"),
+        (
+            lambda: pool.write_page_slice(page, 0, *[token.astype(mx.float16)] * 2),
+            "heads of size 8 in mlx.core.float32",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            action()
+
+
+# --- task 2: one request's cache ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 4, 128])
+@pytest.mark.parametrize("chunks", [[1], [5], [1] * 9, [4, 4, 1], [7, 1, 128, 1]])
+def test_task_2_holds_what_was_written(device, dtype, page_size, chunks):
+    pool = TinyKvPagedPool(page_size)
+    twin = Twin(pool, dtype=dtype)
+    for length in chunks:
+        metadata = twin.append(length)
+        check_integrity(pool, [twin])
+        assert metadata.block_table.tolist() == [twin.cache.page_ids]
+        assert metadata.context_lens.tolist() == [twin.cache.offset]
+        assert metadata.block_table.dtype == metadata.context_lens.dtype == mx.int32
+        assert metadata.page_size == page_size
+        assert metadata.mask == "causal", "the mask is passed through"
+    full = TinyKvFullCache()
+    expected = full.update_and_fetch(twin.keys, twin.values, mask="causal")
+    twin.cache.release()
+    actual = twin.cache.update_and_fetch(twin.keys, twin.values, mask="causal")
+    assert_same_bits(actual[0], expected[0], "keys of a dense gather")
+    assert_same_bits(actual[1], expected[1], "values of a dense gather")
+    assert actual[2:] == expected[2:]
+
+
+def test_task_2_decoding_allocates_only_when_the_last_page_is_full():
+    pool = TinyKvPagedPool(page_size=4)
+    twin = Twin(pool)
+    twin.append(2)
+    for step in range(12):
+        before = pool.num_pages - pool.num_free_pages
+        was_full = twin.cache.page_lens[-1] == 4
+        twin.append(1)
+        assert pool.num_pages - pool.num_free_pages == before + was_full, f"step {step}"
+
+
+@pytest.mark.parametrize(("n", "pages"), [(0, 3), (1, 3), (2, 2), (5, 2), (6, 1), (9, 1), (10, 0)])
+def test_task_2_rewinding_frees_whole_pages(n, pages):
+    pool = TinyKvPagedPool(page_size=4)
+    twin = Twin(pool)
+    twin.append(10)
+    twin.rewind(n)
+    assert twin.cache.num_pages == pages
+    check_integrity(pool, [twin])
+    twin.append(3)
+    check_integrity(pool, [twin])
+
+
+def test_task_2_release_returns_every_page_once():
+    pool = TinyKvPagedPool(page_size=4)
+    twins = [Twin(pool), Twin(pool)]
+    for twin in twins:
+        twin.append(9)
+    twins[0].cache.release()
+    assert (twins[0].cache.offset, twins[0].cache.page_ids) == (0, [])
+    assert twins[0].cache.gather_dense() is None
+    assert pool.num_free_pages == 3
+    twins[0].cache.release()
+    assert pool.num_free_pages == 3, "releasing again does nothing"
+    check_integrity(pool, twins[1:])
+
+
+def test_task_2_misuse_is_refused_and_changes_nothing():
+    pool = TinyKvPagedPool(page_size=4, capacity=2)
+    twin = Twin(pool)
+    twin.append(3)
+    row, cache = mx.zeros((1, 2, 1, 8)), twin.cache
+    for action, error, message in (
+        (lambda: cache.rewind(4), ValueError, "cannot forget 4 of 3 tokens"),
+        (lambda: cache.rewind(-1), ValueError, "cannot forget -1 of 3 tokens"),
+        (lambda: cache.append(row, row[:, :1]), ValueError, "they must be the same"),
+        (lambda: cache.append(row[:, :1], row[:, :1]), ValueError, "hold 2 heads of size 8"),
+        (lambda: cache.append(*[mx.zeros((2, 2, 1, 8))] * 2), ValueError, "one sequence, 2 were"),
+        (
+            lambda: cache.update_and_fetch_paged(row, row, mask=mx.zeros((1, 4))),
+            ValueError,
+            "no array masks",
+        ),
+        (lambda: cache.append(*twin.new_tokens(6)), OutOfPagesError, "all 2 pages"),
+    ):
+        with pytest.raises(error, match=message):
+            action()
+        check_integrity(pool, [twin])
+    twin.append(5)
+    check_integrity(pool, [twin])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    page_size=st.integers(1, 5),
+    capacity=st.sampled_from([None, 4, 12]),
+    steps=st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from("aaarx"), st.integers(0, 7)), max_size=25
+    ),
+)
+def test_task_2_any_sequence_of_steps_keeps_the_invariants(page_size, capacity, steps):
+    pool = TinyKvPagedPool(page_size, capacity)
+    twins = [Twin(pool, H=1, D=2) for _ in range(3)]
+    for index, action, n in steps:
+        twin = twins[index]
+        if action == "a" and n:
+            needed = -(-(twin.cache.offset + n) // page_size) - twin.cache.num_pages
+            if capacity is not None and needed > pool.num_free_pages:
+                with pytest.raises(OutOfPagesError):
+                    twin.append(n)
+            else:
+                twin.append(n)
+        elif action == "r":
+            twin.rewind(min(n, twin.cache.offset))
+        elif action == "x":
+            twin.rewind(twin.cache.offset)
+        check_integrity(pool, twins)
+    for twin in twins:
+        twin.cache.release()
+    assert pool.num_free_pages == pool.num_pages
+
+
+# --- task 3: the model --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 4, 3], [10, 1]])
+@pytest.mark.parametrize("page_size", [1, 4, 128])
+def test_task_3_week_2_over_a_dense_gather_has_the_same_bits(dtype, chunks, page_size):
+    model = Qwen3ModelWeek2(tiny_model(dtype), enable_flash_attn=True)
+    pool = TinyKvPagedPool(page_size)
+    dense = model.create_kv_cache()
+    paged = [TinyKvPagedCache(pool) for _ in dense]
+    offset = 0
+    for length in chunks:
+        ids = mx.array([IDS[offset : offset + length]])
+        assert_same_bits(model(ids, offset, paged), model(ids, offset, dense), f"at {offset}")
+        offset += length
+
+
+@pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 4, 3], [10, 1]])
+@pytest.mark.parametrize("page_size", [1, 4, 128])
+def test_task_3_logits_have_week_2_s_bits(instruction_set, dtype, chunks, page_size):
+    oracle = tiny_model(dtype)
+    week2 = Qwen3ModelWeek2(oracle, enable_flash_attn=True)
+    expected = week2(mx.array([IDS]), 0, week2.create_kv_cache())
+    model = Qwen3ModelWeek3(oracle, page_size)
+    cache, offset, logits = model.create_kv_cache(), 0, []
+    for length in chunks:
+        logits.append(model(mx.array([IDS[offset : offset + length]]), offset, cache))
+        mx.eval(logits)
+        offset += length
+    assert_same_bits(mx.concatenate(logits, axis=1), expected, f"chunks {chunks}")
+
+
+def test_task_3_a_cache_is_one_for_each_layer_on_one_pool():
+    model = Qwen3ModelWeek3(tiny_model())
+    assert model.page_size == model.page_pool.page_size == 128
+    first, second = model.create_kv_cache(), model.create_kv_cache()
+    assert len(first) == model.num_hidden_layers
+    assert all(layer.pool is model.page_pool for layer in first + second)
+    model(mx.array([IDS]), 0, first)
+    owned = [page for layer in first for page in layer.page_ids]
+    assert len(owned) == len(set(owned)) == model.num_hidden_layers
+    assert [layer.offset for layer in first] == [len(IDS)] * 3
+    assert [layer.offset for layer in second] == [0] * 3, "independent metadata"
+    for layer in first:
+        layer.release()
+    assert model.page_pool.num_free_pages == model.page_pool.num_pages
+
+
+def test_task_3_a_dense_cache_is_refused():
+    oracle = tiny_model()
+    model, week2 = Qwen3ModelWeek3(oracle), Qwen3ModelWeek2(oracle)
+    dense = week2.create_kv_cache()
+    with pytest.raises(ValueError, match="a TinyKvFullCache has no pages; use the model's own"):
+        model(mx.array([IDS]), 0, dense)
+    assert [layer.offset for layer in dense] == [0] * 3
+    with pytest.raises(ValueError, match="1 caches were given for 3 layers"):
+        model(mx.array([IDS]), 0, model.create_kv_cache()[:1])
+    with pytest.raises(ValueError, match="page_size is 0"):
+        Qwen3ModelWeek3(oracle, page_size=0)

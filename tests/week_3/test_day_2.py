@@ -1,0 +1,376 @@
+"""Week 3, day 2: paged attention, in the model and in batches."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from tests.paging import Twin, assert_same_bits, check_integrity, cut_into_pages, padded
+from tests.support import ByteTokenizer, assert_close, random, tiny_model
+from tiny_llm import (
+    BatchingKvCache,
+    OutOfPagesError,
+    Qwen3ModelWeek2,
+    Qwen3ModelWeek3,
+    TinyKvFullCache,
+    TinyKvPagedPool,
+    batch_generate,
+    flash_attention,
+    load,
+    make_sampler,
+    paged_attention,
+    scaled_dot_product_attention_grouped,
+    simple_generate_with_kv_cache,
+    speculative_generate,
+)
+from tiny_llm.batch import BatchGeneration
+from tiny_llm.demo.prompts import BATCH_PROMPTS
+
+# --- task 1: what a batch is told ---------------------------------------------------------------
+
+
+def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):
+    """(batch, pool, a twin for each slot that has a request)."""
+    pool = TinyKvPagedPool(page_size, capacity)
+    batch, twins = BatchingKvCache(len(lengths), max_seq_len), {}
+    for slot, length in enumerate(lengths):
+        if length is not None:
+            twins[slot] = Twin(pool)
+            if length:
+                twins[slot].append(length)
+            batch.add_request(twins[slot].cache, slot)
+    return batch, pool, twins
+
+
+@pytest.mark.parametrize("L", [1, 3])
+@pytest.mark.parametrize("lengths", [[4, 9, 0], [None, 5, None], [0, None, 1], [7, 7, 7]])
+def test_task_1_every_slot_is_where_it_would_be_alone(L, lengths):
+    batch, pool, twins = batch_of(lengths)
+    key, value = random(3, 2, L, 8), random(3, 2, L, 8)
+    metadata = batch.update_and_fetch_paged(key, value, mask_length=L, mask="causal")
+    for slot, twin in twins.items():
+        twin.wrote(key[slot : slot + 1], value[slot : slot + 1])
+    check_integrity(pool, list(twins.values()))
+    width = max(twin.cache.num_pages for twin in twins.values())
+    rows = metadata.block_table.tolist()
+    assert metadata.block_table.dtype == metadata.context_lens.dtype == mx.int32
+    for slot, length in enumerate(lengths):
+        if length is None:
+            assert rows[slot] == [-1] * width, "an idle slot has no pages"
+            assert metadata.context_lens[slot].item() == 0
+        else:
+            own = twins[slot].cache.page_ids
+            assert rows[slot] == own + [-1] * (width - len(own))
+            assert metadata.context_lens[slot].item() == length + L
+    assert (metadata.page_size, metadata.mask) == (4, "causal")
+    assert metadata.key_pages is pool.key_pages
+
+
+def test_task_1_a_request_is_taken_over_and_not_copied():
+    batch, pool, _ = batch_of([None, None])
+    twin = Twin(pool)
+    twin.append(9)
+    pages, memory = list(twin.cache.page_ids), pool.key_pages
+    batch.add_request(twin.cache, 1)
+    assert pool.key_pages is memory, "nothing was written"
+    assert twin.cache.page_ids == pages
+    assert batch.lengths == [None, 9]
+    in_use = pool.num_pages - pool.num_free_pages
+    batch.remove_request(1)
+    assert pool.num_free_pages == in_use, "the slot returns the pages"
+    assert batch.lengths == [None, None]
+    other = Twin(pool)
+    other.append(5)
+    batch.add_request(other.cache, 1)
+    check_integrity(pool, [other])
+
+
+def test_task_1_rewind_and_release():
+    batch, pool, _ = batch_of([4, None, 9])
+    batch.rewind(3)
+    assert batch.lengths == [1, None, 6]
+    with pytest.raises(ValueError, match="cannot forget 2 of slot 0's 1 tokens"):
+        batch.rewind(2)
+    assert batch.lengths == [1, None, 6]
+    batch.release()
+    assert batch.lengths == [None] * 3
+    assert pool.num_free_pages == pool.num_pages
+
+
+def test_task_1_too_few_pages_for_all_is_too_few_for_any():
+    batch, pool, twins = batch_of([4, 3, 4], capacity=4)
+    row = mx.zeros((3, 2, 1, 8))
+    with pytest.raises(OutOfPagesError):
+        batch.update_and_fetch_paged(row, row)
+    check_integrity(pool, list(twins.values()))
+    batch.remove_request(0)  # what a scheduler would do
+    batch.update_and_fetch_paged(row, row)
+    assert batch.lengths == [None, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (lambda batch, new: batch.append(new, new), "paged requests are in no buffer"),
+        (lambda batch, new: batch.update_and_fetch(new, new), "paged requests are in no buffer"),
+        (
+            lambda batch, new: batch.update_and_fetch_paged(new, new, mask=mx.zeros((1, 4))),
+            "paged attention has no array masks",
+        ),
+        (lambda batch, new: batch.update_and_fetch_paged(new[:1], new[:1]), "1 rows were given"),
+        (
+            lambda batch, new: batch.update_and_fetch_paged(*[mx.zeros((2, 2, 7, 8))] * 2),
+            "slot 0 has 4 tokens; 7 more are beyond 10",
+        ),
+        (
+            lambda batch, new: batch.update_and_fetch_paged(*[mx.zeros((2, 2, 1, 9))] * 2),
+            "the pages hold 2 heads of size 8",
+        ),
+        (lambda batch, new: batch.add_request(TinyKvFullCache(), 1), "all dense or all in the"),
+        (
+            lambda batch, new: batch.add_request(Twin(TinyKvPagedPool()).cache, 1),
+            "all dense or all in the pages of one pool",
+        ),
+        (lambda batch, new: batch.add_request(batch._slots[0], 1), "has a slot already"),
+        (lambda batch, new: batch.add_request("cache", 1), "takes a TinyKvFullCache or a TinyKv"),
+    ],
+)
+def test_task_1_misuse_is_refused_and_loses_nothing(action, message):
+    batch, pool, twins = batch_of([4, None], max_seq_len=10)
+    with pytest.raises(ValueError, match=message):
+        action(batch, mx.zeros((2, 2, 1, 8)))
+    assert batch.lengths == [4, None]
+    check_integrity(pool, list(twins.values()))
+
+
+def test_task_1_a_dense_batch_has_no_pages():
+    batch = BatchingKvCache(1, 10)
+    row = mx.zeros((1, 2, 1, 8))
+    with pytest.raises(ValueError, match="there are no paged requests"):
+        batch.update_and_fetch_paged(row, row)
+    batch.add_request(TinyKvFullCache(), 0)
+    with pytest.raises(ValueError, match="there are no paged requests"):
+        batch.update_and_fetch_paged(row, row)
+
+
+# --- task 2: attention ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 64, 100])
+@pytest.mark.parametrize("mask", ["causal", None])
+def test_task_2_equals_attention_to_each_sequence(dtype, page_size, mask):
+    lengths = [9, 70, 3]
+    pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
+    keys, values, table = cut_into_pages(pairs, page_size)
+    query = random(3, 4, 3, 16, dtype=dtype)
+    actual = paged_attention(
+        query, keys, values, padded(table), mx.array(lengths), page_size, mask=mask
+    )
+    for row, (k, v) in enumerate(pairs):
+        expected = scaled_dot_product_attention_grouped(
+            query[row].astype(mx.float32), k.astype(mx.float32), v.astype(mx.float32), mask=mask
+        ).astype(dtype)
+        assert_close(actual[row], expected, f"sequence {row}", ulps=8)
+        flash = flash_attention(query[row], k, v, mask=mask)
+        assert_same_bits(actual[row], flash, f"sequence {row}, against flash attention")
+
+
+def test_task_2_an_idle_slot_is_zero_and_disturbs_nobody():
+    batch, _, _ = batch_of([5, None, 9])
+    key, value, query = random(3, 2, 1, 8), random(3, 2, 1, 8), random(3, 4, 1, 8)
+    found = batch.update_and_fetch_paged(key, value, mask="causal")
+    out = paged_attention(
+        query,
+        found.key_pages,
+        found.value_pages,
+        found.block_table,
+        found.context_lens,
+        found.page_size,
+        mask=found.mask,
+    )
+    assert mx.array_equal(out[1], mx.zeros_like(out[1]))
+    assert mx.all(mx.isfinite(out)).item()
+
+
+# --- task 3: in the model ------------------------------------------------------------------------
+
+
+def quantized_pair(page_size: int) -> tuple[Qwen3ModelWeek2, Qwen3ModelWeek3]:
+    """The same weights, dense and paged."""
+    mlx_model = tiny_model(
+        dtype=mx.bfloat16, hidden_size=64, intermediate_size=96, max_position_embeddings=512
+    )
+    nn.quantize(mlx_model, group_size=32, bits=4)
+    return (
+        Qwen3ModelWeek2(mlx_model, enable_flash_attn=True),
+        Qwen3ModelWeek3(mlx_model, page_size),
+    )
+
+
+@pytest.mark.parametrize("page_size", [3, 128])
+@pytest.mark.parametrize("lengths", [[3, 8, 5], [1, 1, 1], [6, None, 2], [40, 2, 300]])
+def test_task_3_a_batch_has_the_bits_of_each_request_alone(instruction_set, lengths, page_size):
+    week2, model = quantized_pair(page_size)
+    rng = np.random.default_rng(0)
+    prompts = [None if n is None else rng.integers(0, 131, n).tolist() for n in lengths]
+    next_ids = rng.integers(0, 131, (3, 4))
+    batch = [BatchingKvCache(3, 512) for _ in range(model.num_hidden_layers)]
+    alone = [week2.create_kv_cache() for _ in prompts]
+    for slot, prompt in enumerate(prompts):
+        if prompt is not None:
+            request, half = model.create_kv_cache(), len(prompt) // 2
+            if half:  # in two chunks, where the oracle has one
+                mx.eval(model(mx.array([prompt[:half]]), 0, request))
+            mx.eval(model(mx.array([prompt[half:]]), half, request))
+            mx.eval(week2(mx.array([prompt]), 0, alone[slot]))
+            for layer, cache in zip(batch, request, strict=True):
+                layer.add_request(cache, slot)
+    for step in range(4):
+        offsets = [0 if prompt is None else len(prompt) + step for prompt in prompts]
+        ids = next_ids[:, step : step + 1].tolist()
+        together = model.next_token_logits(mx.array(ids), offsets, batch)
+        mx.eval(together)
+        for slot, prompt in enumerate(prompts):
+            if prompt is not None:
+                expected = week2.next_token_logits(
+                    mx.array([ids[slot]]), offsets[slot], alone[slot]
+                )
+                assert_same_bits(together[slot], expected[0], f"slot {slot}, step {step}")
+
+
+def test_task_3_a_dense_batch_is_refused():
+    week2, model = quantized_pair(4)
+    cache = week2.create_kv_cache()
+    week2(mx.array([[1, 2]]), 0, cache)
+    batch = [BatchingKvCache(1, 64) for _ in cache]
+    for layer, dense in zip(batch, cache, strict=True):
+        layer.add_request(dense, 0)
+    with pytest.raises(ValueError, match="there are no paged requests"):
+        model(mx.array([[3]]), 2, batch)
+    assert batch[0].lengths == [2]
+
+
+def test_task_3_a_step_does_not_copy_the_pool():
+    _, model = quantized_pair(16)
+    model.page_pool = TinyKvPagedPool(16, capacity=4096)  # 2 · 4 MB
+    cache = model.create_kv_cache()
+    mx.eval(model(mx.array([[1, 2, 3]]), 0, cache))
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    for offset in range(3, 40):
+        mx.eval(model(mx.array([[5]]), offset, cache))
+    assert mx.get_peak_memory() - before < 500_000
+
+
+def test_task_3_text_and_drafts_are_week_2_s():
+    week2, model = (
+        Qwen3ModelWeek2(oracle := tiny_model(vocab_size=256), enable_flash_attn=True),
+        Qwen3ModelWeek3(oracle, page_size=4),
+    )
+    draft = Qwen3ModelWeek3(tiny_model(vocab_size=250, num_hidden_layers=1), page_size=4)
+    tokenizer = ByteTokenizer()
+    for prompt in ("a", "hello", "a longer prompt, to be prefilled at once"):
+        expected = simple_generate_with_kv_cache(week2, tokenizer, prompt, max_tokens=30)
+        assert simple_generate_with_kv_cache(model, tokenizer, prompt, max_tokens=30) == expected
+        for num_drafts in (1, 4, 7):
+            for draft_model in (draft, model):
+                actual = speculative_generate(
+                    draft_model, model, tokenizer, tokenizer, prompt, None, num_drafts, 30
+                )
+                assert actual == expected, f"{num_drafts} drafts"
+                assert model.page_pool.num_free_pages == model.page_pool.num_pages
+                assert draft.page_pool.num_free_pages == draft.page_pool.num_pages
+
+
+# --- task 4: batch_generate ----------------------------------------------------------------------
+
+PROMPTS = ["a", "hello there", "x" * 40, "one two three", "zz", "the longest of all prompts " * 2]
+
+
+@pytest.fixture(scope="module")
+def small_pair() -> tuple[Qwen3ModelWeek2, Qwen3ModelWeek3]:
+    mx.random.seed(5)
+    oracle = tiny_model(vocab_size=256)
+    return Qwen3ModelWeek2(oracle, enable_flash_attn=True), Qwen3ModelWeek3(oracle, page_size=8)
+
+
+def assert_all_pages_are_free(model: Qwen3ModelWeek3) -> None:
+    assert model.page_pool.num_free_pages == model.page_pool.num_pages
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+@pytest.mark.parametrize("prefill_step", [1, 7, 128])
+@pytest.mark.parametrize("seed", [None, 7])
+def test_task_4_the_same_answers_as_week_2(small_pair, batch_size, prefill_step, seed):
+    week2, model = small_pair
+
+    def answers(of):
+        sampler = None if seed is None else make_sampler(1.0, top_p=0.9, seed=seed)
+        return batch_generate(of, ByteTokenizer(), PROMPTS, 70, batch_size, prefill_step, sampler)
+
+    assert answers(model) == answers(week2)
+    assert_all_pages_are_free(model)
+
+
+def test_task_4_the_invariants_hold_after_every_step(small_pair):
+    _, model = small_pair
+    batch = BatchGeneration(model, ByteTokenizer(), PROMPTS, 70, 3, prefill_step=7)
+    while not batch.is_done:
+        joining = batch.prefilling
+        pages = [list(layer.page_ids) for layer in joining.cache] if joining else []
+        batch.step()
+        live = [slot for slot, request in enumerate(batch.slots) if request is not None]
+        owned = []
+        for layer, cache in enumerate(batch._caches):
+            for slot in live:
+                paged, request = cache._slots[slot], batch.slots[slot]
+                assert paged.offset == request.offset, "context length = tokens computed"
+                assert paged.num_pages == -(-paged.offset // 8)
+                owned += paged.page_ids
+                if request is joining:
+                    kept = paged.page_ids[: len(pages[layer])]
+                    assert kept == pages[layer], "a request joins with the pages that it has"
+        waiting = batch.prefilling.cache if batch.prefilling is not None else []
+        owned += [page for layer in waiting for page in layer.page_ids]
+        pool = model.page_pool
+        assert len(set(owned)) == len(owned) == pool.num_pages - pool.num_free_pages
+    assert_all_pages_are_free(model)
+
+
+def test_task_4_a_run_that_fails_returns_its_pages(small_pair):
+    _, model = small_pair
+    calls = []
+
+    def sampler(logprobs):
+        calls.append(len(logprobs))
+        if len(calls) == 5:
+            raise RuntimeError("no more")
+        return mx.argmax(logprobs, axis=-1)
+
+    with pytest.raises(RuntimeError, match="no more"):
+        batch_generate(model, ByteTokenizer(), PROMPTS, 70, 3, prefill_step=7, sampler=sampler)
+    assert_all_pages_are_free(model)
+
+
+def chat(tokenizer, prompt: str) -> list[int]:
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], add_generation_prompt=True, enable_thinking=False
+    )
+
+
+def test_task_4_real_answers(demo):
+    mlx_model, tokenizer = demo
+    week2 = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
+    model = Qwen3ModelWeek3(mlx_model, page_size=16)
+    draft_mlx_model, draft_tokenizer = load("demo-draft")
+    draft = Qwen3ModelWeek3(draft_mlx_model)
+    prompts = [chat(tokenizer, prompt) for prompt in BATCH_PROMPTS[::3]]
+    expected = [
+        (index, simple_generate_with_kv_cache(week2, tokenizer, prompt))
+        for index, prompt in enumerate(prompts)
+    ]
+    for batch_size, prefill_step in ((3, 7), (8, 128)):
+        assert batch_generate(model, tokenizer, prompts, 512, batch_size, prefill_step) == expected
+    for (_, text), prompt in zip(expected, prompts, strict=True):
+        assert speculative_generate(draft, model, draft_tokenizer, tokenizer, prompt) == text
+    assert_all_pages_are_free(model)

@@ -1,0 +1,199 @@
+"""Week 3, day 3: ragged batches."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from tests.paging import assert_same_bits, cut_into_pages, padded
+from tests.support import random, tiny_model
+from tiny_llm import (
+    PagedStorage,
+    Qwen3ModelWeek2,
+    Qwen3ModelWeek3,
+    RaggedBatch,
+    flash_attention,
+    paged_attention,
+    paged_attention_varlen,
+)
+
+# --- task 1: ragged batches -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [3, 64])
+def test_task_1_decoding_and_prefilling_in_one_call(dtype, page_size):
+    news, lengths = [1, 40, 1, 9], [100, 40, 7, 30]
+    pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
+    keys, values, table = cut_into_pages(pairs, page_size)
+    ends = [0, 1, 41, 42, 51]
+    query = random(51, 4, 16, dtype=dtype)
+    actual = paged_attention_varlen(
+        query, keys, values, mx.array(ends), mx.array(lengths), padded(table), page_size
+    )
+    for s, (k, v) in enumerate(pairs):
+        own = query[ends[s] : ends[s + 1]].swapaxes(0, 1)
+        expected = flash_attention(own, k, v, mask="causal").swapaxes(0, 1)
+        assert_same_bits(actual[ends[s] : ends[s + 1]], expected, f"{news[s]} of {lengths[s]}")
+
+
+def test_task_1_a_batch_of_equal_lengths_is_paged_attention(dtype):
+    lengths = [70, 9]
+    pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
+    keys, values, table = cut_into_pages(pairs, 16)
+    query = random(2, 5, 4, 16, dtype=dtype)  # B×L×H_q×D
+    common = (padded(table), mx.array(lengths))
+    expected = paged_attention(query.swapaxes(1, 2), keys, values, *common, 16, mask="causal")
+    actual = paged_attention_varlen(
+        query.reshape(10, 4, 16), keys, values, mx.array([0, 5, 10]), *common[::-1], 16
+    )
+    assert_same_bits(actual.reshape(2, 5, 4, 16).swapaxes(1, 2), expected, "both forms")
+
+
+class Sequence:
+    """A request as an engine keeps it: tokens, how many were computed, and one list of pages."""
+
+    def __init__(self, ids: list[int], pages: list[int], page_size: int):
+        self.ids, self.pages, self.page_size, self.computed = ids, pages, page_size, 0
+
+    def slot(self, position: int) -> int:
+        return self.pages[position // self.page_size] * self.page_size + position % self.page_size
+
+
+def ragged(sequences: list[Sequence], news: list[int]) -> tuple[list[int], RaggedBatch]:
+    """The next `news` tokens of each sequence that has any."""
+    ids, positions, slots, ends, lengths, table = [], [], [], [0], [], []
+    for sequence, new in zip(sequences, news, strict=True):
+        if not new:
+            continue
+        span = range(sequence.computed, sequence.computed + new)
+        ids += [sequence.ids[position] for position in span]
+        positions += span
+        slots += [sequence.slot(position) for position in span]
+        ends.append(len(ids))
+        lengths.append(span.stop)
+        table.append(sequence.pages[: -(-span.stop // sequence.page_size)])
+        sequence.computed = span.stop
+    return ids, RaggedBatch(positions, slots, ends, lengths, table)
+
+
+def quantized(**changes):
+    mlx_model = tiny_model(
+        dtype=mx.bfloat16,
+        hidden_size=64,
+        intermediate_size=96,
+        max_position_embeddings=512,
+        **changes,
+    )
+    nn.quantize(mlx_model, group_size=32, bits=4)
+    return mlx_model
+
+
+# Steps of a token budget: each row says how many new tokens each sequence has in a step.
+PLANS = {
+    "one after the other": [[90, 0, 0, 0], [0, 33, 0, 0], [0, 0, 200, 0], [0, 0, 0, 1]],
+    "all at once": [[90, 33, 200, 1]],
+    "decode beside prefill": [[60, 1, 64, 0], *[[1, 1, 10, 0]] * 12, [18, 20, 16, 1]],
+    "tiny chunks": [[1, 1, 2, 1], *[[1, 1, 3, 0]] * 32, [57, 0, 102, 0]],
+}
+
+
+@pytest.mark.parametrize("page_size", [5, 64])
+@pytest.mark.parametrize("plan", PLANS)
+def test_task_1_logits_have_the_bits_of_each_sequence_alone(instruction_set, plan, page_size):
+    mlx_model = quantized()
+    week2 = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
+    model = Qwen3ModelWeek3(mlx_model, page_size)
+    rng = np.random.default_rng(1)
+    lengths = [90, 33, 200, 1]
+    counts = [-(-length // page_size) for length in lengths]
+    storage = model.create_paged_storage(sum(counts) + 3)
+    shuffled = rng.permutation(sum(counts) + 3).tolist()
+    sequences, expected = [], []
+    for length, count in zip(lengths, counts, strict=True):
+        ids = rng.integers(0, 131, length).tolist()
+        sequences.append(Sequence(ids, [shuffled.pop() for _ in range(count)], page_size))
+        expected.append(week2(mx.array([ids]), 0, week2.create_kv_cache())[0])
+    for news in PLANS[plan]:
+        starts = [sequence.computed for sequence in sequences]
+        ids, batch = ragged(sequences, news)
+        logits = model.ragged_logits(ids, batch, list(range(len(ids))), storage)
+        alone = [e[s : s + new] for e, s, new in zip(expected, starts, news, strict=True) if new]
+        assert_same_bits(logits, mx.concatenate(alone), f"a step of {news}")
+    assert [sequence.computed for sequence in sequences] == lengths
+
+
+def test_task_1_only_the_rows_that_are_wanted():
+    model = Qwen3ModelWeek3(quantized(), 8)
+    storage = model.create_paged_storage(4)
+    sequence = Sequence(list(range(3, 23)), [2, 0, 3], 8)
+    ids, batch = ragged([sequence], [20])
+    everything = model.ragged_logits(ids, batch, range(20), storage)
+    some = model.ragged_logits(mx.array(ids), batch, mx.array([19, 4]), storage)
+    assert_same_bits(some, everything[mx.array([19, 4])], "rows in the order asked for")
+    assert model.ragged_logits(ids, batch, [], storage).shape == (0, 131)
+
+
+def test_task_1_a_chunk_without_logits_is_written_all_the_same():
+    model = Qwen3ModelWeek3(quantized(), 8)
+    storage = model.create_paged_storage(3)
+    sequence = Sequence(list(range(3, 23)), [2, 0, 1], 8)
+    ids, batch = ragged([sequence], [12])
+    mx.eval(model.ragged_logits(ids, batch, [], storage))
+    ids, batch = ragged([sequence], [8])
+    actual = model.ragged_logits(ids, batch, [7], storage)
+    cache = model.create_kv_cache()
+    expected = model.next_token_logits(mx.array([sequence.ids]), 0, cache)
+    assert_same_bits(actual, expected, "after a chunk that asked for nothing")
+
+
+def test_task_1_storage_is_allocated_once_and_written_in_place():
+    model = Qwen3ModelWeek3(quantized(), 16)
+    before = mx.get_active_memory()
+    storage = model.create_paged_storage(2048)
+    assert mx.get_active_memory() - before == storage.nbytes
+    assert storage.nbytes == 2048 * 16 * model.kv_bytes_per_token
+    assert storage.key_pages[0].shape == (2048, 2, 16, 16)
+    sequence = Sequence([5] * 40, [7, 2000, 3], 16)
+    ids, batch = ragged([sequence], [30])
+    mx.eval(model.ragged_logits(ids, batch, [29], storage))
+    mx.reset_peak_memory()
+    for _ in range(10):
+        ids, batch = ragged([sequence], [1])
+        mx.eval(model.ragged_logits(ids, batch, [0], storage))
+    assert mx.get_peak_memory() - before - storage.nbytes < 500_000
+    assert mx.get_active_memory() - before - storage.nbytes < 500_000
+
+
+def test_task_1_misuse_is_refused():
+    with pytest.raises(ValueError, match="3 positions and 2 slots"):
+        RaggedBatch([0, 1, 2], [0, 1], [0, 3], [3], [[0]])
+    with pytest.raises(ValueError, match="1 context_lens, 3 cu_seqlens_q and 1 rows"):
+        RaggedBatch([0, 1], [0, 1], [0, 1, 2], [2], [[0]])
+    with pytest.raises(ValueError, match="0 pages of 8 tokens; both must be at least 1"):
+        PagedStorage(1, 0, 2, 8, 16, mx.float32)
+    model = Qwen3ModelWeek3(quantized(), 8)
+    storage = model.create_paged_storage(1)
+    batch = RaggedBatch([0, 1], [0, 1], [0, 2], [2], [[0]])
+    assert (batch.num_tokens, batch.num_seqs) == (2, 1)
+    with pytest.raises(ValueError, match="ids of shape .* were given for a batch of 2 tokens"):
+        model.ragged_logits([1], batch, [0], storage)
+    row = mx.zeros((1, 2, 2, 16), mx.bfloat16)
+    with pytest.raises(ValueError, match="a ragged batch is causal"):
+        storage.caches(batch)[0].update_and_fetch_paged(row, row)
+
+
+def test_task_1_what_a_token_costs():
+    model = Qwen3ModelWeek3(quantized())
+    assert model.kv_bytes_per_token == 2 * 3 * 2 * 16 * 2
+    E, I, V, layers = 64, 96, 131, 3
+    weights = layers * (E * 16 * (2 * 4 + 2 * 2) + 3 * E * I) + V * E
+    stored = weights * (4 + 32 / 32) / 8  # 4 bits, and a scale and a bias for 32 of them
+    assert model.bytes_per_token(0) == pytest.approx(stored)
+    assert model.bytes_per_token(100) == pytest.approx(stored + 100 * model.kv_bytes_per_token)
+    assert model.bytes_per_token(100, batch=4) == pytest.approx(
+        stored / 4 + 100 * model.kv_bytes_per_token
+    )
+    assert model.flops_per_token(0) == 2 * weights
+    assert model.flops_per_token(10) - model.flops_per_token(0) == 4 * 10 * layers * 4 * 16
+    plain = Qwen3ModelWeek3(tiny_model())
+    assert plain.kv_bytes_per_token == 2 * 3 * 2 * 16 * 4, "float32"

@@ -1,0 +1,17 @@
+"""Runs Metal kernels on a CPU and finds what is wrong with them: see the README beside this."""
+
+from .counts import Counts
+from .errors import Diagnostic, MetalError, MetalFault, ToolMissingError
+from .library import Launch, Library
+from .toolchain import has_clang
+
+__all__ = [
+    "Counts",
+    "Diagnostic",
+    "Launch",
+    "Library",
+    "MetalError",
+    "MetalFault",
+    "ToolMissingError",
+    "has_clang",
+]

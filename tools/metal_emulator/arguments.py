@@ -1,0 +1,132 @@
+"""What a launch binds: NumPy arrays and scalars, checked against the kernel's parameters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Letter of msl::Parameter.element -> what Metal calls it, by size for integers.
+FLOATS = {"f": "float32", "h": "float16", "b": "bfloat16"}
+METAL = {"f": "float", "h": "half", "b": "bfloat", "?": "bool"}
+INTEGERS = {1: "char", 2: "short", 4: "int", 8: "long"}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A buffer or threadgroup parameter, as the compiled program describes it."""
+
+    name: str
+    binding: str
+    index: int
+    element: str
+    element_size: int
+    size: int
+    reference: bool
+    writes: bool
+    constant_space: bool
+    optional: bool
+
+    @property
+    def metal_type(self) -> str:
+        """The element's type as Metal spells it."""
+        if self.element in METAL:
+            return METAL[self.element]
+        if self.element in "iu":
+            name = INTEGERS[self.element_size]
+            return name if self.element == "i" else f"u{name}"
+        return {"v": "void", "s": f"a struct of {self.size} bytes"}[self.element]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A bound value: its bytes, and the array that gets them back after the launch."""
+
+    parameter: Parameter
+    data: NDArray[np.uint8]
+    target: NDArray[np.generic] | None
+
+
+Bindable = object  # an array, a NumPy scalar, a number or bytes
+
+
+def bind(
+    parameters: Sequence[Parameter], given: Sequence[Bindable] | Mapping[int, Bindable]
+) -> list[Argument]:
+    """The arguments of a launch; raises `ValueError` with a sentence for what does not fit."""
+    values = dict(given) if isinstance(given, Mapping) else dict(enumerate(given))
+    buffers = {p.index: p for p in parameters if p.binding == "buffer"}
+    for index, parameter in buffers.items():
+        if index not in values and not parameter.optional:
+            raise ValueError(f"buffer({index}) '{parameter.name}' is not bound")
+    unknown = sorted(values.keys() - buffers.keys())
+    if unknown:
+        raise ValueError(
+            f"buffer({unknown[0]}) is bound, but the kernel has only "
+            + ", ".join(f"buffer({i}) '{p.name}'" for i, p in sorted(buffers.items()))
+        )
+    return [_bind_one(buffers[index], value) for index, value in sorted(values.items())]
+
+
+def _bind_one(parameter: Parameter, value: Bindable) -> Argument:
+    where = f"buffer({parameter.index}) '{parameter.name}'"
+    if isinstance(value, (bytes, bytearray)):
+        array: NDArray[np.generic] = np.frombuffer(value, np.uint8)
+    elif isinstance(value, (bool, int, float)):
+        array = _scalar(parameter, where, value)
+    else:
+        array = np.asarray(value)
+    _check_type(parameter, where, array, raw=isinstance(value, (bytes, bytearray)))
+    if parameter.reference and array.nbytes < parameter.size:
+        raise ValueError(
+            f"{where} is a reference to {parameter.size} bytes, {array.nbytes} are bound"
+        )
+    target = value if isinstance(value, np.ndarray) and parameter.writes else None
+    if target is not None and not target.flags.writeable:
+        raise ValueError(f"{where} is written by the kernel, and the array is read-only")
+    data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+    return Argument(parameter, data, target)
+
+
+def _scalar(parameter: Parameter, where: str, value: float) -> NDArray[np.generic]:
+    """A Python number in the parameter's type."""
+    if parameter.element == "f":
+        return np.array(value, np.float32)
+    if parameter.element == "h":
+        return np.array(value, np.float16)
+    if parameter.element == "b":
+        import ml_dtypes
+
+        return np.array(value, ml_dtypes.bfloat16)
+    if parameter.element == "?":
+        return np.array(value, np.bool_)
+    if parameter.element in "iu" and int(value) == value:
+        return np.array(value, f"{parameter.element}{parameter.element_size}")
+    raise ValueError(f"{where} is {parameter.metal_type}; the number {value} does not fit")
+
+
+def _check_type(parameter: Parameter, where: str, array: NDArray[np.generic], raw: bool) -> None:
+    """Elements must be of the kernel's type; integers of one size stand for each other."""
+    element, dtype = parameter.element, array.dtype
+    if element == "v" or raw:
+        return
+    if element == "s":
+        if dtype.itemsize != parameter.size and dtype != np.uint8:
+            raise ValueError(
+                f"{where} is {parameter.metal_type}, an element of {dtype.itemsize} bytes is bound"
+            )
+        return
+    if element in FLOATS:
+        fits = dtype.name == FLOATS[element]
+    elif element == "?":
+        fits = dtype == np.bool_
+    else:
+        fits = dtype.kind in "iu" and dtype.itemsize == parameter.element_size
+    if not fits:
+        hint = ""
+        if element == "b" and dtype.itemsize == 2:
+            hint = "; an array's view(ml_dtypes.bfloat16) has the type"
+        raise ValueError(
+            f"{where} is {parameter.metal_type} ({parameter.element_size} bytes), "
+            f"an array of {dtype.name} is bound{hint}"
+        )

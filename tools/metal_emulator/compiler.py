@@ -1,0 +1,238 @@
+"""Compiles rewritten kernels with the runtime into a program, once for each text and mode."""
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .conversions import implicit_conversions
+from .counting import instrument
+from .diagnostics import read_diagnostics
+from .errors import Diagnostic, MetalError
+from .glue import KERNEL_TABLE, kernel_table
+from .preprocess import preprocess
+from .rewrite import Rewritten, rewrite
+from .toolchain import clang, sources
+
+HERE = Path(__file__).resolve().parent
+BUILD = HERE.parent.parent / "build" / "metal_emulator"
+MODES = ("plain", "asan", "race", "count")
+
+LANGUAGE = [
+    "-std=c++23",
+    "-xc++",
+    "-fsigned-char",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-strict-aliasing",
+    "-ferror-limit=0",
+    "-fbracket-depth=1024",
+    # One rounding an operation, in the operation's own type.
+    "-ffp-contract=off",
+    *("-Xclang", "-ffloat16-excess-precision=none"),
+    *("-Xclang", "-fbfloat16-excess-precision=none"),
+    *("-Xclang", "-cl-single-precision-constant"),  # 1.0 is a float
+    "-ftrivial-auto-var-init=pattern",  # what is not initialised is NaN
+    "-Wno-everything",
+    "-Wuninitialized",
+    "-Wsometimes-uninitialized",
+    "-Wreturn-type",
+    "-Wunused-value",
+]
+# Calls of __ubsan_handle_…_minimal, which are ours (runtime/faults.cpp).
+CHECKS = "bounds,integer-divide-by-zero"
+CHECKED = [f"-fsanitize={CHECKS}", f"-fsanitize-recover={CHECKS}", "-fsanitize-minimal-runtime"]
+# Every load and store becomes a call: the outlined form of the address sanitizer for operating
+# system kernels, whose functions are then ours (runtime/access.cpp).
+REPORTED_ACCESSES = ["-fsanitize=kernel-address", "-fno-vectorize", "-fno-slp-vectorize"]
+for option in (
+    "asan-instrumentation-with-call-threshold=0",
+    "asan-kernel-mem-intrinsic-prefix=1",
+    "asan-stack=0",
+    "asan-globals=0",
+    "asan-opt-same-temp=0",
+):
+    REPORTED_ACCESSES += ["-mllvm", f"-{option}"]
+MODE_FLAGS = {
+    "plain": ["-O2", *CHECKED],
+    "asan": ["-O1", "-fsanitize=address", "-fsanitize-address-use-after-return=never"],
+    "race": ["-O1", *REPORTED_ACCESSES],
+    "count": ["-O1", *REPORTED_ACCESSES, "-fsanitize-coverage=bb,no-prune,trace-pc-guard"],
+}
+RUNTIME = ["bfloat", "faults", "fibers", "memory", "scheduler", "server"]
+WATCHER = {
+    "plain": ["watch_nothing"],
+    "asan": ["watch_nothing", "watch_asan"],
+    "race": ["access", "watch_races"],
+    "count": ["access", "watch_counts"],
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A .metal file, ready for clang."""
+
+    path: Path
+    text: str
+    kernels: tuple[str, ...]
+
+
+def prepare(
+    path: Path,
+    include_dirs: Sequence[Path],
+    defines: Mapping[str, object],
+    constants: Mapping[int | str, object],
+) -> Source:
+    """Preprocesses and rewrites; raises `MetalError` for what is wrong already."""
+    code: Rewritten = rewrite(preprocess(path, include_dirs, defines, BUILD), constants)
+    text = code.text + kernel_table(code.kernels)
+    if code.diagnostics:
+        # What clang finds besides is told together: a learner mends a file at once.
+        others, _ = _syntax(text)
+        known = {(d.file, d.line) for d in code.diagnostics}
+        others = [d for d in others if (d.file, d.line) not in known and d.file != KERNEL_TABLE]
+        raise MetalError(sorted([*code.diagnostics, *others], key=lambda d: (d.file, d.line)))
+    return Source(path, text, tuple(kernel.host_name for kernel in code.kernels))
+
+
+def check(source: Source) -> list[Diagnostic]:
+    """Type-checks without compiling; returns warnings, raises `MetalError` for errors."""
+    errors, warnings = _syntax(source.text)
+    if errors:
+        raise MetalError(errors)
+    return warnings
+
+
+def _syntax(text: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
+    command = [clang(), *LANGUAGE, "-fsyntax-only", "-Xclang", "-ast-dump"]
+    command += ["-fno-color-diagnostics", "-include-pch", str(_precompiled_header()), "-"]
+    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    errors, warnings = _sort(result.stderr)
+    return errors + implicit_conversions(result.stdout, str(HERE)), warnings
+
+
+@functools.cache
+def _precompiled_header() -> Path:
+    """msl/metal.h for the type check, which then reads (and dumps) nothing but the kernels."""
+
+    def make(folder: Path) -> None:
+        header = str(HERE / "msl" / "metal.h")
+        flags = [
+            "-std=c++23",
+            "-xc++-header",
+            *LANGUAGE[2:],
+            header,
+            "-o",
+            str(folder / "metal.pch"),
+        ]
+        subprocess.run([clang(), *flags], check=True)
+
+    return _cached("headers", [HERE / "msl", HERE / "runtime"], make) / "metal.pch"
+
+
+def _sort(output: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
+    found = list(dict.fromkeys(read_diagnostics(output, str(HERE))))
+    errors = [d for d in found if d.severity == "error"]
+    # An error in a kernel's signature shows in the table of kernels, too.
+    errors = [d for d in errors if d.file != KERNEL_TABLE] or errors
+    return errors, [d for d in found if d.severity != "error"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled library: the executable, and what the type check only warned of."""
+
+    executable: Path
+    warnings: list[Diagnostic]
+
+
+def compile_program(source: Source, mode: str) -> Program:
+    """The program for a mode, from the cache if it was compiled before."""
+    flags = [*LANGUAGE, "-gdwarf-4", *MODE_FLAGS[mode]]
+    key = hashlib.sha256("\0".join([source.text, *flags, _fingerprint()]).encode()).hexdigest()
+    folder = BUILD / "programs" / f"{source.path.stem}-{mode}-{key[:16]}"
+    if not folder.exists():
+        if mode == "plain":
+            check(source)
+        _fill(folder, functools.partial(_build, source, mode, flags))
+    warnings = json.loads((folder / "warnings.json").read_text())
+    return Program(folder / "program", [Diagnostic(**warning) for warning in warnings])
+
+
+def _build(source: Source, mode: str, flags: list[str], folder: Path) -> None:
+    """Compiles and links into the folder; raises `MetalError` for what the type check missed."""
+    text, object_file, ir = (folder / f"kernels{suffix}" for suffix in (".cpp", ".o", ".ll"))
+    text.write_text(f'#include "{HERE / "msl" / "metal.h"}"\n{source.text}')
+    if mode == "count":
+        warnings = _run_clang([clang(), *flags, "-S", "-emit-llvm", str(text), "-o", str(ir)])
+        ir.write_text(instrument(ir.read_text()))
+        _run_clang([clang(), "-O1", "-Wno-everything", "-c", str(ir), "-o", str(object_file)])
+    else:
+        warnings = _run_clang([clang(), *flags, "-c", str(text), "-o", str(object_file)])
+    objects = [object_file, *(_runtime_objects() / f"{name}.o" for name in RUNTIME + WATCHER[mode])]
+    link = [clang(), "-no-pie", *map(str, objects), "-o", str(folder / "program"), "-lm"]
+    _run_clang(link + (["-fsanitize=address"] if mode == "asan" else []))
+    (folder / "warnings.json").write_text(json.dumps([vars(d) for d in warnings]))
+
+
+def _run_clang(command: list[str]) -> list[Diagnostic]:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    errors, warnings = _sort(result.stderr)
+    if errors:
+        raise MetalError(errors)
+    if result.returncode != 0:
+        raise MetalError([Diagnostic("clang", 0, result.stderr.strip())])
+    return warnings
+
+
+@functools.cache
+def _fingerprint() -> str:
+    """Changes with the emulator's own sources and with the compiler."""
+    digest = hashlib.sha256(os.path.realpath(clang()).encode())
+    for path in sources():
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _runtime_objects() -> Path:
+    """The folder with the compiled runtime."""
+
+    def make(folder: Path) -> None:
+        files = [str(path) for path in sorted((HERE / "runtime").glob("*.cpp"))]
+        command = [clang(), "-std=c++20", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-c", *files]
+        subprocess.run(command, cwd=folder, check=True)
+
+    return _cached("runtime", [HERE / "runtime"], make)
+
+
+def _cached(name: str, depends_on: list[Path], make: Callable[[Path], None]) -> Path:
+    """A folder that `make` fills, once for each content of the folders that it depends on."""
+    digest = hashlib.sha256(os.path.realpath(clang()).encode())
+    for path in sorted(file for folder in depends_on for file in folder.iterdir()):
+        digest.update(str(path).encode() + path.read_bytes())
+    folder = BUILD / name / digest.hexdigest()[:16]
+    if not folder.exists():
+        _fill(folder, make)
+    return folder
+
+
+def _fill(folder: Path, make: Callable[[Path], None]) -> None:
+    """Makes a folder's content elsewhere first: it is there whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        make(temporary)
+        try:
+            temporary.rename(folder)
+        except OSError:  # another process was faster
+            if not folder.exists():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,68 @@
+"""What a launch did, in numbers."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The work of one launch, over all its threads. The README says how each is counted.
+
+    Bytes "read" and "written" are what the threads ask for; "unique" counts each byte once.
+    """
+
+    threads: int
+    device_bytes_read: int
+    device_bytes_written: int
+    unique_device_bytes_read: int
+    unique_device_bytes_written: int
+    constant_bytes_read: int
+    threadgroup_bytes_read: int
+    threadgroup_bytes_written: int
+    simd_operations: int
+    barriers: int
+    simdgroup_matrix_multiply_adds: int
+    multiply_adds: int
+    integer_multiplies: int
+    device_bytes_read_by_buffer: dict[int, int]
+    unique_device_bytes_read_by_buffer: dict[int, int]
+    device_bytes_written_by_buffer: dict[int, int]
+
+    @property
+    def device_bytes(self) -> int:
+        """Read and written."""
+        return self.device_bytes_read + self.device_bytes_written
+
+    @property
+    def unique_device_bytes(self) -> int:
+        """Read and written, each byte once."""
+        return self.unique_device_bytes_read + self.unique_device_bytes_written
+
+    def __str__(self) -> str:
+        width = max(len(field.name) for field in fields(self))
+        lines = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int):
+                lines.append(f"{field.name.replace('_', ' '):{width}}  {value:>15,}")
+        return "\n".join(lines)
+
+
+def read_counts(lines: list[list[str]]) -> Counts | None:
+    """The counts among the lines of a launch, if its library counts."""
+    totals: dict[str, int] = {}
+    buffers: dict[str, dict[int, int]] = {}
+    for line in lines:
+        if line[0] == "counts":
+            totals = {name: int(value) for name, value in (part.split("=") for part in line[1:])}
+        elif line[0] == "buffer":
+            for part in line[2:]:
+                name, value = part.split("=")
+                buffers.setdefault(name, {})[int(line[1])] = int(value)
+    if not totals:
+        return None
+    by_buffer = {
+        "device_bytes_read_by_buffer": buffers.get("read", {}),
+        "unique_device_bytes_read_by_buffer": buffers.get("unique_read", {}),
+        "device_bytes_written_by_buffer": buffers.get("written", {}),
+    }
+    return Counts(**totals, **by_buffer)  # type: ignore[arg-type]

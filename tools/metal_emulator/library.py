@@ -1,0 +1,184 @@
+"""A .metal file as something to launch kernels from."""
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from . import compiler
+from .arguments import Bindable, Parameter, bind
+from .counts import Counts, read_counts
+from .errors import Diagnostic, MetalFault
+from .process import ORDERS, Process, describe
+
+MAX_THREADS = 1024
+
+
+class Launch:
+    """A launch that went well. Its results are in the arrays that were bound."""
+
+    def __init__(self, kernel: str, counts: Counts | None):
+        self.kernel = kernel
+        self._counts = counts
+
+    @property
+    def counts(self) -> Counts:
+        """What it did; only a launch with mode="count" knows."""
+        if self._counts is None:
+            raise ValueError('counts need mode="count": only that mode compiles them in')
+        return self._counts
+
+
+class Library:
+    """The kernels of a .metal file, type-checked and compiled for this machine's CPU.
+
+    `defines` are macros, `function_constants` the values of `[[function_constant(i)]]` by index or
+    name. Raises `MetalError` with the places of all errors, `ToolMissingError` without clang.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        include_dirs: Sequence[str | os.PathLike[str]] = (),
+        defines: Mapping[str, object] | None = None,
+        function_constants: Mapping[int | str, object] | None = None,
+    ):
+        self.path = Path(path)
+        self._source = compiler.prepare(
+            self.path,
+            [Path(folder) for folder in include_dirs],
+            defines or {},
+            function_constants or {},
+        )
+        program = compiler.compile_program(self._source, "plain")
+        self.warnings: list[Diagnostic] = program.warnings
+        self._described = describe(program.executable)
+        self._processes: dict[str, Process] = {}
+
+    @property
+    def kernels(self) -> list[str]:
+        """The names by which the host knows the kernels, in the order of the file."""
+        return list(self._described)
+
+    def parameters(self, kernel: str) -> list[Parameter]:
+        """The buffer and threadgroup parameters of a kernel."""
+        return self._kernel(kernel)[2]
+
+    def _kernel(self, name: str) -> tuple[int, int, list[Parameter]]:
+        if name not in self._described:
+            known = ", ".join(self.kernels) or "none"
+            raise ValueError(f"{self.path.name} has no kernel '{name}'; it has: {known}")
+        return self._described[name]
+
+    def launch(
+        self,
+        kernel: str,
+        arguments: Sequence[Bindable] | Mapping[int, Bindable],
+        *,
+        threads: tuple[int, int, int],
+        grid: tuple[int, int, int] | None = None,
+        grid_threads: tuple[int, int, int] | None = None,
+        threadgroup_memory: Mapping[int, int] | None = None,
+        mode: str = "plain",
+        order: str = "forward",
+        seed: int = 1,
+        timeout: float = 600,
+    ) -> Launch:
+        """Runs a kernel on NumPy arrays, which it changes in place.
+
+        `grid` counts threadgroups of `threads` threads, as dispatchThreadgroups does;
+        `grid_threads` counts threads, as dispatchThreads does: the last threadgroups may be
+        smaller. `threadgroup_memory` is the size in bytes of each `[[threadgroup(i)]]`. `mode` is
+        "plain", "asan", "race" or "count"; `order` is that of lanes and threadgroups: "forward",
+        "reverse" or "random" (with `seed`). Raises `MetalFault` for what the kernel must not do.
+        """
+        number, limit, parameters = self._kernel(kernel)
+        if (grid is None) == (grid_threads is None):
+            raise ValueError("a launch needs either grid (threadgroups) or grid_threads")
+        if mode not in compiler.MODES:
+            raise ValueError(f"mode must be one of {', '.join(compiler.MODES)}, got {mode!r}")
+        if order not in ORDERS:
+            raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
+        size = grid if grid is not None else grid_threads
+        assert size is not None
+        self._check_threads(kernel, threads, limit)
+        memory = self._check_memory(kernel, parameters, threadgroup_memory or {})
+        try:
+            bound = bind(parameters, arguments)
+        except ValueError as error:
+            raise MetalFault("wrong-argument", kernel, str(error)) from None
+        process = self._process(mode)
+        lines = process.run(
+            number, bound, _three(size), _three(threads), grid is None, memory, order, seed, timeout
+        )
+        for line in lines:
+            if line[0] == "fault":
+                raise self._fault(kernel, process.executable, line)
+        return Launch(kernel, read_counts(lines))
+
+    def _check_threads(self, kernel: str, threads: tuple[int, int, int], limit: int) -> None:
+        x, y, z = _three(threads)
+        if not 0 < x * y * z <= MAX_THREADS:
+            text = f"a threadgroup of {x} × {y} × {z} = {x * y * z} threads; a GPU runs 1 to 1024"
+            raise MetalFault("too-many-threads", kernel, text)
+        if limit and x * y * z > limit:
+            text = f"{x * y * z} threads; the kernel's max_total_threads_per_threadgroup is {limit}"
+            raise MetalFault("too-many-threads", kernel, text)
+
+    def _check_memory(
+        self, kernel: str, parameters: list[Parameter], given: Mapping[int, int]
+    ) -> list[tuple[int, int]]:
+        wanted = {p.index: p.name for p in parameters if p.binding == "threadgroup"}
+        for index, name in wanted.items():
+            if given.get(index, 0) <= 0:
+                text = f"threadgroup({index}) '{name}' has no memory: see threadgroup_memory"
+                raise MetalFault("wrong-argument", kernel, text)
+        for index, size in given.items():
+            if index not in wanted:
+                text = f"threadgroup_memory has an entry {index}; the kernel has none of that index"
+                raise MetalFault("wrong-argument", kernel, text)
+            if size % 16:
+                text = f"threadgroup({index}) has {size} bytes; Metal wants a multiple of 16"
+                raise MetalFault("wrong-argument", kernel, text)
+        return sorted(given.items())
+
+    def _process(self, mode: str) -> Process:
+        process = self._processes.get(mode)
+        if process is None or not process.alive:
+            program = compiler.compile_program(self._source, mode)
+            process = self._processes[mode] = Process(program.executable)
+        return process
+
+    def _fault(self, kernel: str, executable: Path, line: list[str]) -> MetalFault:
+        _, kind, message, file, number, pc, other = line
+        place = (file, int(number))
+        if not file and int(pc, 16):
+            place = _place_of(executable, int(pc, 16))
+        if "{other}" in message:
+            other_file, other_line = _place_of(executable, int(other, 16))
+            same = other_file == place[0]
+            message = message.replace(
+                "{other}", f"line {other_line}" if same else f"{other_file}:{other_line}"
+            )
+        return MetalFault(kind, kernel, message, *place)
+
+
+def _three(size: Sequence[int]) -> tuple[int, int, int]:
+    """Sizes of fewer dimensions are of size one in the others."""
+    x, y, z = (*size, 1, 1)[:3]
+    return int(x), int(y), int(z)
+
+
+def _place_of(executable: Path, address: int) -> tuple[str, int]:
+    """File and line of an instruction: of the innermost function that is not the emulator's own."""
+    command = ["addr2line", "-i", "-e", str(executable), hex(address)]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        return "(install binutils to see the line)", 0
+    for line in output.splitlines():
+        match = re.match(r"(.*):(\d+)", line)
+        if match and match[2] != "0" and not match[1].startswith(str(compiler.HERE)):
+            return match[1], int(match[2])
+    return "", 0

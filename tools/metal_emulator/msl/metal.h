@@ -1,0 +1,28 @@
+// The Metal Shading Language for a C++ compiler: everything a kernel may use.
+// Included before the rewritten kernel; see ../README.md for how the two fit together.
+#pragma once
+#include <concepts>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "../runtime/interface.h"
+
+#pragma clang diagnostic ignored "-Wuser-defined-literals"
+#pragma clang diagnostic ignored "-Wreserved-user-defined-literal"
+
+// Each of these uses those above it.
+// clang-format off
+#include "address_spaces.h"
+#include "types.h"
+#include "traits.h"
+#include "mathematics.h"
+#include "integers.h"
+#include "vectors.h"
+#include "simd.h"
+#include "simdgroup_matrix.h"
+#include "atomics.h"
+#include "structs.h"
+#include "mlx_names.h"
+#include "kernel_table.h"
+// clang-format on

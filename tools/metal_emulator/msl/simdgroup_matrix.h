@@ -1,0 +1,131 @@
+// <metal_simdgroup_matrix>: an 8×8 matrix spread over the 32 lanes of a simdgroup. Each lane holds
+// two neighbours of one row, in the layout of Apple's GPUs, on which MLX's kernels rely.
+#pragma once
+
+namespace metal {
+
+template <class T, int ROWS = 8, int COLUMNS = 8>
+struct simdgroup_matrix {
+    static_assert(ROWS == 8 && COLUMNS == 8, "a simdgroup_matrix has 8 rows and 8 columns");
+    static_assert(msl::floating<T>, "a simdgroup_matrix has elements of float, half or bfloat");
+
+    vec<T, 2> elements;
+
+    simdgroup_matrix() {}
+    // A diagonal matrix.
+    explicit simdgroup_matrix(T diagonal) {
+        const int r = row(msl_lane()), c = column(msl_lane());
+        elements[0] = r == c ? diagonal : (T)0.0f;
+        elements[1] = r == c + 1 ? diagonal : (T)0.0f;
+    }
+    vec<T, 2>& thread_elements() { return elements; }
+    const vec<T, 2>& thread_elements() const { return elements; }
+
+    // Lane l = 16a + 8b + 2c + d … holds row 4a' + …: two blocks of four rows, two of four columns.
+    static constexpr int row(uint lane) { return (lane >> 4) * 4 + (lane >> 1 & 3); }
+    static constexpr int column(uint lane) { return (lane >> 3 & 1) * 4 + (lane & 1) * 2; }
+};
+
+typedef simdgroup_matrix<float> simdgroup_float8x8;
+typedef simdgroup_matrix<half> simdgroup_half8x8;
+typedef simdgroup_matrix<bfloat> simdgroup_bfloat8x8;
+
+template <class T, int ROWS = 8, int COLUMNS = 8>
+MSL_INLINE simdgroup_matrix<T, ROWS, COLUMNS> make_filled_simdgroup_matrix(T value) {
+    simdgroup_matrix<T, ROWS, COLUMNS> matrix;
+    matrix.elements[0] = matrix.elements[1] = value;
+    return matrix;
+}
+
+// `origin` is (column, row) of the first element; `transpose` swaps rows and columns in memory.
+#define MSL_MATRIX_MEMORY(SPACE)                                                                \
+    template <class T>                                                                          \
+    MSL_INLINE void simdgroup_load(thread simdgroup_matrix<T>& matrix, const SPACE T* source,   \
+                                   ulong elements_per_row = 8, ulong2 origin = ulong2{0, 0},    \
+                                   bool transpose = false, Site site = Site::here()) {          \
+        msl_meet(msl::Meeting::MATRIX, "simdgroup_load", site);                                 \
+        const ulong r = matrix.row(msl_lane()), c = matrix.column(msl_lane());                  \
+        for (ulong i = 0; i < 2; ++i) {                                                         \
+            const ulong y = transpose ? c + i : r, x = transpose ? r : c + i;                   \
+            matrix.elements[i] = source[(origin.y + y) * elements_per_row + origin.x + x];      \
+        }                                                                                       \
+    }                                                                                           \
+    template <class T>                                                                          \
+    MSL_INLINE void simdgroup_store(simdgroup_matrix<T> matrix, SPACE T* destination,           \
+                                    ulong elements_per_row = 8, ulong2 origin = ulong2{0, 0},   \
+                                    bool transpose = false, Site site = Site::here()) {         \
+        msl_meet(msl::Meeting::MATRIX, "simdgroup_store", site);                                \
+        const ulong r = matrix.row(msl_lane()), c = matrix.column(msl_lane());                  \
+        for (ulong i = 0; i < 2; ++i) {                                                         \
+            const ulong y = transpose ? c + i : r, x = transpose ? r : c + i;                   \
+            destination[(origin.y + y) * elements_per_row + origin.x + x] = matrix.elements[i]; \
+        }                                                                                       \
+    }
+MSL_MATRIX_MEMORY(device)
+MSL_MATRIX_MEMORY(threadgroup)
+#undef MSL_MATRIX_MEMORY
+
+}  // namespace metal
+
+namespace msl {
+
+struct Fragments {
+    float a[2], b[2], c[2];
+};
+struct Fragment {
+    float elements[2];
+};
+
+// d = a · b + c in float, k upwards: the order of the sums on a GPU is not documented.
+MSL_UNSEEN inline void multiply_matrices() {
+    typedef metal::simdgroup_matrix<float> Layout;
+    float a[8][8], b[8][8], d[8][8];
+    for (uint lane = 0; lane < LANES; ++lane) {
+        const Fragments& mine = input<Fragments>(lane);
+        for (int i = 0; i < 2; ++i) {
+            const int r = Layout::row(lane), c = Layout::column(lane) + i;
+            a[r][c] = mine.a[i];
+            b[r][c] = mine.b[i];
+            d[r][c] = mine.c[i];
+        }
+    }
+    for (int r = 0; r < 8; ++r) {
+        for (int k = 0; k < 8; ++k) {
+            for (int c = 0; c < 8; ++c) {
+                d[r][c] += a[r][k] * b[k][c];
+            }
+        }
+    }
+    for (uint lane = 0; lane < LANES; ++lane) {
+        for (int i = 0; i < 2; ++i) {
+            const int r = Layout::row(lane), c = Layout::column(lane) + i;
+            result<Fragment>(lane).elements[i] = d[r][c];
+        }
+    }
+    msl_matrix_multiply_accumulated();
+}
+
+}  // namespace msl
+
+namespace metal {
+
+template <class D, class A, class B, class C>
+MSL_INLINE void simdgroup_multiply_accumulate(thread simdgroup_matrix<D>& d, simdgroup_matrix<A> a,
+                                              simdgroup_matrix<B> b, simdgroup_matrix<C> c,
+                                              Site site = Site::here()) {
+    const msl::Fragments mine{{(float)a.elements[0], (float)a.elements[1]},
+                              {(float)b.elements[0], (float)b.elements[1]},
+                              {(float)c.elements[0], (float)c.elements[1]}};
+    auto compute = [] MSL_UNSEEN(uint) { msl::multiply_matrices(); };
+    const char* name = "simdgroup_multiply_accumulate";
+    auto product = msl::meet<msl::Fragment>(mine, msl::Meeting::MATRIX, name, site, compute);
+    d.elements[0] = (D)product.elements[0];
+    d.elements[1] = (D)product.elements[1];
+}
+template <class D, class A, class B>
+MSL_INLINE void simdgroup_multiply(thread simdgroup_matrix<D>& d, simdgroup_matrix<A> a,
+                                   simdgroup_matrix<B> b, Site site = Site::here()) {
+    simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D>((D)0.0f), site);
+}
+
+}  // namespace metal

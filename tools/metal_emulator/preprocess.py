@@ -1,0 +1,49 @@
+"""From a .metal file to one flat text: includes and macros resolved, lines marked."""
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from .errors import Diagnostic, MetalError
+from .toolchain import clang
+
+# Metal's own headers. For the preprocessor each of them is msl/macros.h: what they declare is in
+# msl/metal.h, which is compiled in front of the flat text.
+STANDARD_HEADERS = [
+    *("array", "atomic", "common", "compute", "geometric", "integer", "limits", "logging", "math"),
+    *("matrix", "numeric", "pack", "packing", "quadgroup", "relational", "simdgroup"),
+    *("simdgroup_matrix", "stdlib", "texture", "type_traits", "types", "uniform"),
+]
+
+DEFINITIONS = ["__METAL__=1", "__METAL_VERSION__=320", "__METAL_MACOS__=1", "__clang__=1"]
+
+
+def preprocess(
+    path: Path, include_dirs: Sequence[Path], defines: Mapping[str, object], build: Path
+) -> str:
+    """The flat text of the file; raises `MetalError`, for example for a header that is missing."""
+    command = [clang(), "-E", "-x", "c++", "-std=c++20", "-nostdinc", "-undef", "-Wno-everything"]
+    command += [f"-D{definition}" for definition in DEFINITIONS]
+    command += [f"-D{name}={value}" for name, value in defines.items()]
+    command += [f"-I{folder}" for folder in (_header_folder(build), *include_dirs)]
+    result = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        found = re.findall(
+            r"^(.*?):(\d+):\d+: (?:fatal )?error: (.*)$", result.stderr, re.MULTILINE
+        )
+        diagnostics = [Diagnostic(file, int(line), message) for file, line, message in found]
+        raise MetalError(diagnostics or [Diagnostic(str(path), 0, result.stderr.strip())])
+    return result.stdout
+
+
+def _header_folder(build: Path) -> Path:
+    """A folder with metal_stdlib and its like, each of them the macros alone."""
+    folder = build / "include"
+    content = f'#include "{Path(__file__).parent / "msl" / "macros.h"}"\n'
+    for name in STANDARD_HEADERS:
+        header = folder / f"metal_{name}"
+        if not header.exists() or header.read_text() != content:
+            folder.mkdir(parents=True, exist_ok=True)
+            header.write_text(content)
+    return folder

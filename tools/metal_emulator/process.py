@@ -1,0 +1,198 @@
+"""A compiled library's process: launches go in, faults or counts come out (runtime/server.cpp)."""
+
+import contextlib
+import mmap
+import os
+import select
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from .arguments import Argument, Parameter
+
+ORDERS = {"forward": 0, "reverse": 1, "random": 2}
+PAGE, ALIGNMENT = 4096, 16
+SEPARATOR = "\x1f"
+
+
+def _round_up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+class Process:
+    """Runs launches of one program, each in a child of its own that sees the shared file.
+
+    A buffer takes whole pages of the file and ends at the end of the last one, behind which the
+    child maps a page that must not be touched.
+    """
+
+    def __init__(self, executable: Path):
+        self.executable = executable
+        self._file = tempfile.TemporaryFile(prefix="metal-", dir=_memory_folder())  # noqa: SIM115
+        environment = {**os.environ, "ASAN_OPTIONS": ASAN_OPTIONS}
+        self._process = subprocess.Popen(
+            [str(executable), str(self._file.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # so that its children can be ended with it
+            pass_fds=[self._file.fileno()],
+            env=environment,
+        )
+        self._size = 0
+        self._output = b""
+        self._finalizer = weakref.finalize(self, _stop, self._process, self._file)
+
+    def run(
+        self,
+        kernel: int,
+        arguments: Sequence[Argument],
+        grid: tuple[int, int, int],
+        threads: tuple[int, int, int],
+        in_threads: bool,
+        memory: Sequence[tuple[int, int]],
+        order: str,
+        seed: int,
+        timeout: float,
+    ) -> list[list[str]]:
+        """One launch: the lines that it wrote, split. Arrays have their new values afterwards."""
+        offsets, end = [], 0
+        for argument in arguments:
+            used = max(_round_up(argument.data.nbytes, ALIGNMENT), 1)
+            offsets.append(end)
+            end += _round_up(used, PAGE)
+        if end > self._size:
+            os.ftruncate(self._file.fileno(), end)
+            self._size = end
+        message = struct.pack(
+            "<12I",
+            kernel,
+            ORDERS[order],
+            seed,
+            in_threads,
+            *grid,
+            *threads,
+            len(arguments),
+            len(memory),
+        )
+        starts = []
+        for argument, offset in zip(arguments, offsets, strict=True):
+            size = argument.data.nbytes
+            used = _round_up(size, ALIGNMENT)
+            starts.append(offset + max(_round_up(used, PAGE), PAGE) - used)
+            parameter = argument.parameter
+            message += struct.pack("<4Q", parameter.index, offset, size, parameter.constant_space)
+        for index, size in memory:
+            message += struct.pack("<2Q", index, size)
+        if end == 0:
+            return self._exchange(message, timeout)
+        with mmap.mmap(self._file.fileno(), end) as shared:
+            view = np.frombuffer(shared, np.uint8)
+            for argument, start in zip(arguments, starts, strict=True):
+                view[start : start + argument.data.nbytes] = argument.data
+            lines = self._exchange(message, timeout)
+            for argument, start in zip(arguments, starts, strict=True):
+                if argument.target is not None and argument.target.size:
+                    data = bytes(view[start : start + argument.data.nbytes])
+                    target = argument.target
+                    target[...] = np.frombuffer(data, target.dtype).reshape(target.shape)
+            del view
+        return lines
+
+    def _exchange(self, message: bytes, timeout: float) -> list[list[str]]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(message)
+        self._process.stdin.flush()
+        lines, deadline = [], time.monotonic() + timeout
+        while True:
+            line = self._read_line(deadline)
+            if line is None:
+                self.close()
+                return [
+                    [
+                        "fault",
+                        "timeout",
+                        f"the launch did not end in {timeout:g} s",
+                        "",
+                        "0",
+                        "0",
+                        "0",
+                    ]
+                ]
+            parts = line.split(SEPARATOR)
+            if not parts[0].startswith("end"):
+                lines.append(parts)
+                continue
+            status = int(parts[0].split()[1])
+            if status != 0 and not lines:
+                text = f"the launch's process ended with status {status}"
+                lines.append(["fault", "crash", text, "", "0", "0", "0"])
+            return lines
+
+    def _read_line(self, deadline: float) -> str | None:
+        """The next line of the process; None when the time is over."""
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._output:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                return None
+            data = os.read(pipe, 65536)
+            if not data:
+                return "end -1"
+            self._output += data
+        line, self._output = self._output.split(b"\n", 1)
+        return line.decode()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take another launch."""
+        return self._finalizer.alive and self._process.poll() is None
+
+    def close(self) -> None:
+        """Ends the process and its children."""
+        self._finalizer()
+
+
+ASAN_OPTIONS = "detect_leaks=0:handle_segv=0:handle_sigbus=0:handle_sigill=0:handle_sigfpe=0"
+ASAN_OPTIONS += ":handle_sigtrap=0:detect_stack_use_after_return=0:symbolize=0:log_path=/dev/null"
+
+
+def _memory_folder() -> str | None:
+    """A file there never reaches a disk."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _stop(process: subprocess.Popen[bytes], file: object) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    file.close()  # type: ignore[attr-defined]
+
+
+def describe(executable: Path) -> dict[str, tuple[int, int, list[Parameter]]]:
+    """Of each kernel: its number, its largest threadgroup (0: not said), its parameters."""
+    command = [str(executable), "describe"]
+    environment = {**os.environ, "ASAN_OPTIONS": ASAN_OPTIONS}
+    output = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    kernels: dict[str, tuple[int, int, list[Parameter]]] = {}
+    for line in output.stdout.splitlines():
+        kind, name, *rest = line.split()
+        if kind == "kernel":
+            parameters: list[Parameter] = []
+            kernels[name] = (len(kernels), int(rest[0]), parameters)
+        else:
+            binding, index, element, element_size, size, *flags = rest
+            sizes = int(index), element, int(element_size), int(size)
+            parameters.append(Parameter(name, binding, *sizes, *(f == "1" for f in flags)))
+    return kernels

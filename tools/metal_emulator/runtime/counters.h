@@ -1,0 +1,20 @@
+// What a launch did, in numbers. ../README.md says what one of each is.
+#pragma once
+#include "interface.h"
+
+namespace msl {
+
+struct Counters {
+    uint64_t threads, simd_operations, barriers, matrix_multiply_adds;
+    // Only in a library compiled to count:
+    uint64_t device_read, device_written, constant_read, threadgroup_read, threadgroup_written;
+    uint64_t multiply_adds, integer_multiplies;
+};
+extern Counters counters;
+
+inline void count_threads(uint32_t n) { counters.threads += n; }
+inline void count_simd_operation() { ++counters.simd_operations; }
+inline void count_barrier() { ++counters.barriers; }
+void write_counters();
+
+}  // namespace msl

@@ -1,0 +1,86 @@
+// What kernels (compiled with msl/*.h) and the runtime know of each other.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+namespace msl {
+
+constexpr uint32_t LANES = 32;
+
+// A place in the kernel's source. As a default argument, `Site::here()` is where the caller wrote
+// the call; the column tells two barriers of one line apart.
+struct Site {
+    const char* file;
+    uint32_t line, column;
+    static constexpr Site here(const char* file = __builtin_FILE(),
+                               uint32_t line = __builtin_LINE(),
+                               uint32_t column = __builtin_COLUMN()) {
+        return {file, line, column};
+    }
+};
+
+// What a simdgroup's lanes can meet for. Reductions and shuffles are defined for the lanes that
+// take part; a matrix operation and a simdgroup barrier need all of them.
+enum class Meeting : uint32_t { REDUCTION, SHUFFLE, MATRIX, BARRIER };
+
+// The table through which the lanes of a simdgroup exchange values.
+struct Exchange {
+    alignas(64) unsigned char input[LANES][64];
+    alignas(64) unsigned char result[LANES][64];
+};
+
+// Where a thread is: what the attributes of kernel parameters ask for.
+struct Position {
+    uint32_t thread_in_grid[3], thread_in_group[3], group_in_grid[3];
+    uint32_t group_size[3], nominal_group_size[3], grid_size[3], groups_in_grid[3];
+    uint32_t thread_index, simdgroup, lane, simdgroups, simd_width, quadgroup, quad_lane;
+};
+
+// A launch's bindings, by index.
+struct Bindings {
+    void* buffers[64];
+    void* threadgroup_memory[32];
+};
+
+enum class Binding : uint32_t { BUFFER, THREADGROUP_MEMORY, POSITION };
+
+// One parameter of a kernel. `index` is the buffer's or, for POSITION, the offset in Position.
+struct Parameter {
+    const char* name;
+    Binding binding;
+    uint32_t index;
+    char element;  // f float, h half, b bfloat, i signed, u unsigned, ? bool, s struct, v void, -
+                   // none
+    uint32_t element_size;  // of one scalar (or struct)
+    uint32_t size;          // of what the pointer or reference points at
+    bool reference, writes, constant_space, optional;
+};
+
+struct Kernel {
+    const char* name;
+    void (*call)(const Bindings&, const Position&);
+    const Parameter* parameters;
+    uint32_t parameter_count, max_threads;
+};
+
+}  // namespace msl
+
+// Written by the compiler glue, one entry for each kernel of the library.
+extern const msl::Kernel msl_kernels[];
+extern const uint32_t msl_kernel_count;
+
+extern "C" {
+// The calling lane waits until its simdgroup is there. The lane that arrives last gets the mask of
+// those that take part and must compute their results; the others get 0 and find them computed.
+uint32_t msl_meet(msl::Meeting, const char* name, msl::Site);
+msl::Exchange* msl_exchange();
+uint32_t msl_lane();
+void msl_threadgroup_barrier(uint32_t flags, msl::Site);
+void msl_simdgroup_barrier(uint32_t flags, msl::Site);
+// Storage of a `threadgroup` variable of the kernel's body, the same for the whole threadgroup.
+void* msl_threadgroup_variable(uint32_t id, const char* name, uint64_t size, uint64_t alignment,
+                               msl::Site);
+[[noreturn]] void msl_fail(const char* kind, const char* text, msl::Site);
+void msl_atomic(const volatile void* address, uint32_t size, bool writes, void* caller);
+void msl_matrix_multiply_accumulated();  // for the counters: one 8×8×8 product of a simdgroup
+}

@@ -1,0 +1,59 @@
+// Runs a threadgroup: its threads as fibers, which meet in simd operations and barriers.
+#pragma once
+#include "fibers.h"
+#include "interface.h"
+
+namespace msl {
+
+constexpr uint32_t MAX_THREADS = 1024;
+
+enum class Order : uint32_t { FORWARD, REVERSE, RANDOM };
+
+// How much two accesses are ordered: a barrier that covers the memory starts a new epoch.
+struct Epochs {
+    uint32_t executed, device_memory, threadgroup_memory;
+};
+
+struct Simdgroup;
+
+struct Thread {
+    Context context;
+    Simdgroup* simdgroup;
+    Position at;
+    // Where it waits, if it does, and for what.
+    Site site;
+    const char* waiting_for;
+    Meeting meeting;
+    uint32_t flags;       // of the barrier
+    uint32_t to_compute;  // by the lane that arrived last: the lanes that take part
+};
+
+struct Simdgroup {
+    uint32_t all, alive, ready, meeting, at_barrier;  // masks of lanes
+    bool at_different_sites;
+    uint32_t epoch, memory_epochs[2];  // simdgroup barriers; those for device, threadgroup memory
+    uint32_t random;
+    Thread* threads;
+    Exchange exchange;
+};
+
+struct Grid {
+    uint32_t size[3];  // threadgroups, or threads if `in_threads`
+    uint32_t group[3];
+    bool in_threads;
+};
+
+// All threadgroups, one after the other.
+void run_grid(const Kernel& kernel, const Bindings& bindings, const Grid& grid, Order order,
+              uint32_t seed);
+
+// The thread that runs, or null between threadgroups.
+extern Thread* current;
+// Counts threadgroups from 1, and barriers within them.
+extern uint32_t group_number;
+extern Epochs epochs;
+
+// "thread (3, 0, 0) of threadgroup (0, 1, 0)", or "no thread".
+void describe_current_thread(char* text, size_t size);
+
+}  // namespace msl

@@ -1,0 +1,175 @@
+"""A kernel's signature: which parameter is bound to what, and whether Metal allows that."""
+
+import re
+from dataclasses import dataclass, field
+
+from . import source
+from .errors import Diagnostic
+
+# Attribute of a parameter -> field of msl::Position; the first group may be vectors.
+POSITIONS = {
+    "thread_position_in_grid": "thread_in_grid",
+    "threadgroup_position_in_grid": "group_in_grid",
+    "thread_position_in_threadgroup": "thread_in_group",
+    "threads_per_threadgroup": "group_size",
+    "dispatch_threads_per_threadgroup": "nominal_group_size",
+    "threads_per_grid": "grid_size",
+    "threadgroups_per_grid": "groups_in_grid",
+}
+SCALAR_POSITIONS = {
+    "thread_index_in_threadgroup": "thread_index",
+    "simdgroup_index_in_threadgroup": "simdgroup",
+    "thread_index_in_simdgroup": "lane",
+    "simdgroups_per_threadgroup": "simdgroups",
+    "dispatch_simdgroups_per_threadgroup": "simdgroups",
+    "threads_per_simdgroup": "simd_width",
+    "thread_execution_width": "simd_width",
+    "quadgroup_index_in_threadgroup": "quadgroup",
+    "thread_index_in_quadgroup": "quad_lane",
+}
+IGNORED = {"maybe_unused"}
+MAX_BUFFER_INDEX = 30
+MAX_THREADGROUP_INDEX = 30
+
+ATTRIBUTE = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """`binding` is "BUFFER", "THREADGROUP_MEMORY" or "POSITION"; `index` a C++ expression."""
+
+    name: str
+    binding: str
+    index: str
+    constant_space: bool = False
+    optional: bool = False
+
+
+@dataclass
+class Signature:
+    """A kernel function (or template) as it is declared."""
+
+    name: str
+    parameters: list[Parameter] = field(default_factory=list)
+    max_threads: int = 0
+
+
+@dataclass
+class _Reader:
+    """Reads one signature; collects what is wrong with it."""
+
+    kernel: str
+    text: str
+    used: set[str] = field(default_factory=set)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+
+    def error(self, offset: int, message: str) -> None:
+        file, line = source.place(self.text, offset)
+        self.diagnostics.append(Diagnostic(file, line, f"kernel {self.kernel}: {message}"))
+
+    def parameter(self, offset: int, declaration: str) -> Parameter:
+        """The binding of one parameter; reports at the line where the parameter starts."""
+        offset += len(declaration) - len(declaration.lstrip())
+        plain = ATTRIBUTE.sub(" ", declaration).strip()
+        match = re.search(r"(\w+)\s*(?:\[\w*\])?$", plain)
+        name = match[1] if match else "?"
+        constant_space = re.search(r"\bconstant\b", plain) is not None
+        optional, result = False, None
+        for group in ATTRIBUTE.findall(declaration):
+            for _, part in source.split(group):
+                attribute = part.strip()
+                if attribute in IGNORED:
+                    continue
+                if attribute.startswith("function_constant"):
+                    optional = True
+                    continue
+                if result is not None:
+                    self.error(offset, f"parameter '{name}' has two attributes for its value")
+                result = self.bind(offset, name, plain, attribute)
+        if result is None:
+            result = self.next_free(offset, name, plain)
+        return Parameter(name, *result, constant_space, optional)
+
+    def bind(self, offset: int, name: str, plain: str, attribute: str) -> tuple[str, str]:
+        slot = re.fullmatch(r"(buffer|threadgroup)\s*\(\s*(\d+)\s*\)", attribute)
+        key = re.sub(r"\s", "", attribute)
+        if key in self.used and (slot or attribute in POSITIONS):
+            self.error(offset, f"[[{key}]] of '{name}' is used by another parameter already")
+        self.used.add(key)
+        if slot:
+            self.check_space(offset, name, plain, slot[1], int(slot[2]))
+            return ("BUFFER" if slot[1] == "buffer" else "THREADGROUP_MEMORY"), slot[2]
+        if attribute in POSITIONS or attribute in SCALAR_POSITIONS:
+            scalar = attribute in SCALAR_POSITIONS
+            if not re.search(
+                r"\b(?:uint|ushort|uint32_t|uint16_t)%s\b" % ("" if scalar else "[23]?"), plain
+            ):
+                kinds = "ushort or uint" if scalar else "ushort or uint, or a vector of 2 or 3"
+                self.error(offset, f"[[{attribute}]] '{name}' must be {kinds}")
+            elif re.search(r"[*&]", plain):
+                self.error(offset, f"[[{attribute}]] '{name}' must be a value, no reference")
+            return "POSITION", f"MSL_POSITION({(POSITIONS | SCALAR_POSITIONS)[attribute]})"
+        self.error(offset, f"unknown attribute [[{attribute}]] of parameter '{name}'")
+        return "POSITION", "0"
+
+    def check_space(self, offset: int, name: str, plain: str, slot: str, index: int) -> None:
+        is_address = re.search(r"[*&]|\]\s*$", plain)
+        if slot == "buffer":
+            if not re.search(r"\b(?:device|constant)\b", plain):
+                self.error(
+                    offset, f"buffer '{name}' must be in the device or constant address space"
+                )
+            if index > MAX_BUFFER_INDEX:
+                self.error(offset, f"[[buffer({index})]]: the largest index is {MAX_BUFFER_INDEX}")
+        elif not re.search(r"\bthreadgroup\b", plain):
+            self.error(offset, f"'{name}' must be in the threadgroup address space")
+        elif index > MAX_THREADGROUP_INDEX:
+            self.error(
+                offset, f"[[threadgroup({index})]]: the largest index is {MAX_THREADGROUP_INDEX}"
+            )
+        if not is_address:
+            self.error(offset, f"'{name}' must be a pointer or a reference")
+
+    def next_free(self, offset: int, name: str, plain: str) -> tuple[str, str]:
+        """Buffers without an index are numbered in their order, as Metal does."""
+        if re.search(r"\b(?:device|constant)\b[^&*]*[&*]", plain):
+            index = next(i for i in range(64) if f"buffer({i})" not in self.used)
+            self.used.add(f"buffer({index})")
+            return "BUFFER", str(index)
+        self.error(
+            offset,
+            f"parameter '{name}' has no attribute that says what it is bound to, such as "
+            "[[buffer(0)]] or [[thread_position_in_grid]]",
+        )
+        return "POSITION", "0"
+
+
+KERNEL = re.compile(
+    r"(?:\[\[[^\[\]]*?\bkernel\b[^\[\]]*\]\]|\bkernel\b)\s*(?:\[\[(?:[^\[\]])*\]\]\s*)*void\s+(\w+)\s*\("
+)
+
+
+def read_signatures(text: str) -> tuple[list[tuple[int, Signature]], list[Diagnostic]]:
+    """All kernel functions of the flat text, with the offset of each, and what is wrong."""
+    signatures: list[tuple[int, Signature]] = []
+    diagnostics: list[Diagnostic] = []
+    for match in KERNEL.finditer(text):
+        if re.search(r"\btemplate\s*(?:\[\[[^\]]*\]\]\s*)?$", text[: match.start()][-400:]):
+            continue  # an explicit instantiation, not a definition
+        end = source.closing(text, match.end() - 1)
+        if end < 0:
+            continue  # clang says it better
+        reader = _Reader(match[1], text)
+        signature = Signature(match[1])
+        for offset, declaration in source.split(text[match.end() : end - 1]):
+            signature.parameters.append(reader.parameter(match.end() + offset, declaration))
+        attributes = text[max(0, match.start() - 200) : match.end()]
+        limit = re.search(r"max_total_threads_per_threadgroup\s*\(\s*(\d+)\s*\)", match[0])
+        limit = limit or re.search(
+            r"max_total_threads_per_threadgroup\s*\(\s*(\d+)\s*\)\s*\]\]\s*$",
+            attributes[: len(attributes) - len(match[0])],
+        )
+        signature.max_threads = int(limit[1]) if limit else 0
+        signatures.append((match.start(), signature))
+        diagnostics += reader.diagnostics
+    return signatures, diagnostics
