@@ -78,7 +78,7 @@ class Context:
             entries = [(token, start + i, sequence) for i, token in enumerate(chunk)]
             is_last = start + len(chunk) == len(ids)
             outputs = range(0 if every else len(chunk) - int(is_last), len(chunk))
-            predicted += self._decode(entries, outputs)
+            predicted += self.decode(entries, outputs)
         return predicted
 
     def step(self, tokens: list[int]) -> list[int]:
@@ -86,7 +86,7 @@ class Context:
         entries = [
             (token, self.length(sequence), sequence) for sequence, token in enumerate(tokens)
         ]
-        return self._decode(entries, range(len(tokens)))
+        return self.decode(entries, range(len(tokens)))
 
     def length(self, sequence: int = 0) -> int:
         """How many tokens a sequence has."""
@@ -101,7 +101,7 @@ class Context:
         self._api.llama_batch_free(self._batch)
         self._api.llama_free(self._context)
 
-    def _decode(self, entries: list[tuple[int, int, int]], outputs: Sequence[int]) -> list[int]:
+    def decode(self, entries: list[tuple[int, int, int]], outputs: Sequence[int]) -> list[int]:
         """Runs (token, position, sequence) entries; the likeliest token after each of `outputs`."""
         import numpy as np
 
@@ -177,6 +177,19 @@ class LlamaCpp:
             return decode_seconds(step)
 
         return self._measure_fastest("decode", batch, context, measure)
+
+    def serve(self, prompts: Any, output_lens: Any, places: int) -> dict[str, Any]:
+        """Requests through continuous batching: {"seconds": …, "tokens": …, "note": …}."""
+        from .llama_cpp_serving import serve_requests
+
+        longest = max(len(p) + n for p, n in zip(prompts, output_lens, strict=True))
+
+        def measure(setting: Setting) -> float:
+            context = self._context(setting, places, longest)
+            return serve_requests(context, prompts, output_lens, places)["seconds"]
+
+        measured = self._measure_fastest("serve", places, longest, measure)
+        return {**measured, "tokens": sum(output_lens)}
 
     def predict(self, ids: list[int]) -> dict[str, Any]:
         """The most likely token after each of a text's tokens."""

@@ -68,6 +68,9 @@ def serve(load: Callable[[], System]) -> None:
             elif request["kind"] == "predict":
                 predict: Any = getattr(system, "predict", None)  # llama.cpp's has it
                 reply(predict(request["ids"]))
+            elif request["kind"] == "serve":
+                serving: Any = getattr(system, "serve", None)  # llama.cpp's has it
+                reply(serving(request["prompts"], request["output_lens"], request["places"]))
             else:
                 reply(system.decode(request["batch"], request["tokens"]))
         except UnsupportedError as error:

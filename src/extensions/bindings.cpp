@@ -6,6 +6,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include "bindings_metal.h"
 #include "common/instruction_set.h"
 #include "common/threads.h"
 #include "src/argmax/argmax.h"
@@ -301,4 +302,5 @@ Raises:
         "What TINY_LLM_CPU_ISA may name on this machine, the slowest first.");
     m.def("num_threads", &tiny_llm_ext::num_threads,
           "How many threads a CPU kernel uses: TINY_LLM_NUM_THREADS, or the cores there are.");
+    tiny_llm_ext::bind_metal(m);
 }

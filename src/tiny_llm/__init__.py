@@ -15,6 +15,9 @@ from .basics import linear, silu, softmax
 from .batch import batch_generate
 from .checkpoint import ModelError
 from .embedding import Embedding
+from .engine.llm import LLM
+from .engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
+from .engine.sampling_params import SamplingParams
 from .errors import UserError
 from .generate import (
     GenerationResponse,
@@ -58,7 +61,9 @@ from .speculative import SpeculationStatistics, SpeculativeDecoding
 __version__ = "0.1.0"
 
 __all__ = [
+    "LLM",
     "BatchingKvCache",
+    "CompletionOutput",
     "DistributionSampler",
     "Embedding",
     "GenerationResponse",
@@ -76,10 +81,14 @@ __all__ = [
     "Qwen3TransformerBlock",
     "RMSNorm",
     "RaggedBatch",
+    "RequestMetrics",
+    "RequestOutput",
     "RoPE",
+    "SamplingParams",
     "SimpleMultiHeadAttention",
     "SpeculationStatistics",
     "SpeculativeDecoding",
+    "StreamOutput",
     "TinyKvCache",
     "TinyKvFullCache",
     "TinyKvPagedCache",

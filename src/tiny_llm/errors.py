@@ -1,10 +1,17 @@
-"""The exception for what a user can mend: a flag, a file, a model's name."""
+"""Exceptions that callers act on: what a user can mend, and what a scheduler can."""
 
 
 class UserError(ValueError):
     """A mistake in what was asked for, told in one sentence: what was given, what is allowed.
 
     Commands print the sentence and exit with status 2; they never show a traceback for it.
+    """
+
+
+class OutOfPagesError(RuntimeError):
+    """There are fewer pages of keys and values than were asked for.
+
+    Nothing was changed when it is raised: a scheduler can free pages and try again.
     """
 
 

@@ -4,6 +4,8 @@ So Week 1 runs where nothing was built, and what needs the extension says how to
 """
 
 import functools
+import importlib.util
+from pathlib import Path
 from types import ModuleType
 
 import mlx.core as mx
@@ -38,8 +40,24 @@ def is_built() -> bool:
     return True
 
 
-# None of the operations has a GPU kernel yet. They run on the CPU wherever the rest of the graph
-# does, unless a caller names another stream; memory is shared, so nothing is copied.
+def metal_library() -> Path | None:
+    """The compiled Metal kernels, if the extension was built with them; nothing is imported."""
+    package = importlib.util.find_spec("tiny_llm_ext")
+    for folder in (package.submodule_search_locations or []) if package else []:
+        if (library := Path(folder) / "tiny_llm_ext.metallib").exists():
+            return library
+    return None
+
+
+def _default_stream() -> StreamOrDevice:
+    """MLX's default device (None) where there are GPU kernels for it, and the CPU elsewhere."""
+    return None if mx.metal.is_available() and metal_library() else mx.cpu
+
+
+# Where an operation runs if a caller names no stream. On a machine without GPU kernels that is the
+# CPU, wherever the rest of the graph runs; memory is shared, so nothing is copied. Decided once:
+# operations are called hundreds of times for a token.
+DEFAULT_STREAM = _default_stream()
 
 
 def axpby(
@@ -47,7 +65,7 @@ def axpby(
     y: mx.array,
     alpha: float,
     beta: float,
-    stream: StreamOrDevice = mx.cpu,
+    stream: StreamOrDevice = DEFAULT_STREAM,
 ) -> mx.array:
     """alpha · x + beta · y, elementwise: the extension's first operation.
 
@@ -70,7 +88,7 @@ def quantized_matmul(
     a: mx.array,
     b: mx.array,
     transpose_b: bool = True,
-    stream: StreamOrDevice = mx.cpu,
+    stream: StreamOrDevice = DEFAULT_STREAM,
 ) -> mx.array:
     """a · bᵀ with quantized b; the contract is that of `tiny_llm.quantize.quantized_matmul`."""
     return extension().quantized_matmul(
@@ -85,7 +103,7 @@ def quantized_matmul_each(
     bits: int,
     a: mx.array,
     b: list[mx.array],
-    stream: StreamOrDevice = mx.cpu,
+    stream: StreamOrDevice = DEFAULT_STREAM,
 ) -> list[mx.array]:
     """One input multiplied by several quantized matrices: one `quantized_matmul` each.
 
@@ -108,7 +126,7 @@ def quantized_matmul_each(
 
 
 def rms_norm(
-    x: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = mx.cpu
+    x: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = DEFAULT_STREAM
 ) -> mx.array:
     """`tiny_llm.layer_norm.RMSNorm` in one pass.
 
@@ -129,7 +147,7 @@ def rms_norm(
 
 
 def add_rms_norm(
-    x: mx.array, y: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = mx.cpu
+    x: mx.array, y: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = DEFAULT_STREAM
 ) -> tuple[mx.array, mx.array]:
     """A residual connection and the normalization that follows: x + y, and its `rms_norm`.
 
@@ -146,7 +164,7 @@ def add_rms_norm(
     return extension().add_rms_norm(x, y, weight, eps, stream=stream)
 
 
-def swiglu(gate: mx.array, up: mx.array, stream: StreamOrDevice = mx.cpu) -> mx.array:
+def swiglu(gate: mx.array, up: mx.array, stream: StreamOrDevice = DEFAULT_STREAM) -> mx.array:
     """silu(gate) · up, rounded where `tiny_llm.basics.silu` and the product round.
 
     Args:
@@ -169,7 +187,7 @@ def qk_norm_rope(
     eps: float,
     cos: mx.array,
     sin: mx.array,
-    stream: StreamOrDevice = mx.cpu,
+    stream: StreamOrDevice = DEFAULT_STREAM,
 ) -> mx.array:
     """RMSNorm of each head, then RoPE in halves, laid out for attention: no `swapaxes` to copy.
 
@@ -197,7 +215,7 @@ def quantized_embedding(
     group_size: int,
     bits: int,
     weight: mx.array,
-    stream: StreamOrDevice = mx.cpu,
+    stream: StreamOrDevice = DEFAULT_STREAM,
 ) -> mx.array:
     """Rows of a quantized table, dequantized: the same bits as `mx.dequantize` of those rows.
 
@@ -222,7 +240,7 @@ def quantized_embedding(
     )
 
 
-def matmul(a: mx.array, b: mx.array, stream: StreamOrDevice = mx.cpu) -> mx.array:
+def matmul(a: mx.array, b: mx.array, stream: StreamOrDevice = DEFAULT_STREAM) -> mx.array:
     """a · bᵀ: `linear` for matrices that are not quantized, with float32 sums.
 
     Each row's result is the same to the last bit however many rows are computed with it.
@@ -250,7 +268,7 @@ def flash_attention(
     causal: bool = False,
     mask: mx.array | None = None,
     context_lens: mx.array | None = None,
-    stream: StreamOrDevice = mx.cpu,
+    stream: StreamOrDevice = DEFAULT_STREAM,
 ) -> mx.array:
     """Tiled attention; the contract is that of `tiny_llm.attention.flash_attention`.
 
@@ -279,7 +297,7 @@ def argmax(x: mx.array, stream: StreamOrDevice = mx.cpu) -> mx.array:
 
 
 def cache_write(
-    buffer: mx.array, tokens: mx.array, offsets: list[int], stream: StreamOrDevice = mx.cpu
+    buffer: mx.array, tokens: mx.array, offsets: list[int], stream: StreamOrDevice = DEFAULT_STREAM
 ) -> mx.array:
     """New keys or values into a cache's buffer.
 

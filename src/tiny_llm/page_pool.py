@@ -7,17 +7,11 @@ whom; it knows that a page is not freed twice. It knows nothing of requests, lay
 import mlx.core as mx
 
 from . import kernels
+from .errors import OutOfPagesError
 
 # A pool without a capacity grows by half of what it has, and by at least this many pages: each
 # page is then copied a bounded number of times, however many there will be.
 GROWTH_PAGES = 16
-
-
-class OutOfPagesError(RuntimeError):
-    """A pool has no page left to give.
-
-    Nothing was changed when it is raised: a scheduler can free pages and try again.
-    """
 
 
 class TinyKvPagedPool:

@@ -18,8 +18,9 @@ from typing import Any
 import mlx.core as mx
 
 from .attention import Mask
+from .errors import OutOfPagesError
 from .full_kv_cache import TinyKvCache
-from .page_pool import OutOfPagesError, TinyKvPagedPool
+from .page_pool import TinyKvPagedPool
 from .paged_attention import gather_pages
 
 __all__ = ["OutOfPagesError", "PagedKvMetadata", "TinyKvPagedCache", "TinyKvPagedPool"]

@@ -1,6 +1,8 @@
 """`batch-main`, as its users see it, and the runs that it shares with `bench`."""
 
+import argparse
 import io
+import json
 import os
 import pty
 import re
@@ -17,9 +19,12 @@ from tiny_llm import Qwen3ModelWeek2, make_sampler, simple_generate_with_kv_cach
 from tiny_llm.batch import BatchGeneration
 from tiny_llm.cli import backend, batch_main
 from tiny_llm.cli.backend import Checkpoint
-from tiny_llm.cli.batch_runs import MlxRun, Progress, TinyLlmRun
+from tiny_llm.cli.batch_progress import EngineState, Progress
+from tiny_llm.cli.batch_runs import MlxRun, TinyLlmRun
 from tiny_llm.cli.batch_view import PlainLines, batch_table, speed_line
+from tiny_llm.cli.engine_run import EngineRun
 from tiny_llm.demo.prompts import BATCH_PROMPTS
+from tiny_llm.engine.events import PageCounts
 
 DEMO = ["--model", "demo"]
 STATISTICS = re.compile(
@@ -98,6 +103,10 @@ def test_flash_attention_reaches_the_model(capsys, monkeypatch, flag, flash):
         (["--solution", "mlx", "--draft-model", "demo-draft"], "--draft-model: drafts are"),
         (["--solution", "mlx", "--loader", "week2"], "--loader chooses a week's model"),
         (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
+        (["--record", "run.json"], "--record is for the engine of Week 3; leave it out"),
+        (["--kv-cache-bytes", "9"], "--kv-cache-bytes is for the engine of Week 3; leave it out"),
+        (["--loader", "week3", "--kv-cache-bytes", "9"], "kv_cache_bytes is 9; a page of 32"),
+        (["--loader", "week3", "--record", "/no/such/run.json"], "there is no folder '/no/such'"),
         (["--solution", "mine"], "--solution mine runs a learner's tree"),
         (["--batch-size", "0"], "--batch-size is 0; it must be at least 1"),
         (["--prefill-step", "-1"], "--prefill-step is -1; it must be at least 1"),
@@ -182,6 +191,9 @@ class FixedRun:
         self.waiting = [7, 8]
         self.slots = [Progress(0, 12, 12, 5, "naïve 数学" * 20), None]
         self.prefilling = [Progress(5, 300, 128)]
+
+    def state(self):
+        return None
 
     def all_progress(self):
         return iter([self.slots[0], *self.prefilling, Progress(3, 10, 10, 5, "done")])
@@ -271,6 +283,70 @@ def test_runs_tell_how_far_each_prompt_is(solution):
     for progress in batch_run.all_progress():
         assert progress.new_tokens == LIMITS[progress.index]
         assert progress.prompt_tokens == progress.prefilled == len(PROMPTS[progress.index])
+
+
+def open_engine(**flags) -> EngineRun:
+    args = {"batch_size": 2, "prefill_step": 16, "draft_model": None, "sampler_temp": 0.0}
+    checkpoint = Checkpoint("tiny", tiny_model(vocab_size=256), ByteTokenizer())
+    prompts = [list(prompt.encode()) for prompt in PROMPTS]
+    return EngineRun(argparse.Namespace(**args | flags), checkpoint, prompts, LIMITS, True)
+
+
+def test_the_engine_tells_how_far_each_prompt_is():
+    batch_run = open_engine()
+    assert batch_run.waiting == list(range(5))
+    assert not list(batch_run.all_progress())
+    partly_prefilled = False
+    while not batch_run.is_done:
+        batch_run.step()
+        begun = {progress.index for progress in batch_run.all_progress()}
+        assert begun | set(batch_run.waiting) == set(range(5))
+        active = [progress for progress in batch_run.slots if progress is not None]
+        assert len(batch_run.slots) == 2
+        names = [progress.index for progress in active]
+        assert sorted([*names, *batch_run.answers, *batch_run.waiting]) == list(range(5))
+        partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in active)
+        assert f"{batch_run.state().pages.free} free of" in drawn(batch_run, 120)
+    assert partly_prefilled
+    for progress in batch_run.all_progress():
+        assert progress.new_tokens == LIMITS[progress.index]
+        assert progress.prompt_tokens == progress.prefilled == len(PROMPTS[progress.index])
+
+
+def test_view_of_the_pages():
+    fixed = FixedRun()
+    state = EngineState(PageCounts(free=8, cached=4, used=4, shared=2), 200, 50, 3, 10, 7)
+    fixed.state, fixed.prefilling = lambda: state, []
+    lines = drawn(fixed, 100).splitlines()
+    assert lines[3].strip() == "", "the engine's requests do not wait beside the slots"
+    bar = lines[5].split()[1]
+    assert [bar.count(character) for character in "█▒░"] == [8, 7, 15]
+    assert "2 shared, 2 own, 4 cached, 8 free of 16" in lines[5]
+    assert "50 of 200 prompt tokens found (25%) | preemptions: 3 | guesses: 7 of 10" in lines[6]
+
+
+def test_the_engine_says_the_same_and_records_it(capsys, tmp_path):
+    file = tmp_path / "run.json"
+    expected = run(capsys)[1].split("\n\n")[:16]
+    argv = ["--loader", "week3", "--record", str(file), "--kv-cache-bytes", str(2**24)]
+    status, out, err = run(capsys, *argv, "--draft-model", "demo-draft")
+    assert status == 0
+    assert out.split("\n\n")[:16] == expected
+    assert re.search(r"prefix cache: \d+ of 1692 prompt tokens found .* guesses: \d+ of \d+", out)
+    assert STATISTICS.fullmatch(out.splitlines()[-1])
+    assert f"recorded: {file}" in err
+    recording = json.loads(file.read_text())
+    assert (recording["schema"], recording["version"]) == ("tiny-llm-run", 1)
+    ended = [one for one in recording["events"] if one["event"] == "request_ended"]
+    assert sorted(int(one["request_id"]) for one in ended) == list(range(16))
+    assert {one["reason"] for one in ended} == {"stop"}
+
+
+def test_the_engine_in_a_terminal():
+    status, screen = in_a_terminal("--loader", "week3", "--max-tokens", "4")
+    assert status == 0
+    for word in ("slot", "decoding", "waiting", "pages", "shared", "prefix cache", "16 of 16"):
+        assert word in screen
 
 
 def test_mlx_solution(capsys, monkeypatch):

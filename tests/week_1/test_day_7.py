@@ -4,6 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.metal.support import DTYPE_NAMES, as_array, as_bound, empty, run
 from tests.support import as_numpy, assert_close, assert_distributed, random
 from tiny_llm import kernels, make_sampler
 
@@ -157,7 +158,7 @@ def test_task_1_parameters_out_of_range(options, message):
         make_sampler(**{"temp": 1.0, **options})
 
 
-# Task 2. The extension has no GPU kernels yet, so these run on the CPU whatever the default is.
+# Task 2: on the CPU, and the Metal kernel in the emulator or on a Mac's GPU.
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 33, 67, 1000])
@@ -239,3 +240,13 @@ def test_task_2_wrong_arguments():
         kernels.axpby("x", mx.ones(2), 1.0, 1.0, stream=mx.cpu)
     with pytest.raises(ValueError, match="broadcast"):
         kernels.axpby(mx.ones(2), mx.ones(3), 1.0, 1.0, stream=mx.cpu)
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 1000])
+def test_task_2_axpby_in_metal(dtype, size):
+    x, y = random(size, dtype=dtype), random(size, dtype=dtype)
+    launch = kernels.extension().metal.axpby_launch(size, 4.0, 2.0, DTYPE_NAMES[dtype])
+    z = empty((size,), DTYPE_NAMES[dtype])
+    run("axpby/axpby.metal", launch, [as_bound(x), as_bound(y), z])
+    expected = kernels.axpby(x, y, 4.0, 2.0, stream=mx.cpu)
+    assert_close(as_array(z), expected, "axpby.metal: in float32, rounded once", ulps=1)

@@ -5,6 +5,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from tests.metal.products import assert_product, exact_quantized, readable_quantized
 from tests.support import (
     EPSILON,
     as_numpy,
@@ -241,6 +242,19 @@ def test_task_2_unknown_instruction_set(monkeypatch):
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "sse9")
     with pytest.raises(ValueError, match='TINY_LLM_CPU_ISA is "sse9"'):
         mx.eval(quantized_matmul(*args))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
+def test_task_3_the_readable_metal_kernel(bits, group_size, half, shape):
+    scales, biases, _, _, a, b = problem(*shape, bits, group_size, half)
+    other = mx.float16 if half == mx.bfloat16 else mx.bfloat16  # scales that the others do not take
+    scales, biases = scales.astype(other), biases.astype(other)
+    actual = readable_quantized(scales, biases, group_size, bits, a, b)
+    expected = exact_quantized(scales, biases, a, b, group_size, bits)
+    assert_product(actual, *expected, shape[1], "quantized_matmul_readable")
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -1,4 +1,4 @@
-"""Week 2, day 4: flash attention on the CPU."""
+"""Week 2, day 4: flash attention, on the CPU and in Metal."""
 
 import functools
 import itertools
@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.metal.attention import attend
 from tests.support import (
     EPSILON,
     as_numpy,
@@ -40,6 +41,7 @@ SHAPES += [
     (1, 1, 2, 128, 128, 64),
     (1, 1, 1, 1000, 33, 16),
 ]
+METAL_SHAPES = SHAPES[:6]  # an emulator runs them where there is no GPU
 MASKS = ["none", "causal", "additive", "boolean", "hidden rows"]
 
 
@@ -455,6 +457,38 @@ def test_task_2_many_heads_share_one(instruction_set):
     actual = evaluated(query, key, value, mask="causal")
     assert_exact(actual, *exact(query, key, value, 8**-0.5, "causal"))
 
+
+# --- task 3: the Metal kernel ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("shape", METAL_SHAPES, ids=str)
+def test_task_3_the_readable_metal_kernel(dtype, kind, shape):
+    B, H, group, L, S, _ = shape
+    query, key, value = problem(*shape, dtype)
+    mask = make_mask(kind, B, H * group, L, S)
+    expected, error = exact(query, key, value, shape[-1] ** -0.5, mask)
+    actual = attend("simple", query, key, value, mask, order=("random", 1))
+    assert_exact(actual, expected, error)
+
+
+def test_task_3_each_sequence_has_its_own_number_of_keys():
+    query, key, value = problem(3, 2, 2, 3, 40, 64)
+    lens = mx.array([0, 40, 17])
+    actual = attend("simple", query, key, value, "causal", lens)
+    expected = kernels.flash_attention(
+        query, key, value, causal=True, context_lens=lens, stream=mx.cpu
+    )
+    assert_close(actual, expected, "flash_attention_simple with context_lens", ulps=16)
+
+
+@pytest.mark.parametrize("mode", ["asan", "race"])
+def test_task_3_no_fault(mode):
+    query, key, value = problem(1, 1, 2, 5, 41, 33)
+    attend("simple", query, key, value, "causal", mode=mode)
+
+
+# --- task 4: in the model -------------------------------------------------------------------------
 
 IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
 

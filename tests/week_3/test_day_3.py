@@ -1,21 +1,34 @@
-"""Week 3, day 3: ragged batches."""
+"""Week 3, day 3: ragged batches, admission and the token budget, the prefix cache, preemption."""
+
+import random as python_random
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 
+from tests.engine.scheduling import add, scheduler, step
+from tests.engine.simulator import Simulation, answer_alone, random_workload
+from tests.engine.support import PARAGRAPH, chat
 from tests.paging import assert_same_bits, cut_into_pages, padded
 from tests.support import random, tiny_model
 from tiny_llm import (
+    LLM,
+    OutOfPagesError,
     PagedStorage,
     Qwen3ModelWeek2,
     Qwen3ModelWeek3,
     RaggedBatch,
+    SamplingParams,
+    UserError,
     flash_attention,
     paged_attention,
     paged_attention_varlen,
 )
+from tiny_llm.engine.page_allocator import PageAllocator
+from tiny_llm.engine.prefix_cache import PrefixCache
+from tiny_llm.engine.request import RequestState
+from tiny_llm.engine.step import ChunkResult
 
 # --- task 1: ragged batches -----------------------------------------------------------------------
 
@@ -197,3 +210,152 @@ def test_task_1_what_a_token_costs():
     assert model.flops_per_token(10) - model.flops_per_token(0) == 4 * 10 * layers * 4 * 16
     plain = Qwen3ModelWeek3(tiny_model())
     assert plain.kv_bytes_per_token == 2 * 3 * 2 * 16 * 4, "float32"
+
+
+# --- task 2: admission and the token budget -------------------------------------------------------
+
+
+def test_task_2_pages_come_back_exactly_once():
+    allocator = PageAllocator(3)
+    first = allocator.allocate(2)
+    with pytest.raises(OutOfPagesError):
+        allocator.allocate(2)
+    assert allocator.num_free == 1, "an allocation that fails takes nothing"
+    for page in first:
+        allocator.free(page)
+    with pytest.raises(ValueError, match="is free already"):
+        allocator.free(first[0])
+    assert sorted(allocator.allocate(3)) == [0, 1, 2]
+
+
+def test_task_2_a_step_mixes_decode_tokens_and_chunks_of_prompts():
+    it = scheduler(max_batch_tokens=8)
+    add(it, "a", 5)
+    add(it, "b", 12, first=50)
+    assert step(it) == [("a", 0, 5, 0), ("b", 0, 3, 0)]
+    assert step(it) == [("a", 5, 6, 0), ("b", 3, 10, 0)]
+    assert step(it) == [("a", 6, 7, 0), ("b", 10, 12, 0)]
+    assert step(it) == [("a", 7, 8, 0), ("b", 12, 13, 0)]
+
+
+def test_task_2_first_come_first_served_within_the_memory():
+    it = scheduler(num_pages=6, page_size=4, max_batch_tokens=64, enable_prefix_cache=False)
+    add(it, "large", 16, max_tokens=2)
+    add(it, "larger", 20, max_tokens=2)
+    add(it, "small", 1, max_tokens=2, first=99)
+    assert [chunk[0] for chunk in step(it)] == ["large"], "small would fit, and waits its turn"
+    assert [chunk[0] for chunk in step(it)] == ["large"]
+    assert [chunk[0] for chunk in step(it)] == ["larger"]
+
+
+def test_task_2_what_can_never_fit_is_refused_with_the_reason():
+    it = scheduler(num_pages=2, page_size=4)
+    with pytest.raises(UserError, match="the declared KV memory holds 8 in all"):
+        add(it, "a", 5, max_tokens=5)
+    with pytest.raises(UserError, match="the prompt is empty"):
+        add(it, "b", 0)
+    add(it, "c", 5, max_tokens=4)
+    assert [chunk[0] for chunk in step(it)] == ["c"], "the others go on"
+
+
+def test_task_2_abort_at_any_moment():
+    it = scheduler(max_num_seqs=1)
+    running, waiting = add(it, "running", 5), add(it, "waiting", 5)
+    plan = it.schedule()
+    assert it.abort("running")
+    assert it.abort("waiting")
+    it.commit(plan, {"running": ChunkResult([1])})
+    it.check_integrity()
+    assert running.state is waiting.state is RequestState.ABORTED
+    assert it.pages.allocator.num_free == 16
+
+
+def test_task_2_random_workloads():
+    """Nobody starves, nothing leaks, each ends once, no step is longer than its budget."""
+    rng = python_random.Random(32)
+    for _ in range(500):
+        workload = random_workload(rng)
+        outcome = Simulation(workload).run()
+        for name, reason in outcome.reasons.items():
+            if reason in ("stop", "length"):
+                assert outcome.answers[name] == answer_alone(workload.arrivals[int(name)])
+
+
+# --- task 3: the prefix cache ---------------------------------------------------------------------
+
+
+def test_task_3_a_page_is_found_by_the_tokens_before_it_and_in_it():
+    allocator = PageAllocator(8)
+    cache = PrefixCache(allocator, 4)
+    [page], [next_page] = allocator.allocate(), allocator.allocate()
+    node = cache.insert(cache.root, tuple("abcd"), page)
+    node = cache.insert(node, tuple("efgh"), next_page)
+    assert [one.page for one in cache.match("abcdefghi")] == [page, next_page]
+    assert [one.page for one in cache.match("abcdefgX!")] == [page], "part of a page is not shared"
+    assert [one.page for one in cache.match("abcdefgh")] == [page], "a token is left to compute"
+    assert cache.match("efghi") == []
+    cache.release(node)
+    assert cache.evict(1) == 1
+    assert [one.page for one in cache.match("abcdefghi")] == [page], "the leaf went first"
+    cache.check_integrity()
+
+
+def test_task_3_of_many_with_one_prompt_one_computes_it():
+    it = scheduler(max_batch_tokens=64)
+    for name in "abc":
+        add(it, name, 10)
+    assert step(it) == [("a", 0, 10, 0)]
+    assert step(it) == [("a", 10, 11, 0), ("b", 8, 10, 0), ("c", 8, 10, 0)]
+    assert it.pages.counts(it.running).shared == 2
+
+
+def test_task_3_a_hit_changes_no_bit(demo):
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=3)
+    prompt, other = chat(PARAGRAPH + "Who is the mayor?"), chat(PARAGRAPH + "And the river?")
+    llm = LLM(demo, kv_cache_bytes=2**24, page_size=8)
+    [cold] = llm.generate(prompt, params)
+    [same] = llm.generate(prompt, params)
+    [part] = llm.generate(other, params)
+    [alone] = LLM(demo, kv_cache_bytes=2**24, enable_prefix_cache=False).generate(other, params)
+    assert cold.num_cached_tokens == alone.num_cached_tokens == 0
+    assert same.num_cached_tokens > part.num_cached_tokens > 24
+    assert (same.token_ids, same.logprobs) == (cold.token_ids, cold.logprobs)
+    assert (part.token_ids, part.logprobs) == (alone.token_ids, alone.logprobs)
+
+
+# --- task 4: preemption ---------------------------------------------------------------------------
+
+
+def test_task_4_the_youngest_gives_its_pages_and_comes_back():
+    it = scheduler(num_pages=4, page_size=4, max_batch_tokens=16, enable_prefix_cache=False)
+    old, young = add(it, "old", 7, max_tokens=8), add(it, "young", 3, max_tokens=8, first=50)
+    while it.num_preemptions == 0:
+        step(it)
+    assert young.state is RequestState.PREEMPTED
+    assert not young.page_ids
+    said = list(young.token_ids)
+    while not old.is_done:
+        step(it)
+    assert step(it) == [("young", 0, len(said), 0)], "prompt and answer are computed again"
+    while it.has_requests:
+        step(it)
+    assert young.output_token_ids == [77] * 8
+    assert it.pages.allocator.num_free == 4
+
+
+def test_task_4_preemption_changes_no_bit(demo):
+    params = [
+        SamplingParams(temperature=2, seed=seed, max_tokens=40, ignore_eos=True, logprobs=2)
+        for seed in range(3)
+    ]
+    prompts = [[30 + number] * 20 for number in range(3)]
+
+    def said(tokens: int):
+        llm = LLM(demo, kv_cache_bytes=tokens * 8192, page_size=8)
+        outputs = llm.generate(prompts, params)
+        return [(one.token_ids, one.logprobs) for one in outputs], llm.scheduler.num_preemptions
+
+    ample, none = said(1000)
+    tight, some = said(104)
+    assert none == 0 < some
+    assert tight == ample

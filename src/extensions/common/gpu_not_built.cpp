@@ -1,8 +1,10 @@
-// What a build without Metal kernels says when an operation is asked to run on the GPU. All such
+// What a build for an MLX without Metal says when an operation is asked to run on the GPU. All such
 // stubs are here, so that no other file asks which backends were built.
 #include <stdexcept>
 #include <string>
 
+#include "common/metal_device.h"
+#include "common/metal_run.h"
 #include "src/axpby/axpby.h"
 #include "src/cache_write/cache_write.h"
 #include "src/flash_attention/flash_attention.h"
@@ -17,12 +19,15 @@
 
 namespace tiny_llm_ext {
 
+std::string metal::library_path() { return ""; }
+
 [[noreturn]] static void refuse(const std::string& operation) {
     throw std::runtime_error("[" + operation +
                              "] this build has no GPU kernel; pass stream=mx.cpu, or use "
                              "mx.set_default_device(mx.cpu).");
 }
 
+void MetalRun::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) { refuse("run"); }
 void Axpby::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("axpby"); }
 void CacheWrite::eval_gpu(const std::vector<mx::array>&, mx::array&) { refuse("cache_write"); }
 void FlashAttention::eval_gpu(const std::vector<mx::array>&, mx::array&) {

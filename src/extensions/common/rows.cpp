@@ -24,7 +24,8 @@ T* copy(const T* from, T* to, const mx::Shape& shape, const mx::Strides& strides
     return to;
 }
 
-// The distance of rows, or −1 if they do not lie at equal distances, or are not of neighbours.
+}  // namespace
+
 int64_t row_stride(const mx::array& x) {
     const int last = static_cast<int>(x.ndim()) - 1;
     if (x.shape(last) > 1 && x.strides(last) != 1) {
@@ -43,8 +44,6 @@ int64_t row_stride(const mx::array& x) {
     }
     return stride < 0 ? x.shape(last) : stride;  // a single row: any distance
 }
-
-}  // namespace
 
 mx::array row_contiguous(const mx::array& x, mx::Stream stream) {
     if (x.flags().row_contiguous || x.size() == 0) {

@@ -21,6 +21,10 @@ struct Rows {
 /// To be called in eval_cpu: before evaluation an array does not know its layout.
 Rows rows_of(const mlx::core::array& x, mlx::core::Stream stream);
 
+/// The distance of an array's rows, in elements, or −1 if they do not lie at equal distances or are
+/// not of neighbours.
+int64_t row_stride(const mlx::core::array& x);
+
 /// `x` in row-major order: itself, or a copy made as a task of the stream.
 mlx::core::array row_contiguous(const mlx::core::array& x, mlx::core::Stream stream);
 

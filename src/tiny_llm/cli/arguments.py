@@ -139,10 +139,10 @@ def check_batch_arguments(args: argparse.Namespace) -> None:
     Raises:
         UserError: the first flag that cannot be honoured.
     """
-    if args.draft_model is not None:
+    if args.draft_model is not None and args.loader != "week3":
         raise UserError(
             "--draft-model: drafts are verified for one request at a time, not for a batch; leave "
-            "it out, or use `pdm run main`."
+            "it out, use --loader week3, or `pdm run main`."
         )
     check_model_arguments(args, needs_cache=True)
     for flag, value in (("--batch-size", args.batch_size), ("--prefill-step", args.prefill_step)):

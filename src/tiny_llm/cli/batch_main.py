@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import mlx.core as mx
 from rich.console import Console
@@ -22,6 +23,7 @@ from .backend import open_checkpoint
 from .batch_runs import BatchRun, open_run
 from .batch_view import PlainLines, batch_table, speed_line
 from .command import CommandParser, console, run_command
+from .engine_run import EngineRun
 
 REDRAW_SECONDS = 0.1  # drawing takes a few milliseconds that decoding could use
 DEFAULT_MAX_TOKENS = 512
@@ -63,6 +65,7 @@ def _run(run: BatchRun, after_step: Callable[[float], None]) -> float:
 def _answer_all(argv: list[str] | None) -> int:
     args = _parse(argv)
     check_batch_arguments(args)
+    _check_engine_arguments(args)
     sampler = sampler_from(args)
     checkpoint = open_checkpoint(args)
     prompts = [
@@ -83,13 +86,30 @@ def _answer_all(argv: list[str] | None) -> int:
         seconds = run_live(run, len(prompts), screen)
     else:
         seconds = run_plain(run, questions, console)
+    if isinstance(run, EngineRun) and args.record is not None:
+        run.write_recording(args.record)
+        console.print(f"recorded: {args.record}", soft_wrap=True)
     for index, answer in sorted(run.answers.items()):
         print(f"[{index}] {questions[index]}\n{answer.strip()}\n")
+    state = run.state()
+    if state is not None:
+        print(state)
     print(
         f"{len(prompts)} requests | {speed_line(list(run.all_progress()), seconds)} | "
         f"peak memory: {mx.get_peak_memory() / 1e9:.3f} GB"
     )
     return 0
+
+
+def _check_engine_arguments(args: argparse.Namespace) -> None:
+    """Refuses flags that only the engine can honour, where another serves."""
+    for flag, value in (("--record", args.record), ("--kv-cache-bytes", args.kv_cache_bytes)):
+        if value is not None and args.loader != "week3":
+            raise UserError(
+                f"{flag} is for the engine of Week 3; leave it out, or use --loader week3."
+            )
+    if args.record is not None and not args.record.absolute().parent.is_dir():
+        raise UserError(f"--record: there is no folder '{args.record.parent}'.")
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -99,6 +119,15 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add_batch_arguments(parser)
     parser.add_argument(
         "--plain", action="store_true", help="lines instead of the live view, as into a file"
+    )
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="write what happened as JSON (week3)"
+    )
+    parser.add_argument(
+        "--kv-cache-bytes",
+        type=int,
+        metavar="N",
+        help="memory for keys and values (week3); enough for the batch if not given",
     )
     parser.set_defaults(max_tokens=DEFAULT_MAX_TOKENS)
     return parser.parse_args(argv)

@@ -1,6 +1,6 @@
-"""Many prompts at once, through this package's continuous batching or mlx_lm's.
+"""Many prompts at once: Week 2's continuous batching, Week 3's engine, or mlx_lm.
 
-Both look the same from outside: `step` until `is_done`, and between steps see how far each prompt
+All look the same from outside: `step` until `is_done`, and between steps see how far each prompt
 is. `batch-main` shows it, `bench` measures it.
 """
 
@@ -12,30 +12,8 @@ from typing import Any, Protocol
 from ..batch import BatchGeneration, Request
 from ..sampler import Sampler
 from .backend import Checkpoint, build_model
-
-
-@dataclass
-class Progress:
-    """How far a prompt is.
-
-    Attributes:
-        index: its place among the prompts.
-        prompt_tokens: length of the prompt.
-        prefilled: how many of them are computed.
-        new_tokens: of the answer so far, the end token included.
-        text: the answer so far.
-    """
-
-    index: int
-    prompt_tokens: int
-    prefilled: int = 0
-    new_tokens: int = 0
-    text: str = ""
-
-    @property
-    def is_decoding(self) -> bool:
-        """Whether its answer has begun."""
-        return self.new_tokens > 0
+from .batch_progress import EngineState, Progress
+from .engine_run import EngineRun
 
 
 class BatchRun(Protocol):
@@ -69,6 +47,9 @@ class BatchRun(Protocol):
     def step(self) -> None:
         """As little work as can be done at a time."""
 
+    def state(self) -> EngineState | None:
+        """Of the engine, if that is what serves."""
+
 
 def open_run(
     args: argparse.Namespace,
@@ -85,13 +66,15 @@ def open_run(
         checkpoint: the model; its tokenizer turns the answers' tokens into text.
         prompts: token ids.
         max_tokens: how many tokens each answer may have.
-        sampler: called for all rows of a step together.
+        sampler: called for all rows of a step together; the engine makes its own of `args`.
         ignore_eos: go on after end tokens.
     """
     if args.solution == "mlx":
         return MlxRun(
             checkpoint, prompts, max_tokens, sampler, args.batch_size, args.prefill_step, ignore_eos
         )
+    if args.loader == "week3":
+        return EngineRun(args, checkpoint, prompts, max_tokens, ignore_eos)
     longest = max((len(p) + n for p, n in zip(prompts, max_tokens, strict=True)), default=1)
     return TinyLlmRun(
         BatchGeneration(
@@ -143,6 +126,9 @@ class TinyLlmRun:
     def step(self) -> None:
         """See `BatchGeneration.step`."""
         self._batch.step()
+
+    def state(self) -> None:
+        """See `BatchRun`."""
 
 
 def _progress(request: Request) -> Progress:
@@ -227,6 +213,9 @@ class MlxRun:
             self._requests[response.uid].progress.prefilled = response.progress[0]
         for response in tokens:
             self._add_token(self._requests[response.uid], response.token, response.finish_reason)
+
+    def state(self) -> None:
+        """See `BatchRun`."""
 
     def _add_token(self, request: _MlxRequest, token: int, finish_reason: str | None) -> None:
         one = request.progress

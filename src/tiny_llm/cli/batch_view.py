@@ -8,7 +8,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from .batch_runs import BatchRun, Progress
+from .batch_progress import EngineState, Progress
+from .batch_runs import BatchRun
+
+PAGES_WIDTH = 30  # characters of the bar
 
 
 def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
@@ -27,11 +30,23 @@ def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
     table.add_column("answer so far", ratio=1)
     for slot, progress in enumerate(run.slots):
         table.add_row(str(slot), *_cells(progress, "decoding"))
-    # At least one line, so that the table does not jump when there is none.
-    upcoming: Sequence[Progress | None] = run.prefilling or [None]
+    # At least one line, so that the table does not jump when there is none. The engine's requests
+    # have their slots at once.
+    idle: Sequence[None] = [None] if run.state() is None else []
+    upcoming: Sequence[Progress | None] = run.prefilling or idle
     for progress in upcoming:
         table.add_row("next", *_cells(progress, "waits for a slot"), style="cyan")
-    return Group(table, Text(), _queue(run), _finished(run, num_prompts), _speed(run, seconds))
+    state = run.state()
+    engine: list[RenderableType] = (
+        [] if state is None else [_pages(state), Text(f" {state}", style="dim")]
+    )
+    lines: list[RenderableType] = [
+        _queue(run),
+        *engine,
+        _finished(run, num_prompts),
+        _speed(run, seconds),
+    ]
+    return Group(table, Text(), *lines)
 
 
 def _cells(progress: Progress | None, prefilled_state: str) -> list[RenderableType]:
@@ -49,6 +64,26 @@ def _queue(run: BatchRun) -> Text:
     waiting = run.waiting
     names = " ".join(map(str, waiting)) if waiting else "–"
     return Text(f" waiting  {names}", overflow="ellipsis", no_wrap=True)
+
+
+def _pages(state: EngineState) -> Text:
+    """A bar of the pages: shared, one request's, kept for later, free."""
+    pages = state.pages
+    total = pages.used + pages.cached + pages.free
+    kinds = (
+        ("shared", pages.shared, "█", "magenta"),
+        ("own", pages.used - pages.shared, "█", "green"),
+        ("cached", pages.cached, "▒", "blue"),
+        ("free", pages.free, "░", "dim"),
+    )
+    line, drawn, counted = Text(" pages    ", no_wrap=True, overflow="ellipsis"), 0, 0
+    for _, count, character, style in kinds:
+        counted += count
+        end = round(PAGES_WIDTH * counted / total)
+        line.append(character * (end - drawn), style)
+        drawn = end
+    names = ", ".join(f"{count} {name}" for name, count, _, _ in kinds)
+    return line.append(f" {names} of {total}")
 
 
 def _finished(run: BatchRun, num_prompts: int) -> Table:

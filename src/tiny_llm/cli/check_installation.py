@@ -54,6 +54,7 @@ def findings() -> Iterator[Finding]:
     yield _compiler()
     yield _metal_tools()
     yield _extension()
+    yield _metal_kernels()
     yield _torch()
     for name, folder in SHIPPED.items():
         try:
@@ -134,6 +135,16 @@ def _extension() -> Finding:
     except UserError as error:
         return Finding("extension", None, str(error), "`pdm run build-ext`; Week 1 needs none")
     return Finding("extension", True, f"built: {', '.join(module.__all__)}")
+
+
+def _metal_kernels() -> Finding:
+    if sys.platform != "darwin":
+        return Finding("Metal kernels", None, f"not on {platform.system()}", "nothing to do")
+    library = kernels.metal_library()
+    if library is None:
+        fix = "with the Metal tools there, `pdm run build-ext`; until then operations use the CPU"
+        return Finding("Metal kernels", None, "not built", fix)
+    return Finding("Metal kernels", True, f"built, {library.stat().st_size / 1e6:.1f} MB")
 
 
 def _torch() -> Finding:

@@ -90,7 +90,7 @@ class TokenClock:
 class _Stamps:
     """A detokenizer that notes the time."""
 
-    text = ""
+    text = last_segment = ""
 
     def __init__(self, times: list[float]):
         self._times = times

@@ -63,7 +63,7 @@ namespace metal {
 template <class T>
 using uniform = T;
 template <class T>
-MSL_INLINE T make_uniform(T value) {
+constexpr MSL_INLINE T make_uniform(T value) {
     return value;
 }
 struct os_log {

@@ -1,0 +1,165 @@
+"""Attention for metal_traffic: Qwen3's heads, our kernels beside MLX's."""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tiny_llm import kernels
+
+from .metal_jobs import Job, Step, mlx_library, our_step
+
+DECODE_LIMIT, PREFILL_LIMIT = 1.05, 1.25
+DECODE, TILE = "flash_attention_decode.metal", "flash_attention_tile.metal"
+
+D = 128
+HEADS = {"0.6b": (16, 8), "4b": (32, 8)}  # H_q, H
+MLX_BLOCKS = 32  # of the keys, in MLX's attention in two passes
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One key head and its query heads, bfloat16; the slice that is run."""
+
+    group: int
+    L: int
+    S: int
+
+    def query(self) -> np.ndarray:
+        """1×G×L×D."""
+        return np.ones((1, self.group, self.L, D), ml_dtypes.bfloat16)
+
+    def keys(self) -> np.ndarray:
+        """1×1×S×D, for values too."""
+        return np.ones((1, 1, self.S, D), ml_dtypes.bfloat16)
+
+    def params(self) -> Any:
+        """As the encoder fills them."""
+        strides = [self.S * D, self.S * D, D]
+        return kernels.extension().metal.FlashAttentionParams(
+            B=1, H_q=self.group, H=1, L=self.L, S=self.S, D=D, scale=D**-0.5, causal=True,
+            mask_kind=0, has_context_lens=False, aligned=True,
+            query_strides=[self.group * self.L * D, self.L * D, D],
+            key_strides=strides, value_strides=strides, mask_strides=[0] * 4,
+        )  # fmt: skip
+
+
+def attention_jobs() -> list[Job]:
+    """A token after 512 and after 4,096 others; the last 128 of a prompt of 512."""
+    jobs = []
+    for model, (H_q, H) in HEADS.items():
+        group = H_q // H
+        for S in (512, 4096):
+            job = Attention(group, 1, S)
+            jobs.append(_job(f"decode {model}", job, H, "sdpa_vector", _decode(job), _vector(job)))
+        job = Attention(group, 1, 4096)
+        both = f"sdpa_vector_2pass_1_gqa{group}"
+        jobs.append(_job(f"decode {model}", job, H, both, _decode(job), _two_passes(job)))
+        job = Attention(group, 128, 512)
+        name = "attention_32_16_128"
+        jobs.append(_job(f"prefill {model}", job, H, name, _tile(job), _steel(job)))
+    return jobs
+
+
+def _job(
+    name: str,
+    job: Attention,
+    H: int,
+    mlx_kernel: str,
+    ours: Callable[[], list[Step]],
+    mlx: Callable[[], list[Step]],
+) -> Job:
+    return Job(
+        name=f"flash_attention {name}",
+        shape=f"H_q {H * job.group}, H {H}, L {job.L}, S {job.S}",
+        slice="a key head",
+        times=H,
+        limit=DECODE_LIMIT if job.L == 1 else PREFILL_LIMIT,
+        kernel="flash_attention_decode" if job.L == 1 else "flash_attention_tile",
+        mlx_kernel=mlx_kernel,
+        ours=ours,
+        mlx=mlx,
+    )
+
+
+def _inputs(job: Attention) -> list[np.ndarray]:
+    """Query, key, value, and what stands for a mask and context_lens that there are not."""
+    return [job.query(), job.keys(), job.keys(), np.zeros(1, np.uint8), np.zeros(1, np.int32)]
+
+
+def _out(job: Attention) -> np.ndarray:
+    return np.zeros((1, job.L, job.group, D), ml_dtypes.bfloat16)
+
+
+def _decode(job: Attention) -> Callable[[], list[Step]]:
+    def steps() -> list[Step]:
+        metal, params, source = kernels.extension().metal, job.params(), f"flash_attention/{DECODE}"
+        partial = np.zeros((job.group, params.splits, D), np.float32)
+        statistics = np.zeros((job.group, params.splits, 2), np.float32)
+        launch = metal.flash_attention_decode_launch(params, "bfloat16")
+        arrays = [*_inputs(job), _out(job), partial, statistics]
+        merge = metal.flash_attention_merge_launch(params, "bfloat16")
+        parts = [our_step(source, launch, arrays)]
+        return [*parts, our_step(source, merge, [partial, statistics, _out(job)])]
+
+    return steps
+
+
+def _tile(job: Attention) -> Callable[[], list[Step]]:
+    def steps() -> list[Step]:
+        launch = kernels.extension().metal.flash_attention_tile_launch(job.params(), "bfloat16")
+        return [our_step(f"flash_attention/{TILE}", launch, [*_inputs(job), _out(job)])]
+
+    return steps
+
+
+def _vector(job: Attention) -> Callable[[], list[Step]]:
+    def steps() -> list[Step]:
+        constants = {"c20": 0, "c21": 0, "c22": 0, "c23": 0, "c24": 0, "c25": 0, "c26": 1}
+        head = np.int64(job.S * D)
+        arguments = [job.query(), job.keys(), job.keys(), _out(job), job.group, job.S]
+        arguments += [head, np.int64(D), head, np.int64(D), np.float32(D**-0.5)]
+        library = mlx_library("attention_vector", **constants)
+        return [Step(library, "sdpa_vector", arguments, (job.group, 1, 1), (1024, 1, 1))]
+
+    return steps
+
+
+def _two_passes(job: Attention) -> Callable[[], list[Step]]:
+    def steps() -> list[Step]:
+        constants = {"c20": 0, "c21": 0, "c22": 0, "c23": 0, "c24": 0, "c25": 0}
+        library = mlx_library("attention_vector", **constants, c26=MLX_BLOCKS)
+        head, rows = np.int64(job.S * D), (job.group, MLX_BLOCKS)
+        partial = np.zeros((*rows, D), ml_dtypes.bfloat16)
+        sums, largest = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
+        arguments: dict[int, Any] = {0: job.query(), 1: job.keys(), 2: job.keys(), 3: partial}
+        arguments |= {4: sums, 5: largest, 7: job.S, 8: head, 9: np.int64(D), 10: head}
+        arguments |= {11: np.int64(D), 12: np.float32(D**-0.5)}
+        first = f"sdpa_vector_2pass_1_gqa{job.group}"
+        merge = [partial, sums, largest, _out(job), MLX_BLOCKS]
+        return [
+            Step(library, first, arguments, (1, 1, MLX_BLOCKS), (32, job.group, 1)),
+            Step(library, "sdpa_vector_2pass_2", merge, (job.group, 1, 1), (1024, 1, 1)),
+        ]
+
+    return steps
+
+
+def _steel(job: Attention) -> Callable[[], list[Step]]:
+    def steps() -> list[Step]:
+        constants = {"c200": 1, "c201": 1, "c300": 0, "c301": 1, "c302": 0, "c303": 0}
+        queries, keys = job.L // 32, job.S // 16
+        row, many = job.L * D, job.S * D
+        strides = [job.group * row, row, D, many, many, D, many, many, D, job.group * row, D]
+        params = struct.pack("6if7i12q", 1, job.group, D, job.L, job.S, job.group, D**-0.5,
+                             queries, keys, queries, keys, 0, 0, job.S - job.L,
+                             *strides, job.group * D)  # fmt: skip
+        arguments = {0: job.query(), 1: job.keys(), 2: job.keys(), 3: _out(job), 4: params}
+        library = mlx_library("attention", **constants)
+        groups = (queries, job.group, 1)
+        return [Step(library, "attention_32_16_128", arguments, groups, (32, 4, 1))]
+
+    return steps

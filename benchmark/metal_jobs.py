@@ -1,0 +1,112 @@
+"""A job that two kernels do, in the emulator: launches, and the sums of their counts."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from tools.metal_emulator import Library
+
+HERE = Path(__file__).resolve().parent
+EXTENSION = HERE.parent / "src" / "extensions"
+MLX_HEADERS = Path(next(iter(mx.__spec__.submodule_search_locations or [mx.__file__]))).parent
+MLX_HEADERS /= "include"
+
+Size = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch: a kernel of a library, its arguments, threadgroups and threads."""
+
+    library: Library
+    kernel: str
+    arguments: Sequence[Any] | Mapping[int, Any]
+    groups: Size
+    threads: Size
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is compared: the same slice of the same work by our kernel and by MLX's.
+
+    Attributes:
+        name: the kind of work.
+        shape: of the whole work, in the letters of the operation.
+        slice: what of it is run.
+        times: how often the slice is in the whole.
+        limit: our device bytes may be so many times MLX's.
+        kernel, mlx_kernel: their names, for the table.
+        ours, mlx: make the launches.
+    """
+
+    name: str
+    shape: str
+    slice: str
+    times: int
+    limit: float
+    kernel: str
+    mlx_kernel: str
+    ours: Callable[[], list[Step]] = field(repr=False)
+    mlx: Callable[[], list[Step]] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts of all launches of one side. Bytes are read and written ones."""
+
+    device_bytes: int
+    unique_device_bytes: int
+    threadgroup_bytes: int
+    simd_operations: int
+    barriers: int
+    matrix_multiply_adds: int
+    multiply_adds: int
+
+
+def run(steps: Sequence[Step]) -> Totals:
+    """Runs launches in their order and adds up what they did."""
+    counts = [
+        step.library.launch(
+            step.kernel, step.arguments, grid=step.groups, threads=step.threads, mode="count"
+        ).counts
+        for step in steps
+    ]
+    return Totals(
+        device_bytes=sum(count.device_bytes for count in counts),
+        unique_device_bytes=sum(count.unique_device_bytes for count in counts),
+        threadgroup_bytes=sum(
+            count.threadgroup_bytes_read + count.threadgroup_bytes_written for count in counts
+        ),
+        simd_operations=sum(count.simd_operations for count in counts),
+        barriers=sum(count.barriers for count in counts),
+        matrix_multiply_adds=sum(count.simdgroup_matrix_multiply_adds for count in counts),
+        multiply_adds=sum(count.multiply_adds for count in counts),
+    )
+
+
+@functools.cache
+def our_library(source: str) -> Library:
+    """A .metal file of the extension, `matmul/matmul_tile.metal` for example."""
+    return Library(EXTENSION / "src" / source, include_dirs=[EXTENSION])
+
+
+@functools.cache
+def mlx_library(name: str, **constants: int) -> Library:
+    """MLX's kernels that benchmark/metal/mlx_<name>.metal instantiates.
+
+    constants: the function constants, `c200=1` for number 200.
+    """
+    values: dict[int | str, object] = {int(key[1:]): value for key, value in constants.items()}
+    source = HERE / "metal" / f"mlx_{name}.metal"
+    return Library(source, include_dirs=[MLX_HEADERS], function_constants=values)
+
+
+def our_step(source: str, launch: Any, arrays: Sequence[np.ndarray]) -> Step:
+    """A launch as `tiny_llm_ext.metal` decides it, with outputs last among the arrays."""
+    arguments = [*arrays, launch.params]
+    return Step(our_library(source), launch.kernel, arguments, launch.groups, launch.threads)

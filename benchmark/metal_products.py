@@ -1,0 +1,192 @@
+"""Matrix products for metal_traffic: Qwen3's shapes, our kernels beside MLX's."""
+
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tiny_llm import kernels
+
+from .metal_jobs import Job, Size, Step, mlx_library, our_step
+
+MATVEC_LIMIT, TILE_LIMIT = 1.05, 1.25
+
+# O×I of a layer's matrices. In order: query, output, gate and up, down; the last: the vocabulary.
+SHAPES = {
+    "0.6b": [(2048, 1024), (1024, 2048), (3072, 1024), (1024, 3072), (151936, 1024)],
+    "4b": [(4096, 2560), (2560, 4096), (9728, 2560), (2560, 9728), (151936, 2560)],
+}
+NO_BATCH: list[Any] = [
+    0,
+    np.zeros(1, np.int32),
+    np.zeros(1, np.int64),
+]  # dimensions, shape, strides
+
+
+@dataclass(frozen=True)
+class Product:
+    """M×O = M×I · (O×I)ᵀ in bfloat16, and the slice m×o of it that is run."""
+
+    M: int
+    O: int
+    I: int
+    bits: int = 16  # of a weight
+    group_size: int = 0
+
+    @property
+    def m(self) -> int:
+        """All of a few rows, or those of a tile."""
+        return min(self.M, 64)
+
+    @property
+    def o(self) -> int:
+        """Whole tiles and simdgroups of both sides."""
+        return 64
+
+    @property
+    def times(self) -> int:
+        """How often the slice is in the product."""
+        return self.M // self.m * (self.O // self.o)
+
+    def x(self) -> np.ndarray:
+        """The slice's rows."""
+        return np.ones((self.m, self.I), ml_dtypes.bfloat16)
+
+    def weights(self) -> list[np.ndarray]:
+        """The slice's matrix: scales, biases and integers, or numbers."""
+        if self.bits == 16:
+            return [np.ones((self.o, self.I), ml_dtypes.bfloat16)]
+        groups = np.ones((self.o, self.I // self.group_size), ml_dtypes.bfloat16)
+        return [groups, groups, np.ones((self.o, self.I * self.bits // 32), np.uint32)]
+
+    def out(self) -> np.ndarray:
+        """What the slice gives."""
+        return np.zeros((self.m, self.o), ml_dtypes.bfloat16)
+
+
+def product_jobs() -> list[Job]:
+    """Decoding one sequence and four, sixteen, and prefill; quantized and dense."""
+    jobs = []
+    for model, shapes in SHAPES.items():
+        for O, I in shapes:
+            jobs.append(_quantized(f"decode {model}", Product(1, O, I, 4, 128)))
+        for O, I in shapes[2:4]:
+            for M in (4, 16, 128, 512):
+                name = "decode" if M <= 16 else "prefill"
+                jobs.append(_quantized(f"{name} {model}", Product(M, O, I, 4, 128)))
+        O, I = shapes[2]
+        jobs.append(_quantized(f"decode {model}", Product(1, O, I, 8, 64)))
+        jobs.append(_quantized(f"prefill {model}", Product(512, O, I, 8, 64)))
+        jobs.append(_dense(f"decode {model}", Product(1, O, I)))
+        jobs.append(_dense(f"prefill {model}", Product(512, O, I)))
+    return jobs
+
+
+def _job(
+    name: str,
+    product: Product,
+    kernel: str,
+    mlx_kernel: str,
+    ours: Callable[[], list[Step]],
+    mlx: Callable[[], list[Step]],
+) -> Job:
+    M, O, I = product.M, product.O, product.I
+    form = f"{product.bits} bits, groups of {product.group_size}" if product.group_size else "dense"
+    return Job(
+        name=f"{'quantized_matmul' if product.group_size else 'matmul'} {name}",
+        shape=f"{M}×{O}×{I}, {form}",
+        slice=f"{product.m}×{product.o}",
+        times=product.times,
+        limit=MATVEC_LIMIT if "matvec" in kernel else TILE_LIMIT,
+        kernel=kernel,
+        mlx_kernel=mlx_kernel,
+        ours=ours,
+        mlx=mlx,
+    )
+
+
+def _variant(kernel: str) -> str:
+    """What was chosen for the whole product, by its kernel's name."""
+    match = re.search(r"matmul_(readable|matvec|tile64|tile32_parts|tile32)", kernel)
+    assert match, kernel
+    return match[1]
+
+
+def _with_sum(source: str, launch: Any, inputs: list[np.ndarray], product: Product) -> list[Step]:
+    """A product's launch and, if it has parts, that of their sum."""
+    parts = launch.groups[2]
+    if parts == 1:
+        return [our_step(source, launch, [*inputs, product.out()])]
+    sums = np.zeros((parts, product.m, product.o), np.float32)
+    metal = kernels.extension().metal
+    total = metal.sum_parts_launch(parts, product.m * product.o, "bfloat16")
+    return [
+        our_step(source, launch, [*inputs, sums]),
+        our_step("matmul/matmul.metal", total, [sums, product.out()]),
+    ]
+
+
+def _quantized(name: str, product: Product) -> Job:
+    launch = kernels.extension().metal.quantized_matmul_launch
+    form = (product.group_size, product.bits, "bfloat16")
+    variant = _variant(launch(product.M, product.O, product.I, *form).kernel)
+    chosen = launch(product.m, product.o, product.I, *form, variant=variant)
+    suffix = "matvec" if variant == "matvec" else "tile"
+
+    def ours() -> list[Step]:
+        scales, biases, b = product.weights()
+        source = f"quantized_matmul/quantized_matmul_{suffix}.metal"
+        return _with_sum(source, chosen, [scales, biases, product.x(), b], product)
+
+    vector = product.M <= 8
+    kernel = f"{'qmv_fast' if vector else 'qmm_t'}_b{product.bits}_g{product.group_size}"
+
+    def mlx() -> list[Step]:
+        scales, biases, b = product.weights()
+        sizes = [product.I, product.o, *([] if vector else [product.m])]
+        arguments = [b, scales, biases, product.x(), product.out(), *sizes]
+        arguments += [*NO_BATCH, *NO_BATCH, *NO_BATCH[2:] * 2]
+        groups: Size = (product.m, product.o // 8, 1)
+        if not vector:
+            groups = (product.o // 32, -(-product.m // 32), 1)
+        library = mlx_library("quantized", c200=1, c201=1, c202=1)
+        return [Step(library, kernel, arguments, groups, (32, 2, 1 if vector else 2))]
+
+    return _job(name, product, chosen.kernel, kernel, ours, mlx)
+
+
+def _dense(name: str, product: Product) -> Job:
+    launch, I = kernels.extension().metal.matmul_launch, product.I
+    variant = _variant(launch(product.M, product.O, I, "bfloat16", I, I).kernel)
+    chosen = launch(product.m, product.o, I, "bfloat16", I, I, variant=variant)
+    suffix = "matvec" if variant == "matvec" else "tile"
+
+    def ours() -> list[Step]:
+        return _with_sum(
+            f"matmul/matmul_{suffix}.metal", chosen, [product.x(), *product.weights()], product
+        )
+
+    def gemv() -> list[Step]:
+        arguments: dict[int, Any] = dict(
+            enumerate([*product.weights(), product.x(), product.x(), product.out()])
+        )
+        arguments |= {4: I, 5: product.o, 6: I, 7: 1.0, 8: 0.0, 9: 1, 14: 1}
+        arguments |= {10: NO_BATCH[1], **dict.fromkeys((11, 12, 13), NO_BATCH[2])}
+        groups = (product.o // 16, 1, 1)
+        return [Step(mlx_library("gemv"), "gemv", arguments, groups, (32, 1, 4))]
+
+    def gemm() -> list[Step]:
+        tiles = (product.o // 64, product.m // 64)
+        params = struct.pack("8i3q2i1i4x", product.m, product.o, I, I, I, product.o, *tiles,
+                             0, 0, 0, 0, I // 16, 0)  # fmt: skip
+        constants = {"c10": 0, "c100": 0, "c110": 0, "c200": 1, "c201": 1, "c202": 1}
+        arguments = {0: product.x(), 1: product.weights()[0], 3: product.out(), 4: params}
+        library = mlx_library("gemm", **constants)
+        return [Step(library, "gemm_nt_64_64_16", arguments, (*tiles, 1), (32, 2, 2))]
+
+    kernel, mlx = ("gemv", gemv) if product.M == 1 else ("gemm_nt_64_64_16", gemm)
+    return _job(name, product, chosen.kernel, kernel, ours, mlx)

@@ -1,0 +1,97 @@
+"""Counts what our Metal kernels and MLX's own move and compute, on any machine.
+
+    python -m benchmark.metal_traffic [--only "matvec"]
+
+No time is measured: the kernels run in the project's emulator (tools/metal_emulator), which counts.
+MLX's kernels come from the headers in its wheel, for the same job and shape. Both run a slice of
+the job, a few threadgroups with their whole inner loops, and the table has the slice's counts:
+threadgroups do the same work, so a whole job's are `times` as many. "Device" is what the threads
+ask for, "unique" counts a byte once: the difference is for caches to serve. "MLX" is our device
+bytes divided by MLX's, and the limit is what the project holds itself to.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from tools.metal_emulator import ToolMissingError
+
+from .metal_attention import attention_jobs
+from .metal_jobs import Job, Totals, run
+from .metal_products import product_jobs
+
+JOBS: list[Callable[[], list[Job]]] = [product_jobs, attention_jobs]
+COLUMNS = {
+    "device_bytes": "device KB",
+    "unique_device_bytes": "unique KB",
+    "threadgroup_bytes": "threadgroup KB",
+    "simd_operations": "simd ops",
+    "barriers": "barriers",
+    "matrix_multiply_adds": "matrix multiply-adds",
+    "multiply_adds": "other multiply-adds",
+}
+
+
+def compare(job: Job) -> dict[str, Any]:
+    """A job's row: the counts of both sides, and our device bytes as a fraction of MLX's."""
+    ours, mlx = run(job.ours()), run(job.mlx())
+    return {
+        "job": job.name,
+        "shape": job.shape,
+        "slice": job.slice,
+        "times": job.times,
+        "kernel": job.kernel,
+        "mlx_kernel": job.mlx_kernel,
+        "ours": asdict(ours),
+        "mlx": asdict(mlx),
+        "ratio": ours.device_bytes / mlx.device_bytes,
+        "limit": job.limit,
+    }
+
+
+def show(row: dict[str, Any]) -> None:
+    """Two lines of the table."""
+    for side, kernel in (("ours", row["kernel"]), ("mlx", row["mlx_kernel"])):
+        ours = side == "ours"
+        cells = [row["job"], row["shape"], row["slice"], f"{row['times']:,}"] if ours else [""] * 4
+        cells.append(f"{'MLX: ' if not ours else ''}{kernel}")
+        for field in COLUMNS:
+            value = row[side][field]
+            cells.append(f"{value / 1e3:,.1f}" if field.endswith("bytes") else f"{value:,}")
+        cells += [f"{row['ratio']:.2f}", f"{row['limit']:.2f}"] if ours else ["", ""]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def main() -> int:
+    """Prints a table and ends in one JSON line; exit status 1 if a limit is exceeded."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="jobs with this in their name; all if not given")
+    args = parser.parse_args()
+    jobs = [job for make in JOBS for job in make() if args.only in job.name]
+    if not jobs:
+        names = sorted({job.name for make in JOBS for job in make()})
+        parser.error(f"there is no job '{args.only}'; there are {', '.join(names)}.")
+    columns = ["job", "shape", "slice", "times", "kernel", *COLUMNS.values(), "MLX", "limit"]
+    print(f"| {' | '.join(columns)} |")
+    print(f"|---|---|---|---:|---|{'---:|' * (len(columns) - 5)}")
+    rows = []
+    try:
+        for job in jobs:
+            rows.append(compare(job))
+            show(rows[-1])
+    except ToolMissingError as error:
+        print(f"metal_traffic: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps({"rows": rows}))
+    return int(any(row["ratio"] > row["limit"] for row in rows))
+
+
+__all__ = ["Totals", "compare", "main"]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""What `serving.py` measures: each function is one experiment and returns its figures."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tiny_llm import LLM, Qwen3ModelWeek2, SamplingParams
+from tiny_llm.batch import BatchGeneration
+from tiny_llm.cli.workload import LengthRange, TokenClock, Workload, draw_workload, latencies
+from tiny_llm.demo.prompts import BATCH_PROMPTS
+from tiny_llm.engine.step import Step
+
+from .systems.worker import token_ids
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """How the engine is set up, and what is served.
+
+    Attributes:
+        num_requests: how many arrive at once.
+        low, high: prompts and answers have so many tokens, at random.
+        batch_size: requests that run at a time; memory is for as many of the longest.
+        max_num_seqs: requests that the engine may run in that memory.
+        max_batch_tokens: of an engine's step.
+        prefill_step: tokens of Week 2's chunks.
+        page_size: of the engine.
+    """
+
+    num_requests: int
+    low: int
+    high: int
+    batch_size: int
+    max_num_seqs: int
+    max_batch_tokens: int
+    prefill_step: int
+    page_size: int
+
+    def workload(self, vocab_size: int) -> Workload:
+        """The same one for every system."""
+        inputs = LengthRange("input", self.low, self.high)
+        outputs = LengthRange("output", self.low, self.high)
+        return draw_workload(self.num_requests, inputs, outputs, vocab_size, seed=1)
+
+    def kv_tokens(self) -> int:
+        """What the declared memory holds, in whole pages."""
+        longest = -(-2 * self.high // self.page_size) * self.page_size
+        return self.batch_size * longest
+
+
+def build_engine(mlx_model: Any, options: ServingOptions, **changes: Any) -> LLM:
+    """An engine for token ids, with the memory that `options` declares."""
+    args = mlx_model.args
+    per_token = 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim * 2
+    settings: dict[str, Any] = {
+        "kv_cache_bytes": options.kv_tokens() * per_token,
+        "page_size": options.page_size,
+        "max_batch_tokens": options.max_batch_tokens,
+        "max_num_seqs": options.max_num_seqs,
+    }
+    return LLM((mlx_model, TokenClock()), **{**settings, **changes})
+
+
+def serve_with_engine(mlx_model: Any, workload: Workload, options: ServingOptions) -> dict:
+    """Throughput of the engine, and the gaps between tokens while prompts are computed."""
+    llm = build_engine(mlx_model, options)
+    steps: list[Step] = []
+    _watch_steps(llm, steps)
+    started = time.perf_counter()
+    for prompt, limit in zip(workload.prompts, workload.output_lens, strict=True):
+        llm.add_request(prompt, SamplingParams(temperature=0, max_tokens=limit, ignore_eos=True))
+    gaps: list[float] = []
+    latest: dict[str, float] = {}
+    times: dict[str, list[float]] = {}
+    while llm.has_unfinished_requests:
+        news = llm.step()
+        now = time.perf_counter()
+        prefilled = any(chunk.end - chunk.start > 1 for chunk in steps[-1].chunks)
+        for one in news:
+            if prefilled and one.request_id in latest:
+                gaps.append(now - latest[one.request_id])
+            latest[one.request_id] = now
+            times.setdefault(one.request_id, []).append(now)
+    seconds = time.perf_counter() - started
+    p50, p95 = np.percentile(gaps, [50, 95]) if gaps else (float("nan"), float("nan"))
+    return {
+        "seconds": seconds,
+        "output_tokens_per_s": workload.output_tokens / seconds,
+        "steps": len(steps),
+        "preemptions": llm.scheduler.num_preemptions,
+        "gap_ms_p50_while_prefilling": p50 * 1e3,
+        "gap_ms_p95_while_prefilling": p95 * 1e3,
+        "bookkeeping_share": 1 - llm.runner.seconds / llm.step_seconds,
+        **latencies(list(times.values()), started),
+    }
+
+
+def serve_with_week_2(mlx_model: Any, workload: Workload, options: ServingOptions) -> dict:
+    """Throughput of Week 2's continuous batching on the same requests."""
+    clock = TokenClock()
+    started = time.perf_counter()
+    batch = BatchGeneration(
+        Qwen3ModelWeek2(mlx_model, enable_flash_attn=True),
+        clock,
+        workload.prompts,
+        max_seq_len=2 * options.high + 1,
+        batch_size=options.batch_size,
+        prefill_step=options.prefill_step,
+        max_tokens=workload.output_lens,
+        ignore_eos=True,
+    )
+    while not batch.is_done:
+        batch.step()
+    seconds = time.perf_counter() - started
+    return {
+        "seconds": seconds,
+        "output_tokens_per_s": workload.output_tokens / seconds,
+        **latencies(clock.sequences, started),
+    }
+
+
+def bookkeeping(mlx_model: Any, options: ServingOptions, num_seqs: int, steps: int) -> dict:
+    """The share of a step that is neither model nor sampling, while `num_seqs` requests decode."""
+    context = 64
+    llm = build_engine(
+        mlx_model,
+        options,
+        max_num_seqs=num_seqs,
+        max_batch_tokens=num_seqs * 2 + 256,
+        kv_cache_bytes=_kv_bytes(mlx_model, num_seqs * (context + steps + 4 * options.page_size)),
+    )
+    params = SamplingParams(temperature=0, max_tokens=steps + 40, ignore_eos=True)
+    vocab_size = llm.vocab_size
+    for number in range(num_seqs):
+        llm.add_request([number % vocab_size, *token_ids(context, vocab_size)], params)
+    while any(one.num_uncomputed > 1 for one in llm.scheduler.running) or llm.scheduler.waiting:
+        llm.step()
+    whole, model = llm.step_seconds, llm.runner.seconds
+    for _ in range(steps):
+        llm.step()
+    whole, model = llm.step_seconds - whole, llm.runner.seconds - model
+    return {
+        "num_seqs": num_seqs,
+        "step_ms": whole / steps * 1e3,
+        "bookkeeping_ms": (whole - model) / steps * 1e3,
+        "share": 1 - model / whole,
+    }
+
+
+def prefix_hit(mlx_model: Any, options: ServingOptions, tokens: int, repeats: int) -> dict:
+    """Time to the first token after a prompt of which `tokens` tokens are cached, and are not."""
+    question = 16
+    budget = _kv_bytes(mlx_model, (tokens + 2 * question + 4 * options.page_size) * (repeats + 1))
+    llm = build_engine(mlx_model, options, kv_cache_bytes=budget, max_batch_tokens=512)
+    params = SamplingParams(temperature=0, max_tokens=1)
+    cold: list[float] = []
+    warm: list[float] = []
+    rng = np.random.default_rng(2)
+    for _ in range(repeats):
+        prefix = rng.integers(0, llm.vocab_size, tokens).tolist()
+        for seconds in (cold, warm):
+            prompt = prefix + rng.integers(0, llm.vocab_size, question).tolist()
+            [output] = llm.generate([prompt], params, show_progress=False)
+            assert output.num_cached_tokens == (0 if seconds is cold else tokens)
+            assert output.metrics.ttft is not None
+            seconds.append(output.metrics.ttft)
+    return {
+        "cached_tokens": tokens,
+        "cold_ms": statistics.median(cold) * 1e3,
+        "hit_ms": statistics.median(warm) * 1e3,
+        "ratio": statistics.median(cold) / statistics.median(warm),
+    }
+
+
+def speculation(max_tokens: int) -> dict:
+    """Steps of the demo model with and without its draft, on the sixteen prompts."""
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    prompts = [[{"role": "user", "content": prompt}] for prompt in BATCH_PROMPTS]
+    figures: dict[str, Any] = {}
+    answers = []
+    for name, draft in (("plain", None), ("drafts", "demo-draft")):
+        llm = LLM("demo", kv_cache_bytes=2**25, draft_model=draft)
+        started = time.perf_counter()
+        outputs = llm.generate(prompts, params, show_progress=False)
+        figures[f"{name}_seconds"] = time.perf_counter() - started
+        figures[f"{name}_target_steps"] = llm.runner.statistics.steps
+        answers.append([output.token_ids for output in outputs])
+    figures["proposed"] = llm.runner.statistics.proposed
+    figures["accepted"] = llm.runner.statistics.accepted
+    figures["fewer_steps"] = figures["plain_target_steps"] / figures["drafts_target_steps"]
+    figures["same_tokens"] = answers[0] == answers[1]
+    return figures
+
+
+def summary(rounds: Sequence[dict]) -> dict:
+    """The median round by throughput, and the best throughput."""
+    ordered = sorted(rounds, key=lambda one: one["output_tokens_per_s"])
+    best = ordered[-1]["output_tokens_per_s"]
+    return {**ordered[len(ordered) // 2], "best_output_tokens_per_s": best}
+
+
+def _watch_steps(llm: LLM, steps: list[Step]) -> None:
+    """Notes every step that is scheduled."""
+    schedule = llm.scheduler.schedule
+
+    def scheduled() -> Step:
+        steps.append(schedule())
+        return steps[-1]
+
+    llm.scheduler.schedule = scheduled  # type: ignore[method-assign]
+
+
+def _kv_bytes(mlx_model: Any, tokens: int) -> int:
+    args = mlx_model.args
+    return tokens * 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim * 2

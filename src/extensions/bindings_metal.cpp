@@ -1,0 +1,162 @@
+// The submodule tiny_llm_ext.metal: the launches of the Metal kernels, on every platform, so that
+// an emulator may run what the GPU would be given.
+#include "bindings_metal.h"
+
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <stdexcept>
+#include <tuple>
+
+#include "common/metal_copy_launch.h"
+#include "common/metal_device.h"
+#include "common/metal_launch.h"
+#include "common/metal_run.h"
+#include "src/axpby/axpby_launch.h"
+#include "src/cache_write/cache_write_launch.h"
+#include "src/qk_norm_rope/qk_norm_rope_launch.h"
+#include "src/quantized_embedding/quantized_embedding_launch.h"
+#include "src/rms_norm/rms_norm_launch.h"
+#include "src/swiglu/swiglu_launch.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tiny_llm_ext {
+
+Format format_named(const std::string& name) {
+    for (Format format : {Format::float32, Format::float16, Format::bfloat16}) {
+        if (name == name_of(format)) {
+            return format;
+        }
+    }
+    throw std::invalid_argument("[metal] expected dtype float32, float16 or bfloat16, got " + name);
+}
+
+namespace {
+
+std::tuple<int64_t, int64_t, int64_t> as_tuple(const Extent& extent) {
+    return {extent.x, extent.y, extent.z};
+}
+
+void bind_launch(nb::module_& m) {
+    nb::class_<MetalLaunch>(m, "Launch", "How a kernel is started.")
+        .def_ro("kernel", &MetalLaunch::kernel, "Its name in the library.")
+        .def_prop_ro(
+            "groups", [](const MetalLaunch& launch) { return as_tuple(launch.groups); },
+            "Threadgroups in the grid: x, y, z.")
+        .def_prop_ro(
+            "threads", [](const MetalLaunch& launch) { return as_tuple(launch.threads); },
+            "Threads in a threadgroup: x, y, z.")
+        .def_ro("threadgroup_bytes", &MetalLaunch::threadgroup_bytes,
+                "Of the kernel's [[threadgroup(0)]]; 0 if it has none.")
+        .def_prop_ro(
+            "params",
+            [](const MetalLaunch& launch) {
+                return nb::bytes(launch.params.data(), launch.params.size());
+            },
+            "The bytes of its params struct, the last buffer.");
+}
+
+}  // namespace
+
+void bind_metal(nb::module_& parent) {
+    nb::module_ m = parent.def_submodule("metal", "How each operation starts its Metal kernels.");
+    bind_launch(m);
+    m.def(
+        "library_path", [] { return metal::library_path(); },
+        "The compiled kernels beside the module; empty if they were not built.");
+
+    m.def("run", &metal_run, "launch"_a, "inputs"_a, "outputs"_a, nb::kw_only(),
+          "stream"_a = nb::none(),
+          R"(Runs a launch on the GPU: what an emulator does elsewhere.
+
+Args:
+    launch: of one of the functions below.
+    inputs: the kernel's input buffers, bound as they lie in memory.
+    outputs: what its output buffers hold before.
+    stream: a GPU's; MLX's default if None.
+
+Returns:
+    What the output buffers hold after.
+)");
+
+    m.def("copy_launch", &copy_launch, "shape"_a, "strides"_a, "item_size"_a,
+          "max_threads"_a = MAX_THREADS, "Any strides into row-major order: source, copy.");
+
+    m.def(
+        "axpby_launch",
+        [](int64_t size, float alpha, float beta, const std::string& dtype, int max_threads) {
+            return axpby_launch(size, alpha, beta, format_named(dtype), max_threads);
+        },
+        "size"_a, "alpha"_a, "beta"_a, "dtype"_a, "max_threads"_a = MAX_THREADS,
+        "Buffers: x, y, z.");
+
+    m.def(
+        "rms_norm_launch",
+        [](int64_t M, int D, float eps, int64_t x_stride, const std::string& dtype,
+           int max_threads) {
+            return rms_norm_launch(M, D, eps, x_stride, format_named(dtype), max_threads);
+        },
+        "M"_a, "D"_a, "eps"_a, "x_stride"_a, "dtype"_a, "max_threads"_a = MAX_THREADS,
+        "Buffers: x, weight, out.");
+    m.def(
+        "add_rms_norm_launch",
+        [](int64_t M, int D, float eps, int64_t x_stride, int64_t y_stride,
+           const std::string& dtype, int max_threads) {
+            return add_rms_norm_launch(M, D, eps, x_stride, y_stride, format_named(dtype),
+                                       max_threads);
+        },
+        "M"_a, "D"_a, "eps"_a, "x_stride"_a, "y_stride"_a, "dtype"_a, "max_threads"_a = MAX_THREADS,
+        "Buffers: x, y, weight, sum, out.");
+
+    m.def(
+        "swiglu_launch",
+        [](int64_t M, int I, int64_t gate_stride, int64_t up_stride, const std::string& dtype,
+           int max_threads) {
+            return swiglu_launch(M, I, gate_stride, up_stride, format_named(dtype), max_threads);
+        },
+        "M"_a, "I"_a, "gate_stride"_a, "up_stride"_a, "dtype"_a, "max_threads"_a = MAX_THREADS,
+        "Buffers: gate, up, out.");
+
+    m.def(
+        "qk_norm_rope_launch",
+        [](int B, int L, int H, int D, float eps, const std::array<int64_t, 3>& x_strides,
+           int64_t angle_stride, const std::string& dtype, int max_threads) {
+            QkNormRopeParams params = {B, L, H, D, eps, {}, angle_stride};
+            std::copy(x_strides.begin(), x_strides.end(), params.x_strides);
+            return qk_norm_rope_launch(params, format_named(dtype), max_threads);
+        },
+        "B"_a, "L"_a, "H"_a, "D"_a, "eps"_a, "x_strides"_a, "angle_stride"_a, "dtype"_a,
+        "max_threads"_a = MAX_THREADS, "Buffers: x, weight, cos, sin, out.");
+
+    m.def(
+        "cache_write_launch",
+        [](int B, int H, int C, int L, int D, const std::array<int64_t, 4>& token_strides,
+           int item_size, int max_threads) {
+            CacheWriteParams params = {H, C, L, D, {}};
+            std::copy(token_strides.begin(), token_strides.end(), params.token_strides);
+            return cache_write_launch(B, params, item_size, max_threads);
+        },
+        "B"_a, "H"_a, "C"_a, "L"_a, "D"_a, "token_strides"_a, "item_size"_a,
+        "max_threads"_a = MAX_THREADS, "Buffers: tokens, offsets, the cache.");
+
+    m.def(
+        "quantized_embedding_launch",
+        [](int64_t N, int V, int E, int group_size, int bits, bool ids_are_signed,
+           const std::string& dtype, int max_threads) {
+            return quantized_embedding_launch(N, V, E, group_size, bits, ids_are_signed,
+                                              format_named(dtype), max_threads);
+        },
+        "N"_a, "V"_a, "E"_a, "group_size"_a, "bits"_a, "ids_are_signed"_a, "dtype"_a,
+        "max_threads"_a = MAX_THREADS, "Buffers: ids, scales, biases, weight, out.");
+    bind_metal_matmul(m);
+    bind_metal_attention(m);
+}
+
+}  // namespace tiny_llm_ext

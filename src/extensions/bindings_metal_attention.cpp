@@ -1,0 +1,117 @@
+// The launches of attention's kernels, for tiny_llm_ext.metal.
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <array>
+
+#include "bindings_metal.h"
+#include "src/flash_attention/flash_attention_launch.h"
+#include "src/paged_attention/paged_attention_launch.h"
+#include "src/paged_cache_write/paged_cache_write_launch.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tiny_llm_ext {
+
+namespace {
+
+template <size_t N>
+void copy_strides(const std::array<int64_t, N>& from, long (&to)[N]) {
+    std::copy(from.begin(), from.end(), to);
+}
+
+void bind_params(nb::module_& m) {
+    using Params = FlashAttentionParams;
+    nb::class_<Params>(m, "FlashAttentionParams", "What the kernels of flash_attention are told.")
+        .def(
+            "__init__",
+            [](Params* self, int B, int H_q, int H, int L, int S, int D, float scale, bool causal,
+               int mask_kind, bool has_context_lens, bool aligned,
+               const std::array<int64_t, 3>& query_strides,
+               const std::array<int64_t, 3>& key_strides,
+               const std::array<int64_t, 3>& value_strides,
+               const std::array<int64_t, 4>& mask_strides) {
+                new (self) Params{B,
+                                  H_q,
+                                  H,
+                                  L,
+                                  S,
+                                  D,
+                                  scale,
+                                  causal,
+                                  mask_kind,
+                                  has_context_lens,
+                                  attention_splits(S),
+                                  aligned,
+                                  {},
+                                  {},
+                                  {},
+                                  {}};
+                copy_strides(query_strides, self->query_strides);
+                copy_strides(key_strides, self->key_strides);
+                copy_strides(value_strides, self->value_strides);
+                copy_strides(mask_strides, self->mask_strides);
+            },
+            nb::kw_only(), "B"_a, "H_q"_a, "H"_a, "L"_a, "S"_a, "D"_a, "scale"_a, "causal"_a,
+            "mask_kind"_a, "has_context_lens"_a, "aligned"_a, "query_strides"_a, "key_strides"_a,
+            "value_strides"_a, "mask_strides"_a)
+        .def_ro("splits", &Params::splits, "Of the keys, in the decode kernel.");
+}
+
+void bind_paged(nb::module_& m) {
+    m.def(
+        "paged_attention_simple_launch",
+        [](int H_q, int H, int D, int B, int max_pages, int P, int page_size, int T, int L,
+           float scale, bool causal, const std::array<int64_t, 3>& query_strides,
+           const std::string& dtype) {
+            PagedAttentionParams params = {H_q,       H, D, B,     max_pages, P,
+                                           page_size, T, L, scale, causal,    {}};
+            copy_strides(query_strides, params.query_strides);
+            return paged_attention_simple_launch(params, format_named(dtype));
+        },
+        nb::kw_only(), "H_q"_a, "H"_a, "D"_a, "B"_a, "max_pages"_a, "P"_a, "page_size"_a, "T"_a,
+        "L"_a, "scale"_a, "causal"_a, "query_strides"_a, "dtype"_a,
+        "Buffers: query, key_pages, value_pages, block_table, context_lens, cu_seqlens_q, out.");
+    m.def(
+        "paged_cache_write_launch",
+        [](int H, int L, int D, int page_size, int64_t tokens, int64_t places,
+           const std::array<int64_t, 4>& token_strides, int item_size, int max_threads) {
+            PagedCacheWriteParams params = {H, L, D, page_size, tokens, places, {}};
+            copy_strides(token_strides, params.token_strides);
+            return paged_cache_write_launch(params, item_size, max_threads);
+        },
+        nb::kw_only(), "H"_a, "L"_a, "D"_a, "page_size"_a, "tokens"_a, "places"_a,
+        "token_strides"_a, "item_size"_a, "max_threads"_a = MAX_THREADS,
+        "Buffers: tokens, slots, the pages.");
+}
+
+}  // namespace
+
+void bind_metal_attention(nb::module_& m) {
+    bind_params(m);
+    bind_paged(m);
+    const auto def = [&](const char* name,
+                         MetalLaunch (*launch)(const FlashAttentionParams&, Format),
+                         const char* buffers) {
+        m.def(
+            name,
+            [launch](const FlashAttentionParams& params, const std::string& dtype) {
+                return launch(params, format_named(dtype));
+            },
+            "params"_a, "dtype"_a, buffers);
+    };
+    def("flash_attention_simple_launch", &flash_attention_simple_launch,
+        "Buffers: query, key, value, mask, context_lens, out.");
+    def("flash_attention_tile_launch", &flash_attention_tile_launch,
+        "Buffers: query, key, value, mask, context_lens, out.");
+    def("flash_attention_decode_launch", &flash_attention_decode_launch,
+        "Buffers: query, key, value, mask, context_lens, out, partial, statistics.");
+    def("flash_attention_merge_launch", &flash_attention_merge_launch,
+        "Buffers: partial, statistics, out.");
+    m.def("attention_is_decode", &attention_is_decode, "L"_a,
+          "Whether the decode kernel is for L queries.");
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,16 @@
+// How the GPU is asked to make a strided array contiguous.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/metal_launch.h"
+
+namespace tiny_llm_ext {
+
+/// Copies an array of any strides, in elements of 1, 2, 4 or 8 bytes, into row-major order.
+/// Buffers: source, copy. Throws std::invalid_argument for more than COPY_MAX_DIMS dimensions.
+MetalLaunch copy_launch(const std::vector<int>& shape, const std::vector<int64_t>& strides,
+                        int item_size, int max_threads);
+
+}  // namespace tiny_llm_ext

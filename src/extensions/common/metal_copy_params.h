@@ -1,0 +1,16 @@
+// What the kernels of common/metal_copy.metal are told.
+#pragma once
+
+namespace tiny_llm_ext {
+
+// Metal wants variables outside of functions in the constant address space; an enum has none.
+enum { COPY_MAX_DIMS = 8 };
+
+struct CopyParams {
+    long size;  // elements
+    int dims;   // of the source, the last one the fastest
+    long shape[COPY_MAX_DIMS];
+    long strides[COPY_MAX_DIMS];  // in elements
+};
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,72 @@
+// How a Metal kernel is started, decided in plain C++ that knows neither Metal nor MLX.
+//
+// Every operation has src/<op>/<op>_launch.h: from shapes to a MetalLaunch. The operation's
+// eval_gpu dispatches exactly that (common/metal_device.h), and the tests run exactly that in the
+// emulator (tiny_llm_ext.metal in Python): a grid that is too small for a shape is found without a
+// GPU.
+//
+// What a kernel is told besides its arrays is a struct of its own, src/<op>/<op>_params.h, which
+// the kernel includes too. int has 32 bits and long 64 on both sides. A kernel's buffers are, in
+// this order: the inputs, the outputs, the params.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "common/half.h"
+
+namespace tiny_llm_ext {
+
+static_assert(sizeof(int) == 4 && sizeof(long) == 8, "params structs have Metal's sizes");
+
+/// Lanes of a simdgroup, and what Apple's GPUs allow a threadgroup: threads and bytes.
+constexpr int SIMD_WIDTH = 32;
+constexpr int MAX_THREADS = 1024;
+constexpr int MAX_THREADGROUP_BYTES = 32768;
+
+/// How many there are along each axis.
+struct Extent {
+    int64_t x = 1, y = 1, z = 1;
+    int64_t count() const { return x * y * z; }
+};
+
+struct MetalLaunch {
+    std::string kernel;           // <op>_<variant>_<dtype>
+    Extent groups;                // threadgroups in the grid
+    Extent threads;               // threads in a threadgroup
+    int threadgroup_bytes = 0;    // of the kernel's [[threadgroup(0)]], if it has one
+    std::vector<uint8_t> params;  // the bytes of its params struct
+};
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+/// Threads for `work` items, of which a group may take any number in turns: whole simdgroups,
+/// at most `wanted` and at most what the pipeline allows (maxTotalThreadsPerThreadgroup).
+constexpr int threads_for(int64_t work, int wanted, int max_threads) {
+    const int64_t most = std::min(wanted, max_threads) / SIMD_WIDTH * SIMD_WIDTH;
+    return static_cast<int>(std::clamp<int64_t>(round_up(work, SIMD_WIDTH), SIMD_WIDTH, most));
+}
+
+/// A dtype as the names of kernels end in it.
+inline const char* name_of(Format format) {
+    return format == Format::float32   ? "float32"
+           : format == Format::float16 ? "float16"
+                                       : "bfloat16";
+}
+
+inline std::string kernel_name(const std::string& operation_and_variant, Format format) {
+    return operation_and_variant + "_" + name_of(format);
+}
+
+template <typename Params>
+std::vector<uint8_t> bytes_of(const Params& params) {
+    std::vector<uint8_t> bytes(sizeof params);
+    std::memcpy(bytes.data(), &params, sizeof params);
+    return bytes;
+}
+
+}  // namespace tiny_llm_ext

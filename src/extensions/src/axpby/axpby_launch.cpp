@@ -1,0 +1,16 @@
+#include "src/axpby/axpby_launch.h"
+
+#include "src/axpby/axpby_params.h"
+
+namespace tiny_llm_ext {
+
+MetalLaunch axpby_launch(int64_t size, float alpha, float beta, Format format, int max_threads) {
+    const int threads = threads_for(size, 256, max_threads);
+    const AxpbyParams params = {.alpha = alpha, .beta = beta, .size = static_cast<int>(size)};
+    return {.kernel = kernel_name("axpby_elements", format),
+            .groups = {.x = ceil_div(size, threads)},
+            .threads = {.x = threads},
+            .params = bytes_of(params)};
+}
+
+}  // namespace tiny_llm_ext

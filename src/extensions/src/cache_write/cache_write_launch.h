@@ -1,0 +1,14 @@
+// How the kernels of cache_write.metal are started: an element a thread, heads along y.
+#pragma once
+
+#include "common/metal_launch.h"
+#include "src/cache_write/cache_write_params.h"
+
+namespace tiny_llm_ext {
+
+/// Buffers: tokens B×H×L×D at their strides, offsets B int32, the cache B×H×C×D; elements of
+/// item_size bytes.
+MetalLaunch cache_write_launch(int B, const CacheWriteParams& params, int item_size,
+                               int max_threads);
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,11 @@
+// What the kernels of cache_write.metal are told.
+#pragma once
+
+namespace tiny_llm_ext {
+
+struct CacheWriteParams {
+    int H, C, L, D;
+    long token_strides[4];  // of B, H, L and D, in elements
+};
+
+}  // namespace tiny_llm_ext

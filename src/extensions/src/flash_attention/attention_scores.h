@@ -1,0 +1,63 @@
+// What all kernels of flash_attention share: which keys a row may see, and the mask.
+#pragma once
+
+#include <metal_stdlib>
+
+#include "src/flash_attention/flash_attention_params.h"
+
+namespace tiny_llm_ext {
+
+using Params = FlashAttentionParams;
+
+/// How many keys there are for sequence b.
+inline int keys_of(constant const Params& params, device const int* context_lens, int b) {
+    return params.has_context_lens ? metal::clamp(context_lens[b], 0, params.S) : params.S;
+}
+
+/// How many of `keys` keys, from the first, token l may see, as far as no mask hides them.
+inline int visible_keys(constant const Params& params, int keys, int l) {
+    return params.causal ? metal::clamp(l + 1 + keys - params.L, 0, keys) : keys;
+}
+
+/// A score with what the mask adds to it; −inf, whatever it was, where the mask hides the key.
+/// Not to be called where there is no mask: then nothing may be read.
+inline float masked(constant const Params& params, device const uchar* mask, long row, int s,
+                    float score) {
+    const long i = row + s * params.mask_strides[3];
+    float added;
+    if (params.mask_kind == ATTENTION_MASK_BOOL) {
+        added = mask[i] ? 0.0f : -INFINITY;
+    } else if (params.mask_kind == ATTENTION_MASK_FLOAT32) {
+        added = reinterpret_cast<device const float*>(mask)[i];
+    } else if (params.mask_kind == ATTENTION_MASK_FLOAT16) {
+        added = float(reinterpret_cast<device const half*>(mask)[i]);
+    } else {
+        added = float(reinterpret_cast<device const bfloat*>(mask)[i]);
+    }
+    return added == -INFINITY ? -INFINITY : score + added;
+}
+
+/// Where the mask of a row of scores begins.
+inline long mask_row(constant const Params& params, int b, int head, int l) {
+    return b * params.mask_strides[0] + head * params.mask_strides[1] + l * params.mask_strides[2];
+}
+
+/// Element 0 of a row of D in query, key or value.
+inline long row_offset(constant const long* strides, int b, int head, int token) {
+    return b * strides[0] + head * strides[1] + token * strides[2];
+}
+
+/// Element 0 of a row of out, B×L×H_q×D.
+inline long out_offset(constant const Params& params, int b, int head, int l) {
+    return ((long(b) * params.L + l) * params.H_q + head) * params.D;
+}
+
+/// exp(from − to), 1 if they are equal (two infinities have no difference).
+inline float rescale(float from, float to) { return from == to ? 1.0f : metal::exp(from - to); }
+
+/// exp(score − largest); 0 for a hidden key, even if all are.
+inline float weight_of(float score, float largest) {
+    return score == -INFINITY ? 0.0f : metal::exp(score - largest);
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,66 @@
+#include "src/flash_attention/flash_attention_launch.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+// A query head's rows share their keys with those of the other heads of the group.
+int64_t rows_of_group(const FlashAttentionParams& params) {
+    return static_cast<int64_t>(params.L) * (params.H_q / params.H);
+}
+
+int64_t key_heads(const FlashAttentionParams& params) {
+    return static_cast<int64_t>(params.B) * params.H;
+}
+
+// The kernels exist for two sizes of a head, of which all Qwen3 models have the first; a smaller
+// one is padded with zeros in registers.
+std::string head_size(int D) { return D <= 128 ? "_d128" : "_d256"; }
+
+}  // namespace
+
+MetalLaunch flash_attention_simple_launch(const FlashAttentionParams& params, Format format) {
+    const int64_t heads = static_cast<int64_t>(params.B) * params.H_q;
+    const int item = format == Format::float32 ? 4 : 2;
+    return {.kernel = kernel_name("flash_attention_simple", format),
+            .groups = {.x = ceil_div(params.L, ATTENTION_SIMPLE_TILE), .y = heads},
+            .threads = {.x = ATTENTION_SIMPLE_TILE * SIMD_WIDTH},
+            .threadgroup_bytes =
+                static_cast<int>(round_up(ATTENTION_SIMPLE_TILE * params.D * item, 16)),
+            .params = bytes_of(params)};
+}
+
+MetalLaunch flash_attention_tile_launch(const FlashAttentionParams& params, Format format) {
+    const int64_t simdgroups = ceil_div(rows_of_group(params), ATTENTION_MATRIX_ROWS);
+    const int64_t together = std::min<int64_t>(simdgroups, ATTENTION_MATRIX_SIMDGROUPS);
+    return {.kernel = kernel_name("flash_attention_tile" + head_size(params.D), format),
+            .groups = {.x = ceil_div(simdgroups, together), .y = key_heads(params)},
+            .threads = {.x = together * SIMD_WIDTH},
+            .params = bytes_of(params)};
+}
+
+MetalLaunch flash_attention_decode_launch(const FlashAttentionParams& params, Format format) {
+    const int64_t rows = rows_of_group(params);
+    const int together = rows <= 4 ? 4 : 8;
+    const std::string variant =
+        "flash_attention_decode_rows" + std::to_string(together) + head_size(params.D);
+    return {.kernel = kernel_name(variant, format),
+            .groups = {.x = params.splits, .y = ceil_div(rows, together), .z = key_heads(params)},
+            .threads = {.x = ATTENTION_SPLIT_SIMDGROUPS * SIMD_WIDTH},
+            .params = bytes_of(params)};
+}
+
+MetalLaunch flash_attention_merge_launch(const FlashAttentionParams& params, Format format) {
+    return {.kernel = kernel_name("flash_attention_merge", format),
+            .groups = {.x = static_cast<int64_t>(params.B) * params.H_q * params.L},
+            .threads = {.x = SIMD_WIDTH},
+            .params = bytes_of(params)};
+}
+
+int attention_splits(int S) {
+    return static_cast<int>(std::max<int64_t>(1, ceil_div(S, ATTENTION_SPLIT)));
+}
+
+bool attention_is_decode(int L) { return L <= 8; }
+
+}  // namespace tiny_llm_ext

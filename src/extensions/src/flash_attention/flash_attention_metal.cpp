@@ -1,0 +1,97 @@
+// flash_attention on the GPU: the encoder.
+#include "common/checks.h"
+#include "common/metal_device.h"
+#include "common/rows.h"
+#include "mlx/allocator.h"
+#include "src/flash_attention/flash_attention.h"
+#include "src/flash_attention/flash_attention_launch.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+// x itself if its rows are contiguous, of any strides otherwise; or else a copy.
+mx::array with_contiguous_rows(const mx::array& x, mx::Stream stream) {
+    return x.strides(3) == 1 || x.shape(3) == 1 ? x : metal::row_contiguous(x, stream);
+}
+
+void set_strides(long* strides, const mx::array& x, int count) {
+    for (int i = 0; i < count; i++) {
+        strides[i] = static_cast<long>(x.strides(i));
+    }
+}
+
+// Whether every row of x begins at a multiple of four elements and has such a number of them.
+bool rows_in_fours(const mx::array& x) {
+    const auto begin = static_cast<int64_t>(x.offset() / x.itemsize());
+    return (begin | x.strides(0) | x.strides(1) | x.strides(2) | x.shape(3)) % 4 == 0;
+}
+
+int mask_kind_of(mx::Dtype dtype) {
+    return dtype == mx::bool_     ? ATTENTION_MASK_BOOL
+           : dtype == mx::float32 ? ATTENTION_MASK_FLOAT32
+           : dtype == mx::float16 ? ATTENTION_MASK_FLOAT16
+                                  : ATTENTION_MASK_BFLOAT16;
+}
+
+mx::array temporary(mx::Shape shape, mx::Stream stream) {
+    mx::array x(std::move(shape), mx::float32, nullptr, {});
+    x.set_data(mx::allocator::malloc(x.nbytes()));
+    metal::keep(x, stream);
+    return x;
+}
+
+}  // namespace
+
+void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) {
+    allocate_by_token(out);
+    if (out.size() == 0) {
+        return;
+    }
+    const auto query = with_contiguous_rows(inputs[0], stream());
+    const auto key = with_contiguous_rows(inputs[1], stream());
+    const auto value = with_contiguous_rows(inputs[2], stream());
+    // A kernel has a buffer for each of these; where there is none, it reads nothing.
+    const auto& mask = has_mask_ ? inputs[3] : query;
+    const auto& context_lens = has_context_lens_ ? inputs.back() : query;
+    const Format format = format_of(query.dtype());
+    FlashAttentionParams params = {
+        .B = query.shape(0),
+        .H_q = query.shape(1),
+        .H = key.shape(1),
+        .L = query.shape(2),
+        .S = key.shape(2),
+        .D = query.shape(3),
+        .scale = scale_,
+        .causal = causal_,
+        .mask_kind = has_mask_ ? mask_kind_of(mask.dtype()) : ATTENTION_MASK_NONE,
+        .has_context_lens = has_context_lens_,
+        .splits = attention_splits(key.shape(2)),
+        .aligned = rows_in_fours(key) && rows_in_fours(value),
+        .query_strides = {},
+        .key_strides = {},
+        .value_strides = {},
+        .mask_strides = {},
+    };
+    set_strides(params.query_strides, query, 3);
+    set_strides(params.key_strides, key, 3);
+    set_strides(params.value_strides, value, 3);
+    set_strides(params.mask_strides, mask, 4);
+    const std::vector<mx::array> in = {query, key, value, mask, context_lens};
+    if (!attention_is_decode(params.L)) {
+        metal::encode(stream(), flash_attention_tile_launch(params, format), in, {out});
+        return;
+    }
+    const int rows = params.B * params.H_q * params.L;
+    const bool merges = params.splits > 1;
+    const auto partial = merges ? temporary({rows, params.splits, params.D}, stream()) : out;
+    const auto statistics = merges ? temporary({rows, params.splits, 2}, stream()) : out;
+    metal::encode(stream(), flash_attention_decode_launch(params, format), in,
+                  {out, partial, statistics});
+    if (merges) {
+        metal::encode(stream(), flash_attention_merge_launch(params, format), {partial, statistics},
+                      {out});
+    }
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,40 @@
+// What the kernels of flash_attention*.metal are told, and the sizes that host and kernels share.
+#pragma once
+
+namespace tiny_llm_ext {
+
+// Metal wants variables outside of functions in the constant address space; an enum has none.
+enum {
+    // Of the readable kernel: keys in a tile, and query rows in a threadgroup.
+    ATTENTION_SIMPLE_TILE = 32,
+    // Of the matrix kernel: query rows of a simdgroup, and simdgroups of a threadgroup at most.
+    ATTENTION_MATRIX_ROWS = 8,
+    ATTENTION_MATRIX_SIMDGROUPS = 8,
+    // Of the decode kernel: keys in a split, and simdgroups that share it.
+    ATTENTION_SPLIT = 256,
+    ATTENTION_SPLIT_SIMDGROUPS = 8,
+};
+
+/// What `mask` holds.
+enum {
+    ATTENTION_MASK_NONE,
+    ATTENTION_MASK_BOOL,
+    ATTENTION_MASK_FLOAT32,
+    ATTENTION_MASK_FLOAT16,
+    ATTENTION_MASK_BFLOAT16,
+};
+
+struct FlashAttentionParams {
+    int B, H_q, H, L, S, D;
+    float scale;
+    int causal;
+    int mask_kind;
+    int has_context_lens;
+    int splits;   // of the keys; 1 if nothing is merged
+    int aligned;  // rows of key and value begin at, and have, multiples of four elements
+    // From one sequence, head and token to the next, in elements; rows of D are contiguous.
+    long query_strides[3], key_strides[3], value_strides[3];
+    long mask_strides[4];  // of B, H_q, L and S; 0 where it was broadcast
+};
+
+}  // namespace tiny_llm_ext

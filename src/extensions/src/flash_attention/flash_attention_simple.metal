@@ -1,0 +1,117 @@
+// flash_attention on the GPU, to be read first: the online softmax of flash_attention.h, 32 × 32.
+//
+// A threadgroup has 32 query rows of one head, a simdgroup each, and goes through the keys in tiles
+// of 32. The whole threadgroup copies a tile to its own memory, where 32 rows read it: memory is
+// asked for each key once, not 32 times. Keys first; when every row has its scores, the values take
+// their place. Lane i of a simdgroup holds elements i, i + 32, … of its query row and of its
+// result, and the score of key i of the tile.
+#include <metal_stdlib>
+
+#include "src/flash_attention/attention_scores.h"
+
+using namespace metal;
+using namespace tiny_llm_ext;
+
+constant constexpr int TILE = ATTENTION_SIMPLE_TILE;
+constant constexpr int SLICES = 8;  // of 32 elements: D up to 256
+
+// Rows first … first + count − 1 of keys or values to the tile. Ends with a barrier.
+template <typename T>
+void load_tile(device const T* rows, long stride, int count, int D, threadgroup T* tile,
+               uint thread_index) {
+    for (int i = int(thread_index); i < count * D; i += TILE * 32) {
+        tile[i] = rows[i / D * stride + i % D];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+template <typename T>
+[[kernel, max_total_threads_per_threadgroup(1024)]] void flash_attention_simple(
+    device const T* query [[buffer(0)]],           // B×H_q×L×D
+    device const T* key [[buffer(1)]],             // B×H×S×D
+    device const T* value [[buffer(2)]],           // B×H×S×D
+    device const uchar* mask [[buffer(3)]],        // B×H_q×L×S, if there is one
+    device const int* context_lens [[buffer(4)]],  // B, if there are
+    device T* out [[buffer(5)]],                   // B×L×H_q×D
+    constant const FlashAttentionParams& params [[buffer(6)]],
+    threadgroup T* tile [[threadgroup(0)]],  // 32×D
+    uint2 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
+    const int b = int(group.y) / params.H_q, head = int(group.y) % params.H_q;
+    const int key_head = head / (params.H_q / params.H);
+    const int first_row = int(group.x) * TILE, l = first_row + int(simdgroup);
+    const int D = params.D, keys = keys_of(params, context_lens, b);
+    // A row beyond the last sees nothing, but its threads copy tiles like all others.
+    const int visible = l < params.L ? visible_keys(params, keys, l) : 0;
+    const int most = visible_keys(params, keys, min(first_row + TILE, params.L) - 1);
+
+    float q[SLICES], o[SLICES] = {};
+    float largest = -INFINITY, sum = 0;
+    for (int i = 0; i < SLICES; i++) {
+        const int d = i * 32 + int(lane);
+        const bool inside = l < params.L && d < D;
+        q[i] = inside ? float(query[row_offset(params.query_strides, b, head, l) + d]) : 0.0f;
+    }
+
+    for (int first = 0; first < most; first += TILE) {
+        const int in_memory = min(TILE, most - first);
+        const int in_view = clamp(visible - first, 0, in_memory);
+        load_tile(key + row_offset(params.key_strides, b, key_head, first), params.key_strides[2],
+                  in_memory, D, tile, thread_index);
+
+        // The score of key j is a sum over all lanes; lane j keeps it.
+        float score = -INFINITY;
+        for (int j = 0; j < in_view; j++) {
+            float product = 0;
+            for (int i = 0; i < SLICES; i++) {
+                const int d = i * 32 + int(lane);
+                product += d < D ? q[i] * float(tile[j * D + d]) : 0.0f;
+            }
+            product = simd_sum(product) * params.scale;
+            score = int(lane) == j ? product : score;
+        }
+        if (params.mask_kind != ATTENTION_MASK_NONE && int(lane) < in_view) {
+            score = masked(params, mask, mask_row(params, b, head, l), first + int(lane), score);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);  // all rows have read the keys
+        load_tile(value + row_offset(params.value_strides, b, key_head, first),
+                  params.value_strides[2], in_memory, D, tile, thread_index);
+
+        const float larger = max(largest, simd_max(score));
+        const float factor = rescale(largest, larger);
+        const float weight = weight_of(score, larger);
+        largest = larger;
+        sum = sum * factor + simd_sum(weight);
+        for (int i = 0; i < SLICES; i++) {
+            o[i] *= factor;
+        }
+        for (int j = 0; j < in_view; j++) {
+            const float w = simd_broadcast(weight, ushort(j));
+            for (int i = 0; i < SLICES; i++) {
+                const int d = i * 32 + int(lane);
+                o[i] += d < D ? w * float(tile[j * D + d]) : 0.0f;
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);  // and the values, before the next keys
+    }
+
+    if (l < params.L) {
+        device T* row = out + out_offset(params, b, head, l);
+        for (int i = 0; i < SLICES; i++) {
+            const int d = i * 32 + int(lane);
+            if (d < D) {
+                row[d] = T(sum == 0 ? 0.0f : o[i] / sum);
+            }
+        }
+    }
+}
+
+#define INSTANTIATE(name, T)                                                                       \
+    template [[host_name("flash_attention_simple_" #name)]] [[kernel]] void                        \
+    flash_attention_simple<T>(                                                                     \
+        device const T*, device const T*, device const T*, device const uchar*, device const int*, \
+        device T*, constant const FlashAttentionParams&, threadgroup T*, uint2, uint, uint, uint);
+
+INSTANTIATE(float32, float)
+INSTANTIATE(float16, half)
+INSTANTIATE(bfloat16, bfloat)

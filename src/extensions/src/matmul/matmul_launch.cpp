@@ -1,0 +1,37 @@
+#include "src/matmul/matmul_launch.h"
+
+#include "src/matmul/matmul_params.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+// Rows that are made of whole, aligned 16 bytes are read so; others number by number.
+bool is_ragged(const MatmulShape& shape) {
+    const int numbers = shape.format == Format::float32 ? 4 : 8;  // in 16 bytes
+    return !shape.aligned || shape.I % numbers != 0 || shape.a_stride % numbers != 0 ||
+           shape.b_stride % numbers != 0;
+}
+
+}  // namespace
+
+MetalLaunch matmul_launch(const MatmulShape& shape, MatmulVariant variant, int max_threads) {
+    MatmulGrid grid = matmul_grid(variant, shape.M, shape.O, shape.I, max_threads);
+    if (shape.format == Format::float32 && grid.parts > 1) {
+        grid.variant = "tile32";  // whose sums are in float32 already
+    }
+    if (is_ragged(shape) && variant != MatmulVariant::readable) {
+        grid.variant += "_ragged";
+    }
+    const MatmulParams params = {.M = static_cast<int>(shape.M),
+                                 .O = static_cast<int>(shape.O),
+                                 .I = static_cast<int>(shape.I),
+                                 .a_stride = static_cast<int>(shape.a_stride),
+                                 .b_stride = static_cast<int>(shape.b_stride)};
+    return {.kernel = kernel_name("matmul_" + grid.variant, shape.format),
+            .groups = grid.groups,
+            .threads = grid.threads,
+            .params = bytes_of(params)};
+}
+
+}  // namespace tiny_llm_ext

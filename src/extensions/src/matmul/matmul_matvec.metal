@@ -1,0 +1,111 @@
+// matmul for a few rows of a, as in decoding: bound by how fast b can be read.
+//
+// A simdgroup computes OUTPUTS outputs of ROWS rows of a. Its 32 lanes read neighbouring numbers of
+// a row of b, 16 bytes each, in one go; what a lane has of a stays in registers for all outputs.
+//
+// The order of a sum depends on I alone: with V numbers in 16 bytes, lane l takes the numbers V·l
+// to V·l + V − 1 of every 32·V, then the lanes are added. ROWS does not change it, nor does WHOLE:
+// a row of a gives the same bits in any company. The tile of matmul_tile.metal adds up in another
+// order.
+#include <metal_stdlib>
+
+#include "src/matmul/matmul_params.h"
+
+using namespace metal;
+using namespace tiny_llm_ext;
+
+constant constexpr int LANES = 32;
+constant constexpr int OUTPUTS = 4;  // of a simdgroup
+
+// The next numbers of a row for this lane, as float32: 16 bytes. `left` of them are in the row; the
+// others are zero, which adds nothing. WHOLE: all are in it, and aligned.
+template <typename T, bool WHOLE>
+void load_numbers(device const T* row, int left, thread float* x) {
+    constexpr int VALUES = 16 / sizeof(T);
+    if (WHOLE) {
+        for (int v = 0; v < VALUES; v += 4) {
+            const vec<T, 4> four = *(device const vec<T, 4>*)(row + v);
+            for (int i = 0; i < 4; i++) {
+                x[v + i] = float(four[i]);
+            }
+        }
+    } else {
+        for (int v = 0; v < VALUES; v++) {
+            x[v] = v < left ? float(row[v]) : 0.0f;
+        }
+    }
+}
+
+template <typename T, int ROWS, bool WHOLE>
+[[kernel]] void matmul_matvec(device const T* a [[buffer(0)]],  // M × I
+                              device const T* b [[buffer(1)]],  // O × I
+                              device T* out [[buffer(2)]],      // M × O
+                              constant const MatmulParams& params [[buffer(3)]],
+                              uint3 group [[threadgroup_position_in_grid]],  // x: rows, y: outputs
+                              uint simdgroup [[simdgroup_index_in_threadgroup]],
+                              uint simdgroups [[simdgroups_per_threadgroup]],
+                              uint lane [[thread_index_in_simdgroup]]) {
+    constexpr int VALUES = 16 / sizeof(T);
+    const int M = params.M, O = params.O, I = params.I;
+    const int first_output = (group.y * simdgroups + simdgroup) * OUTPUTS;
+    const int first_row = group.x * ROWS;
+    if (first_output >= O) {
+        return;
+    }
+    // Beyond the last output or row the last one is computed again, and not stored.
+    device const T* weights[OUTPUTS];
+    device const T* rows[ROWS];
+    for (int o = 0; o < OUTPUTS; o++) {
+        weights[o] = b + long(min(first_output + o, O - 1)) * params.b_stride;
+    }
+    for (int r = 0; r < ROWS; r++) {
+        rows[r] = a + long(min(first_row + r, M - 1)) * params.a_stride;
+    }
+
+    float total[OUTPUTS][ROWS];
+    for (int o = 0; o < OUTPUTS; o++) {
+        for (int r = 0; r < ROWS; r++) {
+            total[o][r] = 0;
+        }
+    }
+    for (int i = lane * VALUES; i < I; i += LANES * VALUES) {
+        float x[ROWS][VALUES];
+        for (int r = 0; r < ROWS; r++) {
+            load_numbers<T, WHOLE>(rows[r] + i, I - i, x[r]);
+        }
+        for (int o = 0; o < OUTPUTS; o++) {
+            float w[VALUES];
+            load_numbers<T, WHOLE>(weights[o] + i, I - i, w);
+            for (int r = 0; r < ROWS; r++) {
+                for (int v = 0; v < VALUES; v++) {
+                    total[o][r] = fma(w[v], x[r][v], total[o][r]);
+                }
+            }
+        }
+    }
+    for (int r = 0; r < ROWS; r++) {
+        for (int o = 0; o < OUTPUTS; o++) {
+            const float result = simd_sum(total[o][r]);
+            if (lane == 0 && first_row + r < M && first_output + o < O) {
+                out[long(first_row + r) * O + first_output + o] = T(result);
+            }
+        }
+    }
+}
+
+#define INSTANTIATE(variant, name, T, ROWS, WHOLE)                                \
+    template[[host_name("matmul_matvec" #ROWS variant "_" name)]] [[kernel]] void \
+    matmul_matvec<T, ROWS, WHOLE>(device const T*, device const T*, device T*,    \
+                                  constant const MatmulParams&, uint3, uint, uint, uint);
+
+#define INSTANTIATE_ROWS(name, T)             \
+    INSTANTIATE("", name, T, 1, true)         \
+    INSTANTIATE("", name, T, 2, true)         \
+    INSTANTIATE("", name, T, 4, true)         \
+    INSTANTIATE("_ragged", name, T, 1, false) \
+    INSTANTIATE("_ragged", name, T, 2, false) \
+    INSTANTIATE("_ragged", name, T, 4, false)
+
+INSTANTIATE_ROWS("float32", float)
+INSTANTIATE_ROWS("float16", half)
+INSTANTIATE_ROWS("bfloat16", bfloat)

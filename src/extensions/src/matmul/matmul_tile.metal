@@ -1,0 +1,76 @@
+// matmul for many rows of a, as in prefill: bound by arithmetic. common/metal_tile.h says how a
+// tile is multiplied, and in which order numbers are added up.
+//
+// Threadgroups with the same outputs follow one another in the grid (x is the rows), so that b
+// comes from memory about once and a, which is smaller, from the cache.
+#include <metal_stdlib>
+
+#include "common/metal_tile.h"
+#include "src/matmul/matmul_params.h"
+
+using namespace metal;
+using namespace tiny_llm_ext;
+
+// WHOLE: rows are made of whole, aligned 16 bytes.
+// U: T, or float for the sums of a single part each, part z of P × M × O.
+template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
+[[kernel, max_total_threads_per_threadgroup(SM * SN * 32)]] void matmul_tile(
+    device const T* a [[buffer(0)]],  // M × I
+    device const T* b [[buffer(1)]],  // O × I
+    device U* out [[buffer(2)]],      // M × O, or P × M × O
+    constant const MatmulParams& params [[buffer(3)]],
+    uint3 group [[threadgroup_position_in_grid]],  // x: rows, y: outputs, z: parts
+    uint3 groups [[threadgroups_per_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+    threadgroup float4 memory[tile_bytes<T, T, BM, BN>() / 16];
+    threadgroup T* left = (threadgroup T*)memory;
+    threadgroup T* right = left + BM * tile_stride<T>();
+    constexpr int THREADS = SM * SN * 32;
+
+    const long M = params.M, O = params.O;
+    const int I = params.I;
+    const long m = long(group.x) * BM, o = long(group.y) * BN;
+    const int begin = groups.z == 1 ? 0 : group.z * TILE_PART;
+    const int end = groups.z == 1 ? I : min(I, begin + TILE_PART);
+    const int rows_left = min(long(BM), M - m), outputs_left = min(long(BN), O - o);
+    a += m * params.a_stride;
+    b += o * params.b_stride;
+
+    TileSums<BM, BN, SM, SN> sums(simdgroup);
+    for (int k = begin; k < end; k += TILE_K) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);  // all have used the last tiles
+        stage_rows<T, BM, THREADS, WHOLE>(left, a + k, params.a_stride, rows_left, I - k,
+                                          thread_index);
+        stage_rows<T, BN, THREADS, WHOLE>(right, b + k, params.b_stride, outputs_left, I - k,
+                                          thread_index);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        sums.multiply(left, right);
+        if ((k + TILE_K) % TILE_PART == 0 || k + TILE_K >= end) {
+            sums.finish_part();
+        }
+    }
+    sums.store((threadgroup float*)memory, out + (group.z * M + m) * O + o, O, rows_left,
+               outputs_left, thread_index);
+}
+
+#define INSTANTIATE(variant, name, T, U, WHOLE, ...)                                   \
+    template [[host_name("matmul_" variant "_" name)]] [[kernel]] void                 \
+    matmul_tile<T, U, WHOLE, __VA_ARGS__>(device const T*, device const T*, device U*, \
+                                          constant const MatmulParams&, uint3, uint3, uint, uint);
+
+#define INSTANTIATE_VARIANTS(name, T)                             \
+    INSTANTIATE("tile64", name, T, T, true, 64, 64, 2, 4)         \
+    INSTANTIATE("tile32", name, T, T, true, 32, 32, 1, 2)         \
+    INSTANTIATE("tile64_ragged", name, T, T, false, 64, 64, 2, 4) \
+    INSTANTIATE("tile32_ragged", name, T, T, false, 32, 32, 1, 2)
+
+// In float32 that is tile32 itself.
+#define INSTANTIATE_PARTS(name, T)                                  \
+    INSTANTIATE("tile32_parts", name, T, float, true, 32, 32, 1, 2) \
+    INSTANTIATE("tile32_parts_ragged", name, T, float, false, 32, 32, 1, 2)
+
+INSTANTIATE_VARIANTS("float32", float)
+INSTANTIATE_VARIANTS("float16", half)
+INSTANTIATE_VARIANTS("bfloat16", bfloat)
+INSTANTIATE_PARTS("float16", half)
+INSTANTIATE_PARTS("bfloat16", bfloat)

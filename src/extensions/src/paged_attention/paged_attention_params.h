@@ -1,0 +1,16 @@
+// What the kernels of paged_attention_simple.metal are told.
+#pragma once
+
+namespace tiny_llm_ext {
+
+struct PagedAttentionParams {
+    int H_q, H, D;
+    int B, max_pages, P, page_size;
+    int T;  // tokens with queries, of all sequences
+    int L;  // of each sequence; 0 in the ragged form
+    float scale;
+    int causal;
+    long query_strides[3];  // from one sequence, head and token to the next, in elements
+};
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,14 @@
+// How the kernels of paged_cache_write.metal are started: an element a thread, tokens along y.
+#pragma once
+
+#include "common/metal_launch.h"
+#include "src/paged_cache_write/paged_cache_write_params.h"
+
+namespace tiny_llm_ext {
+
+/// Buffers: tokens B×H×L×D at their strides, slots B×L int32, the pages P×H×page_size×D; elements
+/// of item_size bytes.
+MetalLaunch paged_cache_write_launch(const PagedCacheWriteParams& params, int item_size,
+                                     int max_threads);
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,13 @@
+// What the kernels of paged_cache_write.metal are told.
+#pragma once
+
+namespace tiny_llm_ext {
+
+struct PagedCacheWriteParams {
+    int H, L, D, page_size;
+    long tokens;            // B·L
+    long places;            // P·page_size
+    long token_strides[4];  // of B, H, L and D, in elements
+};
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,75 @@
+// qk_norm_rope on the GPU: a simdgroup a head. qk_norm_rope.h has the contract.
+#include <metal_stdlib>
+
+#include "src/qk_norm_rope/qk_norm_rope_params.h"
+
+using namespace metal;
+using namespace tiny_llm_ext;
+
+constant constexpr int KEPT = 4;  // pairs that a lane keeps in registers: D up to 256
+
+// Turns the pair (x[i], x[i + D/2]), normalized first, by the angle of i.
+template <typename T>
+void turn(float2 x, float factor, int i, int half_size, device const T* weight, float c, float s,
+          device T* out) {
+    const float n1 = float(T(float(T(x.x * factor)) * float(weight[i])));
+    const float n2 = float(T(float(T(x.y * factor)) * float(weight[i + half_size])));
+    out[i] = T(n1 * c - n2 * s);
+    out[i + half_size] = T(n1 * s + n2 * c);
+}
+
+template <typename T>
+[[kernel]] void qk_norm_rope_head(
+    device const T* x [[buffer(0)]], device const T* weight [[buffer(1)]],
+    device const float* cosines [[buffer(2)]], device const float* sines [[buffer(3)]],
+    device T* out [[buffer(4)]], constant const QkNormRopeParams& params [[buffer(5)]],
+    uint group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroups [[simdgroups_per_threadgroup]]) {
+    // Heads of a token lie together, so neighbouring simdgroups read the same angles.
+    const long head = long(group) * simdgroups + simdgroup;
+    const long token = head / params.H;
+    const long b = token / params.L;
+    if (b >= params.B) {
+        return;  // the whole simdgroup
+    }
+    const int h = int(head % params.H), l = int(token % params.L);
+    const int half_size = params.D / 2;
+    device const T* row =
+        x + b * params.x_strides[0] + l * params.x_strides[1] + h * params.x_strides[2];
+    const long angles = b * params.angle_stride + long(l) * half_size;
+    device T* out_row = out + ((b * params.H + h) * params.L + l) * params.D;
+
+    float2 kept[KEPT];
+    float squares = 0;
+    for (int k = 0; k < KEPT; k++) {
+        const int i = int(lane) + k * 32;
+        kept[k] = i < half_size ? float2(float(row[i]), float(row[i + half_size])) : float2(0.0f);
+        squares += dot(kept[k], kept[k]);
+    }
+    for (int i = int(lane) + KEPT * 32; i < half_size; i += 32) {
+        const float2 pair = float2(float(row[i]), float(row[i + half_size]));
+        squares += dot(pair, pair);
+    }
+    const float factor = 1.0f / sqrt(simd_sum(squares) / float(params.D) + params.eps);
+    for (int k = 0; k < KEPT; k++) {
+        const int i = int(lane) + k * 32;
+        if (i < half_size) {
+            turn<T>(kept[k], factor, i, half_size, weight, cosines[angles + i], sines[angles + i],
+                    out_row);
+        }
+    }
+    for (int i = int(lane) + KEPT * 32; i < half_size; i += 32) {
+        const float2 pair = float2(float(row[i]), float(row[i + half_size]));
+        turn<T>(pair, factor, i, half_size, weight, cosines[angles + i], sines[angles + i],
+                out_row);
+    }
+}
+
+#define INSTANTIATE(name, T)                                                                   \
+    template [[host_name("qk_norm_rope_head_" #name)]] [[kernel]] void qk_norm_rope_head<T>(   \
+        device const T*, device const T*, device const float*, device const float*, device T*, \
+        constant const QkNormRopeParams&, uint, uint, uint, uint);
+
+INSTANTIATE(float32, float)
+INSTANTIATE(float16, half)
+INSTANTIATE(bfloat16, bfloat)

@@ -1,0 +1,12 @@
+// How the kernels of qk_norm_rope.metal are started: a simdgroup a head.
+#pragma once
+
+#include "common/metal_launch.h"
+#include "src/qk_norm_rope/qk_norm_rope_params.h"
+
+namespace tiny_llm_ext {
+
+/// Buffers: x at its strides, weight D, cos and sin (B or 1)×L×D/2, out B×H×L×D.
+MetalLaunch qk_norm_rope_launch(const QkNormRopeParams& params, Format format, int max_threads);
+
+}  // namespace tiny_llm_ext

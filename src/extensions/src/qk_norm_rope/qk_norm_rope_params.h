@@ -1,0 +1,13 @@
+// What the kernels of qk_norm_rope.metal are told.
+#pragma once
+
+namespace tiny_llm_ext {
+
+struct QkNormRopeParams {
+    int B, L, H, D;
+    float eps;
+    long x_strides[3];  // of B, L and H, in elements
+    long angle_stride;  // of B in cos and sin; 0 if all sequences have the same
+};
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,14 @@
+// What the kernels of quantized_embedding.metal are told.
+#pragma once
+
+namespace tiny_llm_ext {
+
+struct QuantizedEmbeddingParams {
+    int V;
+    int words;            // of a row of weight
+    int words_per_group;  // that share a scale and a bias
+    int bits;
+    int ids_are_signed;
+};
+
+}  // namespace tiny_llm_ext

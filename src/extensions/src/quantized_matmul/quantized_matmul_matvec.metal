@@ -1,0 +1,136 @@
+// quantized_matmul for a few rows of a, as in decoding: bound by how fast weights can be read.
+//
+// A simdgroup computes OUTPUTS outputs of ROWS rows of a. Its 32 lanes read neighbouring words of a
+// row of weights, 8 or 16 bytes each, in one go; what a lane has of a stays in registers for all
+// outputs, and the weights that it unpacked serve all rows. Lanes add up what they have at the very
+// end. Nothing is shared through threadgroup memory.
+//
+// The order of a sum depends on I alone: lane l takes the numbers 16·l to 16·l + 15 of every 512,
+// then the lanes are added. ROWS changes what else a simdgroup does, not the order: a row of a
+// gives the same bits in any company. The tile of quantized_matmul_tile.metal adds up in another
+// order.
+#include <metal_stdlib>
+
+#include "src/quantized_matmul/quantized_matmul_params.h"
+
+using namespace metal;
+using namespace tiny_llm_ext;
+
+constant constexpr int LANES = 32;
+constant constexpr int OUTPUTS = 4;  // of a simdgroup
+constant constexpr int VALUES = 16;  // of a row, that a lane takes at a time
+
+// The next numbers of a for this lane, and their sum.
+template <typename T>
+float load_activations(device const T* a, thread float* x) {
+    float sum = 0;
+    for (int v = 0; v < VALUES; v += 4) {
+        const vec<T, 4> four = *(device const vec<T, 4>*)(a + v);
+        for (int i = 0; i < 4; i++) {
+            x[v + i] = float(four[i]);
+            sum += x[v + i];
+        }
+    }
+    return sum;
+}
+
+// The next weights for this lane, as they are stored: integers.
+template <int BITS>
+void load_weights(device const uint* words, thread float* q) {
+    constexpr int WORDS = VALUES * BITS / 32, PER_WORD = 32 / BITS;
+    const vec<uint, WORDS> packed = *(device const vec<uint, WORDS>*)words;
+    for (int v = 0; v < VALUES; v++) {
+        q[v] = float(packed[v / PER_WORD] >> (v % PER_WORD * BITS) & ((1u << BITS) - 1));
+    }
+}
+
+template <typename T, int BITS, int GROUP_SIZE, int ROWS>
+[[kernel]] void quantized_matmul_matvec(device const T* scales [[buffer(0)]],  // O × I/GROUP_SIZE
+                                        device const T* biases [[buffer(1)]],  // O × I/GROUP_SIZE
+                                        device const T* a [[buffer(2)]],       // M × I
+                                        device const uint* b [[buffer(3)]],    // O × I·BITS/32
+                                        device T* out [[buffer(4)]],           // M × O
+                                        constant const QuantizedMatmulParams& params [[buffer(5)]],
+                                        uint3 group
+                                        [[threadgroup_position_in_grid]],  // x: rows, y: outputs
+                                        uint simdgroup [[simdgroup_index_in_threadgroup]],
+                                        uint simdgroups [[simdgroups_per_threadgroup]],
+                                        uint lane [[thread_index_in_simdgroup]]) {
+    constexpr int PER_WORD = 32 / BITS;
+    const int M = params.M, O = params.O, I = params.I;
+    const int first_output = (group.y * simdgroups + simdgroup) * OUTPUTS;
+    const int first_row = group.x * ROWS;
+    if (first_output >= O) {
+        return;
+    }
+    // Beyond the last output or row the last one is computed again, and not stored: the loop has
+    // no conditions, and nothing outside of the arrays is read.
+    scales += long(first_output) * (I / GROUP_SIZE);
+    biases += long(first_output) * (I / GROUP_SIZE);
+    b += long(first_output) * (I / PER_WORD);
+    a += long(first_row) * I;
+    uint weights[OUTPUTS], rows[ROWS];  // where they begin, in numbers from there
+    for (int o = 0; o < OUTPUTS; o++) {
+        weights[o] = min(o, O - 1 - first_output) * I;
+    }
+    for (int r = 0; r < ROWS; r++) {
+        rows[r] = min(r, M - 1 - first_row) * I;
+    }
+
+    float total[OUTPUTS][ROWS];
+    for (int o = 0; o < OUTPUTS; o++) {
+        for (int r = 0; r < ROWS; r++) {
+            total[o][r] = 0;
+        }
+    }
+    for (uint i = lane * VALUES; i < uint(I); i += LANES * VALUES) {
+        float x[ROWS][VALUES], sum[ROWS];
+        for (int r = 0; r < ROWS; r++) {
+            sum[r] = load_activations(a + rows[r] + i, x[r]);
+        }
+        for (int o = 0; o < OUTPUTS; o++) {
+            float q[VALUES];
+            load_weights<BITS>(b + (weights[o] + i) / PER_WORD, q);
+            const float scale = scales[(weights[o] + i) / GROUP_SIZE];
+            const float bias = biases[(weights[o] + i) / GROUP_SIZE];
+            for (int r = 0; r < ROWS; r++) {
+                float products = 0;
+                for (int v = 0; v < VALUES; v++) {
+                    products = fma(q[v], x[r][v], products);
+                }
+                total[o][r] = fma(scale, products, fma(bias, sum[r], total[o][r]));
+            }
+        }
+    }
+    for (int r = 0; r < ROWS; r++) {
+        for (int o = 0; o < OUTPUTS; o++) {
+            const float result = simd_sum(total[o][r]);
+            if (lane == 0 && first_row + r < M && first_output + o < O) {
+                out[long(first_row + r) * O + first_output + o] = T(result);
+            }
+        }
+    }
+}
+
+#define INSTANTIATE(name, T, BITS, GROUP_SIZE, ROWS)                                      \
+    template [[host_name("quantized_matmul_matvec" #ROWS "_" name "_b" #BITS              \
+                         "_g" #GROUP_SIZE)]] [[kernel]] void                              \
+    quantized_matmul_matvec<T, BITS, GROUP_SIZE, ROWS>(                                   \
+        device const T*, device const T*, device const T*, device const uint*, device T*, \
+        constant const QuantizedMatmulParams&, uint3, uint, uint, uint);
+
+#define INSTANTIATE_FORMATS(name, T, ROWS) \
+    INSTANTIATE(name, T, 4, 32, ROWS)      \
+    INSTANTIATE(name, T, 4, 64, ROWS)      \
+    INSTANTIATE(name, T, 4, 128, ROWS)     \
+    INSTANTIATE(name, T, 8, 32, ROWS)      \
+    INSTANTIATE(name, T, 8, 64, ROWS)      \
+    INSTANTIATE(name, T, 8, 128, ROWS)
+
+#define INSTANTIATE_ROWS(name, T)   \
+    INSTANTIATE_FORMATS(name, T, 1) \
+    INSTANTIATE_FORMATS(name, T, 2) \
+    INSTANTIATE_FORMATS(name, T, 4)
+
+INSTANTIATE_ROWS("bfloat16", bfloat)
+INSTANTIATE_ROWS("float16", half)

@@ -1,0 +1,35 @@
+// quantized_matmul on the GPU: the encoder.
+#include "common/checks.h"
+#include "common/metal_device.h"
+#include "common/rows.h"
+#include "src/matmul/matmul_encoder.h"
+#include "src/quantized_matmul/quantized_matmul.h"
+#include "src/quantized_matmul/quantized_matmul_launch.h"
+
+namespace tiny_llm_ext {
+
+void QuantizedMatmul::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) {
+    allocate(out);
+    if (out.size() == 0) {
+        return;
+    }
+    std::vector<mx::array> plain;
+    for (const auto& input : inputs) {
+        plain.push_back(metal::aligned(metal::row_contiguous(input, stream()), stream()));
+    }
+    const int64_t O = inputs[3].shape(0);
+    const QuantizedMatmulShape shape = {.M = static_cast<int64_t>(out.size()) / O,
+                                        .O = O,
+                                        .I = inputs[2].shape(-1),
+                                        .group_size = group_size_,
+                                        .bits = bits_,
+                                        .format = format_of(out.dtype()),
+                                        .scale_format = format_of(inputs[0].dtype())};
+    const auto variant = choose_quantized_matmul_variant(shape);
+    const auto launch = [&](int max_threads) {
+        return quantized_matmul_launch(shape, variant, max_threads);
+    };
+    metal::encode_in_parts(stream(), launch, plain, out);
+}
+
+}  // namespace tiny_llm_ext

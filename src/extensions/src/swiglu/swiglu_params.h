@@ -1,0 +1,13 @@
+// What the kernels of swiglu.metal are told.
+#pragma once
+
+namespace tiny_llm_ext {
+
+enum { SWIGLU_READS = 4 };  // neighbours that a thread computes
+
+struct SwigluParams {
+    int I;
+    long gate_stride, up_stride;  // from one row to the next, in elements
+};
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,168 @@
+"""Prompts through the engine of Week 3, seen as a batch run."""
+
+import argparse
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..engine.events import Recorder
+from ..engine.llm import LLM
+from ..engine.sampling_params import SamplingParams
+from ..errors import UserError
+from ..models import load
+from .backend import Checkpoint
+from .batch_progress import EngineState, Progress
+from .command import console
+
+PAGE_SIZE = 32
+NUM_DRAFTS = 4
+
+
+class EngineRun:
+    """An `LLM` that serves a fixed set of prompts.
+
+    Args:
+        args: flags, checked by `check_batch_arguments`. `batch_size` requests run at a time, and a
+            step has a token for each of them and `prefill_step` of prompts. Memory is what
+            `batch_size` of the longest take, if `kv_cache_bytes` does not say.
+        checkpoint: the model.
+        prompts: token ids.
+        max_tokens: how many tokens each answer may have.
+        ignore_eos: go on after end tokens.
+
+    Raises:
+        UserError: what `LLM` refuses, and a prompt that the memory cannot hold.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        checkpoint: Checkpoint,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: Sequence[int],
+        ignore_eos: bool,
+    ):
+        draft = None if args.draft_model is None else load(args.draft_model, console)
+        model = checkpoint.mlx_model, checkpoint.tokenizer
+        per_request = 1 + (NUM_DRAFTS if draft else 0)
+        models = [model[0]] if draft is None else [model[0], draft[0]]
+        memory = getattr(args, "kv_cache_bytes", None)
+        if memory is None:
+            longest = max((len(p) + n for p, n in zip(prompts, max_tokens, strict=True)), default=1)
+            pages = args.batch_size * (-(-longest // PAGE_SIZE) + 1)
+            memory = pages * PAGE_SIZE * sum(map(_kv_bytes_per_token, models))
+        self._llm = LLM(
+            model,
+            kv_cache_bytes=memory,
+            page_size=PAGE_SIZE,
+            max_num_seqs=args.batch_size,
+            max_batch_tokens=args.batch_size * per_request + args.prefill_step,
+            draft_model=draft,
+            num_drafts=NUM_DRAFTS,
+            seed=secrets.randbits(63),  # for those that have none
+        )
+        self._recorder = Recorder(self._llm.describe())
+        if getattr(args, "record", None) is not None:
+            self._llm.scheduler.listener = self._recorder
+        self.answers: dict[int, str] = {}
+        self._places: list[str | None] = [None] * args.batch_size  # request ids
+        self._begun: dict[str, Progress] = {}
+        for index, (prompt, limit) in enumerate(zip(prompts, max_tokens, strict=True)):
+            params = _params(args, limit, ignore_eos)
+            self._llm.add_request(list(prompt), params, request_id=str(index))
+
+    @property
+    def is_done(self) -> bool:
+        """See `BatchRun`."""
+        return not self._llm.has_unfinished_requests
+
+    @property
+    def waiting(self) -> list[int]:
+        """See `BatchRun`; those that were preempted come first."""
+        return [int(request.request_id) for request in self._llm.scheduler.waiting]
+
+    @property
+    def slots(self) -> list[Progress | None]:
+        """See `BatchRun`; the engine does not number its places, so these are ours."""
+        return [None if name is None else self._begun[name] for name in self._places]
+
+    @property
+    def prefilling(self) -> list[Progress]:
+        """See `BatchRun`: none, for a request has its slot from its first chunk on."""
+        return []
+
+    def all_progress(self) -> Iterator[Progress]:
+        """See `BatchRun`."""
+        return iter(self._begun.values())
+
+    def step(self) -> None:
+        """See `LLM.step`.
+
+        Raises:
+            UserError: a request failed.
+        """
+        for news in self._llm.step():
+            progress = self._progress(news.request_id, len(news.request_output.prompt_token_ids))
+            progress.text += news.text
+            progress.new_tokens += len(news.token_ids)
+            progress.prefilled = progress.prompt_tokens
+            if news.finish_reason == "error":
+                raise UserError(f"prompt {progress.index}: {news.request_output.error}")
+            if news.finish_reason is not None:
+                self.answers[progress.index] = progress.text
+        self._place_running()
+
+    def state(self) -> EngineState:
+        """See `EngineState`."""
+        scheduler, statistics = self._llm.scheduler, self._llm.runner.statistics
+        return EngineState(
+            scheduler.pages.counts(scheduler.running),
+            scheduler.num_prompt_tokens,
+            scheduler.num_cached_tokens,
+            scheduler.num_preemptions,
+            statistics.proposed,
+            statistics.accepted,
+        )
+
+    def write_recording(self, file: Path) -> None:
+        """Writes what happened.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        try:
+            self._recorder.write(file)
+        except OSError as error:
+            raise UserError(f"--record: '{file}' cannot be written: {error.strerror}.") from error
+
+    def _progress(self, request_id: str, prompt_tokens: int) -> Progress:
+        return self._begun.setdefault(request_id, Progress(int(request_id), prompt_tokens))
+
+    def _place_running(self) -> None:
+        """Who runs keeps its place; who came gets one that is idle."""
+        running = self._llm.scheduler.running
+        names = {request.request_id for request in running}
+        self._places = [name if name in names else None for name in self._places]
+        for request in running:
+            progress = self._progress(request.request_id, request.num_prompt_tokens)
+            progress.prefilled = min(request.num_computed, request.num_prompt_tokens)
+            if request.request_id not in self._places:
+                self._places[self._places.index(None)] = request.request_id
+
+
+def _params(args: argparse.Namespace, max_tokens: int, ignore_eos: bool) -> SamplingParams:
+    """What the flags ask for; `bench` has none, and is greedy."""
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=getattr(args, "sampler_temp", 0.0),
+        top_p=getattr(args, "sampler_top_p", None) or 1.0,
+        top_k=getattr(args, "sampler_top_k", None) or 0,
+        seed=getattr(args, "seed", None),
+        ignore_eos=ignore_eos,
+    )
+
+
+def _kv_bytes_per_token(mlx_model: object) -> int:
+    """An upper bound before the week's model is built: activations have at most 4 bytes."""
+    args = mlx_model.args  # type: ignore[attr-defined]
+    return 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim * 4

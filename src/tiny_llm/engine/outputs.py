@@ -1,0 +1,133 @@
+"""What a caller gets back."""
+
+from dataclasses import dataclass, field
+
+from .request import FinishReason
+
+Logprobs = dict[int, float]  # of a token's likeliest alternatives, and its own, by token id
+
+
+@dataclass
+class RequestMetrics:
+    """When things happened to a request, in seconds on the clock of `time.perf_counter`.
+
+    Attributes:
+        arrival_time: it was added.
+        first_scheduled_time: the first step that computed some of it began.
+        first_token_time: the first token of an answer was there.
+        finished_time: the last one was.
+        num_preemptions: how often it gave up its pages.
+    """
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    num_preemptions: int = 0
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from its arrival to the first token, the time in the queue included."""
+        if self.first_token_time is None:
+            return None
+        return self.first_token_time - self.arrival_time
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """Seconds in the queue."""
+        if self.first_scheduled_time is None:
+            return None
+        return self.first_scheduled_time - self.arrival_time
+
+
+@dataclass
+class CompletionOutput:
+    """One answer.
+
+    Attributes:
+        index: which of the prompt's `n`.
+        text: without end token and stop string.
+        token_ids: what the model said, the end token included.
+        finish_reason: "stop" (an end token or a stop string), "length", "abort" or "error"; None
+            while it goes on.
+        stop_reason: the token or the string that stopped it; None for the tokenizer's end tokens.
+        logprobs: one a token, if `logprobs` was given.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[Logprobs] | None = None
+
+
+@dataclass
+class RequestOutput:
+    """A prompt and its answers.
+
+    `text`, `token_ids`, `finish_reason` and `logprobs` are those of the first answer.
+
+    Attributes:
+        request_id: as given, or as `add_request` made it up.
+        prompt: the text, if the prompt was one; the messages of a chat.
+        prompt_token_ids: its tokens; empty if it could not be encoded.
+        outputs: the `n` answers.
+        num_cached_tokens: tokens of the prompt that were found in the prefix cache.
+        metrics: when things happened.
+        error: why it failed or was refused, a sentence.
+    """
+
+    request_id: str
+    prompt: str | list[dict[str, str]] | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestMetrics
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every answer has ended."""
+        return all(output.finish_reason is not None for output in self.outputs)
+
+    @property
+    def text(self) -> str:
+        """The first answer's text."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The first answer's tokens."""
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the first answer ended."""
+        return self.outputs[0].finish_reason
+
+    @property
+    def logprobs(self) -> list[Logprobs] | None:
+        """The first answer's log-probabilities."""
+        return self.outputs[0].logprobs
+
+
+@dataclass(frozen=True)
+class StreamOutput:
+    """What a step added to one answer.
+
+    Attributes:
+        request_id: whose.
+        index: which of its `n` answers.
+        text: what can be shown now. Together, these texts are the answer's.
+        token_ids: the new tokens: one, or several if guesses were right; none after an abort.
+        finish_reason: None while it goes on.
+        request_output: everything there is about the request; the same object each time.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    request_output: RequestOutput

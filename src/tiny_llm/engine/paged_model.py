@@ -1,0 +1,99 @@
+"""A model and its pages: tokens of several requests through it at once, as one ragged batch.
+
+Tokens of all requests lie one after the other without padding, whether a request brings one token
+or a chunk of its prompt, so every weight is read once a step.
+"""
+
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..paged_storage import RaggedBatch
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens of one request that are computed now.
+
+    Attributes:
+        token_ids: at least one.
+        start: the position of the first.
+        page_ids: the request's pages, enough for all of them.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    page_ids: array
+
+
+class PagedModel:
+    """A model with pages for its keys and values.
+
+    Args:
+        model: of Week 3.
+        num_pages: how many.
+
+    Attributes:
+        seconds: spent in the model so far.
+    """
+
+    def __init__(self, model: Any, num_pages: int):
+        self.model = model
+        self.vocab_size: int = model.vocab_size
+        self.page_size: int = model.page_size
+        self.seconds = 0.0
+        self._storage = model.create_paged_storage(num_pages)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all pages."""
+        return self._storage.nbytes
+
+    def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
+        """Computes tokens and puts their keys and values into the pages.
+
+        Args:
+            spans: T tokens in all.
+            rows: of which of the T tokens to return logits.
+
+        Returns:
+            len(rows)×V.
+        """
+        ids = np.concatenate([np.asarray(span.token_ids, np.int32) for span in spans])  # T
+        # A token that the model does not have is another model's padding: it spoils a guess, and
+        # no answer.
+        ids = np.minimum(ids, self.vocab_size - 1)
+        batch = ragged_batch(spans, self.page_size)
+        started = time.perf_counter()
+        logits: mx.array = self.model.ragged_logits(
+            mx.array(ids), batch, mx.array(list(rows), dtype=mx.int32), self._storage
+        )
+        # The pages too: a chunk in the middle of a prompt has no logits that would ask for them.
+        mx.eval(logits, self._storage.key_pages, self._storage.value_pages)
+        self.seconds += time.perf_counter() - started
+        return logits
+
+
+def ragged_batch(spans: Sequence[Span], page_size: int) -> RaggedBatch:
+    """Where the tokens of `spans` are, where their keys go, and which pages they may see."""
+    counts = np.array([len(span.token_ids) for span in spans], np.int32)  # B
+    starts = np.array([span.start for span in spans], np.int32)  # B
+    ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)  # B + 1
+    sequence = np.repeat(np.arange(len(spans)), counts)  # T: whose token it is
+    positions = np.arange(ends[-1], dtype=np.int32) + np.repeat(starts - ends[:-1], counts)  # T
+    table = np.full((len(spans), max(len(span.page_ids) for span in spans)), -1, np.int32)
+    for row, span in zip(table, spans, strict=True):
+        row[: len(span.page_ids)] = np.frombuffer(span.page_ids, np.int32)
+    slots = table[sequence, positions // page_size] * page_size + positions % page_size  # T
+    return RaggedBatch(
+        positions=mx.array(positions),
+        slot_mapping=mx.array(slots),
+        cu_seqlens_q=mx.array(ends),
+        context_lens=mx.array(starts + counts),
+        block_table=mx.array(table),
+    )

@@ -1,0 +1,260 @@
+"""From logits to tokens, for a batch of requests that each have parameters of their own.
+
+A row's token depends on its logits, its parameters and its noise, never on its neighbours. The
+noise depends on (seed, which of n answers, place in the answer) and on nothing else, so a request
+that was preempted, batched otherwise or found its prompt in the prefix cache says the same.
+
+A token is drawn by the Gumbel-max trick: the likeliest token after adding −log(−log u) to each
+log-probability, u uniform, is distributed as softmax. Greedy is the same without noise. That is
+also what makes guesses of a draft model exact (see `speculative.py`): with the noise given, the
+choice is a function of the logits.
+
+Filters are those of `sampler.py`, run once for all rows that have the same.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..sampler import keep_min_p, keep_top_k, keep_top_p, likeliest, log_softmax
+from .sampling_params import SamplingParams
+
+Logprobs = dict[int, float]
+
+
+class RequestSampling:
+    """What one request is sampled by, and which tokens it has, if penalties ask for that.
+
+    Args:
+        params: of the request.
+        seed: of this answer, from `answer_seed`.
+        prompt_token_ids: its prompt.
+        vocab_size: V.
+    """
+
+    def __init__(
+        self, params: SamplingParams, seed: int, prompt_token_ids: Sequence[int], vocab_size: int
+    ):
+        self.params = params
+        self.seed = seed
+        self._counts: np.ndarray | None = None
+        if params.has_penalties:
+            self._counts = np.zeros(vocab_size, np.float32)  # V, of the answer
+            self._in_prompt = np.zeros(vocab_size, bool)  # V
+            self._in_prompt[list(prompt_token_ids)] = True
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        """The answer goes on with these tokens."""
+        if self._counts is not None:
+            np.add.at(self._counts, list(token_ids), 1)
+
+    def counts_after(self, guesses: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """What penalties look at, if the answer went on with `guesses`.
+
+        Returns:
+            (how often each token is in the answer, whether it is there or in the prompt): V numbers
+            each.
+        """
+        assert self._counts is not None, "a request without penalties counts nothing"
+        counts = self._counts
+        if guesses:
+            counts = counts.copy()
+            np.add.at(counts, list(guesses), 1)
+        return counts, self._in_prompt | (counts > 0)
+
+
+@dataclass(frozen=True)
+class SamplingRow:
+    """What chooses one token.
+
+    Attributes:
+        sampling: of the request.
+        position: the token's place in the answer.
+        guesses: tokens before it that are not part of the answer yet.
+    """
+
+    sampling: RequestSampling
+    position: int
+    guesses: tuple[int, ...] = ()
+
+    @property
+    def params(self) -> SamplingParams:
+        """The request's."""
+        return self.sampling.params
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the likeliest token of the logits as they are."""
+        params = self.params
+        return params.is_greedy and not params.has_penalties and not params.logit_bias
+
+
+def choose_tokens(
+    logits: mx.array, rows: Sequence[SamplingRow], noise_width: int | None = None
+) -> list[int]:
+    """One token for each row.
+
+    Args:
+        logits: R×V.
+        rows: R.
+        noise_width: the V of the model whose noise is used, if these logits are another's; noise
+            for a token is the same whichever of two models looks at it.
+    """
+    assert logits.shape[0] == len(rows)
+    special = [index for index, row in enumerate(rows) if not row.is_plain]
+    if not special:
+        return _ints(likeliest(logits))
+    chosen = [-1] * len(rows)
+    if len(special) < len(rows):
+        plain = [index for index, row in enumerate(rows) if row.is_plain]
+        _put(chosen, plain, _ints(likeliest(logits[mx.array(plain)])))
+    own = [rows[index] for index in special]
+    shaped = shaped_logits(logits[mx.array(special)], own)
+    drawn = [index for index, row in enumerate(own) if not row.params.is_greedy]
+    if drawn:
+        noise = gumbel_noise([own[index] for index in drawn], noise_width or logits.shape[-1])
+        noise = noise[:, : logits.shape[-1]]
+        if len(drawn) < len(own):
+            noise = mx.zeros(shaped.shape).at[mx.array(drawn)].add(noise)
+        shaped = shaped + noise
+    _put(chosen, special, _ints(likeliest(shaped)))
+    return chosen
+
+
+def shaped_logits(logits: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
+    """What a token is drawn from: logits R×V after bias, penalties, temperature and filters.
+
+    Returns:
+        R×V in float32, −inf where a filter dropped the token. A greedy row has no temperature and
+        no filters: they would not change which is the likeliest.
+    """
+    x = _penalized(_biased(logits.astype(mx.float32), rows), rows)
+    temperatures = [1.0 if row.params.is_greedy else row.params.temperature for row in rows]
+    if any(temperature != 1 for temperature in temperatures):
+        x = x / mx.array(temperatures)[:, None]
+    return _filtered(x, rows)
+
+
+def _biased(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
+    """Adds every row's `logit_bias`."""
+    places = [
+        (index, token, bias)
+        for index, row in enumerate(rows)
+        for token, bias in (row.params.logit_bias or {}).items()
+        if token < x.shape[-1]
+    ]
+    if not places:
+        return x
+    row_ids, tokens, biases = zip(*places, strict=True)
+    return x.at[mx.array(row_ids), mx.array(tokens)].add(mx.array(biases))
+
+
+def _penalized(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
+    """Takes the penalties for tokens that a row's request has already."""
+    penalized = [index for index, row in enumerate(rows) if row.params.has_penalties]
+    if not penalized:
+        return x
+    own = [rows[index] for index in penalized]
+    counted = [row.sampling.counts_after(row.guesses) for row in own]
+    width = x.shape[-1]
+    counts = mx.array(np.stack([counts[:width] for counts, _ in counted]))  # R'×V
+    present = mx.array(np.stack([present[:width] for _, present in counted]))  # R'×V
+    repetition = mx.array([row.params.repetition_penalty for row in own])[:, None]  # R'×1
+    frequency = mx.array([row.params.frequency_penalty for row in own])[:, None]
+    presence = mx.array([row.params.presence_penalty for row in own])[:, None]
+    y = x[mx.array(penalized)]
+    y = mx.where(present, mx.where(y > 0, y / repetition, y * repetition), y)
+    y = y - frequency * counts - presence * (counts > 0)
+    return _replace_rows(x, penalized, y)
+
+
+def _filtered(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
+    """Applies min-p, top-k and top-p, once for all rows that have the same."""
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        params = row.params
+        filters = (params.min_p, max(0, params.top_k), params.top_p)
+        if not params.is_greedy and filters != (0, 0, 1):
+            groups[filters].append(index)
+    for members in groups.values():
+        params = rows[members[0]].params
+        y = keep_min_p(x[mx.array(members)], params.min_p)
+        if params.top_k > 0:
+            y = keep_top_k(y, params.top_k)
+        x = _replace_rows(x, members, keep_top_p(y, params.top_p))
+    return x
+
+
+def gumbel_noise(rows: Sequence[SamplingRow], width: int) -> mx.array:
+    """−log(−log u) for every token of every row: R×width, float32."""
+    keys = mx.stack([mx.random.key(_mix(row.sampling.seed, row.position)) for row in rows])
+    return mx.vmap(lambda key: mx.random.gumbel((width,), key=key))(keys)
+
+
+def answer_seed(seed: int, index: int) -> int:
+    """The seed of the answer number `index` to one prompt."""
+    return _mix(seed, 2**63 + index)
+
+
+def _mix(seed: int, number: int) -> int:
+    """64 bits that look random; pairs that differ in one bit have nothing in common."""
+    return _scramble(_scramble(seed) ^ number)
+
+
+def _scramble(x: int) -> int:
+    """A permutation of the numbers below 2**64.
+
+    Source: SplitMix64; Steele et al., "Fast splittable pseudorandom number generators" (2014).
+    """
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+    return x ^ (x >> 31)
+
+
+def top_logprobs(logits: mx.array, counts: Sequence[int], chosen: Sequence[int]) -> list[Logprobs]:
+    """The model's log-probabilities of each row's likeliest tokens and of its own.
+
+    Args:
+        logits: R×V, as the model gave them.
+        counts: how many of the likeliest each row wants.
+        chosen: the row's own token.
+
+    Returns:
+        For each row, log-probabilities by token id, the likeliest first; the own one is last if it
+        is not among them.
+    """
+    logprobs = log_softmax(logits)
+    width = logits.shape[-1]
+    most = min(max(counts), width)
+    likeliest = mx.argsort(-logprobs, axis=-1)[:, :most] if most else mx.zeros((len(counts), 0))
+    ids = mx.concatenate([likeliest.astype(mx.int32), mx.array(list(chosen))[:, None]], axis=1)
+    values: Any = mx.take_along_axis(logprobs, ids, axis=1).tolist()
+    names: Any = ids.tolist()
+    result = []
+    for count, tokens, numbers in zip(counts, names, values, strict=True):
+        top = dict(zip(tokens[:count], numbers[:count], strict=True))
+        top.setdefault(tokens[-1], numbers[-1])
+        result.append(top)
+    return result
+
+
+def _replace_rows(x: mx.array, indices: Sequence[int], rows: mx.array) -> mx.array:
+    if len(indices) == x.shape[0]:
+        return rows
+    x = mx.array(x)  # the caller's stays as it is
+    x[mx.array(list(indices))] = rows
+    return x
+
+
+def _put(target: list[int], indices: Sequence[int], values: Sequence[int]) -> None:
+    for index, value in zip(indices, values, strict=True):
+        target[index] = value
+
+
+def _ints(array: mx.array) -> list[int]:
+    return array.tolist()  # type: ignore[return-value]

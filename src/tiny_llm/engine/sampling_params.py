@@ -1,0 +1,154 @@
+"""What a caller may ask for: how tokens are chosen, and when an answer ends."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
+
+from ..errors import UserError
+
+GREEDY_BELOW = 1e-5  # a temperature this small is greedy, as in vLLM
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is sampled. Names, defaults and meaning are vLLM's.
+
+    The order: `logit_bias`, the three penalties, `temperature`, `min_p`, `top_k`, `top_p`. (The
+    samplers of `make_sampler` filter before the temperature.)
+
+    Args:
+        max_tokens: ends the answer after this many tokens, the end token included; None goes on
+            as far as the model's context and the engine's memory allow.
+        temperature: 0 takes the likeliest token; 1 samples the model's distribution.
+        top_p: keep the smallest set of likeliest tokens whose mass reaches this; in (0, 1].
+        top_k: keep this many likeliest tokens; 0 and −1 keep all.
+        min_p: keep tokens at least this fraction as likely as the likeliest; in [0, 1].
+        seed: makes the answer repeatable. A token then depends on the prompt, these parameters and
+            the token's place in the answer alone: not on other requests, nor on how the engine is
+            configured. None derives one from the engine's seed.
+        stop: text that ends the answer and is not part of it: one, or several.
+        stop_token_ids: tokens that end the answer, besides the tokenizer's own. They are the last
+            of `token_ids`, and not in the text.
+        repetition_penalty: divides positive logits of tokens in the prompt or the answer, and
+            multiplies negative ones; 1 is none.
+        presence_penalty: taken from the logit of each token in the answer; in [−2, 2].
+        frequency_penalty: as that, times how often it is there; in [−2, 2].
+        logit_bias: added to logits, by token id; in [−100, 100].
+        logprobs: with each token of the answer, return the log-probabilities of this many
+            likeliest tokens and its own. They are the model's, before any parameter here.
+        n: how many answers. They share the prompt's pages.
+        ignore_eos: go on after the tokenizer's end tokens.
+
+    Raises:
+        UserError: a parameter outside its range.
+    """
+
+    max_tokens: int | None = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    logprobs: int | None = None
+    n: int = 1
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _check_whole("max_tokens", self.max_tokens, 1)
+        _check_range("temperature", self.temperature, 0, math.inf, "a number ≥ 0 (0 is greedy)")
+        _check_range("top_p", self.top_p, 0, 1, "in (0, 1] (1 keeps every token)", above=True)
+        _check_whole("top_k", self.top_k, -1, " (0 and -1 keep every token)")
+        _check_range("min_p", self.min_p, 0, 1, "in [0, 1] (0 keeps every token)")
+        if self.seed is not None:
+            _check_whole("seed", self.seed, 0)
+            if self.seed >= 2**64:
+                raise UserError(f"seed is {self.seed}; it must be below 2**64.")
+        _check_range(
+            "repetition_penalty",
+            self.repetition_penalty,
+            0,
+            math.inf,
+            "a number > 0 (1 is none)",
+            above=True,
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check_range(name, getattr(self, name), -2, 2, "in [-2, 2] (0 is none)")
+        if self.logprobs is not None:
+            _check_whole("logprobs", self.logprobs, 0)
+        _check_whole("n", self.n, 1)
+        if self.n > 1 and self.is_greedy:
+            raise UserError(
+                f"n is {self.n} at temperature {self.temperature}; greedy answers would all be "
+                "the same, so n must be 1 or the temperature above 0."
+            )
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken, always."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens so far change the logits."""
+        return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop`, always as a tuple."""
+        return tuple(self.stop or ())
+
+
+def _check_range(
+    name: str, value: Any, low: float, high: float, allowed: str, above: bool = False
+) -> None:
+    """A number in [low, high], or in (low, high] if `above`; infinity is none."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not (is_number and math.isfinite(value) and low <= value <= high) or (
+        above and value == low
+    ):
+        raise UserError(f"{name} is {value!r}; it must be {allowed}.")
+
+
+def _check_whole(name: str, value: Any, least: int, hint: str = "") -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise UserError(f"{name} is {value!r}; it must be a whole number ≥ {least}{hint}.")
+
+
+def _stop_strings(stop: Any) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if not all(isinstance(one, str) and one for one in stops):
+        raise UserError(f"stop is {stop!r}; it must be a text or several, none of them empty.")
+    return stops
+
+
+def _token_ids(ids: Any) -> tuple[int, ...]:
+    ids = tuple(ids or ())
+    if not all(isinstance(one, Integral) and int(one) >= 0 for one in ids):
+        raise UserError(f"stop_token_ids is {list(ids)}; it must hold token ids, numbers ≥ 0.")
+    return ids
+
+
+def _biases(biases: Any) -> dict[int, float] | None:
+    if biases is None:
+        return None
+    if not isinstance(biases, Mapping):
+        raise UserError(
+            f"logit_bias is {biases!r}; it must map token ids to numbers in [-100, 100]."
+        )
+    for token, bias in biases.items():
+        if not isinstance(token, Integral) or token < 0:
+            raise UserError(f"logit_bias has the token {token!r}; ids are whole numbers ≥ 0.")
+        _check_range(f"logit_bias[{token}]", bias, -100, 100, "in [-100, 100]")
+    return {int(token): float(bias) for token, bias in biases.items()}

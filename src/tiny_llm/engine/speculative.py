@@ -1,0 +1,107 @@
+"""Guesses of a small model, for every request of a step at once.
+
+The draft model guesses the next tokens one by one, which is cheap; the target computes all of them
+in the step that it takes anyway, and keeps those that it would have chosen itself:
+
+    step of the scheduler    the request's last token, and places for 3 guesses
+    draft, three rounds      of France .
+    target, one step         of France is       two guesses were right, and one token more
+
+Both choose by the same noise (see `sampling.py`), so a guess is right exactly if it *is* the token
+that the target says in that place, greedy or sampled. Therefore an answer has the same tokens with
+and without a draft model, whatever it guesses; and as the target's choice alone decides, each is
+distributed as the target says. Rejection sampling (`tiny_llm.speculative`) accepts a little more
+often, a share of 1 − d where this accepts at least (1 − d) / (1 + d), d being the distance in total
+variation; but there the tokens depend on where guessing began, so on the other requests too.
+
+Source: Daliri et al., "Coupling without communication and drafter-invariant speculative decoding"
+(2024), arXiv 2408.07978.
+
+The draft's keys and values lie in pages of the same numbers as the target's, in arrays of its own.
+So one block table, one allocator and one prefix cache serve both, and a hit is a hit for both.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from .paged_model import PagedModel, Span
+from .sampling import RequestSampling, SamplingRow, choose_tokens
+from .step import Chunk
+
+
+class DraftModel:
+    """Guesses for the chunks of a step.
+
+    Args:
+        model: the draft, with as many pages as the target.
+        target_vocab_size: V of the target; no other token is guessed.
+
+    Attributes:
+        model: the draft.
+        sampling_seconds: spent choosing guesses.
+    """
+
+    def __init__(self, model: PagedModel, target_vocab_size: int):
+        self.model = model
+        self.sampling_seconds = 0.0
+        self._target_vocab_size = target_vocab_size
+
+    def propose(
+        self, chunks: Sequence[Chunk], samplings: Mapping[str, RequestSampling]
+    ) -> list[list[int]]:
+        """The guesses after each chunk, `num_drafts` of them.
+
+        The draft computes the chunks themselves too, prompts included, so that it knows every token
+        the target knows: all but the last guess, which it learns in the next step.
+        """
+        guesses: list[list[int]] = [[] for _ in chunks]
+        spans, rows, num_tokens = [], [], 0
+        for chunk in chunks:
+            request, start = chunk.request, chunk.start - chunk.request.num_unguessed
+            spans.append(Span(request.token_ids[start : chunk.end], start, request.page_ids))
+            num_tokens += chunk.end - start
+            if chunk.num_drafts:
+                rows.append(num_tokens - 1)
+        guessing = [index for index, chunk in enumerate(chunks) if chunk.num_drafts]
+        while True:
+            logits = self.model.logits(spans, rows)[:, : self._target_vocab_size]
+            if not guessing:
+                return guesses
+            choosing = [
+                SamplingRow(
+                    samplings[chunks[index].request.request_id],
+                    chunks[index].request.num_output_tokens + len(guesses[index]),
+                    tuple(guesses[index]),
+                )
+                for index in guessing
+            ]
+            started = time.perf_counter()
+            tokens = choose_tokens(logits, choosing, self._target_vocab_size)
+            self.sampling_seconds += time.perf_counter() - started
+            for index, token in zip(guessing, tokens, strict=True):
+                guesses[index].append(token)
+            guessing = [i for i in guessing if len(guesses[i]) < chunks[i].num_drafts]
+            if not guessing:
+                return guesses
+            spans = [
+                Span(
+                    guesses[index][-1:],
+                    chunks[index].end + len(guesses[index]) - 1,
+                    chunks[index].request.page_ids,
+                )
+                for index in guessing
+            ]
+            rows = list(range(len(spans)))
+
+
+def count_right(guesses: Sequence[int], chosen: Sequence[int]) -> int:
+    """How many guesses, from the first on, are what the target chose."""
+    for index, guess in enumerate(guesses):
+        if guess != chosen[index]:
+            return index
+    return len(guesses)
+
+
+def num_unguessed(num_guesses: int, num_right: int) -> int:
+    """1 if the target has computed what the draft has not: the last guess, which was right."""
+    return int(num_right == num_guesses > 0)

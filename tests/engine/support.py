@@ -1,0 +1,103 @@
+"""What the engine's tests with a model share: prompts, and a spy that sees every logit."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.support import as_numpy
+from tiny_llm import LLM, SamplingParams
+
+Logits = dict[tuple[int, int], np.ndarray]  # by prompt and place in the answer
+
+PARAGRAPH = (
+    "Lenmora lies on the river Tavel. The mayor of Lenmora is Mira Holton. The trams of "
+    "Lenmora are yellow. A festival takes place in September, when the apples are ripe. "
+)
+
+
+def chat(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}]
+
+
+# A prompt, and what is asked of it: shared beginnings, a prompt of one token, every parameter.
+CASES: list[tuple[Any, SamplingParams]] = [
+    (chat(PARAGRAPH + "Who is the mayor?"), SamplingParams(temperature=0, max_tokens=12)),
+    (
+        chat(PARAGRAPH + "Which colour have the trams?"),
+        SamplingParams(temperature=1.5, seed=5, max_tokens=12, logprobs=3),
+    ),
+    ([17], SamplingParams(temperature=1, seed=6, max_tokens=24, top_p=0.9, ignore_eos=True)),
+    (
+        chat("What is 17 + 25?"),
+        SamplingParams(
+            temperature=0,
+            max_tokens=24,
+            repetition_penalty=1.3,
+            presence_penalty=0.5,
+            frequency_penalty=0.7,
+            ignore_eos=True,
+        ),
+    ),
+    (
+        chat(PARAGRAPH + "Who is the mayor?"),
+        SamplingParams(
+            temperature=2,
+            seed=7,
+            max_tokens=20,
+            top_k=40,
+            min_p=0.01,
+            frequency_penalty=0.4,
+            logit_bias={300: 6, 301: -100},
+            ignore_eos=True,
+        ),
+    ),
+]
+
+
+def spy_on(llm: LLM) -> dict[tuple[str, int], np.ndarray]:
+    """Keeps the logits of every token of every answer, by request id and place in the answer."""
+    seen: dict[tuple[str, int], np.ndarray] = {}
+    choose = llm.runner._choose
+
+    def watch(chunks, guesses, logits, samplings):
+        outputs = choose(chunks, guesses, logits, samplings)
+        rows, first = as_numpy(logits), 0
+        for chunk, own in zip(chunks, guesses, strict=True):
+            if chunk.samples:
+                name = chunk.request.request_id
+                for place in range(len(outputs[name].token_ids)):
+                    key = name, chunk.request.num_output_tokens + place
+                    assert key not in seen, "a token was chosen twice"
+                    seen[key] = rows[first + place]
+                first += len(own) + 1
+        return outputs
+
+    llm.runner._choose = watch
+    return seen
+
+
+def run_cases(
+    llm: LLM, order: Sequence[int], steps_between: int = 0, cases=CASES
+) -> tuple[dict[int, Any], Logits]:
+    """Serves `cases` in an order of arrival, with so many steps between two arrivals.
+
+    Returns:
+        (outputs by case, logits by case and place in the answer).
+    """
+    seen = spy_on(llm)
+    outputs = {}
+
+    def step() -> None:
+        for news in llm.step():
+            outputs[int(news.request_id)] = news.request_output
+        llm.scheduler.check_integrity()
+
+    for case in order:
+        prompt, params = cases[case]
+        llm.add_request(prompt, params, request_id=str(case))
+        for _ in range(steps_between):
+            step()
+    while llm.has_unfinished_requests:
+        step()
+    return outputs, {(int(name), place): row for (name, place), row in seen.items()}

@@ -1,0 +1,415 @@
+"""`LLM`, as its users see it."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import tiny_llm.engine.llm as llm_module
+from tests.engine.support import PARAGRAPH, chat
+from tiny_llm import LLM, SamplingParams, UserError, load
+from tiny_llm.engine.events import Recorder
+
+GREEDY = SamplingParams(temperature=0, max_tokens=60)
+QUESTIONS = ["What is the capital of Japan?", "What is 17 + 25?", "What is the KV cache?"]
+ANSWERS = [
+    "The capital of Japan is Tokyo.",
+    "17 + 25 = 42.",
+    "The KV cache stores the keys and values of past tokens, so that they are not computed again.",
+]
+
+
+def engine(demo, **options) -> LLM:
+    return LLM(demo, **{"kv_cache_bytes": 2**24, **options})
+
+
+def assert_idle(llm: LLM) -> None:
+    """Nobody runs or waits, and no page is held but by the prefix cache."""
+    llm.scheduler.check_integrity()
+    assert not llm.has_unfinished_requests
+    assert not llm._answers
+    assert not llm._groups
+    assert llm.scheduler.pages.allocator.num_used == llm.scheduler.pages.cache.num_pages
+
+
+# -------------------------------------------------------------------- generate
+
+
+def test_generate_answers_in_the_prompts_order(demo):
+    llm = engine(demo, max_num_seqs=2)
+    outputs = llm.generate([chat(question) for question in QUESTIONS], GREEDY)
+    assert [output.text for output in outputs] == ANSWERS
+    assert {output.finish_reason for output in outputs} == {"stop"}
+    assert all(output.token_ids[-1] in demo[1].eos_token_ids for output in outputs)
+    assert_idle(llm)
+
+
+def test_a_prompt_is_text_tokens_or_a_chat(demo):
+    llm, tokenizer = engine(demo), demo[1]
+    ids = tokenizer.apply_chat_template(
+        chat(QUESTIONS[0]), add_generation_prompt=True, enable_thinking=False
+    )
+    text = tokenizer.decode(ids)
+    for one in (ids, text, chat(QUESTIONS[0])):
+        [output] = llm.generate(one, GREEDY)
+        assert output.text == ANSWERS[0]
+        assert output.prompt_token_ids == list(ids)
+        assert output.prompt == (None if one is ids else one)
+    mixed = llm.generate([ids, text, chat(QUESTIONS[0])], GREEDY)
+    assert [output.text for output in mixed] == [ANSWERS[0]] * 3
+
+
+def test_thinking(demo):
+    [output] = engine(demo).generate(chat(QUESTIONS[1]), GREEDY, enable_thinking=True)
+    assert "</think>" in output.text
+    assert output.text.endswith(ANSWERS[1])
+
+
+def test_each_prompt_may_have_its_own_params(demo):
+    params = [SamplingParams(temperature=0, max_tokens=n) for n in (1, 2, 3)]
+    outputs = engine(demo).generate([chat(question) for question in QUESTIONS], params)
+    assert [len(output.token_ids) for output in outputs] == [1, 2, 3]
+    assert {output.finish_reason for output in outputs} == {"length"}
+    with pytest.raises(UserError, match="2 params were given for 3 prompts"):
+        engine(demo).generate(["a", "b", "c"], params[:2])
+
+
+def test_what_is_refused_does_not_stop_the_others(demo):
+    llm = engine(demo, kv_cache_bytes=2 * 2**20)  # 256 tokens
+    prompts = ["", chat(QUESTIONS[0]), [1] * 300, [5000], chat(QUESTIONS[1])]
+    outputs = llm.generate(prompts, GREEDY)
+    assert [output.text for output in outputs] == ["", ANSWERS[0], "", "", ANSWERS[1]]
+    reasons = [output.finish_reason for output in outputs]
+    assert reasons == ["error", "stop", "error", "error", "stop"]
+    assert outputs[0].error == "the prompt is empty; give at least one token."
+    assert "the declared KV memory holds 256" in outputs[2].error
+    assert outputs[3].error == "the prompt has the token 5000; the model's are 0 to 4095."
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize("prompts", [3, [3.5], ["a", 3], None, [[["a"]]]])
+def test_what_is_no_prompt_is_refused(demo, prompts):
+    with pytest.raises(UserError, match="is no prompt; give a text, token ids"):
+        engine(demo).generate(prompts)
+
+
+def test_what_is_half_a_prompt_and_what_are_no_params(demo):
+    llm = engine(demo)
+    outputs = llm.generate([[5, "a"], [5]], SamplingParams(max_tokens=1))
+    assert outputs[0].error == "the prompt has the token 'a'; ids are whole numbers."
+    assert outputs[1].finish_reason == "length"
+    with pytest.raises(UserError, match="params is {'max_tokens': 3}; it must be a SamplingParams"):
+        llm.add_request("a", {"max_tokens": 3})
+    for params in ({"max_tokens": 3}, [{"max_tokens": 3}]):
+        with pytest.raises(UserError, match="it must be a SamplingParams"):
+            llm.generate("a", params)
+    assert_idle(llm)
+
+
+def test_no_prompts_no_outputs(demo):
+    assert engine(demo).generate([]) == []
+
+
+# -------------------------------------------------------------------- params
+
+
+def test_stop_strings_end_the_answer_and_are_not_in_it(demo):
+    llm = engine(demo)
+    params = SamplingParams(temperature=0, max_tokens=60, stop=["of Ja", "never"])
+    pieces = list(llm.stream(chat(QUESTIONS[0]), params))
+    output = pieces[-1].request_output
+    assert output.text == "The capital "
+    assert "".join(piece.text for piece in pieces) == output.text
+    assert (output.finish_reason, output.outputs[0].stop_reason) == ("stop", "of Ja")
+    assert_idle(llm)
+
+
+def test_stop_token_ids_and_end_tokens(demo):
+    llm = engine(demo)
+    [plain] = llm.generate(chat(QUESTIONS[0]), GREEDY)
+    third = plain.token_ids[2]
+    params = SamplingParams(temperature=0, stop_token_ids=[third])
+    [output] = llm.generate(chat(QUESTIONS[0]), params)
+    assert output.token_ids == plain.token_ids[:3]
+    assert output.outputs[0].stop_reason == third
+    [going_on] = llm.generate(
+        chat(QUESTIONS[0]), SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    )
+    assert (len(going_on.token_ids), going_on.finish_reason) == (40, "length")
+    assert going_on.token_ids[: len(plain.token_ids)] == plain.token_ids
+
+
+def test_logit_bias_and_logprobs(demo):
+    params = SamplingParams(temperature=0, max_tokens=3, logit_bias={77: 100}, logprobs=2)
+    [output] = engine(demo).generate(chat(QUESTIONS[0]), params)
+    assert output.token_ids == [77, 77, 77]
+    for one in output.logprobs:
+        assert len(one) == 3, "the two likeliest, and the one that was chosen"
+        assert list(one)[-1] == 77
+        assert list(one.values()) == sorted(one.values(), reverse=True)
+    with pytest.raises(UserError, match="logit_bias has the token 4096; the model's are 0 to 4095"):
+        engine(demo).add_request("a", SamplingParams(logit_bias={4096: 1}))
+
+
+def test_n_answers_share_the_prompts_pages(demo):
+    llm = engine(demo, page_size=4)
+    params = SamplingParams(temperature=2, top_k=50, seed=3, n=3, max_tokens=12, ignore_eos=True)
+    name = llm.add_request(chat(PARAGRAPH), params)
+    llm.step()
+    news = llm.step()
+    whole = news[0].request_output
+    pages = len(whole.prompt_token_ids) // 4
+    assert llm.scheduler.pages.allocator.num_used <= pages + 3 * 2
+    assert llm.scheduler.pages.counts(llm.scheduler.running).shared >= pages - 1
+    while llm.has_unfinished_requests:
+        llm.step()
+    assert whole.request_id == name
+    assert [output.index for output in whole.outputs] == [0, 1, 2]
+    assert len({tuple(output.token_ids) for output in whole.outputs}) == 3
+    [again] = engine(demo).generate(chat(PARAGRAPH), params)
+    assert [o.token_ids for o in again.outputs] == [o.token_ids for o in whole.outputs]
+    assert_idle(llm)
+
+
+def test_without_a_seed_the_engines_counts(demo):
+    params = SamplingParams(temperature=3, max_tokens=12, ignore_eos=True)
+
+    def said(seed: int) -> list[list[int]]:
+        outputs = engine(demo, seed=seed).generate([[17], [17]], params)
+        return [output.token_ids for output in outputs]
+
+    first = said(0)
+    assert first[0] != first[1], "two requests draw for themselves"
+    assert said(0) == first
+    assert said(1) != first
+
+
+# -------------------------------------------------------------------- stream, step, abort
+
+
+def test_a_stream_tells_every_token(demo):
+    llm = engine(demo)
+    prompts = [chat(question) for question in QUESTIONS]
+    texts, tokens = {}, {}
+    for news in llm.stream(prompts, GREEDY):
+        texts[news.request_id] = texts.get(news.request_id, "") + news.text
+        tokens[news.request_id] = [*tokens.get(news.request_id, []), *news.token_ids]
+        assert len(news.token_ids) == 1
+        assert tokens[news.request_id] == news.request_output.token_ids
+    assert list(texts.values()) == ANSWERS
+    assert_idle(llm)
+
+
+def test_who_stops_listening_aborts(demo):
+    llm = engine(demo)
+    stream = llm.stream([chat(question) for question in QUESTIONS], GREEDY)
+    next(stream)
+    stream.close()
+    assert_idle(llm)
+
+
+def test_requests_come_and_go_between_steps(demo):
+    llm = engine(demo, max_num_seqs=2)
+    first = llm.add_request(chat(QUESTIONS[0]), GREEDY)
+    llm.step()
+    second = llm.add_request(chat(QUESTIONS[1]), GREEDY, request_id="mine")
+    third = llm.add_request(chat(QUESTIONS[2]), GREEDY)
+    assert second == "mine"
+    with pytest.raises(UserError, match="request_id 'mine' is taken"):
+        llm.add_request("a", request_id="mine")
+    llm.step()
+    assert llm.abort(first)
+    assert not llm.abort(first)
+    outputs = {}
+    while llm.has_unfinished_requests:
+        for news in llm.step():
+            outputs[news.request_id] = news.request_output
+    assert [outputs[name].finish_reason for name in (first, second, third)] == [
+        "abort",
+        "stop",
+        "stop",
+    ]
+    assert outputs[first].token_ids, "what it said so far"
+    assert [outputs[name].text for name in (second, third)] == ANSWERS[1:]
+    assert llm.step() == []
+    assert_idle(llm)
+
+
+def test_all_answers_to_a_prompt_are_aborted_together(demo):
+    llm = engine(demo, max_num_seqs=2)
+    name = llm.add_request([5] * 9, SamplingParams(n=4, max_tokens=40, ignore_eos=True))
+    for _ in range(3):
+        llm.step()
+    assert llm.abort(name)
+    news = llm.step()
+    assert [one.index for one in news] == [0, 1, 2, 3]
+    assert {one.finish_reason for one in news} == {"abort"}
+    assert news[0].request_output.finished
+    assert_idle(llm)
+
+
+def test_ids_that_are_made_up_avoid_the_callers(demo):
+    llm = engine(demo)
+    names = [llm.add_request("a", GREEDY, request_id=name) for name in ("1", None, None, "x")]
+    assert len(set(names)) == 4
+    for name in names:
+        llm.abort(name)
+
+
+def test_generate_does_not_take_what_step_returns(demo):
+    llm = engine(demo)
+    name = llm.add_request(chat(QUESTIONS[0]), GREEDY)
+    [output] = llm.generate(chat(QUESTIONS[1]), GREEDY)
+    assert output.text == ANSWERS[1]
+    text = ""
+    while llm.has_unfinished_requests:
+        for news in llm.step():
+            assert news.request_id == name
+            text += news.text
+    assert text == ANSWERS[0]
+
+
+def test_a_step_that_fails_ends_its_requests_and_nobody_elses(demo, monkeypatch):
+    llm = engine(demo, max_num_seqs=2)
+    logits, calls = llm.runner.target.logits, []
+
+    def fails_at_the_third(spans, rows):
+        calls.append(len(spans))
+        if len(calls) == 3:
+            raise RuntimeError("the memory is on fire")
+        return logits(spans, rows)
+
+    monkeypatch.setattr(llm.runner.target, "logits", fails_at_the_third)
+    outputs = llm.generate([chat(question) for question in QUESTIONS], GREEDY)
+    assert [output.finish_reason for output in outputs] == ["error", "error", "stop"]
+    assert outputs[0].error == "the step failed: the memory is on fire."
+    assert outputs[2].text == ANSWERS[2]
+    assert_idle(llm)
+    [output] = llm.generate(chat(QUESTIONS[0]), GREEDY)
+    assert output.text == ANSWERS[0]
+
+
+def test_metrics_are_in_order(demo):
+    outputs = engine(demo, max_num_seqs=1).generate([chat(q) for q in QUESTIONS], GREEDY)
+    for output in outputs:
+        metrics = output.metrics
+        times = [
+            metrics.arrival_time,
+            metrics.first_scheduled_time,
+            metrics.first_token_time,
+            metrics.finished_time,
+        ]
+        assert times == sorted(times)
+        assert metrics.ttft >= metrics.queue_seconds >= 0
+    waits = [output.metrics.queue_seconds for output in outputs]
+    assert waits == sorted(waits), "first come, first served"
+
+
+# -------------------------------------------------------------------- prefix cache
+
+
+def test_a_prompt_is_found_again(demo):
+    llm = engine(demo, page_size=4)
+    prompt = chat(PARAGRAPH + QUESTIONS[0])
+    [cold] = llm.generate(prompt, GREEDY)
+    [warm] = llm.generate(prompt, GREEDY)
+    assert cold.num_cached_tokens == 0
+    length = len(cold.prompt_token_ids)
+    assert warm.num_cached_tokens == (length - 1) // 4 * 4
+    assert warm.token_ids == cold.token_ids
+
+
+def test_a_conversation_with_thoughts_reuses_what_is_still_a_prefix(demo):
+    llm = engine(demo, page_size=4)
+    messages = chat(QUESTIONS[0])
+    [first] = llm.generate(messages, GREEDY, enable_thinking=True)
+    said = first.text.rpartition("</think>")[2].strip()
+    messages += [{"role": "assistant", "content": said}, *chat(QUESTIONS[1])]
+    [second] = llm.generate(messages, GREEDY, enable_thinking=True)
+    turn_one = np.array(first.prompt_token_ids + first.token_ids)
+    turn_two = np.array(second.prompt_token_ids)
+    length = min(len(turn_one), len(turn_two))
+    common = int((turn_one[:length] == turn_two[:length]).cumprod().sum())
+    assert common >= 8, "the template keeps the first question"
+    assert second.num_cached_tokens == common // 4 * 4
+    [cold] = engine(demo).generate(messages, GREEDY, enable_thinking=True)
+    assert second.token_ids == cold.token_ids
+
+
+# -------------------------------------------------------------------- memory
+
+
+def test_memory_stays_within_what_was_declared(demo):
+    """Weights, the declared pages, and a constant: what one step computes with."""
+    serve_and_measure(demo, num_requests=60)
+
+
+@pytest.mark.slow
+def test_memory_stays_within_what_was_declared_over_many_requests(demo):
+    serve_and_measure(demo, num_requests=2000)
+
+
+def serve_and_measure(demo, num_requests: int) -> None:
+    budget = 2**24  # 2,048 tokens
+    constant = 2**24  # activations of 64 tokens, and their logits
+    rng = np.random.default_rng(5)
+    mx.clear_cache()
+    weights = mx.get_active_memory()
+    mx.reset_peak_memory()
+    llm = engine(demo, kv_cache_bytes=budget, max_batch_tokens=64, max_num_seqs=16)
+    assert llm.runner.target.nbytes <= budget
+    served = 0
+    while served < num_requests:
+        prompts = [rng.integers(0, 4096, rng.integers(1, 60)).tolist() for _ in range(20)]
+        params = [
+            SamplingParams(temperature=0, max_tokens=int(rng.integers(1, 12)), ignore_eos=True)
+            for _ in prompts
+        ]
+        outputs = llm.generate(prompts, params)
+        assert {output.finish_reason for output in outputs} == {"length"}
+        served += len(prompts)
+    assert mx.get_peak_memory() <= weights + budget + constant
+    assert_idle(llm)
+
+
+# -------------------------------------------------------------------- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"page_size": 0}, "page_size is 0; it must be at least 1."),
+        ({"kv_cache_bytes": 1000}, "kv_cache_bytes is 1000; a page of 32 tokens takes 262144."),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"max_batch_tokens": 3, "max_num_seqs": 4}, "max_batch_tokens is 3; 4 requests"),
+        ({"draft_model": "demo-draft", "num_drafts": 0}, "num_drafts is 0; with a draft model"),
+    ],
+)
+def test_an_engine_that_cannot_work_is_refused(demo, options, message):
+    with pytest.raises(UserError, match=message):
+        engine(demo, **options)
+
+
+def test_a_draft_of_another_vocabulary_is_refused(demo, monkeypatch):
+    model, tokenizer = load("demo-draft")
+
+    class Other:
+        def get_vocab(self):
+            return {"other": 0}
+
+    monkeypatch.setattr(llm_module, "_open", lambda model, size: model)
+    with pytest.raises(UserError, match="draft and target must share one vocabulary"):
+        LLM((model, tokenizer), draft_model=(model, Other()))
+
+
+def test_a_recording_of_the_engine(demo, tmp_path):
+    llm = engine(demo)
+    recorder = Recorder(llm.describe())
+    llm.scheduler.listener = recorder
+    outputs = llm.generate([chat(question) for question in QUESTIONS], GREEDY)
+    events = recorder.recording()["events"]
+    said = {}
+    for event in events:
+        if event["event"] == "tokens_added":
+            said.setdefault(event["request_id"], []).extend(event["token_ids"])
+    assert list(said.values()) == [output.token_ids for output in outputs]
+    assert recorder.recording()["engine"]["page_size"] == 32

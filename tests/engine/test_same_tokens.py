@@ -1,0 +1,98 @@
+"""The same prompt, parameters and seed: the same tokens, and the same logits to the last bit.
+
+Alone, in any batch, whatever the chunks, the order of arrival, the page size, with a prefix hit and
+without, after preemption, with guesses and without. The product of all of these.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.engine.support import CASES, run_cases
+from tiny_llm import LLM, Qwen3ModelWeek2, load, make_sampler
+from tiny_llm.generate import decode_with_cache
+
+TIGHT_TOKENS, AMPLE_TOKENS = 96, 2048
+
+
+def build(demo, tokens: int, draft=None, **options) -> LLM:
+    """An engine with memory for so many tokens."""
+    models = [demo[0]] + ([draft[0]] if draft else [])
+    per_token = sum(
+        2 * m.args.num_hidden_layers * m.args.num_key_value_heads * m.args.head_dim * 2
+        for m in models
+    )
+    return LLM(demo, draft_model=draft, kv_cache_bytes=tokens * per_token, **options)
+
+
+@pytest.fixture(scope="module")
+def draft():
+    return load("demo-draft")
+
+
+@pytest.fixture(scope="module")
+def alone(demo):
+    """What each request says with an engine of its own, in one chunk."""
+    outputs, logits = {}, {}
+    for case in range(len(CASES)):
+        llm = build(demo, AMPLE_TOKENS, max_num_seqs=1, enable_prefix_cache=False)
+        own_outputs, own_logits = run_cases(llm, [case])
+        outputs |= own_outputs
+        logits |= own_logits
+    return outputs, logits
+
+
+def test_greedy_is_what_week_2_says(demo, alone):
+    model = Qwen3ModelWeek2(demo[0])
+    output = alone[0][0]
+    tokens = decode_with_cache(model, output.prompt_token_ids, make_sampler(0))
+    assert output.token_ids == list(itertools.islice(tokens, len(output.token_ids)))
+
+
+PRODUCT = [
+    dict(zip(("chunk", "page", "prefix", "tokens", "arrival", "guess"), values, strict=True))
+    for values in itertools.product(
+        (3, 200),
+        (4, 32),
+        (True, False),
+        (TIGHT_TOKENS, AMPLE_TOKENS),
+        ((1, 0), (-1, 2)),  # in which order, and how many steps between two
+        (False, True),
+    )
+]
+
+
+@pytest.mark.slow
+def test_the_product(demo, draft, alone):
+    outputs, logits = alone
+    hits = preemptions = accepted = 0
+    for case in PRODUCT:
+        llm = build(
+            demo,
+            case["tokens"],
+            draft if case["guess"] else None,
+            page_size=case["page"],
+            max_num_seqs=4,
+            num_drafts=2,
+            max_batch_tokens=4 * (3 if case["guess"] else 1) + case["chunk"],
+            enable_prefix_cache=case["prefix"],
+        )
+        direction, gap = case["arrival"]
+        found, found_logits = run_cases(llm, range(len(CASES))[::direction], gap)
+        for number, expected in outputs.items():
+            where = f"request {number} with {case}"
+            assert found[number].token_ids == expected.token_ids, where
+            assert found[number].text == expected.text, where
+            assert found[number].finish_reason == expected.finish_reason, where
+            assert found[number].logprobs == expected.logprobs, where
+        assert found_logits.keys() == logits.keys()
+        for key, row in logits.items():
+            np.testing.assert_array_equal(found_logits[key], row, err_msg=f"{key} with {case}")
+        hits += sum(output.num_cached_tokens for output in found.values())
+        preemptions += llm.scheduler.num_preemptions
+        accepted += llm.runner.statistics.accepted
+    # All of it did happen.
+    assert hits > 500
+    assert preemptions > 20
+    assert accepted > 200

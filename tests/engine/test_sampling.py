@@ -1,0 +1,157 @@
+"""Sampling: each parameter against its definition, each row as if it were alone."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from scipy.stats import chi2
+
+from tests.support import as_numpy
+from tiny_llm import SamplingParams, make_sampler
+from tiny_llm.engine.sampling import (
+    RequestSampling,
+    SamplingRow,
+    answer_seed,
+    choose_tokens,
+    gumbel_noise,
+    shaped_logits,
+    top_logprobs,
+)
+from tiny_llm.sampler import log_softmax
+
+V = 50
+PROMPT, ANSWER = [3, 4, 4], [4, 7, 7, 7]
+
+
+def row(seed: int = 1, position: int = 0, guesses=(), **params) -> SamplingRow:
+    """A row of a request with `PROMPT` that has said `ANSWER`."""
+    sampling = RequestSampling(SamplingParams(**params), seed, PROMPT, V)
+    sampling.add(ANSWER)
+    return SamplingRow(sampling, position, tuple(guesses))
+
+
+EVERY_KIND = [
+    {"temperature": 0},
+    {"temperature": 0, "repetition_penalty": 1.5},
+    {"temperature": 0, "logit_bias": {5: 3.0, 9: -4.0}},
+    {"temperature": 1},
+    {"temperature": 0.5, "top_k": 5},
+    {"temperature": 2, "top_p": 0.7},
+    {"temperature": 2, "top_p": 0.7, "frequency_penalty": 0.3},
+    {"temperature": 1.5, "min_p": 0.1, "top_k": 9, "top_p": 0.8, "presence_penalty": -1},
+    {"temperature": 1, "repetition_penalty": 0.5, "logit_bias": {7: 2.5}},
+]
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+def test_a_row_does_not_depend_on_its_neighbours(dtype):
+    logits = (mx.random.normal((len(EVERY_KIND), V)) * 3).astype(dtype)
+    rows = [row(seed, position=seed % 3, **kind) for seed, kind in enumerate(EVERY_KIND)]
+    alone = [choose_tokens(logits[i : i + 1], [one])[0] for i, one in enumerate(rows)]
+    shaped = [shaped_logits(logits[i : i + 1], [one]) for i, one in enumerate(rows)]
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        picked = rng.permutation(len(rows))[: rng.integers(1, len(rows) + 1)].tolist()
+        own = [rows[i] for i in picked]
+        assert choose_tokens(logits[mx.array(picked)], own) == [alone[i] for i in picked]
+        together = shaped_logits(logits[mx.array(picked)], own)
+        for place, i in enumerate(picked):
+            assert mx.array_equal(together[place], shaped[i][0])
+
+
+def test_the_callers_logits_stay_as_they_are():
+    logits = mx.random.normal((len(EVERY_KIND), V))
+    before = as_numpy(logits).copy()
+    rows = [row(**kind) for kind in EVERY_KIND]
+    choose_tokens(logits, rows)
+    np.testing.assert_array_equal(as_numpy(logits), before)
+
+
+def test_penalties_by_their_definition():
+    logits = mx.random.normal((1, V)) * 3
+    one = row(
+        temperature=0,
+        guesses=[9, 7],
+        repetition_penalty=1.7,
+        presence_penalty=0.6,
+        frequency_penalty=0.4,
+        logit_bias={11: 2.0},
+    )
+    expected = as_numpy(logits)[0].astype(np.float64)
+    expected[11] += 2
+    for token in {3, 4, 7, 9}:  # prompt, answer and guesses
+        expected[token] *= 1.7 if expected[token] < 0 else 1 / 1.7
+    for token, count in {4: 1, 7: 4, 9: 1}.items():  # answer and guesses
+        expected[token] -= 0.4 * count + 0.6
+    np.testing.assert_allclose(as_numpy(shaped_logits(logits, [one]))[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "filters", [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 7, "top_p": 0.9}], ids=str
+)
+def test_filters_are_those_of_make_sampler(filters):
+    logits = mx.random.normal((1, V)) * 3
+    ours = mx.softmax(shaped_logits(logits, [row(temperature=1, **filters)]), axis=-1)
+    theirs = make_sampler(1, **filters).probabilities(log_softmax(logits))
+    np.testing.assert_allclose(as_numpy(ours), as_numpy(theirs), rtol=1e-5, atol=1e-7)
+
+
+def test_the_temperature_comes_before_the_filters():
+    logits = mx.log(mx.array([[0.5, 0.3, 0.15, 0.05]]))
+
+    def kept(temperature: float) -> list[int]:
+        one = SamplingRow(
+            RequestSampling(SamplingParams(temperature=temperature, top_p=0.75), 0, [0], 4), 0
+        )
+        return np.flatnonzero(np.isfinite(as_numpy(shaped_logits(logits, [one]))[0])).tolist()
+
+    assert kept(1.0) == [0, 1]
+    assert kept(9.0) == [0, 1, 2]  # nearly uniform: three quarters are three tokens
+    assert kept(0.2) == [0]
+
+
+def test_tokens_are_distributed_as_they_should_be():
+    logits = mx.random.normal((V,))
+    number = 20_000
+    sampling = RequestSampling(SamplingParams(temperature=1.3, top_k=12), 77, PROMPT, V)
+    rows = [SamplingRow(sampling, position) for position in range(number)]
+    tokens = choose_tokens(mx.broadcast_to(logits, (number, V)), rows)
+    p = as_numpy(mx.softmax(shaped_logits(logits[None], rows[:1]), axis=-1))[0].astype(np.float64)
+    p = p[p > 0]
+    counts = np.bincount(tokens, minlength=V)
+    counts = counts[as_numpy(shaped_logits(logits[None], rows[:1]))[0] > -np.inf]
+    assert counts.sum() == number
+    statistic = ((counts - number * p) ** 2 / (number * p)).sum()
+    assert statistic < chi2.ppf(1 - 1e-4, len(p) - 1)
+
+
+def test_noise_is_another_for_each_seed_and_each_place():
+    rows = [row(seed, position) for seed in (1, 2) for position in (0, 1, 2)]
+    noise = as_numpy(gumbel_noise(rows, V))
+    assert len({one.tobytes() for one in noise}) == len(rows)
+    again = as_numpy(gumbel_noise([rows[4]], V))
+    np.testing.assert_array_equal(again[0], noise[4])
+    assert abs(np.corrcoef(noise)[np.triu_indices(len(rows), 1)]).max() < 0.6
+    assert len({answer_seed(seed, index) for seed in range(30) for index in range(30)}) == 900
+
+
+def test_a_narrower_model_gets_the_same_noise():
+    """A draft's vocabulary may be padded less than the target's; the tokens' noise is the same."""
+    logits = mx.random.normal((1, V))
+    one = row(temperature=1)
+    narrow = choose_tokens(logits[:, : V - 7], [one], noise_width=V)
+    padded = mx.concatenate([logits[:, : V - 7], mx.full((1, 7), -mx.inf)], axis=1)
+    assert narrow == choose_tokens(padded, [one])
+
+
+def test_logprobs_are_the_models():
+    logits = mx.random.normal((3, V)) * 2
+    expected = as_numpy(log_softmax(logits))
+    found = top_logprobs(
+        logits, [0, 2, 4], [9, int(expected[1].argmax()), int(expected[2].argmin())]
+    )
+    assert [len(one) for one in found] == [1, 2, 5]
+    for number, one in enumerate(found):
+        best = np.argsort(-expected[number])[: (0, 2, 4)[number]].tolist()
+        assert list(one)[: len(best)] == best
+        for token, logprob in one.items():
+            assert logprob == expected[number][token]

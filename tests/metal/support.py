@@ -1,0 +1,89 @@
+"""What the tests of Metal kernels share: the extension's launches, run in the emulator."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tiny_llm import kernels
+from tools.metal_emulator import Library, has_clang
+
+EXTENSION = Path(__file__).resolve().parents[2] / "src" / "extensions"
+
+NO_CLANG = "the Metal emulator needs clang 19: apt install clang-19 libclang-rt-19-dev"
+
+# Every order in which the lanes of a simdgroup and the threadgroups may take turns.
+ORDERS = [("forward", 1), ("reverse", 1), ("random", 1), ("random", 2)]
+
+DTYPE_NAMES = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
+NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+@functools.cache
+def library(source: str | Path) -> Library:
+    """The kernels of a .metal file of the extension, `matmul/matmul_tile.metal` for example."""
+    return Library(EXTENSION / "src" / source, include_dirs=[EXTENSION])
+
+
+def as_bound(x: mx.array) -> np.ndarray:
+    """An array as a kernel's argument: the same bytes, in NumPy's type for them."""
+    if x.dtype == mx.bfloat16:
+        return np.array(x.view(mx.uint16)).view(ml_dtypes.bfloat16)
+    return np.array(x)
+
+
+def as_array(x: np.ndarray) -> mx.array:
+    """What a kernel wrote, as an array."""
+    if x.dtype == ml_dtypes.bfloat16:
+        return mx.array(x.view(np.uint16)).view(mx.bfloat16)
+    return mx.array(x)
+
+
+def empty(shape: Sequence[int], dtype: str) -> np.ndarray:
+    """An output, full of NaN: what a kernel leaves out is seen."""
+    return np.full(shape, np.nan, NUMPY_TYPES[dtype])
+
+
+def on_gpu() -> bool:
+    """Whether kernels can run on a GPU here."""
+    return mx.metal.is_available() and kernels.metal_library() is not None
+
+
+def run(
+    source: str | Path,
+    launch: Any,
+    arrays: Sequence[np.ndarray],
+    mode: str = "plain",
+    order: tuple[str, int] = ("forward", 1),
+    outputs: int = 1,
+) -> None:
+    """Runs a launch of `tiny_llm_ext.metal` on arrays and on its params.
+
+    Of the arrays the last `outputs` are written, in place. A GPU has an order of its own.
+    """
+    if mode == "plain" and on_gpu():
+        bound = [as_array(array) for array in arrays]
+        results = kernels.extension().metal.run(
+            launch, bound[:-outputs], bound[-outputs:], stream=mx.gpu
+        )
+        for array, result in zip(arrays[-outputs:], results, strict=True):
+            np.copyto(array, as_bound(result))
+        return
+    if not has_clang():
+        pytest.skip(NO_CLANG)
+    memory = {0: launch.threadgroup_bytes} if launch.threadgroup_bytes else None
+    library(source).launch(
+        launch.kernel,
+        [*arrays, launch.params],
+        grid=launch.groups,
+        threads=launch.threads,
+        threadgroup_memory=memory,
+        mode=mode,
+        order=order[0],
+        seed=order[1],
+    )

@@ -1,0 +1,148 @@
+"""The Metal kernels that compute each element by itself, in the emulator: bit for bit or nearly."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support import DTYPES, assert_close, random
+from tiny_llm import kernels
+
+from .support import (
+    DTYPE_NAMES,
+    EXTENSION,
+    ORDERS,
+    as_array,
+    as_bound,
+    empty,
+    run,
+)
+
+MODES = ["plain", "asan", "race"]
+
+
+def launches():
+    return kernels.extension().metal
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
+@pytest.mark.parametrize("size", [1, 255, 256, 1000])
+def test_axpby(mode, dtype, size):
+    x, y, name = random(size, dtype=dtype), random(size, dtype=dtype), DTYPE_NAMES[dtype]
+    wanted = kernels.axpby(x, y, 4.0, -0.3, stream=mx.cpu)
+    for max_threads in (1024, 64):
+        launch = launches().axpby_launch(size, 4.0, -0.3, name, max_threads=max_threads)
+        out = empty((size,), name)
+        run("axpby/axpby.metal", launch, [as_bound(x), as_bound(y), out], mode)
+        assert_close(as_array(out), wanted, "axpby", ulps=1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
+@pytest.mark.parametrize(("M", "I"), [(1, 1), (3, 7), (2, 1030)])
+def test_swiglu(mode, dtype, M, I):
+    both, name = random(M, 2 * I, dtype=dtype, scale=5), DTYPE_NAMES[dtype]
+    gate, up = both[:, :I], both[:, I:]  # read where they are, as the projections leave them
+    wanted = kernels.swiglu(gate, up, stream=mx.cpu)
+    bound = as_bound(both).reshape(-1)
+    launch = launches().swiglu_launch(M, I, 2 * I, 2 * I, name)
+    out = empty((M, I), name)
+    run("swiglu/swiglu.metal", launch, [bound, bound[I:], out], mode)
+    assert_close(as_array(out), wanted, "swiglu", ulps=2)
+
+
+def test_swiglu_of_extreme_numbers():
+    gate = mx.array([[-1e4, 1e4, -88.0, 88.0, 0.0, mx.nan, mx.inf, -mx.inf]])
+    for dtype, name in DTYPE_NAMES.items():
+        x, up = gate.astype(dtype), mx.ones(gate.shape, dtype)
+        out = empty(gate.shape, name)
+        launch = launches().swiglu_launch(1, 8, 8, 8, name)
+        run("swiglu/swiglu.metal", launch, [as_bound(x), as_bound(up), out])
+        assert_close(as_array(out), kernels.swiglu(x, up, stream=mx.cpu), f"swiglu, {name}")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
+@pytest.mark.parametrize(
+    ("B", "L", "H", "D", "shared"),
+    [(1, 1, 1, 2, True), (2, 3, 5, 80, False), (1, 4, 3, 128, True), (2, 1, 2, 270, False)],
+)
+def test_qk_norm_rope(mode, dtype, B, L, H, D, shared):
+    """x is the middle of a longer projection: H heads of H + 2."""
+    name = DTYPE_NAMES[dtype]
+    projected, weight = random(B, L, H + 2, D, dtype=dtype), random(D, dtype=dtype)
+    angles = random(1 if shared else B, L, D // 2, scale=10)
+    cos, sin = mx.cos(angles), mx.sin(angles)
+    wanted = kernels.qk_norm_rope(projected[:, :, 1:-1], weight, 1e-6, cos, sin, stream=mx.cpu)
+    strides = [L * (H + 2) * D, (H + 2) * D, D]
+    launch = launches().qk_norm_rope_launch(
+        B, L, H, D, 1e-6, strides, 0 if shared else L * D // 2, name
+    )
+    out = empty((B, H, L, D), name)
+    x = as_bound(projected).reshape(-1)[D:]
+    arrays = [x, as_bound(weight), as_bound(cos), as_bound(sin), out]
+    run("qk_norm_rope/qk_norm_rope.metal", launch, arrays, mode)
+    assert_close(as_array(out), wanted, f"qk_norm_rope, D {D}")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [mx.uint8, mx.bfloat16, mx.float32, mx.complex64], ids=str)
+def test_cache_write(mode, dtype):
+    """Tokens as a projection has them, B×L×H×D with the heads inside."""
+    B, H, C, L, D = 3, 2, 9, 4, 33
+    tokens = (random(B, L, H, D) * 20).astype(dtype)
+    buffer = (random(B, H, C, D) * 20).astype(dtype)
+    offsets = [0, -1, 5]
+    wanted = kernels.cache_write(buffer, tokens.swapaxes(1, 2), offsets, stream=mx.cpu)
+    unsigned = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[dtype.size]
+    out = as_bound(buffer).view(unsigned).copy()
+    launch = launches().cache_write_launch(B, H, C, L, D, [L * H * D, D, H * D, 1], dtype.size)
+    arrays = [as_bound(tokens).view(unsigned), np.array(offsets, np.int32), out]
+    run("cache_write/cache_write.metal", launch, arrays, mode)
+    np.testing.assert_array_equal(out, as_bound(wanted).view(unsigned))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 64), (4, 128)])
+def test_quantized_embedding(mode, dtype, bits, group_size):
+    V, E, name = 37, 384, DTYPE_NAMES[dtype]
+    weight, scales, biases = mx.quantize(random(V, E), group_size, bits)
+    scales, biases = scales.astype(dtype), biases.astype(dtype)
+    for ids in (mx.array([0, 36, -1, -37, 37, -38, 5]), mx.array([3, 2**32 - 1], mx.uint32)):
+        args = (ids, scales, biases, group_size, bits, weight)
+        wanted = kernels.quantized_embedding(*args, stream=mx.cpu)
+        launch = launches().quantized_embedding_launch(
+            len(ids), V, E, group_size, bits, ids.dtype == mx.int32, name
+        )
+        out = empty((len(ids), E), name)
+        arrays = [as_bound(x) for x in (ids, scales, biases, weight)]
+        run("quantized_embedding/quantized_embedding.metal", launch, [*arrays, out], mode)
+        assert_close(as_array(out), wanted, "quantized_embedding", ulps=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("item_size", [1, 2, 4, 8])
+def test_copies_of_any_strides(mode, item_size):
+    memory = np.arange(2 * 3 * 5 * 7 * 2).astype(f"u{item_size}").reshape(2, 3, 5, 14)
+    for view in (memory, memory.T, memory[:, :, ::2, :7], memory[0, 1], memory[:, :1, :1, 3:]):
+        strides = [step // item_size for step in view.strides]
+        launch = launches().copy_launch(view.shape, strides, item_size)
+        start = view.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
+        source = memory.reshape(-1)[start // item_size :]
+        out = np.zeros(view.shape, memory.dtype)
+        run(EXTENSION / "common" / "metal_copy.metal", launch, [source, out], mode)
+        np.testing.assert_array_equal(out, view)
+
+
+def test_the_order_of_lanes_changes_nothing():
+    x = random(1, 500, dtype=mx.bfloat16)
+    results = []
+    for order in ORDERS:
+        out = empty((1, 250), "bfloat16")
+        launch = launches().swiglu_launch(1, 250, 500, 500, "bfloat16")
+        bound = as_bound(x).reshape(-1)
+        run("swiglu/swiglu.metal", launch, [bound, bound[250:], out], order=order)
+        results.append(out.view(np.uint16))
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)

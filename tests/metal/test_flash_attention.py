@@ -1,0 +1,137 @@
+"""flash_attention's Metal kernels in the emulator, against the CPU kernel."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support import DTYPES, assert_close, random
+from tiny_llm import kernels
+
+from .attention import VARIANTS, attend, bits_of, make_mask
+from .support import DTYPE_NAMES, ORDERS
+
+# B, H, H_q / H, L, S, D: odd lengths, heads that fill no simdgroup, more keys than a split has.
+SHAPES = [
+    (1, 1, 1, 1, 1, 1),
+    (2, 1, 3, 3, 7, 7),
+    (1, 2, 2, 5, 33, 64),
+    (1, 1, 2, 33, 67, 80),
+    (2, 1, 4, 2, 70, 128),
+    (1, 1, 1, 40, 19, 256),
+    (1, 1, 2, 1, 600, 16),
+]
+MASKS = ["none", "causal", "boolean", "additive", "hidden rows"]
+
+
+def problem(shape, dtype):
+    B, H, group, L, S, D = shape
+    return (
+        random(B, H * group, L, D, dtype=dtype),
+        random(B, H, S, D, dtype=dtype),
+        random(B, H, S, D, dtype=dtype),
+    )
+
+
+def expected(query, key, value, mask=None, context_lens=None):
+    causal = isinstance(mask, str)
+    return kernels.flash_attention(
+        query,
+        key,
+        value,
+        causal=causal,
+        mask=None if causal else mask,
+        context_lens=context_lens,
+        stream=mx.cpu,
+    )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_mask(variant, kind, shape):
+    query, key, value = problem(shape, mx.float32)
+    mask = make_mask(kind, shape)
+    actual = attend(variant, query, key, value, mask, order=("random", 1))
+    assert_close(actual, expected(query, key, value, mask), f"{variant}, mask {kind}", ulps=16)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
+@pytest.mark.parametrize("D", [10, 128, 200])
+def test_every_format_and_size_of_heads(variant, dtype, D):
+    query, key, value = problem((1, 2, 2, 4, 35, D), dtype)
+    for mask in (None, "causal"):
+        actual = attend(variant, query, key, value, mask)
+        assert actual.dtype == dtype
+        assert_close(actual, expected(query, key, value, mask), f"{variant}, D {D}", ulps=16)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("mask", [None, "causal"])
+def test_the_beginning_of_a_longer_buffer(variant, aligned, mask):
+    """Keys and values lie in a cache, and each sequence has as many as it has."""
+    B, H, group, L, S, C, D = 3, 2, 2, 3, 40, 48, 64
+    query, key, value = problem((B, H, group, L, C, D), mx.float16)
+    beyond = mx.arange(C)[:, None] >= S  # nobody may look there
+    key, value = (mx.where(beyond, mx.array(mx.nan, x.dtype), x) for x in (key, value))
+    lens = mx.array([0, 40, 17])
+    actual = attend(variant, query, key, value, mask, lens, S, aligned)
+    wanted = expected(query, key[:, :, :S], value[:, :, :S], mask, lens)
+    assert_close(actual, wanted, variant, ulps=16)
+    assert not actual[0].any(), "a sequence without keys gets zeros"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", ["causal", "hidden rows"])
+def test_the_order_of_lanes_changes_nothing(variant, kind):
+    shape = (1, 1, 3, 11, 75, 48)
+    query, key, value = problem(shape, mx.bfloat16)
+    mask = make_mask(kind, shape)
+    first, *others = [
+        bits_of(attend(variant, query, key, value, mask, order=order)) for order in ORDERS
+    ]
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+
+
+@pytest.mark.parametrize("mode", ["asan", "race"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("shape", "kind", "dtype"),
+    [((1, 1, 2, 5, 41, 33), "causal", mx.bfloat16), ((1, 1, 1, 9, 263, 16), "boolean", mx.float32)],
+    ids=str,
+)
+def test_no_fault(mode, variant, shape, kind, dtype):
+    query, key, value = problem(shape, dtype)
+    mask = make_mask(kind, shape)
+    actual = attend(variant, query, key, value, mask, mode=mode)
+    assert_close(actual, expected(query, key, value, mask), f"{variant} in mode {mode}", ulps=16)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_row_does_not_depend_on_its_company(variant):
+    """Chunks of a prompt, a larger cache and other sequences: the same bits."""
+    query, key, value = problem((2, 1, 2, 36, 300, 32), mx.float32)
+    whole = bits_of(attend(variant, query, key, value, "causal"))
+    alone = attend(variant, query[1:], key[1:], value[1:], "causal")
+    np.testing.assert_array_equal(bits_of(alone), whole[1:], "alone")
+    last = attend(variant, query[:, :, -5:], key, value, "causal")
+    np.testing.assert_array_equal(bits_of(last), whole[:, :, -5:], "the last of a prompt")
+    first = attend(variant, query[:, :, :30], key, value, "causal", S=294)
+    np.testing.assert_array_equal(bits_of(first), whole[:, :, :30], "a chunk before others")
+    lens = mx.array([20, 240])
+    few = bits_of(attend(variant, query[:, :, :4], key, value, "causal", lens))
+    fewer = attend(variant, query[:, :, :4], key, value, "causal", lens, S=250)
+    np.testing.assert_array_equal(bits_of(fewer), few, "one split of the keys instead of two")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_infinite_and_missing_scores(variant):
+    query, key, value = problem((1, 1, 1, 3, 9, 16), mx.float32)
+    key[:, :, 4] = mx.inf
+    query[:, :, 1] = mx.nan
+    for mask in (None, mx.array([True] * 4 + [False] + [True] * 4)):
+        actual = attend(variant, query, key, value, mask)
+        wanted = expected(query, key, value, mask)
+        np.testing.assert_array_equal(mx.isnan(actual).tolist(), mx.isnan(wanted).tolist())

@@ -1,0 +1,101 @@
+"""matmul's Metal kernels in the emulator, against exact arithmetic."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support import DTYPES, as_numpy, random
+from tiny_llm import kernels
+
+from .products import TILES, VARIANTS, assert_product, bits_of, multiply
+from .support import DTYPE_NAMES, ORDERS, as_bound
+
+# M, O, I: I of whole 16 bytes and not; see tests/metal/test_quantized_matmul.py.
+SHAPES = [(1, 1, 8), (2, 5, 3), (3, 37, 264), (33, 65, 640), (13, 34, 519)]
+
+
+def exact(a, b):
+    """The product in float64, and the sum of its terms' magnitudes."""
+    a, b = as_numpy(a).astype(np.float64), as_numpy(b).astype(np.float64)
+    return a @ b.T, np.abs(a) @ np.abs(b).T
+
+
+def launch_of(a, b, **how):
+    """The launch for rows of a and b, which may be slices of longer ones."""
+    (M, I), O = a.shape, b.shape[0]
+    how = {"a_stride": I, "b_stride": I, **how}
+    return kernels.extension().metal.matmul_launch(M, O, I, DTYPE_NAMES[a.dtype], **how)
+
+
+def product(a, b, launch, **how):
+    M, O = a.shape[0], b.shape[0]
+    return multiply(launch, [as_bound(a), as_bound(b)], M, O, DTYPE_NAMES[a.dtype], **how)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_is_exact_but_for_rounding(variant, dtype, shape):
+    M, O, I = shape
+    a, b = random(M, I, dtype=dtype), random(O, I, dtype=dtype)
+    launch = launch_of(a, b, variant=variant)
+    assert ("ragged" in launch.kernel) == (variant != "readable" and I % 8 != 0)
+    actual = product(a, b, launch, order=("random", 3))
+    assert_product(actual, *exact(a, b), I, launch.kernel)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("I", [576, 515])
+def test_the_order_of_lanes_changes_nothing(variant, I):
+    a, b = random(9, I, dtype=mx.bfloat16), random(70, I, dtype=mx.bfloat16)
+    launch = launch_of(a, b, variant=variant)
+    first, *others = [product(a, b, launch, order=order) for order in ORDERS]
+    for other in others:
+        np.testing.assert_array_equal(bits_of(first), bits_of(other))
+
+
+@pytest.mark.parametrize("mode", ["asan", "race"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("I", "dtype"), [(640, mx.bfloat16), (515, mx.float32)], ids=str)
+def test_no_fault(mode, variant, I, dtype):
+    a, b = random(5, I, dtype=dtype), random(35, I, dtype=dtype)
+    actual = product(a, b, launch_of(a, b, variant=variant), mode=mode)
+    assert_product(actual, *exact(a, b), I, mode)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("aligned", [True, False])
+def test_rows_of_longer_ones(variant, aligned):
+    """The kernel gets the whole arrays, of which the rows are the beginnings."""
+    a, b = random(5, 80, dtype=mx.float16), random(35, 96, dtype=mx.float16)
+    rows, weights = a[:, :64], b[:, :64]
+    launch = launch_of(rows, weights, a_stride=80, b_stride=96, aligned=aligned, variant=variant)
+    assert ("ragged" in launch.kernel) == (variant != "readable" and not aligned)
+    actual = product(a, b, launch)
+    assert_product(actual, *exact(rows, weights), 64, launch.kernel)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
+def test_a_row_does_not_depend_on_its_company(dtype):
+    O, I = 67, 1056
+    a, b = random(70, I, dtype=dtype), random(O, I, dtype=dtype)
+
+    def rows(M, **how):
+        return bits_of(product(a[:M], b, launch_of(a[:M], b, **how)))
+
+    few = [rows(M) for M in range(1, 9)]
+    for result in few:
+        np.testing.assert_array_equal(result, few[-1][: len(result)], "among a few rows")
+    many = rows(70)
+    for M in (9, 16, 33, 64):
+        np.testing.assert_array_equal(rows(M), many[:M], "among many rows")
+    for variant in TILES:
+        np.testing.assert_array_equal(rows(70, variant=variant), many, variant)
+    np.testing.assert_array_equal(rows(3, aligned=False), few[2], "read number by number")
+    np.testing.assert_array_equal(rows(70, aligned=False), many, "read number by number")
+
+
+def test_no_numbers_are_zero():
+    a, b = mx.zeros((3, 0)), mx.zeros((5, 0))
+    for variant in VARIANTS:
+        assert not product(a, b, launch_of(a, b, variant=variant)).any()

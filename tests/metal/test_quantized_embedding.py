@@ -1,0 +1,52 @@
+"""quantized_embedding's Metal kernel in the emulator, bit for bit against mx.dequantize."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support import DTYPES, random
+from tiny_llm import kernels
+
+from .support import DTYPE_NAMES, ORDERS, as_bound, empty, run
+
+SOURCE = "quantized_embedding/quantized_embedding.metal"
+IDS = [0, 3, -1, 46, -47, 47, -48, 3]  # of 47 rows; two are beyond the table
+
+
+def looked_up(ids, scales, biases, weight, bits, group_size, signed, **how):
+    dtype, E = DTYPE_NAMES[scales.dtype], weight.shape[1] * 32 // bits
+    V, N = weight.shape[0], len(ids)
+    launch = kernels.extension().metal.quantized_embedding_launch(
+        N, V, E, group_size, bits, signed, dtype
+    )
+    out = empty((N, E), dtype)
+    out[:] = 7  # NaN is a result here
+    table = [as_bound(x) for x in (scales, biases, weight)]
+    run(SOURCE, launch, [ids, *table, out], **how)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("E", [128, 2176])  # the second: more words than a threadgroup has threads
+def test_rows_are_those_of_the_table(dtype, bits, group_size, E):
+    weight, scales, biases = mx.quantize(random(47, E, dtype=dtype), group_size, bits)
+    plain = as_bound(mx.dequantize(weight, scales, biases, group_size, bits))
+    expected = np.stack([plain[i] if -47 <= i < 47 else plain[0] * np.nan for i in IDS])
+    arguments = (scales, biases, weight, bits, group_size)
+    for order in ORDERS:
+        actual = looked_up(np.array(IDS, np.int32), *arguments, True, order=order)
+        np.testing.assert_array_equal(actual.astype(np.float32), expected.astype(np.float32))
+    unsigned = looked_up(np.array(IDS, np.int32).view(np.uint32), *arguments, False)
+    expected[[2, 4]] = np.nan  # 2³² − 1 is no row
+    np.testing.assert_array_equal(unsigned.astype(np.float32), expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("mode", ["asan", "race"])
+def test_no_fault(mode):
+    weight, scales, biases = mx.quantize(random(47, 128, dtype=mx.float16), 32, 4)
+    ids = np.array(IDS, np.int32)
+    actual = looked_up(ids, scales, biases, weight, 4, 32, True, mode=mode)
+    expected = looked_up(ids, scales, biases, weight, 4, 32, True)
+    np.testing.assert_array_equal(actual, expected)

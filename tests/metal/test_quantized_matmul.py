@@ -1,0 +1,149 @@
+"""quantized_matmul's Metal kernels in the emulator, against exact arithmetic."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support import random
+from tiny_llm import kernels
+
+from .products import (
+    TILES,
+    VARIANTS,
+    assert_product,
+    bits_of,
+    exact_quantized,
+    multiply,
+)
+from .support import DTYPE_NAMES, ORDERS, as_bound
+
+HALVES = [mx.bfloat16, mx.float16]
+FORMATS = [(bits, group_size) for bits in (4, 8) for group_size in (32, 64, 128)]
+
+# M, O, I: a single output; rows and outputs beside the edges of tiles and simdgroups; more than one
+# part of 512 numbers, a last part that is short, a last step of the lanes that is not full.
+SHAPES = [(1, 1, 128), (3, 37, 384), (33, 65, 640)]
+
+
+def problem(M, O, I, bits, group_size, dtype, scales_dtype=None):
+    a = random(M, I, dtype=dtype)
+    weights = random(O, I, dtype=scales_dtype or dtype)
+    b, scales, biases = mx.quantize(weights, group_size=group_size, bits=bits)
+    return scales, biases, a, b
+
+
+def launch_of(M, O, I, bits, group_size, dtype, **how):
+    return kernels.extension().metal.quantized_matmul_launch(
+        M, O, I, group_size, bits, DTYPE_NAMES[dtype], **how
+    )
+
+
+def product(arguments, launch, **how):
+    """What a launch makes of scales, biases, a and b."""
+    M, O = arguments[2].shape[0], arguments[3].shape[0]
+    dtype = DTYPE_NAMES[arguments[2].dtype]
+    return multiply(launch, [as_bound(x) for x in arguments], M, O, dtype, **how)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+@pytest.mark.parametrize(("bits", "group_size"), FORMATS)
+def test_is_exact_but_for_rounding(variant, half, bits, group_size):
+    for shape in SHAPES:
+        arguments = problem(*shape, bits, group_size, half)
+        launch = launch_of(*shape, bits, group_size, half, variant=variant)
+        actual = product(arguments, launch, order=("random", 3))
+        assert_product(actual, *exact_quantized(*arguments, group_size, bits), shape[2], f"{shape}")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_order_of_lanes_changes_nothing(variant, bits):
+    shape = (9, 70, 576)
+    arguments = problem(*shape, bits, 64, mx.bfloat16)
+    launch = launch_of(*shape, bits, 64, mx.bfloat16, variant=variant)
+    first, *others = [product(arguments, launch, order=order) for order in ORDERS]
+    for other in others:
+        np.testing.assert_array_equal(bits_of(first), bits_of(other))
+
+
+@pytest.mark.parametrize("mode", ["asan", "race"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("bits", "group_size", "half"), [(4, 32, mx.bfloat16), (8, 128, mx.float16)], ids=["b4", "b8"]
+)
+def test_no_fault(mode, variant, bits, group_size, half):
+    shape = (5, 35, 640)
+    arguments = problem(*shape, bits, group_size, half)
+    launch = launch_of(*shape, bits, group_size, half, variant=variant)
+    actual = product(arguments, launch, mode=mode)
+    assert_product(actual, *exact_quantized(*arguments, group_size, bits), shape[2], mode)
+
+
+@pytest.mark.parametrize(("half", "scales_dtype"), [HALVES, HALVES[::-1]], ids=["bf16", "f16"])
+@pytest.mark.parametrize(("bits", "group_size"), FORMATS)
+def test_scales_of_another_dtype(half, scales_dtype, bits, group_size):
+    shape = (3, 37, 256)
+    arguments = problem(*shape, bits, group_size, half, scales_dtype)
+    how = {"scales_dtype": DTYPE_NAMES[scales_dtype]}
+    launch = launch_of(*shape, bits, group_size, half, **how)
+    assert launch.kernel.startswith("quantized_matmul_readable_")
+    actual = product(arguments, launch)
+    assert_product(actual, *exact_quantized(*arguments, group_size, bits), shape[2], launch.kernel)
+    with pytest.raises(ValueError, match="expected scales in the dtype of a"):
+        launch_of(*shape, bits, group_size, half, variant="matvec", **how)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_row_does_not_depend_on_its_company(bits):
+    O, I = 67, 1056
+    arguments = scales, biases, a, b = problem(70, O, I, bits, 32, mx.bfloat16)
+
+    def rows(M, variant=None):
+        launch = launch_of(M, O, I, bits, 32, mx.bfloat16, variant=variant)
+        return bits_of(product((scales, biases, a[:M], b), launch))
+
+    few = [rows(M) for M in range(1, 9)]
+    for result in few:
+        np.testing.assert_array_equal(result, few[-1][: len(result)], "among a few rows")
+    many = product(arguments, launch_of(70, O, I, bits, 32, mx.bfloat16))
+    for M in (9, 16, 33, 64):
+        np.testing.assert_array_equal(rows(M), bits_of(many)[:M], "among many rows")
+    for variant in TILES:
+        np.testing.assert_array_equal(rows(70, variant), bits_of(many), variant)
+
+
+@pytest.mark.parametrize("variant", ["readable", "matvec"])
+def test_a_gpu_that_allows_fewer_threads(variant):
+    shape = (5, 35, 128)
+    arguments = problem(*shape, 4, 64, mx.float16)
+    launches = [
+        launch_of(*shape, 4, 64, mx.float16, variant=variant, max_threads=max_threads)
+        for max_threads in (1024, 32)
+    ]
+    assert launches[0].threads != launches[1].threads
+    first, second = (product(arguments, launch) for launch in launches)
+    np.testing.assert_array_equal(bits_of(first), bits_of(second))
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel"),
+    [
+        ((1, 3072, 1024), "matvec1"),
+        ((2, 3072, 1024), "matvec2"),
+        ((8, 151936, 1024), "matvec4"),
+        ((9, 1024, 1024), "tile32_parts"),  # 32 tiles for the whole GPU
+        ((9, 1024, 512), "tile32"),  # a single part
+        ((16, 151936, 1024), "tile32"),  # tiles of 64 rows would be three quarters empty
+        ((128, 1024, 1024), "tile32"),
+        ((512, 3072, 1024), "tile64"),
+    ],
+)
+def test_which_kernel_runs(shape, kernel):
+    launch = launch_of(*shape, 4, 128, mx.bfloat16)
+    assert launch.kernel == f"quantized_matmul_{kernel}_bfloat16_b4_g128"
+
+
+def test_unknown_variant():
+    with pytest.raises(ValueError, match="expected variant readable, .* got fastest"):
+        launch_of(1, 1, 128, 4, 128, mx.bfloat16, variant="fastest")

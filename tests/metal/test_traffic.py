@@ -1,0 +1,82 @@
+"""What our kernels move and compute beside MLX's own: benchmark/metal_traffic.py's limits."""
+
+import pytest
+
+from benchmark.metal_attention import attention_jobs
+from benchmark.metal_jobs import Job, run
+from benchmark.metal_products import product_jobs
+from benchmark.metal_traffic import compare
+
+
+def job_named(name: str) -> Job:
+    """Made when a test runs: it asks the extension how kernels are started."""
+    return next(job for job in product_jobs() if f"{job.name}, {job.shape}" == name)
+
+
+# One of each kind: decoding one sequence, four and sixteen, prefill; quantized and dense.
+CHOSEN = [
+    "quantized_matmul decode 0.6b, 1×3072×1024, 4 bits, groups of 128",
+    "quantized_matmul decode 4b, 1×4096×2560, 4 bits, groups of 128",
+    "quantized_matmul decode 0.6b, 1×3072×1024, 8 bits, groups of 64",
+    "quantized_matmul decode 0.6b, 4×3072×1024, 4 bits, groups of 128",
+    "quantized_matmul decode 0.6b, 16×3072×1024, 4 bits, groups of 128",
+    "quantized_matmul prefill 0.6b, 512×3072×1024, 4 bits, groups of 128",
+    "quantized_matmul prefill 4b, 512×9728×2560, 4 bits, groups of 128",
+    "matmul decode 0.6b, 1×3072×1024, dense",
+    "matmul prefill 0.6b, 512×3072×1024, dense",
+]
+
+
+ATTENTION = {f"{job.name}, {job.shape}, beside {job.mlx_kernel}": job for job in attention_jobs()}
+CHOSEN_ATTENTION = [
+    "flash_attention decode 0.6b, H_q 16, H 8, L 1, S 512, beside sdpa_vector",
+    "flash_attention decode 4b, H_q 32, H 8, L 1, S 512, beside sdpa_vector",
+    "flash_attention decode 0.6b, H_q 16, H 8, L 1, S 4096, beside sdpa_vector_2pass_1_gqa2",
+    "flash_attention prefill 0.6b, H_q 16, H 8, L 128, S 512, beside attention_32_16_128",
+]
+
+
+@pytest.mark.parametrize("name", CHOSEN_ATTENTION)
+def test_attention_stays_within_the_limit(name):
+    row = compare(ATTENTION[name])
+    assert row["limit"] == (1.05 if "decode" in name else 1.25)
+    assert row["ratio"] <= row["limit"]
+
+
+def test_attention_never_reads_a_mask_when_causal_and_each_key_once():
+    """The dummy that stands for the mask has one byte; not even that is read."""
+    job = ATTENTION[CHOSEN_ATTENTION[1]]
+    step, _ = job.ours()
+    counts = step.library.launch(
+        step.kernel, step.arguments, grid=step.groups, threads=step.threads, mode="count"
+    ).counts
+    read = counts.device_bytes_read_by_buffer
+    assert read[1] == step.arguments[1].nbytes
+    assert read[2] == step.arguments[2].nbytes
+    assert read.get(3, 0) == 0
+    assert read.get(4, 0) == 0
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_device_bytes_stay_within_the_limit(name):
+    row = compare(job_named(name))
+    assert row["limit"] == (1.05 if "matvec" in row["kernel"] else 1.25)
+    assert row["ratio"] <= row["limit"]
+
+
+def test_a_matvec_reads_each_weight_once_for_four_rows():
+    """Four rows: the bytes of b are asked for once, those of a once for every four outputs."""
+    job = job_named("quantized_matmul decode 0.6b, 4×3072×1024, 4 bits, groups of 128")
+    (step,) = job.ours()
+    counts = step.library.launch(
+        step.kernel, step.arguments, grid=step.groups, threads=step.threads, mode="count"
+    ).counts
+    weights = step.arguments[3].nbytes
+    assert counts.device_bytes_read_by_buffer[3] == weights
+    assert counts.device_bytes_read_by_buffer[2] == step.arguments[2].nbytes * 64 // 4
+
+
+def test_both_sides_do_the_same_multiplications():
+    job = job_named("quantized_matmul prefill 0.6b, 512×3072×1024, 4 bits, groups of 128")
+    assert run(job.ours()).matrix_multiply_adds == run(job.mlx()).matrix_multiply_adds
+    assert run(job.ours()).matrix_multiply_adds == 64 * 64 * 1024
