@@ -28,6 +28,12 @@ from .places import told_places
 from .source import LANGUAGES, piece
 from .tasks import AWAITED
 
+# Under the heading of a task whose solution no marker cuts out.
+UNCUT = (
+    "*The starter does not cut this task out yet: your tree has the solution's code. To write it "
+    "yourself, empty the functions named here, in a branch of the repository.*"
+)
+
 DIRECTIVE = re.compile(r"^(\s*)\{\{\s*(\w+)\s+(.*?)\s*\}\}\s*$")
 SOURCE_LINK = re.compile(r"\]\(src:([^)#\s]+)\)")
 
@@ -163,7 +169,7 @@ def _places(line: str, day: tuple[int, int] | None) -> str:
     if task is None or day is None:
         return ""
     places = told_places(f"{course_day(*day).id}.{task[1]}")
-    return f"\n\n{places}" if places else ""
+    return f"\n\n{places or UNCUT}"
 
 
 def _without_own_words(fence: str) -> str:
