@@ -1,0 +1,208 @@
+"""Chapters, figures, links, commands and tasks: what the book's checks find."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from tools.book import PAGES, ROOT, BookError
+from tools.book.chapters import blocks, chapters
+from tools.book.commands import Command, commands_of, matches, run
+from tools.book.expand import Expander, _figures
+from tools.book.links import broken_links
+from tools.book.places import told_places
+from tools.book.tasks import AWAITED, check_tasks, tasks_of_tests
+from tools.course.tasks import TASKS
+
+FIGURES = _figures()
+
+
+@pytest.fixture
+def chapter(monkeypatch, tmp_path):
+    """Writes a chapter of given text."""
+    monkeypatch.setattr("tools.book.expand.PAGES", tmp_path)
+    monkeypatch.setattr("tools.book.chapters.PAGES", tmp_path)
+
+    def write(text):
+        file = tmp_path / "chapter.md"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+def test_code_is_included_with_a_link_to_its_file(chapter):
+    text = Expander().expand(chapter("{{ include src/tiny_llm/basics.py signature linear }}\n"))
+    assert "```python\ndef linear(" in text
+    assert "](source/src/tiny_llm/basics.py.md)" in text
+    assert "x @ w.T" not in text
+
+
+def test_a_solution_is_folded(chapter):
+    text = Expander().expand(chapter("{{ solution src/tiny_llm/basics.py function linear }}\n"))
+    assert text.startswith('??? success "Our solution: linear"\n\n    ```python\n')
+    assert "    y = x @ w.T" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{{ include src/tiny_llm/basics.py function nothing }}", "no function or class nothing"),
+        ("{{ include src/nothing.py file }}", "there is no file"),
+        ("{{ figure nothing: a picture }}", "book/diagrams has no function nothing"),
+        ("{{ paste something }}", "'paste' is no directive"),
+        ("text {{ include x }}", "a line of its own"),
+        ("[file](src:src/nothing.py)", "there is no file src/nothing.py"),
+    ],
+)
+def test_what_cannot_be_expanded_names_chapter_and_line(chapter, line, message):
+    with pytest.raises(BookError, match=rf"chapter.md:3: .*{re.escape(message)}"):
+        Expander().expand(chapter(f"# Title\n\n{line}\n"))
+
+
+def test_code_in_a_chapter_may_have_double_braces(chapter):
+    text = "```text\n{{ include nothing }}\n```\n"
+    assert Expander().expand(chapter(text)) == text
+
+
+def test_words_for_the_checks_do_not_reach_the_page(chapter):
+    assert Expander().expand(chapter("```sh runnable\ntrue\n```\n")) == "```sh\ntrue\n```\n"
+
+
+def test_a_task_s_heading_is_followed_by_where_to_write(chapter):
+    text = Expander().expand(chapter("---\nday: 1.2\n---\n\n## Task 1: pairs\n\nText.\n"))
+    assert "## Task 1: pairs\n\n**To write:** `RoPE.tables`" in text
+
+
+def test_a_task_that_the_starter_does_not_cut_says_so(chapter, monkeypatch):
+    monkeypatch.setattr("tools.book.expand.told_places", lambda task: None)
+    text = Expander().expand(chapter("---\nday: 1.2\n---\n\n## Task 1: pairs\n"))
+    assert "does not cut this task out yet" in text
+
+
+def test_every_task_with_a_marker_says_where_to_write():
+    unmarked = ("2.4.3", "3.1.", "3.2.", "3.3.")  # the learner's tree has these as they are
+    for task in TASKS.keys() - AWAITED:
+        if not task.startswith(unmarked):
+            assert told_places(task), f"no source has a marker of task {task}"
+
+
+@pytest.mark.parametrize("name", sorted(FIGURES))
+def test_figures_are_well_formed_and_nothing_leaves_them(name):
+    root = ElementTree.fromstring(FIGURES[name]())
+    width, height = map(float, root.attrib["viewBox"].split()[2:])
+    assert width <= 640
+    assert FIGURES[name].__doc__
+    for element in root.iter():
+        tag = element.tag.split("}")[-1]
+        get = lambda key, element=element: float(element.attrib[key])  # noqa: E731
+        if tag == "rect":
+            assert 0 <= get("x") <= get("x") + get("width") <= width
+            assert 0 <= get("y") <= get("y") + get("height") <= height
+        elif tag == "text":
+            # About 6.5 units a letter of 13, 5.5 a small one; anchors say where it begins.
+            small = 5.5 if "small" in element.attrib["class"] else 6.5
+            length = small * len(element.text or "")
+            begin = (
+                get("x")
+                - {"start": 0, "middle": 0.5, "end": 1}[element.attrib["text-anchor"]] * length
+            )
+            assert begin > -12, f"{element.text!r} begins left of the drawing"
+            assert begin + length < width + 24, f"{element.text!r} ends right of the drawing"
+            assert 0 < get("y") <= height, element.text
+
+
+def test_every_figure_is_in_a_chapter():
+    text = "".join(chapter.read_text(encoding="utf-8") for chapter in chapters())
+    assert set(re.findall(r"\{\{ figure (\w+):", text)) == set(FIGURES)
+
+
+def test_every_chapter_is_in_the_navigation():
+    config = (ROOT / "book" / "zensical.toml").read_text(encoding="utf-8")
+    named = set(re.findall(r'= "([\w/]+\.md)"', config))
+    assert named == {chapter.relative_to(PAGES).as_posix() for chapter in chapters()}
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "index.html").write_text('<h1 id="top">x</h1>')
+    (tmp_path / "index.html").write_text(
+        '<a href="other/">1</a><a href="other/#top">2</a><a href="https://example.org">3</a>'
+        '<a href="gone/">4</a><a href="other/#bottom">5</a>'
+        '<script src="https://cdn.example.org/x.js"></script>'
+    )
+    found = broken_links(tmp_path)
+    assert len(found) == 3
+    assert "gone/ leads nowhere" in found[0]
+    assert "other/#bottom names an anchor" in found[1]
+    assert "cdn.example.org/x.js from another site" in found[2]
+
+
+def test_markup_that_nothing_understood_is_found(tmp_path):
+    (tmp_path / "index.html").write_text(
+        '<p>=== "macOS"</p><p>a === b</p><code>=== "x"</code><pre><code>!!! note</code></pre>'
+    )
+    assert broken_links(tmp_path) == [
+        "index.html: '=== \"macOS\"' is markup that nothing understood"
+    ]
+
+
+def test_blocks_and_their_words(chapter):
+    file = chapter("```sh runnable\ntrue\n```\n\n    ```text output\n    a\n      b\n    ```\n")
+    first, second = blocks(file)
+    assert (first.language, first.words, first.text) == ("sh", {"runnable"}, "true")
+    assert (second.words, second.text, second.line) == ({"output"}, "a\n  b", 5)
+    (command,) = commands_of(file)
+    assert command.output == "a\n  b"
+
+
+def test_output_needs_a_command(chapter):
+    with pytest.raises(BookError, match="not runnable"):
+        list(commands_of(chapter("```text output\nx\n```\n")))
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("a\nb\n", "a\nb", True),
+        ("a\nx\ny\nb", "a\n…\nb", True),
+        ("error 1e-7 ok", "error … ok", True),
+        ("a\nc", "a\nb", False),
+        ("a.c", "a.c", True),
+        ("abc", "a.c", False),
+    ],
+)
+def test_printed_and_expected(printed, expected, same):
+    assert matches(printed, expected) == same
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("```sh runnable\necho wrong >&2; exit 3\n```\n", "exit status 3\nwrong"),
+        ("```python runnable\nprint(1)\n```\n```text output\n2\n```\n", "printed\n1\n"),
+        ("```ruby runnable\nputs 1\n```\n", "'ruby' cannot be run"),
+    ],
+)
+def test_commands_that_fail_are_reported_with_their_place(chapter, text, message):
+    (command,) = commands_of(chapter(text))
+    with pytest.raises(BookError, match="chapter.md:1: ") as error:
+        run(command)
+    assert message in str(error.value)
+
+
+def test_a_command_that_prints_what_the_chapter_says(chapter):
+    text = "```python runnable\nprint(1)\n```\n```text output\n1\n```\n"
+    (command,) = commands_of(chapter(text))
+    assert isinstance(command, Command)
+    run(command)
+
+
+def test_chapters_tests_and_table_have_the_same_tasks():
+    assert not check_tasks(tasks_of_tests())
+
+
+def test_a_task_without_a_test_is_found():
+    errors = check_tasks(tasks_of_tests() - {"1.3.2"})
+    assert "task 1.3.2 has no test" in errors
+    assert any("-k task_2` runs no test" in error for error in errors)

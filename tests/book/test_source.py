@@ -1,0 +1,149 @@
+"""Pieces of source files, as chapters show them."""
+
+import pytest
+
+from tools.book import BookError
+from tools.book.source import piece
+
+PYTHON = '''"""What the file is for.
+
+More of it.
+"""
+
+import math
+
+
+class Circle:
+    """A circle."""
+
+    def __init__(self, radius):
+        self.radius = radius
+
+    @property
+    def area(self):
+        """Its area."""
+        # [task 1.1.1 area]
+        return math.pi * self.radius**2
+        # [/task 1.1.1 area]
+
+    def _hidden(self):
+        # [solution only]
+        return 1
+        # [/solution only]
+
+
+def double(
+    x,
+):
+    """Twice x."""
+    # [task 1.1.1 double]
+    y = x + x
+    return y
+    # [/task 1.1.1 double]
+'''
+
+CPP = """// What the file is for.
+//
+//     a formula
+#include <cmath>
+
+namespace {
+
+// Half of x.
+template <typename T>
+T half(T x) {
+    if (x > 0) {
+        return x / 2;
+    }
+    return x / 2;
+}
+
+float use(float x) { return half(x); }
+
+}  // namespace
+"""
+
+
+@pytest.fixture
+def python_file(tmp_path):
+    file = tmp_path / "shapes.py"
+    file.write_text(PYTHON)
+    return file
+
+
+@pytest.fixture
+def cpp_file(tmp_path):
+    file = tmp_path / "half.cpp"
+    file.write_text(CPP)
+    return file
+
+
+def test_a_function_comes_without_markers(python_file):
+    cut = piece(python_file, "function", "double")
+    assert cut.text.splitlines()[0] == "def double("
+    assert cut.text.endswith("    return y")
+    assert "task" not in cut.text
+    assert cut.first_line == 1 + PYTHON.splitlines().index("def double(")
+    assert cut.language == "python"
+
+
+def test_a_method_is_dedented_and_keeps_its_decorator(python_file):
+    assert piece(python_file, "function", "Circle.area").text.startswith("@property\ndef area")
+
+
+def test_a_signature_hides_the_solution(python_file):
+    cut = piece(python_file, "signature", "double").text
+    assert cut == 'def double(\n    x,\n):\n    """Twice x."""\n    ...'
+    cut = piece(python_file, "signature", "Circle").text
+    assert '"""A circle."""' in cut
+    assert "def area(self):" in cut
+    assert "math.pi" not in cut
+    assert "_hidden" not in cut
+
+
+def test_solution_only_markers_are_not_shown(python_file):
+    assert "solution only" not in piece(python_file, "function", "Circle._hidden").text
+
+
+def test_a_task_by_its_name(python_file):
+    assert piece(python_file, "task", "1.1.1 double").text == "y = x + x\nreturn y"
+    assert piece(python_file, "task", "1.1.1 area").text == "return math.pi * self.radius**2"
+
+
+def test_headers(python_file, cpp_file):
+    assert piece(python_file, "header").text == "What the file is for.\n\nMore of it."
+    assert piece(cpp_file, "header").text == "What the file is for.\n\n    a formula"
+
+
+def test_a_function_of_cpp_is_its_definition_with_the_comment_above(cpp_file):
+    cut = piece(cpp_file, "function", "half").text
+    assert cut.startswith("// Half of x.\ntemplate <typename T>\nT half(T x) {")
+    assert cut.endswith("    return x / 2;\n}")
+    assert piece(cpp_file, "signature", "half").text.endswith("T half(T x) { … }")
+    assert piece(cpp_file, "function", "use").text == "float use(float x) { return half(x); }"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("function", "triple", "no function or class triple"),
+        ("function", "Circle.diameter", "no function or class Circle.diameter"),
+        ("task", "1.1.1", r"no marker \[task 1.1.1\]"),
+        ("paragraph", "", "no kind of piece"),
+    ],
+)
+def test_what_is_not_there_is_an_error(python_file, kind, name, message):
+    with pytest.raises(BookError, match=message):
+        piece(python_file, kind, name)
+
+
+def test_a_task_that_is_not_closed_is_an_error(tmp_path):
+    file = tmp_path / "open.py"
+    file.write_text("# [task 1.1.1]\nx = 1\n")
+    with pytest.raises(BookError, match=r"has no \[/task 1.1.1\]"):
+        piece(file, "task", "1.1.1")
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(BookError, match="there is no file"):
+        piece(tmp_path / "none.py", "file")

@@ -1,0 +1,112 @@
+"""`pdm run book-build` builds the book, `pdm run book` also serves it and builds after changes."""
+
+import argparse
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from . import BOOK, BUILD, ROOT, BookError
+from .expand import expand_all
+from .links import broken_links
+
+CONFIG = BUILD / "zensical.toml"  # a copy: Zensical writes nowhere but beside its configuration
+
+
+def build() -> Path:
+    """Builds the site and checks every link in it.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        BookError: a directive, a link or an anchor leads nowhere, or Zensical warns of anything.
+    """
+    prepare()
+    done = subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", str(CONFIG)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        said = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)  # colours
+        raise BookError(f"zensical build --strict:\n{said or done.stderr}")
+    site = BUILD / "site"
+    errors = broken_links(site)
+    if errors:
+        raise BookError("\n".join(errors))
+    return site
+
+
+def serve(address: str) -> None:
+    """Serves the book until Ctrl-C; a changed chapter, figure or source file shows at once."""
+    prepare()
+    threading.Thread(target=_expand_after_changes, daemon=True).start()
+    subprocess.run(
+        [sys.executable, "-m", "zensical", "serve", "-f", str(CONFIG), "--dev-addr", address],
+        cwd=ROOT,
+    )
+
+
+def prepare() -> None:
+    """Puts the expanded pages and the configuration where Zensical reads them.
+
+    Raises:
+        BookError: Zensical is not installed, or a chapter cannot be expanded.
+    """
+    if importlib.util.find_spec("zensical") is None:
+        raise BookError(
+            "the book is built by Zensical, which is not installed here: it needs Python 3.11 or "
+            "later, and `pdm install` brings it."
+        )
+    expand_all()
+    shutil.copyfile(BOOK / "zensical.toml", CONFIG)
+
+
+def _expand_after_changes() -> None:
+    """Expands the chapters whenever one of them, or a file that they may show, has changed."""
+    watched = [BOOK, ROOT / "src", ROOT / "tools", ROOT / "benchmark"]
+    before = time.time()
+    while True:
+        time.sleep(1)
+        now = time.time()
+        changed = any(
+            file.stat().st_mtime >= before
+            for folder in watched
+            for file in folder.rglob("*")
+            if file.is_file() and file.suffix != ".pyc"
+        )
+        if changed:
+            try:
+                expand_all()
+            except BookError as error:
+                print(error, file=sys.stderr)
+        before = now
+
+
+def main() -> int:
+    """Parses the flags; an error is a sentence and exit status 1."""
+    parser = argparse.ArgumentParser(prog="book", description=__doc__)
+    parser.add_argument("--serve", action="store_true", help="serve it, and build after changes")
+    parser.add_argument("--address", default="localhost:8000", metavar="HOST:PORT")
+    args = parser.parse_args()
+    try:
+        if args.serve:
+            serve(args.address)
+        else:
+            print(f"the book is in {build().relative_to(ROOT)}/index.html")
+    except KeyboardInterrupt:
+        pass
+    except BookError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

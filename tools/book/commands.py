@@ -1,0 +1,127 @@
+"""Runs the code blocks that say they can be run, and compares what they print.
+
+    ```sh runnable                 every line has to succeed, from the root of the tree
+    ```python runnable             the same in Python
+    ```sh runnable clang           the same, where there is a clang for the Metal emulator
+    ```text output                 after one of them: what it must print; … stands for anything
+
+Standard output alone is compared. `pdm` is the project's own.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.metal_emulator import has_clang
+
+from . import ROOT, BookError
+from .chapters import Block, blocks, chapters, where
+
+TIMEOUT = 120  # seconds for one block
+
+
+@dataclass(frozen=True)
+class Command:
+    """A block that can be run, and what it must print, if the chapter says.
+
+    Attributes:
+        chapter: where it stands.
+        block: the code.
+        output: what follows it, or None.
+    """
+
+    chapter: Path
+    block: Block
+    output: str | None
+
+
+def commands_of(chapter: Path) -> Iterator[Command]:
+    """A chapter's runnable blocks, each with the output block that follows it."""
+    found = list(blocks(chapter))
+    for index, block in enumerate(found):
+        if "runnable" in block.words:
+            after = found[index + 1] if index + 1 < len(found) else None
+            has_output = after is not None and "output" in after.words
+            yield Command(chapter, block, after.text if after and has_output else None)
+        elif "output" in block.words and (index == 0 or "runnable" not in found[index - 1].words):
+            raise BookError(f"{where(chapter, block.line)}: output of a block that is not runnable")
+
+
+def run(command: Command) -> None:
+    """Runs one block.
+
+    Raises:
+        BookError: it failed, or printed something else than the chapter says.
+    """
+    place = where(command.chapter, command.block.line)
+    if command.block.language == "python":
+        arguments = [sys.executable, "-c", command.block.text]
+    elif command.block.language == "sh":
+        arguments = ["bash", "-euo", "pipefail", "-c", command.block.text]
+    else:
+        raise BookError(f"{place}: '{command.block.language}' cannot be run; sh and python can")
+    with tempfile.TemporaryDirectory() as folder:
+        pdm = Path(folder) / "pdm"
+        pdm.write_text(f'#!/bin/sh\nexec "{ROOT}/pdmw" "$@"\n')
+        pdm.chmod(0o755)
+        environment = {
+            **os.environ,
+            "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+            "TINY_LLM_MINE": f"{folder}/mine",  # there is none: the commands work on the solution
+        }
+        try:
+            done = subprocess.run(
+                arguments,
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT,
+                stdin=subprocess.DEVNULL,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BookError(f"{place}: not done after {TIMEOUT} seconds") from error
+    if done.returncode != 0:
+        raise BookError(f"{place}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+    if command.output is not None and not matches(done.stdout, command.output):
+        raise BookError(f"{place}: printed\n{done.stdout}\nbut the chapter says\n{command.output}")
+
+
+def matches(printed: str, expected: str) -> bool:
+    """Whether a program printed what was expected; … stands for anything, lines included."""
+    parts = [re.escape(part) for part in _trimmed(expected).split("…")]
+    return re.fullmatch(".*".join(parts), _trimmed(printed), re.DOTALL) is not None
+
+
+def _trimmed(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+
+
+def run_all() -> int:
+    """Runs every runnable block of every chapter, two at a time, and says how long each took.
+
+    Returns:
+        How many there were.
+    """
+    commands = [command for chapter in chapters() for command in commands_of(chapter)]
+    if not has_clang():
+        needing = [command for command in commands if "clang" in command.block.words]
+        commands = [command for command in commands if command not in needing]
+        print(f"{len(needing)} commands need clang 19 and are not run")
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        for command, seconds in zip(commands, pool.map(_timed, commands), strict=True):
+            print(f"{where(command.chapter, command.block.line)}: {seconds:.1f} s", flush=True)
+    return len(commands)
+
+
+def _timed(command: Command) -> float:
+    started = time.perf_counter()
+    run(command)
+    return time.perf_counter() - started

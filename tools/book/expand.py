@@ -1,0 +1,199 @@
+"""Expands the chapters: what stands in double braces becomes code or a figure.
+
+    {{ include src/tiny_llm/basics.py function softmax }}    a piece of source, see source.py
+    {{ solution src/tiny_llm/basics.py function softmax }}   the same, folded away
+    {{ figure attention_shapes: The shapes of attention. }}  a drawing of book/diagrams
+    {{ awaited 2.2.3: The kernel is not there yet. }}        a note while a task is in tasks.AWAITED
+
+Under the heading of a task comes where to write, from the markers in the sources. A link to
+`src:PATH` becomes one to a page with that file. `runnable`, `clang` and `output` after a fence are
+for commands.py and are taken away. Whatever does not exist is an error that names chapter and line.
+"""
+
+import html
+import importlib
+import inspect
+import pkgutil
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from tools.course.tasks import TASKS
+from tools.course.tasks import day_of as course_day
+
+from . import BOOK, BUILD, PAGES, ROOT, BookError
+from .chapters import FENCE, TASK, chapters, day_of, where
+from .places import told_places
+from .source import LANGUAGES, piece
+from .tasks import AWAITED
+
+# Under the heading of a task whose solution no marker cuts out.
+UNCUT = (
+    "*The starter does not cut this task out yet: your tree has the solution's code. To write it "
+    "yourself, empty the functions named here, in a branch of the repository.*"
+)
+
+DIRECTIVE = re.compile(r"^(\s*)\{\{\s*(\w+)\s+(.*?)\s*\}\}\s*$")
+SOURCE_LINK = re.compile(r"\]\(src:([^)#\s]+)\)")
+
+
+def expand_all(target: Path = BUILD / "pages") -> None:
+    """Writes every chapter, expanded, and a page for every source file that one links to.
+
+    Raises:
+        BookError: the first thing that could not be expanded.
+    """
+    expander = Expander()
+    written = {}
+    for chapter in chapters():
+        written[target / chapter.relative_to(PAGES)] = expander.expand(chapter)
+    for file in sorted(expander.files):
+        written[target / "source" / f"{file}.md"] = _source_page(file)
+    for asset in sorted((BOOK / "assets").rglob("*")):
+        if asset.is_file():
+            copy = target / "assets" / asset.relative_to(BOOK / "assets")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(asset, copy)
+    for page in target.rglob("*.md"):
+        if page not in written:
+            page.unlink()
+    for page, text in written.items():
+        page.parent.mkdir(parents=True, exist_ok=True)
+        if not page.exists() or page.read_text(encoding="utf-8") != text:
+            page.write_text(text, encoding="utf-8")
+
+
+class Expander:
+    """Expands chapters one by one.
+
+    Attributes:
+        files: the source files that the chapters so far link to.
+    """
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self._figures = _figures()
+
+    def expand(self, chapter: Path) -> str:
+        """A chapter's text with nothing left in double braces.
+
+        Raises:
+            BookError: with chapter and line.
+        """
+        lines = []
+        fence = ""  # the one that is open
+        day = day_of(chapter)
+        for number, line in enumerate(chapter.read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                fenced = FENCE.match(line)
+                if fenced and not fence:
+                    fence = fenced[2]
+                    line = _without_own_words(line)
+                elif fence:
+                    fence = "" if line.strip() == fence else fence
+                else:
+                    line = self._directive(line, chapter)
+                    line = SOURCE_LINK.sub(lambda link: self._link(link[1], chapter), line)
+                    line += _places(line, day)
+            except BookError as error:
+                raise BookError(f"{where(chapter, number)}: {error}") from error
+            lines.append(line)
+        return "\n".join(lines) + "\n"
+
+    def _directive(self, line: str, chapter: Path) -> str:
+        directive = DIRECTIVE.match(line)
+        if not directive:
+            if "{{" in line:
+                raise BookError("'{{' begins a directive, which has a line of its own")
+            return line
+        indent, name, rest = directive.groups()
+        if name == "figure":
+            text = self._figure(rest)
+        elif name in ("include", "solution"):
+            text = self._code(rest, chapter, folded=name == "solution")
+        elif name == "awaited":
+            text = _awaited(rest)
+        else:
+            known = "include, solution, figure and awaited"
+            raise BookError(f"'{name}' is no directive; there are {known}")
+        return "\n".join(indent + part if part else part for part in text.splitlines())
+
+    def _code(self, rest: str, chapter: Path, folded: bool) -> str:
+        path, kind, name = (*rest.split(maxsplit=2), "", "")[:3]
+        cut = piece(ROOT / path, kind, name)
+        label = f"`{path}`, line {cut.first_line}"
+        link = self._link(path, chapter).removeprefix("](").removesuffix(")")
+        text = f"```{cut.language}\n{cut.text}\n```\n\n[{label}]({link}){{ .source }}"
+        if not folded:
+            return text
+        title = f"Our solution: {name.split('.')[-1] or Path(path).name}"
+        body = "\n".join("    " + line if line else line for line in text.splitlines())
+        return f'??? success "{title}"\n\n{body}'
+
+    def _figure(self, rest: str) -> str:
+        name, _, caption = rest.partition(":")
+        if name not in self._figures:
+            raise BookError(f"book/diagrams has no function {name}")
+        caption = html.escape(caption.strip(), quote=False)
+        svg = self._figures[name]().replace("\n", "")
+        label = html.escape(re.sub(r"[`*$]", "", caption), quote=True)
+        svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+        caption = re.sub(r"`([^`]+)`", r"<code>\1</code>", caption)
+        caption = re.sub(r"\*([^*]+)\*", r"<em>\1</em>", caption)
+        return (  # one line, so that Markdown leaves it alone
+            f'<figure class="diagram"><div class="drawing">{svg}</div>'
+            f"<figcaption>{caption}</figcaption></figure>"
+        )
+
+    def _link(self, path: str, chapter: Path) -> str:
+        """The end of a link, `](…)`, from a chapter to the page of a source file."""
+        if not (ROOT / path).is_file():
+            raise BookError(f"there is no file {path}")
+        self.files.add(path)
+        up = "../" * (len(chapter.relative_to(PAGES).parts) - 1)
+        return f"]({up}source/{path}.md)"
+
+
+def _awaited(rest: str) -> str:
+    """A note on what is not in the tree yet, or nothing once it is."""
+    task, _, note = rest.partition(":")
+    if task not in TASKS:
+        raise BookError(f"the course has no task {task}")
+    return f'!!! note "Where this stands"\n\n    {note.strip()}' if task in AWAITED else ""
+
+
+def _places(line: str, day: tuple[int, int] | None) -> str:
+    """What follows a task's heading: where to write; nothing after any other line."""
+    task = TASK.match(line)
+    if task is None or day is None:
+        return ""
+    places = told_places(f"{course_day(*day).id}.{task[1]}")
+    return f"\n\n{places or UNCUT}"
+
+
+def _without_own_words(fence: str) -> str:
+    """A fence without the words that are for commands.py."""
+    return re.sub(r"\s+(runnable|output|clang)\b", "", fence)
+
+
+def _source_page(path: str) -> str:
+    text = (ROOT / path).read_text(encoding="utf-8").rstrip("\n")
+    language = LANGUAGES.get(Path(path).suffix, "text")
+    return (
+        f"---\ntitle: {Path(path).name}\nsearch:\n  exclude: true\nhide:\n  - toc\n---\n\n"
+        f"# `{path}`\n\nThe file as it was when the book was built.\n\n"
+        f'````{{ .{language} linenums="1" }}\n{text}\n````\n'
+    )
+
+
+def _figures() -> dict[str, Callable[[], str]]:
+    """The drawings: every public function of book/diagrams that takes nothing."""
+    package = importlib.import_module("book.diagrams")
+    found: dict[str, Callable[[], str]] = {}
+    for module_info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"book.diagrams.{module_info.name}")
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ == module.__name__ and not name.startswith("_"):
+                found[name] = function
+    return found

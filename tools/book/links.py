@@ -1,0 +1,98 @@
+"""Checks the built site: links lead somewhere, nothing comes from elsewhere, no markup is left."""
+
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+# What a browser loads by itself, as against what a reader clicks.
+LOADED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
+
+# How Markdown's extensions begin: in a page's text they are markup that nothing understood.
+MARKUP = ('=== "', "!!! ", "??? ", "$$", "{{", "[task ")
+
+
+@dataclass
+class Page(HTMLParser):
+    """The anchors and references of one page.
+
+    Attributes:
+        anchors: the ids that can be linked to.
+        links: (address, whether the browser loads it by itself).
+        markup: pieces of text that should have become something else.
+    """
+
+    anchors: set[str] = field(default_factory=set)
+    links: list[tuple[str, bool]] = field(default_factory=list)
+    markup: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._in_code = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Notes what the tag names and what it refers to."""
+        self._in_code += tag in ("code", "script", "style")
+        values = dict(attrs)
+        # `rel` that only says something: a canonical address is not fetched.
+        silent = tag == "link" and values.get("rel") in ("canonical", "prev", "next")
+        for name, value in attrs:
+            if value is None:
+                continue
+            if name == "id" or (tag == "a" and name == "name"):
+                self.anchors.add(value)
+            elif (tag, name) in LOADED and not silent:
+                self.links.append((value, True))
+            elif (tag, name) == ("a", "href"):
+                self.links.append((value, False))
+
+    def handle_endtag(self, tag: str) -> None:
+        """Notes where code ends."""
+        self._in_code -= tag in ("code", "script", "style")
+
+    def handle_data(self, data: str) -> None:
+        """Notes markup in the text."""
+        if not self._in_code and data.lstrip().startswith(MARKUP):
+            self.markup.append(data.strip().split("\n")[0])
+
+
+def broken_links(site: Path) -> list[str]:
+    """What is wrong with the links of a site, one sentence each."""
+    pages = {file.resolve(): _read(file) for file in site.rglob("*.html")}
+    errors = []
+    for file, page in sorted(pages.items()):
+        name = file.relative_to(site.resolve())
+        errors += [f"{name}: {text!r} is markup that nothing understood" for text in page.markup]
+        for link, loaded in page.links:
+            problem = _problem(link, loaded, file, site.resolve(), pages)
+            if problem:
+                errors.append(f"{name}: {problem}")
+    return errors
+
+
+def _read(file: Path) -> Page:
+    page = Page()
+    page.feed(file.read_text(encoding="utf-8"))
+    return page
+
+
+def _problem(
+    link: str, loaded: bool, file: Path, site: Path, pages: dict[Path, Page]
+) -> str | None:
+    """What is wrong with one link, or None."""
+    parts = urlsplit(link)
+    if parts.scheme in ("http", "https") or link.startswith("//"):
+        return f"loads {link} from another site" if loaded else None
+    if parts.scheme:  # mailto:, data:
+        return None
+    path = unquote(parts.path)
+    if file.name == "404.html":
+        return None  # it is shown at any address, so its links are absolute
+    target = (site / path.lstrip("/") if path.startswith("/") else file.parent / path).resolve()
+    target = file if not path else target / "index.html" if target.is_dir() else target
+    if not target.exists():
+        return f"the link {link} leads nowhere"
+    anchor = unquote(parts.fragment)
+    if anchor and target in pages and anchor not in pages[target].anchors:
+        return f"the link {link} names an anchor that the page does not have"
+    return None

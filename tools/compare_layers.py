@@ -1,0 +1,108 @@
+"""`pdm run compare-layers`: Week 1's model beside mlx_lm's, to find the first part that differs.
+
+Everything is float32, and each part of ours is given what mlx_lm's part was given. So an error
+shows in the part that makes it, and in no other.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+
+from tools.course.choice import add_solution_argument, chosen_tree
+from tools.course.tree import environment
+
+# Rounding in float32 is about 1e-6 of the largest number; a mistake is hardly ever below 1e-3.
+ALLOWED = 1e-4
+
+Part = tuple[str, Callable[[mx.array], mx.array], Callable[[mx.array], mx.array]]
+
+
+def difference(ours: mx.array, theirs: mx.array) -> float:
+    """The largest difference, relative to the largest number; infinite if shapes or NaN differ."""
+    if ours.shape != theirs.shape or bool(mx.any(mx.isnan(ours))):
+        return float("inf")
+    return float(mx.max(mx.abs(ours - theirs)) / mx.max(mx.abs(theirs)))
+
+
+def parts(ours: Any, theirs: Any) -> Iterator[Part]:
+    """The parts of both models from the embedding to the head: name, ours, theirs.
+
+    A block is two parts: x plus the attention of its norm, and x plus the MLP of its norm.
+    """
+    yield "embedding", ours.embedding, theirs.model.embed_tokens
+    for index, (our, their) in enumerate(zip(ours.layers, theirs.model.layers, strict=True)):
+        yield f"layer {index} attention", partial(_attention, our), partial(_attention, their)
+        yield f"layer {index} MLP", partial(_mlp, our), partial(_mlp, their)
+    yield "last norm", ours.norm, theirs.model.norm
+    if theirs.args.tie_word_embeddings:
+        yield "head", ours.embedding.as_linear, theirs.model.embed_tokens.as_linear
+    else:
+        yield "head", partial(_multiply, ours.w_lm_head), theirs.lm_head
+
+
+# The parts of a block have the same names in both models.
+def _attention(block: Any, x: mx.array) -> mx.array:
+    return x + block.self_attn(block.input_layernorm(x), mask="causal")
+
+
+def _mlp(block: Any, x: mx.array) -> mx.array:
+    return x + block.mlp(block.post_attention_layernorm(x))
+
+
+def _multiply(weight: mx.array, x: mx.array) -> mx.array:
+    return x @ weight.T
+
+
+def compare(ours: Any, theirs: Any, ids: mx.array) -> Iterator[tuple[str, float]]:
+    """The difference of each part on the same input.
+
+    Args:
+        ours: a `Qwen3ModelWeek1` made from `theirs`.
+        theirs: the model of mlx_lm, not quantized, in float32.
+        ids: 1×L.
+    """
+    x = ids
+    for name, our, their in parts(ours, theirs):
+        expected = their(x)
+        yield name, difference(our(x), expected)
+        x = expected
+
+
+def main() -> int:
+    """Exit status 1 if a part differs by more than rounding."""
+    parser = argparse.ArgumentParser(prog="compare-layers", description=__doc__)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--prompt", default="The capital of France is")
+    add_solution_argument(parser)
+    args = parser.parse_args()
+    wanted = environment(chosen_tree(parser, args.solution))
+    if wanted.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
+        os.execve(
+            sys.executable, [sys.executable, "-m", "tools.compare_layers", *sys.argv[1:]], wanted
+        )
+
+    from mlx_lm.utils import dequantize_model
+
+    from tiny_llm import Qwen3ModelWeek1, load
+
+    theirs, tokenizer = load(args.model)
+    theirs = dequantize_model(theirs)
+    theirs.set_dtype(mx.float32)
+    ours = Qwen3ModelWeek1(theirs)
+    ids = mx.array([tokenizer.encode(args.prompt)])
+    for name, error in compare(ours, theirs, ids):
+        verdict = "ok" if error <= ALLOWED else "differs"
+        print(f"{name:20} {error:8.1e}  {verdict}")
+        if error > ALLOWED:
+            print(f"the first part that differs: {name}")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
