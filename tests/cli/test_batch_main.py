@@ -343,7 +343,8 @@ def test_the_engine_says_the_same_and_records_it(capsys, tmp_path):
 
 
 def test_the_engine_in_a_terminal():
-    status, screen = in_a_terminal("--loader", "week3", "--max-tokens", "4")
+    # Long enough for the view to be drawn while answers grow.
+    status, screen = in_a_terminal("--loader", "week3", "--max-tokens", "64")
     assert status == 0
     for word in ("slot", "decoding", "waiting", "pages", "shared", "prefix cache", "16 of 16"):
         assert word in screen
