@@ -90,8 +90,10 @@ class BatchingKvCache(TinyKvCache):
             )
         self._check_kind(cache)
         if isinstance(cache, TinyKvPagedCache):
+            # [task 3.2.4 add]
             self._slots[slot] = cache
             return
+            # [/task 3.2.4 add]
         # [task 2.6.2 add]
         if cache.key_values is not None:
             key, value = cache.key_values
@@ -117,7 +119,9 @@ class BatchingKvCache(TinyKvCache):
         if request is None:
             raise ValueError(f"BatchingKvCache: slot {slot} has no request.")
         if isinstance(request, TinyKvPagedCache):
+            # [task 3.2.4 remove]
             request.release()
+            # [/task 3.2.4 remove]
         # [task 2.6.2 remove]
         self._slots[slot] = None
         # [/task 2.6.2 remove]
@@ -217,6 +221,7 @@ class BatchingKvCache(TinyKvCache):
             raise ValueError("BatchingKvCache: there are no paged requests; use update_and_fetch.")
         pool = live[0].pool
         pool.check_tokens(key, value)
+        # [task 3.2.1 batch]
         B, _, L, _ = key.shape
         slots = [[-1] * L for _ in range(B)]
         reserved: list[TinyKvPagedCache] = []
@@ -232,6 +237,7 @@ class BatchingKvCache(TinyKvCache):
         pool.write(mx.array(slots, dtype=mx.int32), key, value)
         rows = [slot if isinstance(slot, TinyKvPagedCache) else None for slot in self._slots]
         return paged_metadata(pool, rows, mask)
+        # [/task 3.2.1 batch]
 
     @property
     def state(self) -> list[mx.array]:

@@ -68,6 +68,7 @@ class TinyKvPagedPool:
         Raises:
             OutOfPagesError: all pages of the capacity are in use.
         """
+        # [task 3.1.1 allocate]
         if not self._free:
             if self.capacity is not None:
                 raise OutOfPagesError(
@@ -79,6 +80,7 @@ class TinyKvPagedPool:
         page_id = self._free.pop()
         self._is_used[page_id] = True
         return page_id
+        # [/task 3.1.1 allocate]
 
     def free_page(self, page_id: int) -> None:
         """Takes a page back; it may be given to another.
@@ -87,8 +89,10 @@ class TinyKvPagedPool:
             ValueError: there is no such page, or it is free already.
         """
         self._check_used(page_id, "free")
+        # [task 3.1.1 free]
         self._is_used[page_id] = False
         self._free.append(page_id)
+        # [/task 3.1.1 free]
 
     def read_page(self, page_id: int) -> tuple[mx.array, mx.array]:
         """A page's keys and values, both 1×H×page_size×D. To be let go before the next write.
@@ -135,6 +139,7 @@ class TinyKvPagedPool:
             key: B×H×L×D, of the pool's heads and dtype (`check_tokens`).
             value: B×H×L×D.
         """
+        # [task 3.1.1 write]
         # MLX hands memory over only if nobody is still to read it, and the layer before may be:
         # its attention waits in the same graph. The new tokens come after it, so when they are
         # there it is done. Without this, every layer would copy the pool.
@@ -144,6 +149,7 @@ class TinyKvPagedPool:
         assert self.value_pages is not None
         self.key_pages = kernels.paged_cache_write(self.key_pages, key, slots)
         self.value_pages = kernels.paged_cache_write(self.value_pages, value, slots)
+        # [/task 3.1.1 write]
 
     def check_tokens(self, key: mx.array, value: mx.array) -> None:
         """Refuses keys and values that the pages cannot hold.
@@ -167,6 +173,7 @@ class TinyKvPagedPool:
 
     def _make_room(self, key: mx.array | None = None) -> None:
         """Gives every page memory; `key` B×H×L×D says which kind, the first time."""
+        # [task 3.1.1 room]
         pages = self.key_pages
         existing = 0 if pages is None else pages.shape[0]
         if existing >= self.num_pages:
@@ -182,6 +189,7 @@ class TinyKvPagedPool:
         mx.eval(self.key_pages)  # the smaller copy of one is let go before the other is made
         self.value_pages = _enlarged(self.value_pages, room, like.dtype)
         mx.eval(self.value_pages)
+        # [/task 3.1.1 room]
 
     def _check_used(self, page_id: int, action: str) -> None:
         if not 0 <= page_id < self.num_pages:

@@ -83,6 +83,7 @@ def paged_attention_reference(
     mask: Literal["causal"] | None = None,
 ) -> mx.array:
     """`paged_attention` in plain MLX, a sequence after the other, in float32."""
+    # [task 3.2.2 reference]
     rows = [
         _attend_to_one(
             query[b], key_pages, value_pages, block_table[b], context_len, page_size, scale, mask
@@ -90,6 +91,7 @@ def paged_attention_reference(
         for b, context_len in enumerate(_numbers(context_lens))
     ]
     return mx.stack(rows) if rows else query
+    # [/task 3.2.2 reference]
 
 
 def paged_attention_varlen(
@@ -153,6 +155,7 @@ def paged_attention_varlen_reference(
     scale: float | None = None,
 ) -> mx.array:
     """`paged_attention_varlen` in plain MLX, a sequence after the other, in float32."""
+    # [task 3.3.1 reference]
     ends = _numbers(cu_seqlens_q)
     rows = []
     for s, context_len in enumerate(_numbers(context_lens)):
@@ -162,13 +165,16 @@ def paged_attention_varlen_reference(
         )
         rows.append(attended.swapaxes(0, 1))
     return mx.concatenate(rows) if rows else query
+    # [/task 3.3.1 reference]
 
 
 def gather_pages(pages: mx.array, page_ids: mx.array, length: int) -> mx.array:
     """The first `length` tokens of a sequence in one array: P×H×page_size×D -> H×length×D."""
+    # [task 3.1.3 pages]
     _, H, _, D = pages.shape
     own = pages[page_ids[: -(-length // pages.shape[2])]]  # n×H×page_size×D
     return own.swapaxes(0, 1).reshape(H, -1, D)[:, :length]
+    # [/task 3.1.3 pages]
 
 
 def _attend_to_one(
@@ -182,6 +188,7 @@ def _attend_to_one(
     mask: Literal["causal"] | None,
 ) -> mx.array:
     """One sequence, H_q×L×D: gathers its keys and values and attends to them."""
+    # [task 3.2.2 one]
     L = query.shape[1]
     hidden = 0  # queries before the first key; a softmax over nothing is not a number
     if context_len == 0:
@@ -199,6 +206,7 @@ def _attend_to_one(
         mask,
     )
     return mx.concatenate([zeros, attended.astype(query.dtype)], axis=1)
+    # [/task 3.2.2 one]
 
 
 def _check_pages(

@@ -124,6 +124,7 @@ class TinyKvPagedCache(TinyKvCache):
 
     def gather_dense(self) -> tuple[mx.array, mx.array] | None:
         """The keys and values in one array each, 1×H×offset×D; None while nothing is held."""
+        # [task 3.1.3 gather]
         pool = self.pool
         if pool.key_pages is None or pool.value_pages is None or self.offset == 0:
             return None
@@ -132,6 +133,7 @@ class TinyKvPagedCache(TinyKvCache):
             gather_pages(pool.key_pages, page_ids, self.offset)[None],
             gather_pages(pool.value_pages, page_ids, self.offset)[None],
         )
+        # [/task 3.1.3 gather]
 
     @property
     def state(self) -> list[mx.array]:
@@ -142,9 +144,11 @@ class TinyKvPagedCache(TinyKvCache):
         """See `TinyKvCache`: pages that hold nothing any more go back to the pool."""
         if not 0 <= n <= self.offset:
             raise ValueError(f"TinyKvPagedCache: cannot forget {n} of {self.offset} tokens.")
+        # [task 3.1.2 rewind]
         self.offset -= n
         while self.num_pages > self._pages_for(self.offset):
             self.pool.free_page(self.page_ids.pop())
+        # [/task 3.1.2 rewind]
 
     def release(self) -> None:
         """See `TinyKvCache`: every page goes back to the pool, once; again does nothing."""
@@ -159,6 +163,7 @@ class TinyKvPagedCache(TinyKvCache):
         Raises:
             OutOfPagesError: the pool has too few; nothing was changed.
         """
+        # [task 3.1.2 reserve]
         new_pages: list[int] = []
         try:
             while self.num_pages + len(new_pages) < self._pages_for(self.offset + L):
@@ -172,13 +177,16 @@ class TinyKvPagedCache(TinyKvCache):
         positions = range(self.offset, self.offset + L)
         self.offset += L
         return [self.page_ids[position // size] * size + position % size for position in positions]
+        # [/task 3.1.2 reserve]
 
     def _write(self, key: mx.array, value: mx.array) -> None:
         self.pool.check_tokens(key, value)
         B, _, L, _ = key.shape
         if B != 1:
             raise ValueError(f"TinyKvPagedCache: it is for one sequence, {B} were given.")
+        # [task 3.1.2 write]
         self.pool.write(mx.array([self.reserve(L)], dtype=mx.int32), key, value)
+        # [/task 3.1.2 write]
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.pool.page_size)
@@ -190,6 +198,7 @@ def paged_metadata(
     """What `paged_attention` is told of some caches of a pool; None is a row without a sequence."""
     assert pool.key_pages is not None
     assert pool.value_pages is not None
+    # [task 3.2.1 metadata]
     width = max([1, *(cache.num_pages for cache in caches if cache is not None)])
     rows = [[] if cache is None else cache.page_ids for cache in caches]
     return PagedKvMetadata(
@@ -200,6 +209,7 @@ def paged_metadata(
         pool.page_size,
         mask,
     )
+    # [/task 3.2.1 metadata]
 
 
 def check_paged_mask(mask: Any) -> None:

@@ -167,6 +167,7 @@ class RaggedKvCache:
         check_paged_mask(mask)
         if mask is None:
             raise ValueError("RaggedKvCache: a ragged batch is causal; give mask='causal'.")
+        # [task 3.3.1 ragged]
         keys, values = self._storage.key_pages, self._storage.value_pages
         slots = self._batch.slot_mapping[None]  # 1×T
         keys[self._layer] = kernels.paged_cache_write(keys[self._layer], key, slots)
@@ -180,6 +181,7 @@ class RaggedKvCache:
             mask,
             self._batch.cu_seqlens_q,
         )
+        # [/task 3.3.1 ragged]
 
 
 def _int32(numbers: Integers) -> mx.array:

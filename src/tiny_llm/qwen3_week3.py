@@ -32,15 +32,34 @@ def attend_paged(
             f"Qwen3ModelWeek3: a {type(cache).__name__} has no pages; use the model's own "
             "create_kv_cache."
         )
-    found = cache.update_and_fetch_paged(key, value, mask_length=key.shape[2], mask="causal")
-    pages = found.key_pages, found.value_pages
-    if found.cu_seqlens_q is None:
-        return paged_attention(
-            query, *pages, found.block_table, found.context_lens, found.page_size, scale, "causal"
-        )
+    if isinstance(cache, RaggedKvCache):
+        return _attend_ragged(query, key, value, cache, scale)
+    # [task 3.2.3]
+    found = cache.update_and_fetch_paged(key, value, mask="causal")
+    return paged_attention(
+        query,
+        found.key_pages,
+        found.value_pages,
+        found.block_table,
+        found.context_lens,
+        found.page_size,
+        scale,
+        "causal",
+    )
+    # [/task 3.2.3]
+
+
+def _attend_ragged(
+    query: mx.array, key: mx.array, value: mx.array, cache: RaggedKvCache, scale: float
+) -> mx.array:
+    """`attend_paged` for the tokens of a ragged batch: 1×H_q×T×D, and keys and values 1×H×T×D."""
+    # [task 3.3.1 attend]
+    found = cache.update_and_fetch_paged(key, value, mask="causal")
+    assert found.cu_seqlens_q is not None
     attended = paged_attention_varlen(
         query[0].swapaxes(0, 1),  # T×H_q×D
-        *pages,
+        found.key_pages,
+        found.value_pages,
         found.cu_seqlens_q,
         found.context_lens,
         found.block_table,
@@ -48,6 +67,7 @@ def attend_paged(
         scale,
     )
     return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
+    # [/task 3.3.1 attend]
 
 
 class Qwen3ModelWeek3(Qwen3ModelWeek2):
@@ -76,7 +96,9 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
 
     def create_kv_cache(self) -> list[TinyKvCache]:
         """An empty cache for one request: one for each layer, all on `page_pool`."""
+        # [task 3.1.3 cache]
         return [TinyKvPagedCache(self.page_pool) for _ in range(self.num_hidden_layers)]
+        # [/task 3.1.3 cache]
 
     def create_paged_storage(self, num_pages: int) -> PagedStorage:
         """Pages of `page_size` tokens for all layers under one block table, for `ragged_logits`.

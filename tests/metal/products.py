@@ -11,7 +11,7 @@ from tests.support import as_numpy
 from tiny_llm import kernels
 from tools.metal_emulator import has_clang
 
-from .support import DTYPE_NAMES, NO_CLANG, NUMPY_TYPES, as_bound, empty, run
+from .support import DTYPE_NAMES, NO_CLANG, NUMPY_TYPES, as_bound, check_is_written, empty, run
 
 VARIANTS = ["readable", "matvec", "tile64", "tile32", "tile32_parts"]
 TILES = ["tile64", "tile32", "tile32_parts"]
@@ -87,6 +87,7 @@ def readable_quantized(
     On the GPU where its kernels are built, which runs this one if a and the scales differ in their
     dtypes; in the emulator elsewhere.
     """
+    check_is_written("quantized_matmul/quantized_matmul.metal")
     metal, dtype = kernels.extension().metal, DTYPE_NAMES[a.dtype]
     if metal.library_path():
         product = kernels.quantized_matmul(scales, biases, group_size, bits, a, b, stream=mx.gpu)

@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 
 from tiny_llm import kernels
+from tiny_llm.errors import YourTurn
+from tools.course.starter import first_unwritten
+from tools.course.tree import EXTENSION as IN_PROJECT
+from tools.course.tree import ROOT, learners_file
 from tools.metal_emulator import Library, has_clang
 
-EXTENSION = Path(__file__).resolve().parents[2] / "src" / "extensions"
+EXTENSION = ROOT / IN_PROJECT
 
 NO_CLANG = "the Metal emulator needs clang 19: apt install clang-19 libclang-rt-19-dev"
 
@@ -27,7 +31,19 @@ NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtyp
 @functools.cache
 def library(source: str | Path) -> Library:
     """The kernels of a .metal file of the extension, `matmul/matmul_tile.metal` for example."""
-    return Library(EXTENSION / "src" / source, include_dirs=[EXTENSION])
+    file = learners_file(IN_PROJECT / "src" / source)
+    return Library(file, include_dirs=[file.parents[2], EXTENSION])
+
+
+def check_is_written(source: str | Path) -> None:
+    """Refuses a file with a block that the learner has not written; its comment says which.
+
+    A kernel that does nothing leaves its output as it was, which would be told as a wrong result.
+    """
+    file = learners_file(IN_PROJECT / "src" / source)
+    unwritten = first_unwritten(file.read_text(encoding="utf-8"), file)
+    if unwritten is not None:
+        raise YourTurn(f"{unwritten} [{file.name}]")
 
 
 def as_bound(x: mx.array) -> np.ndarray:
@@ -66,6 +82,7 @@ def run(
 
     Of the arrays the last `outputs` are written, in place. A GPU has an order of its own.
     """
+    check_is_written(source)
     if mode == "plain" and on_gpu():
         bound = [as_array(array) for array in arrays]
         results = kernels.extension().metal.run(

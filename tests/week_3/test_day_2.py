@@ -5,6 +5,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from tests.metal.attention import paged_attention_in_metal
 from tests.paging import Twin, assert_same_bits, check_integrity, cut_into_pages, padded
 from tests.support import ByteTokenizer, assert_close, random, tiny_model
 from tiny_llm import (
@@ -13,18 +14,18 @@ from tiny_llm import (
     Qwen3ModelWeek2,
     Qwen3ModelWeek3,
     TinyKvFullCache,
+    TinyKvPagedCache,
     TinyKvPagedPool,
     batch_generate,
     flash_attention,
-    load,
     make_sampler,
     paged_attention,
     scaled_dot_product_attention_grouped,
     simple_generate_with_kv_cache,
-    speculative_generate,
 )
 from tiny_llm.batch import BatchGeneration
 from tiny_llm.demo.prompts import BATCH_PROMPTS
+from tiny_llm.paged_attention import paged_attention_reference
 
 # --- task 1: what a batch is told ---------------------------------------------------------------
 
@@ -38,8 +39,23 @@ def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):
             twins[slot] = Twin(pool)
             if length:
                 twins[slot].append(length)
-            batch.add_request(twins[slot].cache, slot)
+            batch._slots[slot] = twins[slot].cache  # add_request is task 4
     return batch, pool, twins
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 4, 128])
+@pytest.mark.parametrize("chunks", [[1], [5], [4, 4, 1], [7, 1, 128, 1]])
+def test_task_1_of_one_request(device, dtype, page_size, chunks):
+    pool = TinyKvPagedPool(page_size)
+    cache = TinyKvPagedCache(pool)
+    for length in chunks:
+        key, value = (random(1, 2, length, 8, dtype=dtype) for _ in range(2))
+        metadata = cache.update_and_fetch_paged(key, value, mask="causal")
+        assert metadata.block_table.tolist() == [cache.page_ids]
+        assert metadata.context_lens.tolist() == [cache.offset], "with the new tokens"
+        assert metadata.block_table.dtype == metadata.context_lens.dtype == mx.int32
+        assert metadata.page_size == page_size
+        assert metadata.mask == "causal", "the mask is passed through"
 
 
 @pytest.mark.parametrize("L", [1, 3])
@@ -66,25 +82,6 @@ def test_task_1_every_slot_is_where_it_would_be_alone(L, lengths):
     assert metadata.key_pages is pool.key_pages
 
 
-def test_task_1_a_request_is_taken_over_and_not_copied():
-    batch, pool, _ = batch_of([None, None])
-    twin = Twin(pool)
-    twin.append(9)
-    pages, memory = list(twin.cache.page_ids), pool.key_pages
-    batch.add_request(twin.cache, 1)
-    assert pool.key_pages is memory, "nothing was written"
-    assert twin.cache.page_ids == pages
-    assert batch.lengths == [None, 9]
-    in_use = pool.num_pages - pool.num_free_pages
-    batch.remove_request(1)
-    assert pool.num_free_pages == in_use, "the slot returns the pages"
-    assert batch.lengths == [None, None]
-    other = Twin(pool)
-    other.append(5)
-    batch.add_request(other.cache, 1)
-    check_integrity(pool, [other])
-
-
 def test_task_1_rewind_and_release():
     batch, pool, _ = batch_of([4, None, 9])
     batch.rewind(3)
@@ -103,9 +100,9 @@ def test_task_1_too_few_pages_for_all_is_too_few_for_any():
     with pytest.raises(OutOfPagesError):
         batch.update_and_fetch_paged(row, row)
     check_integrity(pool, list(twins.values()))
-    batch.remove_request(0)  # what a scheduler would do
+    twins[0].cache.release()  # a scheduler would end a request
     batch.update_and_fetch_paged(row, row)
-    assert batch.lengths == [None, 4, 5]
+    assert batch.lengths == [1, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +189,67 @@ def test_task_2_an_idle_slot_is_zero_and_disturbs_nobody():
     assert mx.all(mx.isfinite(out)).item()
 
 
+@pytest.mark.parametrize("page_size", [3, 16])
+@pytest.mark.parametrize("mask", ["causal", None])
+def test_task_2_the_reference_gathers_and_attends(dtype, page_size, mask):
+    lengths = [9, 0, 33, 2]  # the last has fewer keys than queries
+    pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
+    keys, values, table = cut_into_pages(pairs, page_size)
+    query = random(4, 4, 3, 16, dtype=dtype)
+    common = (query, keys, values, padded(table), mx.array(lengths), page_size, 0.3, mask)
+    actual, fast = paged_attention_reference(*common), paged_attention(*common)
+    assert actual.dtype == dtype
+    for row, (k, v) in enumerate(pairs):
+        first = max(0, 3 - lengths[row]) if mask or not lengths[row] else 0
+        hidden = actual[row, :, :first]
+        assert mx.array_equal(hidden, mx.zeros_like(hidden)), f"sequence {row} sees no key"
+        if lengths[row]:
+            expected = scaled_dot_product_attention_grouped(
+                *(x.astype(mx.float32) for x in (query[row, :, first:], k, v)), 0.3, mask
+            ).astype(dtype)
+            assert_close(actual[row, :, first:], expected, f"sequence {row}", ulps=8)
+    assert_close(fast, actual, "the kernel, against the reference", ulps=16)
+
+
+@pytest.mark.parametrize("mask", ["causal", None])
+@pytest.mark.parametrize("page_size", [3, 16])
+def test_task_2_the_readable_metal_kernel(dtype, page_size, mask):
+    lengths = [9, 0, 33, 2]
+    pairs = [(random(2, S, 40, dtype=dtype), random(2, S, 40, dtype=dtype)) for S in lengths]
+    keys, values, table = cut_into_pages(pairs, page_size)
+    query = random(4, 4, 3, 40, dtype=dtype)
+    common = (query, keys, values, padded(table), mx.array(lengths))
+    with mx.stream(mx.cpu):
+        expected = paged_attention_reference(*common, page_size, mask=mask)
+    actual = paged_attention_in_metal(*common, causal=mask == "causal")
+    assert_close(actual, expected, "paged_attention_simple", ulps=16)
+
+
+@pytest.mark.parametrize("mode", ["asan", "race"])
+def test_task_2_no_fault_in_metal(mode):
+    keys, values, table = cut_into_pages([(random(1, 7, 33), random(1, 7, 33))], 3, spare=0)
+    query = random(1, 2, 2, 33)
+    paged_attention_in_metal(query, keys, values, padded(table), mx.array([7]), mode=mode)
+
+
 # --- task 3: in the model ------------------------------------------------------------------------
+
+IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
+
+
+@pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 4, 3], [10, 1]])
+@pytest.mark.parametrize("page_size", [1, 4, 128])
+def test_task_3_logits_have_week_2_s_bits(instruction_set, dtype, chunks, page_size):
+    oracle = tiny_model(dtype)
+    week2 = Qwen3ModelWeek2(oracle, enable_flash_attn=True)
+    expected = week2(mx.array([IDS]), 0, week2.create_kv_cache())
+    model = Qwen3ModelWeek3(oracle, page_size)
+    cache, offset, logits = model.create_kv_cache(), 0, []
+    for length in chunks:
+        logits.append(model(mx.array([IDS[offset : offset + length]]), offset, cache))
+        mx.eval(logits)
+        offset += length
+    assert_same_bits(mx.concatenate(logits, axis=1), expected, f"chunks {chunks}")
 
 
 def quantized_pair(page_size: int) -> tuple[Qwen3ModelWeek2, Qwen3ModelWeek3]:
@@ -224,7 +281,7 @@ def test_task_3_a_batch_has_the_bits_of_each_request_alone(instruction_set, leng
             mx.eval(model(mx.array([prompt[half:]]), half, request))
             mx.eval(week2(mx.array([prompt]), 0, alone[slot]))
             for layer, cache in zip(batch, request, strict=True):
-                layer.add_request(cache, slot)
+                layer._slots[slot] = cache  # add_request is task 4
     for step in range(4):
         offsets = [0 if prompt is None else len(prompt) + step for prompt in prompts]
         ids = next_ids[:, step : step + 1].tolist()
@@ -262,27 +319,37 @@ def test_task_3_a_step_does_not_copy_the_pool():
     assert mx.get_peak_memory() - before < 500_000
 
 
-def test_task_3_text_and_drafts_are_week_2_s():
-    week2, model = (
-        Qwen3ModelWeek2(oracle := tiny_model(vocab_size=256), enable_flash_attn=True),
-        Qwen3ModelWeek3(oracle, page_size=4),
-    )
-    draft = Qwen3ModelWeek3(tiny_model(vocab_size=250, num_hidden_layers=1), page_size=4)
-    tokenizer = ByteTokenizer()
+def test_task_3_text_is_week_2_s():
+    oracle = tiny_model(vocab_size=256)
+    week2 = Qwen3ModelWeek2(oracle, enable_flash_attn=True)
+    model, tokenizer = Qwen3ModelWeek3(oracle, page_size=4), ByteTokenizer()
     for prompt in ("a", "hello", "a longer prompt, to be prefilled at once"):
         expected = simple_generate_with_kv_cache(week2, tokenizer, prompt, max_tokens=30)
         assert simple_generate_with_kv_cache(model, tokenizer, prompt, max_tokens=30) == expected
-        for num_drafts in (1, 4, 7):
-            for draft_model in (draft, model):
-                actual = speculative_generate(
-                    draft_model, model, tokenizer, tokenizer, prompt, None, num_drafts, 30
-                )
-                assert actual == expected, f"{num_drafts} drafts"
-                assert model.page_pool.num_free_pages == model.page_pool.num_pages
-                assert draft.page_pool.num_free_pages == draft.page_pool.num_pages
+        assert model.page_pool.num_free_pages == model.page_pool.num_pages, "a page is lost"
 
 
 # --- task 4: batch_generate ----------------------------------------------------------------------
+
+
+def test_task_4_a_request_is_taken_over_and_not_copied():
+    batch, pool, _ = batch_of([None, None])
+    twin = Twin(pool)
+    twin.append(9)
+    pages, memory = list(twin.cache.page_ids), pool.key_pages
+    batch.add_request(twin.cache, 1)
+    assert pool.key_pages is memory, "nothing was written"
+    assert twin.cache.page_ids == pages
+    assert batch.lengths == [None, 9]
+    in_use = pool.num_pages - pool.num_free_pages
+    batch.remove_request(1)
+    assert pool.num_free_pages == in_use, "the slot returns the pages"
+    assert batch.lengths == [None, None]
+    other = Twin(pool)
+    other.append(5)
+    batch.add_request(other.cache, 1)
+    check_integrity(pool, [other])
+
 
 PROMPTS = ["a", "hello there", "x" * 40, "one two three", "zz", "the longest of all prompts " * 2]
 
@@ -358,12 +425,11 @@ def chat(tokenizer, prompt: str) -> list[int]:
     )
 
 
+@pytest.mark.slow  # with a learner's kernels, which are plain loops
 def test_task_4_real_answers(demo):
     mlx_model, tokenizer = demo
     week2 = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
     model = Qwen3ModelWeek3(mlx_model, page_size=16)
-    draft_mlx_model, draft_tokenizer = load("demo-draft")
-    draft = Qwen3ModelWeek3(draft_mlx_model)
     prompts = [chat(tokenizer, prompt) for prompt in BATCH_PROMPTS[::3]]
     expected = [
         (index, simple_generate_with_kv_cache(week2, tokenizer, prompt))
@@ -371,6 +437,4 @@ def test_task_4_real_answers(demo):
     ]
     for batch_size, prefill_step in ((3, 7), (8, 128)):
         assert batch_generate(model, tokenizer, prompts, 512, batch_size, prefill_step) == expected
-    for (_, text), prompt in zip(expected, prompts, strict=True):
-        assert speculative_generate(draft, model, draft_tokenizer, tokenizer, prompt) == text
     assert_all_pages_are_free(model)

@@ -1,6 +1,7 @@
 """Week 3, day 3: ragged batches, admission and the token budget, the prefix cache, preemption."""
 
 import random as python_random
+from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,7 +12,7 @@ from tests.engine.scheduling import add, scheduler, step
 from tests.engine.simulator import Simulation, answer_alone, random_workload
 from tests.engine.support import PARAGRAPH, chat
 from tests.paging import assert_same_bits, cut_into_pages, padded
-from tests.support import random, tiny_model
+from tests.support import assert_close, random, tiny_model
 from tiny_llm import (
     LLM,
     OutOfPagesError,
@@ -28,7 +29,9 @@ from tiny_llm import (
 from tiny_llm.engine.page_allocator import PageAllocator
 from tiny_llm.engine.prefix_cache import PrefixCache
 from tiny_llm.engine.request import RequestState
+from tiny_llm.engine.scheduler import Scheduler
 from tiny_llm.engine.step import ChunkResult
+from tiny_llm.paged_attention import paged_attention_varlen_reference
 
 # --- task 1: ragged batches -----------------------------------------------------------------------
 
@@ -212,7 +215,48 @@ def test_task_1_what_a_token_costs():
     assert plain.kv_bytes_per_token == 2 * 3 * 2 * 16 * 4, "float32"
 
 
+@pytest.mark.parametrize("page_size", [3, 64])
+def test_task_1_the_reference_goes_through_the_sequences(dtype, page_size):
+    lengths, ends = [100, 5, 2, 30], [0, 1, 6, 10, 19]  # the third has more queries than keys
+    pairs = [(random(2, S, 16, dtype=dtype), random(2, S, 16, dtype=dtype)) for S in lengths]
+    keys, values, table = cut_into_pages(pairs, page_size)
+    query = random(19, 4, 16, dtype=dtype)
+    numbers = (mx.array(ends), mx.array(lengths), padded(table), page_size, 0.3)
+    expected = paged_attention_varlen(query, keys, values, *numbers)
+    actual = paged_attention_varlen_reference(query, keys, values, *numbers)
+    assert actual.dtype == dtype
+    assert_close(actual, expected, "the reference, against the kernel", ulps=16)
+
+
 # --- task 2: admission and the token budget -------------------------------------------------------
+
+
+def without_sharing(**changes) -> Scheduler:
+    """A scheduler whose requests have all pages to themselves: the prefix cache is task 3."""
+    return scheduler(enable_prefix_cache=False, **changes)
+
+
+def run_random_workloads(count: int, **changes) -> int:
+    """Nobody starves, nothing leaks, each ends once, no step is longer than its budget.
+
+    Args:
+        count: how many workloads.
+        changes: of their engines' configurations.
+
+    Returns:
+        How many requests were preempted.
+    """
+    rng, preemptions = python_random.Random(32), 0
+    for _ in range(count):
+        workload = random_workload(rng)
+        workload.config = replace(workload.config, **changes)
+        outcome = Simulation(workload).run()
+        for name, reason in outcome.reasons.items():
+            if reason in ("stop", "length"):
+                expected = answer_alone(workload.arrivals[int(name)])
+                assert outcome.answers[name] == expected, f"request {name} of {workload}"
+        preemptions += outcome.preemptions
+    return preemptions
 
 
 def test_task_2_pages_come_back_exactly_once():
@@ -229,7 +273,7 @@ def test_task_2_pages_come_back_exactly_once():
 
 
 def test_task_2_a_step_mixes_decode_tokens_and_chunks_of_prompts():
-    it = scheduler(max_batch_tokens=8)
+    it = without_sharing(max_batch_tokens=8)
     add(it, "a", 5)
     add(it, "b", 12, first=50)
     assert step(it) == [("a", 0, 5, 0), ("b", 0, 3, 0)]
@@ -239,7 +283,7 @@ def test_task_2_a_step_mixes_decode_tokens_and_chunks_of_prompts():
 
 
 def test_task_2_first_come_first_served_within_the_memory():
-    it = scheduler(num_pages=6, page_size=4, max_batch_tokens=64, enable_prefix_cache=False)
+    it = without_sharing(num_pages=6, page_size=4, max_batch_tokens=64)
     add(it, "large", 16, max_tokens=2)
     add(it, "larger", 20, max_tokens=2)
     add(it, "small", 1, max_tokens=2, first=99)
@@ -249,7 +293,7 @@ def test_task_2_first_come_first_served_within_the_memory():
 
 
 def test_task_2_what_can_never_fit_is_refused_with_the_reason():
-    it = scheduler(num_pages=2, page_size=4)
+    it = without_sharing(num_pages=2, page_size=4)
     with pytest.raises(UserError, match="the declared KV memory holds 8 in all"):
         add(it, "a", 5, max_tokens=5)
     with pytest.raises(UserError, match="the prompt is empty"):
@@ -259,7 +303,7 @@ def test_task_2_what_can_never_fit_is_refused_with_the_reason():
 
 
 def test_task_2_abort_at_any_moment():
-    it = scheduler(max_num_seqs=1)
+    it = without_sharing(max_num_seqs=1)
     running, waiting = add(it, "running", 5), add(it, "waiting", 5)
     plan = it.schedule()
     assert it.abort("running")
@@ -270,15 +314,21 @@ def test_task_2_abort_at_any_moment():
     assert it.pages.allocator.num_free == 16
 
 
+def test_task_2_a_page_for_each_that_runs_stays_in_reserve():
+    it = without_sharing(num_pages=5, page_size=4, max_batch_tokens=64)
+    add(it, "runs", 8, max_tokens=3)
+    add(it, "waits", 12, max_tokens=2, first=50)
+    assert [chunk[0] for chunk in step(it)] == ["runs"], "3 pages are free, and 1 is for 'runs'"
+    assert [chunk[0] for chunk in step(it)] == ["runs"]
+    assert it.num_preemptions == 0
+    while it.has_requests:
+        step(it)
+    assert it.pages.allocator.num_free == 5
+
+
 def test_task_2_random_workloads():
-    """Nobody starves, nothing leaks, each ends once, no step is longer than its budget."""
-    rng = python_random.Random(32)
-    for _ in range(500):
-        workload = random_workload(rng)
-        outcome = Simulation(workload).run()
-        for name, reason in outcome.reasons.items():
-            if reason in ("stop", "length"):
-                assert outcome.answers[name] == answer_alone(workload.arrivals[int(name)])
+    # With pages for all nobody is preempted, which is task 4.
+    assert run_random_workloads(300, num_pages=500, enable_prefix_cache=False) == 0
 
 
 # --- task 3: the prefix cache ---------------------------------------------------------------------
@@ -307,6 +357,43 @@ def test_task_3_of_many_with_one_prompt_one_computes_it():
     assert step(it) == [("a", 0, 10, 0)]
     assert step(it) == [("a", 10, 11, 0), ("b", 8, 10, 0), ("c", 8, 10, 0)]
     assert it.pages.counts(it.running).shared == 2
+
+
+def test_task_3_a_page_that_a_request_reads_is_not_evicted():
+    allocator = PageAllocator(3)
+    cache = PrefixCache(allocator, 2)
+    first, second = allocator.allocate(2)
+    node = cache.insert(cache.root, (1, 2), first)
+    other = cache.insert(cache.root, (3, 4), second)
+    cache.release(other)
+    cache.acquire(cache.match((3, 4, 5)))
+    assert cache.evict(2) == 0, "both pages have a reader: `node` and whoever matched (3, 4)"
+    cache.release(node)
+    cache.check_integrity()
+    assert cache.evict(2) == 1, "now nobody reads page `first`"
+    assert allocator.num_free == 2
+    assert cache.match((1, 2, 3)) == [], "what was evicted is not found"
+    assert [one.page for one in cache.match((3, 4, 5))] == [second]
+
+
+def test_task_3_two_that_computed_the_same_page_keep_one():
+    allocator = PageAllocator(4)
+    cache = PrefixCache(allocator, 2)
+    first, second = allocator.allocate(2)
+    node = cache.insert(cache.root, (1, 2), first)
+    again = cache.insert(cache.root, (1, 2), second)
+    assert again is node, "the second takes over the first's page"
+    assert allocator.num_free == 3, "and frees its own"
+    assert allocator.ref_count(first) == 3, "the tree and two requests own it"
+    cache.release(node)
+    assert cache.num_evictable == 0, "one still reads it"
+    cache.release(again)
+    assert cache.num_evictable == 1
+    cache.check_integrity()
+
+
+def test_task_3_random_workloads():
+    assert run_random_workloads(200, num_pages=500, enable_prefix_cache=True) == 0
 
 
 def test_task_3_a_hit_changes_no_bit(demo):
@@ -341,6 +428,11 @@ def test_task_4_the_youngest_gives_its_pages_and_comes_back():
         step(it)
     assert young.output_token_ids == [77] * 8
     assert it.pages.allocator.num_free == 4
+
+
+def test_task_4_random_workloads():
+    assert run_random_workloads(500) > 20
+    assert run_random_workloads(200, page_size=1, num_pages=28) > 20
 
 
 def test_task_4_preemption_changes_no_bit(demo):

@@ -10,6 +10,7 @@ import pytest
 from tests.support import ByteTokenizer, as_numpy, assert_distributed, tiny_model
 from tiny_llm import (
     Qwen3ModelWeek2,
+    Qwen3ModelWeek3,
     SpeculativeDecoding,
     UserError,
     load,
@@ -180,6 +181,24 @@ def test_task_1_whole_answers_with_flash_attention_and_drafts(demo):
         )
         expected = simple_generate_with_kv_cache(plain, tokenizer, prompt)
         assert speculative_generate(draft, flash, draft_tokenizer, tokenizer, prompt) == expected
+
+
+def test_task_1_over_pages_the_same_text_and_no_page_is_lost():
+    oracle = tiny_model(vocab_size=256)
+    week2 = Qwen3ModelWeek2(oracle, enable_flash_attn=True)
+    model = Qwen3ModelWeek3(oracle, page_size=4)
+    draft = Qwen3ModelWeek3(tiny_model(vocab_size=250, num_hidden_layers=1), page_size=4)
+    tokenizer = ByteTokenizer()
+    for prompt in ("a", "hello", "a longer prompt, to be prefilled at once"):
+        expected = simple_generate_with_kv_cache(week2, tokenizer, prompt, max_tokens=30)
+        for num_drafts in (1, 4, 7):
+            for draft_model in (draft, model):
+                actual = speculative_generate(
+                    draft_model, model, tokenizer, tokenizer, prompt, None, num_drafts, 30
+                )
+                assert actual == expected, f"{num_drafts} drafts"
+                for pool in (model.page_pool, draft.page_pool):
+                    assert pool.num_free_pages == pool.num_pages, "a page is lost"
 
 
 @pytest.mark.slow  # with a learner's kernels, which are plain loops

@@ -58,6 +58,19 @@ def placeholder(text: str, block: Block, path: Path) -> list[str]:
     return [f"{indent}throw std::runtime_error(", *quoted[:-1], f"{quoted[-1]});"]
 
 
+def first_unwritten(text: str, path: Path) -> str | None:
+    """What the starter says in the first block of a Metal file that has no code yet, or None.
+
+    A block is written when it has anything but comments, so that the starter's need not be deleted.
+    """
+    lines = text.split("\n")
+    for block in find_blocks(text, path):
+        code = [line.strip() for line in lines[block.start : block.end]]
+        if block.task is not None and all(line[:2] in ("", "//") for line in code):
+            return told(block.task, _c_function(lines, block))
+    return None
+
+
 def _quoted(message: str, indent: str) -> list[str]:
     """A message as string literals that follow each other, a line each."""
     assert '"' not in message
@@ -96,8 +109,9 @@ def _innermost(
         if isinstance(outer, (ast.FunctionDef, ast.ClassDef)):
             name = f"{name}.{outer.name}".lstrip(".")
             function = name if isinstance(outer, ast.FunctionDef) else function
-        for field in ("body", "orelse", "finalbody"):
-            inner = getattr(outer, field, [])
+        parts = [getattr(outer, field, []) for field in ("body", "orelse", "finalbody")]
+        parts += [handler.body for handler in getattr(outer, "handlers", [])]
+        for inner in parts:
             if any(first <= statement.lineno <= last for statement in inner) or any(
                 statement.lineno < first and last <= (statement.end_lineno or 0)
                 for statement in inner
@@ -109,7 +123,8 @@ def _innermost(
 def _c_function(lines: list[str], block: Block) -> str:
     """The function that a block of C++ or Metal is in: the last one that begins a line."""
     for line in reversed(lines[: block.start]):
-        match = re.match(r"(?!template|namespace|//)[\w\[].*?([\w:]+)\(", line)
+        line = re.sub(r"^\[\[.*?\]\]\s*", "", line)
+        match = re.match(r"(?!template|namespace|//)\w.*?([\w:]+)\(", line)
         if match:
             return match[1]
     return "this"
@@ -121,7 +136,8 @@ def _with_import(lines: list[str], path: Path) -> list[str]:
         tree = ast.parse("\n".join(lines))
         imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         at = max(node.end_lineno or 0 for node in imports)
-        return [*lines[:at], "from .errors import YourTurn", *lines[at:]]
+        dots = "." * (len(path.parts) - len(Path("src/tiny_llm").parts))
+        return [*lines[:at], f"from {dots}errors import YourTurn", *lines[at:]]
     if path.suffix in (".cpp", ".h") and "#include <stdexcept>" not in lines:
         at = max(index for index, line in enumerate(lines) if line.startswith("#include")) + 1
         return [*lines[:at], "#include <stdexcept>", *lines[at:]]

@@ -12,6 +12,7 @@ So there is one of each, and what the learner reads is what the learner writes.
 """
 
 import os
+import sys
 from pathlib import Path
 
 from .markers import find_blocks, marked_files
@@ -79,13 +80,15 @@ def starter_files(folder: Path) -> dict[Path, str]:
     files = {
         Path("README.md"): _template("README.md", solution),
         Path("site/sitecustomize.py"): _template("sitecustomize.py", solution),
-        PACKAGE / "__init__.py": _template("package_init.py", solution),
     }
     for path in marked_files(ROOT / PACKAGE):
         text = path.read_text(encoding="utf-8")
         if find_blocks(text, path.relative_to(ROOT)):
             relative = path.relative_to(ROOT)
             files[relative] = starter_text(text, relative)
+    for package in {path.parent for path in files if PACKAGE in path.parents}:
+        init = package / "__init__.py"
+        files[init] = _template("package_init.py", os.path.relpath(ROOT / init, folder / package))
     for path in sorted((ROOT / EXTENSION).rglob("*")):
         relative = path.relative_to(ROOT)
         inside = path.relative_to(ROOT / EXTENSION)
@@ -96,6 +99,16 @@ def starter_files(folder: Path) -> dict[Path, str]:
 
 def _is_solution_only(path: Path) -> bool:
     return any(path.match(pattern) for pattern in SOLUTION_ONLY)
+
+
+def learners_file(path: Path) -> Path:
+    """A file of the solution, or the learner's version of it if these are a learner's tests.
+
+    Args:
+        path: below the project's root.
+    """
+    tree = getattr(sys.modules.get("sitecustomize"), "TREE", None)
+    return tree / path if tree is not None and (tree / path).exists() else ROOT / path
 
 
 def _template(name: str, solution: str) -> str:

@@ -42,12 +42,14 @@ class PageAllocator:
         Raises:
             OutOfPagesError: fewer are free.
         """
+        # [task 3.3.2 allocate]
         if count > len(self._free):
             raise OutOfPagesError(f"{count} pages were asked for and {len(self._free)} are free.")
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:
             self._ref_counts[page] = 1
         return pages
+        # [/task 3.3.2 allocate]
 
     def share(self, page: int) -> None:
         """Adds an owner to a page that has one.
@@ -67,9 +69,11 @@ class PageAllocator:
         """
         if self._ref_counts[page] == 0:
             raise ValueError(f"page {page} is free already; a page is freed once by each owner.")
+        # [task 3.3.2 free-page]
         self._ref_counts[page] -= 1
         if self._ref_counts[page] == 0:
             self._free.append(page)
+        # [/task 3.3.2 free-page]
 
     def check_integrity(self) -> None:
         """Asserts that every page is free or owned, and not both."""

@@ -66,6 +66,7 @@ class PageManager:
         Returns:
             False, and nothing has changed, if there are not as many.
         """
+        # [task 3.3.2 pages]
         self.cache.acquire(path)  # first, so that they are not evicted for the others
         request.node = path[-1] if path else self.cache.root
         needed = self.pages_for(request.num_tokens) - len(path)
@@ -77,6 +78,7 @@ class PageManager:
         request.num_shared = len(path)
         request.num_computed = len(path) * self.page_size
         return True
+        # [/task 3.3.2 pages]
 
     def grow(self, request: Request, num_tokens: int) -> None:
         """Sees to it that a request has pages for `num_tokens` tokens.

@@ -76,6 +76,7 @@ class PrefixCache:
         One token is always left to compute, or there would be no logits to choose the next by:
         for a prompt that is in the tree as a whole, the last page is left out.
         """
+        # [task 3.3.3 match]
         node, path, size = self.root, [], self.page_size
         for start in range(0, (len(token_ids) - 1) // size * size, size):
             child = node.children.get(tuple(token_ids[start : start + size]))
@@ -84,12 +85,15 @@ class PrefixCache:
             path.append(child)
             node = child
         return path
+        # [/task 3.3.3 match]
 
     def acquire(self, path: Sequence[PrefixNode]) -> None:
         """Makes the caller an owner of the pages of a path from `match`."""
         for node in path:
+            # [task 3.3.3 acquire]
             self._allocator.share(node.page)
             self._unused.pop(node, None)
+            # [/task 3.3.3 acquire]
 
     def insert(self, parent: PrefixNode, tokens: PageTokens, page: int) -> PrefixNode:
         """Puts a page that the caller has filled after `parent`, which the caller holds too.
@@ -101,6 +105,7 @@ class PrefixCache:
             The node. Its page may be another than `page`.
         """
         assert len(tokens) == self.page_size, "only full pages are shared"
+        # [task 3.3.3 insert]
         known = parent.children.get(tokens)
         if known is not None:
             self.acquire([known])
@@ -111,14 +116,17 @@ class PrefixCache:
         self._allocator.share(page)
         self._num_nodes += 1
         return node
+        # [/task 3.3.3 insert]
 
     def release(self, node: PrefixNode) -> None:
         """Takes the caller's ownership from a node and all before it, the last page first."""
         while node.parent is not None:
+            # [task 3.3.3 release]
             self._allocator.free(node.page)
             if self._allocator.ref_count(node.page) == 1:  # only the tree is left
                 self._unused[node] = None
             node = node.parent
+            # [/task 3.3.3 release]
 
     def evict(self, count: int) -> int:
         """Frees up to `count` pages that no request holds, least recently used first.
@@ -128,12 +136,14 @@ class PrefixCache:
         """
         count = max(0, min(count, len(self._unused)))
         for _ in range(count):
+            # [task 3.3.3 evict]
             node, _nothing = self._unused.popitem(last=False)
             assert not node.children, "a page goes before those that continue it"
             assert node.parent is not None
             del node.parent.children[node.tokens]
             self._allocator.free(node.page)
             self._num_nodes -= 1
+            # [/task 3.3.3 evict]
         return count
 
     def nodes(self) -> Iterator[PrefixNode]:

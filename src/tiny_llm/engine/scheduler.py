@@ -95,6 +95,7 @@ class Scheduler:
 
     def _fitting_max_tokens(self, request: Request) -> int:
         """How long the answer may get: as asked for, or as far as there is room."""
+        # [task 3.3.2 fits]
         config, prompt = self.config, request.num_prompt_tokens
         if prompt == 0:
             raise UserError("the prompt is empty; give at least one token.")
@@ -115,6 +116,7 @@ class Scheduler:
                     f"{holder} {size} in all; max_tokens may be at most {room} here."
                 )
         return request.max_tokens or min(in_pages, in_context)
+        # [/task 3.3.2 fits]
 
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
         """Ends a request, wherever it is, and frees its pages; no effect on one that has ended."""
@@ -148,6 +150,7 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """Plans the next step. It has no chunks only if there are no requests."""
+        # [task 3.3.2 schedule]
         budget = self.config.max_batch_tokens
         preempted_before = self.num_preemptions
         chunks = self._schedule_decoding()
@@ -162,6 +165,7 @@ class Scheduler:
                 chunks.append(self._prefill(self.running[-1], budget, in_flight))
                 budget -= chunks[-1].num_tokens
         step = Step(self._num_steps, tuple(chunks))
+        # [/task 3.3.2 schedule]
         self._num_steps += 1
         if self.listener is not None and chunks:
             self.listener(self._describe(step))
@@ -188,12 +192,15 @@ class Scheduler:
 
     def _prefill(self, request: Request, budget: int, in_flight: set[PageKey]) -> Chunk:
         """As many of a request's tokens as the budget allows; notes which page it fills next."""
+        # [task 3.3.2 prefill]
         end = min(request.num_tokens, request.num_computed + budget)
         in_flight.add((request.node, self.pages.tokens_of_page(request, request.num_shared)))
         return Chunk(request, request.num_computed, end, 0, end == request.num_tokens)
+        # [/task 3.3.2 prefill]
 
     def _admit_head(self, in_flight: set[PageKey]) -> bool:
         """Gives the head of the queue its pages and lets it run, if it can."""
+        # [task 3.3.2 admission]
         if not self.waiting or len(self.running) >= self.config.max_num_seqs:
             return False
         request = self.waiting[0]
@@ -204,6 +211,7 @@ class Scheduler:
         # newcomer would be preempted at once.
         if not self.pages.admit(request, path, reserve=len(self.running)):
             return False
+        # [/task 3.3.2 admission]
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed
             self.num_prompt_tokens += request.num_prompt_tokens
@@ -250,10 +258,12 @@ class Scheduler:
                 self.pages.grow(request, request.num_tokens)
                 return True
             except OutOfPagesError:
+                # [task 3.3.4 room]
                 youngest = self.running[-1]
                 self._preempt(youngest)
                 if youngest is request:
                     return False
+                # [/task 3.3.4 room]
 
     def _room_for_drafts(self, request: Request) -> int:
         """How many guesses are of use to a request and have room; nobody is preempted for them."""
@@ -268,12 +278,14 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Takes a running request's pages; it computes its tokens again when it is its turn."""
         lost = request.num_computed
+        # [task 3.3.4 preempt]
         self.pages.release(request)
         self.running.remove(request)
         request.num_preemptions += 1
         request.state = RequestState.PREEMPTED
         self.waiting.appendleft(request)
         self.num_preemptions += 1
+        # [/task 3.3.4 preempt]
         if self.listener is not None:
             self.listener(RequestPreempted(request.request_id, lost))
 

@@ -274,4 +274,11 @@ WRONG = [
         "static_cast<float>(y[i])",
     ),
     Wrong("1.7.2 kernel", "one element short", "i < size", "i + 1 < size"),
+    Wrong("1.7.2 metal", "no bounds", "if (int(i) < params.size) {", "{"),
+    Wrong(
+        "1.7.2 metal",
+        "computed in the arrays' dtype",
+        "T(params.alpha * float(x[i]) + params.beta * float(y[i]))",
+        "T(params.alpha) * x[i] + T(params.beta) * y[i]",
+    ),
 ]

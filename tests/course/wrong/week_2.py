@@ -299,4 +299,47 @@ WRONG = [
         "        if self.is_prefilled:\n            self.add_token",
         "        if self.offset:\n            self.add_token",
     ),
+    Wrong(
+        "2.2.3 output",
+        "nibbles from the top",
+        "packed >> (i * BITS)",
+        "packed >> ((PER_WORD - 1 - i) * BITS)",
+    ),
+    Wrong(
+        "2.2.3 output",
+        "bias once a row",
+        "float(biases[o * groups + g]), sum, total)",
+        "g == 0 ? float(biases[o * groups]) : 0.0f, sum, total)",
+    ),
+    Wrong(
+        "2.2.3 output",
+        "the row of the outputs, not of the words",
+        "o * (params.I / PER_WORD)",
+        "o * params.I",
+    ),
+    Wrong(
+        "2.4.3 load",
+        "no barrier after the copy",
+        "threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "",
+    ),
+    Wrong(
+        "2.4.3 tiles",
+        "no barrier before the values take the keys' place",
+        "threadgroup_barrier(mem_flags::mem_threadgroup);  // all rows have read the keys",
+        "",
+    ),
+    Wrong("2.4.3 tiles", "no rescale", "o[i] *= factor;", ""),
+    Wrong(
+        "2.4.3 tiles",
+        "the sum is not rescaled",
+        "sum = sum * factor + simd_sum(weight)",
+        "sum += simd_sum(weight)",
+    ),
+    Wrong(
+        "2.4.3 tiles",
+        "a whole tile of keys, however few there are",
+        "const int in_memory = min(TILE, most - first);",
+        "const int in_memory = TILE;",
+    ),
 ]

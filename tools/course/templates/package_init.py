@@ -5,7 +5,6 @@ The names are those of the solution: what its `__init__.py` exports is taken fro
 
 from pathlib import Path
 
-_SOLUTION = Path(__file__).resolve().parents[2] / "@SOLUTION@" / "src" / "tiny_llm"
-__path__.append(str(_SOLUTION.resolve()))  # type: ignore[name-defined] # noqa: F821
-_init = (_SOLUTION / "__init__.py").resolve()
+_init = (Path(__file__).resolve().parent / "@SOLUTION@").resolve()
+__path__.append(str(_init.parent))  # type: ignore[name-defined] # noqa: F821
 exec(compile(_init.read_text(encoding="utf-8"), str(_init), "exec"))

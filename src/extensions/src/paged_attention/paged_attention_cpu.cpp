@@ -27,6 +27,7 @@ int64_t portable_scratch(const PagedAttentionJob&, int) { return 0; }
 
 void portable(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
               int64_t first_row, int rows, float*) {
+    // [task 3.2.2 rows]
     const int64_t group = job.H_q / job.H;
     for (int64_t row = first_row; row < first_row + rows; row++) {
         const int64_t head = h * group + row % group, l = row / group;
@@ -39,6 +40,7 @@ void portable(const PagedAttentionJob& job, const PagedSequence& sequence, int64
         attend_row(visible_keys(job, sequence, l), job.D, job.format, score, job.value_pages,
                    key_or_value, job.out, out_offset(job, sequence, head, l));
     }
+    // [/task 3.2.2 rows]
 }
 
 // What eval_cpu knows: the numbers in these arrays may be computed by earlier tasks of the stream.
@@ -187,7 +189,9 @@ void PagedAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
         .L = query.shape(token_axis),
         .query_batch_stride = query.strides(0),
     };
+    // [task 3.2.2 dispatch]
     encoder.dispatch([job, batch, set = instruction_set()] { run(job, batch, set); });
+    // [/task 3.2.2 dispatch]
 }
 
 }  // namespace tiny_llm_ext

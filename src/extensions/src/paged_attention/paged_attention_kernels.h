@@ -37,18 +37,22 @@ namespace {  // a copy in each file: see common/half.h
 /// How many keys, from the first, query l of a sequence may see.
 [[maybe_unused]] inline int64_t visible_keys(const PagedAttentionJob& job,
                                              const PagedSequence& sequence, int64_t l) {
+    // [task 3.2.2 visible]
     if (!job.causal) {
         return sequence.S;
     }
     const int64_t visible = l + 1 + sequence.S - sequence.L;
     return visible < 0 ? 0 : visible < sequence.S ? visible : sequence.S;
+    // [/task 3.2.2 visible]
 }
 
 /// Element 0 of key (or value) j of head h, in elements from the start of the pages.
 [[maybe_unused]] inline int64_t key_offset(const PagedAttentionJob& job,
                                            const PagedSequence& sequence, int64_t h, int64_t j) {
+    // [task 3.2.2 offset]
     const int64_t page = sequence.pages[j / job.page_size];
     return ((page * job.H + h) * job.page_size + j % job.page_size) * job.D;
+    // [/task 3.2.2 offset]
 }
 
 /// Element 0 of a query.

@@ -70,6 +70,7 @@ template <typename T>
             const int d = i * 32 + int(lane);
             q[i] = d < D ? float(row[d]) : 0.0f;
         }
+        // [task 3.2.2 metal]
         const int visible = params.causal ? clamp(place.l + 1 + keys - place.L, 0, keys) : keys;
         for (int s = 0; s < visible && !pages_missing; s++) {
             const long page = long(pages[s / params.page_size]) * params.H + key_head;
@@ -89,6 +90,7 @@ template <typename T>
                 o[i] = o[i] * factor + (d < D ? weight * float(value_pages[start + d]) : 0.0f);
             }
         }
+        // [/task 3.2.2 metal]
     }
     device T* out_row = out + (long(token) * params.H_q + head) * D;
     for (int i = 0; i < SLICES; i++) {
