@@ -14,7 +14,7 @@ def bits(x: mx.array) -> np.ndarray:
 
 
 def assert_same_bits(actual: mx.array, expected: mx.array, what: str) -> None:
-    assert actual.dtype == expected.dtype
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), what
     np.testing.assert_array_equal(bits(actual), bits(expected), what)
 
 

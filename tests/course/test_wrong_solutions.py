@@ -43,7 +43,7 @@ RUNNERS, HERE = ExitStack(), threading.local()
 # What a message has that says more than that something is wrong: both sides of a comparison, or a
 # sentence of the code's own checks.
 TEACHES = re.compile(
-    r"expected|==|<=|>=| in | is None|DID NOT RAISE|Regex|Mismatched"
+    r"expected|instead of|==|<=|>=| in | is None|DID NOT RAISE|Regex|Mismatched"
     r"|^(tiny_llm\.\S+|ValueError): .{20}"
 )
 

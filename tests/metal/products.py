@@ -71,7 +71,12 @@ def assert_product(
     error = np.abs(actual.astype(np.float64) - expected)
     assert not np.isnan(error).any(), f"{what}: {np.isnan(error).sum()} outputs are NaN"
     worst = (error / bound).max()
-    assert worst <= 1, f"{what}: {worst:.2f} × the error bound of float32 sums and one rounding"
+    place = np.unravel_index((error / bound).argmax(), error.shape)
+    assert worst <= 1, (
+        f"{what}: at {tuple(map(int, place))} expected {expected[place]:.6g}, got "
+        f"{float(actual[place]):.6g}: {worst:.2f} × the error that float32 sums and one rounding "
+        "may have"
+    )
 
 
 def bits_of(x: np.ndarray) -> np.ndarray:

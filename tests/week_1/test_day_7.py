@@ -245,8 +245,17 @@ def test_task_2_wrong_arguments():
 @pytest.mark.parametrize("size", [1, 255, 256, 1000])
 def test_task_2_axpby_in_metal(dtype, size):
     x, y = random(size, dtype=dtype), random(size, dtype=dtype)
-    launch = kernels.extension().metal.axpby_launch(size, 4.0, 2.0, DTYPE_NAMES[dtype])
+    launch = kernels.extension().metal.axpby_launch(size, 4.3, -2.1, DTYPE_NAMES[dtype])
     z = empty((size,), DTYPE_NAMES[dtype])
     run("axpby/axpby.metal", launch, [as_bound(x), as_bound(y), z])
-    expected = kernels.axpby(x, y, 4.0, 2.0, stream=mx.cpu)
+    expected = kernels.axpby(x, y, 4.3, -2.1, stream=mx.cpu)
     assert_close(as_array(z), expected, "axpby.metal: in float32, rounded once", ulps=1)
+
+
+def test_task_2_axpby_in_metal_computes_in_float32(dtype):
+    x, y = mx.ones(3, dtype=dtype), -mx.ones(3, dtype=dtype)
+    # Rounded to 16 bits, this alpha is 1, and nothing is left.
+    launch = kernels.extension().metal.axpby_launch(3, 1 + 2.0**-12, 1.0, DTYPE_NAMES[dtype])
+    z = empty((3,), DTYPE_NAMES[dtype])
+    run("axpby/axpby.metal", launch, [as_bound(x), as_bound(y), z])
+    assert as_numpy(as_array(z)).tolist() == [2.0**-12] * 3, "rounded before the end"

@@ -108,7 +108,9 @@ def test_task_1_growing_keeps_what_was_written_and_copies_it_a_few_times():
         sizes.add(pool.key_pages.shape[0])
     assert len(sizes) <= 10, "memory grows in steps, not with every page"
     for number in (0, 15, 16, 200, 299):
-        assert_same_bits(pool.read_page(number)[1], tokens[number][None], f"page {number}")
+        for part, what in enumerate(("keys", "values")):
+            same = pool.read_page(number)[part]
+            assert_same_bits(same, tokens[number][None], f"{what} of page {number}")
 
 
 def test_task_1_misuse_is_refused():
@@ -285,7 +287,8 @@ def test_task_3_a_cache_is_one_for_each_layer_on_one_pool():
     assert model.page_size == model.page_pool.page_size == 128
     first, second = model.create_kv_cache(), model.create_kv_cache()
     assert len(first) == model.num_hidden_layers
-    assert all(layer.pool is model.page_pool for layer in first + second)
+    pools = {id(layer.pool) for layer in first + second}
+    assert pools == {id(model.page_pool)}, "the caches of all layers use the model's one pool"
     token = mx.zeros((1, model.num_kv_heads, len(IDS), model.head_dim))
     for layer in first:
         layer.append(token, token)

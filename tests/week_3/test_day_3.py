@@ -269,7 +269,13 @@ def test_task_2_pages_come_back_exactly_once():
         allocator.free(page)
     with pytest.raises(ValueError, match="is free already"):
         allocator.free(first[0])
-    assert sorted(allocator.allocate(3)) == [0, 1, 2]
+    pages = allocator.allocate(3)
+    assert sorted(pages) == [0, 1, 2]
+    allocator.share(pages[0])
+    allocator.free(pages[0])
+    assert allocator.num_free == 0, "a page that has an owner left is not free"
+    allocator.free(pages[0])
+    assert allocator.num_free == 1
 
 
 def test_task_2_a_step_mixes_decode_tokens_and_chunks_of_prompts():
@@ -382,7 +388,8 @@ def test_task_3_two_that_computed_the_same_page_keep_one():
     first, second = allocator.allocate(2)
     node = cache.insert(cache.root, (1, 2), first)
     again = cache.insert(cache.root, (1, 2), second)
-    assert again is node, "the second takes over the first's page"
+    assert again.page == node.page, "the second takes over the first's page"
+    assert again is node
     assert allocator.num_free == 3, "and frees its own"
     assert allocator.ref_count(first) == 3, "the tree and two requests own it"
     cache.release(node)
@@ -418,7 +425,8 @@ def test_task_4_the_youngest_gives_its_pages_and_comes_back():
     old, young = add(it, "old", 7, max_tokens=8), add(it, "young", 3, max_tokens=8, first=50)
     while it.num_preemptions == 0:
         step(it)
-    assert young.state is RequestState.PREEMPTED
+    assert young.state == RequestState.PREEMPTED
+    assert old.state == RequestState.RUNNING
     assert not young.page_ids
     said = list(young.token_ids)
     while not old.is_done:

@@ -151,7 +151,9 @@ class PageManager:
         for request in running:
             pages = request.page_ids
             assert len(set(pages)) == len(pages), f"{request} has a page twice"
-            assert request.num_computed <= len(pages) * self.page_size, f"{request} lacks a page"
+            places = len(pages) * self.page_size
+            computed = request.num_computed
+            assert computed <= places, f"{request} has {places} places instead of {computed}"
             for index, page in enumerate(pages):
                 assert (page in in_tree) == (index < request.num_shared), f"{request}, page {page}"
                 owners[page] = owners.get(page, 0) + 1

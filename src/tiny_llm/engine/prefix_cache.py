@@ -138,7 +138,7 @@ class PrefixCache:
         for _ in range(count):
             # [task 3.3.3 evict]
             node, _nothing = self._unused.popitem(last=False)
-            assert not node.children, "a page goes before those that continue it"
+            assert not node.children, "a page is evicted instead of those that continue it"
             assert node.parent is not None
             del node.parent.children[node.tokens]
             self._allocator.free(node.page)

@@ -316,9 +316,12 @@ class Scheduler:
         for request in self.waiting:
             assert not request.page_ids
             assert request.num_computed == 0
-        assert [r.arrival for r in self.running] == sorted(r.arrival for r in self.running)
-        assert [r.arrival for r in self.waiting] == sorted(r.arrival for r in self.waiting)
-        assert len(self.running) <= self.config.max_num_seqs
+        for what, requests in (("running", self.running), ("waiting", self.waiting)):
+            arrivals = [request.arrival for request in requests]
+            in_order = sorted(arrivals)
+            assert arrivals == in_order, f"{what}: {arrivals} instead of first come, first served"
+        running, allowed = len(self.running), self.config.max_num_seqs
+        assert running <= allowed, f"{running} requests are running instead of at most {allowed}"
         assert len(self.running) + len(self.waiting) == len(self._requests)
 
 

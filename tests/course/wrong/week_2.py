@@ -173,7 +173,7 @@ WRONG = [
         "2.4.2 row",
         "the maximum is of the last tile alone",
         "float most = largest;",
-        "float most = -INFINITE;",
+        "float most = -INFINITY;",
     ),
     Wrong(
         "2.4.2 row",
