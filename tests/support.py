@@ -225,6 +225,27 @@ def write_dequantized(source: Path, folder: Path) -> Path:
     return folder
 
 
+def assert_same_answers(
+    actual: Sequence[tuple[int, str]], expected: Sequence[tuple[int, str]]
+) -> None:
+    """`batch_generate`'s answers, told apart by where they part: the texts themselves are noise."""
+    indices = [index for index, _ in actual]
+    assert indices == [index for index, _ in expected], f"answers to prompts {indices}"
+    for (index, came), (_, wanted) in zip(actual, expected, strict=True):
+        if came == wanted:
+            continue
+        same = next(
+            (i for i, (a, b) in enumerate(zip(came, wanted, strict=False)) if a != b),
+            min(len(came), len(wanted)),
+        )
+        hint = "it ends too early" if len(came) == same else "it parts from what it should be"
+        hint = "it goes on too long" if len(wanted) == same else hint
+        raise AssertionError(
+            f"prompt {index}'s answer has {len(came)} characters and should have {len(wanted)}; "
+            f"the first {same} are right, then {hint}"
+        )
+
+
 def token_prompts(count: int, length: int, vocab_size: int) -> Iterator[list[int]]:
     """Random prompts, each of another length up to `length`."""
     rng = np.random.default_rng(7)

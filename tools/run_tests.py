@@ -15,9 +15,10 @@ import os
 import sys
 from pathlib import Path
 
+from tools.course.build import STALE, is_stale
 from tools.course.choice import add_solution_argument, chosen_tree
 from tools.course.tasks import DAYS, day_of
-from tools.course.tree import ROOT, environment
+from tools.course.tree import ROOT, environment, shown
 
 
 def main() -> int:
@@ -43,7 +44,9 @@ def main() -> int:
         except LookupError as error:
             parser.error(str(error))
         if tree is not None:
-            print(f"testing your code in {os.path.relpath(tree, ROOT)}", flush=True)
+            print(f"testing your code in {shown(tree)}", flush=True)
+            if is_stale(tree):
+                print(STALE, flush=True)
             if "-m" not in rest:  # whole answers, which take minutes in plain loops
                 rest += ["-m", "not slow"]
     os.chdir(ROOT)

@@ -244,20 +244,25 @@ def flash_attention(
         raise ValueError(
             f'[flash_attention] expected mask None, "causal" or an array, got "{mask}".'
         )
+    _check_context_lens(context_lens, key)
     # [task 2.4.1 flash]
     causal = isinstance(mask, str)
     lengths = context_lens
     if lengths is not None and not isinstance(lengths, mx.array):
         lengths = mx.array(list(lengths), dtype=mx.int32)
-    out = kernels.flash_attention(
+    return kernels.flash_attention(
         query, key, value, scale, causal, None if isinstance(mask, str) else mask, lengths
     )
-    if context_lens is not None and not isinstance(context_lens, mx.array):
-        S = key.shape[-2]
-        if not all(0 <= length <= S for length in context_lens):
-            raise ValueError(
-                f"[flash_attention] expected context_lens from 0 to {S}, the number of keys, got "
-                f"{list(context_lens)}."
-            )
-    return out
     # [/task 2.4.1 flash]
+
+
+def _check_context_lens(context_lens: Sequence[int] | mx.array | None, key: mx.array) -> None:
+    """Python numbers must be from 0 to S; an array's are not known before it is computed."""
+    if context_lens is None or isinstance(context_lens, mx.array) or key.ndim < 2:
+        return
+    S = key.shape[-2]
+    if not all(0 <= length <= S for length in context_lens):
+        raise ValueError(
+            f"[flash_attention] expected context_lens from 0 to {S}, the number of keys, got "
+            f"{list(context_lens)}."
+        )

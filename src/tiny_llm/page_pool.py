@@ -66,7 +66,7 @@ class TinyKvPagedPool:
         """The id of a page that belongs to the caller from now on. What it holds means nothing.
 
         Raises:
-            OutOfPagesError: all pages of the capacity are in use.
+            OutOfPagesError: all pages of the capacity are in use; the message says how many.
         """
         # [task 3.1.1 allocate]
         if not self._free:

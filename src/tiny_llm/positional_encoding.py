@@ -112,9 +112,9 @@ class RoPE:
             offset = slice(0, L)
         if isinstance(offset, slice):
             return [self._start(offset, L)]
-        # [task 2.6.1 offsets]
         if len(offset) != B:
             raise ValueError(f"RoPE: {len(offset)} offsets were given for a batch of {B}.")
+        # [task 2.6.1 offsets]
         return [self._start(positions, L) for positions in offset]
         # [/task 2.6.1 offsets]
 

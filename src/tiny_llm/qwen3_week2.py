@@ -286,9 +286,9 @@ def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> slic
     given: Any = offset.tolist() if isinstance(offset, mx.array) else offset
     if isinstance(given, int):
         return slice(given, given + L)
-    # [task 2.6.3 positions]
     if len(given) != B:
         raise ValueError(f"Qwen3: {len(given)} offsets were given for a batch of {B}.")
+    # [task 2.6.3 positions]
     return [slice(start, start + L) for start in given]
     # [/task 2.6.3 positions]
 

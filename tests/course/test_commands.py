@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tools.course import reveal, start
+from tools.course.build import is_stale
 from tools.course.choice import chosen_tree
 from tools.course.outcomes import Outcome
 from tools.course.progress import state
-from tools.course.tree import ROOT, environment
+from tools.course.tree import EXTENSION, ROOT, environment
 
 
 @pytest.fixture
@@ -102,6 +103,30 @@ def test_reveal_shows_and_applies(tree, capsys, monkeypatch):
     assert reveal.main(["--week", "1", "--day", "1", "--task", "2", "--apply"]) == 0
     assert "y = x @ w.T" in file.read_text()
     assert "softmax is yours to write" in file.read_text(), "other tasks stay"
+
+
+def test_reveal_shows_lines_whole_in_a_narrow_terminal(tree, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    reveal.main(["--week", "2", "--day", "1", "--task", "4"])
+    assert "    # A long prompt in pieces: activations then take memory for a piece" in (
+        capsys.readouterr().out
+    )
+
+
+def test_an_extension_older_than_its_sources_is_told(tree):
+    source = tree / EXTENSION / "src" / "axpby" / "axpby_cpu.cpp"
+    assert not is_stale(tree), "it was not built"
+    stamp = tree / "build" / "built"
+    stamp.parent.mkdir()
+    stamp.touch()
+    later = stamp.stat().st_mtime + 60
+    assert not is_stale(tree)
+    os.utime(source, (later, later))
+    assert is_stale(tree)
+    said = run("-m", "tools.run_tests", "--week", "1", "--day", "1", "-k", "nothing").stdout
+    assert "pdm run build-ext" in said
+    os.utime(stamp, (later, later))
+    assert not is_stale(tree)
 
 
 def test_reveal_compares_with_what_was_written_and_keeps_it(tree, capsys):

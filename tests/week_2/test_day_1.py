@@ -155,9 +155,11 @@ class CountingModel:
     def __init__(self, model: Qwen3ModelWeek2):
         self.model = model
         self.calls: list[tuple[int, int]] = []
+        self.caches: list[TinyKvFullCache] = []
 
     def create_kv_cache(self):
-        return self.model.create_kv_cache()
+        self.caches = self.model.create_kv_cache()
+        return self.caches
 
     def __call__(self, inputs, offset, cache):
         self.calls.append((inputs.shape[1], offset))
@@ -168,3 +170,10 @@ def test_task_4_computes_each_token_once(device):
     model = CountingModel(Qwen3ModelWeek2(tiny_model(vocab_size=256)))
     simple_generate_with_kv_cache(model, ByteTokenizer(), "hello", max_tokens=4)
     assert model.calls == [(5, 0), (1, 5), (1, 6), (1, 7)][: len(model.calls)]
+
+
+def test_task_4_releases_its_caches_when_the_answer_ends(device):
+    model = CountingModel(Qwen3ModelWeek2(tiny_model(vocab_size=256)))
+    simple_generate_with_kv_cache(model, ByteTokenizer(), "hello", max_tokens=4)
+    held = [cache.offset for cache in model.caches]
+    assert held == [0] * len(held), f"tokens still held by each layer's cache: {held}"

@@ -1,11 +1,17 @@
 """Builds a learner's extension, into the learner's own tree."""
 
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from .tree import EXTENSION
+
+STALE = "your extension's sources were changed after it was built: `pdm run build-ext`"
+# What is compiled into the module. Without a Mac, Metal kernels are compiled by the tests.
+COMPILED = {".cpp", ".h", ".cmake", ".txt"} | ({".metal"} if sys.platform == "darwin" else set())
 
 
 def build_tree(tree: Path, *options: str) -> str | None:
@@ -21,6 +27,7 @@ def build_tree(tree: Path, *options: str) -> str | None:
     source, objects, package = tree / EXTENSION, tree / "build" / "objects", tree / "build/package"
     configure = ["cmake", "-S", str(source), "-B", str(objects), "-G", "Ninja", *options]
     configure += [f"-DPython_EXECUTABLE={sys.executable}"]
+    begun = time.time()
     install = ["cmake", "--install", str(objects), "--prefix", str(package)]
     for command in (configure, ["cmake", "--build", str(objects)], install):
         run = subprocess.run(
@@ -33,7 +40,26 @@ def build_tree(tree: Path, *options: str) -> str | None:
         if run.returncode != 0:
             return run.stdout
     shutil.copy(source / "tiny_llm_ext" / "__init__.py", package / "tiny_llm_ext")
+    _stamp(tree).touch()
+    os.utime(_stamp(tree), (begun, begun))
     return None
+
+
+def is_stale(tree: Path) -> bool:
+    """Whether a learner's extension was built, and its sources were changed since.
+
+    Its tests then run what was built, and say of a task that was written that it is not.
+    """
+    if not _stamp(tree).exists():
+        return False
+    built = _stamp(tree).stat().st_mtime
+    files = (file for file in (tree / EXTENSION).rglob("*") if file.suffix in COMPILED)
+    return any(file.stat().st_mtime > built for file in files)
+
+
+def _stamp(tree: Path) -> Path:
+    """An empty file, as old as the beginning of the build that made the module."""
+    return tree / "build" / "built"
 
 
 def built_module(tree: Path) -> Path | None:

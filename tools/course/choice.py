@@ -1,10 +1,9 @@
 """`--solution mine|ref`: whose code a command of the course works on."""
 
 import argparse
-import os
 from pathlib import Path
 
-from .tree import ROOT, default_folder, find_tree
+from .tree import default_folder, find_tree, shown
 
 SOLUTIONS = ("mine", "ref", "tiny_llm")  # tiny_llm is another name of ref, as in `main`
 
@@ -27,9 +26,8 @@ def chosen_tree(parser: argparse.ArgumentParser, solution: str | None) -> Path |
     """
     tree = find_tree()
     if solution == "mine" and tree is None:
-        shown = os.path.relpath(default_folder(), ROOT)
         parser.error(
-            f"--solution mine: there is no learner's tree in {shown}; `pdm run start-course` "
-            "writes one"
+            f"--solution mine: there is no learner's tree in {shown(default_folder())}; "
+            "`pdm run start-course` writes one"
         )
     return None if solution in ("ref", "tiny_llm") else tree

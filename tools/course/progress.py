@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from .build import STALE, is_stale
 from .choice import add_solution_argument, chosen_tree
 from .outcomes import Outcome, Runner, first_line
 from .tasks import DAYS, TASKS, Day
@@ -26,6 +27,8 @@ def main(argv: list[str] | None = None) -> int:
     if not days:
         parser.error(f"there are no tests of week {args.week}")
     console = Console(highlight=False)
+    if tree is not None and is_stale(tree):
+        console.print(f"[yellow]{STALE}[/]")
     outcomes = outcomes_by_task(tree, days, console)
     table = Table("task", "", "what", "next", title="the solution" if tree is None else str(tree))
     done = 0

@@ -6,7 +6,6 @@ the learner had is kept in the tree, in revealed/.
 
 import argparse
 import difflib
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from .choice import chosen_tree
 from .markers import Block, MarkerError, all_blocks, find_blocks
 from .starter import placeholder
 from .tasks import TASKS, Day, day_of
-from .tree import ROOT
+from .tree import ROOT, shown
 
 
 @dataclass(frozen=True)
@@ -122,19 +121,22 @@ def show(console: Console, tree: Path, difference: Difference, applied: bool) ->
     where = f"{shown(tree / difference.file)}:{difference.block.start}"
     title = f"[bold]task {difference.block.label}[/] in {where}"
     if difference.mine == difference.solution:
-        console.print(f"{title}: the same")
+        console.print(f"{title}: the same", soft_wrap=True)
         return
     if difference.is_begun:
-        console.print(f"{title}: − yours, + the solution's")
+        console.print(f"{title}: − yours, + the solution's", soft_wrap=True)
         text = "\n".join(
             list(difflib.unified_diff(difference.mine, difference.solution, n=3, lineterm=""))[2:]
         )
         language = "diff"
     else:
-        console.print(f"{title}: {'put in' if applied else 'the solution'}")
+        console.print(f"{title}: {'put in' if applied else 'the solution'}", soft_wrap=True)
         text = "\n".join(difference.solution)
         language = "python" if difference.file.suffix == ".py" else "cpp"
-    console.print(Syntax(text, language, background_color="default", word_wrap=False))
+    # As wide as the code is, whatever the terminal: a line that is cut off cannot be read.
+    width = max(map(len, text.split("\n")), default=0)
+    code = Syntax(text, language, background_color="default", code_width=width)
+    console.print(code, crop=False, no_wrap=True, overflow="ignore")
 
 
 def apply(tree: Path, found: list[Difference]) -> None:
@@ -149,11 +151,6 @@ def apply(tree: Path, found: list[Difference]) -> None:
         lines = path.read_text(encoding="utf-8").split("\n")
         lines[difference.block.start : difference.block.end] = difference.solution
         path.write_text("\n".join(lines), encoding="utf-8")
-
-
-def shown(path: Path) -> str:
-    """A path as one would type it."""
-    return os.path.relpath(path, Path.cwd())
 
 
 def apply_tasks(tree: Path, tasks: set[str]) -> None:

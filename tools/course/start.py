@@ -1,11 +1,10 @@
 """`pdm run start-course [folder]`: writes the learner's tree, cut from the solution."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-from .tree import ROOT, VARIABLE, default_folder, is_tree, starter_files
+from .tree import ROOT, VARIABLE, default_folder, is_tree, shown, starter_files
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,8 +40,7 @@ def main(argv: list[str] | None = None) -> int:
             )
             return 2
     write_tree(folder)
-    shown = os.path.relpath(folder, Path.cwd())
-    print(f"wrote {shown}: begin with {shown}/README.md, then `pdm run test --week 1 --day 1`")
+    print(f"wrote {shown(folder)}: begin with {shown(folder)}/README.md, then `pdm run test --week 1 --day 1`")
     if folder != default_folder():
         print(f"for the other commands to find it: export {VARIABLE}={folder}")
     return 0

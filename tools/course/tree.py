@@ -46,6 +46,12 @@ def default_folder() -> Path:
     return (ROOT / os.environ.get(VARIABLE, "mine")).resolve()
 
 
+def shown(path: Path) -> str:
+    """A path as one would type it: from here if it is below, and else whole."""
+    here = Path.cwd()
+    return os.path.relpath(path, here) if path.is_relative_to(here) else str(path)
+
+
 def is_tree(folder: Path) -> bool:
     """Whether a folder is a learner's tree."""
     return (folder / "site" / "sitecustomize.py").is_file()

@@ -94,7 +94,14 @@ class Scheduler:
             )
 
     def _fitting_max_tokens(self, request: Request) -> int:
-        """How long the answer may get: as asked for, or as far as there is room."""
+        """How long the answer may get: as asked for, or as far as there is room.
+
+        Room is bounded by `max_seq_len`, and by the places in all pages: one for each token but the
+        last of the answer, which is never computed.
+
+        Raises:
+            UserError: see `add`; the sentence says how many tokens there is room for.
+        """
         # [task 3.3.2 fits]
         config, prompt = self.config, request.num_prompt_tokens
         if prompt == 0:

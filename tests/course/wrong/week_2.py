@@ -92,6 +92,7 @@ WRONG = [
         "_, x = kernels.add_rms_norm(x, update, self.norm, self.eps)",
         "x = kernels.rms_norm(x, self.norm, self.eps)",
     ),
+    Wrong("2.1.4", "the caches are kept", "layer.release()", "pass"),
     Wrong("2.1.4", "the offset does not move", "offset += len(new_ids)", "offset += 0"),
     Wrong(
         "2.1.4",

@@ -35,6 +35,12 @@ WRONG = [
         "kernels.paged_cache_write(self.value_pages, key, slots)",
     ),
     Wrong(
+        "3.1.1 write",
+        "the layer before is still to read the pages",
+        "mx.eval(key, value)",
+        "pass",
+    ),
+    Wrong(
         "3.1.1 room",
         "memory for a page at a time",
         "growth = max(self.num_pages - existing, existing // 2, GROWTH_PAGES)",

@@ -1,6 +1,6 @@
 // One query row attends to its keys, in plain C++: the reference of the attention kernels.
 //
-// As attention_block.h, it does not know where keys and values are.
+// It does not know where keys and values are: paged attention uses it too.
 #pragma once
 
 #include <algorithm>

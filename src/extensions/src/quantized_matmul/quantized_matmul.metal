@@ -6,9 +6,8 @@
 //                                    row of a reads all weights again.
 //  2. quantized_matmul_matvec.metal  for a few rows of a: a simdgroup reads one row of weights side
 //                                    by side.
-//  3. quantized_matmul_tile.metal    for many rows: a threadgroup unpacks a tile of weights once
-//  and
-//                                    multiplies it in the matrix units.
+//  3. quantized_matmul_tile.metal    for many rows: a threadgroup unpacks a tile of weights
+//                                    once, and multiplies it in the matrix units.
 //
 // This version takes any mix of dtypes; it is what runs if a and the scales differ in theirs.
 #include <metal_stdlib>
