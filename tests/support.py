@@ -241,8 +241,9 @@ def assert_same_answers(
         hint = "it ends too early" if len(came) == same else "it parts from what it should be"
         hint = "it goes on too long" if len(wanted) == same else hint
         raise AssertionError(
-            f"prompt {index}'s answer has {len(came)} characters and should have {len(wanted)}; "
-            f"the first {same} are right, then {hint}"
+            f"prompt {index}'s answer has {len(came)} characters instead of {len(wanted)}; the "
+            f"first {same} are right, then {hint}: expected {wanted[same : same + 8]!r}, got "
+            f"{came[same : same + 8]!r}"
         )
 
 

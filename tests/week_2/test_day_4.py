@@ -429,7 +429,7 @@ def test_task_2_nan_and_infinity_stay_in_their_rows(instruction_set, dtype, bad)
     dirty = query + 0
     dirty[0, 1, 7, 3] = bad
     out = evaluated(dirty, key, value, mask="causal")
-    hint = f"a query with {bad} has no finite result: what is not a number is not a hidden key"
+    hint = f"a query with {bad}: expected no finite result; what is not a number is not a hidden key"
     assert not np.isfinite(as_numpy(out)[0, 1, 7]).all(), hint
     same = np.ones((2, 4, 20), bool)
     same[0, 1, 7] = False
@@ -437,7 +437,7 @@ def test_task_2_nan_and_infinity_stay_in_their_rows(instruction_set, dtype, bad)
     dirty = value + 0
     dirty[1, 0, 80, 5] = bad  # seen by rows 10 to 19 of the first two query heads
     out = evaluated(query, key, dirty, mask="causal")
-    hint = f"a value of {bad} that a row sees makes its result not finite"
+    hint = f"a value of {bad} that a row sees: expected no finite result"
     assert not np.isfinite(as_numpy(out)[1, :2, 10:, 5]).any(), hint
     same = np.ones((2, 4, 20, 24), bool)
     same[1, :2, 10:, 5] = False

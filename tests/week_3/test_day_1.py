@@ -96,7 +96,7 @@ def test_task_1_writing_a_token_does_not_copy_the_pool():
         pool.write_page_slice(page, start, token, token)
         mx.eval(pool.state)
     copied = mx.get_peak_memory() - before
-    assert copied < 100_000, f"{copied / 1e6:.1f} MB were copied to write one token"
+    assert copied < 100_000, f"{copied / 1e6:.1f} MB were copied instead of one token"
     assert pool.key_pages.shape == (64, 2, 64, 64)
 
 
@@ -115,7 +115,7 @@ def test_task_1_a_layer_writes_when_the_one_before_has_read():
     mx.eval(pool.state)
     copied = mx.get_peak_memory() - before
     hint = "`write` must compute the new tokens before it writes: they wait for whoever reads"
-    assert copied < 100_000, f"{copied / 1e6:.1f} MB of the pool were copied; {hint}"
+    assert copied < 100_000, f"{copied / 1e6:.1f} MB were copied instead of the tokens; {hint}"
     assert pool.read_page(page)[0][0, 0, :4, 0].tolist() == [1, 2, 3, 4]
 
 
