@@ -56,7 +56,7 @@ def block_table() -> str:
     d.text(
         10,
         206,
-        "P×H×page_size×D: all pages of a layer, in one array that never moves",
+        "P×H×page_size×D: all pages of the pool, in one array that never moves",
         "small soft",
     )
     return d.svg()

@@ -176,4 +176,6 @@ def test_task_4_releases_its_caches_when_the_answer_ends(device):
     model = CountingModel(Qwen3ModelWeek2(tiny_model(vocab_size=256)))
     simple_generate_with_kv_cache(model, ByteTokenizer(), "hello", max_tokens=4)
     held = [cache.offset for cache in model.caches]
-    assert held == [0] * len(held), f"each layer's cache holds {held} tokens in the end, instead of none"
+    assert held == [0] * len(held), (
+        f"each layer's cache holds {held} tokens in the end, instead of none"
+    )

@@ -429,7 +429,9 @@ def test_task_2_nan_and_infinity_stay_in_their_rows(instruction_set, dtype, bad)
     dirty = query + 0
     dirty[0, 1, 7, 3] = bad
     out = evaluated(dirty, key, value, mask="causal")
-    hint = f"a query with {bad}: expected no finite result; what is not a number is not a hidden key"
+    hint = (
+        f"a query with {bad}: expected no finite result; what is not a number is not a hidden key"
+    )
     assert not np.isfinite(as_numpy(out)[0, 1, 7]).all(), hint
     same = np.ones((2, 4, 20), bool)
     same[0, 1, 7] = False

@@ -318,7 +318,9 @@ def test_task_3_a_step_does_not_copy_the_pool():
         mx.eval(model(mx.array([[5]]), offset, cache))
     copied = mx.get_peak_memory() - before
     hint = "a layer's write copied the pool, because the attention before it was still to read it"
-    assert copied < 500_000, f"{copied / 1e6:.1f} MB more at the peak instead of a token: {hint} (task 3.1.1, write)"
+    assert copied < 500_000, (
+        f"{copied / 1e6:.1f} MB more at the peak instead of a token: {hint} (task 3.1.1, write)"
+    )
 
 
 def test_task_3_text_is_week_2_s():
@@ -366,7 +368,9 @@ def small_pair() -> tuple[Qwen3ModelWeek2, Qwen3ModelWeek3]:
 
 
 def assert_all_pages_are_free(model: Qwen3ModelWeek3) -> None:
-    assert model.page_pool.num_free_pages == model.page_pool.num_pages, "some pages are not free in the end"
+    assert model.page_pool.num_free_pages == model.page_pool.num_pages, (
+        "some pages are not free in the end"
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])

@@ -40,7 +40,10 @@ def main(argv: list[str] | None = None) -> int:
             )
             return 2
     write_tree(folder)
-    print(f"wrote {shown(folder)}: begin with {shown(folder)}/README.md, then `pdm run test --week 1 --day 1`")
+    print(
+        f"wrote {shown(folder)}: begin with {shown(folder)}/README.md, then "
+        "`pdm run test --week 1 --day 1`"
+    )
     if folder != default_folder():
         print(f"for the other commands to find it: export {VARIABLE}={folder}")
     return 0

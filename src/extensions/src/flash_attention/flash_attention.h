@@ -43,8 +43,8 @@ namespace mx = mlx::core;
 /// mask: broadcastable to N..×H_q×L×S; added to the scores if floating, or true where a key may be
 ///   seen if bool. A score to which −inf was added is hidden, whatever it was.
 /// context_lens: B int32 for a query B×H_q×L×D. Sequence b has only the first context_lens[b] of
-///   its S keys, and the causal rule counts from there: j ≤ i + context_lens[b] − L. Values are clamped
-///   to 0 … S.
+///   its S keys, and the causal rule counts from there: j ≤ i + context_lens[b] − L. Values are
+///   clamped to 0 … S.
 ///
 /// Returns N..×H_q×L×D in the dtype of query, laid out as N..×L×H_q×D, which the next projection
 /// reads: swapping the dimensions back and flattening the heads copies nothing. A row that may see
