@@ -12,9 +12,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import mlx.core as mx
 import pytest
 
-# What a helper's `assert` compared is told as if it were in a test.
-pytest.register_assert_rewrite("tests.support", "tests.paging", "tests.engine", "tests.metal")
-
 from tests.support import DTYPES
 from tiny_llm import kernels
 
