@@ -6,7 +6,7 @@
 //
 //     query(head, l)                  the query of a head and a token
 //     seek(s)                         makes `key` and `value` the rows of key s; to be called by
-//                                     all lanes of a simdgroup, for one s
+//                                     all lanes of a simdgroup for one s, which does not decrease
 //     aligned()                       rows of key and value begin at, and have, multiples of four
 //     masks(), masked(head, l, s, x)  whether there is a mask, and the score x with it
 //     out(head, l)                    a row of the result

@@ -54,10 +54,10 @@ struct PageSource {
                               : (tokens.first + l) * params->query_strides[2]);
     }
 
-    /// The table is looked at once for each page, by one lane.
+    /// The table is looked at once for each page, by one lane. s must not be less than before.
     void seek(int s) {
         const int size = params->page_size;
-        if (uint(s) - uint(page_begin) >= uint(size)) {  // before that page or behind it
+        if (s - page_begin >= size) {
             const int number = s / size;
             const int page = simd_broadcast(lane == 0 ? pages[number] : 0, ushort(0));
             page_begin = number * size;
@@ -100,7 +100,7 @@ PageSource<T> page_source(constant const PagedAttentionParams& params, int b, in
                           device const T* key_pages, device const T* value_pages,
                           device const int* block_table, device T* out) {
     device const int* pages = block_table + long(b) * params.max_pages;
-    const int nowhere = -params.page_size;  // no key is in the page that begins there
+    const int nowhere = -params.page_size;  // every key is behind the page that begins there
     return {&params,     b,     key_head, tokens,  lane, query,     key_pages,
             value_pages, pages, out,      nowhere, 0,    key_pages, value_pages};
 }
