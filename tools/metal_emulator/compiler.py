@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .conversions import implicit_conversions
+from .conversions import implicit_conversion
 from .counting import instrument
 from .diagnostics import read_diagnostics
 from .errors import Diagnostic, MetalError
 from .glue import KERNEL_TABLE, kernel_table
 from .preprocess import preprocess
 from .rewrite import Rewritten, rewrite
+from .storage import GlobalVariables
+from .syntax_tree import nodes
 from .toolchain import clang, sources
 
 HERE = Path(__file__).resolve().parent
@@ -114,7 +116,19 @@ def _syntax(text: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
     command += ["-fno-color-diagnostics", "-include-pch", str(_precompiled_header()), "-"]
     result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     errors, warnings = _sort(result.stderr)
-    return errors + implicit_conversions(result.stdout, str(HERE)), warnings
+    return errors + _not_metal(result.stdout), warnings
+
+
+def _not_metal(dump: str) -> list[Diagnostic]:
+    """What C++ allows and Metal does not, outside of the emulator's own headers."""
+    found: dict[Diagnostic, None] = {}
+    variables = GlobalVariables()
+    for node in nodes(dump):
+        file = node.place[0]
+        for finding in (implicit_conversion(node), variables.misplaced(node)):
+            if finding is not None and file != KERNEL_TABLE and not file.startswith(str(HERE)):
+                found[finding] = None
+    return list(found)
 
 
 @functools.cache
