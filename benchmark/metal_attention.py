@@ -97,6 +97,8 @@ def _out(job: Attention) -> np.ndarray:
 
 
 def dense_decode(job: Attention) -> Callable[[], list[Step]]:
+    """Our kernel for few queries, and the merge of its splits."""
+
     def steps() -> list[Step]:
         metal, params, source = kernels.extension().metal, job.params(), f"flash_attention/{DECODE}"
         partial = np.zeros((job.group, params.splits, D), np.float32)
@@ -111,6 +113,8 @@ def dense_decode(job: Attention) -> Callable[[], list[Step]]:
 
 
 def dense_tile(job: Attention) -> Callable[[], list[Step]]:
+    """Our kernel for prompts."""
+
     def steps() -> list[Step]:
         launch = kernels.extension().metal.flash_attention_tile_launch(job.params(), "bfloat16")
         return [our_step(f"flash_attention/{TILE}", launch, [*_inputs(job), _out(job)])]

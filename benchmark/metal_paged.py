@@ -48,10 +48,10 @@ def _job(name: str, job: Attention, H: int, page_size: int, variant: str) -> Job
 
 def _params(job: Attention, page_size: int) -> Any:
     """As the encoder fills them."""
-    P = job.S // page_size
+    P, strides = job.S // page_size, [job.group * job.L * D, job.L * D, D]
     return kernels.extension().metal.PagedAttentionParams(
         H_q=job.group, H=1, D=D, B=1, max_pages=P, P=P, page_size=page_size, T=job.L, L=job.L,
-        scale=D**-0.5, causal=True, aligned=True, query_strides=[job.group * job.L * D, job.L * D, D],
+        scale=D**-0.5, causal=True, aligned=True, query_strides=strides,
     )  # fmt: skip
 
 

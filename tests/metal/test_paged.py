@@ -1,4 +1,4 @@
-"""The Metal kernels over pages in the emulator: against the CPU kernels and flash_attention's own."""
+"""The Metal kernels over pages in the emulator: against the CPU and attention to one buffer."""
 
 import mlx.core as mx
 import numpy as np

@@ -4,13 +4,12 @@ import functools
 import hashlib
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .cache import fetch, fill
 from .conversions import implicit_conversion
 from .counting import instrument
 from .diagnostics import read_diagnostics
@@ -171,16 +170,15 @@ def compile_program(source: Source, mode: str) -> Program:
     flags = [*LANGUAGE, "-gdwarf-4", *MODE_FLAGS[mode]]
     key = hashlib.sha256("\0".join([source.text, *flags, _fingerprint()]).encode()).hexdigest()
     folder = BUILD / "programs" / f"{source.path.stem}-{mode}-{key[:16]}"
-    if not folder.exists():
-        if mode == "plain":
-            check(source)
-        _fill(folder, functools.partial(_build, source, mode, flags))
+    fetch(folder, functools.partial(_build, source, mode, flags))
     warnings = json.loads((folder / "warnings.json").read_text())
     return Program(folder / "program", [Diagnostic(**warning) for warning in warnings])
 
 
 def _build(source: Source, mode: str, flags: list[str], folder: Path) -> None:
-    """Compiles and links into the folder; raises `MetalError` for what the type check missed."""
+    """Compiles and links into the folder; raises `MetalError`."""
+    if mode == "plain":
+        check(source)
     text, object_file, ir = (folder / f"kernels{suffix}" for suffix in (".cpp", ".o", ".ll"))
     text.write_text(f'#include "{HERE / "msl" / "metal.h"}"\n{source.text}')
     if mode == "count":
@@ -233,20 +231,5 @@ def _cached(name: str, depends_on: list[Path], make: Callable[[Path], None]) -> 
         digest.update(str(path).encode() + path.read_bytes())
     folder = BUILD / name / digest.hexdigest()[:16]
     if not folder.exists():
-        _fill(folder, make)
+        fill(folder, make)
     return folder
-
-
-def _fill(folder: Path, make: Callable[[Path], None]) -> None:
-    """Makes a folder's content elsewhere first: it is there whole or not at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent))
-    try:
-        make(temporary)
-        try:
-            temporary.rename(folder)
-        except OSError:  # another process was faster
-            if not folder.exists():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
