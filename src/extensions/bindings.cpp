@@ -8,6 +8,7 @@
 
 #include "bindings_metal.h"
 #include "common/instruction_set.h"
+#include "common/malloc_policy.h"
 #include "common/threads.h"
 #include "src/argmax/argmax.h"
 #include "src/axpby/axpby.h"
@@ -27,6 +28,8 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 NB_MODULE(_ext, m) {
+    tiny_llm_ext::keep_freed_memory();
+
     m.def("axpby", &tiny_llm_ext::axpby, "x"_a, "y"_a, "alpha"_a, "beta"_a, nb::kw_only(),
           "stream"_a = nb::none(),
           R"(alpha · x + beta · y, elementwise.
