@@ -54,13 +54,15 @@ def attention_jobs() -> list[Job]:
         group = H_q // H
         for S in (512, 4096):
             job = Attention(group, 1, S)
-            jobs.append(_job(f"decode {model}", job, H, "sdpa_vector", _decode(job), _vector(job)))
+            jobs.append(
+                _job(f"decode {model}", job, H, "sdpa_vector", dense_decode(job), _vector(job))
+            )
         job = Attention(group, 1, 4096)
         both = f"sdpa_vector_2pass_1_gqa{group}"
-        jobs.append(_job(f"decode {model}", job, H, both, _decode(job), _two_passes(job)))
+        jobs.append(_job(f"decode {model}", job, H, both, dense_decode(job), _two_passes(job)))
         job = Attention(group, 128, 512)
         name = "attention_32_16_128"
-        jobs.append(_job(f"prefill {model}", job, H, name, _tile(job), _steel(job)))
+        jobs.append(_job(f"prefill {model}", job, H, name, dense_tile(job), _steel(job)))
     return jobs
 
 
@@ -94,7 +96,9 @@ def _out(job: Attention) -> np.ndarray:
     return np.zeros((1, job.L, job.group, D), ml_dtypes.bfloat16)
 
 
-def _decode(job: Attention) -> Callable[[], list[Step]]:
+def dense_decode(job: Attention) -> Callable[[], list[Step]]:
+    """Our kernel for few queries, and the merge of its splits."""
+
     def steps() -> list[Step]:
         metal, params, source = kernels.extension().metal, job.params(), f"flash_attention/{DECODE}"
         partial = np.zeros((job.group, params.splits, D), np.float32)
@@ -108,7 +112,9 @@ def _decode(job: Attention) -> Callable[[], list[Step]]:
     return steps
 
 
-def _tile(job: Attention) -> Callable[[], list[Step]]:
+def dense_tile(job: Attention) -> Callable[[], list[Step]]:
+    """Our kernel for prompts."""
+
     def steps() -> list[Step]:
         launch = kernels.extension().metal.flash_attention_tile_launch(job.params(), "bfloat16")
         return [our_step(f"flash_attention/{TILE}", launch, [*_inputs(job), _out(job)])]

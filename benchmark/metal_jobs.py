@@ -42,6 +42,7 @@ class Job:
         limit: our device bytes may be so many times MLX's.
         kernel, mlx_kernel: their names, for the table.
         ours, mlx: make the launches.
+        peer: whose the other kernel is, if MLX has none for this work.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Job:
     mlx_kernel: str
     ours: Callable[[], list[Step]] = field(repr=False)
     mlx: Callable[[], list[Step]] = field(repr=False)
+    peer: str = "MLX"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ MLX's kernels come from the headers in its wheel, for the same job and shape. Bo
 the job, a few threadgroups with their whole inner loops, and the table has the slice's counts:
 threadgroups do the same work, so a whole job's are `times` as many. "Device" is what the threads
 ask for, "unique" counts a byte once: the difference is for caches to serve. "MLX" is our device
-bytes divided by MLX's, and the limit is what the project holds itself to.
+bytes divided by MLX's, and the limit is what the project holds itself to. MLX has no attention to
+pages: that stands beside our own to one buffer.
 """
 
 import argparse
@@ -21,9 +22,10 @@ from tools.metal_emulator import ToolMissingError
 
 from .metal_attention import attention_jobs
 from .metal_jobs import Job, Totals, run
+from .metal_paged import paged_jobs
 from .metal_products import product_jobs
 
-JOBS: list[Callable[[], list[Job]]] = [product_jobs, attention_jobs]
+JOBS: list[Callable[[], list[Job]]] = [product_jobs, attention_jobs, paged_jobs]
 COLUMNS = {
     "device_bytes": "device KB",
     "unique_device_bytes": "unique KB",
@@ -45,6 +47,7 @@ def compare(job: Job) -> dict[str, Any]:
         "times": job.times,
         "kernel": job.kernel,
         "mlx_kernel": job.mlx_kernel,
+        "peer": job.peer,
         "ours": asdict(ours),
         "mlx": asdict(mlx),
         "ratio": ours.device_bytes / mlx.device_bytes,
@@ -57,7 +60,7 @@ def show(row: dict[str, Any]) -> None:
     for side, kernel in (("ours", row["kernel"]), ("mlx", row["mlx_kernel"])):
         ours = side == "ours"
         cells = [row["job"], row["shape"], row["slice"], f"{row['times']:,}"] if ours else [""] * 4
-        cells.append(f"{'MLX: ' if not ours else ''}{kernel}")
+        cells.append(kernel if ours else f"{row['peer']}: {kernel}")
         for field in COLUMNS:
             value = row[side][field]
             cells.append(f"{value / 1e3:,.1f}" if field.endswith("bytes") else f"{value:,}")

@@ -60,20 +60,49 @@ void bind_params(nb::module_& m) {
         .def_ro("splits", &Params::splits, "Of the keys, in the decode kernel.");
 }
 
-void bind_paged(nb::module_& m) {
+// Launches that are made of params and a dtype: name and buffers are told to Python.
+template <typename Params>
+void def_launch(nb::module_& m, const char* name, MetalLaunch (*launch)(const Params&, Format),
+                const char* buffers) {
     m.def(
-        "paged_attention_simple_launch",
-        [](int H_q, int H, int D, int B, int max_pages, int P, int page_size, int T, int L,
-           float scale, bool causal, const std::array<int64_t, 3>& query_strides,
-           const std::string& dtype) {
-            PagedAttentionParams params = {H_q,       H, D, B,     max_pages, P,
-                                           page_size, T, L, scale, causal,    {}};
-            copy_strides(query_strides, params.query_strides);
-            return paged_attention_simple_launch(params, format_named(dtype));
+        name,
+        [launch](const Params& params, const std::string& dtype) {
+            return launch(params, format_named(dtype));
         },
-        nb::kw_only(), "H_q"_a, "H"_a, "D"_a, "B"_a, "max_pages"_a, "P"_a, "page_size"_a, "T"_a,
-        "L"_a, "scale"_a, "causal"_a, "query_strides"_a, "dtype"_a,
-        "Buffers: query, key_pages, value_pages, block_table, context_lens, cu_seqlens_q, out.");
+        "params"_a, "dtype"_a, buffers);
+}
+
+void bind_paged_params(nb::module_& m) {
+    using Params = PagedAttentionParams;
+    nb::class_<Params>(m, "PagedAttentionParams", "What the kernels of paged_attention are told.")
+        .def(
+            "__init__",
+            [](Params* self, int H_q, int H, int D, int B, int max_pages, int P, int page_size,
+               int T, int L, float scale, bool causal, bool aligned,
+               const std::array<int64_t, 3>& query_strides) {
+                const int splits = paged_attention_splits(max_pages, page_size);
+                new (self) Params{H_q, H, D,     B,      max_pages, P,       page_size,
+                                  T,   L, scale, causal, splits,    aligned, {}};
+                copy_strides(query_strides, self->query_strides);
+            },
+            nb::kw_only(), "H_q"_a, "H"_a, "D"_a, "B"_a, "max_pages"_a, "P"_a, "page_size"_a, "T"_a,
+            "L"_a, "scale"_a, "causal"_a, "aligned"_a, "query_strides"_a)
+        .def_ro("splits", &Params::splits, "Of the keys, in the decode kernel.")
+        .def_prop_ro("partial_rows", &paged_attention_partial_rows, "Of the decode kernel.")
+        .def_prop_ro("has_decode", &paged_attention_has_decode, "Whether decode is to run.")
+        .def_prop_ro("has_tile", &paged_attention_has_tile, "Whether tile is to run.");
+}
+
+void bind_paged(nb::module_& m) {
+    bind_paged_params(m);
+    const char* buffers =
+        "Buffers: query, key_pages, value_pages, block_table, context_lens, cu_seqlens_q, out.";
+    def_launch(m, "paged_attention_simple_launch", &paged_attention_simple_launch, buffers);
+    def_launch(m, "paged_attention_tile_launch", &paged_attention_tile_launch, buffers);
+    def_launch(m, "paged_attention_decode_launch", &paged_attention_decode_launch,
+               "The same buffers, and partial and statistics.");
+    def_launch(m, "paged_attention_merge_launch", &paged_attention_merge_launch,
+               "Buffers: partial, statistics, cu_seqlens_q, out.");
     m.def(
         "paged_cache_write_launch",
         [](int H, int L, int D, int page_size, int64_t tokens, int64_t places,
@@ -92,24 +121,13 @@ void bind_paged(nb::module_& m) {
 void bind_metal_attention(nb::module_& m) {
     bind_params(m);
     bind_paged(m);
-    const auto def = [&](const char* name,
-                         MetalLaunch (*launch)(const FlashAttentionParams&, Format),
-                         const char* buffers) {
-        m.def(
-            name,
-            [launch](const FlashAttentionParams& params, const std::string& dtype) {
-                return launch(params, format_named(dtype));
-            },
-            "params"_a, "dtype"_a, buffers);
-    };
-    def("flash_attention_simple_launch", &flash_attention_simple_launch,
-        "Buffers: query, key, value, mask, context_lens, out.");
-    def("flash_attention_tile_launch", &flash_attention_tile_launch,
-        "Buffers: query, key, value, mask, context_lens, out.");
-    def("flash_attention_decode_launch", &flash_attention_decode_launch,
-        "Buffers: query, key, value, mask, context_lens, out, partial, statistics.");
-    def("flash_attention_merge_launch", &flash_attention_merge_launch,
-        "Buffers: partial, statistics, out.");
+    const char* buffers = "Buffers: query, key, value, mask, context_lens, out.";
+    def_launch(m, "flash_attention_simple_launch", &flash_attention_simple_launch, buffers);
+    def_launch(m, "flash_attention_tile_launch", &flash_attention_tile_launch, buffers);
+    def_launch(m, "flash_attention_decode_launch", &flash_attention_decode_launch,
+               "The same buffers, and partial and statistics.");
+    def_launch(m, "flash_attention_merge_launch", &flash_attention_merge_launch,
+               "Buffers: partial, statistics, out.");
     m.def("attention_is_decode", &attention_is_decode, "L"_a,
           "Whether the decode kernel is for L queries.");
 }

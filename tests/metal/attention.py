@@ -121,29 +121,6 @@ def attend(
     return as_array(out).swapaxes(1, 2)
 
 
-def paged_attention_in_metal(
-    query: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    block_table: mx.array,
-    context_lens: mx.array,
-    causal: bool = True,
-    **how: Any,
-) -> mx.array:
-    """B×H_q×L×D: attention to P×H×page_size×D by the readable kernel over pages."""
-    (B, H_q, L, D), (P, H, page_size, _) = query.shape, keys.shape
-    launch = kernels.extension().metal.paged_attention_simple_launch(
-        H_q=H_q, H=H, D=D, B=B, max_pages=block_table.shape[1], P=P, page_size=page_size, T=B * L,
-        L=L, scale=D**-0.5, causal=causal, query_strides=[H_q * L * D, L * D, D],
-        dtype=DTYPE_NAMES[query.dtype],
-    )  # fmt: skip
-    out = empty((B, L, H_q, D), DTYPE_NAMES[query.dtype])
-    unused = mx.zeros(B + 1, mx.int32)  # cu_seqlens_q, of the ragged form
-    inputs = [as_bound(x) for x in (query, keys, values, block_table, context_lens, unused)]
-    run("paged_attention/paged_attention_simple.metal", launch, [*inputs, out], **how)
-    return as_array(out).swapaxes(1, 2)
-
-
 def bits_of(x: mx.array) -> np.ndarray:
     """Its bytes as integers: equal only if all bits are."""
     return np.array(mx.contiguous(x).view(mx.uint32 if x.dtype == mx.float32 else mx.uint16))

@@ -1,59 +1,206 @@
-"""The Metal kernels over pages in the emulator, against the CPU kernels."""
+"""The Metal kernels over pages in the emulator: against the CPU and attention to one buffer."""
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.paging import cut_into_pages, padded
 from tests.support import DTYPES, assert_close, random
 from tiny_llm import kernels
 
-from .support import DTYPE_NAMES, as_array, as_bound, empty, run
+from .attention import attend, bits_of
+from .paged import attend_to_pages, params_of
+from .support import DTYPE_NAMES, ORDERS, as_bound, run
 
 P, H, GROUP, PAGE, D = 9, 2, 2, 8, 40
 TABLE = mx.array([[3, 1, -1], [7, -1, -1], [0, 5, 8], [2, 99, -1]], mx.int32)
 LENS = mx.array([13, 0, 24, 9], mx.int32)  # the last one has a page that is not there
 
-
-def attend(query, keys, values, strides, L, T, causal=True, cu_seqlens_q=None, **how):
-    launch = kernels.extension().metal.paged_attention_simple_launch(
-        H_q=H * GROUP, H=H, D=D, B=4, max_pages=3, P=P, page_size=PAGE, T=T, L=L,
-        scale=D**-0.5, causal=causal, query_strides=strides, dtype=DTYPE_NAMES[query.dtype],
-    )  # fmt: skip
-    out = empty((T, H * GROUP, D), DTYPE_NAMES[query.dtype])
-    cu_seqlens_q = LENS if cu_seqlens_q is None else cu_seqlens_q
-    inputs = [as_bound(x) for x in (query, keys, values, TABLE, LENS, cu_seqlens_q)]
-    run("paged_attention/paged_attention_simple.metal", launch, [*inputs, out], **how)
-    return as_array(out)
+VARIANTS = ["simple", "fast"]
 
 
+def few_or_many(L):
+    """The dense kernel that serves L queries, as flash_attention's encoder chooses."""
+    return "decode" if kernels.extension().metal.attention_is_decode(L) else "tile"
+
+
+def sequences_of(contexts, D, dtype=mx.float32, heads=1):
+    """Keys and values of sequences, H×S×D each."""
+    return [tuple(random(heads, S, D, dtype=dtype) for _ in range(2)) for S in contexts]
+
+
+def dense(query, pair, **how):
+    """One sequence's rows by the dense kernel: H_q×L×D from H×S×D."""
+    key, value = (x[None] if x.shape[1] else mx.zeros((1, *x.shape[:1], 1, x.shape[2]), x.dtype)
+                  for x in pair)  # fmt: skip
+    variant, lens = few_or_many(query.shape[1]), mx.array([pair[0].shape[1]])
+    return attend(variant, query[None], key, value, "causal", lens, **how)[0]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("mode", ["plain", "asan", "race"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize("causal", [True, False])
-def test_paged_attention(mode, dtype, causal):
-    L, H_q = 5, H * GROUP
-    query = random(4, H_q, L, D, dtype=dtype)
-    keys, values = (random(P, H, PAGE, D, dtype=dtype) for _ in range(2))
-    strides = [H_q * L * D, L * D, D]
-    actual = attend(query, keys, values, strides, L, 4 * L, causal, mode=mode)
-    expected = kernels.extension().paged_attention(
-        query, keys, values, TABLE, LENS, causal=causal, stream=mx.cpu
-    )
-    actual = actual.reshape(4, L, H_q, D).swapaxes(1, 2)
-    assert_close(actual, expected, "paged_attention_simple", ulps=16)
+def test_paged_attention(variant, mode, dtype, causal):
+    """With a table whose entries need not be there, against the CPU kernel: NaN where it has it."""
+    for L in (5, 9) if variant == "fast" else (5,):
+        query = random(4, H * GROUP, L, D, dtype=dtype)
+        keys, values = (random(P, H, PAGE, D, dtype=dtype) for _ in range(2))
+        actual = attend_to_pages(variant, query, keys, values, TABLE, LENS, None, causal, mode=mode)
+        expected = kernels.extension().paged_attention(
+            query, keys, values, TABLE, LENS, causal=causal, stream=mx.cpu
+        )
+        assert_close(actual, expected, f"{variant}, {L} queries", ulps=16)
 
 
-@pytest.mark.parametrize("bounds", [[0, 3, 4, 9, 11], [2, 2, 9, 5, 10], [0, -4, 50, 1, 3]])
-def test_the_ragged_form(bounds):
-    T, H_q = 11, H * GROUP
-    query = random(T, H_q, D)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "bounds", [[0, 3, 4, 9, 23], [2, 2, 15, 5, 20], [0, -4, 50, 1, 3], [0, 0, 0, 9, 18]]
+)
+def test_the_ragged_form(variant, bounds):
+    """Bounds that do not ascend, too; some tokens are of no sequence."""
+    T = 23
+    query = random(T, H * GROUP, D)
     keys, values = random(P, H, PAGE, D), random(P, H, PAGE, D)
     bounds = mx.array(bounds, mx.int32)
-    strides = [H_q * D, D, H_q * D]
-    actual = attend(query, keys, values, strides, 0, T, cu_seqlens_q=bounds)
+    actual = attend_to_pages(variant, query, keys, values, TABLE, LENS, bounds)
     expected = kernels.extension().paged_attention_varlen(
         query, keys, values, bounds, LENS, TABLE, stream=mx.cpu
     )
-    assert_close(actual, expected, "paged_attention_simple, ragged", ulps=16)
+    assert_close(actual, expected, f"{variant}, ragged", ulps=16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
+@pytest.mark.parametrize("D", [1, 33, 40, 64, 128, 256])
+@pytest.mark.parametrize("L", [2, 9])
+def test_pages_have_the_bits_of_one_buffer(dtype, D, L):
+    """Every length around a page's, none, fewer keys than queries, and more than a split's."""
+    page_size = {1: 128, 33: 3, 40: 1, 64: 16, 128: 16, 256: 3}[D]
+    contexts = [0, 1, page_size - 1, page_size, page_size + 1, 259 if D < 100 else 40]
+    group = 3 if D == 33 else 2
+    pairs = sequences_of(contexts, D, dtype)
+    keys, values, table = cut_into_pages(pairs, page_size)  # NaN where no token is
+    query = random(len(contexts), group, L, D, dtype=dtype)
+    actual = attend_to_pages("fast", query, keys, values, padded(table), contexts)
+    longest = max(contexts)
+    buffers = [
+        mx.stack([mx.concatenate([x, mx.full((1, longest - x.shape[1], D), mx.nan, dtype)], axis=1)
+                  for x in part])
+        for part in zip(*pairs, strict=True)
+    ]  # fmt: skip
+    expected = attend(few_or_many(L), query, *buffers, "causal", mx.array(contexts))
+    assert mx.all(mx.isfinite(actual)).item(), "a place where no token is was used"
+    np.testing.assert_array_equal(bits_of(actual), bits_of(expected))
+
+
+# Queries and keys of each sequence: tokens, chunks, none, more queries than keys; 6 and 12 rows
+# are no multiple of 8, and 41 tokens have two blocks of 64 rows.
+MIXED = [(1, 30), (41, 57), (0, 9), (8, 8), (1, 301), (9, 4), (12, 290), (3, 3), (1, 1)]
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 128])
+def test_a_row_of_a_ragged_batch_does_not_depend_on_its_company(page_size):
+    """Each has the bits of the dense kernel for it alone, whatever the page size."""
+    D, group, contexts = 16, 2, [S for _, S in MIXED]
+    pairs = sequences_of(contexts, D)
+    keys, values, table = cut_into_pages(pairs, page_size, seed=page_size)
+    queries = [random(group, L, D) for L, _ in MIXED]
+    bounds = np.cumsum([0, *(L for L, _ in MIXED)])
+    query = mx.concatenate(queries, axis=1).swapaxes(0, 1)
+    table = padded(table, extra=page_size % 5)
+    actual = attend_to_pages("fast", query, keys, values, table, contexts, bounds)
+    for row, (alone, pair) in enumerate(zip(queries, pairs, strict=True)):
+        if alone.shape[1]:
+            mine = actual[bounds[row] : bounds[row + 1]].swapaxes(0, 1)
+            what = f"sequence {row} with (queries, keys) = {MIXED[row]}"
+            np.testing.assert_array_equal(bits_of(mine), bits_of(dense(alone, pair)), what)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_every_sequence_is_found_among_many(seed):
+    """More sequences than a simdgroup has lanes, of any lengths: each row is written, and right."""
+    rng = np.random.default_rng(seed)
+    B, D, group, page_size = 71, 4, (1, 3, 5)[seed - 1], 4
+    lengths = rng.choice([0, 1, 1, 1, 2, 8, 9, 30], B)
+    contexts = np.maximum(lengths + rng.integers(-2, 9, B), 0).tolist()
+    keys, values, table = cut_into_pages(sequences_of(contexts, D), page_size)
+    bounds, table = np.cumsum([0, *lengths]).astype(np.int32), padded(table)
+    query = random(int(bounds[-1]), group, D)
+    if seed == 3:
+        bounds[[20, 32, 50]] = 1  # these do not ascend: what is before them has fewer tokens
+    actual = attend_to_pages("fast", query, keys, values, table, contexts, bounds)
+    expected = kernels.extension().paged_attention_varlen(
+        query, keys, values, mx.array(bounds), mx.array(contexts), table, stream=mx.cpu
+    )
+    assert_close(actual, expected, "71 sequences", ulps=16)
+
+
+@pytest.mark.parametrize("missing", [0, 9, 17])
+@pytest.mark.parametrize("L", [1, 9])
+def test_a_missing_page_is_nan_in_every_row(missing, L):
+    """Whichever split it is in, also beyond what a row sees; other sequences do not notice."""
+    D, page_size, contexts = 8, 32, [550, 550]
+    pairs = sequences_of(contexts, D)
+    keys, values, table = cut_into_pages(pairs, page_size)
+    table[0][missing] = len(keys)
+    query = random(2, 2, L, D)
+    actual = attend_to_pages("fast", query, keys, values, padded(table), contexts)
+    assert mx.all(mx.isnan(actual[0])).item()
+    np.testing.assert_array_equal(bits_of(actual[1]), bits_of(dense(query[1], pairs[1])))
+
+
+def test_partial_results_are_few():
+    """A long chunk in the batch does not ask for memory for its tokens."""
+    keys, table = mx.zeros((P, H, PAGE, D)), mx.zeros((3, 400), mx.int32)
+    params = params_of(mx.zeros((2000, H * GROUP, D)), keys, table)
+    assert params.partial_rows == 3 * 8 * H * GROUP
+    params = params_of(mx.zeros((3, H * GROUP, D)), keys, table)
+    assert params.partial_rows == 3 * H * GROUP
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_the_order_of_lanes_changes_nothing(aligned):
+    lengths, contexts, dtype = [1, 10, 2], [270, 21, 3], mx.bfloat16
+    keys, values, table = cut_into_pages(sequences_of(contexts, 36, dtype), 5)
+    query = random(sum(lengths), 2, 36, dtype=dtype)
+    bounds = np.cumsum([0, *lengths])
+    first, *others = [
+        bits_of(attend_to_pages("fast", query, keys, values, padded(table), contexts, bounds,
+                                aligned=aligned, order=order))
+        for order in ORDERS
+    ]  # fmt: skip
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+
+
+@pytest.mark.parametrize("mode", ["asan", "race"])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=DTYPE_NAMES.get)
+def test_no_fault(mode, dtype):
+    """Nothing beyond any array: the last page ends where the pages do, the table at its last."""
+    lengths, contexts = [1, 11, 4, 0], [263, 17, 3, 5]
+    pairs = sequences_of(contexts, 33, dtype)
+    keys, values, table = cut_into_pages(pairs, 7, spare=0)
+    query = random(sum(lengths), 2, 33, dtype=dtype)
+    bounds, table = np.cumsum([0, *lengths]).astype(np.int32), padded(table)
+    actual = attend_to_pages("fast", query, keys, values, table, contexts, bounds, mode=mode)
+    expected = kernels.extension().paged_attention_varlen(
+        query, keys, values, mx.array(bounds), mx.array(contexts), table, stream=mx.cpu
+    )
+    assert_close(actual, expected, f"fast in mode {mode}", ulps=16)
+
+
+@pytest.mark.parametrize("mode", ["plain", "asan"])
+@pytest.mark.parametrize("B", [0, 2])
+def test_tokens_of_no_sequence_are_zero(mode, B):
+    """Also if there is no sequence at all, and then no kernel may look for one's length."""
+    keys = random(P, H, PAGE, D)
+    table = mx.zeros((B, 40), mx.int32)
+    query, bounds = random(17, H * GROUP, D), [5, 7, 9][: B + 1]
+    lens = [3, 3][:B]
+    actual = attend_to_pages("fast", query, keys, keys, table, lens, bounds, mode=mode)
+    nobody = mx.concatenate([actual[:5], actual[5 + 2 * B :]])
+    assert mx.array_equal(nobody, mx.zeros_like(nobody))
+    assert mx.all(mx.isfinite(actual)).item()
 
 
 @pytest.mark.parametrize("mode", ["plain", "asan", "race"])

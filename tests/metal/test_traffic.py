@@ -4,6 +4,7 @@ import pytest
 
 from benchmark.metal_attention import attention_jobs
 from benchmark.metal_jobs import Job, run
+from benchmark.metal_paged import paged_jobs
 from benchmark.metal_products import product_jobs
 from benchmark.metal_traffic import compare
 
@@ -41,6 +42,23 @@ def test_attention_stays_within_the_limit(name):
     row = compare(ATTENTION[name])
     assert row["limit"] == (1.05 if "decode" in name else 1.25)
     assert row["ratio"] <= row["limit"]
+
+
+PAGED = {f"{job.name}, {job.shape}": job for job in paged_jobs()}
+CHOSEN_PAGED = [
+    "paged_attention decode 0.6b, H_q 16, H 8, L 1, S 4096, pages of 128",
+    "paged_attention decode 4b, H_q 32, H 8, L 1, S 4096, pages of 16",
+    "paged_attention prefill 0.6b, H_q 16, H 8, L 128, S 512, pages of 16",
+]
+
+
+@pytest.mark.parametrize("name", CHOSEN_PAGED)
+def test_pages_cost_little_beside_one_buffer(name):
+    """The block table is all that is read besides; of everything else, as much."""
+    row = compare(PAGED[name])
+    assert row["limit"] == 1.05
+    assert 1 <= row["ratio"] <= row["limit"]
+    assert row["ours"]["matrix_multiply_adds"] == row["mlx"]["matrix_multiply_adds"]
 
 
 def test_attention_never_reads_a_mask_when_causal_and_each_key_once():

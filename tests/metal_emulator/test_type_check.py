@@ -16,6 +16,9 @@ pytestmark = needs_clang
 RIGHT = """#include <metal_stdlib>
 using namespace metal;
 struct Pair { float a; int b; };
+constant constexpr int EIGHT = 8; // GLOBAL
+namespace sizes { constant const float TABLE[2] = {1, 2}; } // NAMESPACE
+struct Sizes { static constant constexpr int LANES = 32; enum { COLUMNS = 4 }; }; // MEMBER
 template <class T> T halved(T x) { T half_of = T(0.5f); return x * half_of; } // TEMPLATE
 kernel void right(
     device const float* x [[buffer(0)]], // X
@@ -25,6 +28,7 @@ kernel void right(
     uint3 at [[thread_position_in_grid]], // AT
     uint lane [[thread_index_in_simdgroup]]) { // LANE
   threadgroup float tile[8][8]; // TILE
+  constexpr int eight = Sizes::LANES / Sizes::COLUMNS; // LOCAL
   const float value = x[at.x]; // VALUE
   tile[lane % 8][0] = value * pair.a; // STORE
   threadgroup_barrier(mem_flags::mem_threadgroup); // BARRIER
@@ -70,6 +74,15 @@ ERRORS = {
     "double": ("VALUE", "const float value", "const double value", "no 'double'"),
     "new": ("VALUE", "const float value", "float* q = new float[2]; const float value", "no 'new'"),
     "goto": ("VALUE", "const float value", "goto end; const float value", "no 'goto'"),
+    "constexpr outside of functions": ("GLOBAL", "constant constexpr", "constexpr",
+        "'EIGHT' is in no address space"),
+    "variable outside of functions": ("GLOBAL", "constant constexpr", "", "'EIGHT' is in no address"),
+    "constant table in a namespace": ("NAMESPACE", "constant const", "const", "'TABLE' is in no addr"),
+    "static member": ("MEMBER", "static constant", "static", "'LANES' is in no address space"),
+    "variable template": ("GLOBAL", "constant constexpr int EIGHT",
+        "template <int N> constexpr int TWICE = 2 * N; constant constexpr int EIGHT", "'TWICE' is in"),
+    "static variable of a function": ("VALUE", "const float value",
+        "static constexpr int many = 3; const float value", "'many' is in no address space"),
     "undeclared name": ("STORE", "value * pair.a", "valu * pair.a", "undeclared identifier 'valu'"),
     "unknown member": ("STORE", "pair.a", "pair.c", "no member named 'c'"),
     "unknown function": ("SUM", "simd_sum", "simd_total", "undeclared identifier 'simd_total'"),

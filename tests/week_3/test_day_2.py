@@ -5,7 +5,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from tests.metal.attention import paged_attention_in_metal
+from tests.metal.paged import attend_to_pages
 from tests.paging import Twin, assert_same_bits, check_integrity, cut_into_pages, padded
 from tests.support import ByteTokenizer, assert_close, assert_same_answers, random, tiny_model
 from tiny_llm import (
@@ -221,7 +221,7 @@ def test_task_2_the_readable_metal_kernel(dtype, page_size, mask):
     common = (query, keys, values, padded(table), mx.array(lengths))
     with mx.stream(mx.cpu):
         expected = paged_attention_reference(*common, page_size, mask=mask)
-    actual = paged_attention_in_metal(*common, causal=mask == "causal")
+    actual = attend_to_pages("simple", *common, causal=mask == "causal")
     assert_close(actual, expected, "paged_attention_simple", ulps=16)
 
 
@@ -229,7 +229,7 @@ def test_task_2_the_readable_metal_kernel(dtype, page_size, mask):
 def test_task_2_no_fault_in_metal(mode):
     keys, values, table = cut_into_pages([(random(1, 7, 33), random(1, 7, 33))], 3, spare=0)
     query = random(1, 2, 2, 33)
-    paged_attention_in_metal(query, keys, values, padded(table), mx.array([7]), mode=mode)
+    attend_to_pages("simple", query, keys, values, padded(table), [7], mode=mode)
 
 
 # --- task 3: in the model ------------------------------------------------------------------------

@@ -4,20 +4,21 @@ import functools
 import hashlib
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .conversions import implicit_conversions
+from .cache import fetch, fill
+from .conversions import implicit_conversion
 from .counting import instrument
 from .diagnostics import read_diagnostics
 from .errors import Diagnostic, MetalError
 from .glue import KERNEL_TABLE, kernel_table
 from .preprocess import preprocess
 from .rewrite import Rewritten, rewrite
+from .storage import GlobalVariables
+from .syntax_tree import nodes
 from .toolchain import clang, sources
 
 HERE = Path(__file__).resolve().parent
@@ -114,7 +115,19 @@ def _syntax(text: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
     command += ["-fno-color-diagnostics", "-include-pch", str(_precompiled_header()), "-"]
     result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     errors, warnings = _sort(result.stderr)
-    return errors + implicit_conversions(result.stdout, str(HERE)), warnings
+    return errors + _not_metal(result.stdout), warnings
+
+
+def _not_metal(dump: str) -> list[Diagnostic]:
+    """What C++ allows and Metal does not, outside of the emulator's own headers."""
+    found: dict[Diagnostic, None] = {}
+    variables = GlobalVariables()
+    for node in nodes(dump):
+        file = node.place[0]
+        for finding in (implicit_conversion(node), variables.misplaced(node)):
+            if finding is not None and file != KERNEL_TABLE and not file.startswith(str(HERE)):
+                found[finding] = None
+    return list(found)
 
 
 @functools.cache
@@ -157,16 +170,15 @@ def compile_program(source: Source, mode: str) -> Program:
     flags = [*LANGUAGE, "-gdwarf-4", *MODE_FLAGS[mode]]
     key = hashlib.sha256("\0".join([source.text, *flags, _fingerprint()]).encode()).hexdigest()
     folder = BUILD / "programs" / f"{source.path.stem}-{mode}-{key[:16]}"
-    if not folder.exists():
-        if mode == "plain":
-            check(source)
-        _fill(folder, functools.partial(_build, source, mode, flags))
+    fetch(folder, functools.partial(_build, source, mode, flags))
     warnings = json.loads((folder / "warnings.json").read_text())
     return Program(folder / "program", [Diagnostic(**warning) for warning in warnings])
 
 
 def _build(source: Source, mode: str, flags: list[str], folder: Path) -> None:
-    """Compiles and links into the folder; raises `MetalError` for what the type check missed."""
+    """Compiles and links into the folder; raises `MetalError`."""
+    if mode == "plain":
+        check(source)
     text, object_file, ir = (folder / f"kernels{suffix}" for suffix in (".cpp", ".o", ".ll"))
     text.write_text(f'#include "{HERE / "msl" / "metal.h"}"\n{source.text}')
     if mode == "count":
@@ -219,20 +231,5 @@ def _cached(name: str, depends_on: list[Path], make: Callable[[Path], None]) -> 
         digest.update(str(path).encode() + path.read_bytes())
     folder = BUILD / name / digest.hexdigest()[:16]
     if not folder.exists():
-        _fill(folder, make)
+        fill(folder, make)
     return folder
-
-
-def _fill(folder: Path, make: Callable[[Path], None]) -> None:
-    """Makes a folder's content elsewhere first: it is there whole or not at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent))
-    try:
-        make(temporary)
-        try:
-            temporary.rename(folder)
-        except OSError:  # another process was faster
-            if not folder.exists():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -4,41 +4,25 @@ clang's own warning is silent where the value is a constant that fits. The dump 
 has every conversion that nobody wrote, in instances of templates too.
 """
 
-import re
-
 from .errors import Diagnostic
+from .syntax_tree import Node, type_of
 
-# A place in the dump: of the file and line before it, unless it says otherwise.
-PLACE = re.compile(r"(<[a-z -]+>|[^\s<>:,]+):(\d+):\d+|col:\d+")
-TYPE = re.compile(r" '([^']*)'(?::'([^']*)')?")
 NAMES = {"__bf16": "bfloat", "_Float16": "half"}
 
 
-def implicit_conversions(dump: str, own_folder: str) -> list[Diagnostic]:
-    """Conversions to bfloat, and of bfloat to half, outside of the emulator's own headers."""
-    found: dict[Diagnostic, None] = {}
-    file, line = "", 0
-    lines = dump.splitlines()
-    for i, text in enumerate(lines):
-        start = None
-        for place in PLACE.finditer(text.split(" '", 1)[0]):
-            if place[1] == "line":
-                line = int(place[2])
-            elif place[1]:
-                file, line = place[1], int(place[2])
-            start = start or (file, line)
-        if "<FloatingCast>" not in text or "part_of_explicit_cast" in text:
-            continue
-        target, origin = _type(text), _type(lines[i + 1])
-        if target == "bfloat" or (target == "half" and origin == "bfloat"):
-            message = f"Metal does not convert {origin} to {target} implicitly: write {target}(…)"
-            if start is not None and not start[0].startswith(own_folder):
-                found[Diagnostic(*start, message)] = None
-    return list(found)
+def implicit_conversion(node: Node) -> Diagnostic | None:
+    """A node that converts to bfloat, or bfloat to half, though nobody asked for it."""
+    if "<FloatingCast>" not in node.text or "part_of_explicit_cast" in node.text:
+        return None
+    target, origin = _name(node.text), _name(node.child)
+    if target == "bfloat" or (target == "half" and origin == "bfloat"):
+        return node.error(
+            f"Metal does not convert {origin} to {target} implicitly: write {target}(…)"
+        )
+    return None
 
 
-def _type(text: str) -> str:
-    """The type of a node, without aliases and qualifiers."""
-    match = TYPE.search(text)
-    name = (match[2] or match[1]).split()[-1] if match else "?"
+def _name(text: str) -> str:
+    """The type of a node, without qualifiers."""
+    name = type_of(text).split()[-1]
     return NAMES.get(name, name)

@@ -2,7 +2,7 @@
 
 from .rewrite import KernelFunction
 
-KERNEL_TABLE = "kernel table"  # as a file's name in diagnostics
+KERNEL_TABLE = "kernel_table"  # as a file's name in diagnostics
 
 
 def kernel_table(kernels: list[KernelFunction]) -> str:

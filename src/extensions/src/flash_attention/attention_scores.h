@@ -14,9 +14,14 @@ inline int keys_of(constant const Params& params, device const int* context_lens
     return params.has_context_lens ? metal::clamp(context_lens[b], 0, params.S) : params.S;
 }
 
-/// How many of `keys` keys, from the first, token l may see, as far as no mask hides them.
+/// How many of S keys, from the first, query l of L may see, as far as no mask hides them.
+inline int visible_keys(bool causal, int S, int L, int l) {
+    return causal ? metal::clamp(l + 1 + S - L, 0, S) : S;
+}
+
+/// The same, of `keys` keys.
 inline int visible_keys(constant const Params& params, int keys, int l) {
-    return params.causal ? metal::clamp(l + 1 + keys - params.L, 0, keys) : keys;
+    return visible_keys(params.causal, keys, params.L, l);
 }
 
 /// A score with what the mask adds to it; −inf, whatever it was, where the mask hides the key.

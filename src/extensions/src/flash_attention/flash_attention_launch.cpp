@@ -61,6 +61,6 @@ int attention_splits(int S) {
     return static_cast<int>(std::max<int64_t>(1, ceil_div(S, ATTENTION_SPLIT)));
 }
 
-bool attention_is_decode(int L) { return L <= 8; }
+bool attention_is_decode(int L) { return L <= ATTENTION_FEW_QUERIES; }
 
 }  // namespace tiny_llm_ext

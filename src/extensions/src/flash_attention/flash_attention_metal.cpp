@@ -34,12 +34,38 @@ int mask_kind_of(mx::Dtype dtype) {
                                   : ATTENTION_MASK_BFLOAT16;
 }
 
-mx::array temporary(mx::Shape shape, mx::Stream stream) {
+// Runs kernels on inputs, which are those of flash_attention_launch.h.
+void encode_simple(const mx::Stream& stream, const FlashAttentionParams& params, Format format,
+                   const std::vector<mx::array>& inputs, const mx::array& out) {
+    metal::encode(stream, flash_attention_simple_launch(params, format), inputs, {out});
+}
+
+// [solution only]
+mx::array temporary(mx::Shape shape, const mx::Stream& stream) {
     mx::array x(std::move(shape), mx::float32, nullptr, {});
     x.set_data(mx::allocator::malloc(x.nbytes()));
     metal::keep(x, stream);
     return x;
 }
+
+void encode_fast(const mx::Stream& stream, const FlashAttentionParams& params, Format format,
+                 const std::vector<mx::array>& inputs, const mx::array& out) {
+    if (!attention_is_decode(params.L)) {
+        metal::encode(stream, flash_attention_tile_launch(params, format), inputs, {out});
+        return;
+    }
+    const int rows = params.B * params.H_q * params.L;
+    const bool merges = params.splits > 1;
+    const auto partial = merges ? temporary({rows, params.splits, params.D}, stream) : out;
+    const auto statistics = merges ? temporary({rows, params.splits, 2}, stream) : out;
+    metal::encode(stream, flash_attention_decode_launch(params, format), inputs,
+                  {out, partial, statistics});
+    if (merges) {
+        metal::encode(stream, flash_attention_merge_launch(params, format), {partial, statistics},
+                      {out});
+    }
+}
+// [/solution only]
 
 }  // namespace
 
@@ -77,21 +103,11 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
     set_strides(params.key_strides, key, 3);
     set_strides(params.value_strides, value, 3);
     set_strides(params.mask_strides, mask, 4);
-    const std::vector<mx::array> in = {query, key, value, mask, context_lens};
-    if (!attention_is_decode(params.L)) {
-        metal::encode(stream(), flash_attention_tile_launch(params, format), in, {out});
-        return;
-    }
-    const int rows = params.B * params.H_q * params.L;
-    const bool merges = params.splits > 1;
-    const auto partial = merges ? temporary({rows, params.splits, params.D}, stream()) : out;
-    const auto statistics = merges ? temporary({rows, params.splits, 2}, stream()) : out;
-    metal::encode(stream(), flash_attention_decode_launch(params, format), in,
-                  {out, partial, statistics});
-    if (merges) {
-        metal::encode(stream(), flash_attention_merge_launch(params, format), {partial, statistics},
-                      {out});
-    }
+    auto encode = encode_simple;
+    // [solution only]
+    encode = encode_fast;
+    // [/solution only]
+    encode(stream(), params, format, {query, key, value, mask, context_lens}, out);
 }
 
 }  // namespace tiny_llm_ext

@@ -10,9 +10,11 @@ enum {
     // Of the matrix kernel: query rows of a simdgroup, and simdgroups of a threadgroup at most.
     ATTENTION_MATRIX_ROWS = 8,
     ATTENTION_MATRIX_SIMDGROUPS = 8,
-    // Of the decode kernel: keys in a split, and simdgroups that share it.
+    // Of the decode kernel: keys in a split, simdgroups that share it, and the most queries that a
+    // sequence may have to be its work.
     ATTENTION_SPLIT = 256,
     ATTENTION_SPLIT_SIMDGROUPS = 8,
+    ATTENTION_FEW_QUERIES = 8,
 };
 
 /// What `mask` holds.

@@ -1,12 +1,91 @@
 #include "src/paged_attention/paged_attention_launch.h"
 
+#include "src/flash_attention/flash_attention_params.h"
+
 namespace tiny_llm_ext {
+
+namespace {
+
+bool is_ragged(const PagedAttentionParams& params) { return params.L == 0; }
+
+// A query head's rows share their keys with those of the other heads of the group.
+int64_t group_of(const PagedAttentionParams& params) { return params.H_q / params.H; }
+
+// The kernels exist for two sizes of a head: a smaller one is padded with zeros in registers.
+std::string head_size(const PagedAttentionParams& params) {
+    return params.D <= 128 ? "_d128" : "_d256";
+}
+
+// The most queries that a sequence for decode may have.
+int64_t most_queries(const PagedAttentionParams& params) {
+    return is_ragged(params) ? std::min<int64_t>(params.T, ATTENTION_FEW_QUERIES) : params.L;
+}
+
+// Rows that decode takes at a time. If there is a token a sequence, each is likely to have one.
+int rows_together(const PagedAttentionParams& params) {
+    const bool one_each = is_ragged(params) && params.T <= params.B;
+    return group_of(params) * (one_each ? 1 : most_queries(params)) <= 4 ? 4 : 8;
+}
+
+}  // namespace
 
 MetalLaunch paged_attention_simple_launch(const PagedAttentionParams& params, Format format) {
     return {.kernel = kernel_name("paged_attention_simple", format),
             .groups = {.x = params.T, .y = params.H_q},
             .threads = {.x = SIMD_WIDTH},
             .params = bytes_of(params)};
+}
+
+MetalLaunch paged_attention_decode_launch(const PagedAttentionParams& params, Format format) {
+    const int together = rows_together(params);
+    const int64_t rows = group_of(params) * most_queries(params);
+    const int64_t sequences = params.B + (is_ragged(params) ? 1 : 0);  // the last: of no sequence
+    const std::string variant =
+        "paged_attention_decode_rows" + std::to_string(together) + head_size(params);
+    return {
+        .kernel = kernel_name(variant, format),
+        .groups = {.x = params.splits, .y = ceil_div(rows, together), .z = sequences * params.H},
+        .threads = {.x = ATTENTION_SPLIT_SIMDGROUPS * SIMD_WIDTH},
+        .params = bytes_of(params)};
+}
+
+MetalLaunch paged_attention_merge_launch(const PagedAttentionParams& params, Format format) {
+    return {.kernel = kernel_name("paged_attention_merge", format),
+            .groups = {.x = most_queries(params), .y = params.H_q, .z = params.B},
+            .threads = {.x = SIMD_WIDTH},
+            .params = bytes_of(params)};
+}
+
+MetalLaunch paged_attention_tile_launch(const PagedAttentionParams& params, Format format) {
+    // Of one sequence, or of all of them together: see paged_attention_tile.metal.
+    const int64_t rows = group_of(params) * (is_ragged(params) ? params.T : params.L);
+    const int64_t simdgroups =
+        std::min<int64_t>(ceil_div(rows, ATTENTION_MATRIX_ROWS), ATTENTION_MATRIX_SIMDGROUPS);
+    const int64_t block = simdgroups * ATTENTION_MATRIX_ROWS;
+    const int64_t blocks = is_ragged(params) ? rows / block + params.B : ceil_div(rows, block);
+    return {.kernel = kernel_name("paged_attention_tile" + head_size(params), format),
+            .groups = {.x = blocks, .y = params.H, .z = is_ragged(params) ? 1 : params.B},
+            .threads = {.x = simdgroups * SIMD_WIDTH},
+            .params = bytes_of(params)};
+}
+
+bool paged_attention_has_decode(const PagedAttentionParams& params) {
+    return params.L <= ATTENTION_FEW_QUERIES;
+}
+
+bool paged_attention_has_tile(const PagedAttentionParams& params) {
+    const int longest = is_ragged(params) && params.B > 0 ? params.T : params.L;
+    return longest > ATTENTION_FEW_QUERIES;
+}
+
+int64_t paged_attention_partial_rows(const PagedAttentionParams& params) {
+    const int64_t few = static_cast<int64_t>(params.B) * ATTENTION_FEW_QUERIES;
+    return std::min<int64_t>(params.T, few) * params.H_q;
+}
+
+int paged_attention_splits(int max_pages, int page_size) {
+    const int64_t room = static_cast<int64_t>(max_pages) * page_size;
+    return static_cast<int>(std::max<int64_t>(1, ceil_div(room, ATTENTION_SPLIT)));
 }
 
 }  // namespace tiny_llm_ext

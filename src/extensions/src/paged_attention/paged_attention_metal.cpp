@@ -2,10 +2,60 @@
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"
+#include "mlx/allocator.h"
 #include "src/paged_attention/paged_attention.h"
 #include "src/paged_attention/paged_attention_launch.h"
 
 namespace tiny_llm_ext {
+
+namespace {
+
+// Runs kernels on inputs, which are those of paged_attention_launch.h.
+void encode_simple(const mx::Stream& stream, const PagedAttentionParams& params, Format format,
+                   const std::vector<mx::array>& inputs, const mx::array& out) {
+    metal::encode(stream, paged_attention_simple_launch(params, format), inputs, {out});
+}
+
+// [solution only]
+mx::array temporary(int64_t rows, int splits, int D, const mx::Stream& stream) {
+    mx::array x({static_cast<int>(rows), splits, D}, mx::float32, nullptr, {});
+    x.set_data(mx::allocator::malloc(x.nbytes()));
+    metal::keep(x, stream);
+    return x;
+}
+
+void encode_decode(const mx::Stream& stream, const PagedAttentionParams& params, Format format,
+                   const std::vector<mx::array>& inputs, const mx::array& out) {
+    const int64_t rows = paged_attention_partial_rows(params);
+    const bool merges = params.splits > 1 && rows > 0;
+    const auto partial = merges ? temporary(rows, params.splits, params.D, stream) : out;
+    const auto statistics = merges ? temporary(rows, params.splits, 2, stream) : out;
+    metal::encode(stream, paged_attention_decode_launch(params, format), inputs,
+                  {out, partial, statistics});
+    if (merges) {
+        const auto& cu_seqlens_q = inputs[5];
+        metal::encode(stream, paged_attention_merge_launch(params, format),
+                      {partial, statistics, cu_seqlens_q}, {out});
+    }
+}
+
+void encode_fast(const mx::Stream& stream, const PagedAttentionParams& params, Format format,
+                 const std::vector<mx::array>& inputs, const mx::array& out) {
+    if (paged_attention_has_decode(params)) {
+        encode_decode(stream, params, format, inputs, out);
+    }
+    if (paged_attention_has_tile(params)) {
+        metal::encode(stream, paged_attention_tile_launch(params, format), inputs, {out});
+    }
+}
+// [/solution only]
+
+// Whether x, row-contiguous, begins at a multiple of four elements and so do its rows of D.
+bool rows_in_fours(const mx::array& x) {
+    return (x.offset() / x.itemsize()) % 4 == 0 && x.shape(-1) % 4 == 0;
+}
+
+}  // namespace
 
 void PagedAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) {
     ragged_ ? allocate(out) : allocate_by_token(out);
@@ -35,11 +85,16 @@ void PagedAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
         .L = ragged_ ? 0 : query.shape(2),
         .scale = scale_,
         .causal = causal_,
+        .splits = paged_attention_splits(in[3].shape(1), key_pages.shape(2)),
+        .aligned = rows_in_fours(key_pages) && rows_in_fours(in[2]),
         .query_strides = {static_cast<long>(query.strides(0)), static_cast<long>(query.strides(1)),
                           static_cast<long>(query.strides(token_axis))},
     };
-    metal::encode(stream(), paged_attention_simple_launch(params, format_of(query.dtype())), in,
-                  {out});
+    auto encode = encode_simple;
+    // [solution only]
+    encode = encode_fast;
+    // [/solution only]
+    encode(stream(), params, format_of(query.dtype()), in, out);
 }
 
 }  // namespace tiny_llm_ext

@@ -1,4 +1,4 @@
-// What the kernels of paged_attention_simple.metal are told.
+// What the kernels of paged_attention*.metal are told.
 #pragma once
 
 namespace tiny_llm_ext {
@@ -10,6 +10,8 @@ struct PagedAttentionParams {
     int L;  // of each sequence; 0 in the ragged form
     float scale;
     int causal;
+    int splits;             // of the keys, for the decode kernel; 1 if nothing is merged
+    int aligned;            // rows of the pages begin at, and have, multiples of four elements
     long query_strides[3];  // from one sequence, head and token to the next, in elements
 };
 

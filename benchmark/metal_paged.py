@@ -1,0 +1,79 @@
+"""Attention to pages for metal_traffic: beside our own kernels to keys in one buffer.
+
+MLX has no kernel for pages. What pages may cost is the block table, and both sides ask for the same
+keys and values.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tiny_llm import kernels
+
+from .metal_attention import DECODE_LIMIT, HEADS, Attention, D, dense_decode, dense_tile
+from .metal_jobs import Job, Step, our_step
+
+FOLDER = "paged_attention/paged_attention"
+PAGE_SIZES = (128, 16)  # the default, and a small one
+
+
+def paged_jobs() -> list[Job]:
+    """A token after 4,096 others, and the last 128 of a prompt of 512."""
+    jobs = []
+    for model, (H_q, H) in HEADS.items():
+        for page_size in PAGE_SIZES:
+            job = Attention(H_q // H, 1, 4096)
+            jobs.append(_job(f"decode {model}", job, H, page_size, "decode"))
+            job = Attention(H_q // H, 128, 512)
+            jobs.append(_job(f"prefill {model}", job, H, page_size, "tile"))
+    return jobs
+
+
+def _job(name: str, job: Attention, H: int, page_size: int, variant: str) -> Job:
+    return Job(
+        name=f"paged_attention {name}",
+        shape=f"H_q {H * job.group}, H {H}, L {job.L}, S {job.S}, pages of {page_size}",
+        slice="a key head",
+        times=H,
+        limit=DECODE_LIMIT,
+        kernel=f"paged_attention_{variant}",
+        mlx_kernel=f"flash_attention_{variant}",
+        ours=_steps(job, page_size, variant),
+        mlx=dense_decode(job) if variant == "decode" else dense_tile(job),
+        peer="dense",
+    )
+
+
+def _params(job: Attention, page_size: int) -> Any:
+    """As the encoder fills them."""
+    P, strides = job.S // page_size, [job.group * job.L * D, job.L * D, D]
+    return kernels.extension().metal.PagedAttentionParams(
+        H_q=job.group, H=1, D=D, B=1, max_pages=P, P=P, page_size=page_size, T=job.L, L=job.L,
+        scale=D**-0.5, causal=True, aligned=True, query_strides=strides,
+    )  # fmt: skip
+
+
+def _steps(job: Attention, page_size: int, variant: str) -> Callable[[], list[Step]]:
+    def steps() -> list[Step]:
+        metal, params, P = kernels.extension().metal, _params(job, page_size), job.S // page_size
+        table = np.arange(P, dtype=np.int32)[::-1].reshape(1, P).copy()
+        lengths = [np.array([job.S], np.int32), np.zeros(1, np.int32)]
+        pages = job.keys().reshape(P, 1, page_size, D)
+        out = np.zeros((job.L, job.group, D), ml_dtypes.bfloat16)
+        arrays = [job.query(), pages, pages, table, *lengths, out]
+        if variant == "tile":
+            launch = metal.paged_attention_tile_launch(params, "bfloat16")
+            return [our_step(f"{FOLDER}_tile.metal", launch, arrays)]
+        partial = np.zeros((params.partial_rows, params.splits, D), np.float32)
+        statistics = np.zeros((params.partial_rows, params.splits, 2), np.float32)
+        launch = metal.paged_attention_decode_launch(params, "bfloat16")
+        merge = metal.paged_attention_merge_launch(params, "bfloat16")
+        source = f"{FOLDER}_decode.metal"
+        return [
+            our_step(source, launch, [*arrays, partial, statistics]),
+            our_step(source, merge, [partial, statistics, lengths[1], out]),
+        ]
+
+    return steps

@@ -1,0 +1,234 @@
+// Attention with simdgroup matrices on the GPU: what flash_attention_tile.metal and
+// paged_attention_tile.metal share. For Metal only.
+//
+// A simdgroup has 8 query rows, up to 8 simdgroups are a threadgroup and share its tiles of keys
+// and values. All heads of a group are rows of one threadgroup, because they read the same keys.
+// Queries, weights and results stay in registers as 8×8 matrices, the online softmax too:
+//
+//     scores (8×TILE) = q (8×D) · keysᵀ (D×TILE)          D/8 · TILE/8 matrix products
+//     out (8×D) = out · factor + weights (8×TILE) · values (TILE×D)
+//
+// Everything is added up in float32, and in an order that depends on the key's index alone. A key
+// that a row may not see has weight 0 for it. Keys beyond those that any row of the threadgroup
+// sees are not read, they are zeros in the tile: what lies there need not be a number. One that
+// only some of the rows see must be finite, for 0 · ∞ is none.
+#pragma once
+
+#include <metal_simdgroup_matrix>
+#include <metal_stdlib>
+
+#include "common/metal_tile.h"
+#include "src/flash_attention/metal_attention_sources.h"
+
+namespace tiny_llm_ext {
+
+/// The two neighbours of an 8×8 matrix that this lane holds: (row, column) and (row, column + 1).
+/// Lanes of one row differ in bits 0 and 3 of their index.
+struct Place {
+    int row, column;
+
+    explicit Place(uint lane) {
+        const int quad = int(lane) / 4;
+        row = (quad & 4) + int(lane) / 2 % 4;
+        column = (quad & 2) * 2 + int(lane) % 2 * 2;
+    }
+};
+
+inline thread float2& elements(thread simdgroup_float8x8& matrix) {
+    return reinterpret_cast<thread float2&>(matrix.thread_elements());
+}
+
+inline float row_max(float x) {
+    x = max(x, simd_shuffle_xor(x, ushort(1)));
+    return max(x, simd_shuffle_xor(x, ushort(8)));
+}
+
+inline float row_sum(float x) {
+    x += simd_shuffle_xor(x, ushort(1));
+    return x + simd_shuffle_xor(x, ushort(8));
+}
+
+/// The sizes of tiles of keys and of values. DIM: the head size, rounded up.
+template <typename T, int DIM>
+struct TileSizes {
+    enum {
+        KEYS = DIM * sizeof(T) <= 256 ? 32 : 8192 / (DIM * sizeof(T)),  // 8 KB
+        STRIDE = DIM + 16 / sizeof(T),  // rows begin in different banks
+        FOURS = KEYS * STRIDE / 4,      // of memory
+        COLUMNS = KEYS / 8,             // matrices along the keys
+        SLICES = DIM / 8,               // and along the head
+    };
+};
+
+/// Four neighbours of a row of D, from d on; zeros beyond its end.
+template <typename T>
+void copy_four(threadgroup T* to, device const T* row, int d, int D, bool aligned) {
+    if (aligned && d < D) {
+        *(threadgroup vec<T, 4>*)to = *(device const vec<T, 4>*)(row + d);
+        return;
+    }
+    for (int i = 0; i < 4; i++) {
+        to[i] = d + i < D ? row[d + i] : T(0.0f);
+    }
+}
+
+/// Keys first … first + count − 1 and their values into tiles, and zeros behind them.
+template <typename T, int DIM, typename Source>
+void load_tiles(thread Source& source, int first, int count, int D, threadgroup T* keys,
+                threadgroup T* values, uint thread_index, uint threads) {
+    using Sizes = TileSizes<T, DIM>;
+    const bool aligned = source.aligned();
+    for (int i = int(thread_index); i < Sizes::KEYS * DIM / 4; i += int(threads)) {
+        const int row = i / (DIM / 4), d = i % (DIM / 4) * 4;  // one row for all lanes: DIM ≥ 128
+        threadgroup T* key = keys + row * Sizes::STRIDE + d;
+        threadgroup T* value = values + row * Sizes::STRIDE + d;
+        if (row < count) {
+            source.seek(first + row);
+            copy_four(key, source.key, d, D, aligned);
+            copy_four(value, source.value, d, D, aligned);
+        } else {
+            *(threadgroup vec<T, 4>*)key = vec<T, 4>(T(0.0f));
+            *(threadgroup vec<T, 4>*)value = vec<T, 4>(T(0.0f));
+        }
+    }
+}
+
+/// 8 query rows with their online softmax, in a simdgroup's registers.
+template <typename T, int DIM>
+struct EightRows {
+    using Sizes = TileSizes<T, DIM>;
+    simdgroup_float8x8 q[Sizes::SLICES], o[Sizes::SLICES];
+    simdgroup_float8x8 scores[Sizes::COLUMNS];  // of this tile; then its weights
+    float largest, sum;                         // of this lane's row
+
+    /// query: this lane's row.
+    EightRows(device const T* query, int D, Place place) {
+#pragma unroll
+        for (int i = 0; i < Sizes::SLICES; i++) {
+            const int d = i * 8 + place.column;
+            elements(q[i]) =
+                float2(d < D ? float(query[d]) : 0.0f, d + 1 < D ? float(query[d + 1]) : 0.0f);
+            elements(o[i]) = float2(0.0f);
+        }
+        largest = -INFINITY;
+        sum = 0;
+    }
+
+    /// scores = q · keysᵀ · scale.
+    void score(threadgroup const T* keys, float scale) {
+#pragma unroll
+        for (int j = 0; j < Sizes::COLUMNS; j++) {
+            elements(scores[j]) = float2(0.0f);
+#pragma unroll
+            for (int i = 0; i < Sizes::SLICES; i++) {
+                simdgroup_float8x8 part;
+                load_matrix<true>(part, keys + j * 8 * Sizes::STRIDE + i * 8, Sizes::STRIDE);
+                simdgroup_multiply_accumulate(scores[j], q[i], part, scores[j]);
+            }
+            elements(scores[j]) *= scale;
+        }
+    }
+
+    /// −∞ for keys that this lane's row may not see, and what a mask adds to the others. first: the
+    /// tile's first key, visible: how many the row sees.
+    template <typename Source>
+    void hide(thread const Source& source, int head, int l, int first, int visible, Place place) {
+        const bool masks = source.masks();
+#pragma unroll
+        for (int j = 0; j < Sizes::COLUMNS; j++) {
+            for (int k = 0; k < 2; k++) {
+                const int s = first + j * 8 + place.column + k;
+                float score = s < visible ? elements(scores[j])[k] : -INFINITY;
+                if (masks && s < visible) {
+                    score = source.masked(head, l, s, score);
+                }
+                elements(scores[j])[k] = score;
+            }
+        }
+    }
+
+    /// Scores become weights. Returns what `o` must be multiplied with first.
+    float weigh() {
+        float larger = -INFINITY, added = 0;
+#pragma unroll
+        for (int j = 0; j < Sizes::COLUMNS; j++) {
+            larger = max(larger, max(elements(scores[j]).x, elements(scores[j]).y));
+        }
+        larger = max(largest, row_max(larger));
+        const float factor = rescale(largest, larger);
+#pragma unroll
+        for (int j = 0; j < Sizes::COLUMNS; j++) {
+            thread float2& pair = elements(scores[j]);
+            pair = float2(weight_of(pair.x, larger), weight_of(pair.y, larger));
+            added += pair.x + pair.y;
+        }
+        largest = larger;
+        sum = sum * factor + row_sum(added);
+        return factor;
+    }
+
+    /// o = o · factor + weights · values.
+    void add(threadgroup const T* values, float factor) {
+#pragma unroll
+        for (int i = 0; i < Sizes::SLICES; i++) {
+            elements(o[i]) *= factor;
+#pragma unroll
+            for (int j = 0; j < Sizes::COLUMNS; j++) {
+                simdgroup_float8x8 part;
+                load_matrix<false>(part, values + j * 8 * Sizes::STRIDE + i * 8, Sizes::STRIDE);
+                simdgroup_multiply_accumulate(o[i], scores[j], part, o[i]);
+            }
+        }
+    }
+
+    /// out: this lane's row.
+    void store(device T* out, int D, Place place) {
+        for (int i = 0; i < Sizes::SLICES; i++) {
+            const float2 pair = sum == 0 ? float2(0.0f) : elements(o[i]) / sum;
+            const int d = i * 8 + place.column;
+            if (d < D) {
+                out[d] = T(pair.x);
+            }
+            if (d + 1 < D) {
+                out[d + 1] = T(pair.y);
+            }
+        }
+    }
+};
+
+/// A threadgroup's rows, from `block` on, attend to all keys that they may see. To be called by all
+/// threads; keys, values: memory for TileSizes<T, DIM>::FOURS · 4 numbers each. Rows beyond the
+/// group's last compute what the last does, and do not write it.
+template <typename T, int DIM, typename Source>
+void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, int block,
+                     threadgroup T* keys, threadgroup T* values, uint simdgroup, uint simdgroups,
+                     uint lane, uint thread_index) {
+    constexpr int TILE = TileSizes<T, DIM>::KEYS;
+    const Place place(lane);
+    const int last = group.rows() - 1;
+    const int first_row = block + int(simdgroup) * ATTENTION_MATRIX_ROWS;
+    const int row = min(first_row + place.row, last);
+    const int l = group.token(row), head = group.head(row), visible = group.visible(row);
+    const int visible_to_first = group.visible(min(first_row, last));
+    const int most = group.visible(min(block + int(simdgroups) * ATTENTION_MATRIX_ROWS - 1, last));
+
+    EightRows<T, DIM> rows(source.query(head, l), group.D, place);
+    for (int first = 0; first < most; first += TILE) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);  // the tiles before have been used
+        load_tiles<T, DIM>(source, first, min(TILE, most - first), group.D, keys, values,
+                           thread_index, simdgroups * 32);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        rows.score(keys, group.scale);
+        // All rows of the simdgroup see the whole tile, or each of its keys must be asked for.
+        if (source.masks() || first + TILE > visible_to_first) {
+            rows.hide(source, head, l, first, visible, place);
+        }
+        const float factor = rows.weigh();
+        rows.add(values, factor);
+    }
+    if (first_row + place.row <= last) {
+        rows.store(source.out(head, l), group.D, place);
+    }
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,131 @@
+// paged_attention on the GPU for sequences with few queries: decoding. metal_attention_decode.h
+// says how; where the keys are is in metal_pages.h.
+//
+// In the ragged form sequences with many queries stand among them, which are left to
+// paged_attention_tile. The host knows neither how many of each there are nor their lengths, only
+// B, T and max_pages: the grid has room for the largest, and what is not there ends at once. One
+// place in the grid is for the tokens of no sequence, whose rows become zero.
+#include <metal_stdlib>
+
+#include "src/flash_attention/metal_attention_decode.h"
+#include "src/paged_attention/metal_pages.h"
+
+using namespace metal;
+using namespace tiny_llm_ext;
+
+// Zeros for the tokens before the first sequence's and behind the last one's, for one group of
+// heads; `share` of `shares` threadgroups.
+template <typename T>
+void clear_tokens_of_nobody(constant const PagedAttentionParams& params,
+                            device const int* cu_seqlens_q, int key_head, device T* out, int share,
+                            int shares, uint simdgroup, uint lane) {
+    const int before = clamp(cu_seqlens_q[0], 0, params.T);
+    const int behind = tokens_of(params, cu_seqlens_q, params.B, lane).first;
+    const int row = params.H_q / params.H * params.D;
+    for (int token = share; token < params.T; token += shares) {
+        if (token >= before && token < behind) {
+            continue;
+        }
+        device T* to = out + (long(token) * params.H + key_head) * row;
+        for (int i = int(simdgroup) * 32 + int(lane); i < row;
+             i += ATTENTION_SPLIT_SIMDGROUPS * 32) {
+            to[i] = T(0.0f);
+        }
+    }
+}
+
+// A page of this split is not there: NaN for its rows, which spreads when splits are merged.
+template <typename T>
+void tell_missing_page(thread const AttentionGroup& group, thread const PageSource<T>& source,
+                       thread const Split& split, int row, uint lane) {
+    const int head = group.head(row), l = group.token(row);
+    if (split.count > 1 && lane == 0) {
+        split.tell(source.partial_row(head, l), INFINITY, NAN);
+    }
+    for (int d = int(lane); split.count == 1 && d < group.D; d += 32) {
+        source.out(head, l)[d] = T(NAN);
+    }
+}
+
+template <typename T, int ROWS, int DIM>
+[[kernel, max_total_threads_per_threadgroup(256)]] void paged_attention_decode(
+    device const T* query [[buffer(0)]],
+    device const T* key_pages [[buffer(1)]],       // P×H×page_size×D
+    device const T* value_pages [[buffer(2)]],     // P×H×page_size×D
+    device const int* block_table [[buffer(3)]],   // B×max_pages
+    device const int* context_lens [[buffer(4)]],  // B
+    device const int* cu_seqlens_q [[buffer(5)]],  // B+1, in the ragged form
+    device T* out [[buffer(6)]],                   // T×H_q×D, written if there is one split
+    device float* partial [[buffer(7)]],           // min(T, B·FEW)×H_q×splits×D, if there are more
+    device float* statistics [[buffer(8)]],        // min(T, B·FEW)×H_q×splits×2
+    constant const PagedAttentionParams& params [[buffer(9)]],
+    uint3 at [[threadgroup_position_in_grid]], uint3 groups [[threadgroups_per_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+    threadgroup float memory[split_memory<ROWS, DIM>()];
+    const int b = int(at.z) / params.H, key_head = int(at.z) % params.H;
+    if (b == params.B) {
+        clear_tokens_of_nobody(params, cu_seqlens_q, key_head, out, int(at.y * groups.x + at.x),
+                               int(groups.x * groups.y), simdgroup, lane);
+        return;
+    }
+    const Tokens tokens = tokens_of(params, cu_seqlens_q, b, lane);
+    const AttentionGroup group = paged_group(params, context_lens, b, key_head, tokens.L);
+    const int first_row = int(at.y) * ROWS;
+    if (tokens.L > ATTENTION_FEW_QUERIES || first_row >= group.rows()) {
+        return;
+    }
+    PageSource<T> source = page_source(params, b, key_head, tokens, lane, query, key_pages,
+                                       value_pages, block_table, out);
+    const Split split = {int(at.x), params.splits, partial, statistics};
+    const int first = split.index * ATTENTION_SPLIT;
+    if (misses_pages(params, source.pages, first, min(first + ATTENTION_SPLIT, group.S), lane)) {
+        const int end = min(first_row + ROWS, group.rows());
+        for (int row = first_row + int(simdgroup); row < end; row += ATTENTION_SPLIT_SIMDGROUPS) {
+            tell_missing_page(group, source, split, row, lane);
+        }
+        return;
+    }
+    attend_to_split<T, ROWS, DIM>(group, source, split, first_row, memory, simdgroup, lane);
+}
+
+// A simdgroup a row: of token x of sequence z, and query head y.
+template <typename T>
+[[kernel, max_total_threads_per_threadgroup(32)]] void paged_attention_merge(
+    device const float* partial [[buffer(0)]], device const float* statistics [[buffer(1)]],
+    device const int* cu_seqlens_q [[buffer(2)]], device T* out [[buffer(3)]],
+    constant const PagedAttentionParams& params [[buffer(4)]],
+    uint3 at [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+    const int l = int(at.x), head = int(at.y), b = int(at.z);
+    const Tokens tokens = tokens_of(params, cu_seqlens_q, b, lane);
+    if (tokens.L > ATTENTION_FEW_QUERIES || l >= tokens.L) {
+        return;
+    }
+    PageSource<T> source =
+        page_source<T>(params, b, 0, tokens, lane, nullptr, nullptr, nullptr, nullptr, out);
+    const long first = source.partial_row(head, l) * params.splits;
+    merge_splits(partial + first * params.D, statistics + first * 2, params.splits, params.D,
+                 source.out(head, l), lane);
+}
+
+#define INSTANTIATE(name, T, ROWS, DIM)                                                        \
+    template                                                                                   \
+        [[host_name("paged_attention_decode_rows" #ROWS "_d" #DIM "_" #name)]] [[kernel]] void \
+        paged_attention_decode<T, ROWS, DIM>(                                                  \
+            device const T*, device const T*, device const T*, device const int*,              \
+            device const int*, device const int*, device T*, device float*, device float*,     \
+            constant const PagedAttentionParams&, uint3, uint3, uint, uint);
+
+#define INSTANTIATE_ROWS(name, T, DIM) \
+    INSTANTIATE(name, T, 4, DIM)       \
+    INSTANTIATE(name, T, 8, DIM)
+
+#define INSTANTIATE_SIZES(name, T)                                                        \
+    INSTANTIATE_ROWS(name, T, 128)                                                        \
+    INSTANTIATE_ROWS(name, T, 256)                                                        \
+    template [[host_name("paged_attention_merge_" #name)]] [[kernel]] void                \
+    paged_attention_merge<T>(device const float*, device const float*, device const int*, \
+                             device T*, constant const PagedAttentionParams&, uint3, uint);
+
+INSTANTIATE_SIZES(float32, float)
+INSTANTIATE_SIZES(float16, half)
+INSTANTIATE_SIZES(bfloat16, bfloat)

@@ -1,0 +1,108 @@
+// paged_attention on the GPU with simdgroup matrices: for chunks of prompts.
+// metal_attention_tile.h says how; where the keys are is in metal_pages.h.
+//
+// A threadgroup has a block of up to 64 rows of one sequence. In the ragged form the host does not
+// know how many blocks a sequence has, only that all of them have R = T·G rows: sequence b's blocks
+// begin at place (rows before it) / 64 + b of the grid, rounded down. So no two sequences meet, all
+// have their places among R / 64 + B, and a threadgroup finds its sequence from its place. At most
+// B places stay empty, and those of sequences with few queries, which paged_attention_decode
+// serves: there a threadgroup ends at once.
+#include <metal_stdlib>
+
+#include "src/flash_attention/metal_attention_tile.h"
+#include "src/paged_attention/metal_pages.h"
+
+using namespace metal;
+using namespace tiny_llm_ext;
+
+// The largest of this lane's and all lower lanes'.
+inline int largest_so_far(int x, uint lane) {
+    for (ushort step = 1; step < 32; step *= 2) {
+        const int lower = simd_shuffle_up(x, step);
+        x = lane >= step ? max(x, lower) : x;
+    }
+    return x;
+}
+
+// The sequence that a place in the grid belongs to: the last one that begins there or before.
+// rows_per_token / rows_per_block: G / 64.
+inline int sequence_at(constant const PagedAttentionParams& params, device const int* cu_seqlens_q,
+                       int place, int rows_per_token, int rows_per_block, uint lane) {
+    int found = 0, token = 0;
+    for (int begin = 0; begin < params.B; begin += 32) {  // a lane a sequence
+        const int b = begin + int(lane);
+        const int mine = b < params.B ? clamp(cu_seqlens_q[b], token, params.T) : params.T;
+        const int first = largest_so_far(mine, lane);  // its first token, as in tokens_of
+        const bool begins = b < params.B && first * rows_per_token / rows_per_block + b <= place;
+        const int count = simd_sum(begins ? 1 : 0);
+        found = count > 0 ? begin + count - 1 : found;
+        if (count < 32) {
+            break;
+        }
+        token = simd_max(first);
+    }
+    return found;
+}
+
+template <typename T, int DIM>
+[[kernel, max_total_threads_per_threadgroup(256)]] void paged_attention_tile(
+    device const T* query [[buffer(0)]],
+    device const T* key_pages [[buffer(1)]],       // P×H×page_size×D
+    device const T* value_pages [[buffer(2)]],     // P×H×page_size×D
+    device const int* block_table [[buffer(3)]],   // B×max_pages
+    device const int* context_lens [[buffer(4)]],  // B
+    device const int* cu_seqlens_q [[buffer(5)]],  // B+1, in the ragged form
+    device T* out [[buffer(6)]],                   // T×H_q×D
+    constant const PagedAttentionParams& params [[buffer(7)]],
+    uint3 at [[threadgroup_position_in_grid]], uint3 groups [[threadgroups_per_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint simdgroups [[simdgroups_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+    threadgroup vec<T, 4> key_memory[TileSizes<T, DIM>::FOURS];
+    threadgroup vec<T, 4> value_memory[TileSizes<T, DIM>::FOURS];
+    const int key_head = int(at.y), G = params.H_q / params.H;
+    const int rows_per_block = int(simdgroups) * ATTENTION_MATRIX_ROWS;
+    int place = int(groups.x - 1 - at.x);  // the last rows first: with a causal mask they see most
+    int b = int(at.z);
+    if (params.L == 0) {
+        b = sequence_at(params, cu_seqlens_q, place, G, rows_per_block, lane);
+    }
+    const Tokens tokens = tokens_of(params, cu_seqlens_q, b, lane);
+    if (params.L == 0) {
+        place -= tokens.first * G / rows_per_block + b;
+    }
+    const AttentionGroup group = paged_group(params, context_lens, b, key_head, tokens.L);
+    const int block = place * rows_per_block;
+    if (tokens.L <= ATTENTION_FEW_QUERIES || block >= group.rows()) {
+        return;
+    }
+    PageSource<T> source = page_source(params, b, key_head, tokens, lane, query, key_pages,
+                                       value_pages, block_table, out);
+    if (misses_pages(params, source.pages, 0, group.S, lane)) {
+        const int end = min(block + rows_per_block, group.rows());
+        for (int row = block + int(simdgroup); row < end; row += int(simdgroups)) {
+            for (int d = int(lane); d < group.D; d += 32) {
+                source.out(group.head(row), group.token(row))[d] = T(NAN);
+            }
+        }
+        return;
+    }
+    attend_to_tiles<T, DIM>(group, source, block, (threadgroup T*)key_memory,
+                            (threadgroup T*)value_memory, simdgroup, simdgroups, lane,
+                            thread_index);
+}
+
+#define INSTANTIATE(name, T, DIM)                                                               \
+    template [[host_name("paged_attention_tile_d" #DIM "_" #name)]] [[kernel]] void             \
+    paged_attention_tile<T, DIM>(device const T*, device const T*, device const T*,             \
+                                 device const int*, device const int*, device const int*,       \
+                                 device T*, constant const PagedAttentionParams&, uint3, uint3, \
+                                 uint, uint, uint, uint);
+
+#define INSTANTIATE_SIZES(name, T) \
+    INSTANTIATE(name, T, 128)      \
+    INSTANTIATE(name, T, 256)
+
+INSTANTIATE_SIZES(float32, float)
+INSTANTIATE_SIZES(float16, half)
+INSTANTIATE_SIZES(bfloat16, bfloat)

@@ -1,0 +1,43 @@
+"""Compiled programs are made once, and do not pile up."""
+
+import os
+import time
+
+import pytest
+
+from tools.metal_emulator import cache
+
+
+def make(folder):
+    (folder / "program").write_text("x")
+
+
+def test_a_program_is_made_once(tmp_path):
+    made = []
+    for _ in range(2):
+        cache.fetch(tmp_path / "a", lambda folder: made.append(make(folder)))
+    assert len(made) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_the_least_recently_used_go(tmp_path):
+    """A use counts, not only the making; what was used within the hour stays in any case."""
+    now = time.time()
+    for age, name in enumerate("abcde"):
+        cache.fetch(tmp_path / name, make)
+        os.utime(tmp_path / name, (now - 7200 - age,) * 2)
+    cache.fetch(tmp_path / "e", make)  # the oldest is used again
+    cache.fetch(tmp_path / "f", make, kept=3)
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "e", "f"}
+    cache.fetch(tmp_path / "g", make, kept=1)
+    assert {path.name for path in tmp_path.iterdir()} == {"e", "f", "g"}
+
+
+def test_what_cannot_be_made_leaves_nothing(tmp_path):
+    def fail(folder):
+        make(folder)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        cache.fetch(tmp_path / "a", fail)
+    assert not list(tmp_path.iterdir())

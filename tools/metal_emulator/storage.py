@@ -1,0 +1,39 @@
+"""Metal wants what outlives a function's call in the constant address space; C++ does not ask."""
+
+import re
+
+from .errors import Diagnostic
+from .syntax_tree import Node, type_of
+
+FUNCTION = re.compile(
+    r"Function(?:Template)?Decl|CXX(?:Method|Constructor|Destructor|Conversion)Decl"
+)
+VARIABLE = re.compile(r"VarDecl .*? (\w+) '")
+
+
+class GlobalVariables:
+    """Looks at all nodes in their order, and finds variables that are not in `constant`."""
+
+    def __init__(self) -> None:
+        self._function_depth: int | None = None  # of the function that the last node was in
+
+    def misplaced(self, node: Node) -> Diagnostic | None:
+        """A variable outside of functions, or a static one, in no address space."""
+        if self._function_depth is not None and node.depth <= self._function_depth:
+            self._function_depth = None
+        if FUNCTION.match(node.text):
+            self._function_depth = self._function_depth or node.depth
+            return None
+        if not node.text.startswith("VarDecl "):
+            return None
+        rest = node.text.rsplit("'", 1)[-1].split()  # what follows the type: "static constexpr"
+        is_local = self._function_depth is not None and "static" not in rest
+        kind = type_of(node.text)
+        # The rewriter takes `constant` from mlx::os_log, which only prints.
+        if is_local or "__constant" in kind or "os_log" in kind:
+            return None
+        name = VARIABLE.match(node.text)
+        return node.error(
+            f"'{name[1] if name else '?'}' is in no address space: Metal wants a variable outside "
+            f"of functions, or a static one, in constant; write `constant constexpr`"
+        )

@@ -1,0 +1,56 @@
+"""The dump of clang's syntax tree, node by node."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .errors import Diagnostic
+
+# A place in the dump: of the file and line before it, unless it says otherwise.
+PLACE = re.compile(r"(<[a-z -]+>|[^\s<>:,]+):(\d+):\d+|col:\d+")
+TYPE = re.compile(r" '([^']*)'(?::'([^']*)')?")
+BRANCHES = re.compile(r"[| `-]*")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A line of the dump.
+
+    Attributes:
+        text: the line, without the branches that it hangs from.
+        depth: how far it is indented.
+        place: file and line where it starts.
+        child: the next line, which is that of its first child, if it has one.
+    """
+
+    text: str
+    depth: int
+    place: tuple[str, int]
+    child: str
+
+    def error(self, message: str) -> Diagnostic:
+        """A finding at this node."""
+        return Diagnostic(*self.place, message)
+
+
+def nodes(dump: str) -> Iterator[Node]:
+    """All nodes in their order."""
+    file, line = "", 0
+    lines = dump.splitlines()
+    for text, child in zip(lines, [*lines[1:], ""], strict=True):
+        start = None
+        for place in PLACE.finditer(text.split(" '", 1)[0]):
+            if place[1] == "line":
+                line = int(place[2])
+            elif place[1]:
+                file, line = place[1], int(place[2])
+            start = start or (file, line)
+        branches = BRANCHES.match(text)
+        depth = branches.end() if branches else 0
+        yield Node(text[depth:], depth, start or (file, line), child)
+
+
+def type_of(text: str) -> str:
+    """The type of a node as clang writes it, without aliases: 'const __constant int'."""
+    match = TYPE.search(text)
+    return (match[2] or match[1]) if match else "?"
