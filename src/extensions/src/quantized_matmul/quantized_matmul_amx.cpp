@@ -44,8 +44,7 @@ void load_by_group(const Panel& panel, const uint16_t* in, float* out) {
     }
 }
 
-// Four tiles of sums that left their registers. They are added after the next four have been
-// started: a tile that has just been stored is not there yet.
+// Four tiles of sums that left their registers.
 struct Products {
     int64_t group = -1;  // none
     int64_t block;
@@ -53,53 +52,94 @@ struct Products {
     alignas(64) int32_t sums[2][PLANES][SIDE * SIDE];
 };
 
-// totals += (scale · step) · Σ q·A + bias · (step · Σ A), for 2·SIDE outputs of a block of rows.
-void add_products(const Panel& panel, Products& products, int64_t first_block) {
-    if (products.group < 0) {
-        return;
+// totals += (scale · step) · Σ q·A + bias · (step · Σ A), for the outputs of Products and a block
+// of rows.
+//
+// A few outputs at a time, between the multiplications of the next products: tiles and vectors are
+// different units, and a core looks too few instructions ahead to find work for both by itself. It
+// also gives tiles that were just stored the time to arrive.
+class Addition {
+   public:
+    Addition(const Panel& panel, const Products& products, int64_t first_block)
+        : left_(products.group < 0 ? 0 : 2 * SIDE), sums_(products.sums[0][0]) {
+        if (left_ == 0) {
+            return;
+        }
+        const Layout& layout = panel.layout;
+        const int64_t row = (products.group * layout.blocks + products.block) * SIDE;
+        const int64_t o = products.tile * SIDE;
+        step_ = load_bits<Floats>(panel.scratch + layout.factors + row);
+        sum_ = load_bits<Floats>(panel.scratch + layout.sums + row);
+        scales_ = panel.scales + products.group * PANEL + o;
+        biases_ = panel.biases + products.group * PANEL + o;
+        totals_ = panel.totals + (products.block - first_block) * PANEL + o;
     }
-    const Layout& layout = panel.layout;
-    const int64_t row = (products.group * layout.blocks + products.block) * SIDE;
-    const auto step = load_bits<Floats>(panel.scratch + layout.factors + row);
-    const auto sum = load_bits<Floats>(panel.scratch + layout.sums + row);
-    for (int t = 0; t < 2; t++) {
-        const int o = (products.tile + t) * SIDE;
-        const float* scales = panel.scales + products.group * PANEL + o;
-        const float* biases = panel.biases + products.group * PANEL + o;
-        Floats* totals = panel.totals + (products.block - first_block) * PANEL + o;
+
+    /// Adds the next FEW outputs.
+    __attribute__((always_inline)) void add_few() {
+        if (left_ == 0) {
+            return;
+        }
 #pragma GCC unroll 4
-        for (int i = 0; i < SIDE; i++) {
-            const auto high = load_bits<Ints>(products.sums[t][0] + i * SIDE);
-            const auto low = load_bits<Ints>(products.sums[t][1] + i * SIDE);
+        for (int i = 0; i < FEW; i++) {
+            const auto high = load_bits<Ints>(sums_ + i * SIDE);
+            const auto low = load_bits<Ints>(sums_ + (SIDE + i) * SIDE);
             const Floats dot = __builtin_convertvector((high << 8) + low, Floats);
-            const Floats total = fma(splat(scales[i]) * step, dot, totals[i]);
-            totals[i] = fma(splat(biases[i]), sum, total);
+            const Floats total = fma(splat(scales_[i]) * step_, dot, totals_[i]);
+            totals_[i] = fma(splat(biases_[i]), sum_, total);
+        }
+        left_ -= FEW;
+        scales_ += FEW;
+        biases_ += FEW;
+        totals_ += FEW;
+        sums_ += (left_ == SIDE ? SIDE + FEW : FEW) * SIDE;  // the second output's come after low
+    }
+
+    void add_rest() {
+        while (left_ > 0) {
+            add_few();
         }
     }
-    products.group = -1;
-}
 
-// One group of two tiles of outputs, from `tile`, and one block of rows.
+   private:
+    static constexpr int FEW = 4;
+
+    int left_;  // outputs
+    const int32_t* sums_;
+    Floats step_, sum_;
+    const float *scales_, *biases_;
+    Floats* totals_;
+};
+
+// One group of two tiles of outputs, from `tile`, and one block of rows; meanwhile, the products
+// before these are added.
 void multiply(const Panel& panel, int64_t group, const Weights& weights, int tile, int64_t block,
-              Products& products) {
+              Addition before, Products& products) {
     const Layout& layout = panel.layout;
+    const int64_t segment = group * layout.group_segments;
+    const uint32_t* a = panel.scratch + layout.tile(segment, 0, 0, block);
+    const int64_t plane = layout.blocks * layout.tile_words;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int i = 0; i < layout.group_segments; i++) {
-        const int64_t segment = group * layout.group_segments + i;
-        for (int part = 0; part < layout.parts; part++) {
-            _tile_loadd(4, weights.tile(layout, segment, part, tile), VECTOR);
-            _tile_loadd(6, panel.scratch + layout.tile(segment, part, 0, block), VECTOR);
+        for (int part = 0; part < layout.parts; part++, a += PLANES * plane) {
+            _tile_loadd(4, weights.tile(layout, segment + i, part, tile), VECTOR);
+            _tile_loadd(6, a, VECTOR);
             _tile_dpbusd(0, 4, 6);
-            _tile_loadd(7, panel.scratch + layout.tile(segment, part, 1, block), VECTOR);
+            before.add_few();
+            _tile_loadd(7, a + plane, VECTOR);
             _tile_dpbuud(1, 4, 7);
-            _tile_loadd(5, weights.tile(layout, segment, part, tile + 1), VECTOR);
+            before.add_few();
+            _tile_loadd(5, weights.tile(layout, segment + i, part, tile + 1), VECTOR);
             _tile_dpbusd(2, 5, 6);
+            before.add_few();
             _tile_dpbuud(3, 5, 7);
+            before.add_few();
         }
     }
+    before.add_rest();
     products.group = group;
     products.block = block;
     products.tile = tile;
@@ -147,14 +187,14 @@ void run_panel(const Panel& panel, int64_t first_block, int64_t blocks, Weights&
         for (int64_t group = layout.first_group(unit); group < last; group++) {
             for (int64_t block = first_block; block < first_block + blocks; block++) {
                 for (int tile = 0; tile < PANEL_TILES; tile += 2) {
-                    multiply(panel, group, weights, tile, block, products[turn]);
+                    const Addition before(panel, products[1 - turn], first_block);
+                    multiply(panel, group, weights, tile, block, before, products[turn]);
                     turn = 1 - turn;
-                    add_products(panel, products[turn], first_block);
                 }
             }
         }
     }
-    add_products(panel, products[1 - turn], first_block);
+    Addition(panel, products[1 - turn], first_block).add_rest();
     store_totals(panel, first_block, blocks);
 }
 

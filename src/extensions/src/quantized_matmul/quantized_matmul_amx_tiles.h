@@ -107,7 +107,7 @@ struct Weights {
 
     // A tile of a segment; its rows are VECTOR bytes apart.
     const char* tile(const Layout& layout, int64_t segment, int part, int tile) const {
-        const int64_t byte = segment * layout.segment_bytes % (layout.unit_vectors * VECTOR);
+        const int64_t byte = segment * layout.segment_bytes & (layout.unit_vectors * VECTOR - 1);
         return (const char*)rows[byte / VECTOR][tile][part] + byte % VECTOR;
     }
 };
