@@ -16,6 +16,7 @@ from tiny_llm.costs import affine_bits
 E, I, V = 1024, 3072, 151_936
 H_q, H, D = 16, 8, 128
 GROUP_SIZE, BITS = 128, 4
+PAGE_SIZE = 128  # tokens
 EPS = 1e-6
 ops: Any = kernels  # `available` says which of them are there
 
@@ -88,6 +89,35 @@ def flash_attention_cases() -> Iterator[Case]:
             lambda q, k, v: ops.flash_attention(q, k, v, D**-0.5, True),
             lambda q, k, v: mx.fast.scaled_dot_product_attention(
                 q, k, v, scale=D**-0.5, mask="causal"
+            ),
+            mlx_is_slow=L > 1,
+        )
+
+
+def paged_attention_cases() -> Iterator[Case]:
+    """The same pasts, but the prompt's, in pages in no order; MLX gathers them and attends."""
+    for B, L, S in ((1, 1, 128), (1, 1, 4096), (16, 1, 128), (1, 512, 4096)):
+        q, kv_bytes = random(B, H_q, L, D), 4 * B * H * S * D
+        pasts = 1 if L > 1 else max(2, POOL_BYTES // kv_bytes)
+        visible = L * S - L * (L - 1) / 2
+        P = B * S // PAGE_SIZE
+        table = mx.random.permutation(P).reshape(B, -1).astype(mx.int32)
+        lengths = mx.full((B,), S, mx.int32)
+
+        def gathered(pages: mx.array, table: mx.array = table, S: int = S) -> mx.array:
+            return pages[table].swapaxes(1, 2).reshape(-1, H, S, D)
+
+        yield Case(
+            "paged_attention",
+            f"B={B} L={L} S={S}, pages of {PAGE_SIZE}",
+            kv_bytes + 4 * B * H_q * L * D,
+            4.0 * B * H_q * D * visible,
+            [(q, random(P, H, PAGE_SIZE, D), random(P, H, PAGE_SIZE, D)) for _ in range(pasts)],
+            lambda q, k, v, table=table, lengths=lengths: ops.paged_attention(
+                q, k, v, table, lengths, D**-0.5, True
+            ),
+            lambda q, k, v, gathered=gathered: mx.fast.scaled_dot_product_attention(
+                q, gathered(k), gathered(v), scale=D**-0.5, mask="causal"
             ),
             mlx_is_slow=L > 1,
         )
@@ -199,6 +229,7 @@ def matmul_cases() -> Iterator[Case]:
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "quantized_matmul": quantized_matmul_cases,
     "flash_attention": flash_attention_cases,
+    "paged_attention": paged_attention_cases,
     "rms_norm": rms_norm_cases,
     "add_rms_norm": add_rms_norm_cases,
     "swiglu": swiglu_cases,
