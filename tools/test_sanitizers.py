@@ -46,7 +46,9 @@ def main() -> int:
     }
     tests = [test for test in TESTS if (ROOT / test).exists()]
     # --capture=sys: a report is written past Python, and would be lost with the process.
-    command = [sys.executable, "-S", "-c", RUN, "--capture=sys", "-q", "-x", *tests, *sys.argv[1:]]
+    # Task 3 of these days is Metal's, which runs in the emulator and not in the extension.
+    options = ["--capture=sys", "-q", "-x", "-k", "not task_3"]
+    command = [sys.executable, "-S", "-c", RUN, *options, *tests, *sys.argv[1:]]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 

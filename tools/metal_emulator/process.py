@@ -36,7 +36,6 @@ class Process:
     def __init__(self, executable: Path):
         self.executable = executable
         self._file = tempfile.TemporaryFile(prefix="metal-", dir=_memory_folder())  # noqa: SIM115
-        environment = {**os.environ, "ASAN_OPTIONS": ASAN_OPTIONS}
         self._process = subprocess.Popen(
             [str(executable), str(self._file.fileno())],
             stdin=subprocess.PIPE,
@@ -44,7 +43,7 @@ class Process:
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # so that its children can be ended with it
             pass_fds=[self._file.fileno()],
-            env=environment,
+            env=_environment(),
         )
         self._size = 0
         self._output = b""
@@ -170,6 +169,12 @@ def _memory_folder() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
+def _environment() -> dict[str, str]:
+    """Kernels bring their own sanitizer: one that was loaded into Python would be in its way."""
+    inherited = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    return {**inherited, "ASAN_OPTIONS": ASAN_OPTIONS}
+
+
 def _stop(process: subprocess.Popen[bytes], file: object) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -183,8 +188,7 @@ def _stop(process: subprocess.Popen[bytes], file: object) -> None:
 def describe(executable: Path) -> dict[str, tuple[int, int, list[Parameter]]]:
     """Of each kernel: its number, its largest threadgroup (0: not said), its parameters."""
     command = [str(executable), "describe"]
-    environment = {**os.environ, "ASAN_OPTIONS": ASAN_OPTIONS}
-    output = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    output = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment())
     kernels: dict[str, tuple[int, int, list[Parameter]]] = {}
     for line in output.stdout.splitlines():
         kind, name, *rest = line.split()
