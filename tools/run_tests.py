@@ -4,10 +4,10 @@
     pdm run test --week 1 --day 3
     pdm run test --week 1 --day 3 -- -k task_2
 
-Without --week all of the project's tests run, or those that are named. Those of a week or a day run
-on the learner's tree if there is one (`pdm run start-course` writes it), without the slow ones, and
-otherwise on the solution; --solution mine or ref chooses. All other flags go to pytest, with or
-without `--` in front.
+Without --week all of the project's tests run, on up to four cores (`-n 0`: in one process), or
+those that are named. Those of a week or a day run on the learner's tree if there is one (`pdm run
+start-course` writes it), without the slow ones, and otherwise on the solution; --solution mine or
+ref chooses. All other flags go to pytest, with or without `--` in front.
 """
 
 import argparse
@@ -50,6 +50,10 @@ def main() -> int:
             if "-m" not in rest:  # whole answers, which take minutes in plain loops
                 rest += ["-m", "not slow"]
     os.chdir(ROOT)
+    if args.week is None and not any(names_tests(argument) for argument in rest):
+        # A file's tests may need one another. The long files come early: they keep their order.
+        workers = ["-n", str(min(4, num_cores())), "--dist", "loadfile", "--no-loadscope-reorder"]
+        rest = [*workers, *rest]
     command = [sys.executable, "-m", "pytest", *rest]
     os.execve(sys.executable, command, environment(tree))
 
@@ -69,6 +73,16 @@ def tests_of(week: int, day: int | None) -> list[str]:
         what = f"week {week}" if day is None else f"week {week}, day {day}"
         raise LookupError(f"there are no tests of {what}")
     return files
+
+
+def names_tests(argument: str) -> bool:
+    """Whether an argument is a file, a folder or one test: few begin sooner in one process."""
+    return Path(ROOT, argument.partition("::")[0]).exists()
+
+
+def num_cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 if __name__ == "__main__":

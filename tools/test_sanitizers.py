@@ -5,11 +5,13 @@ use after release or undefined operation ends the process with a report, and the
 kernels run on it. More arguments go to pytest.
 
 The sanitizer's run time has to be in the process before anything else: LD_PRELOAD. The installed
-extension must not be found: Python starts without `site`, which would follow the editable
-installation, and with the folders that it needs on its path.
+extension must not be found: Python starts without `site` (-S), which would follow the editable
+installation, and with the folders that it needs on its path. So do the two processes (--tx) between
+which the tests are divided; each is checked, for this module is their plugin as well.
 """
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -45,18 +47,22 @@ def main() -> int:
         ),
     }
     tests = [test for test in TESTS if (ROOT / test).exists()]
-    # --capture=sys: a report is written past Python, and would be lost with the process.
-    # Task 3 of these days is Metal's, which runs in the emulator and not in the extension.
-    options = ["--capture=sys", "-q", "-x", "-k", "not task_3"]
-    command = [sys.executable, "-S", "-c", RUN, *options, *tests, *sys.argv[1:]]
+    command = [sys.executable, "-S", "-m", "pytest", "-p", "tools.test_sanitizers", "-q", "-x"]
+    # A report is written past Python, and would be lost with the process.
+    command += ["--capture=sys"]
+    # Of these days the third task is Metal's, which the emulator runs, or the scheduler's.
+    command += ["-k", "not task_3"]
+    command += ["--dist", "load", "--tx", f"2*popen//python={shlex.quote(sys.executable)} -S"]
+    command += [*tests, *sys.argv[1:]]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
-RUN = f"""
-import sys, pytest, tiny_llm_ext
-assert tiny_llm_ext.__file__.startswith({str(PACKAGE)!r}), tiny_llm_ext.__file__
-sys.exit(pytest.main(sys.argv[1:]))
-"""
+def pytest_configure() -> None:
+    """Of the plugin: these tests must run on no other extension."""
+    import tiny_llm_ext
+
+    found = Path(tiny_llm_ext.__file__)
+    assert found.is_relative_to(PACKAGE), f"{found} was built without sanitizers"
 
 
 def build() -> bool:

@@ -20,23 +20,24 @@ list(APPEND AVX2_KERNELS ${SIMD_KERNELS} ${FIXED_POINT_KERNELS})
 list(APPEND NEON_KERNELS ${SIMD_KERNELS} ${FIXED_POINT_KERNELS})
 list(APPEND AVX512_KERNELS ${SIMD_KERNELS})
 
+option(TINY_LLM_SANITIZE "stop at memory errors and undefined behaviour" OFF)
+if(TINY_LLM_SANITIZE) # -O1 compiles sooner; the kernels, where the time of a run goes, have -O3
+  add_compile_options(-O1 -fsanitize=address,undefined -fno-sanitize-recover=all
+                      -fno-omit-frame-pointer -g)
+  add_link_options(-fsanitize=address,undefined)
+endif()
+
 # GCC 12 warns of variables in its own intrinsics, which leave unused lanes undefined on purpose.
 set(SIMD_FLAGS -O3 -ffp-contract=off -Wno-uninitialized -Wno-maybe-uninitialized)
 set(AVX2_FLAGS ${SIMD_FLAGS} -mavx2 -mfma -mf16c)
 set(AVX512_FLAGS ${AVX2_FLAGS} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16)
 set(AMX_FLAGS ${AVX512_FLAGS} -mamx-tile -mamx-int8)
 set(NEON_FLAGS ${SIMD_FLAGS})
+set(PORTABLE_FLAGS -O3)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(INSTRUCTION_SETS avx2 avx512 amx)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(INSTRUCTION_SETS neon)
-endif()
-
-option(TINY_LLM_SANITIZE "stop at memory errors and undefined behaviour" OFF)
-if(TINY_LLM_SANITIZE)
-  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=all
-                      -fno-omit-frame-pointer -g)
-  add_link_options(-fsanitize=address,undefined)
 endif()
 
 foreach(isa portable ${INSTRUCTION_SETS})

@@ -7,11 +7,8 @@ and the task's tests run in a process of their own. C++ is compiled anew for eac
 import re
 import shutil
 import sysconfig
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import mlx.core as mx
@@ -22,7 +19,7 @@ from tests.course.wrong import Wrong, week_1, week_2, week_3, week_3_pages
 from tests.metal.support import NO_CLANG
 from tools.course.build import build_tree
 from tools.course.markers import all_blocks
-from tools.course.outcomes import Outcome, Runner, num_workers
+from tools.course.outcomes import Outcome, Runner
 from tools.course.reveal import apply_tasks
 from tools.course.start import write_tree
 from tools.course.tasks import TASKS, day_of_task
@@ -36,9 +33,6 @@ BLOCKS = all_blocks(ROOT / "src")
 INTERPRETED = {".py"} if mx.metal.is_available() else {".py", ".metal"}
 IN_PYTHON = [wrong for wrong in WRONG if BLOCKS[wrong.block][0].suffix in INTERPRETED]
 IN_CPP = [wrong for wrong in WRONG if BLOCKS[wrong.block][0].suffix not in INTERPRETED]
-
-# A process of tests for each thread, ended together.
-RUNNERS, HERE = ExitStack(), threading.local()
 
 # What a message has that says more than that something is wrong: both sides of a comparison, or a
 # sentence of the code's own checks.
@@ -74,17 +68,15 @@ def test_wrong_solutions_change_one_place_of_their_block(wrong):
     assert patched(wrong)[1] != (ROOT / patched(wrong)[0]).read_text(encoding="utf-8")
 
 
-def run_task(tree: Path, wrong: Wrong) -> list[Outcome]:
+def run_task(runner: Runner, tree: Path, wrong: Wrong) -> list[Outcome]:
     """Runs the tests of the mistake's task on a tree."""
-    if not hasattr(HERE, "runner"):
-        HERE.runner = RUNNERS.enter_context(Runner())
     number = TASKS[wrong.task].number
     tests = day_of_task(wrong.task).test_file
     options = ("-x", "--tb=short", "-m", "not slow", "-k", f"task_{number}_")
-    return HERE.runner.run(tree, [tests], *options, timeout=120)
+    return runner.run(tree, [tests], *options, timeout=120)
 
 
-def run_python(folder: Path, wrong: Wrong) -> list[Outcome]:
+def run_python(runner: Runner, folder: Path, wrong: Wrong) -> list[Outcome]:
     """A tree that has nothing but the wrong file; all else is the solution's, the extension too."""
     names = {"sitecustomize.py", "__init__.py"}
     files = {path: text for path, text in starter_files(folder).items() if path.name in names}
@@ -97,10 +89,10 @@ def run_python(folder: Path, wrong: Wrong) -> list[Outcome]:
     shutil.copy(ROOT / "src/extensions/tiny_llm_ext/__init__.py", package)
     for module in (Path(sysconfig.get_path("platlib")) / "tiny_llm_ext").glob("_ext.*"):
         (package / module.name).symlink_to(module)
-    return run_task(folder, wrong)
+    return run_task(runner, folder, wrong)
 
 
-def run_cpp(tree: Path, wrong: Wrong) -> list[Outcome]:
+def run_cpp(runner: Runner, tree: Path, wrong: Wrong) -> list[Outcome]:
     """A learner's tree that is complete, but for one file."""
     path, text = patched(wrong)
     right = (tree / path).read_text(encoding="utf-8")
@@ -108,30 +100,15 @@ def run_cpp(tree: Path, wrong: Wrong) -> list[Outcome]:
         (tree / path).write_text(text, encoding="utf-8")
         said = build_tree(tree)
         assert said is None, said
-        return run_task(tree, wrong)
+        return run_task(runner, tree, wrong)
     finally:
         (tree / path).write_text(right, encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def results(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[Wrong, Future[list[Outcome]]]]:
-    """All runs that were asked for, as many at once as there are processors."""
-    asked = {
-        item.callspec.params["wrong"]
-        for item in request.session.items
-        if "results" in getattr(item, "fixturenames", ()) and hasattr(item, "callspec")
-    }
-    with ThreadPoolExecutor(num_workers()) as pool:
-        futures = {}
-        for number, wrong in enumerate(WRONG):
-            if wrong in asked and wrong in IN_PYTHON:
-                folder = tmp_path_factory.mktemp("wrong") / str(number)
-                futures[wrong] = pool.submit(run_python, folder, wrong)
-        yield futures
-        pool.shutdown(cancel_futures=True)
-    RUNNERS.close()
+def runner() -> Iterator[Runner]:
+    with Runner() as runner:
+        yield runner
 
 
 @pytest.fixture(scope="module")
@@ -155,13 +132,13 @@ def assert_caught(wrong: Wrong, outcomes: list[Outcome]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", IN_PYTHON, ids=str)
-def test_a_mistake_in_python_or_metal_is_caught(results, wrong):
+def test_a_mistake_in_python_or_metal_is_caught(runner, tmp_path, wrong):
     if BLOCKS[wrong.block][0].suffix == ".metal" and not has_clang():
         pytest.skip(NO_CLANG)
-    assert_caught(wrong, results[wrong].result())
+    assert_caught(wrong, run_python(runner, tmp_path / "mine", wrong))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", IN_CPP, ids=str)
-def test_a_mistake_in_cpp_is_caught(complete_tree, wrong):
-    assert_caught(wrong, run_cpp(complete_tree, wrong))
+def test_a_mistake_in_cpp_is_caught(runner, complete_tree, wrong):
+    assert_caught(wrong, run_cpp(runner, complete_tree, wrong))

@@ -148,8 +148,3 @@ def _in_new_process(job: dict[str, Any], timeout: float | None) -> int | None:
 def first_line(message: str) -> str:
     """What a person needs of an error."""
     return next((line for line in message.split("\n") if line.strip()), "")
-
-
-def num_workers() -> int:
-    """How many processes of tests to run at once."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
