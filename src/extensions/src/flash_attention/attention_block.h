@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/simd_matmul.h"
+#include "src/flash_attention/attention_few_rows.h"
 #include "src/flash_attention/attention_tile.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
@@ -163,10 +164,63 @@ inline void add_values(const AttentionBlock& block, int first, const int* visibl
     }
 }
 
+/// ROWS rows from `first` on, the last of the block, attend to a tile: nothing is stored in
+/// between.
+template <int ROWS, Format FORMAT>
+void attend_few(const AttentionBlock& block, int first, const int* visible, const float* mask,
+                const Tile& tile, Ahead& ahead) {
+    const int64_t D = block.D, width = block.width;
+    float* scores = block.scores + first * KEYS;
+    float* out = block.out + first * width;
+    for (int key = 0; key < tile.keys.count; key += LANES) {
+        const void* keys[LANES];
+        for (int i = 0; i < LANES; i++) {
+            keys[i] = tile.keys.at[key + i < tile.keys.count ? key + i : tile.keys.count - 1];
+        }
+        score_few<ROWS, FORMAT>(keys, block.query + first * D, D, scores + key, ahead);
+    }
+    for (int row = first; row < block.rows; row++) {
+        weigh(block, row, visible[row], mask == nullptr ? nullptr : mask + row * KEYS);
+    }
+    const int shared = visible[first];
+    add_values_few<ROWS, FORMAT>(scores, tile.values, 0, shared, D, out, width, ahead);
+    for (int row = 1; row < ROWS; row++) {
+        add_values_few<1, FORMAT>(scores + row * KEYS, tile.values, shared, visible[first + row], D,
+                                  out + row * width, width, ahead);
+    }
+    ahead.fetch(1);
+}
+
+template <Format FORMAT>
+void attend_few(const AttentionBlock& block, int first, const int* visible, const float* mask,
+                const Tile& tile, Ahead& ahead) {
+    switch (block.rows - first) {
+        case 1:
+            return attend_few<1, FORMAT>(block, first, visible, mask, tile, ahead);
+        case 2:
+            return attend_few<2, FORMAT>(block, first, visible, mask, tile, ahead);
+        case 3:
+            return attend_few<3, FORMAT>(block, first, visible, mask, tile, ahead);
+        default:
+            static_assert(FEW_ROWS == 4);
+            return attend_few<4, FORMAT>(block, first, visible, mask, tile, ahead);
+    }
+}
+
 /// Rows from `first` on attend to a tile. `mask` is null or rows × KEYS.
 inline void attend(const AttentionBlock& block, int first, const int* visible, const float* mask,
                    const Tile& tile, const Tile& next, Format format) {
     Ahead ahead(next, bytes_of(block.D, format));
+    if (block.rows - first <= FEW_ROWS) {
+        switch (format) {
+            case Format::float32:
+                return attend_few<Format::float32>(block, first, visible, mask, tile, ahead);
+            case Format::float16:
+                return attend_few<Format::float16>(block, first, visible, mask, tile, ahead);
+            default:
+                return attend_few<Format::bfloat16>(block, first, visible, mask, tile, ahead);
+        }
+    }
     load_keys(tile.keys, block.D, format, block.keys, ahead);
     score(block, first, ahead);
     for (int row = first; row < block.rows; row++) {

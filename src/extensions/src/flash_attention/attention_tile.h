@@ -40,15 +40,28 @@ class Ahead {
     void fetch(float part) {
         const int end = static_cast<int>(part * 2 * KEYS);
         for (; done_ < end && done_ < 2 * KEYS; done_++) {
-            const Rows& rows = done_ < KEYS ? next_.keys : next_.values;
-            const int row = done_ % KEYS;
-            for (int64_t i = 0; row < rows.count && i < row_bytes_; i += 64) {
-                __builtin_prefetch(static_cast<const char*>(rows.at[row]) + i, 0, 2);
-            }
+            fetch_row(done_);
+        }
+    }
+
+    /// Asks for one row more: called often enough, memory and arithmetic need not take turns.
+    void fetch_row() {
+        if (done_ < 2 * KEYS) {
+            fetch_row(done_++);
         }
     }
 
    private:
+    void fetch_row(int i) const {
+        const Rows& rows = i < KEYS ? next_.keys : next_.values;
+        if (i % KEYS < rows.count) {
+            const char* row = static_cast<const char*>(rows.at[i % KEYS]);
+            for (int64_t byte = 0; byte < row_bytes_; byte += 64) {
+                __builtin_prefetch(row + byte, 0, 2);
+            }
+        }
+    }
+
     const Tile& next_;
     int64_t row_bytes_;
     int done_ = 0;  // rows, of keys and then of values
