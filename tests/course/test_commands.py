@@ -83,6 +83,7 @@ def test_main_says_what_is_to_be_written(tree):
     )
 
 
+@pytest.mark.slow
 def test_test_runs_the_learner_s_code(tree):
     command = ("-m", "tools.run_tests", "--week", "1", "--day", "1")
     result = run(*command, "--", "-q", "-x", "-k", "task_2_linear")
@@ -113,6 +114,7 @@ def test_reveal_shows_lines_whole_in_a_narrow_terminal(tree, capsys, monkeypatch
     )
 
 
+@pytest.mark.slow
 def test_an_extension_older_than_its_sources_is_told(tree):
     source = tree / EXTENSION / "src" / "axpby" / "axpby_cpu.cpp"
     assert not is_stale(tree), "it was not built"
