@@ -1,7 +1,7 @@
 // A few query rows attend to a tile: decoding, where memory is what one waits for.
 //
-// Keys and values that many rows use are worth a place in the L1 cache as float32. For a few rows
-// writing them there takes longer than multiplying them: here keys are multiplied as soon as they
+// Keys and values that many rows use are worth a place in the L1 cache as float32. For a few rows a
+// store and a load would buy one to four multiplications: here keys are multiplied as soon as they
 // are transposed, and values as soon as they are read. After every few multiplications a row of the
 // next tile is asked for: in larger portions, memory and arithmetic would wait for each other.
 //
