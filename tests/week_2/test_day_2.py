@@ -59,15 +59,16 @@ def exact(scales, biases, group_size, bits, a, b) -> tuple[np.ndarray, np.ndarra
 
 
 def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -> np.ndarray | int:
-    """What AVX2 and NEON may add: activations rounded to integers, in steps of their group's own.
+    """What AVX2, NEON and AMX may add: activations rounded to integers, in steps of their group's.
 
-    With 2^e the largest power of two in a group, a step is 2^(e−14): half of it is at most 2^-15 of
-    the group's largest magnitude. A second row of integers for float16 has steps 2^15 times finer.
+    A step is the smallest power of two with which the largest magnitude is less than 255/128 · 2^14
+    steps: half of it is at most 2^-15 · 128/127.5 of that magnitude. A second row of integers for
+    float16 has steps 2^15 times finer.
     """
     if instruction_set not in ("avx2", "neon", "amx"):
         return 0
     groups = as_numpy(mx.abs(a)).reshape(*a.shape[:-1], -1, group_size).astype(np.float64)
-    rounded = 2.0 ** (-15 if a.dtype == mx.bfloat16 else -30) * groups.max(-1)
+    rounded = 2.0 ** (-15 if a.dtype == mx.bfloat16 else -30) * 128 / 127.5 * groups.max(-1)
     w = mx.dequantize(b, scales.astype(mx.float32), biases.astype(mx.float32), group_size, bits)
     sums = as_numpy(mx.abs(w)).reshape(w.shape[0], -1, group_size).astype(np.float64).sum(-1)
     return rounded @ sums.T
@@ -89,7 +90,7 @@ def test_task_2_is_exact_but_for_rounding(instruction_set, bits, group_size, hal
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("outlier", [100, 1e4])
+@pytest.mark.parametrize("outlier", [100, 1e4, 255, -255])
 def test_task_2_outliers_and_tiny_numbers(instruction_set, bits, half, outlier):
     scales, biases, group_size, _, a, b = problem(5, 256, 40, bits, 128, half)
     a[0, 3] = outlier  # in the first of the row's two groups

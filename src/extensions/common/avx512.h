@@ -71,23 +71,43 @@ inline void transpose(const uint32_t* in, int64_t stride, int rows, int columns,
     }
 }
 
+// 8 16-bit numbers from each of 16 rows, in pairs: lane r of out[p] holds numbers 2p and 2p + 1 of
+// row r. Rows at or beyond `rows`, and numbers at or beyond `columns`, are zero.
+inline void transpose_pairs(const uint16_t* in, int64_t stride, int rows, int64_t columns,
+                            __m512i (&out)[4]) {
+    const __mmask8 mask = static_cast<__mmask8>(columns >= 8 ? 0xff : (1u << columns) - 1);
+    const auto row = [&](int r) __attribute__((always_inline)) {
+        return r < rows ? _mm_maskz_loadu_epi16(mask, in + r * stride) : _mm_setzero_si128();
+    };
+    __m512i x[4];  // a quarter of a vector is a row: r, r + 4, r + 8 and r + 12
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; r++) {
+        x[r] = _mm512_inserti32x4(_mm512_castsi128_si512(row(r)), row(r + 4), 1);
+        x[r] = _mm512_inserti32x4(_mm512_inserti32x4(x[r], row(r + 8), 2), row(r + 12), 3);
+    }
+    const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpacklo_epi32(x[2], x[3]);
+    const __m512i c = _mm512_unpackhi_epi32(x[0], x[1]), d = _mm512_unpackhi_epi32(x[2], x[3]);
+    out[0] = _mm512_unpacklo_epi64(a, b);
+    out[1] = _mm512_unpackhi_epi64(a, b);
+    out[2] = _mm512_unpacklo_epi64(c, d);
+    out[3] = _mm512_unpackhi_epi64(c, d);
+}
+
 // 16-bit numbers of 16 rows, as float32 by column: out[i · out_stride …] holds number i of each
 // row. Rows at or beyond `rows` are zero.
 inline void widen_columns(const uint16_t* in, int64_t stride, int rows, int64_t columns,
                           Format format, float* out, int64_t out_stride) {
-    alignas(64) uint32_t block[16][16];
-    __m512i column[16];
-    for (int64_t first = 0; first < columns; first += 16) {
-        const int64_t count = columns - first < 16 ? columns - first : 16;
-        const __mmask16 mask = static_cast<__mmask16>((1u << count) - 1);
-        for (int i = 0; i < 16; i++) {
-            const __m256i row = i < rows ? _mm256_maskz_loadu_epi16(mask, in + i * stride + first)
-                                         : _mm256_setzero_si256();
-            _mm512_store_ps(block[i], widen(row, format));
+    for (int64_t first = 0; first < columns; first += 8) {
+        __m512i pairs[4];
+        if (rows >= 16) {
+            transpose_pairs(in + first, stride, 16, columns - first, pairs);
+        } else {
+            transpose_pairs(in + first, stride, rows, columns - first, pairs);
         }
-        transpose(block[0], 16, 16, 16, column);
-        for (int64_t i = 0; i < count; i++) {
-            _mm512_storeu_si512(out + (first + i) * out_stride, column[i]);
+        for (int64_t i = 0; i < 8 && first + i < columns; i++) {
+            const __m512i pair = i % 2 == 0 ? pairs[i / 2] : _mm512_srli_epi32(pairs[i / 2], 16);
+            _mm512_storeu_ps(out + (first + i) * out_stride,
+                             widen(_mm512_cvtepi32_epi16(pair), format));
         }
     }
 }

@@ -20,8 +20,8 @@ bool machine_has_amx() {
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
         return false;
     }
-    constexpr unsigned AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25;
-    if ((edx & AMX_TILE) == 0 || (edx & AMX_INT8) == 0) {
+    constexpr unsigned AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25, AVX512_VNNI = 1u << 11;
+    if ((edx & AMX_TILE) == 0 || (edx & AMX_INT8) == 0 || (ecx & AVX512_VNNI) == 0) {
         return false;
     }
     constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;

@@ -12,7 +12,7 @@ enum class InstructionSet {
     neon,      // 64-bit ARM: every one of them
     avx2,      // AVX2, FMA and F16C: x86 since 2013
     avx512,    // AVX-512 F, BW, VL, DQ and BF16: Zen 4 and later, Sapphire Rapids and later
-    amx,       // AVX-512 and matrix tiles of bytes: Sapphire Rapids and later
+    amx,       // AVX-512 with VNNI, and matrix tiles of bytes: Sapphire Rapids and later
 };
 
 /// The sets that this machine has, in ascending order.

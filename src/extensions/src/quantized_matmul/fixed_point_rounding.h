@@ -1,9 +1,10 @@
 // Activations as 16-bit integers, group by group: a[i] ≈ step · A[i].
 //
-// The step is 2^(e−14) where 2^e ≤ max |a| < 2^(e+1): a power of two, so that nothing but A is
-// rounded, and |A| < 2¹⁵. quantized_matmul_fixed_point.cpp says what that costs in precision.
-// float16 numbers (11 bits) get a second row of integers for what the first one leaves, with steps
-// 2¹⁵ times smaller. A group with NaN or infinity has a step of NaN.
+// The step is a power of two, so that nothing but A is rounded: the smallest with
+// |A| < 255/128 · 2¹⁴, and so with A = 256 · high + low in two signed bytes, for the kernels that
+// multiply bytes. quantized_matmul_fixed_point.cpp says what that costs in precision. float16
+// numbers (11 bits) get a second row of integers for what the first one leaves, with steps 2¹⁵
+// times smaller. A group with NaN or infinity has a step of NaN.
 //
 // The integers, and so all sums of products with them, are the same on every instruction set.
 #pragma once
@@ -33,14 +34,14 @@ struct RoundedGroup {
     Factors factors;
 };
 
-// The exponent of the largest magnitude, as float32 stores it: 255 with NaN or infinity among them.
-inline int largest_exponent(const Floats* a, int count) {
+// The largest magnitude, as float32's bits, which are in the order of the numbers.
+inline int largest_magnitude(const Floats* a, int count) {
     Ints largest = {};
     for (int v = 0; v < count; v++) {
         const Ints magnitude = as_ints(a[v]) & 0x7fffffff;
         largest = magnitude > largest ? magnitude : largest;
     }
-    return max(largest) >> 23;
+    return max(largest);
 }
 
 // Rounds a[0 … group_size), in units of the step; what that leaves of a is written back to a.
@@ -64,8 +65,9 @@ inline void round_group(const QuantizedMatmulJob& job, int64_t m, int64_t g,
     for (int v = 0; v < count; v++) {
         a[v] = load(job.a, m * job.I + g * job.group_size + v * LANES, job.format);
     }
-    int exponent = largest_exponent(a, count);
-    const bool finite = exponent < 255;
+    const int largest = largest_magnitude(a, count);
+    const bool finite = largest < 0x7f800000;
+    int exponent = (largest + 0x10000) >> 23;  // 255/128 and more counts as 2
     exponent = exponent < 30 ? 30 : exponent;  // the steps of both rows are normal numbers
     const float inverse = bits_to_float(static_cast<uint32_t>(254 + 14 - exponent) << 23);
     float step = bits_to_float(static_cast<uint32_t>(exponent - 14) << 23);

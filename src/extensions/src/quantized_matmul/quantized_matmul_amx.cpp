@@ -1,15 +1,12 @@
-// quantized_matmul with AMX: one tdpbusd multiplies 16 outputs × 64 weights by 64 activations of 16
-// rows, in integers.
+// quantized_matmul with AMX: one tdpbsud multiplies 64 activations of up to 16 rows by 64 weights
+// of 16 outputs, in integers.
 //
 // The numbers are those of quantized_matmul_fixed_point.cpp: activations rounded to 16-bit
-// integers, exact sums over a group, and the same float32 operations after them. Few rows, for
-// which tiles would stay empty, are its business. A row therefore has the same bits whichever of
-// the two computes it.
+// integers, exact sums over a group, and the same float32 operations after them. A row therefore
+// has the same bits whichever kernel computes it, and one or two rows, for which tiles would be too
+// empty, are left to another. AMX multiplies bytes; byte_planes.h makes two of an integer:
 //
-// AMX multiplies bytes. An integer A is 256 · high + low, with a signed high and an unsigned low
-// byte:
-//
-//     Σ q·A = 256 · Σ q·high + Σ q·low        |Σ q·A| ≤ 255 · 32767 · 128 < 2³¹
+//     Σ q·A = 256 · Σ q·high + Σ q·low        |Σ q·A| ≤ 255 · 32640 · 128 < 2³¹
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 #if defined(__AMX_INT8__)
@@ -21,128 +18,92 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr int64_t FEW_ROWS = 2;      // of integers: up to here, tiles are too empty to pay
-constexpr int64_t MOST_BLOCKS = 16;  // of SIDE rows, whose totals stay in the L2 cache
+constexpr int64_t MOST_BLOCKS = 32;  // of SIDE rows, whose totals stay in the L2 cache
 
 // A panel of outputs on its way.
 struct Panel {
     const QuantizedMatmulJob* job;
     Layout layout;
-    const uint32_t* scratch;  // activations: see Layout
-    int64_t first;            // output
-    int outputs;              // PANEL, or fewer at the end
-    float* scales;            // groups × PANEL
-    float* biases;            // groups × PANEL
-    Floats* totals;           // blocks × PANEL: a block's rows are the lanes
+    Units units;
+    const char* scratch;  // activations: see Layout
+    int64_t first;        // output
+    int outputs;          // PANEL, or fewer at the end
+    Floats* scales;       // groups × PANEL_TILES
+    Floats* biases;       // groups × PANEL_TILES
+    Floats* totals;       // blocks × PANEL_TILES × block_rows: outputs are the lanes
 };
 
 // O × groups of 16-bit numbers -> groups × PANEL of float32.
-void load_by_group(const Panel& panel, const uint16_t* in, float* out) {
+void load_by_group(const Panel& panel, const uint16_t* in, Floats* out) {
     const int64_t groups = panel.layout.groups;
-    for (int o = 0; o < PANEL; o += SIDE) {
+    for (int tile = 0; tile < PANEL_TILES; tile++) {
+        const int o = tile * SIDE;
         widen_columns(in + (panel.first + o) * groups, groups, panel.outputs - o, groups,
-                      panel.job->scale_format, out + o, PANEL);
+                      panel.job->scale_format, (float*)(out + tile), PANEL);
     }
 }
 
-// Four tiles of sums that left their registers.
+// Four tiles of sums that left their registers, and where they belong.
 struct Products {
-    int64_t group = -1;  // none
-    int64_t block;
-    int tile;  // of outputs: this and the next, each with high and low bytes
-    alignas(64) int32_t sums[2][PLANES][SIDE * SIDE];
+    const float* step;  // of the rows of a block
+    const float* sum;
+    const Floats* scales;  // of two tiles of outputs
+    const Floats* biases;
+    Floats* totals;                                   // 2 × block_rows
+    alignas(64) int32_t sums[2][PLANES][SIDE][SIDE];  // tile of outputs × plane × row × output
 };
 
-// totals += (scale · step) · Σ q·A + bias · (step · Σ A), for the outputs of Products and a block
-// of rows.
+// total += (scale · step) · Σ q·A + bias · (step · Σ A), for `count` of the 2 · ROWS vectors.
+template <int ROWS>
+__attribute__((always_inline)) inline void add(const Products& from, int first, int count) {
+#pragma GCC unroll 8
+    for (int i = first; i < first + count; i++) {
+        const int tile = i / ROWS, row = i % ROWS;
+        const auto high = load_bits<Ints>(from.sums[tile][0][row]);
+        const auto low = load_bits<Ints>(from.sums[tile][1][row]);
+        const Floats dot = __builtin_convertvector((high << 8) + low, Floats);
+        const Floats total = fma(from.scales[tile] * splat(from.step[row]), dot, from.totals[i]);
+        from.totals[i] = fma(from.biases[tile], splat(from.sum[row]), total);
+    }
+}
+
+// One group of two tiles of outputs and one block of rows. A group fills STEPS tiles of weights,
+// and so do the activations for it, `step` bytes apart.
 //
-// A few outputs at a time, between the multiplications of the next products: tiles and vectors are
-// different units, and a core looks too few instructions ahead to find work for both by itself. It
-// also gives tiles that were just stored the time to arrive.
-class Addition {
-   public:
-    Addition(const Panel& panel, const Products& products, int64_t first_block)
-        : left_(products.group < 0 ? 0 : 2 * SIDE), sums_(products.sums[0][0]) {
-        if (left_ == 0) {
-            return;
+// Meanwhile, the products before these are added, a few rows between two multiplications: tiles and
+// vectors are different units, and a core looks too few instructions ahead to find work for both by
+// itself. It also gives tiles that were just stored the time to arrive.
+template <int STEPS, int ROWS>
+__attribute__((always_inline)) inline void multiply(const char* activations, int64_t step,
+                                                    const char* weights, const Products* before,
+                                                    Products& products) {
+    constexpr int FEW = 2 * ROWS / (4 * STEPS);
+    int added = 0;
+    const auto add_few = [&]() __attribute__((always_inline)) {
+        if (before) {
+            add<ROWS>(*before, added, FEW);
         }
-        const Layout& layout = panel.layout;
-        const int64_t row = (products.group * layout.blocks + products.block) * SIDE;
-        const int64_t o = products.tile * SIDE;
-        step_ = load_bits<Floats>(panel.scratch + layout.factors + row);
-        sum_ = load_bits<Floats>(panel.scratch + layout.sums + row);
-        scales_ = panel.scales + products.group * PANEL + o;
-        biases_ = panel.biases + products.group * PANEL + o;
-        totals_ = panel.totals + (products.block - first_block) * PANEL + o;
-    }
-
-    /// Adds the next FEW outputs.
-    __attribute__((always_inline)) void add_few() {
-        if (left_ == 0) {
-            return;
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < FEW; i++) {
-            const auto high = load_bits<Ints>(sums_ + i * SIDE);
-            const auto low = load_bits<Ints>(sums_ + (SIDE + i) * SIDE);
-            const Floats dot = __builtin_convertvector((high << 8) + low, Floats);
-            const Floats total = fma(splat(scales_[i]) * step_, dot, totals_[i]);
-            totals_[i] = fma(splat(biases_[i]), sum_, total);
-        }
-        left_ -= FEW;
-        scales_ += FEW;
-        biases_ += FEW;
-        totals_ += FEW;
-        sums_ += (left_ == SIDE ? SIDE + FEW : FEW) * SIDE;  // the second output's come after low
-    }
-
-    void add_rest() {
-        while (left_ > 0) {
-            add_few();
-        }
-    }
-
-   private:
-    static constexpr int FEW = 4;
-
-    int left_;  // outputs
-    const int32_t* sums_;
-    Floats step_, sum_;
-    const float *scales_, *biases_;
-    Floats* totals_;
-};
-
-// One group of two tiles of outputs, from `tile`, and one block of rows; meanwhile, the products
-// before these are added.
-void multiply(const Panel& panel, int64_t group, const Weights& weights, int tile, int64_t block,
-              Addition before, Products& products) {
-    const Layout& layout = panel.layout;
-    const int64_t segment = group * layout.group_segments;
-    const uint32_t* a = panel.scratch + layout.tile(segment, 0, 0, block);
-    const int64_t plane = layout.blocks * layout.tile_words;
+        added += FEW;
+    };
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int i = 0; i < layout.group_segments; i++) {
-        for (int part = 0; part < layout.parts; part++, a += PLANES * plane) {
-            _tile_loadd(4, weights.tile(layout, segment + i, part, tile), VECTOR);
-            _tile_loadd(6, a, VECTOR);
-            _tile_dpbusd(0, 4, 6);
-            before.add_few();
-            _tile_loadd(7, a + plane, VECTOR);
-            _tile_dpbuud(1, 4, 7);
-            before.add_few();
-            _tile_loadd(5, weights.tile(layout, segment + i, part, tile + 1), VECTOR);
-            _tile_dpbusd(2, 5, 6);
-            before.add_few();
-            _tile_dpbuud(3, 5, 7);
-            before.add_few();
-        }
+#pragma GCC unroll 2
+    for (int i = 0; i < STEPS; i++, activations += step, weights += TILE_BYTES) {
+        _tile_loadd(4, weights, VECTOR);
+        _tile_loadd(6, activations, VECTOR);
+        _tile_dpbsud(0, 6, 4);
+        add_few();
+        _tile_loadd(7, activations + ROWS * VECTOR, VECTOR);
+        _tile_dpbsud(1, 7, 4);
+        add_few();
+        _tile_loadd(5, weights + MAX_STEPS * TILE_BYTES, VECTOR);
+        _tile_dpbsud(2, 6, 5);
+        add_few();
+        _tile_dpbsud(3, 7, 5);
+        add_few();
     }
-    before.add_rest();
-    products.group = group;
-    products.block = block;
-    products.tile = tile;
     _tile_stored(0, products.sums[0][0], VECTOR);
     _tile_stored(1, products.sums[0][1], VECTOR);
     _tile_stored(2, products.sums[1][0], VECTOR);
@@ -153,48 +114,67 @@ void multiply(const Panel& panel, int64_t group, const Weights& weights, int til
 // two rows of integers.
 void store_totals(const Panel& panel, int64_t first_block, int64_t blocks) {
     const QuantizedMatmulJob& job = *panel.job;
+    const Layout& layout = panel.layout;
     const int together = rows_of_integers(job.format);
     for (int64_t block = 0; block < blocks; block++) {
-        const int64_t first = (first_block + block) * SIDE;
-        for (int o = 0; o < panel.outputs; o += SIDE) {
-            __m512i rows[SIDE];  // 16 outputs each
-            transpose((const uint32_t*)(panel.totals + block * PANEL + o), SIDE, SIDE, SIDE, rows);
-            for (int64_t r = 0; r < SIDE && first + r < panel.layout.rows; r += together) {
-                Floats total = (Floats)rows[r];
-                if (together == 2) {
-                    total += (Floats)rows[r + 1];
+        const int64_t first = (first_block + block) * layout.block_rows;
+        for (int64_t r = 0; r < layout.block_rows && first + r < layout.rows; r += together) {
+            const int64_t out = (first + r) / together * job.O + panel.first;
+            for (int tile = 0; tile < PANEL_TILES && tile * SIDE < panel.outputs; tile++) {
+                const Floats* of_row =
+                    panel.totals + (block * PANEL_TILES + tile) * layout.block_rows + r;
+                const Floats total = together == 2 ? of_row[0] + of_row[1] : of_row[0];
+                if (panel.outputs - tile * SIDE >= SIDE) {
+                    store(job.out, out + tile * SIDE, job.format, total);
+                } else {
+                    store(job.out, out + tile * SIDE, job.format, total,
+                          panel.outputs - tile * SIDE);
                 }
-                const int count = panel.outputs - o < SIDE ? panel.outputs - o : SIDE;
-                store(job.out, (first + r) / together * job.O + panel.first + o, job.format, total,
-                      count);
             }
         }
     }
 }
 
 // The panel's outputs for `blocks` blocks of rows.
+template <int STEPS, int ROWS>
 void run_panel(const Panel& panel, int64_t first_block, int64_t blocks, Weights& weights) {
     const Layout& layout = panel.layout;
+    const Units& units = panel.units;
     const uint32_t* b = panel.job->b + panel.first * layout.row_bytes / 4;
-    for (int64_t i = 0; i < blocks * PANEL; i++) {
+    const auto steps = (const float*)(panel.scratch + layout.factors);
+    const auto sums = (const float*)(panel.scratch + layout.sums);
+    const int64_t step = (layout.parts == 2 ? 1 : layout.blocks) * PLANES * layout.tile_bytes();
+    for (int64_t i = 0; i < blocks * PANEL_TILES * ROWS; i++) {
         panel.totals[i] = Floats{};
     }
     Products products[2];
-    int turn = 0;
-    for (int64_t unit = 0; unit < layout.units; unit++) {
-        unpack(layout, b, unit, panel.outputs, weights);
-        const int64_t last = layout.first_group(unit + 1);
-        for (int64_t group = layout.first_group(unit); group < last; group++) {
-            for (int64_t block = first_block; block < first_block + blocks; block++) {
+    const Products* before = nullptr;
+    for (int64_t unit = 0; unit < units.count; unit++) {
+        unpack(layout, units, b, unit, panel.outputs, weights);
+        for (int i = 0; i < units.groups && unit * units.groups + i < layout.groups; i++) {
+            const int64_t group = unit * units.groups + i;
+            const int64_t byte = group * layout.group_bytes;
+            const char* of_group = (const char*)weights.words + byte % VECTOR / 4 * VECTOR;
+            for (int64_t block = 0; block < blocks; block++) {
+                const char* activations = panel.scratch +
+                                          layout.tile(byte / VECTOR, first_block + block, 0, 0) +
+                                          byte % VECTOR;
+                const int64_t row = (group * layout.blocks + first_block + block) * ROWS;
                 for (int tile = 0; tile < PANEL_TILES; tile += 2) {
-                    const Addition before(panel, products[1 - turn], first_block);
-                    multiply(panel, group, weights, tile, block, before, products[turn]);
-                    turn = 1 - turn;
+                    Products& now = products[before == products];
+                    now.step = steps + row;
+                    now.sum = sums + row;
+                    now.scales = panel.scales + group * PANEL_TILES + tile;
+                    now.biases = panel.biases + group * PANEL_TILES + tile;
+                    now.totals = panel.totals + (block * PANEL_TILES + tile) * ROWS;
+                    multiply<STEPS, ROWS>(activations, step,
+                                          of_group + tile * MAX_STEPS * TILE_BYTES, before, now);
+                    before = &now;
                 }
             }
         }
     }
-    Addition(panel, products[1 - turn], first_block).add_rest();
+    add<ROWS>(*before, 0, 2 * ROWS);
     store_totals(panel, first_block, blocks);
 }
 
@@ -202,54 +182,53 @@ bool are_few(const QuantizedMatmulJob& job) {
     return job.M * rows_of_integers(job.format) <= FEW_ROWS;
 }
 
-int64_t scratch_bytes(const QuantizedMatmulJob& job) {
-    return are_few(job) ? avx2::quantized_matmul_fixed_point.scratch(job)
-                        : 4 * layout_of(job).words;
+// Tiles need not be full: a multiplication takes as long as its activations have rows.
+Layout layout_of(const QuantizedMatmulJob& job) {
+    const int64_t rows = job.M * rows_of_integers(job.format);
+    return Layout(job, rows <= 4 ? 4 : rows <= 8 ? 8 : SIDE);
 }
 
-// first_row is a multiple of 16, so that a call has whole blocks.
+int64_t scratch_bytes(const QuantizedMatmulJob& job) {
+    return are_few(job) ? quantized_matmul_few_rows.scratch(job) : layout_of(job).bytes;
+}
+
 void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, int64_t last_row) {
     if (are_few(job)) {
-        avx2::quantized_matmul_fixed_point.prepare(job, scratch, first_row, last_row);
+        quantized_matmul_few_rows.prepare(job, scratch, first_row, last_row);
         return;
     }
-    const Layout layout = layout_of(job);
-    const int together = rows_of_integers(job.format);
-    const int64_t last = (last_row * together + SIDE - 1) / SIDE;
-    for (int64_t block = first_row * together / SIDE; block < last; block++) {
-        for (int64_t g = 0; g < layout.groups; g++) {
-            prepare_group(job, layout, block, g, static_cast<uint32_t*>(scratch));
-        }
-    }
+    prepare_rows(job, layout_of(job), static_cast<char*>(scratch), first_row, last_row);
 }
 
 void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
          int64_t last_output) {
     if (are_few(job)) {
-        avx2::quantized_matmul_fixed_point.run(job, scratch, first_output, last_output);
+        quantized_matmul_few_rows.run(job, scratch, first_output, last_output);
         return;
     }
     const Layout layout = layout_of(job);
+    const Units units(layout);
     const int64_t most = layout.blocks < MOST_BLOCKS ? layout.blocks : MOST_BLOCKS;
-    const int64_t floats = (2 * layout.groups + most * SIDE) * PANEL;
-    char* memory = static_cast<char*>(_mm_malloc(sizeof(Weights) + floats * 4, 64));
-    Weights* weights = reinterpret_cast<Weights*>(memory);
-    Panel panel;
-    panel.job = &job;
-    panel.layout = layout;
-    panel.scratch = static_cast<const uint32_t*>(scratch);
-    panel.scales = reinterpret_cast<float*>(weights + 1);
-    panel.biases = panel.scales + layout.groups * PANEL;
-    panel.totals = reinterpret_cast<Floats*>(panel.biases + layout.groups * PANEL);
-    configure_tiles(layout);
+    const int64_t floats = (2 * layout.groups + most * layout.block_rows) * PANEL_TILES;
+    auto memory = static_cast<Weights*>(_mm_malloc(sizeof(Weights) + floats * sizeof(Floats), 64));
+    Floats* scales = (Floats*)(memory + 1);
+    Floats* biases = scales + layout.groups * PANEL_TILES;
+    Floats* totals = biases + layout.groups * PANEL_TILES;
+    const bool two_steps = layout.parts * units.group_segments == 2;
+    const auto run_rows = layout.block_rows == 4 ? (two_steps ? run_panel<2, 4> : run_panel<1, 4>)
+                          : layout.block_rows == 8
+                              ? (two_steps ? run_panel<2, 8> : run_panel<1, 8>)
+                              : (two_steps ? run_panel<2, 16> : run_panel<1, 16>);
+    configure_tiles(layout.block_rows, units.segment_bytes);
     for (int64_t o = first_output; o < last_output; o += PANEL) {
-        panel.first = o;
-        panel.outputs = static_cast<int>(last_output - o < PANEL ? last_output - o : PANEL);
-        load_by_group(panel, job.scales, panel.scales);
-        load_by_group(panel, job.biases, panel.biases);
+        const int outputs = static_cast<int>(last_output - o < PANEL ? last_output - o : PANEL);
+        const Panel panel = {&job,   layout, units, static_cast<const char*>(scratch), o, outputs,
+                             scales, biases, totals};
+        load_by_group(panel, job.scales, scales);
+        load_by_group(panel, job.biases, biases);
         for (int64_t block = 0; block < layout.blocks; block += most) {
-            run_panel(panel, block, layout.blocks - block < most ? layout.blocks - block : most,
-                      *weights);
+            run_rows(panel, block, layout.blocks - block < most ? layout.blocks - block : most,
+                     *memory);
         }
     }
     _tile_release();

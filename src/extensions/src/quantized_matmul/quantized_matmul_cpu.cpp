@@ -45,7 +45,7 @@ void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
     auto scratch = std::make_unique_for_overwrite<char[]>(kernel.scratch(input) + 64);
     void* aligned =
         reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.get()) + 63) & ~63);
-    constexpr int64_t ROWS = 16;
+    constexpr int64_t ROWS = 4;
     parallel_for((input.M + ROWS - 1) / ROWS, [&](int64_t chunk) {
         kernel.prepare(input, aligned, chunk * ROWS, std::min(input.M, (chunk + 1) * ROWS));
     });

@@ -1,20 +1,20 @@
 // quantized_matmul for AVX2 and NEON, which multiply no bfloat16 numbers but do multiply integers:
 // the activations become 16-bit integers too, and every sum over a group is exact.
 //
-// 1. prepare: a group of activations a[i] becomes step · A[i], |A[i]| < 2¹⁵ integers. The step is
-//    2^(e−14) where 2^e ≤ max |a| < 2^(e+1): a power of two, so that nothing but A is rounded.
+// 1. prepare: a group of activations a[i] becomes step · A[i], |A[i]| < 2¹⁵ integers. The step is a
+//    power of two, so that nothing but A is rounded (fixed_point_rounding.h).
 // 2. unpack: a byte of weights widens to a 16-bit lane: one 8-bit number, or two 4-bit ones.
 // 3. multiply: Σ q·A in 32 bits; 255 · 32767 · 128 < 2³¹. As integers add up to the same in any
 //    order, one row alone may unpack as it goes, and many rows share weights that were unpacked.
 // 4. total += (scale · step) · Σ q·A + bias · (step · Σ A), in float32, group after group.
 //
-// What it costs in precision. |a − step·A| ≤ step/2 ≤ 2⁻¹⁵ · max |a|, and 0 for a bfloat16 number
-// (8 significant bits) that is at least 2⁻⁷ of the largest of its group. The largest of 128 is at
-// most √128 times their root mean square, so the activations are off by less than 2⁻¹¹ of that,
-// where rounding the weights to bfloat16 would be off by up to 2⁻⁹. It is the same A that meets q
-// and the bias, so this error is one of Σ w·a and not of its two larger halves. float16 numbers (11
-// bits) get a second row of integers for what the first one leaves, with steps 2¹⁵ times smaller:
-// |error| ≤ 2⁻³⁰ · max |a|.
+// What it costs in precision. |a − step·A| ≤ step/2 ≤ 1.004 · 2⁻¹⁵ · max |a|, and 0 for a bfloat16
+// number (8 significant bits) that is more than 2⁻⁷ of the largest of its group. The largest of 128
+// is at most √128 times their root mean square, so the activations are off by less than 2⁻¹¹ of
+// that, where rounding the weights to bfloat16 would be off by up to 2⁻⁹. It is the same A that
+// meets q and the bias, so this error is one of Σ w·a and not of its two larger halves. float16
+// numbers (11 bits) get a second row of integers for what the first one leaves, with steps 2¹⁵
+// times smaller: |error| ≤ 1.004 · 2⁻³⁰ · max |a|.
 //
 // A group with NaN or infinity makes its row NaN. Steps are at least 2⁻¹¹¹.
 #include <stdlib.h>

@@ -47,8 +47,9 @@ extern const QuantizedMatmulKernel quantized_matmul_fixed_point;
 }
 extern const QuantizedMatmulKernel quantized_matmul_avx512;
 namespace amx {
-extern const QuantizedMatmulKernel quantized_matmul_tiles;
-}
+extern const QuantizedMatmulKernel quantized_matmul_tiles;     // leaves a few rows to the next
+extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // one or two rows of integers
+}  // namespace amx
 #elif defined(__aarch64__)
 namespace neon {
 extern const QuantizedMatmulKernel quantized_matmul_fixed_point;

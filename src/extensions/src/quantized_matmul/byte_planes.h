@@ -1,0 +1,126 @@
+// Activations as bytes, for kernels that multiply bytes.
+//
+// An integer of fixed_point_rounding.h is 256 · high + low, both signed: the high and the low bytes
+// are two *planes*. 64 bytes of a row of b, a *vector*, hold 64 8-bit numbers or 128 4-bit ones, of
+// which the even and the odd ones unpack to a vector each: two *parts*. Activations are laid out to
+// match, by vector of b × block of rows × part × plane × row × byte.
+#pragma once
+
+#include "common/avx512.h"
+#include "src/quantized_matmul/fixed_point_rounding.h"
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+namespace {
+
+constexpr int VECTOR = 64;  // bytes
+constexpr int MAX_PARTS = 2;
+constexpr int PLANES = 2;
+
+// Where the activations of a call lie in its scratch memory.
+struct Layout {
+    int64_t row_bytes;  // of b
+    int64_t vectors;    // in a row of b; the last may be cut short
+    int64_t groups;     // in a row of b
+    int group_bytes;    // 16, 32, 64 or 128
+    int parts;          // 2 or 1
+    int64_t rows;       // of integers
+    int block_rows;
+    int64_t blocks;   // of rows; the last may be cut short
+    int64_t factors;  // in bytes from the start of scratch: groups × blocks · block_rows steps …
+    int64_t sums;     // … and as many sums
+    int64_t bytes;    // of scratch
+
+    Layout(const QuantizedMatmulJob& job, int block_rows)
+        : row_bytes(job.I * job.bits / 8),
+          vectors((row_bytes + VECTOR - 1) / VECTOR),
+          groups(job.I / job.group_size),
+          group_bytes(job.group_size * job.bits / 8),
+          parts(8 / job.bits),
+          rows(job.M * rows_of_integers(job.format)),
+          block_rows(block_rows),
+          blocks((rows + block_rows - 1) / block_rows),
+          factors(tile(vectors, 0, 0, 0)),
+          sums(factors + groups * blocks * block_rows * 4),
+          bytes(sums + groups * blocks * block_rows * 4) {}
+
+    // Where a block of rows begins, in bytes from the start of scratch.
+    int64_t tile(int64_t vector, int64_t block, int part, int plane) const {
+        return (((vector * blocks + block) * parts + part) * PLANES + plane) * tile_bytes();
+    }
+    int64_t tile_bytes() const { return block_rows * VECTOR; }
+
+    // Where the bytes from one byte of a row of b on meet theirs.
+    int64_t at(int64_t byte, int64_t row, int part, int plane) const {
+        return tile(byte / VECTOR, row / block_rows, part, plane) + row % block_rows * VECTOR +
+               byte % VECTOR;
+    }
+};
+
+// The high or the low bytes of a group's integers, in the order of its weights' bytes: part × byte.
+inline void bytes_of(const RoundedGroup& rounded, int group_size, int plane, int parts,
+                     uint8_t (*out)[MAX_GROUP]) {
+    alignas(64) uint8_t bytes[MAX_GROUP] = {};
+    for (int v = 0; v < group_size / LANES; v++) {
+        const Ints integers = rounded.integers[v];
+        const Ints shifted = plane == 0 ? (integers + 128) >> 8 : integers;
+        _mm_storeu_si128((__m128i*)(bytes + v * LANES), _mm512_cvtepi32_epi8((__m512i)shifted));
+    }
+    for (int i = 0; i < group_size; i += VECTOR) {
+        const __m512i x = _mm512_load_si512(bytes + i);
+        if (parts == 1) {
+            _mm512_storeu_si512(out[0] + i, x);
+            continue;
+        }
+        _mm256_storeu_si256((__m256i*)(out[0] + i / 2), _mm512_cvtepi16_epi8(x));
+        _mm256_storeu_si256((__m256i*)(out[1] + i / 2),
+                            _mm512_cvtepi16_epi8(_mm512_srli_epi16(x, 8)));
+    }
+}
+
+// Lays out one group of a row of integers. Beyond the last row, that is one of zeros.
+inline void lay_out(const QuantizedMatmulJob& job, const Layout& layout,
+                    const RoundedGroup& rounded, int64_t row, int64_t g, char* scratch) {
+    const int64_t at = g * layout.blocks * layout.block_rows + row;
+    ((float*)(scratch + layout.factors))[at] = rounded.factors.step;
+    ((float*)(scratch + layout.sums))[at] = rounded.factors.sum;
+    for (int plane = 0; plane < PLANES; plane++) {
+        uint8_t bytes[MAX_PARTS][MAX_GROUP];
+        bytes_of(rounded, job.group_size, plane, layout.parts, bytes);
+        for (int part = 0; part < layout.parts; part++) {
+            for (int b = 0; b < layout.group_bytes; b += VECTOR) {
+                char* to = scratch + layout.at(g * layout.group_bytes + b, row, part, plane);
+                if (layout.group_bytes >= VECTOR) {  // a copy of known length is one instruction
+                    memcpy(to, bytes[part] + b, VECTOR);
+                } else {
+                    memcpy(to, bytes[part], layout.group_bytes);
+                }
+            }
+        }
+    }
+}
+
+// Prepares rows first_row … last_row − 1 of a, and with the last one what fills its block.
+inline void prepare_rows(const QuantizedMatmulJob& job, const Layout& layout, char* scratch,
+                         int64_t first_row, int64_t last_row) {
+    const int together = rows_of_integers(job.format);
+    for (int64_t g = 0; g < layout.groups; g++) {
+        for (int64_t m = first_row; m < last_row; m++) {
+            RoundedGroup rounded[MAX_ROWS_OF_INTEGERS];
+            round_group(job, m, g, rounded);
+            for (int i = 0; i < together; i++) {
+                lay_out(job, layout, rounded[i], m * together + i, g, scratch);
+            }
+        }
+        if (last_row == job.M) {
+            const RoundedGroup zeros = {};
+            for (int64_t row = layout.rows; row < layout.blocks * layout.block_rows; row++) {
+                lay_out(job, layout, zeros, row, g, scratch);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA

@@ -1,0 +1,213 @@
+// quantized_matmul for one or two rows, where the time goes into reading the weights: bytes
+// multiplied in vectors (AVX-512 VNNI), which every machine with AMX has.
+//
+// The numbers are those of quantized_matmul_fixed_point.cpp, and so is every bit of the result;
+// byte_planes.h says how activations become bytes. A *panel* is 16 outputs, whose rows of b lie one
+// after the other in memory.
+//
+// 1. multiply: four rows side by side, a vector of each after the other. vpdpbusd adds up four
+//    products to a lane of 32 bits; the lanes of four outputs are folded into one vector, *quads*:
+//    lane 4q + o is the sum over 16 bytes, q, of output o.
+// 2. add: the quads of 16 outputs are transposed, and those of a group added: Σ q·A with an output
+// in
+//    each lane. From there on it is float32, group after group.
+//
+// Memory is what this is about. Rows 0–3 are read beside rows 8–11, then 4–7 beside 12–15: two
+// places in memory that go forward are what the processor follows best, and four rows at each keep
+// their sums in registers. Each line that is used asks for the line a panel ahead, into the second
+// cache. benchmark/LOG.md has how fast that reads, and what else was tried.
+#include "src/quantized_matmul/quantized_matmul_kernels.h"
+
+#if defined(__AVX512VNNI__)
+
+#include "src/quantized_matmul/byte_planes.h"
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+namespace {
+
+constexpr int OUTPUTS = 16;  // in a panel
+constexpr int QUAD = 4;      // outputs, or lanes
+constexpr int QUADS = OUTPUTS / QUAD;
+constexpr int QUAD_BYTES = VECTOR / QUADS;
+static_assert(OUTPUTS == LANES);
+
+// --- 1. multiply --------------------------------------------------------------------------------
+
+// sums + Σ a·b over the four bytes of each lane.
+inline Ints multiply_add(Ints sums, Ints unsigned_bytes, const char* signed_bytes) {
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)unsigned_bytes,
+                                     _mm512_loadu_si512(signed_bytes));
+}
+
+// Lane 4q + o of the result is the sum of lanes 4q … 4q + 3 of x[o].
+inline Ints fold(const Ints (&x)[QUAD]) {
+    const auto fold_two = [](Ints a, Ints b) __attribute__((always_inline)) {
+        return (Ints)_mm512_unpacklo_epi32((__m512i)a, (__m512i)b) +
+               (Ints)_mm512_unpackhi_epi32((__m512i)a, (__m512i)b);
+    };
+    const __m512i low = (__m512i)fold_two(x[0], x[1]), high = (__m512i)fold_two(x[2], x[3]);
+    return (Ints)_mm512_unpacklo_epi64(low, high) + (Ints)_mm512_unpackhi_epi64(low, high);
+}
+
+// Four rows of b, row_bytes apart, from one byte of each on.
+struct Rows {
+    const char* b;
+    int64_t row_bytes;
+    const char* ahead;  // what to fetch meanwhile
+};
+
+// The next vector of four rows of b times all rows of activations. `words` are those that exist.
+template <int PARTS, int ROWS>
+__attribute__((always_inline)) inline void multiply_vector(Rows& from, __mmask16 words,
+                                                           const char* a, Ints* quads,
+                                                           int64_t row_quads) {
+    Ints weights[QUAD][PARTS];
+#pragma GCC unroll 4
+    for (int o = 0; o < QUAD; o++) {
+        _mm_prefetch(from.ahead + o * VECTOR, _MM_HINT_T1);
+        const Ints bytes = (Ints)_mm512_maskz_loadu_epi32(words, from.b + o * from.row_bytes);
+        weights[o][0] = PARTS == 1 ? bytes : bytes & 0x0f0f0f0f;
+        if constexpr (PARTS == 2) {
+            weights[o][1] = (bytes >> 4) & 0x0f0f0f0f;
+        }
+    }
+    from.b += VECTOR;
+    from.ahead += QUAD * VECTOR;
+#pragma GCC unroll 2
+    for (int r = 0; r < ROWS; r++) {
+        Ints sums[QUAD];
+#pragma GCC unroll 4
+        for (int o = 0; o < QUAD; o++) {
+            Ints sum = {};
+#pragma GCC unroll 2
+            for (int plane = 0; plane < PLANES; plane++) {
+                sum <<= 8;
+#pragma GCC unroll 2
+                for (int part = 0; part < PARTS; part++) {
+                    sum = multiply_add(sum, weights[o][part],
+                                       a + ((part * PLANES + plane) * ROWS + r) * VECTOR);
+                }
+            }
+            sums[o] = sum;
+        }
+        quads[r * row_quads] = fold(sums);
+    }
+}
+
+// The quads of a panel: rows × vectors × QUADS.
+template <int PARTS, int ROWS>
+void multiply_panel(const Layout& layout, const char* b, const char* a, Ints* quads) {
+    constexpr int HALF = QUADS / 2;
+    const int64_t vectors = layout.vectors, row_bytes = layout.row_bytes;
+    const int64_t left = row_bytes - (vectors - 1) * VECTOR;  // bytes in the last vector
+    const auto last_words = static_cast<__mmask16>((1u << left / 4) - 1);
+    for (int quad = 0; quad < HALF; quad++) {
+        const int64_t here = quad * QUAD * row_bytes, there = (quad + HALF) * QUAD * row_bytes;
+        const char* next_panel = b + OUTPUTS * row_bytes;
+        Rows first = {b + here, row_bytes, next_panel + here};
+        Rows second = {b + there, row_bytes, next_panel + there};
+        for (int64_t v = 0; v < vectors; v++) {
+            const __mmask16 words = v + 1 < vectors ? 0xffff : last_words;
+            const char* activations = a + v * (PARTS * PLANES * ROWS * VECTOR);
+            Ints* to = quads + v * QUADS + quad;
+            multiply_vector<PARTS, ROWS>(first, words, activations, to, vectors * QUADS);
+            multiply_vector<PARTS, ROWS>(second, words, activations, to + HALF, vectors * QUADS);
+        }
+    }
+}
+
+// --- 2. add -------------------------------------------------------------------------------------
+
+// Transposes the quads of a vector of b: quad q of all 16 outputs.
+inline void transpose_quads(Ints* quads) {
+    const __m512i* x = (const __m512i*)quads;
+    const __m512i a = _mm512_shuffle_i32x4(x[0], x[1], 0x44);  // quads 0 and 1 of outputs 0–7
+    const __m512i b = _mm512_shuffle_i32x4(x[2], x[3], 0x44);
+    const __m512i c = _mm512_shuffle_i32x4(x[0], x[1], 0xee);  // quads 2 and 3
+    const __m512i d = _mm512_shuffle_i32x4(x[2], x[3], 0xee);
+    quads[0] = (Ints)_mm512_shuffle_i32x4(a, b, 0x88);
+    quads[1] = (Ints)_mm512_shuffle_i32x4(a, b, 0xdd);
+    quads[2] = (Ints)_mm512_shuffle_i32x4(c, d, 0x88);
+    quads[3] = (Ints)_mm512_shuffle_i32x4(c, d, 0xdd);
+}
+
+// total += (scale · step) · Σ q·A + bias · (step · Σ A), group after group.
+Floats add_groups(const Layout& layout, const Floats* scales, const Floats* biases,
+                  const char* scratch, int row, Ints* quads) {
+    for (int64_t v = 0; v < layout.vectors; v++) {
+        transpose_quads(quads + v * QUADS);
+    }
+    const float* step = (const float*)(scratch + layout.factors) + row;
+    const float* sum = (const float*)(scratch + layout.sums) + row;
+    const int group_quads = layout.group_bytes / QUAD_BYTES;
+    Floats total = {};
+    for (int64_t g = 0; g < layout.groups; g++, step += layout.rows, sum += layout.rows) {
+        Ints dot = {};
+        for (int q = 0; q < group_quads; q++) {
+            dot += quads[g * group_quads + q];
+        }
+        total = fma(scales[g] * splat(*step), __builtin_convertvector(dot, Floats), total);
+        total = fma(biases[g], splat(*sum), total);
+    }
+    return total;
+}
+
+// --- the kernel ---------------------------------------------------------------------------------
+
+Layout layout_of(const QuantizedMatmulJob& job) {
+    return Layout(job, static_cast<int>(job.M) * rows_of_integers(job.format));
+}
+
+int64_t scratch_bytes(const QuantizedMatmulJob& job) { return layout_of(job).bytes; }
+
+void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, int64_t last_row) {
+    prepare_rows(job, layout_of(job), static_cast<char*>(scratch), first_row, last_row);
+}
+
+void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
+         int64_t last_output) {
+    const Layout layout = layout_of(job);
+    const auto activations = static_cast<const char*>(scratch);
+    const int64_t groups = layout.groups, row_quads = layout.vectors * QUADS;
+    const int64_t vectors = 2 * groups + layout.rows * row_quads;
+    auto memory = static_cast<Floats*>(
+        _mm_malloc(vectors * sizeof(Floats) + OUTPUTS * layout.row_bytes, sizeof(Floats)));
+    Floats* scales = memory;
+    Floats* biases = scales + groups;
+    Ints* quads = (Ints*)(biases + groups);
+    void* rows_that_exist = memory + vectors;
+    const auto multiply = layout.rows == 1
+                              ? (layout.parts == 2 ? multiply_panel<2, 1> : multiply_panel<1, 1>)
+                              : (layout.parts == 2 ? multiply_panel<2, 2> : multiply_panel<1, 2>);
+    const int together = rows_of_integers(job.format);
+    for (int64_t o = first_output; o < last_output; o += OUTPUTS) {
+        const char* b = (const char*)job.b + o * layout.row_bytes;
+        int outputs = OUTPUTS;
+        if (last_output - o < OUTPUTS) {  // no other rows may be read
+            outputs = static_cast<int>(last_output - o);
+            b = (const char*)memcpy(rows_that_exist, b, outputs * layout.row_bytes);
+        }
+        multiply(layout, b, activations, quads);
+        widen_columns(job.scales + o * groups, groups, outputs, groups, job.scale_format,
+                      (float*)scales, LANES);
+        widen_columns(job.biases + o * groups, groups, outputs, groups, job.scale_format,
+                      (float*)biases, LANES);
+        const auto total_of = [&](int row) {
+            return add_groups(layout, scales, biases, activations, row, quads + row * row_quads);
+        };
+        for (int r = 0; r < layout.rows; r += together) {
+            const Floats total = together == 2 ? total_of(r) + total_of(r + 1) : total_of(r);
+            store(job.out, r / together * job.O + o, job.format, total, outputs);
+        }
+    }
+    _mm_free(memory);
+}
+
+}  // namespace
+
+const QuantizedMatmulKernel quantized_matmul_few_rows = {scratch_bytes, prepare, run};
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA
+
+#endif  // elsewhere nothing is left of this file
