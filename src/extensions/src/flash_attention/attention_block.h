@@ -209,8 +209,7 @@ void attend_few(const AttentionBlock& block, int first, const int* visible, cons
 
 /// Rows from `first` on attend to a tile. `mask` is null or rows × KEYS.
 inline void attend(const AttentionBlock& block, int first, const int* visible, const float* mask,
-                   const Tile& tile, const Tile& next, Format format) {
-    Ahead ahead(next, bytes_of(block.D, format));
+                   const Tile& tile, Ahead& ahead, Format format) {
     if (block.rows - first <= FEW_ROWS) {
         switch (format) {
             case Format::float32:
@@ -250,17 +249,25 @@ inline void load_query_row(const AttentionBlock& block, int row, const void* que
 ///
 /// visible_keys(row): how many keys a row of the block may see, from the first; it does not fall
 ///   from row to row, and is at most `end` for the last.
-/// tile_at(first): the addresses of the keys and values from `first` on; from `end` on, of what is
-///   likely to be needed next, to be fetched early, or none.
+/// tile_at(first): the addresses of the keys and values from `first` on; from `end` on, as if they
+///   followed these, of those that are likely to be needed next, or none.
 /// mask: null, or room for rows × KEYS numbers that load_mask(first, count) fills; it returns
 ///   whether any row sees any of these keys.
 template <typename VisibleKeys, typename TileAt, typename LoadMask>
 void attend_to_all(const AttentionBlock& block, int64_t end, Format format,
                    const VisibleKeys& visible_keys, const TileAt& tile_at, const float* mask,
                    const LoadMask& load_mask) {
-    Tile tile = tile_at(0);
+    const int64_t distance = end < KEYS ? end : KEYS;
     for (int64_t first_key = 0; first_key < end; first_key += KEYS) {
-        const Tile next = tile_at(first_key + KEYS);
+        const Tile tile = tile_at(first_key);
+        // As many rows as this tile has, some way on: so memory has an even load, also where a tile
+        // is not full, and where the keys of one head end and those of another begin.
+        Tile later = {};
+        append(later, tile_at(first_key + distance), tile.keys.count);
+        if (first_key + distance < end) {
+            append(later, tile_at(end), tile.keys.count);
+        }
+        Ahead ahead(later, bytes_of(block.D, format));
         if (mask == nullptr || load_mask(first_key, tile.keys.count)) {
             int visible[MAX_BLOCK_ROWS];
             int first = block.rows;  // the first row that sees a key of this tile
@@ -269,9 +276,8 @@ void attend_to_all(const AttentionBlock& block, int64_t end, Format format,
                 visible[row] = static_cast<int>(seen < 0 ? 0 : seen < KEYS ? seen : KEYS);
                 first = visible[row] > 0 ? row : first;
             }
-            attend(block, first, visible, mask, tile, next, format);
+            attend(block, first, visible, mask, tile, ahead, format);
         }
-        tile = next;
     }
 }
 

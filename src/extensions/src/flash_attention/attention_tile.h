@@ -30,41 +30,46 @@ inline const void* element(const void* row, int64_t d, Format format) {
     return static_cast<const char*>(row) + bytes_of(d, format);
 }
 
-/// Fetches the next tile into the L2 cache while this one is worked on, a little at a time: a core
-/// waits for at most about 16 lines at once, and stands still when it is asked for more.
+/// `to` gets keys and values of `from` until it has `count`, or `from` has no more.
+inline void append(Tile& to, const Tile& from, int count) {
+    for (int i = 0; i < from.keys.count && to.keys.count < count; i++) {
+        to.keys.at[to.keys.count++] = from.keys.at[i];
+        to.values.at[to.values.count++] = from.values.at[i];
+    }
+}
+
+/// Fetches rows of a later tile into the L2 cache while this one is worked on, a little at a time:
+/// a core waits for at most about 16 lines at once, and stands still when it is asked for more.
 class Ahead {
    public:
-    Ahead(const Tile& next, int64_t row_bytes) : next_(next), row_bytes_(row_bytes) {}
+    Ahead(const Tile& later, int64_t row_bytes)
+        : later_(later), rows_(later.keys.count + later.values.count), row_bytes_(row_bytes) {}
 
-    /// Asks for what is still missing of a part of the tile, from 0 to 1.
+    /// Asks for what is still missing of a part of the rows: from 0 to 1, or more for all.
     void fetch(float part) {
-        const int end = static_cast<int>(part * 2 * KEYS);
-        for (; done_ < end && done_ < 2 * KEYS; done_++) {
-            fetch_row(done_);
+        const int end = static_cast<int>(part * static_cast<float>(rows_));
+        while (done_ < end && done_ < rows_) {
+            fetch_row();
         }
     }
 
     /// Asks for one row more: called often enough, memory and arithmetic need not take turns.
     void fetch_row() {
-        if (done_ < 2 * KEYS) {
-            fetch_row(done_++);
+        if (done_ < rows_) {
+            const int value = done_ - later_.keys.count;
+            const void* row = value < 0 ? later_.keys.at[done_] : later_.values.at[value];
+            for (int64_t byte = 0; byte < row_bytes_; byte += 64) {
+                __builtin_prefetch(static_cast<const char*>(row) + byte, 0, 2);
+            }
+            done_++;
         }
     }
 
    private:
-    void fetch_row(int i) const {
-        const Rows& rows = i < KEYS ? next_.keys : next_.values;
-        if (i % KEYS < rows.count) {
-            const char* row = static_cast<const char*>(rows.at[i % KEYS]);
-            for (int64_t byte = 0; byte < row_bytes_; byte += 64) {
-                __builtin_prefetch(row + byte, 0, 2);
-            }
-        }
-    }
-
-    const Tile& next_;
+    const Tile& later_;
+    const int rows_;  // of keys and then of values
     int64_t row_bytes_;
-    int done_ = 0;  // rows, of keys and then of values
+    int done_ = 0;
 };
 
 // `to` = columns d … d + count − 1 of LANES rows, transposed: count rows of LANES, KEYS apart.

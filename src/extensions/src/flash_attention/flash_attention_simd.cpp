@@ -25,13 +25,14 @@ Tile tile_at(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first, 
             tile_rows(job.value, job.value_strides, job, b, h, first, end)};
 }
 
-// The first tile of the head that is likely to come after this one: worth fetching early.
-Tile first_tile_after(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t l) {
+// A tile of the head that is likely to come after this one: worth fetching early.
+Tile tile_of_next_head(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t l,
+                       int64_t first) {
     const int64_t next = b * job.H + h + 1;
     if (next == job.B * job.H) {
         return {};
     }
-    return tile_at(job, next / job.H, next % job.H, 0, visible_keys(job, next / job.H, l));
+    return tile_at(job, next / job.H, next % job.H, first, visible_keys(job, next / job.H, l));
 }
 
 // What the mask adds to LANES scores from element i on, which are next to each other.
@@ -93,8 +94,9 @@ void flash_attention(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t
     const auto visible = [&](int row) { return visible_keys(job, b, (first_row + row) / group); };
     const int64_t end = visible(rows - 1);  // the last row sees most
     const auto tile = [&](int64_t first) {
-        return first < end ? tile_at(job, b, h, first, end)
-                           : first_tile_after(job, b, h, (first_row + rows - 1) / group);
+        return first < end
+                   ? tile_at(job, b, h, first, end)
+                   : tile_of_next_head(job, b, h, (first_row + rows - 1) / group, first - end);
     };
     const auto fill_mask = [&](int64_t first, int count) {
         return load_mask(block, job, b, h, first_row, first, count, mask);

@@ -50,7 +50,9 @@ void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence
                 tile_rows(job.value_pages, job, sequence, head, first, end)};
     };
     const auto tile = [&](int64_t first) {  // the next head is likely to come after this one
-        return first < end ? tile_at(h, first) : h + 1 < job.H ? tile_at(h + 1, 0) : Tile{};
+        return first < end     ? tile_at(h, first)
+               : h + 1 < job.H ? tile_at(h + 1, first - end)
+                               : Tile{};
     };
     const auto no_mask = [](int64_t, int) { return true; };
     attend_to_all(block, end, job.format, visible, tile, nullptr, no_mask);
