@@ -72,18 +72,21 @@ struct Weights {
 constexpr int64_t TILE_BYTES = SIDE * VECTOR;
 
 // Unpacks a unit of the `outputs` rows of b that begin at `b`. 64 rows are more places in memory
-// than a processor follows by itself: the next panel is fetched meanwhile, in the order in which it
-// lies there, as many bytes as are used here.
+// than a processor follows by itself: as many bytes of the next panel are fetched meanwhile, from a
+// few places that go forward. Those it does follow, and runs ahead of; one is not enough for it.
 inline void unpack(const Layout& layout, const Units& units, const uint32_t* b, int64_t unit,
                    int outputs, Weights& weights) {
     const __m512i four_bits = _mm512_set1_epi8(15);
     const int64_t stride = layout.row_bytes / 4;
+    constexpr int STREAMS = 4;
+    const char* next_panel = (const char*)b + PANEL * layout.row_bytes;
+    const int64_t stream_bytes = PANEL / STREAMS * layout.row_bytes;
     for (int v = 0; v < units.vectors; v++) {
         const int64_t vector = unit * units.vectors + v;
         const int64_t left = (layout.row_bytes - vector * VECTOR) / 4;
         const int words = left < SIDE ? static_cast<int>(left) : SIDE;
-        const char* ahead = (const char*)b + PANEL * layout.row_bytes + vector * VECTOR * PANEL;
         for (int tile = 0; tile < PANEL_TILES; tile++) {
+            const char* ahead = next_panel + (vector * PANEL + tile * SIDE) / STREAMS * VECTOR;
             const uint32_t* in = b + tile * SIDE * stride + vector * SIDE;
             const int rows = outputs - tile * SIDE;
             __m512i columns[SIDE];
@@ -94,7 +97,8 @@ inline void unpack(const Layout& layout, const Units& units, const uint32_t* b, 
             }
             __m512i(*out)[SIDE] = weights.words[tile];
             for (int word = 0; word < SIDE; word++) {
-                _mm_prefetch(ahead + (tile * SIDE + word) * VECTOR, _MM_HINT_T1);
+                _mm_prefetch(ahead + word % STREAMS * stream_bytes + word / STREAMS * VECTOR,
+                             _MM_HINT_T1);
                 if (layout.parts == 1) {
                     out[v][word] = columns[word];
                     continue;
