@@ -5,12 +5,11 @@
 // byte_planes.h says how activations become bytes. A *panel* is 16 outputs, whose rows of b lie one
 // after the other in memory.
 //
-// 1. multiply: four rows side by side, a vector of each after the other. vpdpbusd adds up four
-//    products to a lane of 32 bits; the lanes of four outputs are folded into one vector, *quads*:
-//    lane 4q + o is the sum over 16 bytes, q, of output o.
-// 2. add: the quads of 16 outputs are transposed, and those of a group added: Σ q·A with an output
-// in
-//    each lane. From there on it is float32, group after group.
+// 1. multiply: four rows of b side by side, vector after vector. vpdpbusd adds up four products in
+//    a lane of 32 bits; the lanes of four outputs are folded into one vector, their *quads*:
+//    lane 4q + o is output o's sum over the q-th 16 bytes.
+// 2. add: the quads of 16 outputs are transposed, and those of a group added: Σ q·A, with an output
+//    in each lane. From there on it is float32, group after group.
 //
 // Memory is what this is about. Rows 0–3 are read beside rows 8–11, then 4–7 beside 12–15: two
 // places in memory that go forward are what the processor follows best, and four rows at each keep
