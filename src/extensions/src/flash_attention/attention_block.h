@@ -258,12 +258,13 @@ void attend_to_all(const AttentionBlock& block, int64_t end, Format format,
                    const VisibleKeys& visible_keys, const TileAt& tile_at, const float* mask,
                    const LoadMask& load_mask) {
     const int64_t distance = end < KEYS ? end : KEYS;
+    Tile tile = tile_at(0);
     for (int64_t first_key = 0; first_key < end; first_key += KEYS) {
-        const Tile tile = tile_at(first_key);
+        const Tile next = tile_at(first_key + distance);
         // As many rows as this tile has, some way on: so memory has an even load, also where a tile
         // is not full, and where the keys of one head end and those of another begin.
         Tile later = {};
-        append(later, tile_at(first_key + distance), tile.keys.count);
+        append(later, next, tile.keys.count);
         if (first_key + distance < end) {
             append(later, tile_at(end), tile.keys.count);
         }
@@ -278,6 +279,7 @@ void attend_to_all(const AttentionBlock& block, int64_t end, Format format,
             }
             attend(block, first, visible, mask, tile, ahead, format);
         }
+        tile = next;
     }
 }
 

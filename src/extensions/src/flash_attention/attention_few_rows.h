@@ -2,8 +2,8 @@
 //
 // Keys and values that many rows use are worth a place in the L1 cache as float32. For a few rows a
 // store and a load would buy one to four multiplications: here keys are multiplied as soon as they
-// are transposed, and values as soon as they are read. After every few multiplications a row of the
-// next tile is asked for: in larger portions, memory and arithmetic would wait for each other.
+// are transposed, and values as soon as they are read. After every few multiplications a row of a
+// later tile is asked for: in larger portions, memory and arithmetic would wait for each other.
 //
 // Every sum grows in the same order as in attention_block.h, so that a row's bits do not depend on
 // which of the two computes it.

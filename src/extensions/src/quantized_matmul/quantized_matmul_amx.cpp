@@ -214,7 +214,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     Floats* scales = (Floats*)(memory + 1);
     Floats* biases = scales + layout.groups * PANEL_TILES;
     Floats* totals = biases + layout.groups * PANEL_TILES;
-    const bool two_steps = layout.parts * units.group_segments == 2;
+    const bool two_steps = layout.parts * units.vectors == 2;
     const auto run_rows = layout.block_rows == 4 ? (two_steps ? run_panel<2, 4> : run_panel<1, 4>)
                           : layout.block_rows == 8
                               ? (two_steps ? run_panel<2, 8> : run_panel<1, 8>)

@@ -22,18 +22,16 @@ static_assert(PANEL == PANEL_TILES * SIDE);
 
 // Groups, vectors and segments.
 struct Units {
-    int vectors;         // in a unit: 1 or 2
-    int groups;          // in a unit: 4, 2 or 1; the last unit may have fewer
-    int64_t count;       // of units in a row of b
-    int segment_bytes;   // 16, 32 or 64
-    int group_segments;  // 1 or 2
+    int vectors;        // in a unit, and segments in a group: 1 or 2
+    int groups;         // in a unit: 4, 2 or 1; the last unit may have fewer
+    int64_t count;      // of units in a row of b
+    int segment_bytes;  // 16, 32 or 64
 
     explicit Units(const Layout& layout)
         : vectors(layout.group_bytes > VECTOR ? layout.group_bytes / VECTOR : 1),
           groups(layout.group_bytes < VECTOR ? VECTOR / layout.group_bytes : 1),
           count((layout.groups + groups - 1) / groups),
-          segment_bytes(layout.group_bytes < VECTOR ? layout.group_bytes : VECTOR),
-          group_segments(vectors) {}
+          segment_bytes(layout.group_bytes < VECTOR ? layout.group_bytes : VECTOR) {}
 };
 
 // --- registers ----------------------------------------------------------------------------------
