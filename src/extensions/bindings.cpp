@@ -21,6 +21,7 @@
 #include "src/quantized_embedding/quantized_embedding.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 #include "src/quantized_matmul/quantized_matmul_each.h"
+#include "src/recording/recorder.h"
 #include "src/rms_norm/rms_norm.h"
 #include "src/swiglu/swiglu.h"
 
@@ -288,6 +289,40 @@ Returns:
 
 Raises:
     ValueError: an argument that is not as above.
+)");
+
+    using tiny_llm_ext::Recorder;
+    nb::class_<Recorder>(
+        m, "Recorder",
+        R"(The graphs of one function of arrays, each replayed as a single node on the CPU.
+
+    recorder = Recorder()
+    outputs = recorder.replay(inputs)
+    if outputs is None:  # no recording for their shapes and dtypes
+        blanks = recorder.placeholders(inputs)
+        recorder.record(blanks, function(*blanks))
+)")
+        .def(nb::init<>())
+        .def("replay", &Recorder::replay, "inputs"_a,
+             R"(The function's outputs for `inputs`, computed by one node of the graph.
+
+Args:
+    inputs: arrays.
+
+Returns:
+    The outputs; None if nothing was recorded for these shapes and dtypes on this thread's stream.
+)")
+        .def_static("placeholders", &Recorder::placeholders, "inputs"_a,
+                    "Arrays without data, of the shapes and dtypes of `inputs`.")
+        .def("record", &Recorder::record, "placeholders"_a, "outputs"_a,
+             R"(Keeps the operations between placeholders and outputs.
+
+Args:
+    placeholders: from `placeholders`.
+    outputs: what a function made of them. Other arrays that it read are constants from now on.
+
+Raises:
+    ValueError: operations on a GPU or on several streams, or none at all.
 )");
 
     m.def(

@@ -18,6 +18,11 @@ from .full_kv_cache import TinyKvCache, TinyKvFullCache
 from .positional_encoding import RoPE
 from .quantize import QuantizedEmbedding, QuantizedWeights, project, project_each
 
+# [solution only]
+from .recorded import Recorded
+
+# [/solution only]
+
 Weight = QuantizedWeights | mx.array
 Rotation = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' angles
 # (query B×H_q×L×D, key B×H×L×D, value, the layer's cache, scale) -> B×H_q×L×D: puts the new keys
@@ -60,7 +65,16 @@ class Qwen3MultiHeadAttention:
         Returns:
             B×L×E, dtype of `x`.
         """
-        # [task 2.1.2 attention]
+        query, key, value = self.project_heads(x, rotation)
+        return self.project_output(self.attend(query, key, value, cache))
+
+    def project_heads(self, x: mx.array, rotation: Rotation) -> tuple[mx.array, mx.array, mx.array]:
+        """What the new tokens ask, and what they answer with: normalized and turned, head by head.
+
+        Returns:
+            Queries B×H_q×L×D, keys B×H×L×D and values B×H×L×D.
+        """
+        # [task 2.1.2 heads]
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
         query, key, value = project_each(x, (self.wq, self.wk, self.wv))
@@ -69,9 +83,19 @@ class Qwen3MultiHeadAttention:
         value = value.reshape(B, L, H, D).swapaxes(1, 2)  # B×H×L×D
         query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *rotation)  # B×H_q×L×D
         key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *rotation)  # B×H×L×D
-        attended = self._attend(query, key, value, cache, self.scale)  # B×H_q×L×D
+        return query, key, value
+        # [/task 2.1.2 heads]
+
+    def attend(self, query: mx.array, key: mx.array, value: mx.array, cache: Any) -> mx.array:
+        """Adds the new keys and values to the cache, and attends to all: B×H_q×L×D."""
+        return self._attend(query, key, value, cache, self.scale)
+
+    def project_output(self, attended: mx.array) -> mx.array:
+        """The heads' results B×H_q×L×D -> B×L×E."""
+        # [task 2.1.2 output]
+        B, H_q, L, D = attended.shape
         return project(attended.swapaxes(1, 2).reshape(B, L, H_q * D), self.wo)
-        # [/task 2.1.2 attention]
+        # [/task 2.1.2 output]
 
 
 def attend_flash(
@@ -150,14 +174,50 @@ class Qwen3TransformerBlock:
         Returns:
             (x, update), both B×L×E; the block's output is their sum.
         """
-        # [task 2.1.3 block]
+        x, query, key, value = self.before_attention(x, update, *rotation)
+        return self.after_attention(x, self.self_attn.attend(query, key, value, cache))
+
+    def before_attention(
+        self, x: mx.array, update: mx.array | None, cos: mx.array, sin: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        """The block's input, B×L×E, and what of it attention gets, as from `project_heads`."""
+        # [task 2.1.3 before]
         x, normed = _add_and_norm(x, update, self.input_layernorm, self.eps)
-        update = self.self_attn(normed, rotation, cache)
+        return x, *self.self_attn.project_heads(normed, (cos, sin))
+        # [/task 2.1.3 before]
+
+    def after_attention(self, x: mx.array, attended: mx.array) -> tuple[mx.array, mx.array]:
+        """The block's input B×L×E and attention's result B×H_q×L×D -> what the block returns."""
+        # [task 2.1.3 after]
+        update = self.self_attn.project_output(attended)
         x, normed = _add_and_norm(x, update, self.post_attention_layernorm, self.eps)
         return x, self.mlp(normed)
-        # [/task 2.1.3 block]
+        # [/task 2.1.3 after]
 
 
+# [solution only]
+class RecordedTransformerBlock(Qwen3TransformerBlock):
+    """A block that is a few nodes of MLX's graph, where it would be twenty: see `recorded.py`."""
+
+    def __init__(self, args: Any, mlx_layer: Any, dtype: mx.Dtype, attend: Attend):
+        super().__init__(args, mlx_layer, dtype, attend)
+        self._before = Recorded(super().before_attention)
+        self._after = Recorded(super().after_attention)
+
+    def before_attention(
+        self, x: mx.array, update: mx.array | None, cos: mx.array, sin: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        """See `Qwen3TransformerBlock`."""
+        if update is None:
+            return super().before_attention(x, update, cos, sin)
+        return self._before(x, update, cos, sin)
+
+    def after_attention(self, x: mx.array, attended: mx.array) -> tuple[mx.array, mx.array]:
+        """See `Qwen3TransformerBlock`."""
+        return self._after(x, attended)
+
+
+# [/solution only]
 class Qwen3ModelWeek2:
     """Qwen3 that remembers: new token ids and a cache in, their logits out.
 
@@ -191,9 +251,11 @@ class Qwen3ModelWeek2:
         else:
             dtype = table.dtype
             self.embedding = Embedding(args.vocab_size, args.hidden_size, table)
-        self.layers = [
-            Qwen3TransformerBlock(args, layer, dtype, attend) for layer in mlx_model.model.layers
-        ]
+        Block = Qwen3TransformerBlock
+        # [solution only]
+        Block = RecordedTransformerBlock
+        # [/solution only]
+        self.layers = [Block(args, layer, dtype, attend) for layer in mlx_model.model.layers]
         self.norm = mlx_model.model.norm.weight.astype(dtype)
         self.eps = args.rms_norm_eps
         self.rope = RoPE(args.head_dim, args.max_position_embeddings, base=args.rope_theta)

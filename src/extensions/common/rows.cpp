@@ -2,8 +2,8 @@
 
 #include <cassert>
 
+#include "common/tasks.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 
 namespace tiny_llm_ext {
 
@@ -51,10 +51,9 @@ mx::array row_contiguous(const mx::array& x, mx::Stream stream) {
     }
     assert(x.itemsize() == 2 || x.itemsize() == 4);
     mx::array packed(x.shape(), x.dtype(), nullptr, {});
-    packed.set_data(mx::allocator::malloc(packed.nbytes()));
-    auto& encoder = mx::cpu::get_command_encoder(stream);
-    encoder.add_temporary(packed);
-    encoder.dispatch([from = x.data<char>(), to = packed.data<char>(), shape = x.shape(),
+    allocate(packed);
+    keep_for_tasks(stream, packed);
+    add_task(stream, [from = x.data<char>(), to = packed.data<char>(), shape = x.shape(),
                       strides = x.strides(), bytes = x.itemsize()] {
         if (bytes == 2) {
             copy(reinterpret_cast<const uint16_t*>(from), reinterpret_cast<uint16_t*>(to), shape,
@@ -78,7 +77,11 @@ Rows rows_of(const mx::array& x, mx::Stream stream) {
 }
 
 void* allocate(mx::array& out) {
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+    if (Capture* capture = Capture::current()) {
+        capture->allocate(out);
+    } else {
+        out.set_data(mx::allocator::malloc(out.nbytes()));
+    }
     return out.data<char>();
 }
 

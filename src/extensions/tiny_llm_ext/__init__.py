@@ -7,6 +7,7 @@ The package `tiny_llm` reaches them through `tiny_llm.kernels` alone.
 import mlx.core as _mx
 
 from ._ext import (
+    Recorder,
     add_rms_norm,
     argmax,
     axpby,
@@ -29,6 +30,7 @@ from ._ext import (
 )
 
 __all__ = [
+    "Recorder",
     "add_rms_norm",
     "argmax",
     "axpby",

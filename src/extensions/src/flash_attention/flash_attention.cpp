@@ -82,7 +82,7 @@ mx::array flash_attention(const mx::array& query, const mx::array& key, const mx
         const mx::Shape batch = {query.shape(0)};
         check(context_lens->shape() == batch, NAME, "expected context_lens of shape ", batch,
               " for query of shape ", query.shape(), ", got ", context_lens->shape());
-        inputs.push_back(mx::contiguous(*context_lens, /*allow_col_major=*/false, s));
+        inputs.push_back(*context_lens);
     }
     const float factor = scale ? *scale : 1 / std::sqrt(static_cast<float>(query.shape(-1)));
     const auto shape = inputs[0].shape();

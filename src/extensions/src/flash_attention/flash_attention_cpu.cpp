@@ -133,8 +133,11 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
         .mask = nullptr,
         .mask_strides = {},
         .mask_key_stride = 0,
-        .context_lens = has_context_lens_ ? inputs.back().data<int32_t>() : nullptr,
+        .context_lens = nullptr,
     };
+    if (has_context_lens_) {
+        job.context_lens = row_contiguous(inputs.back(), stream()).data<int32_t>();
+    }
     if (has_mask_) {
         set_mask(job, inputs[3]);
     }

@@ -79,7 +79,8 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
     const auto value = with_contiguous_rows(inputs[2], stream());
     // A kernel has a buffer for each of these; where there is none, it reads nothing.
     const auto& mask = has_mask_ ? inputs[3] : query;
-    const auto& context_lens = has_context_lens_ ? inputs.back() : query;
+    const auto context_lens =
+        has_context_lens_ ? metal::row_contiguous(inputs.back(), stream()) : query;
     const Format format = format_of(query.dtype());
     FlashAttentionParams params = {
         .B = query.shape(0),

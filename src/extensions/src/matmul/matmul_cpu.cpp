@@ -4,7 +4,7 @@
 #include "common/checks.h"
 #include "common/instruction_set.h"
 #include "common/rows.h"
-#include "mlx/backend/cpu/encoder.h"
+#include "common/tasks.h"
 #include "src/matmul/matmul.h"
 #include "src/matmul/matmul_kernels.h"
 
@@ -54,7 +54,7 @@ void Matmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
         .b_stride = b.stride,
     };
     const auto kernel = TINY_LLM_CHOOSE_SIMD(instruction_set(), matmul, matmul_portable);
-    mx::cpu::get_command_encoder(stream()).dispatch([job, kernel] {
+    add_task(stream(), [job, kernel] {
         // All rows of a for some outputs, then the next outputs: b comes from memory once.
         const int64_t row_tiles = tiles_of(job.M);
         parallel_for(tiles_of(job.O) * row_tiles, [&](int64_t chunk) {

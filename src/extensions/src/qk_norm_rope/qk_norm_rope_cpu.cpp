@@ -4,7 +4,7 @@
 #include "common/checks.h"
 #include "common/instruction_set.h"
 #include "common/rows.h"
-#include "mlx/backend/cpu/encoder.h"
+#include "common/tasks.h"
 #include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/qk_norm_rope/qk_norm_rope_kernels.h"
 
@@ -77,7 +77,7 @@ void QkNormRope::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) 
     };
     const auto kernel =
         TINY_LLM_CHOOSE_SIMD(instruction_set(), qk_norm_rope, qk_norm_rope_portable);
-    mx::cpu::get_command_encoder(stream()).dispatch([job, kernel] {
+    add_task(stream(), [job, kernel] {
         for_rows(job.B * job.L, job.H * job.D,
                  [&](int64_t first, int64_t last) { kernel(job, first, last); });
     });

@@ -7,6 +7,7 @@
 #include "common/checks.h"
 #include "common/instruction_set.h"
 #include "common/rows.h"
+#include "common/tasks.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 #include "src/quantized_matmul/quantized_matmul_each.h"
@@ -123,8 +124,7 @@ QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, int 
 
 void dispatch(Jobs jobs, mx::Stream stream) {
     // [task 2.2.2 dispatch]
-    mx::cpu::get_command_encoder(stream).dispatch(
-        [jobs = std::move(jobs), set = instruction_set()] { run(jobs, set); });
+    add_task(stream, [jobs = std::move(jobs), set = instruction_set()] { run(jobs, set); });
     // [/task 2.2.2 dispatch]
 }
 

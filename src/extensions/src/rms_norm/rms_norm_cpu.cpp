@@ -4,7 +4,7 @@
 #include "common/checks.h"
 #include "common/instruction_set.h"
 #include "common/rows.h"
-#include "mlx/backend/cpu/encoder.h"
+#include "common/tasks.h"
 #include "src/rms_norm/rms_norm.h"
 #include "src/rms_norm/rms_norm_kernels.h"
 
@@ -72,7 +72,7 @@ void RmsNorm::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
         return;
     }
     const auto kernel = TINY_LLM_CHOOSE_SIMD(instruction_set(), rms_norm, rms_norm_portable);
-    mx::cpu::get_command_encoder(stream()).dispatch([job, kernel] {
+    add_task(stream(), [job, kernel] {
         for_rows(job.M, job.D, [&](int64_t first, int64_t last) { kernel(job, first, last); });
     });
 }

@@ -4,7 +4,7 @@
 #include "common/checks.h"
 #include "common/instruction_set.h"
 #include "common/rows.h"
-#include "mlx/backend/cpu/encoder.h"
+#include "common/tasks.h"
 #include "src/swiglu/swiglu.h"
 #include "src/swiglu/swiglu_kernels.h"
 
@@ -52,7 +52,7 @@ void Swiglu::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
         .up_stride = up.stride,
     };
     const auto kernel = TINY_LLM_CHOOSE_SIMD(instruction_set(), swiglu, swiglu_portable);
-    mx::cpu::get_command_encoder(stream()).dispatch([job, kernel] {
+    add_task(stream(), [job, kernel] {
         for_rows(job.M, job.I, [&](int64_t first, int64_t last) { kernel(job, first, last); });
     });
 }

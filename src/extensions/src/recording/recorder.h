@@ -1,0 +1,57 @@
+// Recordings as functions use them, and the graph node that replays one.
+//
+//     recorder.replay(inputs)  ──shapes it knows──▶  one node
+//            │ nothing
+//            ▼
+//     function(placeholders)   ──▶  recorder.record(placeholders, outputs)
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "src/recording/program.h"
+
+namespace tiny_llm_ext {
+
+/// The recordings of one function: one for each list of shapes and dtypes that it was called with.
+class Recorder {
+   public:
+    /// The function's outputs for these inputs, from one node; nothing if there is no recording.
+    std::optional<std::vector<mx::array>> replay(const std::vector<mx::array>& inputs) const;
+
+    /// Arrays without data, of the shapes and dtypes of `inputs`, to call the function with.
+    static std::vector<mx::array> placeholders(const std::vector<mx::array>& inputs);
+
+    /// Keeps what was computed from placeholders. Throws as Recording does.
+    void record(const std::vector<mx::array>& placeholders, const std::vector<mx::array>& outputs);
+
+   private:
+    std::vector<std::shared_ptr<mx::Primitive>> replays_;
+};
+
+/// The graph node. Inputs and outputs: the recording's.
+class Replay : public mx::Primitive {
+   public:
+    explicit Replay(std::shared_ptr<const Recording> recording)
+        : mx::Primitive(recording->stream()), recording_(std::move(recording)) {}
+
+    const Recording& recording() const { return *recording_; }
+
+    void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+    void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+
+    const char* name() const override { return "TinyLlmReplay"; }
+    bool is_equivalent(const mx::Primitive& other) const override { return this == &other; }
+    std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+
+   private:
+    std::shared_ptr<const Program> program_for(const std::vector<mx::array>& inputs);
+
+    std::shared_ptr<const Recording> recording_;
+    std::mutex mutex_;  // of what follows
+    std::vector<std::shared_ptr<const Program>> programs_;
+};
+
+}  // namespace tiny_llm_ext

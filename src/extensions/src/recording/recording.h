@@ -1,0 +1,79 @@
+// A recording: what a function of arrays does, written down once.
+//
+// In a decode step MLX spends about 6 µs on each node of the graph: Python builds it, MLX finds its
+// place in the order, works out where its arrays are, and hands a task to the thread that computes.
+// A transformer block has twenty, the kernels behind most of them take no longer than that, and
+// whoever does it takes the core of a thread that multiplies. From one token to the next nothing
+// changes but the numbers, so all of this can be done once:
+//
+//     Recorder   recordings of one function, by the shapes of its inputs      (recorder.h)
+//     Recording  its operations in an order to run them in                    (here)
+//     Program    their tasks, for inputs that lie in memory in one way        (program.h)
+//     Replay     the node of MLX's graph that runs a program                  (recorder.h)
+//
+// The same kernels run in the same order and give the same bits. GPUs have this as CUDA graphs, and
+// for the same reason. mx.compile is something else: it fuses MLX's own elementwise operations into
+// new kernels, and leaves ours as many nodes as they were.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+
+namespace tiny_llm_ext {
+
+namespace mx = mlx::core;
+
+/// The operations between some placeholders and some outputs. What else they read, weights for
+/// example, is part of it.
+class Recording {
+   public:
+    /// placeholders: arrays without data, from which the outputs were computed. What the outputs
+    /// depend on besides is evaluated now. All operations must be on one stream of the CPU.
+    /// Throws std::invalid_argument if they are not, or if there are none.
+    Recording(const std::vector<mx::array>& placeholders, const std::vector<mx::array>& outputs);
+
+    /// Whether it is for inputs of these shapes and dtypes on this stream.
+    bool fits(const std::vector<mx::array>& inputs, mx::Stream stream) const;
+
+    /// Evaluates every operation for inputs that have memory: its tasks are added to the stream, or
+    /// to the current capture. Returns the outputs; `between` gets the arrays on the way to them.
+    std::vector<mx::array> evaluate(const std::vector<mx::array>& inputs,
+                                    std::vector<mx::array>& between) const;
+
+    /// Whether the tasks of all operations can be captured: they are the extension's, or only look
+    /// at an array in another way.
+    bool can_be_captured() const;
+
+    mx::Stream stream() const { return stream_; }
+    const std::vector<mx::Shape>& output_shapes() const { return output_shapes_; }
+    const std::vector<mx::Dtype>& output_dtypes() const { return output_dtypes_; }
+
+   private:
+    // Where an array is: of the inputs and what the steps made of them, in this order, or of the
+    // constants.
+    struct Place {
+        bool is_constant;
+        int index;
+    };
+
+    struct Step {
+        std::shared_ptr<mx::Primitive> primitive;
+        std::vector<Place> inputs;
+        std::vector<mx::Shape> shapes;  // of its outputs
+        std::vector<mx::Dtype> dtypes;
+    };
+
+    class Tracer;
+
+    std::vector<mx::Shape> input_shapes_, output_shapes_;
+    std::vector<mx::Dtype> input_dtypes_, output_dtypes_;
+    std::vector<mx::array> constants_;
+    std::vector<Step> steps_;
+    std::vector<Place> outputs_;
+    mx::Stream stream_;
+};
+
+}  // namespace tiny_llm_ext
