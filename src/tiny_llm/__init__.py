@@ -30,7 +30,7 @@ from .generate import (
 )
 from .kv_cache import BatchingKvCache, TinyKvCache, TinyKvFullCache
 from .layer_norm import RMSNorm
-from .models import dispatch_model, load, shortcut_name_to_full_name
+from .models import dispatch_model, load, load_weights, shortcut_name_to_full_name
 from .paged_attention import paged_attention, paged_attention_varlen
 from .paged_kv_cache import (
     OutOfPagesError,
@@ -103,6 +103,7 @@ __all__ = [
     "flash_attention",
     "linear",
     "load",
+    "load_weights",
     "make_sampler",
     "paged_attention",
     "paged_attention_varlen",
