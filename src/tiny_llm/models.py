@@ -186,6 +186,8 @@ def _load(
     try:
         model, tokenizer = read(folder)
         _evaluate(model, console, show=weight_bytes(folder) > PROGRESS_BYTES)
+    except ModelError:
+        raise
     except Exception as error:  # a broken field of a config can lead to any
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error

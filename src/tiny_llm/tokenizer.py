@@ -5,7 +5,6 @@ Ids, texts and end tokens are those of `mlx_lm`'s tokenizer for the same folder.
 not do, it leaves to that one, loaded at that moment.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -15,6 +14,7 @@ from typing import Any
 import tokenizers
 
 from .chat_template import choose_template, find_chat_template, render_chat
+from .checkpoint import read_json
 from .detokenizer import StreamingDetokenizer, byte_characters
 
 # Those that are made from tokenizer.json as it stands; others may change what is in it.
@@ -153,7 +153,9 @@ class Tokenizer:
             "enable_thinking": self.has_thinking,
             **variables,
         }
-        text = render_chat(choose_template(self.chat_template, bool(tools)), messages, **variables)
+        text = render_chat(
+            choose_template(self.chat_template, tools is not None), messages, **variables
+        )
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def __len__(self) -> int:
@@ -201,12 +203,12 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
         config: its `config.json`.
 
     Raises:
-        ValueError: a file is broken; the message names it.
+        ValueError: a file is broken; the message names it (`ModelError`, if it is not JSON).
     """
     eos_token_ids = find_eos_token_ids(folder, config)
     if not (folder / "tokenizer.json").exists():
         return load_mlx_lm_tokenizer(folder, eos_token_ids)
-    settings = _read_json(folder / "tokenizer_config.json")
+    settings = _read_if_there(folder, "tokenizer_config.json")
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the library has no class of its own for it
@@ -224,7 +226,7 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
 
 def find_eos_token_ids(folder: Path, config: Mapping[str, Any]) -> set[int]:
     """The end tokens: those of `generation_config.json`, else of `config.json`."""
-    found = _read_json(folder / "generation_config.json").get("eos_token_id")
+    found = _read_if_there(folder, "generation_config.json").get("eos_token_id")
     found = found or config.get("eos_token_id")
     if found is None:
         return set()
@@ -265,12 +267,5 @@ def _content(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else token["content"]
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    """A file that a checkpoint may lack: {} then."""
-    if not file.exists():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file.name} cannot be read: {error}") from error
-    return content if isinstance(content, dict) else {}
+def _read_if_there(folder: Path, name: str) -> dict[str, Any]:
+    return read_json(folder, name) if (folder / name).exists() else {}

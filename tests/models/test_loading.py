@@ -70,12 +70,28 @@ def test_formats(tmp_path, bits, group_size, dtype, tied):
     assert actual.dtype == (dtype if bits is None else mx.bfloat16)
     assert_close(actual, mlx_model(IDS), "logits", ulps=8)
     assert tokenizer.decode([0, 4607]), "every id of the vocabulary has a text"
+    assert_weights_are_those_of(mlx_model, tmp_path)
+
+
+def assert_weights_are_those_of(mlx_model, folder: Path) -> None:
+    """What `load_weights` reads makes the models of all weeks that `mlx_lm`'s reading makes."""
+    weights, _ = load_weights(str(folder))
+    for week in (1, 2, 3):
+        expected, actual = (logits(source, week) for source in (mlx_model, weights))
+        assert actual.dtype == expected.dtype
+        assert mx.array_equal(actual, expected), f"other logits in week {week}"
+
+
+def logits(mlx_model, week: int) -> mx.array:
+    model = dispatch_model("test", mlx_model, week)
+    return model(IDS) if week == 1 else model(IDS, 0, model.create_kv_cache())
 
 
 def test_sharded(checkpoint):
     assert len(list(checkpoint.glob("*.safetensors"))) > 2
     mlx_model, _ = load(str(checkpoint))
     assert_close(Qwen3ModelWeek1(mlx_model)(IDS), mlx_model(IDS), "logits", ulps=8)
+    assert_weights_are_those_of(mlx_model, checkpoint)
 
 
 def test_demo_model(demo):
