@@ -19,7 +19,7 @@ CONFIG = json.loads((TARGET_PATH / "config.json").read_text())
 OURS = open_tokenizer(TARGET_PATH, CONFIG)
 THEIRS = load_tokenizer(TARGET_PATH, eos_token_ids=[4093, 4091])
 
-VOCAB_SIZE = len(THEIRS)
+VOCAB_SIZE = len(THEIRS.get_vocab())
 BYTES = [i for token, i in THEIRS.get_vocab().items() if len(token) == 1]
 NUL = THEIRS.get_vocab()["Ā"]  # of which mlx_lm makes the letter that stands for it
 
@@ -109,7 +109,7 @@ def test_each_answer_has_its_own_detokenizer():
 
 def test_vocabulary_and_end_tokens():
     assert OURS.get_vocab() == THEIRS.get_vocab()
-    assert len(OURS) == len(THEIRS)
+    assert len(OURS) == VOCAB_SIZE
     assert OURS.eos_token_ids == THEIRS.eos_token_ids == {4093, 4091}
     assert OURS.has_thinking
     assert OURS.has_chat_template
