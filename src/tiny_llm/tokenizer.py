@@ -123,16 +123,30 @@ class Tokenizer:
         """All tokens, as `tokenizer.json` spells them, and their ids."""
         return self._tokenizer.get_vocab(with_added_tokens=True)
 
+    def add_eos_token(self, token: str | int) -> None:
+        """Makes one more token end an answer: by its text, or by its id."""
+        is_id = str(token).isdecimal()
+        token_id = int(token) if is_id else self._tokenizer.token_to_id(str(token))
+        if token_id is None:
+            raise ValueError(f"'{token}' is not a token of this tokenizer")
+        self.eos_token_ids.add(token_id)
+
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], tokenize: bool = True, **variables: Any
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        *,
+        tokenize: bool = True,
+        **variables: Any,
     ) -> Any:
         """A conversation through the chat template.
 
         Args:
-            messages: {"role": …, "content": …}, and what else the template knows.
-            tokenize: whether to encode it.
+            conversation: {"role": …, "content": …}, and what else the template knows.
+            tools: what the model may call, each as JSON's schema has it.
+            tokenize: whether to encode the text.
             variables: of the template: `add_generation_prompt`, `enable_thinking` (True where the
-                model can, if not given), `tools`, …; other arguments as in `transformers`.
+                model can, if not given), …; other arguments as in `transformers`.
 
         Returns:
             Token ids; the text if not `tokenize`.
@@ -141,21 +155,19 @@ class Tokenizer:
             jinja2.TemplateError: the template refuses the conversation.
             ValueError: there is no chat template, or no message.
         """
-        if not self._can_render(messages, variables):
-            return self._mlx_lm.apply_chat_template(messages, tokenize=tokenize, **variables)
+        variables["tools"] = tools
+        if not self._can_render(conversation, variables):
+            return self._mlx_lm.apply_chat_template(conversation, tokenize=tokenize, **variables)
         assert self.chat_template is not None
-        tools = variables.get("tools")
         variables = {
             **self._named_tokens,
-            "tools": None,
             "documents": None,
             "add_generation_prompt": False,
             "enable_thinking": self.has_thinking,
             **variables,
         }
-        text = render_chat(
-            choose_template(self.chat_template, tools is not None), messages, **variables
-        )
+        template = choose_template(self.chat_template, has_tools=tools is not None)
+        text = render_chat(template, conversation, **variables)
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def __len__(self) -> int:
@@ -191,7 +203,7 @@ class Tokenizer:
             and all(
                 isinstance(m, dict) and not {"thinking", "reasoning"} & set(m) for m in messages
             )
-            and all(isinstance(tool, dict) for tool in variables.get("tools") or ())
+            and all(isinstance(tool, dict) for tool in variables["tools"] or ())
         )
 
 

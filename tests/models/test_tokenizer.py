@@ -196,8 +196,7 @@ def test_a_tokenizer_that_cannot_think(folder):
     assert not ours.has_thinking
     assert not theirs.has_thinking
     chat = {"conversation": CHAT, "add_generation_prompt": True, "tokenize": False}
-    expected = theirs.apply_chat_template(chat.pop("conversation"), **chat)
-    assert ours.apply_chat_template(CHAT, **chat) == expected
+    assert ours.apply_chat_template(**chat) == theirs.apply_chat_template(**chat)
 
 
 @pytest.mark.parametrize(
@@ -215,6 +214,17 @@ def test_end_tokens(folder, of_generation, of_config, named):
     ours = open_tokenizer(folder, config)
     assert type(ours) is Tokenizer
     assert ours.eos_token_ids == theirs.eos_token_ids
+
+
+def test_one_more_end_token():
+    ours, theirs = open_tokenizer(TARGET_PATH, CONFIG), load_tokenizer(TARGET_PATH)
+    theirs.eos_token_ids = ours.eos_token_ids
+    for token in ("<think>", "7"):
+        ours.add_eos_token(token)
+        theirs.add_eos_token(token)
+    assert ours.eos_token_ids == theirs.eos_token_ids == {7, 4091, 4093, 4094}
+    with pytest.raises(ValueError, match="is not a token of"):
+        ours.add_eos_token("<|nothing|>")
 
 
 def test_what_we_do_not_have_is_mlx_lm_s():
