@@ -126,6 +126,9 @@ def test_chat_template(length, prompt, thinking, tokenize):
     assert OURS.apply_chat_template(CHAT[:length], **arguments) == expected
 
 
+BYTE_LEVEL = {"add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+
+
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """A copy of the demo's tokenizer for the test to change."""
@@ -214,6 +217,30 @@ def test_end_tokens(folder, of_generation, of_config, named):
     ours = open_tokenizer(folder, config)
     assert type(ours) is Tokenizer
     assert ours.eos_token_ids == theirs.eos_token_ids
+
+
+def test_settings_as_qwen_writes_them(folder):
+    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    edit(
+        folder,
+        "tokenizer_config.json",
+        tokenizer_class="Qwen2Tokenizer",
+        added_tokens_decoder={str(token.pop("id")): token for token in added},
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+        add_bos_token=False,
+        add_prefix_space=False,
+        errors="replace",
+        model_max_length=131072,
+        split_special_tokens=False,
+        unk_token=None,
+    )
+    edit(folder, "tokenizer.json", post_processor={"type": "ByteLevel", **BYTE_LEVEL})
+    ours, theirs = open_tokenizer(folder, CONFIG), load_tokenizer(folder)
+    assert type(ours) is Tokenizer
+    assert ours.get_vocab() == theirs.get_vocab()
+    for text in ("Größe 🙂 don't\n\n  12", "<think>\n", "<|im_end|>\n<|im_start|>user"):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
 
 
 def test_one_more_end_token():
