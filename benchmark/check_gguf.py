@@ -19,7 +19,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from tiny_llm import Qwen3ModelWeek2, load, make_sampler
+from tiny_llm import Qwen3ModelWeek2, load_weights, make_sampler
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.generate import decode_with_cache
 
@@ -96,7 +96,7 @@ class Agreement:
 
 def demo_texts() -> list[Text]:
     """Questions with our greedy answers."""
-    mlx_model, tokenizer = load("demo")
+    mlx_model, tokenizer = load_weights("demo")
     model = Qwen3ModelWeek2(mlx_model)
     sampler = make_sampler(temp=0)
     texts = []

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tiny_llm import UserError, load
+from tiny_llm import UserError, load_weights
 from tiny_llm.cli.workload import Workload
 
 from .roofline import usable_threads
@@ -94,7 +94,7 @@ def compare(args: argparse.Namespace, mlx_model: Any, options: ServingOptions) -
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """All experiments; prints them as tables."""
-    mlx_model, _ = load(args.model)
+    mlx_model, _ = load_weights(args.model)
     options = ServingOptions(
         args.requests,
         args.min_len,

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from tiny_llm import BatchingKvCache, Qwen3ModelWeek2, decode_with_cache, load, make_sampler
+from tiny_llm import BatchingKvCache, Qwen3ModelWeek2, decode_with_cache, load_weights, make_sampler
 from tiny_llm.models import dispatch_model
 
 from .systems.worker import token_ids
@@ -42,7 +42,7 @@ class Week2:
     """
 
     def __init__(self, name: str, flash: bool | None = None):
-        mlx_model, _ = load(name)
+        mlx_model, _ = load_weights(name)
         self.args = mlx_model.args
         self.flash = flash is not False
         self.model: Qwen3ModelWeek2 = dispatch_model(

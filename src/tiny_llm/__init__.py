@@ -4,6 +4,8 @@ Everything public is importable from here; the files behind it are meant to be r
 of the imports below.
 """
 
+from typing import TYPE_CHECKING
+
 from .attention import (
     SimpleMultiHeadAttention,
     causal_mask,
@@ -15,9 +17,6 @@ from .basics import linear, silu, softmax
 from .batch import batch_generate
 from .checkpoint import ModelError
 from .embedding import Embedding
-from .engine.llm import LLM
-from .engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
-from .engine.sampling_params import SamplingParams
 from .errors import UserError
 from .generate import (
     GenerationResponse,
@@ -30,7 +29,7 @@ from .generate import (
 )
 from .kv_cache import BatchingKvCache, TinyKvCache, TinyKvFullCache
 from .layer_norm import RMSNorm
-from .models import dispatch_model, load, shortcut_name_to_full_name
+from .models import dispatch_model, load, load_weights, shortcut_name_to_full_name
 from .paged_attention import paged_attention, paged_attention_varlen
 from .paged_kv_cache import (
     OutOfPagesError,
@@ -57,6 +56,26 @@ from .qwen3_week2 import Qwen3ModelWeek2
 from .qwen3_week3 import Qwen3ModelWeek3
 from .sampler import DistributionSampler, make_sampler
 from .speculative import SpeculationStatistics, SpeculativeDecoding
+
+if TYPE_CHECKING:
+    from .engine.llm import LLM
+    from .engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
+    from .engine.sampling_params import SamplingParams
+else:
+
+    def __getattr__(name: str) -> object:
+        """The engine's names, imported when they are first used.
+
+        With it comes NumPy, which takes longer to import than all the rest of the package.
+        """
+        if name in __all__:
+            from .engine import llm, outputs, sampling_params
+
+            for module in (llm, outputs, sampling_params):
+                if hasattr(module, name):
+                    return getattr(module, name)
+        raise AttributeError(f"module 'tiny_llm' has no attribute '{name}'")
+
 
 __version__ = "0.1.0"
 
@@ -103,6 +122,7 @@ __all__ = [
     "flash_attention",
     "linear",
     "load",
+    "load_weights",
     "make_sampler",
     "paged_attention",
     "paged_attention_varlen",

@@ -30,7 +30,7 @@ def check_checkpoint(folder: Path) -> dict[str, Any]:
     Raises:
         ModelError: the first thing found wrong.
     """
-    config = _read_json(folder, "config.json")
+    config = read_json(folder, "config.json")
     model_type = config.get("model_type")
     if model_type != MODEL_TYPE:
         raise ModelError(
@@ -50,7 +50,7 @@ def weight_files(folder: Path) -> list[Path]:
         ModelError: there are none, or the index names a file that is not there.
     """
     if (folder / "model.safetensors.index.json").exists():
-        index = _read_json(folder, "model.safetensors.index.json")
+        index = read_json(folder, "model.safetensors.index.json")
         names = sorted(set(index.get("weight_map", {}).values()))
         missing = [name for name in names if not (folder / name).exists()]
         if missing:
@@ -71,7 +71,12 @@ def weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in weight_files(folder))
 
 
-def _read_json(folder: Path, name: str) -> dict[str, Any]:
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON object that a checkpoint must have.
+
+    Raises:
+        ModelError: there is no such file, or it holds something else.
+    """
     if not (folder / name).exists():
         raise ModelError(f"{folder} has no {name}; is it a model's folder?")
     try:

@@ -1,28 +1,21 @@
 """Models by name: where a checkpoint is, how it comes here, and which week's model reads it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import mlx.core as mx
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    HTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
 from rich import filesize
 from rich.console import Console
 from rich.progress import Progress
 
 from . import demo
-from .checkpoint import MODEL_TYPE, ModelError, check_checkpoint, weight_bytes
+from .checkpoint import MODEL_TYPE, ModelError, check_checkpoint, read_json, weight_bytes
+from .checkpoint_model import can_read, read_checkpoint
 from .qwen3_week1 import Qwen3ModelWeek1
 from .qwen3_week2 import Qwen3ModelWeek2
 from .qwen3_week3 import Qwen3ModelWeek3
+from .tokenizer import open_tokenizer
 
 SHORTCUTS = {
     "qwen3-0.6b": "Qwen/Qwen3-0.6B-MLX-4bit",
@@ -63,6 +56,13 @@ def default_model() -> tuple[str, str]:
 
 def find_in_cache(hub_id: str) -> Path | None:
     """The folder of a hub model that is on this machine, whole; None if it is not."""
+    from huggingface_hub import constants  # a file of its own, while the package takes a while
+
+    if not (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir():
+        return None
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
     try:
         folder = Path(
             huggingface_hub.snapshot_download(
@@ -108,6 +108,9 @@ def download(hub_id: str, console: Console) -> Path:
     Raises:
         ModelError: the hub has no such model, or cannot be reached.
     """
+    import huggingface_hub
+    from huggingface_hub import errors
+
     try:
         huggingface_hub.HfApi().model_info(
             hub_id
@@ -118,21 +121,26 @@ def download(hub_id: str, console: Console) -> Path:
         size = sum(file.file_size for file in files if file.will_download)
         console.print(f"downloading {hub_id}: {filesize.decimal(size)}", highlight=False)
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=DOWNLOAD_PATTERNS))
-    except GatedRepoError as error:  # a kind of RepositoryNotFoundError, so it comes first
+    except errors.GatedRepoError as error:  # a kind of RepositoryNotFoundError, so it comes first
         raise ModelError(
             f"'{hub_id}' asks you to accept its terms on the Hugging Face hub; do that there, "
             "then run `hf auth login`."
         ) from error
-    except (RepositoryNotFoundError, HFValidationError) as error:
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ModelError(
             f"the Hugging Face hub has no model '{hub_id}' that you may read; check the name."
         ) from error
-    except OfflineModeIsEnabled as error:
+    except errors.OfflineModeIsEnabled as error:
         raise ModelError(
             f"'{hub_id}' is not on this machine and HF_HUB_OFFLINE forbids a download; "
             "use --model demo, which needs none."
         ) from error
-    except (HTTPError, LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
+    except (
+        errors.HTTPError,
+        errors.LocalEntryNotFoundError,
+        ConnectionError,
+        TimeoutError,
+    ) as error:
         raise ModelError(
             f"'{hub_id}' is not on this machine and the Hugging Face hub cannot be reached; "
             "check the network, or use --model demo, which needs none."
@@ -152,28 +160,63 @@ def load(name: str, console: Console | None = None) -> tuple[Any, Any]:
     Raises:
         ModelError: see `find_model`; or weights that do not fit the config.
     """
+    return _load(name, console, _read_with_mlx_lm)
+
+
+def load_weights(name: str, console: Console | None = None) -> tuple[Any, Any]:
+    """Loads what our models need of a checkpoint: its weights and tokenizer, in a second.
+
+    Args:
+        name, console: see `load`; errors too.
+
+    Returns:
+        (weights, tokenizer). A week's model takes the first wherever it takes an `mlx_model`: it
+        has the same `args`, layers and arrays, and cannot be called. The second does what
+        `mlx_lm`'s tokenizer does. What these two cannot be made of is loaded as by `load`.
+    """
+    return _load(name, console, _read)
+
+
+def _load(
+    name: str, console: Console | None, read: Callable[[Path], tuple[Any, Any]]
+) -> tuple[Any, Any]:
+    """Finds a checkpoint, reads it lazily, then its weights."""
     console = console or Console(stderr=True)
     folder = find_model(name, console)
-    # Here and not at the top: it takes seconds, and a wrong name should be told at once.
-    import mlx_lm
-
     try:
-        mlx_model, tokenizer = mlx_lm.load(str(folder), lazy=True)[:2]
-        _read_weights(mlx_model, console, show=weight_bytes(folder) > PROGRESS_BYTES)
+        model, tokenizer = read(folder)
+        _evaluate(model, console, show=weight_bytes(folder) > PROGRESS_BYTES)
+    except ModelError:
+        raise
     except Exception as error:  # a broken field of a config can lead to any
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error
+    return model, tokenizer
+
+
+def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
+    # Here and not at the top: it takes seconds, and a wrong name should be told at once.
+    import mlx_lm
+
+    mlx_model, tokenizer = mlx_lm.load(str(folder), lazy=True)[:2]
     return mlx_model, tokenizer
 
 
-def _read_weights(mlx_model: Any, console: Console, show: bool) -> None:
-    """Reads the weights, which `mlx_lm` maps lazily, layer by layer with a progress bar."""
+def _read(folder: Path) -> tuple[Any, Any]:
+    config = read_json(folder, "config.json")
+    if not can_read(folder, config):
+        return _read_with_mlx_lm(folder)
+    return read_checkpoint(folder, config), open_tokenizer(folder, config)
+
+
+def _evaluate(model: Any, console: Console, show: bool) -> None:
+    """Reads the weights, which are lazy so far, layer by layer with a progress bar."""
     with Progress(console=console, transient=True, disable=not show) as progress:
-        task = progress.add_task("loading", total=len(mlx_model.layers))
-        for layer in mlx_model.layers:
+        task = progress.add_task("loading", total=len(model.layers))
+        for layer in model.layers:
             mx.eval(layer.parameters())
             progress.advance(task)
-    mx.eval(mlx_model.parameters())
+    mx.eval(model.parameters())
 
 
 def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
@@ -181,7 +224,7 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
 
     Args:
         name: the model's name, for messages.
-        mlx_model: from `load` or `mlx_lm.load`.
+        mlx_model: from `load`, `load_weights` or `mlx_lm.load`.
         week: which week's model.
         options: passed to it.
 

@@ -199,8 +199,8 @@ class Qwen3ModelWeek1:
     """Qwen3: token ids in, the logits of the next token after each of them out.
 
     Args:
-        mlx_model: what `mlx_lm.load` returned for a Qwen3 checkpoint. Its quantized weights are
-            dequantized to bfloat16; plain ones are taken as they are.
+        mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`. Its quantized weights
+            are dequantized to bfloat16; plain ones are taken as they are.
     """
 
     def __init__(self, mlx_model: Any):

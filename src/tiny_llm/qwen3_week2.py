@@ -224,7 +224,7 @@ class Qwen3ModelWeek2:
     Activations have the dtype of the checkpoint's scales, or of its weights if it is not quantized.
 
     Args:
-        mlx_model: what `mlx_lm.load` returned for a Qwen3 checkpoint. Nothing is copied.
+        mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`. Nothing is copied.
         enable_flash_attn: attend through the extension's flash attention; in plain MLX if not.
 
     Raises:

@@ -74,7 +74,7 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
     """Qwen3 with its keys and values in pages.
 
     Args:
-        mlx_model: what `mlx_lm.load` returned for a Qwen3 checkpoint. Nothing is copied.
+        mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`. Nothing is copied.
         page_size: tokens a page holds.
 
     Attributes:

@@ -1,5 +1,6 @@
 """`main` and `chat`, as their users see them: standard output, standard error, exit status."""
 
+import argparse
 import io
 import re
 import signal
@@ -35,6 +36,15 @@ def test_answer_and_statistics(capsys, loader):
     assert "Paris" in out
     assert STATISTICS.fullmatch(out.splitlines()[-1])
     assert err.splitlines()[0] == "model: demo"
+
+
+@pytest.mark.parametrize(
+    ("solution", "expected"), [("tiny_llm", "load_weights"), ("mine", "load"), ("mlx", "load")]
+)
+def test_only_our_own_code_does_without_mlx_lm_s_model(monkeypatch, solution, expected):
+    for name in ("load", "load_weights"):
+        monkeypatch.setattr(backend, name, lambda *_, name=name: name)
+    assert backend.load_for(argparse.Namespace(solution=solution), "demo") == expected
 
 
 def test_default_model_is_named_with_the_reason(capsys):

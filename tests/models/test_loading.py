@@ -9,7 +9,14 @@ import pytest
 
 from benchmark.make_checkpoint import qwen3_config, write_checkpoint
 from tests.support import assert_close
-from tiny_llm import ModelError, Qwen3ModelWeek1, dispatch_model, load, shortcut_name_to_full_name
+from tiny_llm import (
+    ModelError,
+    Qwen3ModelWeek1,
+    dispatch_model,
+    load,
+    load_weights,
+    shortcut_name_to_full_name,
+)
 from tiny_llm.checkpoint import check_checkpoint
 from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
 
@@ -36,6 +43,12 @@ def broken(checkpoint, tmp_path) -> Path:
     return folder
 
 
+@pytest.fixture(params=[load, load_weights])
+def load_either(request):
+    """Both ways to load fail in the same way."""
+    return request.param
+
+
 @pytest.mark.parametrize(
     ("bits", "group_size", "dtype", "tied"),
     [
@@ -57,12 +70,28 @@ def test_formats(tmp_path, bits, group_size, dtype, tied):
     assert actual.dtype == (dtype if bits is None else mx.bfloat16)
     assert_close(actual, mlx_model(IDS), "logits", ulps=8)
     assert tokenizer.decode([0, 4607]), "every id of the vocabulary has a text"
+    assert_weights_are_those_of(mlx_model, tmp_path)
+
+
+def assert_weights_are_those_of(mlx_model, folder: Path) -> None:
+    """What `load_weights` reads makes the models of all weeks that `mlx_lm`'s reading makes."""
+    weights, _ = load_weights(str(folder))
+    for week in (1, 2, 3):
+        expected, actual = (logits(source, week) for source in (mlx_model, weights))
+        assert actual.dtype == expected.dtype
+        assert mx.array_equal(actual, expected), f"other logits in week {week}"
+
+
+def logits(mlx_model, week: int) -> mx.array:
+    model = dispatch_model("test", mlx_model, week)
+    return model(IDS) if week == 1 else model(IDS, 0, model.create_kv_cache())
 
 
 def test_sharded(checkpoint):
     assert len(list(checkpoint.glob("*.safetensors"))) > 2
     mlx_model, _ = load(str(checkpoint))
     assert_close(Qwen3ModelWeek1(mlx_model)(IDS), mlx_model(IDS), "logits", ulps=8)
+    assert_weights_are_those_of(mlx_model, checkpoint)
 
 
 def test_demo_model(demo):
@@ -92,95 +121,95 @@ def test_short_names(name, full_name):
 @pytest.mark.parametrize(
     "name", ["nonsense", "./no/such/folder", "/no/such", "~/no-such-model", "a/b/c"]
 )
-def test_unknown_names(name):
+def test_unknown_names(name, load_either):
     with pytest.raises(ModelError, match="there is no model"):
-        load(name)
+        load_either(name)
 
 
-def test_hub_model_without_network():
+def test_hub_model_without_network(load_either):
     with pytest.raises(ModelError, match="not on this machine and HF_HUB_OFFLINE"):
-        load("qwen3-8b")
+        load_either("qwen3-8b")
 
 
-def test_folder_without_config(broken):
+def test_folder_without_config(broken, load_either):
     (broken / "config.json").unlink()
     with pytest.raises(ModelError, match=r"has no config\.json"):
-        load(str(broken))
+        load_either(str(broken))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "\xff"])
-def test_config_that_is_not_json(broken, content):
+def test_config_that_is_not_json(broken, content, load_either):
     (broken / "config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ModelError, match="config.json"):
-        load(str(broken))
+        load_either(str(broken))
 
 
-def test_config_that_lacks_a_field(broken):
+def test_config_that_lacks_a_field(broken, load_either):
     config = json.loads((broken / "config.json").read_text())
     del config["hidden_size"]
     (broken / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="cannot be loaded: .*hidden_size"):
-        load(str(broken))
+        load_either(str(broken))
 
 
-def test_folder_without_tokenizer(broken):
+def test_folder_without_tokenizer(broken, load_either):
     (broken / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
-        load(str(broken))
+        load_either(str(broken))
 
 
-def test_tokenizer_that_is_not_json(broken):
+def test_tokenizer_that_is_not_json(broken, load_either):
     (broken / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="tokenizer.json"):
-        load(str(broken))
+        load_either(str(broken))
 
 
-def test_model_of_another_type(broken):
+def test_model_of_another_type(broken, load_either):
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
     with pytest.raises(ModelError, match="type 'llama'"):
-        load(str(broken))
+        load_either(str(broken))
 
 
-def test_missing_shard(broken):
+def test_missing_shard(broken, load_either):
     (broken / "model-00002-of-00003.safetensors").unlink(missing_ok=True)
     shards = sorted(broken.glob("model-*.safetensors"))
     shards[-1].unlink()
     with pytest.raises(ModelError, match=f"lacks .*{shards[-1].name}"):
-        load(str(broken))
+        load_either(str(broken))
 
 
-def test_no_weights_at_all(broken):
+def test_no_weights_at_all(broken, load_either):
     for file in broken.glob("model*.safetensors*"):
         file.unlink()
     with pytest.raises(ModelError, match=r"has no model\*\.safetensors"):
-        load(str(broken))
+        load_either(str(broken))
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
-def test_truncated_weights(broken, keep):
+def test_truncated_weights(broken, keep, load_either):
     shard = sorted(broken.glob("*.safetensors"))[0]
     content = shard.read_bytes()
     shard.write_bytes(content[:keep])
     with pytest.raises(ModelError, match="safetensors"):
-        load(str(broken))
+        load_either(str(broken))
 
 
 @pytest.mark.parametrize(
     "garbage", [b"\xff" * 64, b"version https://git-lfs.github.com/spec/v1\n" * 3]
 )
-def test_corrupt_weights(broken, garbage):
+def test_corrupt_weights(broken, garbage, load_either):
     shard = sorted(broken.glob("*.safetensors"))[0]
     shard.write_bytes(garbage + shard.read_bytes()[len(garbage) :])
     with pytest.raises(ModelError, match="is not a valid safetensors file"):
-        load(str(broken))
+        load_either(str(broken))
 
 
-def test_weights_that_do_not_fit_the_config(broken):
+def test_weights_that_do_not_fit_the_config(broken, load_either):
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(ModelError, match="cannot be loaded"):
-        load(str(broken))
+        load_either(str(broken))
 
 
 def test_interrupted_download_is_not_a_model(broken):
@@ -195,25 +224,25 @@ def test_dispatch(demo):
         dispatch_model("demo", demo[0], 9)
 
 
-def test_dispatch_refuses_scaled_rope(broken):
+def test_dispatch_refuses_scaled_rope(broken, load_either):
     config = json.loads((broken / "config.json").read_text())
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
     (broken / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
-    mlx_model, _ = load(str(broken))
+    mlx_model, _ = load_either(str(broken))
     with pytest.raises(ModelError, match="scales RoPE with 'yarn'"):
         dispatch_model("mine", mlx_model, 1)
 
 
-def test_dispatch_refuses_sizes_that_our_layers_do_not_have(tmp_path):
+def test_dispatch_refuses_sizes_that_our_layers_do_not_have(tmp_path, load_either):
     write_checkpoint(tmp_path, qwen3_config(64, 1, 64, 3, 2, True, 32, vocab_size=4200))
-    mlx_model, _ = load(str(tmp_path))
+    mlx_model, _ = load_either(str(tmp_path))
     with pytest.raises(ModelError, match="3 query heads cannot share 2"):
         dispatch_model("odd", mlx_model, 1)
 
 
 @pytest.mark.parametrize("value", ["wide", 0, None, -1])
-def test_config_with_a_senseless_value(broken, value):
+def test_config_with_a_senseless_value(broken, value, load_either):
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps({**config, "hidden_size": value}))
     with pytest.raises(ModelError, match="cannot be loaded: "):
-        load(str(broken))
+        load_either(str(broken))

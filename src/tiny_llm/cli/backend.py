@@ -16,7 +16,7 @@ from ..generate import (
     stream_generate,
     token_budget,
 )
-from ..models import default_model, dispatch_model, load
+from ..models import default_model, dispatch_model, load, load_weights
 from ..sampler import Sampler
 from ..speculative import SpeculativeDecoding, check_same_vocabulary
 from .arguments import LOADERS, check_model_arguments, sampler_from
@@ -31,7 +31,7 @@ class Checkpoint:
 
     Attributes:
         name: as the user knows it.
-        mlx_model, tokenizer: as `mlx_lm.load` returns them.
+        mlx_model, tokenizer: from `load_for`.
         enable_thinking: what the chat template is told.
     """
 
@@ -79,7 +79,7 @@ def open_backend(args: argparse.Namespace) -> Backend:
     tokenizer, max_tokens = checkpoint.tokenizer, args.max_tokens
     draft = None
     if args.draft_model is not None:
-        draft = Checkpoint(args.draft_model, *load(args.draft_model, console))
+        draft = Checkpoint(args.draft_model, *load_for(args, args.draft_model))
         check_same_vocabulary(draft.tokenizer, tokenizer)
     if args.solution == "mlx":
         return Backend(_mlx_stream(checkpoint, draft, sampler, max_tokens), checkpoint.encode_chat)
@@ -105,11 +105,22 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
     choose_device(args.device)
     name, reason = (args.model, None) if args.model is not None else default_model()
     console.print(f"model: {name}" + (f" ({reason})" if reason else ""), soft_wrap=True)
-    mlx_model, tokenizer = load(name, console)
+    mlx_model, tokenizer = load_for(args, name)
     enable_thinking = getattr(args, "enable_thinking", False)  # `bench` reads no text
     if enable_thinking and not tokenizer.has_thinking:
         raise UserError(f"--enable-thinking: '{name}' has no thinking mode; leave the flag out.")
     return Checkpoint(name, mlx_model, tokenizer, enable_thinking)
+
+
+def load_for(args: argparse.Namespace, name: str) -> tuple[Any, Any]:
+    """A model's weights and tokenizer for the code that `args.solution` names.
+
+    Ours needs no more than `load_weights`; `mlx_lm`'s and a learner's may call `mlx_lm`'s model.
+
+    Raises:
+        UserError: see `models.load`.
+    """
+    return (load_weights if args.solution == "tiny_llm" else load)(name, console)
 
 
 def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:

@@ -9,10 +9,8 @@ from ..engine.events import Recorder
 from ..engine.llm import LLM
 from ..engine.sampling_params import SamplingParams
 from ..errors import UserError
-from ..models import load
-from .backend import Checkpoint
+from .backend import Checkpoint, load_for
 from .batch_progress import EngineState, Progress
-from .command import console
 
 PAGE_SIZE = 32
 NUM_DRAFTS = 4
@@ -42,7 +40,7 @@ class EngineRun:
         max_tokens: Sequence[int],
         ignore_eos: bool,
     ):
-        draft = None if args.draft_model is None else load(args.draft_model, console)
+        draft = None if args.draft_model is None else load_for(args, args.draft_model)
         model = checkpoint.mlx_model, checkpoint.tokenizer
         per_request = 1 + (NUM_DRAFTS if draft else 0)
         models = [model[0]] if draft is None else [model[0], draft[0]]

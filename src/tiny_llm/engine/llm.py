@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..errors import UserError
-from ..models import dispatch_model, load
+from ..models import dispatch_model, load_weights
 from ..speculative import check_same_vocabulary
 from . import prompts as prompt_forms
 from .core import EngineCore
@@ -44,7 +44,7 @@ class LLM(EngineCore):
     its own.
 
     Args:
-        model: a short name, a hub id, a folder, or what `load` returned: (mlx_model, tokenizer).
+        model: a short name, a hub id, a folder, or what `load_weights` or `load` returned.
         kv_cache_bytes: memory for keys and values, the draft model's included. All of it is taken
             at once, and never more.
         page_size: tokens a page holds. What requests share begins at the first token and ends with
@@ -267,7 +267,7 @@ def _open(model: str | tuple[Any, Any], page_size: int) -> tuple[Any, Any]:
     if page_size < 1:
         raise UserError(f"page_size is {page_size}; it must be at least 1.")
     name = model if isinstance(model, str) else "the model"
-    mlx_model, tokenizer = load(model) if isinstance(model, str) else model
+    mlx_model, tokenizer = load_weights(model) if isinstance(model, str) else model
     return dispatch_model(name, mlx_model, 3, page_size=page_size), tokenizer
 
 

@@ -1,0 +1,110 @@
+"""Chat templates: where a checkpoint keeps them, and how a conversation goes through one.
+
+A template is a Jinja program that came with the weights. It runs in Jinja's sandbox, with the
+settings and functions that `transformers` gives it; checkpoints are written for those.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+# One template, or several by name: "default", and for example "tool_use".
+Templates = str | dict[str, str]
+
+
+def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Templates | None:
+    """A checkpoint's templates: those in files of their own, else the tokenizer's.
+
+    Args:
+        folder: of the checkpoint.
+        tokenizer_config: its `tokenizer_config.json`.
+
+    Returns:
+        None if it has none.
+    """
+    default = folder / "chat_template.jinja"
+    files = {"default": default} if default.is_file() else {}
+    files |= {file.stem: file for file in (folder / "additional_chat_templates").glob("*.jinja")}
+    found = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    if found:
+        return found["default"] if set(found) == {"default"} else found
+    listed = tokenizer_config.get("chat_template")
+    if isinstance(listed, list):
+        return {entry["name"]: entry["template"] for entry in listed}
+    return listed
+
+
+def choose_template(templates: Templates, has_tools: bool) -> str:
+    """The template to use.
+
+    Raises:
+        ValueError: there are several and none is the default.
+    """
+    if isinstance(templates, str):
+        return templates
+    if has_tools and "tool_use" in templates:
+        return templates["tool_use"]
+    if "default" not in templates:
+        raise ValueError(
+            f"expected a chat template named 'default', got {', '.join(sorted(templates))}."
+        )
+    return templates["default"]
+
+
+def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    """A conversation as the text that the model was trained to continue.
+
+    Args:
+        template: Jinja.
+        messages: {"role": …, "content": …}; a value of None is the same as no entry.
+        variables: what else the template reads: `add_generation_prompt`, `enable_thinking`, …
+
+    Raises:
+        jinja2.TemplateError: the template is none, or refuses the conversation.
+    """
+    given = [{key: value for key, value in m.items() if value is not None} for m in messages]
+    text: str = _compile(template).render(messages=given, **variables)
+    return text
+
+
+@lru_cache(maxsize=8)
+def _compile(template: str) -> Any:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # here: not every answer is a chat's
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment.from_string(template)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is; Jinja's own filter makes it fit for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

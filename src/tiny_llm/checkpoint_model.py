@@ -1,0 +1,169 @@
+"""A checkpoint's weights as a tree of layers, without `mlx_lm`: names and arrays, no more.
+
+The tree has the shape of `mlx_lm`'s model as far as the weeks' models read it, which take the
+weights out and bring their own layers. `mlx_lm` is the reader of whatever is not read here.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_unflatten
+
+from .checkpoint import weight_files
+from .checkpoint_layout import Quantization, Qwen3Args, Shape, matrices, norms
+
+# A config with one of these asks for something that only mlx_lm does.
+KEYS_OF_MLX_LM = ("model_file", "quantize_activations", "text_config")
+
+
+class Part(Module):
+    """A node of the tree: its parts by name, or a layer's arrays.
+
+    Attributes:
+        weight, scales, biases: of a layer; the last two if it is quantized.
+        group_size, bits, mode: of a quantized layer.
+    """
+
+
+class CheckpointModel(Module):
+    """The root of the tree.
+
+    Args:
+        args: the configuration.
+        parts: what `model` holds, and `lm_head` if it is not tied.
+
+    Attributes:
+        model, lm_head: see there.
+        layers: those of `model`.
+    """
+
+    def __init__(self, args: Qwen3Args, parts: Mapping[str, Any]):
+        super().__init__()
+        self.args = args
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    @property
+    def layers(self) -> list[Part]:
+        """The transformer's blocks."""
+        return self.model.layers
+
+
+def can_read(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint is plain, or quantized in MLX's affine format.
+
+    Args:
+        folder: the checkpoint's.
+        config: its `config.json`.
+    """
+    quantization = config.get("quantization")
+    if any(config.get(key) for key in KEYS_OF_MLX_LM):
+        return False
+    if quantization is None:
+        in_other_file = (folder / "hf_quant_config.json").exists()
+        return not config.get("quantization_config") and not in_other_file
+    formats = [quantization, *(each for each in quantization.values() if isinstance(each, dict))]
+    return all(each.get("mode", "affine") == "affine" for each in formats)
+
+
+def read_checkpoint(folder: Path, config: Mapping[str, Any]) -> CheckpointModel:
+    """The weights of a checkpoint that `can_read` accepts. They are read when they are evaluated.
+
+    Args:
+        folder: the checkpoint's.
+        config: its `config.json`.
+
+    Raises:
+        ValueError: the config makes no sense, or a tensor is missing, unknown or has another shape
+            than the config implies; the message names it.
+    """
+    args = Qwen3Args.from_config(config)
+    weights: dict[str, mx.array] = {}
+    for file in weight_files(folder):
+        weights.update(mx.load(str(file)))  # type: ignore[arg-type]
+    if args.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)  # the table once more; some converters write it
+    formats = _check_tensors(weights, args, config.get("quantization"))
+    tree: Any = tree_unflatten(list(weights.items()))
+    return CheckpointModel(args, {name: _part(part, name, formats) for name, part in tree.items()})
+
+
+def _check_tensors(
+    weights: Mapping[str, mx.array], args: Qwen3Args, quantization: Mapping[str, Any] | None
+) -> dict[str, Quantization]:
+    """The format of each quantized layer, by its path, if all tensors are what they should be."""
+    formats: dict[str, Quantization] = {}
+    known = set()
+    for path, matrix in matrices(args):
+        found = _quantization(path, matrix, weights, quantization)
+        if found is not None:
+            formats[path] = found
+        for name, shape in (found.shapes(matrix) if found else {"weight": matrix}).items():
+            _check_shape(weights, f"{path}.{name}", shape, found)
+            known.add(f"{path}.{name}")
+    for path, shape in norms(args):
+        _check_shape(weights, f"{path}.weight", shape)
+        known.add(f"{path}.weight")
+    unknown = sorted(weights.keys() - known)
+    if unknown:
+        raise ValueError(f"{unknown[0]} has no place in a Qwen3 of the config's sizes")
+    return formats
+
+
+def _quantization(
+    path: str,
+    matrix: Shape,
+    weights: Mapping[str, mx.array],
+    quantization: Mapping[str, Any] | None,
+) -> Quantization | None:
+    """How a layer is quantized: what the config says of it, else what its tensors' shapes tell.
+
+    None if it is not.
+    """
+    if quantization is None:
+        return None
+    common = Quantization.from_config(quantization)
+    own = quantization.get(path)
+    if own is not None:
+        return Quantization.from_config(own) if isinstance(own, dict) else common if own else None
+    weight, scales = weights.get(f"{path}.weight"), weights.get(f"{path}.scales")
+    if scales is None:
+        return None
+    I = matrix[1]
+    if weight is None or weight.ndim != 2 or scales.ndim != 2 or not 0 < scales.shape[1] <= I:
+        return common
+    told = Quantization(I // scales.shape[1], weight.shape[1] * 32 // I)
+    return told if told.shapes(matrix)["weight"] == weight.shape else common
+
+
+def _check_shape(
+    weights: Mapping[str, mx.array], name: str, shape: Shape, found: Quantization | None = None
+) -> None:
+    if name not in weights:
+        raise ValueError(f"{name} is not in the checkpoint; its config expects {_times(shape)}")
+    if weights[name].shape != shape:
+        why = f" for {found.bits} bits in groups of {found.group_size}" if found else ""
+        raise ValueError(f"{name} is {_times(weights[name].shape)}, expected {_times(shape)}{why}")
+
+
+def _times(shape: Shape) -> str:
+    return "×".join(map(str, shape))
+
+
+def _part(tree: Any, path: str, formats: Mapping[str, Quantization]) -> Any:
+    """The tree of names below `path`, as parts."""
+    if isinstance(tree, mx.array):
+        return tree
+    if isinstance(tree, list):
+        return [_part(each, f"{path}.{index}", formats) for index, each in enumerate(tree)]
+    part = Part()
+    for name, below in tree.items():
+        setattr(part, name, _part(below, f"{path}.{name}", formats))
+    if path in formats:
+        part.group_size = formats[path].group_size
+        part.bits = formats[path].bits
+        part.mode = "affine"
+    return part

@@ -1,0 +1,66 @@
+"""Tokens into text as they come, where a token may be a part of a character.
+
+A byte-level BPE cuts UTF-8 where it likes: `é` can be two tokens, an emoji four. What is not a
+whole character yet is held back, and the text never has to be taken back.
+"""
+
+from collections.abc import Callable
+
+REPLACEMENT = "\ufffd"  # what bytes that are no character become
+
+
+class StreamingDetokenizer:
+    """Assembles one answer; each answer has its own.
+
+    As in `mlx_lm`, the first space of the answer is left out, and a lone space waits for what
+    follows it.
+
+    Args:
+        token_bytes: the UTF-8 of a token, by its id.
+
+    Attributes:
+        text: all that is whole so far.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes]):
+        self.text = ""
+        self._token_bytes = token_bytes
+        self._held = b""
+        self._told = 0  # characters of `text` that `last_segment` has given
+
+    def add_token(self, token: int) -> None:
+        """Takes the next token's id."""
+        new = self._token_bytes(token)
+        self._held += new
+        is_whole = not self._held.decode(errors="replace").endswith(REPLACEMENT)
+        if is_whole and new != b" ":
+            self.finalize()
+
+    def finalize(self) -> None:
+        """Gives up waiting: what is held back becomes text, a cut character U+FFFD."""
+        text = self._held.decode(errors="replace")
+        self.text += text if self.text else text.removeprefix(" ")
+        self._held = b""
+
+    @property
+    def last_segment(self) -> str:
+        """The text since this was last asked for."""
+        segment = self.text[self._told :]
+        self._told = len(self.text)
+        return segment
+
+
+def byte_characters() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for.
+
+    Printable characters of Latin-1 stand for their own byte; the other 68 bytes have the
+    characters from U+0100 on, in order, so that no token contains a space or a control character.
+
+    Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), and its
+    published tokenizer.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + index): byte for index, byte in enumerate(others)
+    }
