@@ -5,17 +5,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from tests.support import random
+from tests.support import assert_same_bits, random
 from tiny_llm import TinyKvPagedCache, TinyKvPagedPool
-
-
-def bits(x: mx.array) -> np.ndarray:
-    return np.array(x.view(mx.uint32 if x.dtype == mx.float32 else mx.uint16))
-
-
-def assert_same_bits(actual: mx.array, expected: mx.array, what: str) -> None:
-    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), what
-    np.testing.assert_array_equal(bits(actual), bits(expected), what)
 
 
 def cut_into_pages(

@@ -68,6 +68,17 @@ def assert_close(
     )
 
 
+def bits(x: mx.array) -> np.ndarray:
+    """A floating array's bits, as whole numbers."""
+    return np.array(x.view(mx.uint32 if x.dtype == mx.float32 else mx.uint16))
+
+
+def assert_same_bits(actual: mx.array, expected: mx.array, what: str) -> None:
+    """Asserts that two floating arrays are equal to the last bit, NaN included."""
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), what
+    np.testing.assert_array_equal(bits(actual), bits(expected), what)
+
+
 def assert_distributed(counts: np.ndarray, expected: np.ndarray, what: str = "tokens") -> None:
     """Chi-square against an exact distribution; what it excludes must never have come.
 

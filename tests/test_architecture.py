@@ -17,7 +17,15 @@ PACKAGE = ROOT / "src" / "tiny_llm"
 LAYERS = [
     {"errors", "costs", "demo", "demo.prompts"},
     {"basics", "kernels"},
-    {"sampler", "attention", "positional_encoding", "layer_norm", "embedding", "quantize"},
+    {
+        "sampler",
+        "attention",
+        "positional_encoding",
+        "layer_norm",
+        "embedding",
+        "quantize",
+        "recorded",
+    },
     {"full_kv_cache", "page_pool", "paged_attention"},
     {"paged_kv_cache"},
     {"kv_cache", "paged_storage"},

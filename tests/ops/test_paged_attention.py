@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.paging import assert_same_bits, cut_into_pages, padded
-from tests.support import as_numpy, assert_close, assert_same_on_any_number_of_threads, random
+from tests.paging import cut_into_pages, padded
+from tests.support import (
+    as_numpy,
+    assert_close,
+    assert_same_bits,
+    assert_same_on_any_number_of_threads,
+    random,
+)
 from tiny_llm import flash_attention, kernels, paged_attention, paged_attention_varlen
 from tiny_llm.paged_attention import paged_attention_reference, paged_attention_varlen_reference
 

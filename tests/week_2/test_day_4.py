@@ -15,7 +15,9 @@ from tests.support import (
     EPSILON,
     as_numpy,
     assert_close,
+    assert_same_bits,
     assert_same_on_any_number_of_threads,
+    bits,
     random,
     tiny_model,
 )
@@ -108,14 +110,6 @@ def evaluated(*args, **kwargs) -> mx.array:
     result = flash_attention(*args, **kwargs)
     mx.eval(result)  # while the environment names the instruction set
     return result
-
-
-def bits(x: mx.array) -> np.ndarray:
-    return np.array(x.view(mx.uint32 if x.dtype == mx.float32 else mx.uint16))
-
-
-def assert_same_bits(actual: mx.array, expected: mx.array, what: str) -> None:
-    np.testing.assert_array_equal(bits(actual), bits(expected), what)
 
 
 def assert_exact(actual: mx.array, expected: np.ndarray, error: np.ndarray) -> None:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.paging import Twin, assert_same_bits, check_integrity
-from tests.support import random, tiny_model
+from tests.paging import Twin, check_integrity
+from tests.support import assert_same_bits, random, tiny_model
 from tiny_llm import (
     OutOfPagesError,
     Qwen3ModelWeek2,

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from tests.metal.paged import attend_to_pages
-from tests.paging import Twin, assert_same_bits, check_integrity, cut_into_pages, padded
-from tests.support import ByteTokenizer, assert_close, assert_same_answers, random, tiny_model
+from tests.paging import Twin, check_integrity, cut_into_pages, padded
+from tests.support import (
+    ByteTokenizer,
+    assert_close,
+    assert_same_answers,
+    assert_same_bits,
+    random,
+    tiny_model,
+)
 from tiny_llm import (
     BatchingKvCache,
     OutOfPagesError,

@@ -11,8 +11,8 @@ import pytest
 from tests.engine.scheduling import add, scheduler, step
 from tests.engine.simulator import Simulation, answer_alone, random_workload
 from tests.engine.support import PARAGRAPH, chat
-from tests.paging import assert_same_bits, cut_into_pages, padded
-from tests.support import assert_close, random, tiny_model
+from tests.paging import cut_into_pages, padded
+from tests.support import assert_close, assert_same_bits, random, tiny_model
 from tiny_llm import (
     LLM,
     OutOfPagesError,
