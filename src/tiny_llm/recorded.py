@@ -13,29 +13,31 @@ import mlx.core as mx
 
 from . import kernels
 
-# Rows of more tokens than these are worth their nodes; and each shape is recorded by itself, while
-# the chunks of prompts have any.
+# More tokens are worth their nodes; and each shape is recorded by itself, while prompts have any.
 MOST_TOKENS = 32
 
 
 class Recorded:
     """A function of arrays, B×L×E the first, that takes one node of the graph where that pays.
 
-    Where it does not pay, on a GPU and for more than `MOST_TOKENS` tokens, it is the function. The
-    results are the same to the last bit.
+    Where it does not, on a GPU, for more than `MOST_TOKENS` tokens, or for a None among the
+    arguments, it is the function. The results are the same to the last bit.
 
     Args:
         function: returns arrays, and computes them from its arguments and from arrays that stay
             as they are: it is called once for each list of shapes. It may not look at values.
+
+    Raises:
+        ValueError: when called, if the function computes nothing, or on several streams.
     """
 
     def __init__(self, function: Callable[..., tuple[mx.array, ...]]):
         self._function = function
         self._recorder: Any = None
 
-    def __call__(self, *inputs: mx.array) -> Any:
+    def __call__(self, *inputs: mx.array | None) -> Any:
         """What the function returns for `inputs`."""
-        if not _pays(inputs[0]):
+        if not _pays(inputs):
             return self._function(*inputs)
         if self._recorder is None:
             self._recorder = kernels.extension().Recorder()
@@ -47,6 +49,8 @@ class Recorded:
         return outputs
 
 
-def _pays(x: mx.array) -> bool:
-    B, L, _ = x.shape
-    return B * L <= MOST_TOKENS and mx.default_device() == mx.cpu
+def _pays(inputs: tuple[mx.array | None, ...]) -> bool:
+    if any(x is None for x in inputs) or mx.default_device() != mx.cpu:
+        return False
+    B, L, _ = inputs[0].shape  # type: ignore[union-attr]
+    return B * L <= MOST_TOKENS

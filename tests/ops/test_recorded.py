@@ -124,6 +124,15 @@ def test_many_tokens_are_not_recorded():
     assert calls.count == 3
 
 
+def test_none_among_the_arguments_is_the_function_s_own():
+    calls = Calls(lambda x, y: (x,) if y is None else (x + y,))
+    recorded = Recorded(calls)
+    x = inputs(1, 1)[0]
+    for _ in range(2):
+        assert_same(recorded(x, None), [x], "as given")
+    assert calls.count == 2
+
+
 def test_one_node():
     given = inputs(2, 1)
     mx.eval(given)
