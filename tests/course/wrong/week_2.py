@@ -24,7 +24,7 @@ WRONG = [
     Wrong(
         "2.1.1 room",
         "room for one token at a time",
-        "growth = -(-growth // GROWTH_TOKENS) * GROWTH_TOKENS",
+        "growth = -(-growth // step) * step",
         "growth = tokens - capacity",
     ),
     Wrong(
