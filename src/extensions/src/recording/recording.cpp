@@ -121,6 +121,9 @@ Recording::Recording(const std::vector<mx::array>& placeholders,
         output_shapes_.push_back(output.shape());
         output_dtypes_.push_back(output.dtype());
     }
+    can_be_captured_ = std::all_of(steps_.begin(), steps_.end(), [](const Step& step) {
+        return is_ours(*step.primitive) || is_view(*step.primitive);
+    });
 }
 
 bool Recording::fits(const std::vector<mx::array>& inputs, mx::Stream stream) const {
@@ -162,12 +165,6 @@ std::vector<mx::array> Recording::evaluate(const std::vector<mx::array>& inputs,
     }
     between.assign(computed.begin() + inputs.size(), computed.end());
     return outputs;
-}
-
-bool Recording::can_be_captured() const {
-    return std::all_of(steps_.begin(), steps_.end(), [](const Step& step) {
-        return is_ours(*step.primitive) || is_view(*step.primitive);
-    });
 }
 
 }  // namespace tiny_llm_ext

@@ -45,7 +45,7 @@ class Recording {
 
     /// Whether the tasks of all operations can be captured: they are the extension's, or only look
     /// at an array in another way.
-    bool can_be_captured() const;
+    bool can_be_captured() const { return can_be_captured_; }
 
     mx::Stream stream() const { return stream_; }
     const std::vector<mx::Shape>& output_shapes() const { return output_shapes_; }
@@ -74,6 +74,7 @@ class Recording {
     std::vector<Step> steps_;
     std::vector<Place> outputs_;
     mx::Stream stream_;
+    bool can_be_captured_;
 };
 
 }  // namespace tiny_llm_ext
