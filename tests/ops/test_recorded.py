@@ -195,6 +195,31 @@ def test_other_threads_have_streams_of_their_own(make):
     assert not failures
 
 
+def test_threads_that_come_and_go_leave_no_more_than_a_bound():
+    weight = random(E).astype(mx.bfloat16)
+    mx.eval(weight)  # another thread cannot
+    calls = Calls(lambda x: (kernels.rms_norm(x, weight, 1e-6),))
+    recorded = Recorded(calls)
+    failures = []
+
+    def run():
+        try:
+            for B in range(1, MOST_TOKENS + 1):
+                x = inputs(B, 1)[0]
+                assert_same(recorded(x), calls.function(x), f"{B} tokens")
+        except BaseException as error:
+            failures.append(error)
+
+    for expected in range(1, 6):  # one after the other
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        assert calls.count == expected * MOST_TOKENS
+    assert not failures
+    run()
+    assert not failures
+
+
 def test_memory_does_not_grow():
     recorded = Recorded(block())
     given = inputs(4, 4)
@@ -227,6 +252,25 @@ def test_functions_that_cannot_be_recorded():
 
     with pytest.raises(ValueError, match="expected all operations on one stream"):
         Recorded(on_two_streams)(x)
+
+
+def test_misuse_of_the_recorder_is_refused():
+    recorder = kernels.extension().Recorder()
+    x = random(1, 1, E)
+    mx.eval(x)
+    assert recorder.replay([x]) is None
+    (blank,) = recorder.placeholders([x])
+    (other,) = recorder.placeholders([x])
+    for outputs in ([], [blank], [x]):
+        with pytest.raises(ValueError, match="expected a function that computes something"):
+            recorder.record([blank], outputs)
+    with pytest.raises(RuntimeError, match="without a primitive"):
+        recorder.record([blank], [blank + other])  # from arrays that nobody will ever give
+    for arguments in ([None], [x, "x"], None, x.tolist()):
+        with pytest.raises(TypeError):
+            recorder.replay(arguments)
+    assert recorder.replay([]) is None
+    assert recorder.replay([x]) is None
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 #include <cassert>
 #include <cstring>
 #include <map>
-#include <mutex>
 
 #include "common/rows.h"
 #include "common/tasks.h"
@@ -12,12 +11,11 @@ namespace tiny_llm_ext {
 
 namespace {
 
-// Programs of a stream run one after the other, and no array outlives a run: they share memory.
+// Programs of a stream run one after the other, and nothing between inputs and outputs outlives a
+// run: they share memory. It goes with the thread, but for what programs still have of it.
 Capture::Workspace& workspace_of(mx::Stream stream) {
-    static std::mutex mutex;
-    static auto* workspaces = new std::map<int, Capture::Workspace>;  // outlives all threads
-    std::lock_guard lock(mutex);
-    return (*workspaces)[stream.index];
+    thread_local std::map<int, Capture::Workspace> workspaces;
+    return workspaces[stream.index];
 }
 
 }  // namespace

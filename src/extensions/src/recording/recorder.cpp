@@ -1,12 +1,18 @@
 #include "src/recording/recorder.h"
 
-#include <algorithm>
 #include <stdexcept>
 
 #include "common/rows.h"
 #include "common/tasks.h"
 
 namespace tiny_llm_ext {
+
+namespace {
+
+// Of a function. Each thread has a stream and so recordings of its own, and threads end.
+constexpr size_t MOST_RECORDINGS = 128;
+
+}  // namespace
 
 std::optional<std::vector<mx::array>> Recorder::replay(const std::vector<mx::array>& inputs) const {
     const mx::Stream stream = mx::default_stream(mx::Device::cpu);
@@ -30,6 +36,9 @@ std::vector<mx::array> Recorder::placeholders(const std::vector<mx::array>& inpu
 
 void Recorder::record(const std::vector<mx::array>& placeholders,
                       const std::vector<mx::array>& outputs) {
+    if (replays_.size() == MOST_RECORDINGS) {
+        replays_.erase(replays_.begin());
+    }
     replays_.push_back(
         std::make_shared<Replay>(std::make_shared<const Recording>(placeholders, outputs)));
 }

@@ -15,7 +15,8 @@
 
 namespace tiny_llm_ext {
 
-/// The recordings of one function: one for each list of shapes and dtypes that it was called with.
+/// The recordings of one function: one for each list of shapes and dtypes that it was called with
+/// on a stream. Of very many the oldest are dropped.
 class Recorder {
    public:
     /// The function's outputs for these inputs, from one node; nothing if there is no recording.
