@@ -53,4 +53,4 @@ def _pays(inputs: tuple[mx.array | None, ...]) -> bool:
     if any(x is None for x in inputs) or mx.default_device() != mx.cpu:
         return False
     B, L, _ = inputs[0].shape  # type: ignore[union-attr]
-    return B * L <= MOST_TOKENS
+    return 0 < B * L <= MOST_TOKENS

@@ -69,7 +69,19 @@ def mlx_only():
     return function
 
 
-FUNCTIONS = [block, mlx_only]
+def attention():
+    """Operations of the extension whose tasks are not captured."""
+    w = weights(H * D)
+
+    def function(x, attended):
+        B, H, L, D = attended.shape
+        query = project(x, w).reshape(B, L, H, D).swapaxes(1, 2)
+        return (kernels.flash_attention(query, attended, attended, causal=True),)
+
+    return function
+
+
+FUNCTIONS = [block, mlx_only, attention]
 
 
 def inputs(B: int, L: int, by_token: bool = False):
@@ -228,6 +240,28 @@ def test_memory_does_not_grow():
     for _ in range(50):
         mx.eval(recorded(*given))
     assert mx.get_active_memory() <= before
+
+
+@pytest.mark.parametrize("dtype", [mx.bool_, mx.uint8, mx.float16, mx.float32, mx.int64])
+def test_items_of_any_size_are_copied(dtype):
+    weight = random(E).astype(mx.bfloat16)
+
+    def function(x, y):  # a transposed array is reshaped: a copy
+        return kernels.rms_norm(x, weight, 1e-6), y.swapaxes(0, 1).reshape(-1)
+
+    recorded = Recorded(function)
+    x = inputs(1, 1)[0]
+    y = mx.arange(6 * 8).reshape(6, 8).astype(dtype)
+    for other in (y, y.T, mx.broadcast_to(y[:1], (6, 8)), y[::2]):
+        actual, expected = recorded(x, other), function(x, other)
+        assert mx.array_equal(actual[1], expected[1])
+
+
+def test_no_tokens():
+    function = block()
+    x, attended = inputs(1, 2)
+    empty = x[:, :0], attended[:, :, :0]
+    assert_same(Recorded(function)(*empty), function(*empty), "no tokens")
 
 
 def test_what_a_function_reads_is_evaluated_once():

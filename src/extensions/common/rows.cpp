@@ -1,7 +1,5 @@
 #include "common/rows.h"
 
-#include <cassert>
-
 #include "common/tasks.h"
 #include "mlx/allocator.h"
 
@@ -49,19 +47,20 @@ mx::array row_contiguous(const mx::array& x, mx::Stream stream) {
     if (x.flags().row_contiguous || x.size() == 0) {
         return x;
     }
-    assert(x.itemsize() == 2 || x.itemsize() == 4);
     mx::array packed(x.shape(), x.dtype(), nullptr, {});
     allocate(packed);
     keep_for_tasks(stream, packed);
     add_task(stream, [from = x.data<char>(), to = packed.data<char>(), shape = x.shape(),
                       strides = x.strides(), bytes = x.itemsize()] {
-        if (bytes == 2) {
-            copy(reinterpret_cast<const uint16_t*>(from), reinterpret_cast<uint16_t*>(to), shape,
+        const auto copy_as = [&](auto element) {
+            using Element = decltype(element);
+            copy(reinterpret_cast<const Element*>(from), reinterpret_cast<Element*>(to), shape,
                  strides, 0);
-        } else {
-            copy(reinterpret_cast<const uint32_t*>(from), reinterpret_cast<uint32_t*>(to), shape,
-                 strides, 0);
-        }
+        };
+        bytes == 1   ? copy_as(uint8_t{})
+        : bytes == 2 ? copy_as(uint16_t{})
+        : bytes == 4 ? copy_as(uint32_t{})
+                     : copy_as(uint64_t{});
     });
     return packed;
 }

@@ -2,6 +2,7 @@
 #include "src/recording/recording.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -25,18 +26,20 @@ mx::Stream stream_of(const std::vector<mx::array>& outputs) {
     return computed->primitive().stream();
 }
 
-bool is_ours(const mx::Primitive& primitive) {
-    return std::string_view(primitive.name()).starts_with("TinyLlm");
+bool is_one_of(std::initializer_list<std::string_view> names, const mx::Primitive& primitive) {
+    return std::find(names.begin(), names.end(), primitive.name()) != names.end();
 }
 
-// Whether it copies nothing, given an input in row-major order.
+// Whether its tasks go through `add_task`.
+bool adds_tasks(const mx::Primitive& primitive) {
+    return is_one_of({"TinyLlmMatmul", "TinyLlmQkNormRope", "TinyLlmQuantizedMatmul",
+                      "TinyLlmQuantizedMatmulEach", "TinyLlmRmsNorm", "TinyLlmSwiglu"},
+                     primitive);
+}
+
+// Whether it has no task, given an input in row-major order.
 bool is_view(const mx::Primitive& primitive) {
-    constexpr std::string_view VIEWS[] = {"ExpandDims", "Reshape", "Squeeze", "Transpose"};
-    return std::find(std::begin(VIEWS), std::end(VIEWS), primitive.name()) != std::end(VIEWS);
-}
-
-bool is_reshape(const mx::Primitive& primitive) {
-    return std::string_view(primitive.name()) == "Reshape";
+    return is_one_of({"ExpandDims", "Reshape", "Squeeze", "Transpose"}, primitive);
 }
 
 }  // namespace
@@ -122,7 +125,7 @@ Recording::Recording(const std::vector<mx::array>& placeholders,
         output_dtypes_.push_back(output.dtype());
     }
     can_be_captured_ = std::all_of(steps_.begin(), steps_.end(), [](const Step& step) {
-        return is_ours(*step.primitive) || is_view(*step.primitive);
+        return adds_tasks(*step.primitive) || is_view(*step.primitive);
     });
 }
 
@@ -149,7 +152,7 @@ std::vector<mx::array> Recording::evaluate(const std::vector<mx::array>& inputs,
         for (const Place& place : step.inputs) {
             from.push_back(at(place));
         }
-        if (Capture::current() != nullptr && is_reshape(*step.primitive)) {
+        if (Capture::current() != nullptr && is_one_of({"Reshape"}, *step.primitive)) {
             from[0] = row_contiguous(from[0], stream_);  // MLX's own copy would not be captured
         }
         for (size_t i = 0; i < step.shapes.size(); i++) {

@@ -43,8 +43,8 @@ class Recording {
     std::vector<mx::array> evaluate(const std::vector<mx::array>& inputs,
                                     std::vector<mx::array>& between) const;
 
-    /// Whether the tasks of all operations can be captured: they are the extension's, or only look
-    /// at an array in another way.
+    /// Whether the tasks of all operations can be captured: each is one of those that `add_task`,
+    /// or only looks at an array in another way.
     bool can_be_captured() const { return can_be_captured_; }
 
     mx::Stream stream() const { return stream_; }
