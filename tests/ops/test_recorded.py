@@ -4,6 +4,7 @@ import gc
 import io
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -188,23 +189,18 @@ def test_other_threads_have_streams_of_their_own(make):
     given = inputs(1, 3)
     expected = function(*given)
     mx.eval(given, expected, recorded(*given))
-    failures = []
+    together = threading.Barrier(3)
 
     def run():
-        try:
-            mine = inputs(1, 3)
-            mx.eval(mine)
-            for _ in range(20):
-                assert_same(recorded(*mine), function(*mine), "in a thread")
-        except BaseException as error:
-            failures.append(error)
+        mine = inputs(1, 3)
+        mx.eval(mine)
+        together.wait()  # three threads, at the same time
+        for _ in range(20):
+            assert_same(recorded(*mine), function(*mine), "in a thread")
 
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(3) as threads:
+        for running in [threads.submit(run) for _ in range(3)]:
+            running.result()
 
 
 def test_threads_that_come_and_go_leave_no_more_than_a_bound():
@@ -212,24 +208,17 @@ def test_threads_that_come_and_go_leave_no_more_than_a_bound():
     mx.eval(weight)  # another thread cannot
     calls = Calls(lambda x: (kernels.rms_norm(x, weight, 1e-6),))
     recorded = Recorded(calls)
-    failures = []
 
     def run():
-        try:
-            for B in range(1, MOST_TOKENS + 1):
-                x = inputs(B, 1)[0]
-                assert_same(recorded(x), calls.function(x), f"{B} tokens")
-        except BaseException as error:
-            failures.append(error)
+        for B in range(1, MOST_TOKENS + 1):
+            x = inputs(B, 1)[0]
+            assert_same(recorded(x), calls.function(x), f"{B} tokens")
 
     for expected in range(1, 6):  # one after the other
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(run).result()
         assert calls.count == expected * MOST_TOKENS
-    assert not failures
     run()
-    assert not failures
 
 
 def test_memory_does_not_grow():
