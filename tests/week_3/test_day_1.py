@@ -101,7 +101,10 @@ def test_task_1_writing_a_token_does_not_copy_the_pool():
 
 
 def test_task_1_a_layer_writes_when_the_one_before_has_read():
-    """As in a model: what a layer writes depends on what the one before has read of the pages."""
+    """As in a model: what a layer writes depends on what the one before has read of the pages.
+
+    Before it reads, the layer is busy for long enough that whoever does not wait writes too early.
+    """
     pool = TinyKvPagedPool(page_size=16, capacity=1024)
     page = pool.allocate_page()
     token = mx.ones((1, 2, 1, 64))
@@ -110,7 +113,8 @@ def test_task_1_a_layer_writes_when_the_one_before_has_read():
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for place in range(1, 4):
-        token = pool.key_pages[page, :, place - 1 : place][None] + 1  # B×H×1×D, not computed yet
+        zero = mx.broadcast_to(mx.zeros(1), (1 << 26,)).sum()  # takes time, and no memory
+        token = zero + pool.key_pages[page, :, place - 1 : place][None] + 1  # B×H×1×D
         pool.write_page_slice(page, place, token, token)
     mx.eval(pool.state)
     copied = mx.get_peak_memory() - before
