@@ -29,6 +29,8 @@ LAYERS = [
     {"full_kv_cache", "page_pool", "paged_attention"},
     {"paged_kv_cache"},
     {"kv_cache", "paged_storage"},
+    {"recorded_layers"},
+    {"recorded_pages"},
     {"qwen3_week1", "qwen3_week2", "speculative"},
     {"qwen3_week3"},
     {"generate", "checkpoint", "checkpoint_layout", "chat_template", "detokenizer"},

@@ -25,6 +25,7 @@
 #include "src/rms_norm/rms_norm.h"
 #include "src/swiglu/swiglu.h"
 
+namespace mx = mlx::core;
 namespace nb = nanobind;
 using namespace nb::literals;
 
@@ -181,8 +182,16 @@ Raises:
     ValueError: an argument that is not as above.
 )");
 
-    m.def("cache_write", &tiny_llm_ext::cache_write, "buffer"_a, "tokens"_a, "offsets"_a,
-          nb::kw_only(), "stream"_a = nb::none(),
+    m.def(
+        "cache_write",
+        nb::overload_cast<const mx::array&, const mx::array&, const mx::array&, mx::StreamOrDevice>(
+            &tiny_llm_ext::cache_write),
+        "buffer"_a, "tokens"_a, "offsets"_a, nb::kw_only(), "stream"_a = nb::none(),
+        "The same; an array's offsets, B int32, are not known yet: any that is none is as −1.");
+    m.def("cache_write",
+          nb::overload_cast<const mx::array&, const mx::array&, const std::vector<int>&,
+                            mx::StreamOrDevice>(&tiny_llm_ext::cache_write),
+          "buffer"_a, "tokens"_a, "offsets"_a, nb::kw_only(), "stream"_a = nb::none(),
           R"(New keys or values into a cache's buffer, in place if nothing else refers to it.
 
 Args:

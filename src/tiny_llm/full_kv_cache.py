@@ -129,6 +129,17 @@ class TinyKvFullCache(TinyKvCache):
         return self._keys, self._values, [end] * B
         # [/task 2.1.1 append]
 
+    def next_offsets(self, L: int) -> list[int] | None:
+        """Where the next L tokens of each sequence go; None if room must be made for them."""
+        if self._keys is None or self.offset + L > self._keys.shape[2]:
+            return None
+        return [self.offset] * self._keys.shape[0]
+
+    def take(self, keys: mx.array, values: mx.array, L: int) -> None:
+        """Takes the buffers back after L tokens were written where `next_offsets` said."""
+        self._keys, self._values = keys, values
+        self.offset += L
+
     @property
     def state(self) -> list[mx.array]:
         """See `TinyKvCache`."""

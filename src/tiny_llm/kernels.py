@@ -297,7 +297,10 @@ def argmax(x: mx.array, stream: StreamOrDevice = mx.cpu) -> mx.array:
 
 
 def cache_write(
-    buffer: mx.array, tokens: mx.array, offsets: list[int], stream: StreamOrDevice = DEFAULT_STREAM
+    buffer: mx.array,
+    tokens: mx.array,
+    offsets: list[int] | mx.array,
+    stream: StreamOrDevice = DEFAULT_STREAM,
 ) -> mx.array:
     """New keys or values into a cache's buffer.
 
@@ -308,6 +311,7 @@ def cache_write(
         buffer: B×H×C×D, any dtype.
         tokens: B×H×L×D of the same dtype.
         offsets: where each sequence's tokens go, B numbers from 0 to C − L; −1 leaves one as it is.
+            An array, int32, is not looked at before it is computed: any other number is as −1.
         stream: where to compute.
 
     Returns:

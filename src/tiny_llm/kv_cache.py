@@ -239,6 +239,23 @@ class BatchingKvCache(TinyKvCache):
         return paged_metadata(pool, rows, mask)
         # [/task 3.2.1 batch]
 
+    def next_offsets(self, L: int) -> list[int] | None:
+        """Where the next L tokens of each slot go, −1 for an idle one.
+
+        None if room must be made for them, or requests are paged.
+        """
+        if self._keys is None or self._paged():
+            return None
+        offsets = [-1 if length is None else length for length in self.lengths]
+        return offsets if max(offsets) + L <= self._keys.shape[2] else None
+
+    def take(self, keys: mx.array, values: mx.array, L: int) -> None:
+        """Takes the buffers back after L tokens were written where `next_offsets` said."""
+        self._keys, self._values = keys, values
+        for slot in self._slots:
+            if slot is not None:
+                slot.offset += L
+
     @property
     def state(self) -> list[mx.array]:
         """See `TinyKvCache`."""
@@ -271,6 +288,13 @@ class BatchingKvCache(TinyKvCache):
         self._slots = [None] * self.max_active_requests
         self._keys = None
         self._values = None
+
+    @property
+    def paged_requests(self) -> list[TinyKvPagedCache | None]:
+        """The paged request of each slot, None for an idle one; no list if there are dense ones."""
+        if any(isinstance(slot, _DenseSlot) for slot in self._slots):
+            return []
+        return [slot if isinstance(slot, TinyKvPagedCache) else None for slot in self._slots]
 
     def _paged(self) -> list[TinyKvPagedCache]:
         return [slot for slot in self._slots if isinstance(slot, TinyKvPagedCache)]

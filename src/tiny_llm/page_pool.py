@@ -105,7 +105,7 @@ class TinyKvPagedPool:
             raise ValueError(
                 "TinyKvPagedPool: nothing was written yet, so there is nothing to read."
             )
-        self._make_room()
+        self.make_room()
         return self.key_pages[page_id : page_id + 1], self.value_pages[page_id : page_id + 1]
 
     def write_page_slice(self, page_id: int, start: int, key: mx.array, value: mx.array) -> None:
@@ -144,7 +144,7 @@ class TinyKvPagedPool:
         # its attention waits in the same graph. The new tokens come after it, so when they are
         # there it is done. Without this, every layer would copy the pool.
         mx.eval(key, value)
-        self._make_room(key)
+        self.make_room(key)
         assert self.key_pages is not None
         assert self.value_pages is not None
         self.key_pages = kernels.paged_cache_write(self.key_pages, key, slots)
@@ -171,7 +171,7 @@ class TinyKvPagedPool:
                 f"{H} heads of size {D} in {self.key_pages.dtype}."
             )
 
-    def _make_room(self, key: mx.array | None = None) -> None:
+    def make_room(self, key: mx.array | None = None) -> None:
         """Gives every page memory; `key` B×H×L×D says which kind, the first time."""
         # [task 3.1.1 room]
         pages = self.key_pages

@@ -142,9 +142,9 @@ class RaggedKvCache:
     """
 
     def __init__(self, storage: PagedStorage, layer: int, batch: RaggedBatch):
-        self._storage = storage
+        self.storage = storage
+        self.batch = batch
         self._layer = layer
-        self._batch = batch
 
     def update_and_fetch_paged(
         self,
@@ -168,18 +168,18 @@ class RaggedKvCache:
         if mask is None:
             raise ValueError("RaggedKvCache: a ragged batch is causal; give mask='causal'.")
         # [task 3.3.1 ragged]
-        keys, values = self._storage.key_pages, self._storage.value_pages
-        slots = self._batch.slot_mapping[None]  # 1×T
+        keys, values = self.storage.key_pages, self.storage.value_pages
+        slots = self.batch.slot_mapping[None]  # 1×T
         keys[self._layer] = kernels.paged_cache_write(keys[self._layer], key, slots)
         values[self._layer] = kernels.paged_cache_write(values[self._layer], value, slots)
         return PagedKvMetadata(
             keys[self._layer],
             values[self._layer],
-            self._batch.block_table,
-            self._batch.context_lens,
-            self._storage.page_size,
+            self.batch.block_table,
+            self.batch.context_lens,
+            self.storage.page_size,
             mask,
-            self._batch.cu_seqlens_q,
+            self.batch.cu_seqlens_q,
         )
         # [/task 3.3.1 ragged]
 

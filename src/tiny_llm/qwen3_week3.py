@@ -12,11 +12,16 @@ import mlx.core as mx
 
 from .costs import ModelCosts
 from .full_kv_cache import TinyKvCache
-from .kv_cache import BatchingKvCache
 from .paged_attention import paged_attention, paged_attention_varlen
-from .paged_kv_cache import TinyKvPagedCache, TinyKvPagedPool
-from .paged_storage import PagedStorage, RaggedBatch, RaggedKvCache
+from .paged_kv_cache import PagedKvMetadata, TinyKvPagedCache, TinyKvPagedPool
+from .paged_storage import PagedStorage, RaggedBatch
 from .qwen3_week2 import Qwen3ModelWeek2, Weight
+
+# [solution only]
+from .recorded_layers import RecordedLayers
+from .recorded_pages import paged_step
+
+# [/solution only]
 
 
 def attend_paged(
@@ -27,15 +32,15 @@ def attend_paged(
     Raises:
         ValueError: a cache that is not paged. It is not copied into pages behind one's back.
     """
-    if not isinstance(cache, TinyKvPagedCache | BatchingKvCache | RaggedKvCache):
+    if not hasattr(cache, "update_and_fetch_paged"):
         raise ValueError(
             f"Qwen3ModelWeek3: a {type(cache).__name__} has no pages; use the model's own "
             "create_kv_cache."
         )
-    if isinstance(cache, RaggedKvCache):
-        return _attend_ragged(query, key, value, cache, scale)
-    # [task 3.2.3]
     found = cache.update_and_fetch_paged(key, value, mask="causal")
+    if found.cu_seqlens_q is not None:
+        return _attend_ragged(query, found, scale)
+    # [task 3.2.3]
     return paged_attention(
         query,
         found.key_pages,
@@ -49,15 +54,12 @@ def attend_paged(
     # [/task 3.2.3]
 
 
-def _attend_ragged(
-    query: mx.array, key: mx.array, value: mx.array, cache: RaggedKvCache, scale: float
-) -> mx.array:
-    """`attend_paged` for the tokens of a ragged batch: 1×H_q×T×D, and keys and values 1×H×T×D."""
-    # [task 3.3.1 attend]
-    found = cache.update_and_fetch_paged(key, value, mask="causal")
+def _attend_ragged(query: mx.array, found: PagedKvMetadata, scale: float) -> mx.array:
+    """`attend_paged` for the tokens of a ragged batch, 1×H_q×T×D, once theirs are in the pages."""
     assert found.cu_seqlens_q is not None
+    # [task 3.3.1 attend]
     attended = paged_attention_varlen(
-        query[0].swapaxes(0, 1),  # T×H_q×D
+        query.squeeze(0).swapaxes(0, 1),  # T×H_q×D
         found.key_pages,
         found.value_pages,
         found.cu_seqlens_q,
@@ -87,6 +89,9 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
 
     def __init__(self, mlx_model: Any, page_size: int = 128):
         self._build(mlx_model, attend_paged)
+        # [solution only]
+        self._run_layers_from = RecordedLayers(self._run_layers_from, paged_step)  # type: ignore
+        # [/solution only]
         self.page_size = page_size
         self.page_pool = TinyKvPagedPool(page_size)
         self.num_kv_heads = mlx_model.args.num_key_value_heads

@@ -89,15 +89,15 @@ def test_qk_norm_rope(mode, dtype, B, L, H, D, shared):
 @pytest.mark.parametrize("dtype", [mx.uint8, mx.bfloat16, mx.float32, mx.complex64], ids=str)
 def test_cache_write(mode, dtype):
     """Tokens as a projection has them, B×L×H×D with the heads inside."""
-    B, H, C, L, D = 3, 2, 9, 4, 33
+    B, H, C, L, D = 5, 2, 9, 4, 33
     tokens = (random(B, L, H, D) * 20).astype(dtype)
     buffer = (random(B, H, C, D) * 20).astype(dtype)
-    offsets = [0, -1, 5]
+    offsets = mx.array([0, -1, 5, 6, -9], dtype=mx.int32)  # the last two are none
     wanted = kernels.cache_write(buffer, tokens.swapaxes(1, 2), offsets, stream=mx.cpu)
     unsigned = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[dtype.size]
     out = as_bound(buffer).view(unsigned).copy()
     launch = launches().cache_write_launch(B, H, C, L, D, [L * H * D, D, H * D, 1], dtype.size)
-    arrays = [as_bound(tokens).view(unsigned), np.array(offsets, np.int32), out]
+    arrays = [as_bound(tokens).view(unsigned), as_bound(offsets), out]
     run("cache_write/cache_write.metal", launch, arrays, mode)
     np.testing.assert_array_equal(out, as_bound(wanted).view(unsigned))
 

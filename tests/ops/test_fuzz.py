@@ -182,12 +182,15 @@ def cache_write(arguments: Arguments) -> Case:
     B, H, C, D, L = draw(SIZES), draw(SIZES), draw(POSITIVE), draw(SIZES), draw(SIZES)
     L, dtype = min(L, C), draw(st.sampled_from(FLOATS))
     buffer, tokens = arguments.array((B, H, C, D), dtype), arguments.array((B, H, L, D), dtype)
-    offsets = [draw(st.integers(-1, C - L)) for _ in range(B)]
+    is_array = draw(st.booleans())
+    possible = st.integers(-3, C - L + 2) if is_array else st.integers(-1, C - L)
+    offsets = [draw(possible) for _ in range(B)]
     out = as_numpy(buffer).copy()
     for b, offset in enumerate(offsets):
-        if offset >= 0:
+        if 0 <= offset <= C - L:
             out[b, :, offset : offset + L] = as_numpy(tokens)[b]
-    return {"buffer": buffer, "tokens": tokens, "offsets": offsets}, out
+    given = mx.array(offsets, dtype=mx.int32) if is_array else offsets
+    return {"buffer": buffer, "tokens": tokens, "offsets": given}, out
 
 
 def paged(arguments: Arguments) -> tuple[dict[str, Any], list[int], list[Any]]:

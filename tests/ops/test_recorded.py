@@ -11,7 +11,8 @@ import mlx.nn as nn
 import pytest
 
 from tests.support import assert_same_bits, random, tiny_model
-from tiny_llm import Qwen3ModelWeek2, kernels
+from tiny_llm import BatchingKvCache, Qwen3ModelWeek2, Qwen3ModelWeek3, kernels
+from tiny_llm.paged_storage import RaggedBatch
 from tiny_llm.quantize import QuantizedWeights, project, project_each
 from tiny_llm.recorded import MOST_TOKENS, Recorded
 
@@ -71,18 +72,25 @@ def mlx_only():
 
 
 def attention():
-    """Operations of the extension whose tasks are not captured."""
+    """Attention, and a projection of some rows of its result."""
     w = weights(H * D)
 
     def function(x, attended):
         B, H, L, D = attended.shape
         query = project(x, w).reshape(B, L, H, D).swapaxes(1, 2)
-        return (kernels.flash_attention(query, attended, attended, causal=True),)
+        out = kernels.flash_attention(query, attended, attended, causal=True)
+        return out, project(out.swapaxes(1, 2)[:1].squeeze(0).reshape(L, H * D), w)
 
     return function
 
 
 FUNCTIONS = [block, mlx_only, attention]
+
+
+def used(recorded, *given):
+    """A function that has been recorded for inputs of these shapes."""
+    mx.eval(given, recorded(*given))
+    return recorded
 
 
 def inputs(B: int, L: int, by_token: bool = False):
@@ -120,7 +128,7 @@ def test_inputs_of_any_layout():
         assert_same(recorded(given, attended[:, ::-1]), function(given, attended[:, ::-1]), "heads")
 
 
-@pytest.mark.parametrize("make", FUNCTIONS)
+@pytest.mark.parametrize("make", [block, attention])
 def test_the_function_is_called_once_a_shape(make):
     calls = Calls(make())
     recorded = Recorded(calls)
@@ -137,29 +145,24 @@ def test_many_tokens_are_not_recorded():
     assert calls.count == 3
 
 
-def test_none_among_the_arguments_is_the_function_s_own():
-    calls = Calls(lambda x, y: (x,) if y is None else (x + y,))
-    recorded = Recorded(calls)
-    x = inputs(1, 1)[0]
-    for _ in range(2):
-        assert_same(recorded(x, None), [x], "as given")
-    assert calls.count == 2
-
-
-def test_one_node():
-    given = inputs(2, 1)
-    mx.eval(given)
-    recorded = Recorded(block())
+def node_names(outputs):
     dot = io.StringIO()
-    mx.export_to_dot(dot, *recorded(*given))
-    assert re.findall(r'label ="(\w+)", shape=rectangle', dot.getvalue()) == ["TinyLlmReplay"]
+    mx.export_to_dot(dot, *outputs)
+    return re.findall(r'label ="(\w+)", shape=rectangle', dot.getvalue())
+
+
+@pytest.mark.parametrize("make", [block, attention])
+def test_one_node(make):
+    given = inputs(2, 1)
+    recorded = used(Recorded(make()), *given)
+    assert node_names(recorded(*given)) == ["TinyLlmReplay"]
 
 
 @pytest.mark.parametrize("make", FUNCTIONS)
 def test_unevaluated_steps_follow_one_another(make):
     function = make()
-    recorded = Recorded(function)
     x, attended = inputs(1, 1)
+    recorded = used(Recorded(function), x, attended)
     expected, actual = [], []
     for _ in range(5):  # five nodes of one recording in one graph
         expected += function(x, attended)
@@ -171,10 +174,10 @@ def test_unevaluated_steps_follow_one_another(make):
 @pytest.mark.parametrize("make", FUNCTIONS)
 def test_recordings_outlive_their_recorder(make):
     function = make()
-    recorded = Recorded(function)
     given = inputs(1, 2)
+    recorded = used(Recorded(function), *given)
     expected = function(*given)
-    mx.eval(given, expected)
+    mx.eval(expected)
     actual = recorded(*given)
     mx.async_eval(actual)
     del recorded, function
@@ -188,7 +191,8 @@ def test_other_threads_have_streams_of_their_own(make):
     recorded = Recorded(function)
     given = inputs(1, 3)
     expected = function(*given)
-    mx.eval(given, expected, recorded(*given))
+    mx.eval(expected)
+    used(recorded, *given)
     together = threading.Barrier(3)
 
     def run():
@@ -212,19 +216,20 @@ def test_threads_that_come_and_go_leave_no_more_than_a_bound():
     def run():
         for B in range(1, MOST_TOKENS + 1):
             x = inputs(B, 1)[0]
+            used(recorded, x)
             assert_same(recorded(x), calls.function(x), f"{B} tokens")
 
-    for expected in range(1, 6):  # one after the other
+    for threads in range(1, 6):  # one after the other
         with ThreadPoolExecutor(1) as thread:
             thread.submit(run).result()
-        assert calls.count == expected * MOST_TOKENS
+        assert calls.count == threads * MOST_TOKENS
     run()
 
 
 def test_memory_does_not_grow():
-    recorded = Recorded(block())
     given = inputs(4, 4)
-    mx.eval(given, recorded(*given))
+    recorded = used(Recorded(block()), *given)
+    mx.eval(recorded(*given))
     before = mx.get_active_memory()
     for _ in range(50):
         mx.eval(recorded(*given))
@@ -238,10 +243,10 @@ def test_items_of_any_size_are_copied(dtype):
     def function(x, y):  # a transposed array is reshaped: a copy
         return kernels.rms_norm(x, weight, 1e-6), y.swapaxes(0, 1).reshape(-1)
 
-    recorded = Recorded(function)
     x = inputs(1, 1)[0]
     y = mx.arange(6 * 8).reshape(6, 8).astype(dtype)
-    for other in (y, y.T, mx.broadcast_to(y[:1], (6, 8)), y[::2]):
+    recorded = Recorded(function)
+    for other in (y, y, y.T.reshape(8, 6).T, mx.broadcast_to(y[:1], (6, 8)), y[::2], y[::2]):
         actual, expected = recorded(x, other), function(x, other)
         assert mx.array_equal(actual[1], expected[1])
 
@@ -259,22 +264,52 @@ def test_what_a_function_reads_is_evaluated_once():
     def function(x):
         return (kernels.rms_norm(x, lazy, 1e-6),)
 
-    recorded = Recorded(function)
     x = inputs(1, 1)[0]
+    recorded = used(Recorded(function), x)
     assert_same(recorded(x), function(x), "with a constant")
 
 
-def test_functions_that_cannot_be_recorded():
+def nothing_new(x):
+    return (x,)
+
+
+def on_two_streams(x):
+    norm = mx.ones(E, mx.bfloat16)
+    return (kernels.rms_norm(kernels.rms_norm(x, norm, 1, stream=OTHER), norm, 1),)
+
+
+def writes_to_what_is_read(x):
+    new = kernels.cache_write(x[None], x[None, :, :1], [0])
+    return new, kernels.rms_norm(x, mx.ones(E, mx.bfloat16), 1)
+
+
+def writes_to_a_constant(x):
+    return (kernels.cache_write(mx.zeros((1, *x.shape), x.dtype), x[None], [0]),)
+
+
+OTHER = mx.new_stream(mx.cpu)
+
+
+@pytest.mark.parametrize(
+    "function", [nothing_new, on_two_streams, writes_to_what_is_read, writes_to_a_constant]
+)
+def test_functions_that_cannot_be_recorded_are_called(function):
+    calls = Calls(function)
+    recorded = Recorded(calls)
     x = inputs(1, 1)[0]
-    with pytest.raises(ValueError, match="expected a function that computes something"):
-        Recorded(lambda x: (x,))(x)
-    other = mx.new_stream(mx.cpu)
+    for _ in range(4):
+        assert_same(recorded(x), function(x), function.__name__)
+    assert calls.count == 5, "each time, and once to see that it cannot be recorded"
 
-    def on_two_streams(x):
-        return (kernels.rms_norm(mx.exp(x), mx.ones(E, mx.bfloat16), 1e-6, stream=other),)
 
-    with pytest.raises(ValueError, match="expected all operations on one stream"):
-        Recorded(on_two_streams)(x)
+def test_errors_of_the_function_are_its_own():
+    def function(x):
+        return (kernels.rms_norm(x, mx.ones(E + 1, mx.bfloat16), 1e-6),)
+
+    recorded = Recorded(function)
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"\[rms_norm\]"):
+            recorded(inputs(1, 1)[0])
 
 
 def test_misuse_of_the_recorder_is_refused():
@@ -282,13 +317,16 @@ def test_misuse_of_the_recorder_is_refused():
     x = random(1, 1, E)
     mx.eval(x)
     assert recorder.replay([x]) is None
+    norm = mx.ones(E)
     (blank,) = recorder.placeholders([x])
     (other,) = recorder.placeholders([x])
     for outputs in ([], [blank], [x]):
         with pytest.raises(ValueError, match="expected a function that computes something"):
             recorder.record([blank], outputs)
-    with pytest.raises(RuntimeError, match="without a primitive"):
-        recorder.record([blank], [blank + other])  # from arrays that nobody will ever give
+    with pytest.raises(ValueError, match="expected operations of the extension and views, got Add"):
+        recorder.record([blank], [blank + 1])
+    with pytest.raises(RuntimeError, match="without a primitive"):  # what nobody will ever give
+        recorder.record([blank], list(kernels.add_rms_norm(blank, other, norm, 1e-6)))
     for arguments in ([None], [x, "x"], None, x.tolist()):
         with pytest.raises(TypeError):
             recorder.replay(arguments)
@@ -296,25 +334,265 @@ def test_misuse_of_the_recorder_is_refused():
     assert recorder.replay([x]) is None
 
 
+# --- buffers that are written in place ----------------------------------------------------------
+
+
+def write(x, buffer, offsets):
+    """x into a buffer, whose new contents are read, and turned."""
+    new = kernels.cache_write(buffer, x[None], offsets)
+    query = x[None, :, :1]
+    return kernels.flash_attention(query, new, new), new
+
+
+def plain_write(x, buffer, offset):
+    """The same in MLX."""
+    new = mx.concatenate([buffer[:, :, :offset], x[None], buffer[:, :, offset + 2 :]], axis=2)
+    query = x[None, :, :1]
+    return kernels.flash_attention(query, new, new), new
+
+
+def step(C: int = 1000):
+    """Two tokens of three heads, and a buffer for C: 3·C·E·2 bytes."""
+    x, buffer = random(3, 2, E).astype(mx.bfloat16), random(1, 3, C, E).astype(mx.bfloat16)
+    mx.eval(x, buffer)
+    return x, buffer
+
+
+def copied_bytes(function):
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    function()
+    return mx.get_peak_memory() - before
+
+
+def test_a_buffer_is_written_in_place():
+    recorded = Recorded(write)
+    x, buffer = step()
+    expected = buffer
+    for place in (5, 0, 998, 17, 300):
+        expected_out, expected = plain_write(x, expected, place)
+        mx.eval(expected_out, expected)
+        state = {"buffer": buffer}
+        del buffer
+
+        def run(state=state, place=place):
+            offsets = mx.array([place], mx.int32)
+            state["out"], state["buffer"] = recorded(x, state.pop("buffer"), offsets)
+            mx.eval(state["out"])
+
+        copied = copied_bytes(run)
+        assert copied < 100_000, f"{copied / 1e3:.0f} kB were copied instead of two tokens"
+        buffer = state["buffer"]
+        assert_same_bits(state["out"], expected_out, f"attention at {place}")
+        assert_same_bits(buffer, expected, f"buffer at {place}")
+
+
+@pytest.mark.parametrize("keep", ["array", "slice", "lazy slice", "lazy sum"])
+def test_a_buffer_that_somebody_has_is_copied(keep):
+    recorded = Recorded(write)
+    x, buffer = step()
+    offsets = mx.array([7], mx.int32)
+    used(recorded, x, buffer, offsets)
+    kept = {"array": buffer, "lazy sum": buffer.sum()}.get(keep, buffer[:, :, :10])
+    expected = {"lazy sum": buffer.sum()}.get(keep, kept + 0)
+    mx.eval(expected)
+    if keep == "slice":
+        mx.eval(kept)
+    out, new = recorded(x, buffer, offsets)
+    del buffer
+    mx.eval(out, new)
+    assert_same_bits(kept, expected, f"what was kept as {keep}")
+    assert_same_bits(new[:, :, 7:9], x[None], "what was written")
+
+
+def test_buffers_in_turns():
+    """More of them than a recording has programs for."""
+    recorded = Recorded(write)
+    x, _ = step(10)
+    mine = [step(10)[1] for _ in range(20)]
+    theirs = list(mine)
+    for place in (0, 5, 8, 3):
+        for i in range(20):
+            _, mine[i] = recorded(x, mine[i], mx.array([place], mx.int32))
+            mx.eval(mine[i])
+            _, theirs[i] = plain_write(x, theirs[i], place)
+    for i in range(20):
+        assert_same_bits(mine[i], theirs[i], f"buffer {i}")
+
+
+def test_a_buffer_of_any_layout():
+    recorded = Recorded(write)
+    x, buffer = step(10)
+    offsets = mx.array([4], mx.int32)
+    used(recorded, x, buffer, offsets)
+    by_token = mx.contiguous(buffer.swapaxes(1, 2)).swapaxes(1, 2)
+    part = mx.concatenate([buffer, buffer], axis=2)[:, :, :10]
+    for other in (by_token, part, mx.broadcast_to(buffer[:, :1], buffer.shape)):
+        expected = plain_write(x, other, 4)
+        assert_same(recorded(x, other, offsets), expected, "another layout")
+
+
+def test_steps_that_are_evaluated_together():
+    recorded = Recorded(write)
+    x, mine = step(10)
+    used(recorded, x, mine, mx.array([0], mx.int32))
+    theirs, out, expected = mine, [], []
+    for place in (0, 2, 4, 1):
+        attended, mine = recorded(x, mine, mx.array([place], mx.int32))
+        out.append(attended)
+        attended, theirs = plain_write(x, theirs, place)
+        expected.append(attended)
+    assert_same([*out, mine], [*expected, theirs], "in one graph")
+
+
+def test_only_the_buffer_is_asked_for():
+    """Any output of the node may be the one that MLX evaluates it for."""
+    recorded = Recorded(write)
+    x, buffer = step()
+    expected = plain_write(x, plain_write(x, buffer, 3)[1], 9)[1]
+    mx.eval(expected, recorded(x, buffer, mx.array([0], mx.int32)))
+    mx.eval(recorded(x, buffer, mx.array([0], mx.int32)))
+    state = {"buffer": buffer + 0}
+    mx.eval(state)
+    for place in (3, 9):
+
+        def run(place=place):
+            _, state["buffer"] = recorded(x, state.pop("buffer"), mx.array([place], mx.int32))
+            mx.eval(state["buffer"])
+
+        assert copied_bytes(run) < 100_000
+    assert_same_bits(state["buffer"], expected, "the buffer")
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+def quantized(dtype=mx.bfloat16):
+    mlx_model = tiny_model(dtype=dtype, hidden_size=64, intermediate_size=96)
+    nn.quantize(mlx_model, group_size=32, bits=4)
+    return mlx_model
+
+
+def ids_at(position: int, length: int, B: int = 1) -> mx.array:
+    return mx.array([[3 + (position + i + b) * 7 % 90 for i in range(length)] for b in range(B)])
+
+
+def run_alone(model):
+    """One request: chunks of a prompt, steps of one token and of two, and what was rewound."""
+    cache, position, rows = model.create_kv_cache(), 0, []
+    for length in (5, 1, 1, 1, 2, 2, 2, 40, 1, 1, -3, 1, 1, 25, 1, 1, 1):
+        if length < 0:
+            for layer in cache:
+                layer.rewind(-length)
+        else:
+            rows.append(model(ids_at(position, length), position, cache))
+            mx.eval(rows)
+        position += length
+    for layer in cache:
+        layer.release()
+    return mx.concatenate(rows, axis=1)
+
+
+def run_batch(model):
+    """Slots of different lengths, one of them idle; a request leaves and another comes."""
+    batch = [BatchingKvCache(3, 128) for _ in range(model.num_hidden_layers)]
+    offsets, rows = [0, 0, 0], []
+
+    def add(slot, length):
+        cache = model.create_kv_cache()
+        mx.eval(model(ids_at(slot, length), 0, cache))
+        for layer, mine in zip(batch, cache, strict=True):
+            layer.add_request(mine, slot)
+        offsets[slot] = length
+
+    add(0, 50)
+    add(2, 60)
+    for count in range(20):
+        if count == 10:
+            for layer in batch:
+                layer.remove_request(0)
+            add(1, 7)
+        live = [slot for slot, length in enumerate(batch[0].lengths) if length is not None]
+        rows.append(model(ids_at(count, 1, 3), offsets, batch)[mx.array(live)])
+        mx.eval(rows)
+        for slot in live:
+            offsets[slot] += 1
+    for layer in batch:
+        layer.release()
+    return mx.concatenate(rows)
+
+
+def run_ragged(model):
+    """An engine's steps: requests of different lengths, chunks among them."""
+    storage = model.create_paged_storage(40)
+    rows, lengths = [], [0, 0, 0]
+    for new in ([5, 9, 1], [1, 1, 1], [1, 1, 1], [1, 1, 1], [2, 1, 1], [2, 1, 1], [2, 1, 1]):
+        positions = [range(length, length + n) for length, n in zip(lengths, new, strict=True)]
+        lengths = [length + n for length, n in zip(lengths, new, strict=True)]
+        size = model.page_size
+        batch = RaggedBatch(
+            [p for sequence in positions for p in sequence],
+            [(3 * (p // size) + s) * size + p % size for s in range(3) for p in positions[s]],
+            [sum(new[:s]) for s in range(4)],
+            lengths,
+            [[3 * page + s for page in range(5)] for s in range(3)],
+        )
+        ids = [3 + p * 7 % 90 for sequence in positions for p in sequence]
+        rows.append(model.ragged_logits(ids, batch, range(len(ids)), storage))
+        mx.eval(rows)
+    return mx.concatenate(rows)
+
+
+def week_2(mlx_model):
+    return Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
+
+
+def week_3(mlx_model):
+    return Qwen3ModelWeek3(mlx_model, page_size=16)
+
+
+RUNS = [
+    pytest.param(week_2, run_alone, id="week 2"),
+    pytest.param(week_2, run_batch, id="week 2, a batch"),
+    pytest.param(week_3, run_alone, id="week 3"),
+    pytest.param(week_3, run_batch, id="week 3, a batch"),
+    pytest.param(week_3, run_ragged, id="week 3, ragged"),
+]
+
+
+@pytest.mark.parametrize(("make", "run"), RUNS)
 @pytest.mark.parametrize(
     ("dtype", "is_quantized"),
     [(mx.bfloat16, True), (mx.float16, True), (mx.bfloat16, False), (mx.float32, False)],
 )
-@pytest.mark.parametrize("flash", [True, False])
-def test_the_model_has_the_bits_of_plain_blocks(dtype, is_quantized, flash, monkeypatch):
+def test_a_model_has_the_bits_of_its_plain_layers(make, run, dtype, is_quantized, monkeypatch):
     mlx_model = tiny_model(dtype=dtype, hidden_size=64, intermediate_size=96)
     if is_quantized:
         nn.quantize(mlx_model, group_size=32, bits=4)
-    model = Qwen3ModelWeek2(mlx_model, enable_flash_attn=flash)
-
-    def logits():
-        cache, position, rows = model.create_kv_cache(), 0, []
-        for length in (5, 1, 1, 2, 40, 1):
-            ids = mx.array([[3 + (position + i) * 7 % 90 for i in range(length)]])
-            rows.append(model(ids, position, cache))
-            position += length
-        return mx.concatenate(rows, axis=1)
-
-    actual = logits()
+    model = make(mlx_model)
+    first, second = run(model), run(model)
     monkeypatch.setattr("tiny_llm.recorded.MOST_TOKENS", 0)
-    assert_same_bits(actual, logits(), "recorded blocks")
+    expected = run(model)
+    assert_same_bits(first, expected, "while it is recorded")
+    assert_same_bits(second, expected, "recorded")
+
+
+@pytest.mark.parametrize(("make", "run"), RUNS)
+def test_a_model_s_layers_are_one_node(make, run):
+    model = make(quantized())
+    run(model)
+    run(model)
+    layers, nodes = model._run_layers_from, []
+
+    def look(x, rotation, caches):
+        mx.eval(x, rotation)
+        outputs = layers(x, rotation, caches)
+        if x.shape[0] * x.shape[1] < 5:
+            nodes.append(node_names(outputs))
+            nodes[-1] = [name for name in nodes[-1] if name != "Reshape"]  # of the block table
+        return outputs
+
+    model._run_layers_from = look
+    run(model)
+    # Those in between are steps for which room is made.
+    assert nodes.count(["TinyLlmReplay"]) >= 0.8 * len(nodes), nodes

@@ -1,5 +1,7 @@
 #include "common/rows.h"
 
+#include <cstring>
+
 #include "common/tasks.h"
 #include "mlx/allocator.h"
 
@@ -44,12 +46,19 @@ int64_t row_stride(const mx::array& x) {
 }
 
 mx::array row_contiguous(const mx::array& x, mx::Stream stream) {
-    if (x.flags().row_contiguous || x.size() == 0) {
-        return x;
-    }
+    return x.flags().row_contiguous || x.size() == 0 ? x : copy_of(x, stream);
+}
+
+mx::array copy_of(const mx::array& x, mx::Stream stream) {
     mx::array packed(x.shape(), x.dtype(), nullptr, {});
     allocate(packed);
     keep_for_tasks(stream, packed);
+    if (x.flags().row_contiguous) {
+        add_task(stream, [from = x.data<char>(), to = packed.data<char>(), bytes = x.nbytes()] {
+            std::memcpy(to, from, bytes);
+        });
+        return packed;
+    }
     add_task(stream, [from = x.data<char>(), to = packed.data<char>(), shape = x.shape(),
                       strides = x.strides(), bytes = x.itemsize()] {
         const auto copy_as = [&](auto element) {
@@ -90,7 +99,8 @@ void* allocate_by_token(mx::array& out) {
     flags.contiguous = true;
     flags.row_contiguous = H == 1 || L == 1;
     flags.col_contiguous = false;
-    out.set_data(mx::allocator::malloc(out.nbytes()), out.size(), {L * H * D, D, H * D, 1}, flags);
+    allocate(out);
+    out.copy_shared_buffer(out, {L * H * D, D, H * D, 1}, flags, out.size());
     return out.data<char>();
 }
 

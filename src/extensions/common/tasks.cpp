@@ -11,10 +11,17 @@ namespace {
 thread_local Capture* capture_of_this_thread = nullptr;
 
 // A block of memory, as an array of bytes that owns it.
-mx::array block_of(int bytes) {
-    mx::array block({bytes}, mx::uint8, nullptr, {});
+mx::array block_of(size_t bytes) {
+    mx::array block({static_cast<int>(bytes)}, mx::uint8, nullptr, {});
     block.set_data(mx::allocator::malloc(bytes));
     return block;
+}
+
+// The same memory, as an array that does not own it.
+mx::array lent_of(const mx::array& block) {
+    mx::array lent(block.shape(), block.dtype(), nullptr, {});
+    lent.set_data({block.buffer(), [](mx::allocator::Buffer) {}});
+    return lent;
 }
 
 }  // namespace
@@ -25,16 +32,33 @@ Capture::~Capture() { capture_of_this_thread = nullptr; }
 
 Capture* Capture::current() { return capture_of_this_thread; }
 
-void Capture::allocate(mx::array& out) {
-    if (used_ == workspace_.size()) {
-        workspace_.push_back(block_of(static_cast<int>(out.nbytes())));
+// The smallest block that is free and large enough, or one more.
+Capture::Lease& Capture::lease(size_t bytes) {
+    Lease* best = nullptr;
+    for (Lease& lease : leases_) {
+        if (lease.is_free() && lease.block.nbytes() >= bytes &&
+            (best == nullptr || lease.block.nbytes() < best->block.nbytes())) {
+            best = &lease;
+        }
     }
-    mx::array& block = workspace_[used_++];
-    if (block.nbytes() < out.nbytes()) {
-        block = block_of(static_cast<int>(out.nbytes()));  // older captures keep theirs
+    if (best != nullptr) {
+        return *best;
+    }
+    if (leases_.size() == workspace_.size()) {
+        workspace_.push_back(block_of(bytes));
+    }
+    mx::array& block = workspace_[leases_.size()];
+    if (block.nbytes() < bytes) {
+        block = block_of(bytes);  // older captures keep theirs
     }
     memory.push_back(block);
-    out.copy_shared_buffer(block, out.strides(), {true, true, out.ndim() <= 1}, out.size());
+    leases_.push_back({block, lent_of(block)});
+    return leases_.back();
+}
+
+void Capture::allocate(mx::array& out) {
+    out.copy_shared_buffer(lease(out.nbytes()).lent, out.strides(), {true, true, out.ndim() <= 1},
+                           out.size());
 }
 
 void keep_for_tasks(mx::Stream stream, const mx::array& x) {

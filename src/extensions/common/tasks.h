@@ -12,6 +12,7 @@ namespace tiny_llm_ext {
 
 /// While it lives, tasks that this thread adds are kept instead of being run, and `allocate` gives
 /// out the workspace's memory: what is captured can be run again and again, in the same memory.
+/// Tasks run in order, so memory that no array refers to any more is given out again.
 class Capture {
    public:
     using Tasks = std::vector<std::function<void()>>;
@@ -24,10 +25,10 @@ class Capture {
     Capture(const Capture&) = delete;
     Capture& operator=(const Capture&) = delete;
 
-    /// Gives `out` memory of the workspace that nothing else of this capture has, row by row.
+    /// Gives `out` memory of the workspace that no living array has, row by row.
     void allocate(mlx::core::array& out);
 
-    /// What was added so far, and what it reads and writes besides what the caller holds.
+    /// What was added so far, and the memory that it works in besides what the caller holds.
     Tasks tasks;
     std::vector<mlx::core::array> memory;
 
@@ -35,8 +36,18 @@ class Capture {
     static Capture* current();
 
    private:
+    // A block of the workspace, and what arrays share of it: as many references as there are arrays
+    // that have its memory, and one more.
+    struct Lease {
+        mlx::core::array block, lent;
+
+        bool is_free() const { return lent.data_shared_ptr().use_count() == 1; }
+    };
+
+    Lease& lease(size_t bytes);
+
     Workspace& workspace_;
-    size_t used_ = 0;  // blocks
+    std::vector<Lease> leases_;  // of the workspace's first blocks
 };
 
 /// Runs `task` when all that was added to the stream before has run.
@@ -51,5 +62,11 @@ void add_task(mlx::core::Stream stream, Task task) {
 
 /// Keeps an array's memory for the tasks that were added and for the one added next.
 void keep_for_tasks(mlx::core::Stream stream, const mlx::core::array& x);
+
+/// Whether an operation may write into its input `x` and call that its output, because nobody else
+/// will read x. What is captured may always: a recording sees to that (src/recording/recording.h).
+inline bool may_overwrite(const mlx::core::array& x) {
+    return x.flags().row_contiguous && (Capture::current() != nullptr || x.is_donatable());
+}
 
 }  // namespace tiny_llm_ext

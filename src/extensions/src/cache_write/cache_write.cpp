@@ -9,10 +9,7 @@ namespace {
 
 constexpr const char* NAME = "cache_write";
 
-}  // namespace
-
-mx::array cache_write(const mx::array& buffer, const mx::array& tokens,
-                      const std::vector<int>& offsets, mx::StreamOrDevice s) {
+void check_buffer(const mx::array& buffer, const mx::array& tokens, int64_t offsets) {
     check(buffer.ndim() == 4, NAME, "expected a buffer B×H×C×D, got shape ", buffer.shape());
     check(tokens.dtype() == buffer.dtype(), NAME, "expected tokens in the dtype of the buffer, ",
           buffer.dtype(), ", got ", tokens.dtype());
@@ -20,20 +17,34 @@ mx::array cache_write(const mx::array& buffer, const mx::array& tokens,
     expected[2] = tokens.ndim() == 4 ? tokens.shape(2) : 1;
     check(tokens.shape() == expected, NAME, "expected tokens of shape ", expected,
           ", like the buffer's but for the third dimension, got ", tokens.shape());
-    check(static_cast<int>(offsets.size()) == buffer.shape(0), NAME, "expected ", buffer.shape(0),
-          " offsets, one for each sequence, got ", offsets.size());
+    check(offsets == buffer.shape(0), NAME, "expected ", buffer.shape(0),
+          " offsets, one for each sequence, got ", offsets);
+}
+
+}  // namespace
+
+mx::array cache_write(const mx::array& buffer, const mx::array& tokens, const mx::array& offsets,
+                      mx::StreamOrDevice s) {
+    check(offsets.dtype() == mx::int32 && offsets.ndim() == 1, NAME,
+          "expected offsets in int32, one for each sequence, got ", offsets.dtype(), " of shape ",
+          offsets.shape());
+    check_buffer(buffer, tokens, offsets.size());
+    return mx::array(buffer.shape(), buffer.dtype(), std::make_shared<CacheWrite>(mx::to_stream(s)),
+                     {buffer, tokens, offsets});
+}
+
+mx::array cache_write(const mx::array& buffer, const mx::array& tokens,
+                      const std::vector<int>& offsets, mx::StreamOrDevice s) {
+    check_buffer(buffer, tokens, static_cast<int64_t>(offsets.size()));
     const int last = buffer.shape(2) - tokens.shape(2);
     for (int offset : offsets) {
         check(offset == -1 || (offset >= 0 && offset <= last), NAME, "expected offsets from 0 to ",
               last, " (", buffer.shape(2), " places, ", tokens.shape(2),
               " new tokens), or -1 to leave a sequence as it is, got ", offset);
     }
-    return mx::array(buffer.shape(), buffer.dtype(),
-                     std::make_shared<CacheWrite>(mx::to_stream(s), offsets), {buffer, tokens});
-}
-
-bool CacheWrite::is_equivalent(const mx::Primitive& other) const {
-    return offsets_ == static_cast<const CacheWrite&>(other).offsets_;
+    return cache_write(buffer, tokens,
+                       mx::array(offsets.begin(), {static_cast<int>(offsets.size())}, mx::int32),
+                       s);
 }
 
 std::vector<mx::Shape> CacheWrite::output_shapes(const std::vector<mx::array>& inputs) {

@@ -8,7 +8,6 @@
 // appending a token cost a token and not the history.
 #pragma once
 
-#include <utility>
 #include <vector>
 
 #include "mlx/mlx.h"
@@ -22,25 +21,24 @@ namespace mx = mlx::core;
 ///
 /// buffer: B×H×C×D, any dtype. tokens: B×H×L×D of the same dtype, of any strides.
 /// offsets: where each sequence's tokens go, B numbers from 0 to C − L; −1 leaves a sequence as it
-/// is. Returns B×H×C×D. Throws std::invalid_argument for anything else.
+/// is. An array's, int32, are not known before it is computed: any other number is as −1.
+/// Returns B×H×C×D. Throws std::invalid_argument for anything else.
+mx::array cache_write(const mx::array& buffer, const mx::array& tokens, const mx::array& offsets,
+                      mx::StreamOrDevice s = {});
 mx::array cache_write(const mx::array& buffer, const mx::array& tokens,
                       const std::vector<int>& offsets, mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: buffer and tokens, of any strides.
+/// The graph node. Inputs: buffer, tokens and offsets, of any strides.
 class CacheWrite : public mx::UnaryPrimitive {
    public:
-    CacheWrite(mx::Stream stream, std::vector<int> offsets)
-        : mx::UnaryPrimitive(stream), offsets_(std::move(offsets)) {}
+    explicit CacheWrite(mx::Stream stream) : mx::UnaryPrimitive(stream) {}
 
     void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
     void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
 
     const char* name() const override { return "TinyLlmCacheWrite"; }
-    bool is_equivalent(const mx::Primitive& other) const override;
+    bool is_equivalent(const mx::Primitive&) const override { return true; }
     std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
-
-   private:
-    std::vector<int> offsets_;
 };
 
 }  // namespace tiny_llm_ext

@@ -16,7 +16,7 @@ template <typename T>
     const long head = position.y;  // of B·H
     const int b = int(head / params.H), h = int(head % params.H);
     const int l = int(position.x) / params.D, d = int(position.x) % params.D;
-    if (l >= params.L || offsets[b] < 0) {
+    if (l >= params.L || offsets[b] < 0 || offsets[b] > params.C - params.L) {
         return;
     }
     const long from = b * params.token_strides[0] + h * params.token_strides[1] +

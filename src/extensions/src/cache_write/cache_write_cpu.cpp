@@ -1,9 +1,9 @@
 // cache_write on the CPU: memory is moved, nothing is computed.
 #include <cstring>
 
+#include "common/rows.h"
+#include "common/tasks.h"
 #include "common/threads.h"
-#include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "src/cache_write/cache_write.h"
 
 namespace tiny_llm_ext {
@@ -50,12 +50,13 @@ void copy_head(const Tokens& from, const Tokens& to, int64_t b, int64_t h, int64
     }
 }
 
-// Copies all heads of every sequence with an offset ≥ 0; null offsets are zeros.
-void copy(const Tokens& from, const Tokens& to, const int* offsets) {
+// Copies all heads of every sequence for whose tokens there is room at its offset; null offsets are
+// zeros.
+void copy(const Tokens& from, const Tokens& to, const int32_t* offsets) {
     const auto copy_one = [&](int64_t head) {
         const int64_t b = head / from.H;
         const int64_t offset = offsets == nullptr ? 0 : offsets[b];
-        if (offset >= 0) {
+        if (offset >= 0 && offset + from.L <= to.L) {
             copy_head(from, to, b, head % from.H, offset);
         }
     };
@@ -74,25 +75,22 @@ void copy(const Tokens& from, const Tokens& to, const int* offsets) {
 void CacheWrite::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
     const auto& buffer = inputs[0];
     const auto& tokens = inputs[1];
-    const bool in_place = buffer.is_donatable() && buffer.flags().row_contiguous;
+    const mx::array offsets = row_contiguous(inputs[2], stream());
+    const bool in_place = may_overwrite(buffer);
     if (in_place) {
         out.copy_shared_buffer(buffer);
     } else {
-        out.set_data(mx::allocator::malloc(out.nbytes()));
+        allocate(out);
     }
     if (out.size() == 0) {
         return;
     }
-    auto& encoder = mx::cpu::get_command_encoder(stream());
-    encoder.set_input_array(buffer);
-    encoder.set_input_array(tokens);
-    encoder.set_output_array(out);
-    encoder.dispatch([old = tokens_of(buffer), added = tokens_of(tokens), to = tokens_of(out),
-                      in_place, offsets = offsets_] {
+    add_task(stream(), [old = tokens_of(buffer), added = tokens_of(tokens), to = tokens_of(out),
+                        in_place, offsets = offsets.data<int32_t>()] {
         if (!in_place) {
             copy(old, to, nullptr);
         }
-        copy(added, to, offsets.data());
+        copy(added, to, offsets);
     });
 }
 

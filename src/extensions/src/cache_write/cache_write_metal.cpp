@@ -28,8 +28,7 @@ void CacheWrite::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) 
                           static_cast<long>(tokens.strides(2)),
                           static_cast<long>(tokens.strides(3))},
     };
-    const mx::array offsets(offsets_.begin(), {static_cast<int>(offsets_.size())}, mx::int32);
-    metal::keep(offsets, stream());
+    const mx::array offsets = metal::row_contiguous(inputs[2], stream());
     const auto launch = [&](int max_threads) {
         return cache_write_launch(buffer.shape(0), params, static_cast<int>(out.itemsize()),
                                   max_threads);

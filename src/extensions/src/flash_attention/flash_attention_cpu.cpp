@@ -6,7 +6,7 @@
 #include "common/instruction_set.h"
 #include "common/rows.h"
 #include "common/scratch.h"
-#include "mlx/backend/cpu/encoder.h"
+#include "common/tasks.h"
 #include "src/flash_attention/attention_row.h"
 #include "src/flash_attention/flash_attention.h"
 #include "src/flash_attention/flash_attention_kernels.h"
@@ -103,11 +103,6 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
     if (out.size() == 0) {
         return;
     }
-    auto& encoder = mx::cpu::get_command_encoder(stream());
-    for (const auto& input : inputs) {
-        encoder.set_input_array(input);
-    }
-    encoder.set_output_array(out);
     const mx::array query = with_contiguous_rows(inputs[0], stream());
     const mx::array key = with_contiguous_rows(inputs[1], stream());
     const mx::array value = with_contiguous_rows(inputs[2], stream());
@@ -142,7 +137,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
         set_mask(job, inputs[3]);
     }
     // [task 2.4.2 dispatch]
-    encoder.dispatch([job, set = instruction_set()] { run(job, set); });
+    add_task(stream(), [job, set = instruction_set()] { run(job, set); });
     // [/task 2.4.2 dispatch]
 }
 

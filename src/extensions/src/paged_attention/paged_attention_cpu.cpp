@@ -7,7 +7,7 @@
 #include "common/instruction_set.h"
 #include "common/rows.h"
 #include "common/scratch.h"
-#include "mlx/backend/cpu/encoder.h"
+#include "common/tasks.h"
 #include "src/flash_attention/attention_row.h"
 #include "src/paged_attention/paged_attention.h"
 #include "src/paged_attention/paged_attention_kernels.h"
@@ -150,11 +150,6 @@ void PagedAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
     if (out.size() == 0) {
         return;
     }
-    auto& encoder = mx::cpu::get_command_encoder(stream());
-    for (const auto& input : inputs) {
-        encoder.set_input_array(input);
-    }
-    encoder.set_output_array(out);
     const bool has_rows = inputs[0].strides(-1) == 1 || inputs[0].shape(-1) == 1;
     const mx::array query = has_rows ? inputs[0] : row_contiguous(inputs[0], stream());
     const mx::array key_pages = row_contiguous(inputs[1], stream());
@@ -190,7 +185,7 @@ void PagedAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
         .query_batch_stride = query.strides(0),
     };
     // [task 3.2.2 dispatch]
-    encoder.dispatch([job, batch, set = instruction_set()] { run(job, batch, set); });
+    add_task(stream(), [job, batch, set = instruction_set()] { run(job, batch, set); });
     // [/task 3.2.2 dispatch]
 }
 

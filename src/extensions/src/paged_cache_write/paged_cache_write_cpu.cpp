@@ -2,8 +2,8 @@
 #include <cstring>
 
 #include "common/rows.h"
+#include "common/tasks.h"
 #include "common/threads.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "src/paged_cache_write/paged_cache_write.h"
 
 namespace tiny_llm_ext {
@@ -58,9 +58,8 @@ void run(const Write& write, const char* old, int64_t bytes) {
 
 void PagedCacheWrite::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
     const auto& tokens = inputs[1];
-    auto& encoder = mx::cpu::get_command_encoder(stream());
     const mx::array slots = row_contiguous(inputs[2], stream());
-    const bool in_place = inputs[0].is_donatable() && inputs[0].flags().row_contiguous;
+    const bool in_place = may_overwrite(inputs[0]);
     const mx::array pages = in_place ? inputs[0] : row_contiguous(inputs[0], stream());
     if (in_place) {
         out.copy_shared_buffer(pages);
@@ -70,10 +69,6 @@ void PagedCacheWrite::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
     if (out.size() == 0) {
         return;
     }
-    for (const auto& input : inputs) {
-        encoder.set_input_array(input);
-    }
-    encoder.set_output_array(out);
     const int64_t item = out.itemsize();
     Write write = {
         .tokens = tokens.data<char>(),
@@ -92,8 +87,8 @@ void PagedCacheWrite::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
         write.strides[i] = tokens.strides(i) * item;
     }
     const char* old = in_place ? nullptr : pages.data<char>();
-    encoder.dispatch(
-        [write, old, bytes = static_cast<int64_t>(out.nbytes())] { run(write, old, bytes); });
+    add_task(stream(),
+             [write, old, bytes = static_cast<int64_t>(out.nbytes())] { run(write, old, bytes); });
 }
 
 }  // namespace tiny_llm_ext

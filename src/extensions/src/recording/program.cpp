@@ -20,42 +20,70 @@ Capture::Workspace& workspace_of(mx::Stream stream) {
 
 }  // namespace
 
+Program::Slot Program::slot_of(const mx::array& x, bool is_copied) {
+    return {const_cast<char*>(x.data<char>()), is_copied ? x.nbytes() : 0, x.data_size(),
+            x.strides(), x.flags()};
+}
+
 Program::Program(std::shared_ptr<const Recording> recording, const std::vector<mx::array>& inputs)
     : recording_(std::move(recording)) {
     Capture capture(workspace_of(recording_->stream()));
-    for (const auto& input : inputs) {
-        assert(is_dense(input));
-        mx::array place(input.shape(), input.dtype(), nullptr, {});
-        capture.allocate(place);
-        inputs_.push_back(place);
-        inputs_.back().copy_shared_buffer(place, input.strides(), input.flags(), input.size());
+    std::vector<mx::array> places;
+    for (size_t i = 0; i < inputs.size(); i++) {
+        assert(is_dense(inputs[i]));
+        const bool is_copied = !recording_->overwrites(i);
+        mx::array place(inputs[i].shape(), inputs[i].dtype(), nullptr, {});
+        if (is_copied) {
+            capture.allocate(place);
+            place.copy_shared_buffer(place, inputs[i].strides(), inputs[i].flags(),
+                                     inputs[i].size());
+        } else {
+            place.copy_shared_buffer(inputs[i]);
+        }
+        inputs_.push_back(slot_of(place, is_copied));
+        places.push_back(place);
     }
-    for (const auto& output : recording_->evaluate(inputs_, memory_)) {
-        outputs_.push_back(is_dense(output) ? output
-                                            : row_contiguous(output, recording_->stream()));
+    const auto results = recording_->evaluate(places);
+    for (size_t i = 0; i < results.size(); i++) {
+        const auto& result = results[i];
+        outputs_.push_back(
+            slot_of(is_dense(result) ? result : row_contiguous(result, recording_->stream()),
+                    recording_->overwritten_input(i) < 0));
     }
-    memory_.insert(memory_.end(), capture.memory.begin(), capture.memory.end());
+    memory_ = std::move(capture.memory);
     tasks_ = std::move(capture.tasks);
 }
 
 bool Program::fits(const std::vector<mx::array>& inputs) const {
     for (size_t i = 0; i < inputs.size(); i++) {
-        if (inputs[i].strides() != inputs_[i].strides()) {
+        if (recording_->overwrites(i) ? inputs[i].data<char>() != inputs_[i].data
+                                      : inputs[i].strides() != inputs_[i].strides) {
             return false;
         }
     }
     return true;
 }
 
+void Program::allocate_output(size_t index, const std::vector<mx::array>& inputs,
+                              mx::array& out) const {
+    if (const int input = recording_->overwritten_input(index); input >= 0) {
+        out.copy_shared_buffer(inputs[input]);
+        return;
+    }
+    const Slot& slot = outputs_[index];
+    allocate(out);
+    out.copy_shared_buffer(out, slot.strides, slot.flags, slot.size);
+}
+
 void Program::run(const std::vector<const char*>& from, const std::vector<char*>& to) const {
     for (size_t i = 0; i < from.size(); i++) {
-        std::memcpy(const_cast<char*>(inputs_[i].data<char>()), from[i], inputs_[i].nbytes());
+        std::memcpy(inputs_[i].data, from[i], inputs_[i].bytes);
     }
     for (const auto& task : tasks_) {
         task();
     }
     for (size_t i = 0; i < to.size(); i++) {
-        std::memcpy(to[i], outputs_[i].data<char>(), outputs_[i].nbytes());
+        std::memcpy(to[i], outputs_[i].data, outputs_[i].bytes);
     }
 }
 

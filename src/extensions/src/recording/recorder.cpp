@@ -1,5 +1,6 @@
 #include "src/recording/recorder.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "common/rows.h"
@@ -12,15 +13,19 @@ namespace {
 // Of a function. Each thread has a stream and so recordings of its own, and threads end.
 constexpr size_t MOST_RECORDINGS = 128;
 
+// Of a recording: one for each layout of its inputs, and each place of those that are overwritten.
+constexpr size_t MOST_PROGRAMS = 8;
+
 }  // namespace
 
-std::optional<std::vector<mx::array>> Recorder::replay(const std::vector<mx::array>& inputs) const {
+std::optional<std::vector<mx::array>> Recorder::replay(const std::vector<mx::array>& inputs) {
     const mx::Stream stream = mx::default_stream(mx::Device::cpu);
-    for (const auto& replay : replays_) {
-        const auto& recording = static_cast<const Replay&>(*replay).recording();
+    for (auto replay = replays_.rbegin(); replay != replays_.rend(); ++replay) {
+        const auto& recording = static_cast<const Replay&>(**replay).recording();
         if (recording.fits(inputs, stream)) {
+            std::rotate(replay.base() - 1, replay.base(), replays_.end());  // the latest is last
             return mx::array::make_arrays(recording.output_shapes(), recording.output_dtypes(),
-                                          replay, inputs);
+                                          replays_.back(), inputs);
         }
     }
     return std::nullopt;
@@ -43,34 +48,34 @@ void Recorder::record(const std::vector<mx::array>& placeholders,
         std::make_shared<Replay>(std::make_shared<const Recording>(placeholders, outputs)));
 }
 
+// Inputs as a program takes them: without gaps; and what it overwrites must be this node's alone.
+std::vector<mx::array> Replay::prepared(const std::vector<mx::array>& inputs) {
+    std::vector<mx::array> ready;
+    for (size_t i = 0; i < inputs.size(); i++) {
+        const bool is_ready =
+            recording_->overwrites(i) ? may_overwrite(inputs[i]) : is_dense(inputs[i]);
+        ready.push_back(is_ready ? inputs[i] : copy_of(inputs[i], stream()));
+    }
+    return ready;
+}
+
 void Replay::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-    std::vector<mx::array> dense;
-    for (const auto& input : inputs) {
-        dense.push_back(is_dense(input) ? input : row_contiguous(input, stream()));
-    }
-    if (!recording_->can_be_captured()) {
-        std::vector<mx::array> between;
-        const auto results = recording_->evaluate(dense, between);
-        for (size_t i = 0; i < outputs.size(); i++) {
-            outputs[i].copy_shared_buffer(results[i]);
+    // Each output refers to all inputs, which MLX only lets go of later. But an input is only known
+    // to be nobody else's while a single reference to it is left.
+    for (auto& output : outputs) {
+        if (&output.inputs() != &inputs) {
+            output.inputs().clear();
         }
-        for (const auto& x : between) {
-            keep_for_tasks(stream(), x);
-        }
-        add_task(stream(), [recording = recording_] {});  // keeps the constants until then
-        return;
     }
-    const auto program = program_for(dense);
+    const auto ready = prepared(inputs);
+    const auto program = program_for(ready);
     std::vector<const char*> from;
     std::vector<char*> to;
-    for (const auto& input : dense) {
+    for (const auto& input : ready) {
         from.push_back(input.data<char>());
     }
     for (size_t i = 0; i < outputs.size(); i++) {
-        const auto& result = program->outputs()[i];
-        allocate(outputs[i]);
-        outputs[i].copy_shared_buffer(outputs[i], result.strides(), result.flags(),
-                                      result.data_size());
+        program->allocate_output(i, ready, outputs[i]);
         to.push_back(outputs[i].data<char>());
     }
     add_task(stream(),
@@ -91,6 +96,9 @@ std::shared_ptr<const Program> Replay::program_for(const std::vector<mx::array>&
         if (program->fits(inputs)) {
             return program;
         }
+    }
+    if (programs_.size() == MOST_PROGRAMS) {
+        programs_.erase(programs_.begin());
     }
     programs_.push_back(std::make_shared<const Program>(recording_, inputs));
     return programs_.back();

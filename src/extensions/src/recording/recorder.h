@@ -16,11 +16,11 @@
 namespace tiny_llm_ext {
 
 /// The recordings of one function: one for each list of shapes and dtypes that it was called with
-/// on a stream. Of very many the oldest are dropped.
+/// on a stream. Of very many those that were not used for the longest time are dropped.
 class Recorder {
    public:
     /// The function's outputs for these inputs, from one node; nothing if there is no recording.
-    std::optional<std::vector<mx::array>> replay(const std::vector<mx::array>& inputs) const;
+    std::optional<std::vector<mx::array>> replay(const std::vector<mx::array>& inputs);
 
     /// Arrays without data, of the shapes and dtypes of `inputs`, to call the function with.
     static std::vector<mx::array> placeholders(const std::vector<mx::array>& inputs);
@@ -48,6 +48,7 @@ class Replay : public mx::Primitive {
     std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
 
    private:
+    std::vector<mx::array> prepared(const std::vector<mx::array>& inputs);
     std::shared_ptr<const Program> program_for(const std::vector<mx::array>& inputs);
 
     std::shared_ptr<const Recording> recording_;

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "common/checks.h"
@@ -32,14 +34,21 @@ bool is_one_of(std::initializer_list<std::string_view> names, const mx::Primitiv
 
 // Whether its tasks go through `add_task`.
 bool adds_tasks(const mx::Primitive& primitive) {
-    return is_one_of({"TinyLlmMatmul", "TinyLlmQkNormRope", "TinyLlmQuantizedMatmul",
-                      "TinyLlmQuantizedMatmulEach", "TinyLlmRmsNorm", "TinyLlmSwiglu"},
-                     primitive);
+    return is_one_of(
+        {"TinyLlmCacheWrite", "TinyLlmFlashAttention", "TinyLlmMatmul", "TinyLlmPagedAttention",
+         "TinyLlmPagedCacheWrite", "TinyLlmQkNormRope", "TinyLlmQuantizedMatmul",
+         "TinyLlmQuantizedMatmulEach", "TinyLlmRmsNorm", "TinyLlmSwiglu"},
+        primitive);
+}
+
+// Whether it writes into its first input and calls that its output.
+bool writes_in_place(const mx::Primitive& primitive) {
+    return is_one_of({"TinyLlmCacheWrite", "TinyLlmPagedCacheWrite"}, primitive);
 }
 
 // Whether it has no task, given an input in row-major order.
 bool is_view(const mx::Primitive& primitive) {
-    return is_one_of({"ExpandDims", "Reshape", "Squeeze", "Transpose"}, primitive);
+    return is_one_of({"ExpandDims", "Reshape", "Slice", "Squeeze", "Transpose"}, primitive);
 }
 
 }  // namespace
@@ -90,10 +99,13 @@ class Recording::Tracer {
     Place add_step(const mx::array& x) {
         check(x.primitive().stream() == recording_.stream_, NAME,
               "expected all operations on one stream, got ", x.primitive().name(), " on another");
-        Step step = {x.primitive_ptr(), {}, {}, {}};
+        check(adds_tasks(x.primitive()) || is_view(x.primitive()), NAME,
+              "expected operations of the extension and views, got ", x.primitive().name());
+        Step step = {x.primitive_ptr(), {}, {}, {}, 0, {}};
         for (const auto& input : x.inputs()) {
             step.inputs.push_back(place_of(input));
         }
+        step.first_output = computed_;
         for (const auto& output : x.outputs()) {
             step.shapes.push_back(output.shape());
             step.dtypes.push_back(output.dtype());
@@ -124,9 +136,58 @@ Recording::Recording(const std::vector<mx::array>& placeholders,
         output_shapes_.push_back(output.shape());
         output_dtypes_.push_back(output.dtype());
     }
-    can_be_captured_ = std::all_of(steps_.begin(), steps_.end(), [](const Step& step) {
-        return adds_tasks(*step.primitive) || is_view(*step.primitive);
-    });
+    find_last_uses();
+    find_overwritten();
+}
+
+void Recording::find_last_uses() {
+    std::unordered_set<int> used_later;
+    const auto is_last = [&](int index) { return used_later.insert(index).second; };
+    for (const Place& output : outputs_) {
+        if (!output.is_constant) {
+            is_last(output.index);
+        }
+    }
+    for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
+        for (size_t i = 0; i < step->shapes.size(); i++) {  // some are never used
+            if (const int index = step->first_output + i; is_last(index)) {
+                step->last_use.push_back(index);
+            }
+        }
+        for (const Place& input : step->inputs) {
+            if (!input.is_constant && is_last(input.index)) {
+                step->last_use.push_back(input.index);
+            }
+        }
+    }
+}
+
+void Recording::find_overwritten() {
+    std::unordered_map<int, int> overwritten;  // the index of a place -> which input is there
+    for (int i = 0; i < static_cast<int>(input_shapes_.size()); i++) {
+        overwritten.insert({i, i});
+    }
+    overwrites_.assign(input_shapes_.size(), false);
+    for (const Step& step : steps_) {
+        if (!writes_in_place(*step.primitive)) {
+            continue;
+        }
+        const Place& buffer = step.inputs[0];
+        const auto input = overwritten.find(buffer.index);
+        const bool is_last = std::find(step.last_use.begin(), step.last_use.end(), buffer.index) !=
+                             step.last_use.end();
+        check(!buffer.is_constant && input != overwritten.end() && is_last, NAME,
+              "expected only inputs to be written to, and nobody to read them afterwards, got ",
+              step.primitive->name(), " on something else");
+        overwrites_[input->second] = true;
+        overwritten.insert({step.first_output, input->second});
+    }
+    for (const Place& output : outputs_) {
+        const auto found = overwritten.find(output.index);
+        const bool is_buffer =
+            !output.is_constant && found != overwritten.end() && overwrites_[found->second];
+        overwritten_inputs_.push_back(is_buffer ? found->second : -1);
+    }
 }
 
 bool Recording::fits(const std::vector<mx::array>& inputs, mx::Stream stream) const {
@@ -141,18 +202,17 @@ bool Recording::fits(const std::vector<mx::array>& inputs, mx::Stream stream) co
     return true;
 }
 
-std::vector<mx::array> Recording::evaluate(const std::vector<mx::array>& inputs,
-                                           std::vector<mx::array>& between) const {
-    std::vector<mx::array> computed = inputs;
+std::vector<mx::array> Recording::evaluate(const std::vector<mx::array>& inputs) const {
+    std::vector<std::optional<mx::array>> computed(inputs.begin(), inputs.end());
     const auto at = [&](const Place& place) {
-        return (place.is_constant ? constants_ : computed)[place.index];
+        return place.is_constant ? constants_[place.index] : *computed[place.index];
     };
     for (const Step& step : steps_) {
         std::vector<mx::array> from, to;
         for (const Place& place : step.inputs) {
             from.push_back(at(place));
         }
-        if (Capture::current() != nullptr && is_one_of({"Reshape"}, *step.primitive)) {
+        if (is_one_of({"Reshape"}, *step.primitive)) {
             from[0] = row_contiguous(from[0], stream_);  // MLX's own copy would not be captured
         }
         for (size_t i = 0; i < step.shapes.size(); i++) {
@@ -161,12 +221,14 @@ std::vector<mx::array> Recording::evaluate(const std::vector<mx::array>& inputs,
         }
         step.primitive->eval_cpu(from, to);
         computed.insert(computed.end(), to.begin(), to.end());
+        for (const int index : step.last_use) {
+            computed[index].reset();
+        }
     }
     std::vector<mx::array> outputs;
     for (const Place& place : outputs_) {
         outputs.push_back(at(place));
     }
-    between.assign(computed.begin() + inputs.size(), computed.end());
     return outputs;
 }
 

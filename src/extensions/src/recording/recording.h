@@ -28,24 +28,28 @@ namespace mx = mlx::core;
 
 /// The operations between some placeholders and some outputs. What else they read, weights for
 /// example, is part of it.
+///
+/// Every operation must be on one stream of the CPU, and must be one of those that `add_task`, or
+/// only look at an array in another way: their tasks can be captured. Those that write into an
+/// input, as into a KV cache, may do that to one of the recording's that nobody reads afterwards.
 class Recording {
    public:
     /// placeholders: arrays without data, from which the outputs were computed. What the outputs
-    /// depend on besides is evaluated now. All operations must be on one stream of the CPU.
-    /// Throws std::invalid_argument if they are not, or if there are none.
+    /// depend on besides is evaluated now.
+    /// Throws std::invalid_argument if an operation is not as above, or if there are none.
     Recording(const std::vector<mx::array>& placeholders, const std::vector<mx::array>& outputs);
 
     /// Whether it is for inputs of these shapes and dtypes on this stream.
     bool fits(const std::vector<mx::array>& inputs, mx::Stream stream) const;
 
-    /// Evaluates every operation for inputs that have memory: its tasks are added to the stream, or
-    /// to the current capture. Returns the outputs; `between` gets the arrays on the way to them.
-    std::vector<mx::array> evaluate(const std::vector<mx::array>& inputs,
-                                    std::vector<mx::array>& between) const;
+    /// Evaluates every operation, for inputs that have memory, in the current capture, which gets
+    /// the tasks. Returns the outputs.
+    std::vector<mx::array> evaluate(const std::vector<mx::array>& inputs) const;
 
-    /// Whether the tasks of all operations can be captured: each is one of those that `add_task`,
-    /// or only looks at an array in another way.
-    bool can_be_captured() const { return can_be_captured_; }
+    /// Whether the tasks overwrite an input, and which input an output is, overwritten; −1 if it
+    /// has memory of its own.
+    bool overwrites(size_t input) const { return overwrites_[input]; }
+    int overwritten_input(size_t output) const { return overwritten_inputs_[output]; }
 
     mx::Stream stream() const { return stream_; }
     const std::vector<mx::Shape>& output_shapes() const { return output_shapes_; }
@@ -64,17 +68,23 @@ class Recording {
         std::vector<Place> inputs;
         std::vector<mx::Shape> shapes;  // of its outputs
         std::vector<mx::Dtype> dtypes;
+        int first_output;           // the index of its first output's place
+        std::vector<int> last_use;  // indices that nothing after it reads
     };
 
     class Tracer;
+
+    void find_last_uses();
+    void find_overwritten();
 
     std::vector<mx::Shape> input_shapes_, output_shapes_;
     std::vector<mx::Dtype> input_dtypes_, output_dtypes_;
     std::vector<mx::array> constants_;
     std::vector<Step> steps_;
     std::vector<Place> outputs_;
+    std::vector<bool> overwrites_;         // of each input
+    std::vector<int> overwritten_inputs_;  // of each output
     mx::Stream stream_;
-    bool can_be_captured_;
 };
 
 }  // namespace tiny_llm_ext

@@ -1,0 +1,77 @@
+"""`cache_write`: the right places, nothing else, and in place where nobody else has the buffer."""
+
+import mlx.core as mx
+import pytest
+
+from tests.support import assert_same_bits, random
+from tiny_llm import kernels
+
+DTYPES = [mx.bool_, mx.uint8, mx.float16, mx.bfloat16, mx.float32, mx.int64]
+
+
+def as_given(offsets, kind):
+    return offsets if kind == "list" else mx.array(offsets, dtype=mx.int32)
+
+
+@pytest.mark.parametrize("kind", ["list", "array"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tokens_go_where_they_should(dtype, kind):
+    buffer = (random(4, 3, 9, 5) * 20).astype(dtype)
+    tokens = (random(4, 2, 3, 5) * 20).astype(dtype).swapaxes(1, 2)  # as a projection has them
+    out = kernels.cache_write(buffer, tokens, as_given([0, 7, -1, 4], kind))
+    for b, offset in ((0, 0), (1, 7), (3, 4)):
+        expected = [buffer[b, :, :offset], tokens[b], buffer[b, :, offset + 2 :]]
+        assert mx.array_equal(out[b], mx.concatenate(expected, axis=1)), f"sequence {b}"
+    assert mx.array_equal(out[2], buffer[2]), "a sequence that is left as it is"
+
+
+def test_an_array_s_offsets_that_are_none_write_nothing():
+    buffer, tokens = random(6, 2, 9, 5), random(6, 2, 2, 5)
+    offsets = mx.array([-2, 8, 9, 2**31 - 1, -(2**31), 7], dtype=mx.int32)
+    out = kernels.cache_write(buffer, tokens, offsets)
+    assert_same_bits(out[:5], buffer[:5], "offsets that are none")
+    assert_same_bits(out[5, :, 7:], tokens[5], "the last place that there is")
+
+
+def test_an_array_s_offsets_may_be_computed_and_of_any_layout():
+    buffer, tokens = random(3, 2, 9, 5), random(3, 2, 1, 5)
+    wide = mx.arange(6, dtype=mx.int32) + 2
+    expected = kernels.cache_write(buffer, tokens, [2, 4, 6])
+    assert_same_bits(kernels.cache_write(buffer, tokens, wide[::2]), expected, "every second one")
+
+
+@pytest.mark.parametrize("kind", ["list", "array"])
+def test_in_place_unless_somebody_has_the_buffer(kind):
+    buffer, tokens = random(1, 8, 1000, 64), random(1, 8, 1, 64)
+    mx.eval(buffer, tokens)
+    for place in (0, 999, 500):
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        buffer = kernels.cache_write(buffer, tokens, as_given([place], kind))
+        mx.eval(buffer)
+        copied = mx.get_peak_memory() - before
+        assert copied < 10_000, f"{copied} bytes were copied instead of a token"
+    kept = buffer
+    buffer = kernels.cache_write(buffer, mx.zeros_like(tokens), as_given([500], kind))
+    assert_same_bits(buffer[:, :, 500:501], mx.zeros_like(tokens), "the new buffer")
+    assert_same_bits(kept[:, :, 500:501], tokens, "the one that was kept")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"buffer": mx.zeros((2, 9, 5))}, "expected a buffer B×H×C×D"),
+        ({"tokens": mx.zeros((2, 3, 2, 5), mx.float16)}, "in the dtype of the buffer"),
+        ({"tokens": mx.zeros((2, 3, 2, 6))}, "expected tokens of shape"),
+        ({"offsets": [0]}, "expected 2 offsets, one for each sequence, got 1"),
+        ({"offsets": [0, 8]}, "expected offsets from 0 to 7"),
+        ({"offsets": [0, -2]}, "expected offsets from 0 to 7"),
+        ({"offsets": mx.array([0], mx.int32)}, "expected 2 offsets, one for each sequence, got 1"),
+        ({"offsets": mx.array([0, 1])[None]}, "expected offsets in int32, one for each sequence"),
+        ({"offsets": mx.array([0.0, 1.0])}, "expected offsets in int32, one for each sequence"),
+    ],
+)
+def test_misuse_is_refused(change, message):
+    good = {"buffer": mx.zeros((2, 3, 9, 5)), "tokens": mx.zeros((2, 3, 2, 5)), "offsets": [0, 1]}
+    with pytest.raises(ValueError, match=rf"\[cache_write\] .*{message}"):
+        kernels.cache_write(**{**good, **change})
