@@ -3,6 +3,7 @@
 The score of a query and a key then depends on the distance between them alone.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -87,8 +88,8 @@ class RoPE:
             ValueError: as in `__call__`.
         """
         # [task 1.2.1 positions]
-        starts = mx.array(self._starts(offset, B, L), dtype=mx.int32)
-        return self.tables_at(starts[:, None] + mx.arange(L, dtype=mx.int32))
+        positions = [list(range(start, start + L)) for start in self._starts(offset, B, L)]
+        return self.tables_at(mx.array(positions, dtype=mx.int32))
         # [/task 1.2.1 positions]
 
     def tables_at(self, positions: mx.array) -> tuple[mx.array, mx.array]:
@@ -98,13 +99,21 @@ class RoPE:
         model has these positions.
         """
         # [task 1.2.1 angles]
+        angle = positions.astype(mx.float32)[..., None] * self.frequency
+        return mx.cos(angle), mx.sin(angle)
+        # [/task 1.2.1 angles]
+
+    @functools.cached_property
+    def frequency(self) -> mx.array:
+        """How far each pair turns from one position to the next, in radians: D/2 float32."""
+        # [task 1.2.1 frequency]
         # In float32 p·θ has an error of about 1e-7·p radians whatever the formula. Powers are
         # written as exp(−i·log θ/…) because then the rounding is that of `mx.fast.rope`.
         pair = mx.arange(self.dims // 2, dtype=mx.float32)
-        frequency = mx.exp(-pair * (math.log(self.base) / (self.dims // 2)))  # D/2
-        angle = positions.astype(mx.float32)[..., None] * frequency
-        return mx.cos(angle), mx.sin(angle)
-        # [/task 1.2.1 angles]
+        frequency = mx.exp(-pair * (math.log(self.base) / (self.dims // 2)))
+        mx.eval(frequency)  # now: it is the same for every step
+        return frequency
+        # [/task 1.2.1 frequency]
 
     def _starts(self, offset: slice | Sequence[slice] | None, B: int, L: int) -> list[int]:
         """The first position of the whole batch (one number), or of each sequence (B numbers)."""

@@ -50,7 +50,7 @@ WRONG = [
         "x1 * cos + x2 * sin, x2 * cos - x1 * sin",
     ),
     Wrong("1.2.1 neighbours", "pairs come out as halves", "mx.stack(", "mx.concatenate("),
-    Wrong("1.2.1 positions", "begin at one", "mx.arange(L, ", "mx.arange(1, L + 1, "),
+    Wrong("1.2.1 positions", "begin at one", "range(start, ", "range(start + 1, 1 + "),
     Wrong("1.2.1 positions", "the offset is ignored", "self._starts(offset, B, L)", "[0]"),
     Wrong(
         "1.2.1 angles",

@@ -1,6 +1,7 @@
 #include "src/recording/recorder.h"
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 
 #include "common/rows.h"
@@ -16,6 +17,27 @@ constexpr size_t MOST_RECORDINGS = 128;
 // Of a recording: one for each layout of its inputs, and each place of those that are overwritten.
 constexpr size_t MOST_PROGRAMS = 8;
 
+// The node's outputs. MLX gives all inputs to each of them, thousands of references for a model's
+// layers. But it looks for what is still to be computed; the rest only the first needs to have.
+std::vector<mx::array> outputs_of(const std::shared_ptr<mx::Primitive>& replay,
+                                  const Recording& recording,
+                                  const std::vector<mx::array>& inputs) {
+    std::vector<mx::array> to_compute;
+    std::copy_if(inputs.begin(), inputs.end(), std::back_inserter(to_compute),
+                 [](const mx::array& input) { return !input.is_available(); });
+    std::vector<mx::array> outputs;
+    for (size_t i = 0; i < recording.output_shapes().size(); i++) {
+        outputs.emplace_back(recording.output_shapes()[i], recording.output_dtypes()[i], replay,
+                             i == 0 ? inputs : to_compute);
+    }
+    for (size_t i = 0; i < outputs.size(); i++) {
+        std::vector<mx::array> siblings = outputs;
+        siblings.erase(siblings.begin() + static_cast<int>(i));
+        outputs[i].set_siblings(std::move(siblings), static_cast<uint16_t>(i));
+    }
+    return outputs;
+}
+
 }  // namespace
 
 std::optional<std::vector<mx::array>> Recorder::replay(const std::vector<mx::array>& inputs) {
@@ -24,8 +46,7 @@ std::optional<std::vector<mx::array>> Recorder::replay(const std::vector<mx::arr
         const auto& recording = static_cast<const Replay&>(**replay).recording();
         if (recording.fits(inputs, stream)) {
             std::rotate(replay.base() - 1, replay.base(), replays_.end());  // the latest is last
-            return mx::array::make_arrays(recording.output_shapes(), recording.output_dtypes(),
-                                          replays_.back(), inputs);
+            return outputs_of(replays_.back(), recording, inputs);
         }
     }
     return std::nullopt;
@@ -59,20 +80,20 @@ std::vector<mx::array> Replay::prepared(const std::vector<mx::array>& inputs) {
     return ready;
 }
 
-void Replay::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-    // Each output refers to all inputs, which MLX only lets go of later. But an input is only known
-    // to be nobody else's while a single reference to it is left.
-    for (auto& output : outputs) {
-        if (&output.inputs() != &inputs) {
-            output.inputs().clear();
-        }
+void Replay::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) {
+    // MLX lets go of the other outputs' inputs later. But an input is only known to be nobody
+    // else's while a single reference to it is left.
+    for (size_t i = 1; i < outputs.size(); i++) {
+        outputs[i].inputs().clear();
     }
+    const auto& inputs = outputs[0].inputs();
     const auto ready = prepared(inputs);
     const auto program = program_for(ready);
     std::vector<const char*> from;
     std::vector<char*> to;
-    for (const auto& input : ready) {
-        from.push_back(input.data<char>());
+    for (size_t i = 0; i < inputs.size(); i++) {
+        keep_for_tasks(stream(), inputs[i]);
+        from.push_back(ready[i].data<char>());
     }
     for (size_t i = 0; i < outputs.size(); i++) {
         program->allocate_output(i, ready, outputs[i]);
