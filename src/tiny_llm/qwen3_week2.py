@@ -65,16 +65,7 @@ class Qwen3MultiHeadAttention:
         Returns:
             B×L×E, dtype of `x`.
         """
-        query, key, value = self.project_heads(x, rotation)
-        return self.project_output(self.attend(query, key, value, cache))
-
-    def project_heads(self, x: mx.array, rotation: Rotation) -> tuple[mx.array, mx.array, mx.array]:
-        """What the new tokens ask, and what they answer with: normalized and turned, head by head.
-
-        Returns:
-            Queries B×H_q×L×D, keys B×H×L×D and values B×H×L×D.
-        """
-        # [task 2.1.2 heads]
+        # [task 2.1.2 attention]
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
         query, key, value = project_each(x, (self.wq, self.wk, self.wv))
@@ -83,19 +74,9 @@ class Qwen3MultiHeadAttention:
         value = value.reshape(B, L, H, D).swapaxes(1, 2)  # B×H×L×D
         query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *rotation)  # B×H_q×L×D
         key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *rotation)  # B×H×L×D
-        return query, key, value
-        # [/task 2.1.2 heads]
-
-    def attend(self, query: mx.array, key: mx.array, value: mx.array, cache: Any) -> mx.array:
-        """Adds the new keys and values to the cache, and attends to all: B×H_q×L×D."""
-        return self._attend(query, key, value, cache, self.scale)
-
-    def project_output(self, attended: mx.array) -> mx.array:
-        """The heads' results B×H_q×L×D -> B×L×E."""
-        # [task 2.1.2 output]
-        B, H_q, L, D = attended.shape
+        attended = self._attend(query, key, value, cache, self.scale)  # B×H_q×L×D
         return project(attended.swapaxes(1, 2).reshape(B, L, H_q * D), self.wo)
-        # [/task 2.1.2 output]
+        # [/task 2.1.2 attention]
 
 
 def attend_flash(
@@ -174,25 +155,12 @@ class Qwen3TransformerBlock:
         Returns:
             (x, update), both B×L×E; the block's output is their sum.
         """
-        x, query, key, value = self.before_attention(x, update, *rotation)
-        return self.after_attention(x, self.self_attn.attend(query, key, value, cache))
-
-    def before_attention(
-        self, x: mx.array, update: mx.array | None, cos: mx.array, sin: mx.array
-    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-        """The block's input, B×L×E, and what of it attention gets, as from `project_heads`."""
-        # [task 2.1.3 before]
+        # [task 2.1.3 block]
         x, normed = _add_and_norm(x, update, self.input_layernorm, self.eps)
-        return x, *self.self_attn.project_heads(normed, (cos, sin))
-        # [/task 2.1.3 before]
-
-    def after_attention(self, x: mx.array, attended: mx.array) -> tuple[mx.array, mx.array]:
-        """The block's input B×L×E and attention's result B×H_q×L×D -> what the block returns."""
-        # [task 2.1.3 after]
-        update = self.self_attn.project_output(attended)
+        update = self.self_attn(normed, rotation, cache)
         x, normed = _add_and_norm(x, update, self.post_attention_layernorm, self.eps)
         return x, self.mlp(normed)
-        # [/task 2.1.3 after]
+        # [/task 2.1.3 block]
 
 
 class Qwen3ModelWeek2:

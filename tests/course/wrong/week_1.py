@@ -53,7 +53,7 @@ WRONG = [
     Wrong("1.2.1 positions", "begin at one", "range(start, ", "range(start + 1, 1 + "),
     Wrong("1.2.1 positions", "the offset is ignored", "self._starts(offset, B, L)", "[0]"),
     Wrong(
-        "1.2.1 angles",
+        "1.2.1 frequency",
         "frequencies by D, not D/2",
         "(math.log(self.base) / (self.dims // 2))",
         "(math.log(self.base) / self.dims)",

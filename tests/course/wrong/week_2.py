@@ -44,13 +44,13 @@ WRONG = [
         "2.1.1 release", "the tokens stay", "self._keys = None\n        self._values = None", "pass"
     ),
     Wrong(
-        "2.1.2 heads",
+        "2.1.2 attention",
         "keys without RoPE and norm",
         "key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *rotation)",
         "key = key.swapaxes(1, 2)",
     ),
     Wrong(
-        "2.1.2 output",
+        "2.1.2 attention",
         "heads are not swapped back",
         "attended.swapaxes(1, 2).reshape",
         "attended.reshape",
@@ -81,7 +81,7 @@ WRONG = [
         "[TinyKvFullCache()] * self.num_hidden_layers",
     ),
     Wrong(
-        "2.1.3 after",
+        "2.1.3 block",
         "the wrong norm before the MLP",
         "self.post_attention_layernorm",
         "self.input_layernorm",
