@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from tiny_llm import BatchingKvCache, Qwen3ModelWeek2, decode_with_cache, load_weights, make_sampler
 from tiny_llm.models import dispatch_model
+from tiny_llm.sampler import choose
 
 from .systems.worker import token_ids
 
@@ -44,6 +45,7 @@ class Week2:
     def __init__(self, name: str, flash: bool | None = None):
         mlx_model, _ = load_weights(name)
         self.args = mlx_model.args
+        self._sampler = make_sampler(0)
         self.flash = flash is not False
         self.model: Qwen3ModelWeek2 = dispatch_model(
             name, mlx_model, 2, enable_flash_attn=self.flash
@@ -57,7 +59,7 @@ class Week2:
     def prefill(self, tokens: int) -> None:
         """Runs a prompt, up to the choice of its first new token."""
         tokens_of = decode_with_cache(
-            self.model, token_ids(tokens, self.model.vocab_size), make_sampler(0)
+            self.model, token_ids(tokens, self.model.vocab_size), self._sampler
         )
         next(tokens_of)
 
@@ -78,12 +80,12 @@ class Week2:
         return Sequences(caches, [context] * batch, ids)
 
     def step(self, sequences: Sequences) -> None:
-        """Decodes one token of each sequence, greedily."""
+        """Decodes one token of each sequence, greedily, as `batch_generate` does."""
         offsets = sequences.offsets
         position = offsets[0] if len(offsets) == 1 else offsets
         ids = mx.array(sequences.tokens)[:, None]  # B×1
-        logits = self.model(ids, position, sequences.caches)[:, -1]
-        tokens: Any = mx.argmax(logits, axis=-1).tolist()
+        logits = self.model.next_token_logits(ids, position, sequences.caches)  # B×V
+        tokens: Any = choose(self._sampler, logits).tolist()
         sequences.tokens = tokens
         sequences.offsets = [offset + 1 for offset in offsets]
 
