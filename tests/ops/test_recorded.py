@@ -269,37 +269,88 @@ def test_what_a_function_reads_is_evaluated_once():
     assert_same(recorded(x), function(x), "with a constant")
 
 
-def nothing_new(x):
-    return (x,)
-
-
-def on_two_streams(x):
-    norm = mx.ones(E, mx.bfloat16)
-    return (kernels.rms_norm(kernels.rms_norm(x, norm, 1, stream=OTHER), norm, 1),)
-
-
-def writes_to_what_is_read(x):
-    new = kernels.cache_write(x[None], x[None, :, :1], [0])
-    return new, kernels.rms_norm(x, mx.ones(E, mx.bfloat16), 1)
-
-
-def writes_to_a_constant(x):
-    return (kernels.cache_write(mx.zeros((1, *x.shape), x.dtype), x[None], [0]),)
-
-
+NORM = mx.ones(E, mx.bfloat16)
 OTHER = mx.new_stream(mx.cpu)
+mx.eval(NORM)
 
 
-@pytest.mark.parametrize(
-    "function", [nothing_new, on_two_streams, writes_to_what_is_read, writes_to_a_constant]
-)
+def norm(x, stream=mx.cpu):
+    return kernels.rms_norm(x, NORM, 1e-6, stream=stream)
+
+
+def nothing_new(x, buffer):
+    return x, buffer
+
+
+def on_two_streams(x, buffer):
+    return (norm(norm(x, OTHER)),)
+
+
+def writes_to_what_is_read_later(x, buffer):
+    return kernels.cache_write(buffer, x[None], [0]), norm(buffer)
+
+
+def writes_to_what_a_view_shows_later(x, buffer):
+    view = buffer[:, :, :2].swapaxes(1, 2)
+    return kernels.cache_write(buffer, x[None], [0]), norm(view)
+
+
+def writes_to_what_is_returned(x, buffer):
+    return kernels.cache_write(buffer, x[None], [0]), buffer[:, :, :3]
+
+
+def writes_a_part_of_it(x, buffer):
+    return (kernels.cache_write(buffer, buffer[:, :, 1:4], [2]),)
+
+
+def writes_to_a_view(x, buffer):
+    return (kernels.cache_write(buffer[:, :, :6], x[None], [2]),)
+
+
+def writes_to_a_result(x, buffer):
+    return (kernels.cache_write(norm(buffer), x[None], [2]),)
+
+
+def writes_to_a_constant(x, buffer):
+    return (kernels.cache_write(mx.zeros((1, 1, 9, E), x.dtype), x[None], [0]),)
+
+
+UNFIT = [nothing_new, on_two_streams, writes_to_what_is_read_later, writes_to_a_view]
+UNFIT += [writes_to_what_a_view_shows_later, writes_to_what_is_returned, writes_a_part_of_it]
+UNFIT += [writes_to_a_result, writes_to_a_constant]
+
+
+def reads_before_it_writes(x, buffer):
+    view = buffer[:, :, :2].swapaxes(1, 2)
+    return norm(view), norm(buffer), kernels.cache_write(buffer, x[None], [0])
+
+
+def writes_twice_and_returns_a_view(x, buffer):
+    first = kernels.cache_write(buffer, x[None], [0])
+    second = kernels.cache_write(first, norm(x)[None], [3])
+    return x, second[:, :, 2:6], second.swapaxes(1, 2)
+
+
+@pytest.mark.parametrize("function", UNFIT)
 def test_functions_that_cannot_be_recorded_are_called(function):
     calls = Calls(function)
     recorded = Recorded(calls)
-    x = inputs(1, 1)[0]
+    x, buffer = inputs(1, 4)[0], random(1, 1, 9, E).astype(mx.bfloat16)
     for _ in range(4):
-        assert_same(recorded(x), function(x), function.__name__)
+        assert_same(recorded(x, buffer), function(x, buffer), function.__name__)
     assert calls.count == 5, "each time, and once to see that it cannot be recorded"
+
+
+@pytest.mark.parametrize("function", [reads_before_it_writes, writes_twice_and_returns_a_view])
+def test_functions_that_write_and_read(function):
+    calls = Calls(function)
+    recorded = Recorded(calls)
+    x, buffer = inputs(1, 4)[0], random(1, 1, 9, E).astype(mx.bfloat16)
+    for _ in range(3):
+        expected = function(x, buffer)
+        mx.eval(expected)
+        assert_same(recorded(x, buffer + 0), expected, function.__name__)
+    assert calls.count == 1
 
 
 def test_errors_of_the_function_are_its_own():

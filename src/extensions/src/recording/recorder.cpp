@@ -62,11 +62,11 @@ std::vector<mx::array> Recorder::placeholders(const std::vector<mx::array>& inpu
 
 void Recorder::record(const std::vector<mx::array>& placeholders,
                       const std::vector<mx::array>& outputs) {
+    const auto recording = std::make_shared<const Recording>(placeholders, outputs);
     if (replays_.size() == MOST_RECORDINGS) {
         replays_.erase(replays_.begin());
     }
-    replays_.push_back(
-        std::make_shared<Replay>(std::make_shared<const Recording>(placeholders, outputs)));
+    replays_.push_back(std::make_shared<Replay>(recording));
 }
 
 // Inputs as a program takes them: without gaps; and what it overwrites must be this node's alone.

@@ -28,6 +28,10 @@ mx::Stream stream_of(const std::vector<mx::array>& outputs) {
     return computed->primitive().stream();
 }
 
+bool contains(const std::vector<int>& indices, int index) {
+    return std::find(indices.begin(), indices.end(), index) != indices.end();
+}
+
 bool is_one_of(std::initializer_list<std::string_view> names, const mx::Primitive& primitive) {
     return std::find(names.begin(), names.end(), primitive.name()) != names.end();
 }
@@ -41,7 +45,7 @@ bool adds_tasks(const mx::Primitive& primitive) {
         primitive);
 }
 
-// Whether it writes into its first input and calls that its output.
+// Whether it writes its second input into its first, and calls that its output.
 bool writes_in_place(const mx::Primitive& primitive) {
     return is_one_of({"TinyLlmCacheWrite", "TinyLlmPagedCacheWrite"}, primitive);
 }
@@ -106,6 +110,9 @@ class Recording::Tracer {
             step.inputs.push_back(place_of(input));
         }
         step.first_output = computed_;
+        const bool is_of_computed = is_view(x.primitive()) && !step.inputs[0].is_constant;
+        recording_.viewed_.resize(computed_ + x.outputs().size(), -1);
+        recording_.viewed_[computed_] = is_of_computed ? step.inputs[0].index : -1;
         for (const auto& output : x.outputs()) {
             step.shapes.push_back(output.shape());
             step.dtypes.push_back(output.dtype());
@@ -140,23 +147,32 @@ Recording::Recording(const std::vector<mx::array>& placeholders,
     find_overwritten();
 }
 
+// A place, and those that it is a view of: who reads it reads their memory.
+std::vector<int> Recording::memory_of(const Place& place) const {
+    std::vector<int> indices;
+    for (int index = place.is_constant ? -1 : place.index; index >= 0; index = viewed_[index]) {
+        indices.push_back(index);
+    }
+    return indices;
+}
+
 void Recording::find_last_uses() {
     std::unordered_set<int> used_later;
-    const auto is_last = [&](int index) { return used_later.insert(index).second; };
     for (const Place& output : outputs_) {
-        if (!output.is_constant) {
-            is_last(output.index);
+        for (const int index : memory_of(output)) {
+            used_later.insert(index);
         }
     }
     for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
+        std::vector<Place> used = step->inputs;
         for (size_t i = 0; i < step->shapes.size(); i++) {  // some are never used
-            if (const int index = step->first_output + i; is_last(index)) {
-                step->last_use.push_back(index);
-            }
+            used.push_back({false, step->first_output + static_cast<int>(i)});
         }
-        for (const Place& input : step->inputs) {
-            if (!input.is_constant && is_last(input.index)) {
-                step->last_use.push_back(input.index);
+        for (const Place& place : used) {
+            for (const int index : memory_of(place)) {
+                if (used_later.insert(index).second) {
+                    step->last_use.push_back(index);
+                }
             }
         }
     }
@@ -174,9 +190,9 @@ void Recording::find_overwritten() {
         }
         const Place& buffer = step.inputs[0];
         const auto input = overwritten.find(buffer.index);
-        const bool is_last = std::find(step.last_use.begin(), step.last_use.end(), buffer.index) !=
-                             step.last_use.end();
-        check(!buffer.is_constant && input != overwritten.end() && is_last, NAME,
+        const bool is_last = contains(step.last_use, buffer.index);
+        const bool writes_itself = contains(memory_of(step.inputs[1]), buffer.index);
+        check(!buffer.is_constant && input != overwritten.end() && is_last && !writes_itself, NAME,
               "expected only inputs to be written to, and nobody to read them afterwards, got ",
               step.primitive->name(), " on something else");
         overwrites_[input->second] = true;

@@ -74,6 +74,7 @@ class Recording {
 
     class Tracer;
 
+    std::vector<int> memory_of(const Place& place) const;
     void find_last_uses();
     void find_overwritten();
 
@@ -82,6 +83,7 @@ class Recording {
     std::vector<mx::array> constants_;
     std::vector<Step> steps_;
     std::vector<Place> outputs_;
+    std::vector<int> viewed_;              // of each index: which it is a view of, or −1
     std::vector<bool> overwrites_;         // of each input
     std::vector<int> overwritten_inputs_;  // of each output
     mx::Stream stream_;
