@@ -289,12 +289,17 @@ class BatchingKvCache(TinyKvCache):
         self._keys = None
         self._values = None
 
-    @property
-    def paged_requests(self) -> list[TinyKvPagedCache | None]:
-        """The paged request of each slot, None for an idle one; no list if there are dense ones."""
-        if any(isinstance(slot, _DenseSlot) for slot in self._slots):
-            return []
-        return [slot if isinstance(slot, TinyKvPagedCache) else None for slot in self._slots]
+    def paged_requests(self, L: int) -> list[TinyKvPagedCache | None]:
+        """The paged request of each slot, None for an idle one, if all may have L more tokens.
+
+        An empty list if one may not, or requests are dense.
+        """
+        requests: list[TinyKvPagedCache | None] = []
+        for slot in self._slots:
+            if isinstance(slot, _DenseSlot) or (slot and slot.offset + L > self.max_seq_len):
+                return []
+            requests.append(slot)
+        return requests
 
     def _paged(self) -> list[TinyKvPagedCache]:
         return [slot for slot in self._slots if isinstance(slot, TinyKvPagedCache)]

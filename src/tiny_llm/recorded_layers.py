@@ -32,12 +32,14 @@ class Step:
         caches: (numbers, buffers) -> a cache for each layer. What the caches write into replaces
             the array in the list `buffers`. Called when a step is recorded, for all of its kind.
         finish: takes the buffers that have the new tokens.
+        undo: makes the caches what they were before the step was planned, if it fails.
     """
 
     numbers: list[mx.array]
     buffers: list[mx.array]
     caches: Callable[[list[mx.array], list[mx.array]], Sequence[Any]]
     finish: Callable[[list[mx.array]], None]
+    undo: Callable[[], None] = lambda: None
 
 
 class RecordedLayers:
@@ -66,7 +68,11 @@ class RecordedLayers:
         if step.caches not in self._recorded:
             self._recorded[step.caches] = Recorded(self._function(step))
         recorded = self._recorded[step.caches]
-        x, update, *buffers = recorded(x, *rotation, *step.numbers, *step.buffers)
+        try:
+            x, update, *buffers = recorded(x, *rotation, *step.numbers, *step.buffers)
+        except BaseException:
+            step.undo()
+            raise
         step.finish(buffers)
         return x, update
 

@@ -23,9 +23,10 @@ def paged_step(caches: Sequence[Any], B: int, L: int) -> Step | None:
     """
     if isinstance(caches[0], RaggedKvCache):
         return _ragged_step(caches)
-    layers = [_requests(cache) for cache in caches]
+    layers = [_requests(cache, L) for cache in caches]
     pools = {request.pool for layer in layers for request in layer if request is not None}
-    if len(pools) != 1 or any(len(layer) != B for layer in layers):
+    lengths = {tuple(None if row is None else row.offset for row in layer) for layer in layers}
+    if len(pools) != 1 or len(lengths) != 1 or len(layers[0]) != B:
         return None
     pool = pools.pop()
     return None if pool.key_pages is None else _pool_step(pool, layers, L)
@@ -48,10 +49,10 @@ def _ragged_caches(numbers: list[mx.array], buffers: list[mx.array]) -> list["_P
     return [_PagesRecording(buffers, index, slots, *others) for index in range(0, len(buffers), 2)]
 
 
-def _requests(cache: Any) -> list[TinyKvPagedCache | None]:
-    """A row's request or None, for each row of the batch."""
+def _requests(cache: Any, L: int) -> list[TinyKvPagedCache | None]:
+    """A row's request or None, for each row of the batch; no rows if L more may not join them."""
     if isinstance(cache, BatchingKvCache):
-        return cache.paged_requests
+        return cache.paged_requests(L)
     return [cache] if isinstance(cache, TinyKvPagedCache) else []
 
 
@@ -61,6 +62,11 @@ def _pool_step(
     """`Step` where each layer has pages of its own, and all are in the pool's two arrays."""
     slots: list[list[list[int]]] = []
     reserved: list[TinyKvPagedCache] = []
+
+    def undo() -> None:
+        for request in reserved:
+            request.rewind(L)
+
     try:
         for layer in layers:
             slots.append([[-1] * L for _ in layer])
@@ -69,8 +75,7 @@ def _pool_step(
                     slots[-1][row] = request.reserve(L)
                     reserved.append(request)
     except OutOfPagesError:
-        for request in reserved:
-            request.rewind(L)
+        undo()
         raise
     pool.make_room()
 
@@ -85,7 +90,7 @@ def _pool_step(
     numbers = [mx.array(x, dtype=mx.int32) for x in (slots, tables, context_lens)]
     assert pool.key_pages is not None
     assert pool.value_pages is not None
-    return Step(numbers, [pool.key_pages, pool.value_pages], _pool_caches, finish)
+    return Step(numbers, [pool.key_pages, pool.value_pages], _pool_caches, finish, undo)
 
 
 def _pool_caches(numbers: list[mx.array], buffers: list[mx.array]) -> list["_PagesRecording"]:

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support import assert_same_bits, random, tiny_model
 from tiny_llm import BatchingKvCache, Qwen3ModelWeek2, Qwen3ModelWeek3, kernels
+from tiny_llm.errors import OutOfPagesError
+from tiny_llm.page_pool import TinyKvPagedPool
 from tiny_llm.paged_storage import RaggedBatch
 from tiny_llm.quantize import QuantizedWeights, project, project_each
 from tiny_llm.recorded import MOST_TOKENS, Recorded
@@ -647,3 +649,73 @@ def test_a_model_s_layers_are_one_node(make, run):
     run(model)
     # Those in between are steps for which room is made.
     assert nodes.count(["TinyLlmReplay"]) >= 0.8 * len(nodes), nodes
+
+
+# --- what is refused is refused as before, and nothing is lost ----------------------------------
+
+
+def decoding(model):
+    """A request's caches whose steps are recorded."""
+    cache = model.create_kv_cache()
+    for position, length in ((0, 3), (3, 1), (4, 1)):
+        mx.eval(model(ids_at(position, length), position, cache))
+    return cache
+
+
+@pytest.mark.parametrize("make", [week_2, week_3])
+def test_a_slot_that_is_full(make):
+    model = make(quantized())
+    batch = [BatchingKvCache(1, 6) for _ in range(model.num_hidden_layers)]
+    for layer, mine in zip(batch, decoding(model), strict=True):
+        layer.add_request(mine, 0)
+    mx.eval(model(ids_at(5, 1), 5, batch))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="slot 0 has 6 tokens; 1 more are beyond 6"):
+            model(ids_at(6, 1), 6, batch)
+        assert [layer.lengths for layer in batch] == [[6]] * len(batch)
+
+
+def test_a_pool_without_pages():
+    model = week_3(quantized())
+    model.page_pool = TinyKvPagedPool(2, capacity=3 * model.num_hidden_layers)
+    cache = decoding(model)
+    mx.eval(model(ids_at(5, 1), 5, cache))  # six tokens in three pages each
+    for _ in range(2):
+        with pytest.raises(OutOfPagesError):
+            model(ids_at(6, 1), 6, cache)
+        assert [layer.offset for layer in cache] == [6] * len(cache)
+    for layer in cache:
+        layer.rewind(1)
+    mx.eval(model(ids_at(5, 1), 5, cache))
+
+
+def test_a_pool_of_another_model():
+    model, other = week_3(quantized()), week_3(quantized(mx.float16))
+    cache = decoding(other)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="float16"):
+            model(ids_at(5, 1), 5, cache)
+        assert [layer.offset for layer in cache] == [5] * len(cache)
+
+
+@pytest.mark.parametrize("make", [week_2, week_3])
+def test_layers_of_different_lengths(make, monkeypatch):
+    model = make(quantized())
+
+    def logits():
+        cache = decoding(model)
+        cache[1].rewind(2)
+        return mx.concatenate([model(ids_at(5 + i, 1), 5 + i, cache) for i in range(3)])
+
+    actual = logits()
+    monkeypatch.setattr("tiny_llm.recorded.MOST_TOKENS", 0)
+    assert_same_bits(actual, logits(), "layers of different lengths")
+
+
+def test_rows_that_are_no_slots():
+    model = week_2(quantized())
+    batch = [BatchingKvCache(2, 64) for _ in range(model.num_hidden_layers)]
+    for layer, mine in zip(batch, decoding(model), strict=True):
+        layer.add_request(mine, 0)
+    with pytest.raises(ValueError, match="1 rows were given for 2 slots"):
+        model(ids_at(5, 1), 5, batch)
