@@ -316,7 +316,8 @@ Raises:
              R"(The function's outputs for `inputs`, computed by one node of the graph.
 
 Args:
-    inputs: arrays.
+    inputs: arrays. Those that the function writes into are overwritten if nobody else refers to
+        them when the node is computed, and are copied otherwise.
 
 Returns:
     The outputs; None if nothing was recorded for these shapes and dtypes on this thread's stream.
@@ -331,7 +332,8 @@ Args:
     outputs: what a function made of them. Other arrays that it read are constants from now on.
 
 Raises:
-    ValueError: operations on a GPU or on several streams, or none at all.
+    ValueError: an operation that is neither the extension's nor a view, or is on a GPU or on another
+        stream; one that writes into what is read afterwards; or none at all.
 )");
 
     m.def(
