@@ -70,6 +70,7 @@ Args:
     bits: 4 or 8.
     a: N..×I, float16 or bfloat16.
     b: O×(I·bits/32) uint32, the lowest bits of a word first.
+        Where reads_interleaved(), b, scales and biases may be interleaved: (O/16)×W×16 for O×W.
     transpose_b: must be True.
     stream: where to compute; MLX's default if None.
 
@@ -276,6 +277,7 @@ Args:
     group_size: 32, 64 or 128.
     bits: 4 or 8.
     weight: V×(E·bits/32) uint32, the lowest bits of a word first.
+        On the CPU, weight, scales and biases may be interleaved: (V/16)×W×16 for V×W.
     stream: where to compute; MLX's default if None.
 
 Returns:
@@ -349,6 +351,8 @@ Raises:
             return names;
         },
         "What TINY_LLM_CPU_ISA may name on this machine, the slowest first.");
+    m.def("reads_interleaved", &tiny_llm_ext::reads_interleaved,
+          "Whether the CPU's kernels read interleaved weights: those with AVX-512 and AMX do.");
     m.def("num_threads", &tiny_llm_ext::num_threads,
           "How many threads a CPU kernel uses: TINY_LLM_NUM_THREADS, or the cores there are.");
     tiny_llm_ext::bind_metal(m);

@@ -40,6 +40,11 @@ def is_built() -> bool:
     return True
 
 
+def reads_interleaved() -> bool:
+    """Whether the CPU's kernels multiply interleaved weights (see `tiny_llm.interleaved`)."""
+    return is_built() and extension().reads_interleaved()
+
+
 def metal_library() -> Path | None:
     """The compiled Metal kernels, if the extension was built with them; nothing is imported."""
     package = importlib.util.find_spec("tiny_llm_ext")

@@ -12,6 +12,7 @@ from rich.progress import Progress
 from . import demo
 from .checkpoint import MODEL_TYPE, ModelError, check_checkpoint, read_json, weight_bytes
 from .checkpoint_model import can_read, read_checkpoint
+from .interleaved import interleave_layers
 from .qwen3_week1 import Qwen3ModelWeek1
 from .qwen3_week2 import Qwen3ModelWeek2
 from .qwen3_week3 import Qwen3ModelWeek3
@@ -163,29 +164,37 @@ def load(name: str, console: Console | None = None) -> tuple[Any, Any]:
     return _load(name, console, _read_with_mlx_lm)
 
 
-def load_weights(name: str, console: Console | None = None) -> tuple[Any, Any]:
+def load_weights(
+    name: str, console: Console | None = None, interleave: bool = False
+) -> tuple[Any, Any]:
     """Loads what our models need of a checkpoint: its weights and tokenizer, in a second.
 
     Args:
         name, console: see `load`; errors too.
+        interleave: store quantized weights as this machine's kernels want to read them, if that is
+            not by row (see `tiny_llm.interleaved`). For the models of Weeks 2 and 3, which compute
+            the same bits, sooner; not for Week 1's, whose MLX reads rows.
 
     Returns:
         (weights, tokenizer). A week's model takes the first wherever it takes an `mlx_model`: it
         has the same `args`, layers and arrays, and cannot be called. The second does what
         `mlx_lm`'s tokenizer does. What these two cannot be made of is loaded as by `load`.
     """
-    return _load(name, console, _read)
+    return _load(name, console, _read, interleave)
 
 
 def _load(
-    name: str, console: Console | None, read: Callable[[Path], tuple[Any, Any]]
+    name: str,
+    console: Console | None,
+    read: Callable[[Path], tuple[Any, Any]],
+    interleave: bool = False,
 ) -> tuple[Any, Any]:
     """Finds a checkpoint, reads it lazily, then its weights."""
     console = console or Console(stderr=True)
     folder = find_model(name, console)
     try:
         model, tokenizer = read(folder)
-        _evaluate(model, console, show=weight_bytes(folder) > PROGRESS_BYTES)
+        _evaluate(model, console, weight_bytes(folder) > PROGRESS_BYTES, interleave)
     except ModelError:
         raise
     except Exception as error:  # a broken field of a config can lead to any
@@ -209,13 +218,19 @@ def _read(folder: Path) -> tuple[Any, Any]:
     return read_checkpoint(folder, config), open_tokenizer(folder, config)
 
 
-def _evaluate(model: Any, console: Console, show: bool) -> None:
-    """Reads the weights, which are lazy so far, layer by layer with a progress bar."""
+def _evaluate(model: Any, console: Console, show: bool, interleave: bool) -> None:
+    """Reads the weights, which are lazy so far, part by part with a progress bar.
+
+    The largest, the table of tokens, comes first: while it is interleaved it is there twice.
+    """
+    parts = [model.model.embed_tokens, *model.layers]
+    if "lm_head" in model:
+        parts.append(model.lm_head)
     with Progress(console=console, transient=True, disable=not show) as progress:
-        task = progress.add_task("loading", total=len(model.layers))
-        for layer in model.layers:
-            mx.eval(layer.parameters())
-            progress.advance(task)
+        for part in progress.track(parts, description="loading"):
+            if interleave:
+                interleave_layers(part)
+            mx.eval(part.parameters())
     mx.eval(model.parameters())
 
 

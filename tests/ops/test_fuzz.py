@@ -267,7 +267,14 @@ CASES = [axpby, swiglu, rms_norm, add_rms_norm, qk_norm_rope, flash_attention, m
 CASES += [quantized_matmul, quantized_matmul_each, argmax, quantized_embedding, cache_write]
 CASES += [paged_attention, paged_attention_varlen, paged_cache_write]
 CASE_OF = {case.__name__: case for case in CASES}
-NO_OPERATIONS = {"Recorder", "metal", "instruction_set", "instruction_sets", "num_threads"}
+NO_OPERATIONS = {
+    "Recorder",
+    "instruction_set",
+    "instruction_sets",
+    "metal",
+    "num_threads",
+    "reads_interleaved",
+}
 OPERATIONS = sorted(set(kernels.extension().__all__) - NO_OPERATIONS) if kernels.is_built() else []
 
 

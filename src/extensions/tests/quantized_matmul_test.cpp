@@ -18,6 +18,7 @@ struct Problem {
     Format format, scale_format;
     std::vector<uint32_t> b;
     std::vector<uint16_t> scales, biases, a;
+    bool interleaved = false;
 
     Problem(int64_t M, int64_t O, int64_t I, int group_size, int bits, Format format,
             Format scale_format)
@@ -48,7 +49,32 @@ struct Problem {
                 a.data() + first_row * I,
                 out,
                 scale_format,
-                format};
+                format,
+                interleaved};
+    }
+
+    // The same problem with its weights interleaved.
+    Problem with_interleaved_weights() const {
+        Problem other = *this;
+        other.interleaved = true;
+        other.b = interleave(b);
+        other.scales = interleave(scales);
+        other.biases = interleave(biases);
+        return other;
+    }
+
+    template <typename Element>
+    std::vector<Element> interleave(const std::vector<Element>& rows) const {
+        const int64_t columns = static_cast<int64_t>(rows.size()) / O;
+        std::vector<Element> out;
+        for (int64_t first = 0; first < O; first += 16) {
+            for (int64_t column = 0; column < columns; column++) {
+                for (int64_t o = first; o < first + 16; o++) {
+                    out.push_back(rows[o * columns + column]);
+                }
+            }
+        }
+        return out;
     }
 
     std::string name() const {
@@ -149,6 +175,31 @@ KERNEL_TEST(quantized_matmul_equals_the_reference) {
                     for (Format scale_format : HALVES) {
                         compare_with_reference(
                             Problem(M, O, I, group_size, bits, format, scale_format), set);
+                    }
+                }
+            }
+        }
+    }
+}
+
+KERNEL_TEST(quantized_matmul_of_interleaved_weights_has_the_same_bits) {
+    if (!kernel_of(set).reads_interleaved) {
+        return;
+    }
+    const int64_t shapes[][3] = {{1, 64, 128},  {1, 80, 1280}, {1, 16, 640},  {2, 112, 384},
+                                 {3, 144, 256}, {5, 96, 640},  {20, 128, 384}};
+    for (const auto& [M, O, I] : shapes) {
+        for (int group_size : {32, 64, 128}) {
+            for (int bits : {4, 8}) {
+                for (Format format : HALVES) {
+                    for (Format scale_format : HALVES) {
+                        const Problem problem(M, O, I, group_size, bits, format, scale_format);
+                        Guarded<uint16_t> expected = multiply(problem, set, 0, M);
+                        Guarded<uint16_t> actual =
+                            multiply(problem.with_interleaved_weights(), set, 0, M);
+                        expect(actual.intact() && std::memcmp(actual.data(), expected.data(),
+                                                              M * O * sizeof(uint16_t)) == 0,
+                               [&] { return problem.name() + ": interleaved weights"; });
                     }
                 }
             }

@@ -25,6 +25,7 @@ from ._ext import (
     quantized_embedding,
     quantized_matmul,
     quantized_matmul_each,
+    reads_interleaved,
     rms_norm,
     swiglu,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "quantized_embedding",
     "quantized_matmul",
     "quantized_matmul_each",
+    "reads_interleaved",
     "rms_norm",
     "swiglu",
 ]

@@ -120,7 +120,9 @@ def load_for(args: argparse.Namespace, name: str) -> tuple[Any, Any]:
     Raises:
         UserError: see `models.load`.
     """
-    return (load_weights if args.solution == "tiny_llm" else load)(name, console)
+    if args.solution != "tiny_llm":
+        return load(name, console)
+    return load_weights(name, console, interleave=args.loader != "week1")
 
 
 def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:

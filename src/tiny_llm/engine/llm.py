@@ -267,7 +267,7 @@ def _open(model: str | tuple[Any, Any], page_size: int) -> tuple[Any, Any]:
     if page_size < 1:
         raise UserError(f"page_size is {page_size}; it must be at least 1.")
     name = model if isinstance(model, str) else "the model"
-    mlx_model, tokenizer = load_weights(model) if isinstance(model, str) else model
+    mlx_model, tokenizer = load_weights(model, interleave=True) if isinstance(model, str) else model
     return dispatch_model(name, mlx_model, 3, page_size=page_size), tokenizer
 
 

@@ -2,6 +2,7 @@
 #include "src/quantized_embedding/quantized_embedding.h"
 
 #include "common/checks.h"
+#include "common/interleaved.h"
 
 namespace tiny_llm_ext {
 
@@ -15,8 +16,14 @@ mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
     check(group_size == 32 || group_size == 64 || group_size == 128, NAME,
           "expected group_size 32, 64 or 128, got ", group_size);
     check(weight.dtype() == mx::uint32, NAME, "expected weight in uint32, got ", weight.dtype());
-    check(weight.ndim() == 2, NAME, "expected weight with 2 dimensions, got shape ",
+    check(weight.ndim() == 2 || is_interleaved(weight), NAME,
+          "expected weight with 2 dimensions, or 3 if it is interleaved, got shape ",
           weight.shape());
+    check(!is_interleaved(weight) || mx::to_stream(s).device == mx::Device::cpu, NAME,
+          "expected weight with 2 dimensions, got shape ", weight.shape(),
+          ": a GPU reads no interleaved weights");
+    check(!is_interleaved(weight) || weight.shape(2) == INTERLEAVED_ROWS, NAME, "expected ",
+          INTERLEAVED_ROWS, " interleaved rows, got weight of shape ", weight.shape());
     const int E = weight.shape(1) * (32 / bits);
     check(E > 0 && E % group_size == 0, NAME, "expected rows of weight, of ", E,
           " numbers, to be a positive multiple of group_size, ", group_size);
@@ -24,7 +31,7 @@ mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
           scales.dtype());
     check(biases.dtype() == scales.dtype(), NAME, "expected biases in the dtype of scales, ",
           scales.dtype(), ", got ", biases.dtype());
-    const mx::Shape groups = {weight.shape(0), E / group_size};
+    const mx::Shape groups = shape_like(weight, E / group_size);
     check(scales.shape() == groups, NAME, "expected scales of shape ", groups, ", got ",
           scales.shape());
     check(biases.shape() == groups, NAME, "expected biases of shape ", groups, ", got ",

@@ -22,6 +22,7 @@ namespace mx = mlx::core;
 
 /// ids: N.., int32 or uint32. scales, biases: V×(E/group_size), float32, float16 or bfloat16.
 /// group_size: 32, 64 or 128. bits: 4 or 8. weight: V×(E·bits/32), uint32.
+/// On the CPU, weight, scales and biases may be interleaved (common/interleaved.h).
 /// Returns N..×E in the dtype of scales. Throws std::invalid_argument for anything else.
 mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
                               const mx::array& biases, int group_size, int bits,

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "common/checks.h"
+#include "common/interleaved.h"
 #include "common/rows.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "src/quantized_embedding/quantized_embedding.h"
@@ -14,6 +15,7 @@ namespace {
 struct Job {
     int64_t N, V, E;
     int group_size, bits;
+    bool interleaved;
     Format format;           // of scales, biases and out
     bool is_signed;          // the ids
     const uint32_t* ids;     // N
@@ -33,6 +35,15 @@ int64_t row_of(const Job& job, int64_t n) {
     return id >= 0 && id < job.V ? id : -1;
 }
 
+// Where an element of a row of `columns` is.
+int64_t place_of(const Job& job, int64_t row, int64_t column, int64_t columns) {
+    if (!job.interleaved) {
+        return row * columns + column;
+    }
+    const int64_t first = row / INTERLEAVED_ROWS * INTERLEAVED_ROWS;
+    return first * columns + column * INTERLEAVED_ROWS + row % INTERLEAVED_ROWS;
+}
+
 void look_up(const Job& job, int64_t n) {
     const int64_t row = row_of(job, n);
     if (row < 0) {
@@ -44,14 +55,15 @@ void look_up(const Job& job, int64_t n) {
     const uint32_t mask = (1u << job.bits) - 1;
     const int64_t words_per_group = job.group_size * job.bits / 32;
     const int64_t groups = job.E / job.group_size;
-    const uint32_t* word = job.weight + row * groups * words_per_group;
     int64_t i = n * job.E;  // of the next number of out
-    for (int64_t g = row * groups; g < (row + 1) * groups; g++) {
-        const float scale = load_element(job.scales, g, job.format);
-        const float bias = load_element(job.biases, g, job.format);
-        for (const uint32_t* const end = word + words_per_group; word < end; word++) {
+    for (int64_t g = 0; g < groups; g++) {
+        const int64_t group = place_of(job, row, g, groups);
+        const float scale = load_element(job.scales, group, job.format);
+        const float bias = load_element(job.biases, group, job.format);
+        for (int64_t w = g * words_per_group; w < (g + 1) * words_per_group; w++) {
+            const uint32_t word = job.weight[place_of(job, row, w, groups * words_per_group)];
             for (int shift = 0; shift < 32; shift += job.bits) {
-                const float q = static_cast<float>(*word >> shift & mask);
+                const float q = static_cast<float>(word >> shift & mask);
                 store_element(job.out, i++, job.format, round_to(q * scale, job.format) + bias);
             }
         }
@@ -67,10 +79,11 @@ void QuantizedEmbedding::eval_cpu(const std::vector<mx::array>& inputs, mx::arra
     }
     const Job job = {
         .N = static_cast<int64_t>(inputs[0].size()),
-        .V = inputs[3].shape(0),
+        .V = matrix_rows(inputs[3]),
         .E = out.shape(-1),
         .group_size = group_size_,
         .bits = bits_,
+        .interleaved = is_interleaved(inputs[3]),
         .format = format_of(out.dtype()),
         .is_signed = inputs[0].dtype() == mx::int32,
         .ids = row_contiguous(inputs[0], stream()).data<uint32_t>(),

@@ -2,6 +2,8 @@
 #include "src/quantized_matmul/quantized_matmul.h"
 
 #include "common/checks.h"
+#include "common/instruction_set.h"
+#include "common/interleaved.h"
 
 namespace tiny_llm_ext {
 
@@ -18,23 +20,28 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
     check(biases.dtype() == scales.dtype(), operation, "expected biases in the dtype of scales, ",
           scales.dtype(), ", got ", biases.dtype());
     check(a.ndim() >= 1, operation, "expected a with at least one dimension, got a scalar");
-    check(b.ndim() == 2, operation, "expected b with 2 dimensions, got shape ", b.shape());
+    check(b.ndim() == 2 || is_interleaved(b), operation,
+          "expected b with 2 dimensions, or 3 if it is interleaved, got shape ", b.shape());
+    check(
+        !is_interleaved(b) || reads_interleaved(), operation,
+        "expected b with 2 dimensions, got shape ", b.shape(),
+        ": interleaved weights are read with AVX-512 or AMX, and this CPU's kernels are those of ",
+        name_of(instruction_set()));
 
     const int I = a.shape(-1);
-    const int O = b.shape(0);
     check(I > 0 && I % group_size == 0, operation, "expected the last dimension of a, ", I,
           ", to be a positive multiple of group_size, ", group_size);
-    const mx::Shape packed = {O, I / 32 * bits};
+    const mx::Shape packed = shape_like(b, I / 32 * bits);
     check(b.shape() == packed, operation, "expected b of shape ", packed, " for a of shape ",
           a.shape(), " and ", bits, " bits, got ", b.shape());
-    const mx::Shape groups = {O, I / group_size};
+    const mx::Shape groups = shape_like(b, I / group_size);
     check(scales.shape() == groups, operation, "expected scales of shape ", groups, ", got ",
           scales.shape());
     check(biases.shape() == groups, operation, "expected biases of shape ", groups, ", got ",
           biases.shape());
 
     auto shape = a.shape();
-    shape.back() = O;
+    shape.back() = matrix_rows(b);
     return shape;
 }
 
@@ -56,7 +63,7 @@ bool QuantizedMatmul::is_equivalent(const mx::Primitive& other) const {
 
 std::vector<mx::Shape> QuantizedMatmul::output_shapes(const std::vector<mx::array>& inputs) {
     auto shape = inputs[2].shape();
-    shape.back() = inputs[3].shape(0);
+    shape.back() = matrix_rows(inputs[3]);
     return {shape};
 }
 

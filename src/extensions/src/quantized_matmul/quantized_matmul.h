@@ -29,10 +29,14 @@ namespace mx = mlx::core;
 /// group_size: 32, 64 or 128. bits: 4 or 8.
 /// a: N..×I, float16 or bfloat16. b: O×(I·bits/32), uint32.
 /// transpose_b: must be true; b is stored output-major.
+/// b, scales and biases may be interleaved (common/interleaved.h) where the CPU reads that.
 /// Returns N..×O in the dtype of a. Throws std::invalid_argument for anything else.
 mx::array quantized_matmul(const mx::array& scales, const mx::array& biases, int group_size,
                            int bits, const mx::array& a, const mx::array& b, bool transpose_b,
                            mx::StreamOrDevice s = {});
+
+/// Whether the CPU's kernels, as chosen now, read interleaved weights.
+bool reads_interleaved();
 
 /// The shape of that, N..×O; throws in the name of `operation` for arguments that are not as above.
 mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,

@@ -36,10 +36,19 @@ struct Panel {
 // O × groups of 16-bit numbers -> groups × PANEL of float32.
 void load_by_group(const Panel& panel, const uint16_t* in, Floats* out) {
     const int64_t groups = panel.layout.groups;
+    const Format format = panel.job->scale_format;
     for (int tile = 0; tile < PANEL_TILES; tile++) {
         const int o = tile * SIDE;
-        widen_columns(in + (panel.first + o) * groups, groups, panel.outputs - o, groups,
-                      panel.job->scale_format, (float*)(out + tile), PANEL);
+        const uint16_t* of_tile = in + (panel.first + o) * groups;
+        if (!panel.job->interleaved) {
+            widen_columns(of_tile, groups, panel.outputs - o, groups, format, (float*)(out + tile),
+                          PANEL);
+            continue;
+        }
+        for (int64_t g = 0; g < groups && o < panel.outputs; g++) {
+            const auto halves = _mm256_loadu_si256((const __m256i*)(of_tile + g * SIDE));
+            out[g * PANEL_TILES + tile] = (Floats)widen(halves, format);
+        }
     }
 }
 
@@ -141,6 +150,7 @@ void run_panel(const Panel& panel, int64_t first_block, int64_t blocks, Weights&
     const Layout& layout = panel.layout;
     const Units& units = panel.units;
     const uint32_t* b = panel.job->b + panel.first * layout.row_bytes / 4;
+    const auto unpack = panel.job->interleaved ? unpack_interleaved : unpack_rows;
     const auto steps = (const float*)(panel.scratch + layout.factors);
     const auto sums = (const float*)(panel.scratch + layout.sums);
     const int64_t step = (layout.parts == 2 ? 1 : layout.blocks) * PLANES * layout.tile_bytes();
@@ -237,7 +247,8 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 
 }  // namespace
 
-const QuantizedMatmulKernel quantized_matmul_tiles = {scratch_bytes, prepare, run};
+const QuantizedMatmulKernel quantized_matmul_tiles = {scratch_bytes, prepare, run,
+                                                      /*reads_interleaved=*/true};
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
 

@@ -69,20 +69,36 @@ struct Weights {
 };
 constexpr int64_t TILE_BYTES = SIDE * VECTOR;
 
+// A word of each of 16 outputs, as bytes: `v` is the vector it comes from, within its unit.
+inline void unpack_word(const Layout& layout, __m512i bytes, int v, int word,
+                        __m512i (&out)[MAX_STEPS][SIDE]) {
+    const __m512i four_bits = _mm512_set1_epi8(15);
+    if (layout.parts == 1) {
+        out[v][word] = bytes;
+        return;
+    }
+    out[0][word] = _mm512_and_si512(bytes, four_bits);
+    out[1][word] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), four_bits);
+}
+
+// How many words of a row its vector number `vector` has.
+inline int words_in(const Layout& layout, int64_t vector) {
+    const int64_t left = (layout.row_bytes - vector * VECTOR) / 4;
+    return left < SIDE ? static_cast<int>(left) : SIDE;
+}
+
 // Unpacks a unit of the `outputs` rows of b that begin at `b`. 64 rows are more places in memory
 // than a processor follows by itself: as many bytes of the next panel are fetched meanwhile, from a
 // few places that go forward. Those it does follow, and runs ahead of; one is not enough for it.
-inline void unpack(const Layout& layout, const Units& units, const uint32_t* b, int64_t unit,
-                   int outputs, Weights& weights) {
-    const __m512i four_bits = _mm512_set1_epi8(15);
+inline void unpack_rows(const Layout& layout, const Units& units, const uint32_t* b, int64_t unit,
+                        int outputs, Weights& weights) {
     const int64_t stride = layout.row_bytes / 4;
     constexpr int STREAMS = 4;
     const char* next_panel = (const char*)b + PANEL * layout.row_bytes;
     const int64_t stream_bytes = PANEL / STREAMS * layout.row_bytes;
     for (int v = 0; v < units.vectors; v++) {
         const int64_t vector = unit * units.vectors + v;
-        const int64_t left = (layout.row_bytes - vector * VECTOR) / 4;
-        const int words = left < SIDE ? static_cast<int>(left) : SIDE;
+        const int words = words_in(layout, vector);
         for (int tile = 0; tile < PANEL_TILES; tile++) {
             const char* ahead = next_panel + (vector * PANEL + tile * SIDE) / STREAMS * VECTOR;
             const uint32_t* in = b + tile * SIDE * stride + vector * SIDE;
@@ -93,16 +109,37 @@ inline void unpack(const Layout& layout, const Units& units, const uint32_t* b, 
             } else {
                 transpose(in, stride, rows, words, columns);
             }
-            __m512i(*out)[SIDE] = weights.words[tile];
             for (int word = 0; word < SIDE; word++) {
                 _mm_prefetch(ahead + word % STREAMS * stream_bytes + word / STREAMS * VECTOR,
                              _MM_HINT_T1);
-                if (layout.parts == 1) {
-                    out[v][word] = columns[word];
-                    continue;
-                }
-                out[0][word] = _mm512_and_si512(columns[word], four_bits);
-                out[1][word] = _mm512_and_si512(_mm512_srli_epi16(columns[word], 4), four_bits);
+                unpack_word(layout, columns[word], v, word, weights.words[tile]);
+            }
+        }
+    }
+    finish_stores();
+}
+
+// The same, of interleaved rows: each tile is read from a place of its own, which goes forward.
+// Words that a row does not have, and outputs that the panel does not have, keep what they were:
+// nobody multiplies the former or stores the latter.
+inline void unpack_interleaved(const Layout& layout, const Units& units, const uint32_t* b,
+                               int64_t unit, int outputs, Weights& weights) {
+    const int64_t tile_bytes = SIDE * layout.row_bytes;
+    constexpr int64_t AHEAD = 32 * VECTOR;  // bytes of a tile's rows
+    const int tiles = outputs / SIDE;
+    for (int v = 0; v < units.vectors; v++) {
+        const int64_t vector = unit * units.vectors + v;
+        const int words = words_in(layout, vector);
+        const char* in = (const char*)b + vector * SIDE * VECTOR;
+        const char* ahead = in + AHEAD;
+        if (vector * SIDE * VECTOR + AHEAD >= tile_bytes) {
+            ahead += (PANEL_TILES - 1) * tile_bytes;
+        }
+        for (int word = 0; word < words; word++) {
+            for (int tile = 0; tile < tiles; tile++) {
+                const int64_t at = tile * tile_bytes + word * VECTOR;
+                _mm_prefetch(ahead + at, _MM_HINT_T0);
+                unpack_word(layout, _mm512_loadu_si512(in + at), v, word, weights.words[tile]);
             }
         }
     }

@@ -87,15 +87,11 @@ void group_direct(const Panel& panel, int64_t first_row, int64_t group, int firs
                   __m512* totals) {
     const __m512i even = panel.tables[0], odd = panel.tables[1];
     const __m512i(*words)[PANELS] = panel.words + first_word;
-    // Two cache lines of each row of the block ahead: 128, one a look-up.
-    static_assert(BLOCK * sizeof(uint32_t) == 2 * 64 && BLOCK * PAIRS == 2 * PANELS * LANES);
-    const char* ahead = (const char*)(panel.ahead + 2 * first_word * panel.layout.words);
-    const int64_t row_bytes = panel.layout.words * 4;
     multiply_group<ROWS, PLANES>(
         panel, first_row, group,
         [&](int word, int p, int c) __attribute__((always_inline)) {
             if (c == 0) {
-                _mm_prefetch(ahead + (2 * word + p / 2) * row_bytes + p % 2 * 64, _MM_HINT_T0);
+                _mm_prefetch(panel.ahead.line(first_word + word, p), _MM_HINT_T0);
             }
             return unpack(words[word][c], p, p % 2 == 0 ? even : odd);
         },
@@ -198,7 +194,8 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 
 }  // namespace
 
-const QuantizedMatmulKernel quantized_matmul_avx512 = {scratch_bytes, prepare, run};
+const QuantizedMatmulKernel quantized_matmul_avx512 = {scratch_bytes, prepare, run,
+                                                       /*reads_interleaved=*/true};
 
 }  // namespace tiny_llm_ext
 

@@ -4,6 +4,7 @@
 // in which it grows does not depend on the number of rows.
 //
 // 1. transpose: a block of 16 rows × 16 words of b becomes 16 vectors of one word from each row.
+//    Interleaved rows are such vectors already.
 // 2. unpack: a 16-bit lane holds four 4-bit numbers. vpermw looks up the bfloat16 number of each
 //    among 32, by the lowest five bits of the lane; the table ignores the fifth, so nothing needs
 //    masking. Four shifts, four look-ups: 128 weights.
@@ -110,6 +111,14 @@ inline __m512i unpack(__m512i words, int p, __m512i table) {
     return _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * p), table);
 }
 
+// Cache lines to fetch while a block is multiplied: one for each look-up of each word.
+struct Ahead {
+    const char* first;
+    int64_t word, pair, odd;  // distances: of words, of pairs of look-ups, of the second of a pair
+
+    const char* line(int w, int p) const { return first + w * word + p / 2 * pair + p % 2 * odd; }
+};
+
 // The state of one call on one panel group: 64 outputs from `first`.
 struct Panel {
     const QuantizedMatmulJob* job;
@@ -120,20 +129,30 @@ struct Panel {
     int outputs;                   // 64, or fewer at the end
     __m512i tables[2];             // of even and of odd look-ups
     __m512i words[BLOCK][PANELS];  // a transposed block of b
-    const uint32_t* ahead;         // the block after the next
+    Ahead ahead;                   // the block after the next
     __m512* scales;                // groups × PANELS
     __m512* biases;                // groups × PANELS
 };
 
-// Where the block after the next one begins. Its 64 rows are 64 places in memory, more than a
-// processor follows by itself, so the direct path asks for its cache lines one by one as it
-// computes: in one burst they would keep everything else waiting, and one block ahead is too late.
-inline const uint32_t* block_ahead(const Panel& panel, int64_t first_word) {
-    const int64_t stride = panel.layout.words;
-    const int64_t ahead = first_word + 2 * BLOCK;
-    return ahead < stride
-               ? panel.job->b + panel.first * stride + ahead
-               : panel.job->b + (panel.first + PANELS * LANES) * stride + (ahead - stride);
+// The block after the next one. Its 64 rows are 64 places in memory, more than a processor follows
+// by itself, so the direct path asks for its cache lines one by one as it computes: in one burst
+// they would keep everything else waiting, and one block ahead is too late. A row of a block is two
+// lines; of interleaved rows, 16 words are one, and each of the panel's vectors comes from a place
+// of its own, which goes forward.
+inline Ahead block_ahead(const Panel& panel, int64_t first_word) {
+    const int64_t stride = panel.layout.words, row_bytes = 4 * stride;
+    int64_t word = first_word + 2 * BLOCK, row = panel.first;
+    if (word >= stride) {
+        word -= stride;
+        row += PANELS * LANES;
+    }
+    const char* rows = (const char*)panel.job->b + row * row_bytes;
+    constexpr int LINE = 64;
+    static_assert(BLOCK * sizeof(uint32_t) == 2 * LINE && BLOCK * PAIRS == 2 * PANELS * LANES);
+    if (panel.job->interleaved) {
+        return {rows + word * LINE, LINE, 2 * LANES * row_bytes, LANES * row_bytes};
+    }
+    return {rows + word * 4, 2 * row_bytes, row_bytes, LINE};
 }
 
 inline void load_block(Panel& panel, int64_t first_word, int count) {
@@ -141,11 +160,21 @@ inline void load_block(Panel& panel, int64_t first_word, int count) {
     panel.ahead = block_ahead(panel, first_word);
     for (int c = 0; c < PANELS; c++) {
         const int rows = panel.outputs - c * LANES;
-        const uint32_t* in = panel.job->b + (panel.first + c * LANES) * stride + first_word;
+        const uint32_t* in = panel.job->b + (panel.first + c * LANES) * stride;
+        if (panel.job->interleaved) {
+            for (int w = 0; w < count && rows > 0; w++) {
+                panel.words[w][c] = _mm512_loadu_si512(in + (first_word + w) * LANES);
+            }
+            continue;
+        }
         for (int w = 0; w < count; w += 16) {
             __m512i column[16];
             const int columns = count - w < 16 ? count - w : 16;
-            transpose(in + w, stride, rows < 0 ? 0 : rows > 16 ? 16 : rows, columns, column);
+            transpose(in + first_word + w, stride,
+                      rows < 0    ? 0
+                      : rows > 16 ? 16
+                                  : rows,
+                      columns, column);
 #pragma GCC unroll 16
             for (int i = 0; i < 16; i++) {
                 panel.words[w + i][c] = column[i];
@@ -157,13 +186,23 @@ inline void load_block(Panel& panel, int64_t first_word, int count) {
 // O × groups of 16-bit numbers -> groups × PANELS vectors of float32.
 inline void load_by_group(const Panel& panel, const uint16_t* in, __m512* out) {
     const int64_t groups = panel.layout.groups;
+    const Format format = panel.job->scale_format;
     const char* next = (const char*)(in + (panel.first + PANELS * LANES) * groups);
     for (int64_t i = 0; i < PANELS * LANES * groups * 2; i += 64) {
         _mm_prefetch(next + i, _MM_HINT_T0);
     }
     for (int c = 0; c < PANELS; c++) {
-        widen_columns(in + (panel.first + c * LANES) * groups, groups, panel.outputs - c * LANES,
-                      groups, panel.job->scale_format, (float*)(out + c), PANELS * LANES);
+        const int outputs = panel.outputs - c * LANES;
+        const uint16_t* of_lanes = in + (panel.first + c * LANES) * groups;
+        if (!panel.job->interleaved) {
+            widen_columns(of_lanes, groups, outputs, groups, format, (float*)(out + c),
+                          PANELS * LANES);
+            continue;
+        }
+        for (int64_t g = 0; g < groups && outputs > 0; g++) {
+            const __m256i halves = _mm256_loadu_si256((const __m256i*)(of_lanes + g * LANES));
+            out[g * PANELS + c] = widen(halves, format);
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 
 #include "common/checks.h"
 #include "common/instruction_set.h"
+#include "common/interleaved.h"
 #include "common/rows.h"
 #include "common/tasks.h"
 #include "mlx/backend/cpu/encoder.h"
@@ -108,7 +109,7 @@ QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, int 
     const int64_t I = a.shape(-1);
     return {
         .M = static_cast<int64_t>(a.size()) / I,
-        .O = b.shape(0),
+        .O = matrix_rows(b),
         .I = I,
         .group_size = group_size,
         .bits = bits,
@@ -119,6 +120,7 @@ QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, int 
         .out = static_cast<uint16_t*>(allocate(out)),
         .scale_format = format_of(scales.dtype()),
         .format = format_of(a.dtype()),
+        .interleaved = is_interleaved(b),
     };
 }
 
@@ -129,6 +131,15 @@ void dispatch(Jobs jobs, mx::Stream stream) {
 }
 
 }  // namespace
+
+bool reads_interleaved() {
+    bool reads = false;
+    // [solution only]
+    const QuantizedMatmulKernel* kernel = kernel_of(instruction_set());
+    reads = kernel != nullptr && kernel->reads_interleaved;
+    // [/solution only]
+    return reads;
+}
 
 void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
     const auto job =

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "common/checks.h"
+#include "common/interleaved.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 
 namespace tiny_llm_ext {
@@ -52,7 +53,7 @@ std::vector<mx::Shape> QuantizedMatmulEach::output_shapes(const std::vector<mx::
     std::vector<mx::Shape> shapes;
     for (size_t b = 3; b < inputs.size(); b += 3) {
         shapes.push_back(inputs[0].shape());
-        shapes.back().back() = inputs[b].shape(0);
+        shapes.back().back() = matrix_rows(inputs[b]);
     }
     return shapes;
 }

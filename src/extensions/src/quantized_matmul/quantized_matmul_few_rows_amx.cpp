@@ -166,6 +166,10 @@ void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, in
 
 void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
          int64_t last_output) {
+    if (job.interleaved) {
+        quantized_matmul_few_rows_interleaved(job, scratch, first_output, last_output);
+        return;
+    }
     const Layout layout = layout_of(job);
     const auto activations = static_cast<const char*>(scratch);
     const int64_t groups = layout.groups, row_quads = layout.vectors * QUADS;
@@ -205,7 +209,8 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 
 }  // namespace
 
-const QuantizedMatmulKernel quantized_matmul_few_rows = {scratch_bytes, prepare, run};
+const QuantizedMatmulKernel quantized_matmul_few_rows = {scratch_bytes, prepare, run,
+                                                         /*reads_interleaved=*/true};
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
 

@@ -242,6 +242,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 
 }  // namespace
 
-const QuantizedMatmulKernel quantized_matmul_fixed_point = {scratch_bytes, prepare, run};
+const QuantizedMatmulKernel quantized_matmul_fixed_point = {scratch_bytes, prepare, run,
+                                                            /*reads_interleaved=*/false};
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA

@@ -22,6 +22,7 @@ struct QuantizedMatmulJob {
     uint16_t* out;           // M × O
     Format scale_format;     // of scales and biases
     Format format;           // of a and out
+    bool interleaved;        // b, scales and biases: see common/interleaved.h
 };
 
 /// The reference: three loops. Computes outputs first_output … last_output − 1 of every row.
@@ -38,6 +39,8 @@ struct QuantizedMatmulKernel {
     /// Computes outputs of every row, from one that is a multiple of QUANTIZED_MATMUL_PANEL.
     void (*run)(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
                 int64_t last_output);
+    /// Whether it reads interleaved weights, too.
+    bool reads_interleaved;
 };
 constexpr int64_t QUANTIZED_MATMUL_PANEL = 64;
 
@@ -48,7 +51,10 @@ extern const QuantizedMatmulKernel quantized_matmul_fixed_point;
 extern const QuantizedMatmulKernel quantized_matmul_avx512;
 namespace amx {
 extern const QuantizedMatmulKernel quantized_matmul_tiles;     // leaves a few rows to the next
-extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // one or two rows of integers
+extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // of integers: one or two
+/// Its `run`, where weights are interleaved.
+void quantized_matmul_few_rows_interleaved(const QuantizedMatmulJob& job, const void* scratch,
+                                           int64_t first_output, int64_t last_output);
 }  // namespace amx
 #elif defined(__aarch64__)
 namespace neon {

@@ -1,0 +1,158 @@
+// quantized_matmul for one or two rows, as quantized_matmul_few_rows_amx.cpp, where the weights are
+// interleaved: a vector of b is a word of 16 outputs, an output in each lane.
+//
+// vpdpbusd adds up the four products of a lane, so every lane is multiplied by the same word of
+// activations, which the instruction spreads over the vector as it reads it. Nothing is folded or
+// transposed: a group of weights is so many vectors, one after the other, and then float32.
+//
+// Four *columns* of 16 outputs are read side by side: memory that is read at four places, each of
+// which goes forward, comes faster than from one (benchmark/LOG.md).
+#include "src/quantized_matmul/quantized_matmul_kernels.h"
+
+#if defined(__AVX512VNNI__)
+
+#include "src/quantized_matmul/byte_planes.h"
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+namespace {
+
+constexpr int MOST_COLUMNS = 4;
+constexpr int WORD = 4;             // bytes
+constexpr int64_t AHEAD = 32 * 64;  // bytes of a column that are fetched before they are used
+
+// What it takes to compute some columns, from output `first` on.
+struct Columns {
+    const QuantizedMatmulJob& job;
+    const Layout& layout;
+    const char* activations;  // see Layout
+    int64_t first;
+
+    int64_t column_bytes() const { return LANES * layout.row_bytes; }
+    const char* b() const { return (const char*)job.b + first * layout.row_bytes; }
+    // 16 scales, or biases, of a group.
+    Floats by_group(const uint16_t* in, int column, int64_t group) const {
+        const uint16_t* at = in + (first + column * LANES) * layout.groups + group * LANES;
+        return (Floats)widen(_mm256_loadu_si256((const __m256i*)at), job.scale_format);
+    }
+};
+
+// sums[row][plane][column] += Σ q·bytes over one word of each column.
+template <int PARTS, int ROWS, int COLUMNS>
+__attribute__((always_inline)) inline void multiply_word(const char* b, int64_t column_bytes,
+                                                         const char* ahead, const char* a,
+                                                         Ints (&sums)[ROWS][PLANES][COLUMNS]) {
+#pragma GCC unroll 4
+    for (int column = 0; column < COLUMNS; column++) {
+        _mm_prefetch(ahead + column * column_bytes, _MM_HINT_T0);
+        const auto bytes = load_bits<Ints>(b + column * column_bytes);
+        Ints weights[PARTS];
+        weights[0] = PARTS == 1 ? bytes : bytes & 0x0f0f0f0f;
+        if constexpr (PARTS == 2) {
+            weights[1] = (bytes >> 4) & 0x0f0f0f0f;
+        }
+#pragma GCC unroll 2
+        for (int part = 0; part < PARTS; part++) {
+#pragma GCC unroll 2
+            for (int plane = 0; plane < PLANES; plane++) {
+#pragma GCC unroll 2
+                for (int row = 0; row < ROWS; row++) {
+                    int32_t four;
+                    memcpy(&four, a + ((part * PLANES + plane) * ROWS + row) * VECTOR, WORD);
+                    Ints& sum = sums[row][plane][column];
+                    sum = (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights[part],
+                                                    _mm512_set1_epi32(four));
+                }
+            }
+        }
+    }
+}
+
+// All groups of some columns, stored.
+template <int PARTS, int ROWS, int COLUMNS>
+void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
+    const Layout& layout = columns.layout;
+    const int64_t column_bytes = columns.column_bytes();
+    const int segment = layout.group_bytes < VECTOR ? layout.group_bytes : VECTOR;
+    auto step = (const float*)(columns.activations + layout.factors);
+    auto sum = (const float*)(columns.activations + layout.sums);
+    for (auto& of_row : totals) {
+        for (Floats& total : of_row) {
+            total = Floats{};
+        }
+    }
+    for (int64_t g = 0; g < layout.groups; g++, step += ROWS, sum += ROWS) {
+        Ints sums[ROWS][PLANES][COLUMNS] = {};
+        for (int s = 0; s < layout.group_bytes; s += segment) {
+            const int64_t byte = g * layout.group_bytes + s;  // of a row
+            const char* a = columns.activations + byte / VECTOR * (PARTS * PLANES * ROWS * VECTOR) +
+                            byte % VECTOR;
+            const char* b = columns.b() + byte * LANES;
+            // Beyond the end of a column is the next, which is being read; then the next columns.
+            const char* ahead = b + AHEAD;
+            if (byte * LANES + AHEAD >= column_bytes) {
+                ahead += (COLUMNS - 1) * column_bytes;
+            }
+            for (int w = 0; w < segment; w += WORD, b += VECTOR, ahead += VECTOR) {
+                multiply_word<PARTS, ROWS, COLUMNS>(b, column_bytes, ahead, a + w, sums);
+            }
+        }
+#pragma GCC unroll 4
+        for (int column = 0; column < COLUMNS; column++) {
+            const Floats scale = columns.by_group(columns.job.scales, column, g);
+            const Floats bias = columns.by_group(columns.job.biases, column, g);
+#pragma GCC unroll 2
+            for (int row = 0; row < ROWS; row++) {
+                const Ints exact = (sums[row][0][column] << 8) + sums[row][1][column];
+                const Floats dot = __builtin_convertvector(exact, Floats);
+                Floats& total = totals[row][column];
+                total = fma(scale * splat(step[row]), dot, total);
+                total = fma(bias, splat(sum[row]), total);
+            }
+        }
+    }
+}
+
+template <int PARTS, int ROWS, int COLUMNS>
+void run_columns(const Columns& columns) {
+    const QuantizedMatmulJob& job = columns.job;
+    Floats totals[ROWS][COLUMNS];
+    multiply_columns<PARTS, ROWS, COLUMNS>(columns, totals);
+    const int together = rows_of_integers(job.format);
+    for (int row = 0; row < ROWS; row += together) {
+        for (int column = 0; column < COLUMNS; column++) {
+            const Floats total = together == 2 ? totals[row][column] + totals[ROWS - 1][column]
+                                               : totals[row][column];
+            store(job.out, row / together * job.O + columns.first + column * LANES, job.format,
+                  total);
+        }
+    }
+}
+
+template <int PARTS, int ROWS>
+void run_rows(const QuantizedMatmulJob& job, const Layout& layout, const char* scratch,
+              int64_t first_output, int64_t last_output) {
+    constexpr int64_t TOGETHER = MOST_COLUMNS * LANES;
+    int64_t o = first_output;
+    for (; o + TOGETHER <= last_output; o += TOGETHER) {
+        run_columns<PARTS, ROWS, MOST_COLUMNS>({job, layout, scratch, o});
+    }
+    for (; o < last_output; o += LANES) {
+        run_columns<PARTS, ROWS, 1>({job, layout, scratch, o});
+    }
+}
+
+}  // namespace
+
+void quantized_matmul_few_rows_interleaved(const QuantizedMatmulJob& job, const void* scratch,
+                                           int64_t first_output, int64_t last_output) {
+    const int rows = static_cast<int>(job.M) * rows_of_integers(job.format);
+    const Layout layout(job, rows);
+    const auto run = rows == 1 ? (layout.parts == 2 ? run_rows<2, 1> : run_rows<1, 1>)
+                               : (layout.parts == 2 ? run_rows<2, 2> : run_rows<1, 2>);
+    run(job, layout, static_cast<const char*>(scratch), first_output, last_output);
+}
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA
+
+#endif  // elsewhere nothing is left of this file
