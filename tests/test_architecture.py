@@ -33,7 +33,7 @@ LAYERS = [
     {"recorded_pages"},
     {"qwen3_week1", "qwen3_week2", "speculative"},
     {"qwen3_week3"},
-    {"generate", "checkpoint", "checkpoint_layout", "chat_template", "detokenizer"},
+    {"generate", "interleaved", "checkpoint", "checkpoint_layout", "chat_template", "detokenizer"},
     {"batch", "checkpoint_model", "tokenizer"},
     {"models"},
     {"engine", "engine.sampling_params", "engine.page_allocator", "engine.events"},

@@ -1,9 +1,10 @@
 """Quantized weights in the order in which the CPU's kernels want to read them.
 
 The kernels for AVX-512 and AMX multiply a word of sixteen outputs at once. In MLX's layout those
-words are sixteen places of memory, a row apart; *interleaved*, sixteen rows are stored word by word,
-and what is multiplied together lies together. Nothing else changes: not a bit of a result, not a
-byte of memory. An array says by its shape which it is: rows are O×W, interleaved (O/16)×W×16.
+words are at sixteen places of memory, a row apart; *interleaved*, sixteen rows are stored word by
+word, and what is multiplied together lies together. Nothing else changes: not a bit of a result,
+not a byte of memory. An array says by its shape which it is: rows are O×W, interleaved
+(O/16)×W×16.
 """
 
 from typing import Any

@@ -39,12 +39,20 @@ def test_answer_and_statistics(capsys, loader):
 
 
 @pytest.mark.parametrize(
-    ("solution", "expected"), [("tiny_llm", "load_weights"), ("mine", "load"), ("mlx", "load")]
+    ("solution", "loader", "expected"),
+    [
+        ("tiny_llm", "week1", ("load_weights", {"interleave": False})),
+        ("tiny_llm", "week2", ("load_weights", {"interleave": True})),
+        ("tiny_llm", "week3", ("load_weights", {"interleave": True})),
+        ("mine", "week2", ("load", {})),
+        ("mlx", "week1", ("load", {})),
+    ],
 )
-def test_only_our_own_code_does_without_mlx_lm_s_model(monkeypatch, solution, expected):
+def test_only_our_own_code_does_without_mlx_lm_s_model(monkeypatch, solution, loader, expected):
     for name in ("load", "load_weights"):
-        monkeypatch.setattr(backend, name, lambda *_, name=name: name)
-    assert backend.load_for(argparse.Namespace(solution=solution), "demo") == expected
+        monkeypatch.setattr(backend, name, lambda *_, name=name, **options: (name, options))
+    args = argparse.Namespace(solution=solution, loader=loader)
+    assert backend.load_for(args, "demo") == expected
 
 
 def test_default_model_is_named_with_the_reason(capsys):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.support import as_numpy, assert_close
 from tiny_llm import kernels
+from tiny_llm.interleaved import interleave
 
 FLOATS = [mx.float32, mx.float16, mx.bfloat16]
 HALVES = [mx.float16, mx.bfloat16]
@@ -129,10 +130,12 @@ def matmul(arguments: Arguments) -> Case:
 
 
 def quantized(arguments: Arguments, dtypes: list[mx.Dtype]) -> tuple[dict[str, Any], np.ndarray]:
-    """Packed words, scales and biases of an O×I matrix, and the matrix."""
+    """Packed words, scales and biases of an O×I matrix, some interleaved, and the matrix."""
     draw = arguments.draw
     bits, group_size = draw(st.sampled_from([4, 8])), draw(st.sampled_from([32, 64, 128]))
     O, groups, dtype = draw(SIZES), draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from(dtypes))
+    interleaved = kernels.reads_interleaved() and draw(st.booleans())
+    O = 16 * O if interleaved else O
     words = arguments.rng.integers(0, 2**32, (O, groups * group_size * bits // 32), np.uint32)
     parts = {
         "words": arguments.laid_out(mx.array(words)),
@@ -145,6 +148,9 @@ def quantized(arguments: Arguments, dtypes: list[mx.Dtype]) -> tuple[dict[str, A
     q = (words[..., None] >> np.arange(0, 32, bits, dtype=np.uint32)) & np.uint32(2**bits - 1)
     q = q.reshape(O, groups, group_size).astype(np.float32)
     w = q * as_numpy(parts["scales"])[..., None] + as_numpy(parts["biases"])[..., None]
+    if interleaved:
+        for name in ("words", "scales", "biases"):
+            parts[name] = interleave(parts[name])
     return parts, w.reshape(O, groups * group_size)
 
 
@@ -157,10 +163,11 @@ def quantized_matmul(arguments: Arguments) -> Case:
 
 def quantized_matmul_each(arguments: Arguments) -> Case:
     kwargs, product = quantized_matmul(arguments)
-    cut = arguments.draw(st.integers(0, product.shape[-1]))
+    rows = 16 if kwargs["b"].ndim == 3 else 1  # in each of the first dimension
+    cut = arguments.draw(st.integers(0, len(kwargs["b"])))
     for name in ("b", "scales", "biases"):
         kwargs[name] = [kwargs[name][:cut], kwargs[name][cut:]]
-    return kwargs, (product[..., :cut], product[..., cut:])
+    return kwargs, (product[..., : rows * cut], product[..., rows * cut :])
 
 
 def argmax(arguments: Arguments) -> Case:

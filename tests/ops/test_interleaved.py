@@ -1,0 +1,185 @@
+"""Interleaved weights: the same bits as by row, from operations and from models."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from benchmark.make_checkpoint import qwen3_config, write_checkpoint
+from tests.support import as_numpy, assert_same_on_any_number_of_threads, random
+from tiny_llm import LLM, Qwen3ModelWeek2, Qwen3ModelWeek3, SamplingParams, kernels, load_weights
+from tiny_llm.interleaved import interleave
+
+HALVES = [mx.bfloat16, mx.float16]
+READERS = [name for name in kernels.extension().instruction_sets() if name in ("avx512", "amx")]
+
+
+@pytest.fixture(params=READERS or [None])
+def reader(request, monkeypatch) -> str:
+    """Runs the test with each instruction set whose kernels read interleaved weights."""
+    if request.param is None:
+        pytest.skip("this machine's kernels read rows")
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", request.param)
+    return request.param
+
+
+def matrix(O, I, bits, group_size, dtype):
+    """(scales, biases, words) by row."""
+    words, scales, biases = mx.quantize(random(O, I, dtype=dtype), group_size, bits)
+    return scales, biases, words
+
+
+def test_sixteen_rows_word_by_word():
+    rows = mx.arange(48 * 3).reshape(48, 3).astype(mx.uint32)
+    expected = np.array(rows).reshape(3, 16, 3).transpose(0, 2, 1)
+    np.testing.assert_array_equal(np.array(interleave(rows)), expected)
+
+
+@pytest.mark.parametrize("M", [0, 1, 2, 3, 7, 16, 33, 193])
+@pytest.mark.parametrize("O", [16, 64, 208])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+@pytest.mark.parametrize(("I", "group_size"), [(160, 32), (192, 64), (1152, 128)])
+def test_products_have_the_same_bits(reader, I, group_size, half, bits, O, M):
+    scales, biases, words = rows = matrix(O, I, bits, group_size, half)
+    a = random(M, I, dtype=half)
+    expected = kernels.quantized_matmul(scales, biases, group_size, bits, a, words)
+    scales, biases, words = map(interleave, rows)
+    actual = kernels.quantized_matmul(scales, biases, group_size, bits, a, words)
+    assert mx.array_equal(actual, expected)
+
+
+def test_not_a_number_stays_in_its_row(reader):
+    scales, biases, words = map(interleave, matrix(80, 256, 4, 64, mx.bfloat16))
+    for M in (2, 5):
+        a = random(M, 256, dtype=mx.bfloat16)
+        clean = kernels.quantized_matmul(scales, biases, 64, 4, a, words)
+        a[1, 70] = float("nan")
+        dirty = as_numpy(kernels.quantized_matmul(scales, biases, 64, 4, a, words))
+        assert np.isnan(dirty[1]).all()
+        rest = np.arange(M) != 1
+        np.testing.assert_array_equal(dirty[rest], as_numpy(clean)[rest])
+
+
+def test_matrices_of_both_kinds_go_together(reader):
+    rows = [matrix(O, 256, 4, 64, mx.bfloat16) for O in (48, 80, 128)]
+    a = random(3, 256, dtype=mx.bfloat16)
+    expected = [kernels.quantized_matmul(s, b, 64, 4, a, words) for s, b, words in rows]
+    mixed = [tuple(map(interleave, rows[0])), rows[1], tuple(map(interleave, rows[2]))]
+    scales, biases, words = (list(parts) for parts in zip(*mixed, strict=True))
+    for actual, wanted in zip(
+        kernels.quantized_matmul_each(scales, biases, 64, 4, a, words), expected, strict=True
+    ):
+        assert mx.array_equal(actual, wanted)
+
+
+def test_threads_do_not_change_a_bit(reader):
+    program = (
+        "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
+        "w = mx.random.normal((1040, 512)).astype(mx.bfloat16);"
+        "a = mx.random.normal((3, 512)).astype(mx.bfloat16);"
+        "q, s, b = (mx.contiguous(x.reshape(65, 16, -1).swapaxes(1, 2))"
+        " for x in mx.quantize(w, group_size=64, bits=4));"
+        "y = [t.quantized_matmul(s, b, 64, 4, a[:M], q, stream=mx.cpu) for M in (1, 3)];"
+        "y = mx.concatenate(y).astype(mx.float32);"
+        "print(t.num_threads(), hash(np.array(y).tobytes()))"
+    )
+    assert_same_on_any_number_of_threads(program)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_of_a_table_have_the_same_bits(instruction_set, dtype, bits):
+    scales, biases, words = rows = matrix(208, 192, bits, 64, dtype)
+    ids = mx.array([[0, 15, 16, 207], [-1, -208, 208, 99]])
+    expected = as_numpy(kernels.quantized_embedding(ids, scales, biases, 64, bits, words))
+    scales, biases, words = map(interleave, rows)
+    actual = kernels.quantized_embedding(ids, scales, biases, 64, bits, words)
+    np.testing.assert_array_equal(as_numpy(actual), expected)
+
+
+def test_kernels_for_rows_say_that_they_are(monkeypatch):
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
+    assert not kernels.reads_interleaved()
+    scales, biases, words = map(interleave, matrix(64, 128, 4, 64, mx.bfloat16))
+    with pytest.raises(ValueError, match="read with AVX-512 or AMX, and .* those of portable"):
+        kernels.quantized_matmul(scales, biases, 64, 4, random(1, 128, dtype=mx.bfloat16), words)
+
+
+def test_errors_name_the_argument(reader):
+    rows = matrix(64, 128, 4, 64, mx.bfloat16)
+    scales, biases, words = map(interleave, rows)
+    a = random(1, 128, dtype=mx.bfloat16)
+    halves = words.reshape(8, 8, 16).swapaxes(1, 2)
+    with pytest.raises(ValueError, match=r"expected b of shape \(8,16,16\).* got \(8,16,8\)"):
+        kernels.quantized_matmul(scales, biases, 64, 4, a, halves)
+    with pytest.raises(ValueError, match=r"expected scales of shape \(4,2,16\), got \(64,2\)"):
+        kernels.quantized_matmul(rows[0], biases, 64, 4, a, words)
+    with pytest.raises(ValueError, match=r"expected scales of shape \(64,2\), got \(4,2,16\)"):
+        kernels.quantized_matmul(scales, biases, 64, 4, a, rows[2])
+    with pytest.raises(ValueError, match=r"expected 16 interleaved rows, got .* \(8,16,8\)"):
+        kernels.quantized_embedding(mx.array([1]), scales, biases, 64, 4, halves)
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> str:
+    """A model with a head of its own, and with a vocabulary that is no multiple of 16."""
+    folder = tmp_path_factory.mktemp("untied")
+    config = qwen3_config(128, 2, 256, 4, 2, False, head_dim=64, vocab_size=4605)
+    write_checkpoint(folder, config, bits=4, group_size=64)
+    return str(folder)
+
+
+@pytest.fixture(params=["demo", "untied"])
+def model_name(request, checkpoint) -> str:
+    return "demo" if request.param == "demo" else checkpoint
+
+
+def quantized_layers(mlx_model):
+    return [layer for layer in mlx_model.modules() if "scales" in layer]
+
+
+def test_loading_interleaves_what_it_can(reader, model_name):
+    rows, _ = load_weights(model_name)
+    interleaved, _ = load_weights(model_name, interleave=True)
+    for before, after in zip(quantized_layers(rows), quantized_layers(interleaved), strict=True):
+        for part in ("weight", "scales", "biases"):
+            expected = before[part]
+            if before.weight.shape[0] % 16 == 0:
+                expected = interleave(expected)
+            assert mx.array_equal(after[part], expected)
+
+
+def test_loading_leaves_rows_where_kernels_want_them(monkeypatch):
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
+    interleaved, _ = load_weights("demo", interleave=True)
+    assert {layer.weight.ndim for layer in quantized_layers(interleaved)} == {2}
+
+
+def test_logits_have_the_same_bits(reader, model_name):
+    logits = []
+    for interleave_weights in (False, True):
+        mlx_model, _ = load_weights(model_name, interleave=interleave_weights)
+        for model in (
+            Qwen3ModelWeek2(mlx_model, enable_flash_attn=True),
+            Qwen3ModelWeek3(mlx_model),
+        ):
+            cache = model.create_kv_cache()
+            steps = [model(mx.array([[5, 4, 3, 2, 1]]), 0, cache)]
+            steps += [model(mx.array([[7]]), offset, cache) for offset in (5, 6)]
+            logits.append(mx.concatenate(steps, axis=1))
+    assert mx.array_equal(logits[0], logits[2])
+    assert mx.array_equal(logits[1], logits[3])
+
+
+def test_the_engine_s_tokens_are_the_same():
+    params = SamplingParams(max_tokens=12, temperature=0.8, seed=3)
+    prompts = ["The harbour", "A letter to the city council", "1, 2, 3"]
+    by_row = LLM(load_weights("demo"), kv_cache_bytes=2**24)
+    by_name = LLM("demo", kv_cache_bytes=2**24)
+    answers = [
+        [answer.outputs[0].token_ids for answer in llm.generate(prompts, params)]
+        for llm in (by_row, by_name)
+    ]
+    assert answers[0] == answers[1]
