@@ -50,14 +50,12 @@ void copy_head(const Tokens& from, const Tokens& to, int64_t b, int64_t h, int64
     }
 }
 
-// Copies all heads of every sequence for whose tokens there is room at its offset; null offsets are
-// zeros.
+// Copies all heads of every sequence for whose tokens there is room at its offset.
 void copy(const Tokens& from, const Tokens& to, const int32_t* offsets) {
     const auto copy_one = [&](int64_t head) {
         const int64_t b = head / from.H;
-        const int64_t offset = offsets == nullptr ? 0 : offsets[b];
-        if (offset >= 0 && offset + from.L <= to.L) {
-            copy_head(from, to, b, head % from.H, offset);
+        if (offsets[b] >= 0 && offsets[b] + from.L <= to.L) {
+            copy_head(from, to, b, head % from.H, offsets[b]);
         }
     };
     const int64_t heads = from.B * from.H;
@@ -76,22 +74,11 @@ void CacheWrite::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) 
     const auto& buffer = inputs[0];
     const auto& tokens = inputs[1];
     const mx::array offsets = row_contiguous(inputs[2], stream());
-    const bool in_place = may_overwrite(buffer);
-    if (in_place) {
-        out.copy_shared_buffer(buffer);
-    } else {
-        allocate(out);
+    out.copy_shared_buffer(may_overwrite(buffer) ? buffer : copy_of(buffer, stream()));
+    if (out.size() > 0) {
+        add_task(stream(), [from = tokens_of(tokens), to = tokens_of(out),
+                            offsets = offsets.data<int32_t>()] { copy(from, to, offsets); });
     }
-    if (out.size() == 0) {
-        return;
-    }
-    add_task(stream(), [old = tokens_of(buffer), added = tokens_of(tokens), to = tokens_of(out),
-                        in_place, offsets = offsets.data<int32_t>()] {
-        if (!in_place) {
-            copy(old, to, nullptr);
-        }
-        copy(added, to, offsets);
-    });
 }
 
 }  // namespace tiny_llm_ext

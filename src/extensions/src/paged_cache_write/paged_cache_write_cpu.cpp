@@ -43,10 +43,7 @@ void write_token(const Write& write, int64_t b, int64_t l) {
     }
 }
 
-void run(const Write& write, const char* old, int64_t bytes) {
-    if (old != nullptr) {
-        std::memcpy(write.pages, old, bytes);
-    }
+void run(const Write& write) {
     for_rows(write.B * write.L, write.H * write.D, [&](int64_t first, int64_t last) {
         for (int64_t token = first; token < last; token++) {
             write_token(write, token / write.L, token % write.L);
@@ -59,13 +56,8 @@ void run(const Write& write, const char* old, int64_t bytes) {
 void PagedCacheWrite::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
     const auto& tokens = inputs[1];
     const mx::array slots = row_contiguous(inputs[2], stream());
-    const bool in_place = may_overwrite(inputs[0]);
-    const mx::array pages = in_place ? inputs[0] : row_contiguous(inputs[0], stream());
-    if (in_place) {
-        out.copy_shared_buffer(pages);
-    } else {
-        allocate(out);
-    }
+    const auto& pages = inputs[0];
+    out.copy_shared_buffer(may_overwrite(pages) ? pages : copy_of(pages, stream()));
     if (out.size() == 0) {
         return;
     }
@@ -86,9 +78,7 @@ void PagedCacheWrite::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
     for (int i = 0; i < 4; i++) {
         write.strides[i] = tokens.strides(i) * item;
     }
-    const char* old = in_place ? nullptr : pages.data<char>();
-    add_task(stream(),
-             [write, old, bytes = static_cast<int64_t>(out.nbytes())] { run(write, old, bytes); });
+    add_task(stream(), [write] { run(write); });
 }
 
 }  // namespace tiny_llm_ext
