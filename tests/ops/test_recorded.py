@@ -504,7 +504,6 @@ def test_only_the_buffer_is_asked_for():
     x, buffer = step()
     expected = plain_write(x, plain_write(x, buffer, 3)[1], 9)[1]
     mx.eval(expected, recorded(x, buffer, mx.array([0], mx.int32)))
-    mx.eval(recorded(x, buffer, mx.array([0], mx.int32)))
     state = {"buffer": buffer + 0}
     mx.eval(state)
     for place in (3, 9):
@@ -633,7 +632,6 @@ def test_a_model_has_the_bits_of_its_plain_layers(make, run, dtype, is_quantized
 @pytest.mark.parametrize(("make", "run"), RUNS)
 def test_a_model_s_layers_are_one_node(make, run):
     model = make(quantized())
-    run(model)
     run(model)
     layers, nodes = model._run_layers_from, []
 
