@@ -223,9 +223,8 @@ def _evaluate(model: Any, console: Console, show: bool, interleave: bool) -> Non
 
     The largest, the table of tokens, comes first: while it is interleaved it is there twice.
     """
-    parts = [model.model.embed_tokens, *model.layers]
-    if "lm_head" in model:
-        parts.append(model.lm_head)
+    table = getattr(getattr(model, "model", None), "embed_tokens", None)
+    parts = [part for part in (table, *model.layers, model.get("lm_head")) if part is not None]
     with Progress(console=console, transient=True, disable=not show) as progress:
         for part in progress.track(parts, description="loading"):
             if interleave:

@@ -24,7 +24,15 @@ def dequantize_linear(mlx_layer: Any) -> mx.array:
 
     Returns:
         O×I: in the dtype of the scales if the layer is quantized, else the layer's own weight.
+
+    Raises:
+        ValueError: the layer's weights are interleaved, for kernels that multiply them as they are.
     """
+    if mlx_layer.weight.ndim != 2:
+        raise ValueError(
+            "dequantize_linear: expected weights by row, got interleaved ones; load them with "
+            "interleave=False."
+        )
     # [task 1.5.3 dequantize]
     if "scales" not in mlx_layer:
         return mlx_layer.weight
@@ -48,7 +56,7 @@ class QuantizedWeights:
         biases: O×(I/group_size).
         group_size: how many neighbours in a row share a scale and a bias.
         bits: of a stored integer.
-        weight: O×(I·bits/32), uint32.
+        weight: O×(I·bits/32), uint32. The three arrays may be interleaved (`tiny_llm.interleaved`).
     """
 
     scales: mx.array

@@ -6,7 +6,15 @@ import pytest
 
 from benchmark.make_checkpoint import qwen3_config, write_checkpoint
 from tests.support import as_numpy, assert_same_on_any_number_of_threads, random
-from tiny_llm import LLM, Qwen3ModelWeek2, Qwen3ModelWeek3, SamplingParams, kernels, load_weights
+from tiny_llm import (
+    LLM,
+    Qwen3ModelWeek1,
+    Qwen3ModelWeek2,
+    Qwen3ModelWeek3,
+    SamplingParams,
+    kernels,
+    load_weights,
+)
 from tiny_llm.interleaved import interleave
 
 HALVES = [mx.bfloat16, mx.float16]
@@ -155,6 +163,12 @@ def test_loading_leaves_rows_where_kernels_want_them(monkeypatch):
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
     interleaved, _ = load_weights("demo", interleave=True)
     assert {layer.weight.ndim for layer in quantized_layers(interleaved)} == {2}
+
+
+def test_week_1_wants_rows(reader):
+    interleaved, _ = load_weights("demo", interleave=True)
+    with pytest.raises(ValueError, match="load them with interleave=False"):
+        Qwen3ModelWeek1(interleaved)
 
 
 def test_logits_have_the_same_bits(reader, model_name):
