@@ -17,8 +17,14 @@ ROWS = 16
 
 
 def interleave(matrix: mx.array) -> mx.array:
-    """O×W -> (O/16)×W×16, for words as for scales and biases; O must be a multiple of 16."""
+    """O×W -> (O/16)×W×16, for words as for scales and biases.
+
+    Raises:
+        ValueError: O is no multiple of 16.
+    """
     O, W = matrix.shape
+    if O % ROWS != 0:
+        raise ValueError(f"interleave: expected a multiple of {ROWS} rows, got {O}.")
     return mx.contiguous(matrix.reshape(O // ROWS, ROWS, W).swapaxes(1, 2))
 
 

@@ -42,6 +42,11 @@ def test_sixteen_rows_word_by_word():
     np.testing.assert_array_equal(np.array(interleave(rows)), expected)
 
 
+def test_rows_come_in_sixteens():
+    with pytest.raises(ValueError, match="expected a multiple of 16 rows, got 40"):
+        interleave(mx.zeros((40, 3)))
+
+
 @pytest.mark.parametrize("M", [0, 1, 2, 3, 7, 16, 33, 193])
 @pytest.mark.parametrize("O", [16, 64, 208])
 @pytest.mark.parametrize("bits", [4, 8])

@@ -18,6 +18,11 @@ inline __m512 widen(__m256i x, Format format) {
                : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
 
+// 16 neighbours of 16-bit numbers, as float32.
+inline __m512 load_halves(const uint16_t* in, Format format) {
+    return widen(_mm256_loadu_si256((const __m256i*)in), format);
+}
+
 // Turns 16 float16 numbers, as float32, into two bfloat16 numbers each: 11 significant bits are 8
 // and 3, and nothing is rounded.
 inline void split(__m512 x, __m256i* high, __m256i* low) {

@@ -46,8 +46,7 @@ void load_by_group(const Panel& panel, const uint16_t* in, Floats* out) {
             continue;
         }
         for (int64_t g = 0; g < groups && o < panel.outputs; g++) {
-            const auto halves = _mm256_loadu_si256((const __m256i*)(of_tile + g * SIDE));
-            out[g * PANEL_TILES + tile] = (Floats)widen(halves, format);
+            out[g * PANEL_TILES + tile] = (Floats)load_halves(of_tile + g * SIDE, format);
         }
     }
 }

@@ -159,7 +159,8 @@ inline void load_block(Panel& panel, int64_t first_word, int count) {
     const int64_t stride = panel.layout.words;
     panel.ahead = block_ahead(panel, first_word);
     for (int c = 0; c < PANELS; c++) {
-        const int rows = panel.outputs - c * LANES;
+        const int left = panel.outputs - c * LANES;
+        const int rows = left < 0 ? 0 : left < LANES ? left : LANES;
         const uint32_t* in = panel.job->b + (panel.first + c * LANES) * stride;
         if (panel.job->interleaved) {
             for (int w = 0; w < count && rows > 0; w++) {
@@ -170,11 +171,7 @@ inline void load_block(Panel& panel, int64_t first_word, int count) {
         for (int w = 0; w < count; w += 16) {
             __m512i column[16];
             const int columns = count - w < 16 ? count - w : 16;
-            transpose(in + first_word + w, stride,
-                      rows < 0    ? 0
-                      : rows > 16 ? 16
-                                  : rows,
-                      columns, column);
+            transpose(in + first_word + w, stride, rows, columns, column);
 #pragma GCC unroll 16
             for (int i = 0; i < 16; i++) {
                 panel.words[w + i][c] = column[i];
@@ -200,8 +197,7 @@ inline void load_by_group(const Panel& panel, const uint16_t* in, __m512* out) {
             continue;
         }
         for (int64_t g = 0; g < groups && outputs > 0; g++) {
-            const __m256i halves = _mm256_loadu_si256((const __m256i*)(of_lanes + g * LANES));
-            out[g * PANELS + c] = widen(halves, format);
+            out[g * PANELS + c] = load_halves(of_lanes + g * LANES, format);
         }
     }
 }

@@ -33,7 +33,7 @@ struct Columns {
     // 16 scales, or biases, of a group.
     Floats by_group(const uint16_t* in, int column, int64_t group) const {
         const uint16_t* at = in + (first + column * LANES) * layout.groups + group * LANES;
-        return (Floats)widen(_mm256_loadu_si256((const __m256i*)at), job.scale_format);
+        return (Floats)load_halves(at, job.scale_format);
     }
 };
 
@@ -68,7 +68,7 @@ __attribute__((always_inline)) inline void multiply_word(const char* b, int64_t 
     }
 }
 
-// All groups of some columns, stored.
+// The sums of some columns over all groups.
 template <int PARTS, int ROWS, int COLUMNS>
 void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
     const Layout& layout = columns.layout;
@@ -113,6 +113,7 @@ void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
     }
 }
 
+// The outputs of some columns.
 template <int PARTS, int ROWS, int COLUMNS>
 void run_columns(const Columns& columns) {
     const QuantizedMatmulJob& job = columns.job;
