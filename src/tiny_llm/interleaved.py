@@ -29,10 +29,11 @@ def interleave(matrix: mx.array) -> mx.array:
 
 
 def interleave_layers(part: Any) -> None:
-    """Interleaves the quantized layers of an `mlx.nn` module that our kernels read, lazily.
+    """Interleaves the quantized layers of an `mlx.nn` module that our kernels read.
 
     They can be looked up and multiplied by the extension afterwards, and by nothing else. Others
-    stay as they are, and so does everything where the kernels want rows.
+    stay as they are, and so does everything where the kernels want rows. One array after the other
+    is computed: of weights that are still to be read from a file, only one is in memory twice.
     """
     if not kernels.reads_interleaved():
         return
@@ -44,3 +45,4 @@ def interleave_layers(part: Any) -> None:
         ):
             for name in ("weight", "scales", "biases"):
                 setattr(layer, name, interleave(getattr(layer, name)))
+                mx.eval(getattr(layer, name))

@@ -221,16 +221,17 @@ def _read(folder: Path) -> tuple[Any, Any]:
 def _evaluate(model: Any, console: Console, show: bool, interleave: bool) -> None:
     """Reads the weights, which are lazy so far, part by part with a progress bar.
 
-    The largest, the table of tokens, comes first: while it is interleaved it is there twice.
+    The largest come first, the table of tokens and the head: what is interleaved is there twice.
     """
-    table = getattr(getattr(model, "model", None), "embed_tokens", None)
-    parts = [part for part in (table, *model.layers, model.get("lm_head")) if part is not None]
+    table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
+    parts = [part for part in (table, head, *model.layers) if part is not None]
     with Progress(console=console, transient=True, disable=not show) as progress:
         for part in progress.track(parts, description="loading"):
             if interleave:
                 interleave_layers(part)
             mx.eval(part.parameters())
     mx.eval(model.parameters())
+    mx.clear_cache()  # interleaved rows leave memory of sizes that nothing else has
 
 
 def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:

@@ -3,6 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 from benchmark.make_checkpoint import qwen3_config, write_checkpoint
 from tests.support import as_numpy, assert_same_on_any_number_of_threads, random
@@ -162,6 +163,16 @@ def test_loading_interleaves_what_it_can(reader, model_name):
             if before.weight.shape[0] % 16 == 0:
                 expected = interleave(expected)
             assert mx.array_equal(after[part], expected)
+
+
+def test_one_array_at_a_time_is_there_twice(reader):
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    weights, _ = load_weights("demo", interleave=True)
+    arrays = [x for _, x in tree_flatten(weights.parameters())]
+    total, largest = sum(x.nbytes for x in arrays), max(x.nbytes for x in arrays)
+    assert mx.get_active_memory() - before < 1.02 * total
+    assert mx.get_peak_memory() - before < 1.02 * (total + largest / 2), "the largest come first"
 
 
 def test_loading_leaves_rows_where_kernels_want_them(monkeypatch):
