@@ -110,6 +110,9 @@ double read_rate(int threads, double seconds, size_t bytes) {
 
 // --- Arithmetic: enough independent sums that none waits for its predecessor
 // -----------------------
+//
+// Each sum begins with a `sink` of its own: a compiler that saw them begin alike would compute one
+// of them, and the others would count without having been computed.
 
 constexpr int kRounds = 20'000;
 
@@ -128,7 +131,10 @@ constexpr int kSums = 12;  // with two constants these fill AVX2's registers
 typedef float Floats __attribute__((vector_size(kVectorBytes)));
 
 double f32_fma(int) {
-    Floats sums[kSums] = {};
+    Floats sums[kSums];
+    for (Floats& sum : sums) {
+        sum = Floats{} + sink;
+    }
     const Floats factor = Floats{} + 0.5f, addend = Floats{} + static_cast<float>(sink != 0);
     for (int i = 0; i < kRounds; ++i) {
 #pragma GCC unroll 16
@@ -144,7 +150,10 @@ double f32_fma(int) {
 
 #if defined(__AVX512BF16__)
 double bf16_dot(int) {
-    __m512 sums[kSums] = {};
+    __m512 sums[kSums];
+    for (__m512& sum : sums) {
+        sum = _mm512_set1_ps(sink);
+    }
     const __m512bh a = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(sink)));
     for (int i = 0; i < kRounds; ++i) {
 #pragma GCC unroll 16
@@ -159,7 +168,10 @@ double bf16_dot(int) {
 }
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 double bf16_dot(int) {
-    float32x4_t sums[kSums] = {};
+    float32x4_t sums[kSums];
+    for (float32x4_t& sum : sums) {
+        sum = vdupq_n_f32(sink);
+    }
     const bfloat16x8_t a = vreinterpretq_bf16_f32(vdupq_n_f32(sink));
     for (int i = 0; i < kRounds; ++i) {
 #pragma GCC unroll 16
