@@ -2,9 +2,10 @@
 // once.
 //
 // The instruction vdpbf16ps multiplies 32 pairs of bfloat16 numbers and adds neighbours into 16
-// float32 sums, one a lane, in the order of the pairs: the same for one row as for a thousand. Few
-// rows unpack the weights as they go; many rows share a group that is unpacked once into L1.
-// quantized_matmul_avx512_panel.h says how weights and activations get into registers.
+// float32 sums, one a lane, in the order of the pairs: the same for one row as for a thousand. Up
+// to six rows share weights that are unpacked as they are multiplied, in registers: the
+// instructions that unpack run beside those that multiply, and more rows unpack the same weights
+// again. quantized_matmul_avx512_panel.h says how weights and activations get into registers.
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 #if defined(__AVX512BF16__)
@@ -15,32 +16,31 @@ namespace tiny_llm_ext {
 
 namespace {
 
-constexpr int MAX_ROWS = 6;         // rows × panels accumulators fit in the registers
-constexpr int DIRECT_ROWS = 4;      // up to here, unpacking as we go is cheaper
+constexpr int64_t MAX_ROWS = 6;     // rows × panels accumulators fit in the registers
 constexpr int64_t ROW_BLOCK = 192;  // rows whose activations and sums stay in the L2 cache
 
 // totals[r][c] += scale · sums of the group + bias · Σ a
-template <int ROWS>
-inline void add_group(const Panel& panel, int64_t first_row, int64_t group,
+template <int ROWS, typename Weights>
+inline void add_group(const Panel& panel, const Weights& weights, int64_t first_row, int64_t group,
                       const __m512 (&products)[ROWS][PANELS], __m512* totals) {
-#pragma GCC unroll 6
-    for (int r = 0; r < ROWS; r++) {
-        const __m512 sum =
-            _mm512_set1_ps(panel.sums[(first_row + r) * panel.layout.groups + group]);
 #pragma GCC unroll 4
-        for (int c = 0; c < PANELS; c++) {
-            __m512 total = totals[r * PANELS + c];
-            total = _mm512_fmadd_ps(products[r][c], panel.scales[group * PANELS + c], total);
-            totals[r * PANELS + c] = _mm512_fmadd_ps(sum, panel.biases[group * PANELS + c], total);
+    for (int c = 0; c < PANELS; c++) {
+        const __m512 scale = weights.scale(group, c), bias = weights.bias(group, c);
+#pragma GCC unroll 6
+        for (int r = 0; r < ROWS; r++) {
+            const __m512 sum =
+                _mm512_set1_ps(panel.sums[(first_row + r) * panel.layout.groups + group]);
+            const __m512 total = _mm512_fmadd_ps(products[r][c], scale, totals[r * PANELS + c]);
+            totals[r * PANELS + c] = _mm512_fmadd_ps(sum, bias, total);
         }
     }
 }
 
-// One group of ROWS rows. `weights(word, p, c)` gives the vector of look-up p of a word of the
-// group.
+// One group of ROWS rows.
 template <int ROWS, int PLANES, typename Weights>
-inline void multiply_group(const Panel& panel, int64_t first_row, int64_t group,
-                           const Weights& weights, __m512* totals) {
+__attribute__((noinline)) void multiply_group(const Panel& panel, const Weights& weights,
+                                              int64_t first_row, int64_t group, __m512* totals) {
+    const __m512i even = panel.tables[0], odd = panel.tables[1];
     const int words = panel.layout.words_per_group;
     const int64_t stride = panel.layout.row_vectors * LANES;
     const uint32_t* a = (const uint32_t*)(panel.activations) + first_row * stride +
@@ -53,13 +53,15 @@ inline void multiply_group(const Panel& panel, int64_t first_row, int64_t group,
             products[r][c] = _mm512_setzero_ps();
         }
     }
-    for (int word = 0; word < words; word++, a += PAIRS) {
+    for (int w = 0; w < words; w++, a += PAIRS) {
 #pragma GCC unroll 4
         for (int p = 0; p < PAIRS; p++) {
-            __m512bh w[PANELS];
+            weights.fetch(group * words + w, p);
+            __m512bh pairs[PANELS];
 #pragma GCC unroll 4
             for (int c = 0; c < PANELS; c++) {
-                w[c] = (__m512bh)weights(word, p, c);
+                pairs[c] = (__m512bh)unpack(weights.word(group * words + w, c), p,
+                                            p % 2 == 0 ? even : odd);
             }
 #pragma GCC unroll 2
             for (int plane = 0; plane < PLANES; plane++) {
@@ -69,44 +71,16 @@ inline void multiply_group(const Panel& panel, int64_t first_row, int64_t group,
                         static_cast<int>(a[r * stride + p + plane * LANES]));
 #pragma GCC unroll 4
                     for (int c = 0; c < PANELS; c++) {
-                        products[r][c] = _mm512_dpbf16_ps(products[r][c], x, w[c]);
+                        products[r][c] = _mm512_dpbf16_ps(products[r][c], x, pairs[c]);
                     }
                 }
             }
         }
-        if (PLANES == 2 && word % TILE == TILE - 1) {
+        if (PLANES == 2 && w % TILE == TILE - 1) {
             a += LANES;  // the second plane's vector was read beside the first's
         }
     }
-    add_group<ROWS>(panel, first_row, group, products, totals);
-}
-
-// Few rows: the weights unpack as they are used.
-template <int ROWS, int PLANES>
-void group_direct(const Panel& panel, int64_t first_row, int64_t group, int first_word,
-                  __m512* totals) {
-    const __m512i even = panel.tables[0], odd = panel.tables[1];
-    const __m512i(*words)[PANELS] = panel.words + first_word;
-    multiply_group<ROWS, PLANES>(
-        panel, first_row, group,
-        [&](int word, int p, int c) __attribute__((always_inline)) {
-            if (c == 0) {
-                _mm_prefetch(panel.ahead.line(first_word + word, p), _MM_HINT_T0);
-            }
-            return unpack(words[word][c], p, p % 2 == 0 ? even : odd);
-        },
-        totals);
-}
-
-// Many rows: they share weights that were unpacked before.
-template <int ROWS, int PLANES>
-void group_unpacked(const Panel& panel, int64_t first_row, int64_t group, const __m512i* unpacked,
-                    __m512* totals) {
-    multiply_group<ROWS, PLANES>(
-        panel, first_row, group,
-        [&](int word, int p, int c)
-            __attribute__((always_inline)) { return unpacked[(word * PAIRS + p) * PANELS + c]; },
-        totals);
+    add_group(panel, weights, first_row, group, products, totals);
 }
 
 // Calls f.operator()<rows>(): loops over rows unroll for a number that the compiler knows.
@@ -119,47 +93,39 @@ inline void with_rows(int64_t rows, const Function& f) {
     }
 }
 
-template <int PLANES>
-void many_rows(const Panel& panel, int64_t rows, int64_t first_row, int64_t group, int word,
-               __m512* totals) {
-    __m512i unpacked[BLOCK * PAIRS * PANELS];
-    for (int w = 0; w < panel.layout.words_per_group; w++) {
-#pragma GCC unroll 4
-        for (int p = 0; p < PAIRS; p++) {
-#pragma GCC unroll 4
-            for (int c = 0; c < PANELS; c++) {
-                unpacked[(w * PAIRS + p) * PANELS + c] =
-                    unpack(panel.words[word + w][c], p, panel.tables[p % 2]);
+// Groups first_group … last_group − 1 of `rows` rows, in portions of nearly the same size.
+template <int PLANES, typename Weights>
+void multiply(const Panel& panel, const Weights& weights, int64_t first_row, int64_t rows,
+              int64_t first_group, int64_t last_group, __m512* totals) {
+    const int64_t portions = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    for (int64_t i = 0; i < portions; i++) {
+        const int64_t row = rows * i / portions;
+        with_rows<MAX_ROWS>(rows * (i + 1) / portions - row, [&]<int ROWS>() {
+            for (int64_t group = first_group; group < last_group; group++) {
+                multiply_group<ROWS, PLANES>(panel, weights, first_row + row, group,
+                                             totals + row * PANELS);
             }
-        }
-    }
-    for (int64_t r = 0; r < rows; r += MAX_ROWS) {
-        with_rows<MAX_ROWS>(rows - r < MAX_ROWS ? rows - r : MAX_ROWS, [&]<int ROWS>() {
-            group_unpacked<ROWS, PLANES>(panel, first_row + r, group, unpacked,
-                                         totals + r * PANELS);
         });
     }
 }
 
+// Rows first_row … of a panel.
 template <int PLANES>
-void run_panel(Panel& panel, int64_t first_row, int64_t rows, __m512* totals) {
+void run_panel(const Panel& panel, Transposed& transposed, int64_t first_row, int64_t rows,
+               __m512* totals) {
     const Layout& layout = panel.layout;
     for (int64_t i = 0; i < rows * PANELS; i++) {
         totals[i] = _mm512_setzero_ps();
     }
-    for (int64_t word = 0; word < layout.words; word += BLOCK) {
-        const int count =
-            layout.words - word < BLOCK ? static_cast<int>(layout.words - word) : BLOCK;
-        load_block(panel, word, count);
-        for (int w = 0; w < count; w += layout.words_per_group) {
-            const int64_t group = (word + w) / layout.words_per_group;
-            if (rows > DIRECT_ROWS) {
-                many_rows<PLANES>(panel, rows, first_row, group, w, totals);
-                continue;
-            }
-            with_rows<DIRECT_ROWS>(rows, [&]<int ROWS>() {
-                group_direct<ROWS, PLANES>(panel, first_row, group, w, totals);
-            });
+    if (panel.job->interleaved && panel.outputs == PANELS * LANES) {
+        multiply<PLANES>(panel, InPlace(panel), first_row, rows, 0, layout.groups, totals);
+    } else {
+        transposed.load_factors(panel);
+        for (int64_t word = 0; word < layout.words; word += BLOCK) {
+            const int64_t end = layout.words - word < BLOCK ? layout.words : word + BLOCK;
+            transposed.load_words(panel, word, static_cast<int>(end - word));
+            multiply<PLANES>(panel, transposed, first_row, rows, word / layout.words_per_group,
+                             end / layout.words_per_group, totals);
         }
     }
     for (int64_t r = 0; r < rows; r++) {
@@ -178,18 +144,27 @@ void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, in
 
 void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
          int64_t last_output) {
+    Panel panel;
+    panel.job = &job;
+    panel.layout = layout_of(job);
+    panel.activations = static_cast<const __m512i*>(scratch);
+    panel.sums = static_cast<const float*>(scratch) + panel.layout.sums_offset;
+    make_tables(job.bits, panel.tables);
     const int64_t row_block = job.M < ROW_BLOCK ? job.M : ROW_BLOCK;
-    for_each_panel(job, layout_of(job), scratch, row_block, first_output, last_output,
-                   [&](Panel& panel, __m512* totals) {
-                       for (int64_t row = 0; row < job.M; row += row_block) {
-                           const int64_t rows = job.M - row < row_block ? job.M - row : row_block;
-                           if (panel.layout.planes == 1) {
-                               run_panel<1>(panel, row, rows, totals);
-                           } else {
-                               run_panel<2>(panel, row, rows, totals);
-                           }
-                       }
-                   });
+    const int64_t vectors = row_block * PANELS + Transposed::vectors(panel.layout);
+    __m512* totals = static_cast<__m512*>(_mm_malloc(vectors * sizeof(__m512), 64));
+    Transposed transposed(totals + row_block * PANELS);
+    for (int64_t o = first_output; o < last_output; o += PANELS * LANES) {
+        panel.first = o;
+        panel.outputs =
+            static_cast<int>(last_output - o < PANELS * LANES ? last_output - o : PANELS * LANES);
+        for (int64_t row = 0; row < job.M; row += row_block) {
+            const int64_t rows = job.M - row < row_block ? job.M - row : row_block;
+            const auto run_rows = panel.layout.planes == 1 ? run_panel<1> : run_panel<2>;
+            run_rows(panel, transposed, row, rows, totals);
+        }
+    }
+    _mm_free(totals);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 // in which it grows does not depend on the number of rows.
 //
 // 1. transpose: a block of 16 rows × 16 words of b becomes 16 vectors of one word from each row.
-//    Interleaved rows are such vectors already.
+//    Interleaved rows are such vectors already, and are used where they lie.
 // 2. unpack: a 16-bit lane holds four 4-bit numbers. vpermw looks up the bfloat16 number of each
 //    among 32, by the lowest five bits of the lane; the table ignores the fifth, so nothing needs
 //    masking. Four shifts, four look-ups: 128 weights.
@@ -111,96 +111,155 @@ inline __m512i unpack(__m512i words, int p, __m512i table) {
     return _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * p), table);
 }
 
-// Cache lines to fetch while a block is multiplied: one for each look-up of each word.
-struct Ahead {
-    const char* first;
-    int64_t word, pair, odd;  // distances: of words, of pairs of look-ups, of the second of a pair
-
-    const char* line(int w, int p) const { return first + w * word + p / 2 * pair + p % 2 * odd; }
-};
-
-// The state of one call on one panel group: 64 outputs from `first`.
+// The state of one call on one panel: 64 outputs from `first`.
 struct Panel {
     const QuantizedMatmulJob* job;
     Layout layout;
-    const __m512i* activations;    // prepared: see Layout
-    const float* sums;             // M × groups
-    int64_t first;                 // output
-    int outputs;                   // 64, or fewer at the end
-    __m512i tables[2];             // of even and of odd look-ups
-    __m512i words[BLOCK][PANELS];  // a transposed block of b
-    Ahead ahead;                   // the block after the next
-    __m512* scales;                // groups × PANELS
-    __m512* biases;                // groups × PANELS
+    const __m512i* activations;  // prepared: see Layout
+    const float* sums;           // M × groups
+    int64_t first;               // output
+    int outputs;                 // 64, or fewer at the end
+    __m512i tables[2];           // of even and of odd look-ups
+
+    // How many of the outputs are in vector c.
+    int outputs_of(int c) const {
+        const int left = outputs - c * LANES;
+        return left < 0 ? 0 : left < LANES ? left : LANES;
+    }
 };
 
-// The block after the next one. Its 64 rows are 64 places in memory, more than a processor follows
-// by itself, so the direct path asks for its cache lines one by one as it computes: in one burst
-// they would keep everything else waiting, and one block ahead is too late. A row of a block is two
-// lines; of interleaved rows, 16 words are one, and each of the panel's vectors comes from a place
-// of its own, which goes forward.
-inline Ahead block_ahead(const Panel& panel, int64_t first_word) {
-    const int64_t stride = panel.layout.words, row_bytes = 4 * stride;
-    int64_t word = first_word + 2 * BLOCK, row = panel.first;
-    if (word >= stride) {
-        word -= stride;
-        row += PANELS * LANES;
-    }
-    const char* rows = (const char*)panel.job->b + row * row_bytes;
-    constexpr int LINE = 64;
-    static_assert(BLOCK * sizeof(uint32_t) == 2 * LINE && BLOCK * PAIRS == 2 * PANELS * LANES);
-    if (panel.job->interleaved) {
-        return {rows + word * LINE, LINE, 2 * LANES * row_bytes, LANES * row_bytes};
-    }
-    return {rows + word * 4, 2 * row_bytes, row_bytes, LINE};
-}
+// --- Weights of a panel, in two kinds: both say what a kernel multiplies by
+// -----------------------
 
-inline void load_block(Panel& panel, int64_t first_word, int count) {
-    const int64_t stride = panel.layout.words;
-    panel.ahead = block_ahead(panel, first_word);
-    for (int c = 0; c < PANELS; c++) {
-        const int left = panel.outputs - c * LANES;
-        const int rows = left < 0 ? 0 : left < LANES ? left : LANES;
-        const uint32_t* in = panel.job->b + (panel.first + c * LANES) * stride;
-        if (panel.job->interleaved) {
-            for (int w = 0; w < count && rows > 0; w++) {
-                panel.words[w][c] = _mm512_loadu_si512(in + (first_word + w) * LANES);
+// Interleaved rows, where they lie: four places in memory, each of which goes forward. A processor
+// follows those better than any request to fetch them.
+class InPlace {
+   public:
+    explicit InPlace(const Panel& panel)
+        : groups_(panel.layout.groups),
+          format_(panel.job->scale_format),
+          column_bytes_(panel.layout.words * sizeof(__m512i)),
+          words_((const char*)panel.job->b + panel.first / LANES * column_bytes_),
+          scales_(panel.job->scales + panel.first * groups_),
+          biases_(panel.job->biases + panel.first * groups_) {}
+
+    // Word w of vector c's rows, and the factors of their group g.
+    __m512i word(int64_t w, int c) const {
+        return _mm512_loadu_si512(words_ + c * column_bytes_ + w * sizeof(__m512i));
+    }
+    __m512 scale(int64_t g, int c) const { return factor(scales_, g, c); }
+    __m512 bias(int64_t g, int c) const { return factor(biases_, g, c); }
+    void fetch(int64_t, int) const {}
+
+   private:
+    __m512 factor(const uint16_t* in, int64_t g, int c) const {
+        return load_halves(in + (c * groups_ + g) * LANES, format_);
+    }
+
+    int64_t groups_;
+    Format format_;
+    int64_t column_bytes_;
+    const char* words_;
+    const uint16_t *scales_, *biases_;
+};
+
+// Any rows, transposed into memory of the kernel's own: the factors of a whole panel, the words of
+// a block.
+class Transposed {
+   public:
+    // `memory` has room for `vectors` vectors.
+    explicit Transposed(void* memory) : factors_(static_cast<__m512*>(memory)) {}
+    static int64_t vectors(const Layout& layout) { return 2 * layout.groups * PANELS; }
+
+    void load_factors(const Panel& panel) {
+        groups_ = panel.layout.groups;
+        by_group(panel, panel.job->scales, factors_);
+        by_group(panel, panel.job->biases, factors_ + groups_ * PANELS);
+    }
+
+    // Up to BLOCK words of each row. Rows beyond the last output are zero.
+    void load_words(const Panel& panel, int64_t first_word, int count) {
+        first_word_ = first_word;
+        ahead_ = block_ahead(panel, first_word);
+        for (int c = 0; c < PANELS; c++) {
+            const int rows = panel.outputs_of(c);
+            const int64_t stride = panel.layout.words;
+            const uint32_t* in = panel.job->b + (panel.first + c * LANES) * stride;
+            if (panel.job->interleaved) {
+                for (int w = 0; w < count; w++) {
+                    words_[w][c] = rows == 0 ? _mm512_setzero_si512()
+                                             : _mm512_loadu_si512(in + (first_word + w) * LANES);
+                }
+                continue;
             }
-            continue;
-        }
-        for (int w = 0; w < count; w += 16) {
-            __m512i column[16];
-            const int columns = count - w < 16 ? count - w : 16;
-            transpose(in + first_word + w, stride, rows, columns, column);
+            for (int w = 0; w < count; w += 16) {
+                __m512i column[16];
+                transpose(in + first_word + w, stride, rows, count - w < 16 ? count - w : 16,
+                          column);
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; i++) {
-                panel.words[w + i][c] = column[i];
+                for (int i = 0; i < 16; i++) {
+                    words_[w + i][c] = column[i];
+                }
             }
         }
     }
-}
 
-// O × groups of 16-bit numbers -> groups × PANELS vectors of float32.
-inline void load_by_group(const Panel& panel, const uint16_t* in, __m512* out) {
-    const int64_t groups = panel.layout.groups;
-    const Format format = panel.job->scale_format;
-    const char* next = (const char*)(in + (panel.first + PANELS * LANES) * groups);
-    for (int64_t i = 0; i < PANELS * LANES * groups * 2; i += 64) {
-        _mm_prefetch(next + i, _MM_HINT_T0);
+    __m512i word(int64_t w, int c) const { return words_[w - first_word_][c]; }
+    __m512 scale(int64_t g, int c) const { return factors_[g * PANELS + c]; }
+    __m512 bias(int64_t g, int c) const { return factors_[(groups_ + g) * PANELS + c]; }
+
+    // Asks for a cache line of a later block, one for each look-up p of each word w. A block has
+    // two lines a row.
+    void fetch(int64_t w, int p) const {
+        static_assert(BLOCK * sizeof(uint32_t) == 2 * 64 && BLOCK * PAIRS == 2 * PANELS * LANES);
+        const int64_t line = (w - first_word_) * PAIRS + p;
+        _mm_prefetch(ahead_ + line / 2 * 4 * row_words_ + line % 2 * 64, _MM_HINT_T0);
     }
-    for (int c = 0; c < PANELS; c++) {
-        const int outputs = panel.outputs - c * LANES;
-        const uint16_t* of_lanes = in + (panel.first + c * LANES) * groups;
-        if (!panel.job->interleaved) {
-            widen_columns(of_lanes, groups, outputs, groups, format, (float*)(out + c),
-                          PANELS * LANES);
-            continue;
+
+   private:
+    // The block after the next one. Its 64 rows are 64 places in memory, more than a processor
+    // follows by itself, so they are asked for line by line while others are multiplied: in one
+    // burst they would keep everything else waiting, and one block ahead is too late.
+    const char* block_ahead(const Panel& panel, int64_t first_word) {
+        row_words_ = panel.layout.words;
+        int64_t word = first_word + 2 * BLOCK, row = panel.first;
+        if (word >= row_words_) {
+            word -= row_words_;
+            row += PANELS * LANES;
         }
-        for (int64_t g = 0; g < groups && outputs > 0; g++) {
-            out[g * PANELS + c] = load_halves(of_lanes + g * LANES, format);
+        return (const char*)(panel.job->b + row * row_words_ + word);
+    }
+
+    // O × groups of 16-bit numbers -> groups × PANELS vectors of float32.
+    static void by_group(const Panel& panel, const uint16_t* in, __m512* out) {
+        const int64_t groups = panel.layout.groups;
+        const Format format = panel.job->scale_format;
+        const char* next = (const char*)(in + (panel.first + PANELS * LANES) * groups);
+        for (int64_t i = 0; i < PANELS * LANES * groups * 2; i += 64) {
+            _mm_prefetch(next + i, _MM_HINT_T0);
+        }
+        for (int c = 0; c < PANELS; c++) {
+            const int outputs = panel.outputs_of(c);
+            const uint16_t* of_lanes = in + (panel.first + c * LANES) * groups;
+            if (!panel.job->interleaved) {
+                widen_columns(of_lanes, groups, outputs, groups, format, (float*)(out + c),
+                              PANELS * LANES);
+                continue;
+            }
+            for (int64_t g = 0; g < groups && outputs > 0; g++) {
+                out[g * PANELS + c] = load_halves(of_lanes + g * LANES, format);
+            }
         }
     }
-}
+
+    __m512i words_[BLOCK][PANELS];
+    __m512* factors_;  // 2 × groups × PANELS: scales and biases
+    int64_t groups_, first_word_, row_words_;
+    const char* ahead_;
+};
+
+// --- and what a panel leaves
+// ----------------------------------------------------------------------
 
 // Rounds a row of totals and stores it.
 inline void store(const Panel& panel, int64_t row, const __m512* totals) {
@@ -208,33 +267,6 @@ inline void store(const Panel& panel, int64_t row, const __m512* totals) {
     for (int c = 0; c < PANELS && c * LANES < panel.outputs; c++) {
         store_halves(out + c * LANES, totals[c], panel.outputs - c * LANES, panel.job->format);
     }
-}
-
-// Calls body(panel, totals) for each panel of outputs first_output … last_output − 1, with its
-// scales and biases loaded and room for the sums of `rows` rows, rows × PANELS vectors.
-template <typename Body>
-inline void for_each_panel(const QuantizedMatmulJob& job, const Layout& layout, const void* scratch,
-                           int64_t rows, int64_t first_output, int64_t last_output,
-                           const Body& body) {
-    Panel panel;
-    panel.job = &job;
-    panel.layout = layout;
-    panel.activations = static_cast<const __m512i*>(scratch);
-    panel.sums = static_cast<const float*>(scratch) + layout.sums_offset;
-    make_tables(job.bits, panel.tables);
-    const int64_t vectors = (2 * layout.groups + rows) * PANELS;
-    __m512* memory = static_cast<__m512*>(_mm_malloc(vectors * sizeof(__m512), 64));
-    panel.scales = memory;
-    panel.biases = memory + layout.groups * PANELS;
-    for (int64_t o = first_output; o < last_output; o += QUANTIZED_MATMUL_PANEL) {
-        panel.first = o;
-        panel.outputs = static_cast<int>(
-            last_output - o < QUANTIZED_MATMUL_PANEL ? last_output - o : QUANTIZED_MATMUL_PANEL);
-        load_by_group(panel, job.scales, panel.scales);
-        load_by_group(panel, job.biases, panel.biases);
-        body(panel, panel.biases + layout.groups * PANELS);
-    }
-    _mm_free(memory);
 }
 
 }  // namespace
