@@ -42,6 +42,7 @@ namespace {
 
 // Subtracting zero changes no number, −0 and NaN included, and no compiler does it.
 inline Floats splat(float x) { return x - Floats{}; }
+inline Ints splat(int32_t x) { return x - Ints{}; }
 
 /// 0, 1, … in the lanes.
 inline Ints lane_numbers() {
@@ -66,11 +67,29 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 #endif
 }
 
+// Whether pairs of bfloat16 numbers are better multiplied by the instruction for them than as
+// float32. With AMX it is there as well, but the Xeon that was measured has it at a third of the
+// rate of two fused multiply-adds (benchmark/LOG.md).
+#if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
+constexpr bool MULTIPLIES_PAIRS = true;
+#else
+constexpr bool MULTIPLIES_PAIRS = false;
+#endif
+
+/// c + a₁·b₁ + a₀·b₀, where each lane of a and b is a pair of bfloat16 numbers, the first in the
+/// lower half. Products are exact, sums rounded one after the other; subnormal numbers count as 0.
+#if defined(__AVX512BF16__)
+inline Floats fma(Ints a, Ints b, Floats c) {
+    return (Floats)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
+}
+#endif
+
 /// The larger of each lane; b where either is NaN.
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
 /// Loads x once. GCC would rather read memory again for every use of it.
-inline void keep_in_register(Floats& x) {
+template <typename Vector>
+inline void keep_in_register(Vector& x) {
 #if defined(__AVX512F__)
     asm("" : "+v"(x));
 #elif defined(__AVX2__)

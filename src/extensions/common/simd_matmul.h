@@ -1,4 +1,7 @@
-// A small matrix product on float32 in the caches: c += a · b.
+// A small matrix product in the caches: c += a · b, of float32 or of pairs of bfloat16 numbers.
+//
+// A *pair* is the two numbers of one 32-bit word (MULTIPLIES_PAIRS in simd.h): a · b of pairs is
+// the sum of two products, and the inner index counts pairs. c is float32 either way.
 //
 // Its b is read in rows, so lanes are columns: every c is one chain of fused multiply-adds in the
 // order of the inner index, and comes out the same however the others are blocked around it.
@@ -20,10 +23,11 @@ constexpr int MATMUL_VECTORS = 4;
 
 // ROWS × (VECTORS · LANES) of c += a · b, over `inner`. Not inlined: sums and x take all registers,
 // and what a caller keeps in some would be spilled in the innermost loop.
-template <int ROWS, int VECTORS>
-__attribute__((noinline)) void multiply_add_block(int inner, const float* a, int64_t a_stride,
-                                                  const float* b, int64_t b_stride, float* c,
+template <int ROWS, int VECTORS, typename Number>
+__attribute__((noinline)) void multiply_add_block(int inner, const Number* a, int64_t a_stride,
+                                                  const Number* b, int64_t b_stride, float* c,
                                                   int64_t c_stride) {
+    typedef Number Vector __attribute__((vector_size(LANES * 4)));
     Floats sums[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++) {
@@ -33,17 +37,17 @@ __attribute__((noinline)) void multiply_add_block(int inner, const float* a, int
         }
     }
     for (int i = 0; i < inner; i++) {
-        Floats x[VECTORS];
+        Vector x[VECTORS];
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
-            x[v] = load_bits<Floats>(b + i * b_stride + v * LANES);
+            x[v] = load_bits<Vector>(b + i * b_stride + v * LANES);
             if constexpr (ROWS > 1) {
                 keep_in_register(x[v]);
             }
         }
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
-            const Floats y = splat(a[r * a_stride + i]);
+            const Vector y = splat(a[r * a_stride + i]);
 #pragma GCC unroll 8
             for (int v = 0; v < VECTORS; v++) {
                 sums[r][v] = fma(y, x[v], sums[r][v]);
@@ -60,9 +64,9 @@ __attribute__((noinline)) void multiply_add_block(int inner, const float* a, int
 }
 
 // Up to MATMUL_ROWS rows: the templates for ROWS and fewer.
-template <int ROWS>
-inline void multiply_add_rows(int rows, int columns, int inner, const float* a, int64_t a_stride,
-                              const float* b, int64_t b_stride, float* c, int64_t c_stride) {
+template <int ROWS, typename Number>
+inline void multiply_add_rows(int rows, int columns, int inner, const Number* a, int64_t a_stride,
+                              const Number* b, int64_t b_stride, float* c, int64_t c_stride) {
     if constexpr (ROWS > 1) {
         if (rows < ROWS) {
             multiply_add_rows<ROWS - 1>(rows, columns, inner, a, a_stride, b, b_stride, c,
@@ -81,9 +85,10 @@ inline void multiply_add_rows(int rows, int columns, int inner, const float* a, 
 }
 
 /// c += a · b for a rows×inner, b inner×columns, c rows×columns; columns is a multiple of LANES.
-/// Strides are those of rows.
-inline void multiply_add(int rows, int columns, int inner, const float* a, int64_t a_stride,
-                         const float* b, int64_t b_stride, float* c, int64_t c_stride) {
+/// Strides are those of rows. Numbers are float32, or int32_t for pairs.
+template <typename Number>
+inline void multiply_add(int rows, int columns, int inner, const Number* a, int64_t a_stride,
+                         const Number* b, int64_t b_stride, float* c, int64_t c_stride) {
     for (int row = 0; row < rows; row += MATMUL_ROWS) {
         const int block = rows - row < MATMUL_ROWS ? rows - row : MATMUL_ROWS;
         multiply_add_rows<MATMUL_ROWS>(block, columns, inner, a + row * a_stride, a_stride, b,

@@ -23,11 +23,13 @@ struct AttentionBlock {
     int64_t width;   // D, rounded up to whole vectors
     float* scores;   // rows × KEYS; then the weights
     float* out;      // rows × width, not yet divided by sums
-    float* keys;     // D × KEYS, and in the same place once the scores are known,
+    float* keys;     // score_steps × KEYS, and in the same place once the scores are known,
     float* values;   // KEYS × width: together they would not fit in the L1 cache
     float* sums;     // rows × LANES: of the weights, lane by lane
     float* largest;  // rows: the largest score so far
-    float* query;    // rows × D, times scale
+    float* query;    // rows × D numbers, or half as many pairs
+    float scale;     // of the scores
+    Format format;   // of query, keys and values
 };
 
 /// Floats of scratch that a block needs.
@@ -37,7 +39,7 @@ inline int64_t block_scratch(int rows, int64_t D) {
 }
 
 /// A block that has seen no keys. `query` has to be filled in.
-inline AttentionBlock make_block(int rows, int64_t D, float* scratch) {
+inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format, float* scratch) {
     AttentionBlock block;
     auto take = [&](int64_t floats) {
         float* taken = scratch;
@@ -47,6 +49,8 @@ inline AttentionBlock make_block(int rows, int64_t D, float* scratch) {
     block.rows = rows;
     block.D = D;
     block.width = rounded_up(D);
+    block.scale = scale;
+    block.format = format;
     block.scores = take(rows * KEYS);
     block.out = take(rows * block.width);
     block.keys = block.values = take(KEYS * block.width);
@@ -77,7 +81,8 @@ inline void rescale(const AttentionBlock& block, int row, float factor) {
     }
 }
 
-/// Turns a row's scores into weights exp(score − largest), zero from key `visible` on.
+/// Turns a row's scores, times scale, into weights exp(score − largest), zero from key `visible`
+/// on.
 ///
 /// `mask` is null, or has KEYS numbers to add; −inf hides a key whatever its score.
 inline void weigh(const AttentionBlock& block, int row, int visible, const float* mask) {
@@ -87,7 +92,7 @@ inline void weigh(const AttentionBlock& block, int row, int visible, const float
     Floats x[KEY_VECTORS];
     Floats most = splat(before);
     for (int v = 0; v < KEY_VECTORS; v++) {
-        x[v] = load_bits<Floats>(scores + v * LANES);
+        x[v] = load_bits<Floats>(scores + v * LANES) * block.scale;
         if (mask != nullptr) {
             const Floats added = load_bits<Floats>(mask + v * LANES);
             x[v] = added == hidden ? hidden : x[v] + added;
@@ -123,18 +128,20 @@ constexpr int SLICE = 16;
 inline int slice_of(int rows, int inner) { return rows <= MATMUL_ROWS ? SLICE : inner; }
 
 /// scores of rows from `first` on = query · keys.
+template <typename Number>
 inline void score(const AttentionBlock& block, int first, Ahead& ahead) {
-    const int rows = block.rows - first, D = static_cast<int>(block.D);
-    const float* query = block.query + first * block.D;
+    const int rows = block.rows - first, steps = score_steps(block.D, block.format);
+    const auto query = (const Number*)(block.query + first * block.D);
+    const auto keys = (const Number*)block.keys;
     float* scores = block.scores + first * KEYS;
     for (int64_t i = 0; i < static_cast<int64_t>(rows) * KEYS; i++) {
         scores[i] = 0;
     }
-    const int slice = slice_of(rows, D);
-    for (int d = 0; d < D; d += slice) {
-        multiply_add(rows, KEYS, D - d < slice ? D - d : slice, query + d, D, block.keys + d * KEYS,
-                     KEYS, scores, KEYS);
-        ahead.fetch(0.3f + 0.2f * static_cast<float>(d + slice) / static_cast<float>(D));
+    const int slice = slice_of(rows, steps);
+    for (int i = 0; i < steps; i += slice) {
+        multiply_add(rows, KEYS, steps - i < slice ? steps - i : slice, query + i, block.D,
+                     keys + i * KEYS, KEYS, scores, KEYS);
+        ahead.fetch(0.3f + 0.2f * static_cast<float>(i + slice) / static_cast<float>(steps));
     }
 }
 
@@ -209,7 +216,8 @@ void attend_few(const AttentionBlock& block, int first, const int* visible, cons
 
 /// Rows from `first` on attend to a tile. `mask` is null or rows × KEYS.
 inline void attend(const AttentionBlock& block, int first, const int* visible, const float* mask,
-                   const Tile& tile, Ahead& ahead, Format format) {
+                   const Tile& tile, Ahead& ahead) {
+    const Format format = block.format;
     if (block.rows - first <= FEW_ROWS) {
         switch (format) {
             case Format::float32:
@@ -221,7 +229,11 @@ inline void attend(const AttentionBlock& block, int first, const int* visible, c
         }
     }
     load_keys(tile.keys, block.D, format, block.keys, ahead);
-    score(block, first, ahead);
+    if constexpr (MULTIPLIES_PAIRS) {
+        in_pairs(format) ? score<int32_t>(block, first, ahead) : score<float>(block, first, ahead);
+    } else {
+        score<float>(block, first, ahead);
+    }
     for (int row = first; row < block.rows; row++) {
         weigh(block, row, visible[row], mask == nullptr ? nullptr : mask + row * KEYS);
     }
@@ -231,17 +243,21 @@ inline void attend(const AttentionBlock& block, int first, const int* visible, c
 
 // --- the whole block ----------------------------------------------------------------------------
 
-/// Row `row` of the block's query = D elements of an array from `from` on, times scale.
-inline void load_query_row(const AttentionBlock& block, int row, const void* query, int64_t from,
-                           Format format, float scale) {
+/// Row `row` of the block's query = D elements of an array from `from` on.
+inline void load_query_row(const AttentionBlock& block, int row, const void* query, int64_t from) {
     float* to = block.query + row * block.D;
+    if (in_pairs(block.format)) {
+        to[(block.D - 1) / 2] = 0;  // the last number may be alone
+        memcpy(to, element(query, from, block.format), bytes_of(block.D, block.format));
+        return;
+    }
     int64_t d = 0;
     for (; d + LANES <= block.D; d += LANES) {
-        store(to, d, Format::float32, load(query, from + d, format) * scale);
+        store(to, d, Format::float32, load(query, from + d, block.format));
     }
     if (d < block.D) {
         const int count = static_cast<int>(block.D - d);
-        store(to, d, Format::float32, load(query, from + d, format, count) * scale, count);
+        store(to, d, Format::float32, load(query, from + d, block.format, count), count);
     }
 }
 
@@ -254,9 +270,8 @@ inline void load_query_row(const AttentionBlock& block, int row, const void* que
 /// mask: null, or room for rows × KEYS numbers that load_mask(first, count) fills; it returns
 ///   whether any row sees any of these keys.
 template <typename VisibleKeys, typename TileAt, typename LoadMask>
-void attend_to_all(const AttentionBlock& block, int64_t end, Format format,
-                   const VisibleKeys& visible_keys, const TileAt& tile_at, const float* mask,
-                   const LoadMask& load_mask) {
+void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& visible_keys,
+                   const TileAt& tile_at, const float* mask, const LoadMask& load_mask) {
     const int64_t distance = end < KEYS ? end : KEYS;
     Tile tile = tile_at(0);
     for (int64_t first_key = 0; first_key < end; first_key += KEYS) {
@@ -268,7 +283,7 @@ void attend_to_all(const AttentionBlock& block, int64_t end, Format format,
         if (first_key + distance < end) {
             append(later, tile_at(end), tile.keys.count);
         }
-        Ahead ahead(later, bytes_of(block.D, format));
+        Ahead ahead(later, bytes_of(block.D, block.format));
         if (mask == nullptr || load_mask(first_key, tile.keys.count)) {
             int visible[MAX_BLOCK_ROWS];
             int first = block.rows;  // the first row that sees a key of this tile
@@ -277,21 +292,20 @@ void attend_to_all(const AttentionBlock& block, int64_t end, Format format,
                 visible[row] = static_cast<int>(seen < 0 ? 0 : seen < KEYS ? seen : KEYS);
                 first = visible[row] > 0 ? row : first;
             }
-            attend(block, first, visible, mask, tile, ahead, format);
+            attend(block, first, visible, mask, tile, ahead);
         }
         tile = next;
     }
 }
 
 /// Divides a row by the sum of its weights and rounds it; zero if it saw no key.
-inline void finish_row(const AttentionBlock& block, int row, void* to, int64_t offset,
-                       Format format) {
+inline void finish_row(const AttentionBlock& block, int row, void* to, int64_t offset) {
     const float total = sum(load_bits<Floats>(block.sums + row * LANES));
     const float* out = block.out + row * block.width;
     for (int64_t d = 0; d < block.D; d += LANES) {
         const int count = static_cast<int>(block.D - d < LANES ? block.D - d : LANES);
         const Floats x = total == 0 ? Floats{} : load_bits<Floats>(out + d) / total;
-        store(to, offset + d, format, x, count);
+        store(to, offset + d, block.format, x, count);
     }
 }
 

@@ -38,17 +38,17 @@ inline void load_transposed(const void* const* keys, int64_t d, int count, Float
     transpose(x);
 }
 
-// scores of ROWS rows with LANES keys = query · keys. A row of query has D numbers, one of scores
-// KEYS.
+// scores of ROWS rows with LANES keys = query · keys. Rows of query are D words apart, those of
+// scores KEYS.
 template <int ROWS, Format FORMAT>
 __attribute__((noinline)) void score_few(const void* const* keys, const float* query, int64_t D,
                                          float* scores, Ahead& ahead) {
     constexpr int step = FORMAT == Format::bfloat16 ? 2 * LANES : LANES;
     Floats sums[ROWS] = {};
-    const auto add = [&](int64_t d, Floats column) {
+    const auto add = [&](const auto* numbers, auto column) {
 #pragma GCC unroll 4
         for (int row = 0; row < ROWS; row++) {
-            sums[row] = fma(splat(query[row * D + d]), column, sums[row]);
+            sums[row] = fma(splat(numbers[row * D]), column, sums[row]);
         }
     };
     for (int64_t d = 0; d < D; d += step) {
@@ -60,15 +60,21 @@ __attribute__((noinline)) void score_few(const void* const* keys, const float* q
             if (i % 4 == 0) {
                 ahead.fetch_row();
             }
-            if constexpr (FORMAT == Format::bfloat16) {
+            if constexpr (FORMAT != Format::bfloat16) {
+                if (i < count) {
+                    add(query + d + i, x[i]);
+                }
+            } else if constexpr (MULTIPLIES_PAIRS) {
                 if (2 * i < count) {
-                    add(d + 2 * i, as_floats(as_ints(x[i]) << 16));
+                    add((const int32_t*)query + d / 2 + i, as_ints(x[i]));
+                }
+            } else {
+                if (2 * i < count) {
+                    add(query + d + 2 * i, as_floats(as_ints(x[i]) << 16));
                 }
                 if (2 * i + 1 < count) {
-                    add(d + 2 * i + 1, as_floats(as_ints(x[i]) & ~0xffff));
+                    add(query + d + 2 * i + 1, as_floats(as_ints(x[i]) & ~0xffff));
                 }
-            } else if (i < count) {
-                add(d + i, x[i]);
             }
         }
     }

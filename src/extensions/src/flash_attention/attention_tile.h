@@ -1,4 +1,5 @@
-// Tiles of keys and values, on their way from memory into the L1 cache as float32.
+// Tiles of keys and values, on their way from memory into the L1 cache: values as float32, keys
+// too, or where the machine multiplies pairs of bfloat16 numbers, as they are.
 #pragma once
 
 #include "common/simd_transpose.h"
@@ -24,6 +25,14 @@ inline int64_t rounded_up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
 inline int64_t bytes_of(int64_t D, Format format) {
     return D * (format == Format::float32 ? 4 : 2);
+}
+
+/// Whether scores are sums over pairs of numbers, as they lie in memory.
+inline bool in_pairs(Format format) { return MULTIPLIES_PAIRS && format == Format::bfloat16; }
+
+/// How many numbers, or pairs of them, a score adds up.
+inline int score_steps(int64_t D, Format format) {
+    return static_cast<int>(in_pairs(format) ? (D + 1) / 2 : D);
 }
 
 inline const void* element(const void* row, int64_t d, Format format) {
@@ -85,8 +94,8 @@ __attribute__((noinline)) void transpose_columns(const void* const* rows, int64_
     }
 }
 
-// The same of up to 2·LANES columns of bfloat16. Two neighbours are moved as one 32-bit word and
-// taken apart afterwards, which needs half the shuffles.
+// The same of up to 2·LANES columns of bfloat16. Two neighbours are moved as one 32-bit word, which
+// needs half the shuffles, and taken apart afterwards unless they are multiplied as a pair.
 __attribute__((noinline)) void transpose_column_pairs(const void* const* rows, int64_t d, int count,
                                                       float* to) {
     Floats x[LANES];
@@ -98,6 +107,12 @@ __attribute__((noinline)) void transpose_column_pairs(const void* const* rows, i
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
         const Ints pairs = as_ints(x[i]);
+        if (MULTIPLIES_PAIRS) {
+            if (2 * i < count) {
+                store(to, i * KEYS, Format::float32, x[i]);
+            }
+            continue;
+        }
         if (2 * i < count) {
             store(to, 2 * i * KEYS, Format::float32, as_floats(pairs << 16));
         }
@@ -107,7 +122,8 @@ __attribute__((noinline)) void transpose_column_pairs(const void* const* rows, i
     }
 }
 
-/// keys = the rows, transposed: D × KEYS. Columns beyond the last row repeat it, up to a vector.
+/// keys = the rows, transposed: score_steps × KEYS. Columns beyond the last row repeat it, up to a
+/// vector.
 inline void load_keys(const Rows& rows, int64_t D, Format format, float* keys, Ahead& ahead) {
     const int64_t step = format == Format::bfloat16 ? 2 * LANES : LANES;
     for (int first = 0; first < rows.count; first += LANES) {
@@ -117,7 +133,7 @@ inline void load_keys(const Rows& rows, int64_t D, Format format, float* keys, A
         }
         for (int64_t d = 0; d < D; d += step) {
             const int count = static_cast<int>(D - d < step ? D - d : step);
-            float* to = keys + d * KEYS + first;
+            float* to = keys + (in_pairs(format) ? d / 2 : d) * KEYS + first;
             if (format == Format::bfloat16) {
                 transpose_column_pairs(from, d, count, to);
             } else {

@@ -70,7 +70,7 @@ __attribute__((noinline)) bool load_mask(const AttentionBlock& block, const Flas
             store(mask + i * KEYS, key, Format::float32, added);
         }
     }
-    return max(as_floats(seen & as_ints(splat(1)))) > 0;
+    return max(as_floats(seen & as_ints(splat(1.0f)))) > 0;
 }
 
 }  // namespace
@@ -84,12 +84,12 @@ void flash_attention(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t
                      int rows, float* scratch) {
     const int64_t group = job.H_q / job.H;
     float* mask = job.mask_kind == MaskKind::none ? nullptr : scratch;
-    const AttentionBlock block =
-        make_block(rows, job.D, mask == nullptr ? scratch : scratch + rows * KEYS);
+    const AttentionBlock block = make_block(rows, job.D, job.scale, job.format,
+                                            mask == nullptr ? scratch : scratch + rows * KEYS);
     for (int i = 0; i < rows; i++) {
         const int64_t row = first_row + i;
         const int64_t from = row_offset(job.query_strides, b, h * group + row % group, row / group);
-        load_query_row(block, i, job.query, from, job.format, job.scale);
+        load_query_row(block, i, job.query, from);
     }
     const auto visible = [&](int row) { return visible_keys(job, b, (first_row + row) / group); };
     const int64_t end = visible(rows - 1);  // the last row sees most
@@ -101,11 +101,10 @@ void flash_attention(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t
     const auto fill_mask = [&](int64_t first, int count) {
         return load_mask(block, job, b, h, first_row, first, count, mask);
     };
-    attend_to_all(block, end, job.format, visible, tile, mask, fill_mask);
+    attend_to_all(block, end, visible, tile, mask, fill_mask);
     for (int i = 0; i < rows; i++) {
         const int64_t row = first_row + i;
-        finish_row(block, i, job.out, out_offset(job, b, h * group + row % group, row / group),
-                   job.format);
+        finish_row(block, i, job.out, out_offset(job, b, h * group + row % group, row / group));
     }
 }
 

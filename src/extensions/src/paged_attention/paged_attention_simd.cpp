@@ -35,11 +35,11 @@ int64_t paged_attention_scratch(const PagedAttentionJob& job, int rows) {
 void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
                      int64_t first_row, int rows, float* scratch) {
     const int64_t group = job.H_q / job.H;
-    const AttentionBlock block = make_block(rows, job.D, scratch);
+    const AttentionBlock block = make_block(rows, job.D, job.scale, job.format, scratch);
     for (int i = 0; i < rows; i++) {
         const int64_t row = first_row + i;
         const int64_t from = query_offset(job, sequence, h * group + row % group, row / group);
-        load_query_row(block, i, job.query, from, job.format, job.scale);
+        load_query_row(block, i, job.query, from);
     }
     const auto visible = [&](int row) {
         return visible_keys(job, sequence, (first_row + row) / group);
@@ -55,11 +55,11 @@ void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence
                                : Tile{};
     };
     const auto no_mask = [](int64_t, int) { return true; };
-    attend_to_all(block, end, job.format, visible, tile, nullptr, no_mask);
+    attend_to_all(block, end, visible, tile, nullptr, no_mask);
     for (int i = 0; i < rows; i++) {
         const int64_t row = first_row + i;
         finish_row(block, i, job.out,
-                   out_offset(job, sequence, h * group + row % group, row / group), job.format);
+                   out_offset(job, sequence, h * group + row % group, row / group));
     }
 }
 
