@@ -14,6 +14,7 @@
 #include "src/axpby/axpby.h"
 #include "src/cache_write/cache_write.h"
 #include "src/flash_attention/flash_attention.h"
+#include "src/interleave/interleave.h"
 #include "src/matmul/matmul.h"
 #include "src/paged_attention/paged_attention.h"
 #include "src/paged_cache_write/paged_cache_write.h"
@@ -353,6 +354,29 @@ Raises:
         "What TINY_LLM_CPU_ISA may name on this machine, the slowest first.");
     m.def("reads_interleaved", &tiny_llm_ext::reads_interleaved,
           "Whether the CPU's kernels read interleaved weights: those with AVX-512 and AMX do.");
+    m.def("large_pages", &tiny_llm_ext::large_pages, "bytes"_a,
+          R"(Memory for interleaved weights: in pages of 2 MB, where Linux has them for the asking.
+
+Args:
+    bytes: how many there should be at least.
+
+Returns:
+    P×512 uint64, whatever is in them.
+
+Raises:
+    ValueError: a negative number.
+)");
+    m.def("interleave", &tiny_llm_ext::interleave, "rows"_a, "memory"_a, "offset"_a,
+          R"(O×W -> (O/16)×W×16, at once, into memory that it shares: see tiny_llm.interleaved.
+
+Args:
+    rows: numbers of 2 or 4 bytes, O a multiple of 16.
+    memory: of large_pages(); what it had there is overwritten.
+    offset: in bytes, a multiple of 64; all of rows must fit from there.
+
+Raises:
+    ValueError: an argument that is not as above.
+)");
     m.def("num_threads", &tiny_llm_ext::num_threads,
           "How many threads a CPU kernel uses: TINY_LLM_NUM_THREADS, or the cores there are.");
     tiny_llm_ext::bind_metal(m);

@@ -12,7 +12,7 @@ from rich.progress import Progress
 from . import demo
 from .checkpoint import MODEL_TYPE, ModelError, check_checkpoint, read_json, weight_bytes
 from .checkpoint_model import can_read, read_checkpoint
-from .interleaved import interleave_layers
+from .interleaved import InterleavedMemory
 from .qwen3_week1 import Qwen3ModelWeek1
 from .qwen3_week2 import Qwen3ModelWeek2
 from .qwen3_week3 import Qwen3ModelWeek3
@@ -225,10 +225,11 @@ def _evaluate(model: Any, console: Console, show: bool, interleave: bool) -> Non
     """
     table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
     parts = [part for part in (table, head, *model.layers) if part is not None]
+    memory = InterleavedMemory(model) if interleave else None
     with Progress(console=console, transient=True, disable=not show) as progress:
         for part in progress.track(parts, description="loading"):
-            if interleave:
-                interleave_layers(part)
+            if memory is not None:
+                memory.interleave_layers(part)
             mx.eval(part.parameters())
     mx.eval(model.parameters())
     mx.clear_cache()  # interleaved rows leave memory of sizes that nothing else has

@@ -278,6 +278,8 @@ NO_OPERATIONS = {
     "Recorder",
     "instruction_set",
     "instruction_sets",
+    "interleave",  # not lazy; tests/ops/test_interleaved.py
+    "large_pages",
     "metal",
     "num_threads",
     "reads_interleaved",

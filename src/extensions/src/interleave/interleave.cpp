@@ -1,0 +1,107 @@
+#include "src/interleave/interleave.h"
+
+#include <sstream>
+#include <stdexcept>
+
+#include "common/interleaved.h"
+#include "common/rows.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace tiny_llm_ext {
+
+namespace {
+
+constexpr int64_t LARGE_PAGE = int64_t{1} << 21;
+constexpr int64_t LINE = 64;
+
+// An array that is computed already: there is memory for it, and nothing else to do.
+mx::array finished(mx::Shape shape, mx::Dtype dtype) {
+    mx::array out(std::move(shape), dtype, nullptr, {});
+    out.set_status(mx::array::Status::available);
+    return out;
+}
+
+// Whole large pages of a piece of memory.
+void ask_for_large_pages(char* memory, int64_t bytes) {
+#if defined(__linux__)
+    const auto address = reinterpret_cast<intptr_t>(memory);
+    const intptr_t first = (address + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
+    const intptr_t last = (address + bytes) / LARGE_PAGE * LARGE_PAGE;
+    if (first < last) {  // it is a wish: where it is not granted, nothing is lost
+        madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+    }
+#endif
+}
+
+template <typename T>
+void interleave_rows(const T* rows, T* out, int64_t O, int64_t W) {
+    constexpr int64_t R = INTERLEAVED_ROWS;
+    parallel_for(O / R, [=](int64_t block) {
+        const T* from = rows + block * R * W;
+        T* to = out + block * R * W;
+        for (int64_t w = 0; w < W; w++) {
+            for (int64_t r = 0; r < R; r++) {
+                to[w * R + r] = from[r * W + w];
+            }
+        }
+    });
+}
+
+[[noreturn]] void refuse(const std::string& what) {
+    throw std::invalid_argument("interleave: " + what);
+}
+
+void check(const mx::array& rows, const mx::array& memory, int64_t offset) {
+    std::ostringstream given;
+    if (rows.ndim() != 2 || rows.shape(0) % INTERLEAVED_ROWS != 0 ||
+        (rows.itemsize() != 2 && rows.itemsize() != 4)) {
+        given << rows.shape() << " " << rows.dtype();
+        refuse("rows must be O×W numbers of 2 or 4 bytes, O a multiple of 16; got " + given.str() +
+               ".");
+    }
+    const auto room = static_cast<int64_t>(memory.nbytes()) - offset;
+    if (offset < 0 || offset % LINE != 0 || static_cast<int64_t>(rows.nbytes()) > room) {
+        given << rows.nbytes() << " bytes at " << offset << " of " << memory.nbytes();
+        refuse("rows must fit into memory from a multiple of 64 bytes on; got " + given.str() +
+               ".");
+    }
+}
+
+}  // namespace
+
+mx::array large_pages(int64_t bytes) {
+    if (bytes < 0) {
+        throw std::invalid_argument("large_pages: bytes must not be negative; got " +
+                                    std::to_string(bytes) + ".");
+    }
+    // Two dimensions: one counts no further than 2³¹.
+    constexpr int64_t PAGE = 4096;
+    mx::array memory =
+        finished({static_cast<int>((bytes + PAGE - 1) / PAGE), PAGE / 8}, mx::uint64);
+    ask_for_large_pages(static_cast<char*>(allocate(memory)),
+                        static_cast<int64_t>(memory.nbytes()));
+    return memory;
+}
+
+mx::array interleave(const mx::array& rows, const mx::array& memory, int64_t offset) {
+    check(rows, memory, offset);
+    const int O = rows.shape(0), W = rows.shape(1);
+    mx::array in = mx::contiguous(rows, false, mx::Device::cpu);
+    in.eval();
+    mx::array out = finished({O / INTERLEAVED_ROWS, W, INTERLEAVED_ROWS}, rows.dtype());
+    const mx::array::Flags flags{
+        .contiguous = true, .row_contiguous = true, .col_contiguous = false};
+    out.copy_shared_buffer(memory, out.strides(), flags, out.size(),
+                           offset / static_cast<int64_t>(out.itemsize()));
+    if (out.itemsize() == 4) {
+        interleave_rows(in.data<uint32_t>(), out.data<uint32_t>(), O, W);
+    } else {
+        interleave_rows(in.data<uint16_t>(), out.data<uint16_t>(), O, W);
+    }
+    return out;
+}
+
+}  // namespace tiny_llm_ext

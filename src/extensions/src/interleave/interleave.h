@@ -1,0 +1,31 @@
+// Interleaving weights (common/interleaved.h says what that is), into memory with large pages.
+//
+// A step of decoding reads every weight once, from a place that nothing remembers: what a core
+// needs first is the page's address. With pages of 4 KB it looks up a new one every 64 cache lines,
+// and on a virtual machine each look-up is two. Pages of 2 MB have to be asked for before anything
+// is written, and an array of a megabyte is less than one. So all weights of a model share one
+// piece of memory: `large_pages` makes it, `interleave` fills it from the front.
+//
+// These two work at once, not lazily: loading drops an array's rows before it reads the next.
+#pragma once
+
+#include <cstdint>
+
+#include "mlx/mlx.h"
+
+namespace tiny_llm_ext {
+
+namespace mx = mlx::core;
+
+/// At least `bytes` bytes of memory that nobody has written yet, in pages of 2 MB where the system
+/// gives those for the asking (Linux with transparent huge pages).
+mx::array large_pages(int64_t bytes);
+
+/// O×W -> (O/16)×W×16, written `offset` bytes into `memory`, which it shares.
+///
+/// rows: numbers of 2 or 4 bytes; O is a multiple of 16. Computed first if need be.
+/// memory: of large_pages; room for all of rows from `offset` on, a multiple of 64.
+/// Throws std::invalid_argument.
+mx::array interleave(const mx::array& rows, const mx::array& memory, int64_t offset);
+
+}  // namespace tiny_llm_ext
