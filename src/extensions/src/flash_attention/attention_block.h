@@ -179,9 +179,9 @@ void attend_few(const AttentionBlock& block, int first, const int* visible, cons
     const int64_t D = block.D, width = block.width;
     float* scores = block.scores + first * KEYS;
     float* out = block.out + first * width;
-    for (int key = 0; key < tile.keys.count; key += LANES) {
-        const void* keys[LANES];
-        for (int i = 0; i < LANES; i++) {
+    for (int key = 0; key < tile.keys.count; key += SCORE_KEYS) {
+        const void* keys[SCORE_KEYS];
+        for (int i = 0; i < SCORE_KEYS; i++) {
             keys[i] = tile.keys.at[key + i < tile.keys.count ? key + i : tile.keys.count - 1];
         }
         score_few<ROWS, FORMAT>(keys, block.query + first * D, D, scores + key, ahead);

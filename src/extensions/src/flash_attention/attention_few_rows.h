@@ -16,6 +16,9 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr int FEW_ROWS = 4;
+constexpr int SCORE_VECTORS = 2;  // of keys, side by side
+constexpr int SCORE_KEYS = SCORE_VECTORS * LANES;
+static_assert(KEYS % SCORE_KEYS == 0);
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int REGISTERS_FOR_OUT = 8;  // of 16
@@ -38,49 +41,55 @@ inline void load_transposed(const void* const* keys, int64_t d, int count, Float
     transpose(x);
 }
 
-// scores of ROWS rows with LANES keys = query · keys. Rows of query are D words apart, those of
-// scores KEYS.
+// scores of ROWS rows with SCORE_KEYS keys = query · keys. Rows of query are D words apart, those
+// of scores KEYS. A sum waits for its last addition; while one vector's do, the other's go on.
 template <int ROWS, Format FORMAT>
 __attribute__((noinline)) void score_few(const void* const* keys, const float* query, int64_t D,
                                          float* scores, Ahead& ahead) {
     constexpr int step = FORMAT == Format::bfloat16 ? 2 * LANES : LANES;
-    Floats sums[ROWS] = {};
-    const auto add = [&](const auto* numbers, auto column) {
-#pragma GCC unroll 4
-        for (int row = 0; row < ROWS; row++) {
-            sums[row] = fma(splat(numbers[row * D]), column, sums[row]);
-        }
-    };
+    Floats sums[SCORE_VECTORS][ROWS] = {};
     for (int64_t d = 0; d < D; d += step) {
         const int count = static_cast<int>(D - d < step ? D - d : step);
-        Floats x[LANES];
-        load_transposed<FORMAT>(keys, d, count, x);
+#pragma GCC unroll 2
+        for (int v = 0; v < SCORE_VECTORS; v++) {
+            const auto add = [&](const auto* numbers, auto column) {
+#pragma GCC unroll 4
+                for (int row = 0; row < ROWS; row++) {
+                    sums[v][row] = fma(splat(numbers[row * D]), column, sums[v][row]);
+                }
+            };
+            Floats x[LANES];
+            load_transposed<FORMAT>(keys + v * LANES, d, count, x);
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) {
-            if (i % 4 == 0) {
-                ahead.fetch_row();
-            }
-            if constexpr (FORMAT != Format::bfloat16) {
-                if (i < count) {
-                    add(query + d + i, x[i]);
+            for (int i = 0; i < LANES; i++) {
+                if (i % 4 == 0) {
+                    ahead.fetch_row();
                 }
-            } else if constexpr (MULTIPLIES_PAIRS) {
-                if (2 * i < count) {
-                    add((const int32_t*)query + d / 2 + i, as_ints(x[i]));
-                }
-            } else {
-                if (2 * i < count) {
-                    add(query + d + 2 * i, as_floats(as_ints(x[i]) << 16));
-                }
-                if (2 * i + 1 < count) {
-                    add(query + d + 2 * i + 1, as_floats(as_ints(x[i]) & ~0xffff));
+                if constexpr (FORMAT != Format::bfloat16) {
+                    if (i < count) {
+                        add(query + d + i, x[i]);
+                    }
+                } else if constexpr (MULTIPLIES_PAIRS) {
+                    if (2 * i < count) {
+                        add((const int32_t*)query + d / 2 + i, as_ints(x[i]));
+                    }
+                } else {
+                    if (2 * i < count) {
+                        add(query + d + 2 * i, as_floats(as_ints(x[i]) << 16));
+                    }
+                    if (2 * i + 1 < count) {
+                        add(query + d + 2 * i + 1, as_floats(as_ints(x[i]) & ~0xffff));
+                    }
                 }
             }
         }
     }
+#pragma GCC unroll 2
+    for (int v = 0; v < SCORE_VECTORS; v++) {
 #pragma GCC unroll 4
-    for (int row = 0; row < ROWS; row++) {
-        store(scores + row * KEYS, 0, Format::float32, sums[row]);
+        for (int row = 0; row < ROWS; row++) {
+            store(scores + row * KEYS, v * LANES, Format::float32, sums[v][row]);
+        }
     }
 }
 
