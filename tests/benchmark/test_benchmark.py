@@ -1,6 +1,10 @@
 """What the benchmarks compute: costs of a model, limits of a machine, a packed file, a report."""
 
 import json
+import platform
+import re
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -10,7 +14,7 @@ from benchmark.make_checkpoint import SHAPES, qwen3_config, weight_shapes
 from benchmark.metrics import METRICS, Metric
 from benchmark.peers_results import Results
 from benchmark.peers_table import write_table
-from benchmark.roofline import Machine, best
+from benchmark.roofline import PROBE, Machine, best
 from benchmark.systems.client import Ready
 from tiny_llm.costs import ModelCosts
 from tiny_llm.demo import TARGET_PATH
@@ -121,3 +125,20 @@ def test_a_report_of_what_was_and_was_not_measured(tmp_path):
     assert "| tiny-llm | – | 50 (100) |" in text
     assert "mlx-lm, decode: not measured: it would take hours" in text
     assert "0.569† (0.569)" in text
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for x86's instructions")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no compiler")
+@pytest.mark.parametrize(
+    ("flags", "function", "instruction"),
+    [
+        (["-mavx2", "-mfma"], "f32_fma", "vfmadd"),
+        (["-mavx512f", "-mavx512bf16"], "bf16_dot", "vdpbf16ps"),
+    ],
+)
+def test_the_probe_computes_what_it_counts(flags, function, instruction):
+    """A compiler may drop sums that it can tell are equal; then a peak is a multiple of the truth."""
+    command = ["c++", "-std=c++20", "-O3", "-ffp-contract=fast", *flags, "-S", "-o", "-", PROBE]
+    assembly = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    bodies = re.findall(rf"^\S*{function}\S*:\n(.*?)\n\s+ret\b", assembly, re.DOTALL | re.MULTILINE)
+    assert max(body.count(instruction) for body in bodies) >= 12, "twelve sums, each by itself"
