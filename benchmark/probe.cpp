@@ -75,7 +75,8 @@ double rate(int threads, double seconds, const std::function<double(int)>& work)
 
 typedef int64_t Line __attribute__((vector_size(64)));  // one load, or two or four narrower ones
 
-/// Reads `lines` lines, a few ahead of which it asks for if FETCH; returns how many bytes that were.
+/// Reads `lines` lines, a few ahead of which it asks for if FETCH; returns how many bytes that
+/// were.
 template <bool FETCH>
 double read_lines(const Line* line, size_t lines) {
     Line sums[8] = {};
@@ -111,10 +112,10 @@ double read_rate(int threads, double seconds, size_t bytes) {
     const size_t lines = bytes / sizeof(Line) / threads;
     double result = 0;
     for (const auto read : {read_lines<true>, read_lines<false>}) {
-        result = std::max(result, rate(threads, seconds, [&](int thread) {
-                              return read(reinterpret_cast<const Line*>(buffer) + thread * lines,
-                                          lines);
-                          }));
+        result =
+            std::max(result, rate(threads, seconds, [&](int thread) {
+                         return read(reinterpret_cast<const Line*>(buffer) + thread * lines, lines);
+                     }));
     }
     std::free(buffer);
     return result;

@@ -8,7 +8,7 @@ from ._svg import Drawing
 def roofline() -> str:
     """The roof of the log's machine, and where the steps of a model stand."""
     d = Drawing(620, 280)
-    bandwidth, peak = 33.1, 677.0
+    bandwidth, peak = 35.0, 461.0
 
     def at(intensity: float, gflops: float) -> tuple[float, float]:
         x = 60 + (math.log10(intensity) + 0.5) / 4 * 520
@@ -27,8 +27,8 @@ def roofline() -> str:
     d.text(66, 18, "GFLOP/s", "small soft")
     ridge = peak / bandwidth
     d.line(at(0.35, 0.35 * bandwidth), at(ridge, peak), at(2800, peak), style="curve")
-    d.text(160, 130, "33.1 GB/s", "small", "end")
-    d.text(450, at(1, peak)[1] - 8, "677 GFLOP/s", "small")
+    d.text(160, 130, "35.0 GB/s", "small", "end")
+    d.text(450, at(1, peak)[1] - 8, "461 GFLOP/s", "small")
     for intensity, name in ((3.76, "1 request"), (60.2, "16 requests")):
         limit = min(peak, intensity * bandwidth)
         x, y = at(intensity, limit)
