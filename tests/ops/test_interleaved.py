@@ -69,6 +69,14 @@ def test_memory_refuses(rows, offset, reason):
         extension.interleave(rows, extension.large_pages(4096), offset)
 
 
+def test_memory_that_is_none():
+    lazy, view = mx.zeros((512,)) + 1, mx.zeros((512, 2))[:, 0]
+    mx.eval(view)
+    for memory in (lazy, view):
+        with pytest.raises(ValueError, match=r"memory must be of large_pages\(\)"):
+            kernels.extension().interleave(mx.zeros((16, 3)), memory, 0)
+
+
 def test_no_negative_memory():
     with pytest.raises(ValueError, match="must not be negative; got -1"):
         kernels.extension().large_pages(-1)

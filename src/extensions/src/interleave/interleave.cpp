@@ -62,6 +62,10 @@ void check(const mx::array& rows, const mx::array& memory, int64_t offset) {
         refuse("rows must be O×W numbers of 2 or 4 bytes, O a multiple of 16; got " + given.str() +
                ".");
     }
+    if (memory.status() != mx::array::Status::available || !memory.flags().row_contiguous) {
+        refuse(
+            "memory must be of large_pages(); got an array that is not computed yet, or a view.");
+    }
     const auto room = static_cast<int64_t>(memory.nbytes()) - offset;
     if (offset < 0 || offset % LINE != 0 || static_cast<int64_t>(rows.nbytes()) > room) {
         given << rows.nbytes() << " bytes at " << offset << " of " << memory.nbytes();
