@@ -128,11 +128,10 @@ struct Panel {
     }
 };
 
-// --- Weights of a panel, in two kinds: both say what a kernel multiplies by
-// -----------------------
+// --- the weights of a panel, in two kinds -------------------------------------------------------
 
 // Interleaved rows, where they lie: four places in memory, each of which goes forward. A processor
-// follows those better than any request to fetch them.
+// follows those by itself, and asking for lines ahead only disturbs it.
 class InPlace {
    public:
     explicit InPlace(const Panel& panel)
@@ -258,8 +257,7 @@ class Transposed {
     const char* ahead_;
 };
 
-// --- and what a panel leaves
-// ----------------------------------------------------------------------
+// --- what a panel leaves ------------------------------------------------------------------------
 
 // Rounds a row of totals and stores it.
 inline void store(const Panel& panel, int64_t row, const __m512* totals) {
