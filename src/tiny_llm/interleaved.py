@@ -34,7 +34,7 @@ def interleave(matrix: mx.array) -> mx.array:
 
 
 class InterleavedMemory:
-    """One piece of memory, in large pages, for all quantized layers of a model that our kernels read.
+    """One piece of memory, in large pages, for a model's quantized layers that our kernels read.
 
     They can be looked up and multiplied by the extension afterwards, and by nothing else. Others
     stay as they are, and so does everything where the kernels want rows.

@@ -137,7 +137,7 @@ def test_a_report_of_what_was_and_was_not_measured(tmp_path):
     ],
 )
 def test_the_probe_computes_what_it_counts(flags, function, instruction):
-    """A compiler may drop sums that it can tell are equal; then a peak is a multiple of the truth."""
+    """A compiler may drop sums that it can tell are equal: a peak, too high by their number."""
     command = ["c++", "-std=c++20", "-O3", "-ffp-contract=fast", *flags, "-S", "-o", "-", PROBE]
     assembly = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     bodies = re.findall(rf"^\S*{function}\S*:\n(.*?)\n\s+ret\b", assembly, re.DOTALL | re.MULTILINE)
