@@ -23,6 +23,7 @@ constexpr int64_t ROW_BLOCK = 192;  // rows whose activations and sums stay in t
 template <int ROWS, typename Weights>
 inline void add_group(const Panel& panel, const Weights& weights, int64_t first_row, int64_t group,
                       const __m512 (&products)[ROWS][PANELS], __m512* totals) {
+    weights.fetch_factors(group);
 #pragma GCC unroll 4
     for (int c = 0; c < PANELS; c++) {
         const __m512 scale = weights.scale(group, c), bias = weights.bias(group, c);

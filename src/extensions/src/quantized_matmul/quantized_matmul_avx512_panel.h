@@ -130,8 +130,9 @@ struct Panel {
 
 // --- the weights of a panel, in two kinds -------------------------------------------------------
 
-// Interleaved rows, where they lie: four places in memory, each of which goes forward. A processor
-// follows those by itself, and asking for lines ahead only disturbs it.
+// Interleaved rows, where they lie: four places in memory, each of which goes forward. What is
+// needed soon is asked for: a processor that only sees the loads notices late that a vector's rows
+// have ended and that the next panel's begin elsewhere.
 class InPlace {
    public:
     explicit InPlace(const Panel& panel)
@@ -148,9 +149,28 @@ class InPlace {
     }
     __m512 scale(int64_t g, int c) const { return factor(scales_, g, c); }
     __m512 bias(int64_t g, int c) const { return factor(biases_, g, c); }
-    void fetch(int64_t, int) const {}
+
+    // Asks for the line of vector p that is AHEAD words further on, in this panel or the next.
+    void fetch(int64_t w, int p) const {
+        static_assert(PAIRS == PANELS);
+        const int64_t ahead = (w + AHEAD) * sizeof(__m512i);
+        const int64_t next_panel = ahead < column_bytes_ ? 0 : (PANELS - 1) * column_bytes_;
+        _mm_prefetch(words_ + p * column_bytes_ + ahead + next_panel, _MM_HINT_T0);
+    }
+
+    // Asks for a share of the next panel's factors: all groups together ask for all of them.
+    void fetch_factors(int64_t g) const {
+        const int64_t next = PANELS * LANES * (groups_ + g);
+        const char* const lines[] = {(const char*)(scales_ + next), (const char*)(biases_ + next)};
+        for (const char* line : lines) {
+            _mm_prefetch(line, _MM_HINT_T0);
+            _mm_prefetch(line + 64, _MM_HINT_T0);
+        }
+    }
 
    private:
+    static constexpr int64_t AHEAD = 16;
+
     __m512 factor(const uint16_t* in, int64_t g, int c) const {
         return load_halves(in + (c * groups_ + g) * LANES, format_);
     }
@@ -206,6 +226,8 @@ class Transposed {
     __m512i word(int64_t w, int c) const { return words_[w - first_word_][c]; }
     __m512 scale(int64_t g, int c) const { return factors_[g * PANELS + c]; }
     __m512 bias(int64_t g, int c) const { return factors_[(groups_ + g) * PANELS + c]; }
+
+    void fetch_factors(int64_t) const {}  // by_group does
 
     // Asks for a cache line of a later block, one for each look-up p of each word w. A block has
     // two lines a row.
