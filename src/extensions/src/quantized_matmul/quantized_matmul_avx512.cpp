@@ -42,10 +42,11 @@ template <int ROWS, int PLANES, typename Weights>
 __attribute__((noinline)) void multiply_group(const Panel& panel, const Weights& weights,
                                               int64_t first_row, int64_t group, __m512* totals) {
     const __m512i even = panel.tables[0], odd = panel.tables[1];
-    const int words = panel.layout.words_per_group;
-    const int64_t stride = panel.layout.row_vectors * LANES;
-    const uint32_t* a = (const uint32_t*)(panel.activations) + first_row * stride +
-                        group * words / TILE * PLANES * LANES;
+    const int tiles = panel.layout.words_per_group / TILE;
+    const int64_t tile_stride = panel.layout.tile_vectors * LANES;
+    constexpr int row_stride = PLANES * LANES;
+    const uint32_t* a =
+        (const uint32_t*)panel.activations + first_row * row_stride + group * tiles * tile_stride;
     __m512 products[ROWS][PANELS];
 #pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++) {
@@ -54,31 +55,30 @@ __attribute__((noinline)) void multiply_group(const Panel& panel, const Weights&
             products[r][c] = _mm512_setzero_ps();
         }
     }
-    for (int w = 0; w < words; w++, a += PAIRS) {
+    for (int tile = 0; tile < tiles; tile++, a += tile_stride) {
+        for (int w = 0; w < TILE; w++) {
+            const int64_t word = (group * tiles + tile) * TILE + w;
 #pragma GCC unroll 4
-        for (int p = 0; p < PAIRS; p++) {
-            weights.fetch(group * words + w, p);
-            __m512bh pairs[PANELS];
+            for (int p = 0; p < PAIRS; p++) {
+                weights.fetch(word, p);
+                __m512bh pairs[PANELS];
 #pragma GCC unroll 4
-            for (int c = 0; c < PANELS; c++) {
-                pairs[c] = (__m512bh)unpack(weights.word(group * words + w, c), p,
-                                            p % 2 == 0 ? even : odd);
-            }
+                for (int c = 0; c < PANELS; c++) {
+                    pairs[c] = (__m512bh)unpack(weights.word(word, c), p, p % 2 == 0 ? even : odd);
+                }
 #pragma GCC unroll 2
-            for (int plane = 0; plane < PLANES; plane++) {
+                for (int plane = 0; plane < PLANES; plane++) {
 #pragma GCC unroll 6
-                for (int r = 0; r < ROWS; r++) {
-                    const __m512bh x = (__m512bh)_mm512_set1_epi32(
-                        static_cast<int>(a[r * stride + p + plane * LANES]));
+                    for (int r = 0; r < ROWS; r++) {
+                        const __m512bh x = (__m512bh)_mm512_set1_epi32(
+                            static_cast<int>(a[r * row_stride + plane * LANES + w * PAIRS + p]));
 #pragma GCC unroll 4
-                    for (int c = 0; c < PANELS; c++) {
-                        products[r][c] = _mm512_dpbf16_ps(products[r][c], x, pairs[c]);
+                        for (int c = 0; c < PANELS; c++) {
+                            products[r][c] = _mm512_dpbf16_ps(products[r][c], x, pairs[c]);
+                        }
                     }
                 }
             }
-        }
-        if (PLANES == 2 && w % TILE == TILE - 1) {
-            a += LANES;  // the second plane's vector was read beside the first's
         }
     }
     add_group(panel, weights, first_row, group, products, totals);

@@ -27,15 +27,16 @@ constexpr int PAIRS = 4;   // look-ups a word: each gives a pair of weights to e
 constexpr int TILE = 4;    // words whose pairs fill a vector of activations: 16 pairs
 
 // How the activations of a call lie in scratch memory: in vectors of 16 pairs, in the order in
-// which the weights' bits unpack, and summed by group.
+// which the weights' bits unpack, and summed by group. The vectors of all rows for one tile lie
+// together, so that those of a few rows are at distances that the compiler knows.
 struct Layout {
     int64_t words;  // of b in a row
     int64_t groups;
     int words_per_group;
-    int planes;           // 1 for bfloat16 activations, 2 for float16
-    int64_t row_vectors;  // words / TILE · planes
-    int64_t sums_offset;  // in floats from the start of scratch: M × groups sums
-    int64_t bytes;        // of scratch
+    int planes;            // 1 for bfloat16 activations, 2 for float16
+    int64_t tile_vectors;  // from one tile to the next: M · planes, and one more if that is even
+    int64_t sums_offset;   // in floats from the start of scratch: M × groups sums
+    int64_t bytes;         // of scratch
 };
 
 inline Layout layout_of(const QuantizedMatmulJob& job) {
@@ -44,8 +45,8 @@ inline Layout layout_of(const QuantizedMatmulJob& job) {
     layout.groups = job.I / job.group_size;
     layout.words_per_group = job.group_size * job.bits / 32;
     layout.planes = job.format == Format::float16 ? 2 : 1;
-    layout.row_vectors = layout.words / TILE * layout.planes;
-    layout.sums_offset = job.M * layout.row_vectors * LANES;
+    layout.tile_vectors = job.M * layout.planes | 1;  // odd: tiles share out the sets of a cache
+    layout.sums_offset = layout.words / TILE * layout.tile_vectors * LANES;
     layout.bytes = 4 * (layout.sums_offset + job.M * layout.groups);
     return layout;
 }
@@ -67,22 +68,24 @@ inline __m512i order_of_pairs(int bits) {
 inline void prepare_row(const QuantizedMatmulJob& job, const Layout& layout, int64_t row,
                         void* scratch) {
     const uint16_t* a = job.a + row * job.I;
-    __m512i* out = static_cast<__m512i*>(scratch) + row * layout.row_vectors;
+    __m512i* out = static_cast<__m512i*>(scratch) + row * layout.planes;
     const __m512i order = order_of_pairs(job.bits);
     const int count = 128 / job.bits;  // activations a tile: 32, or 16 that appear twice
-    for (int64_t tile = 0; tile < layout.words / TILE; tile++, a += count) {
+    for (int64_t tile = 0; tile < layout.words / TILE; tile++) {
         const __m512i x = _mm512_maskz_loadu_epi16(count == 32 ? ~0u : 0xffffu, a);
         if (layout.planes == 1) {
-            out[tile] = _mm512_permutexvar_epi16(order, x);
-            continue;
+            out[0] = _mm512_permutexvar_epi16(order, x);
+        } else {
+            __m256i high[2], low[2];
+            split(_mm512_cvtph_ps(_mm512_castsi512_si256(x)), &high[0], &low[0]);
+            split(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)), &high[1], &low[1]);
+            const __m512i highs = _mm512_inserti64x4(_mm512_castsi256_si512(high[0]), high[1], 1);
+            const __m512i lows = _mm512_inserti64x4(_mm512_castsi256_si512(low[0]), low[1], 1);
+            out[0] = _mm512_permutexvar_epi16(order, highs);
+            out[1] = _mm512_permutexvar_epi16(order, lows);
         }
-        __m256i high[2], low[2];
-        split(_mm512_cvtph_ps(_mm512_castsi512_si256(x)), &high[0], &low[0]);
-        split(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)), &high[1], &low[1]);
-        const __m512i highs = _mm512_inserti64x4(_mm512_castsi256_si512(high[0]), high[1], 1);
-        const __m512i lows = _mm512_inserti64x4(_mm512_castsi256_si512(low[0]), low[1], 1);
-        out[2 * tile] = _mm512_permutexvar_epi16(order, highs);
-        out[2 * tile + 1] = _mm512_permutexvar_epi16(order, lows);
+        a += count;
+        out += layout.tile_vectors;
     }
     float* sums = static_cast<float*>(scratch) + layout.sums_offset + row * layout.groups;
     a = job.a + row * job.I;
