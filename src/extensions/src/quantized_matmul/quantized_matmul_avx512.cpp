@@ -10,6 +10,7 @@
 
 #if defined(__AVX512BF16__)
 
+#include "common/scratch.h"
 #include "src/quantized_matmul/quantized_matmul_avx512_panel.h"
 
 namespace tiny_llm_ext {
@@ -153,7 +154,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     make_tables(job.bits, panel.tables);
     const int64_t row_block = job.M < ROW_BLOCK ? job.M : ROW_BLOCK;
     const int64_t vectors = row_block * PANELS + Transposed::vectors(panel.layout);
-    __m512* totals = static_cast<__m512*>(_mm_malloc(vectors * sizeof(__m512), 64));
+    __m512* totals = (__m512*)scratch_of_this_thread(vectors * LANES);
     Transposed transposed(totals + row_block * PANELS);
     for (int64_t o = first_output; o < last_output; o += PANELS * LANES) {
         panel.first = o;
@@ -165,7 +166,6 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
             run_rows(panel, transposed, row, rows, totals);
         }
     }
-    _mm_free(totals);
 }
 
 }  // namespace
