@@ -136,10 +136,14 @@ constexpr int kVectorBytes = 32;
 #else
 constexpr int kVectorBytes = 16;
 #endif
-#if defined(__aarch64__)
-constexpr int kSums = 16;
+// Zen 5 begins two bfloat16 dot products a cycle and ends each six cycles later: twelve sums would
+// just do if none ever waited for anything else, and reach 93 % of the peak.
+#if defined(__AVX512F__)
+constexpr int kSums = 24;  // of 32 registers
+#elif defined(__aarch64__)
+constexpr int kSums = 16;  // of 32
 #else
-constexpr int kSums = 12;  // with two constants these fill AVX2's registers
+constexpr int kSums = 12;  // of 16: with two constants these fill AVX2's
 #endif
 typedef float Floats __attribute__((vector_size(kVectorBytes)));
 
@@ -150,7 +154,7 @@ double f32_fma(int) {
     }
     const Floats factor = Floats{} + 0.5f, addend = Floats{} + static_cast<float>(sink != 0);
     for (int i = 0; i < kRounds; ++i) {
-#pragma GCC unroll 16
+#pragma GCC unroll 24
         for (int j = 0; j < kSums; ++j) {
             sums[j] = sums[j] * factor + addend;  // contracted to one instruction
         }
@@ -169,7 +173,7 @@ double bf16_dot(int) {
     }
     const __m512bh a = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(sink)));
     for (int i = 0; i < kRounds; ++i) {
-#pragma GCC unroll 16
+#pragma GCC unroll 24
         for (int j = 0; j < kSums; ++j) {
             sums[j] = _mm512_dpbf16_ps(sums[j], a, a);
         }
@@ -187,7 +191,7 @@ double bf16_dot(int) {
     }
     const bfloat16x8_t a = vreinterpretq_bf16_f32(vdupq_n_f32(sink));
     for (int i = 0; i < kRounds; ++i) {
-#pragma GCC unroll 16
+#pragma GCC unroll 24
         for (int j = 0; j < kSums; ++j) {
             sums[j] = vbfmmlaq_f32(sums[j], a, a);  // 2×4 by 4×2
         }

@@ -280,13 +280,13 @@ inline int32_t max(Ints x) {
 
 // --- functions ----------------------------------------------------------------------------------
 
-/// eˣ to about 2 units in the last place; 0 below −87.3, infinity above 88.7, NaN for NaN.
+/// eˣ for x ≤ 0, to about 2 units in the last place; 0 below −87.3, NaN for NaN.
 ///
 /// x = n·ln 2 + r with |r| ≤ ½ ln 2; eʳ is a polynomial, 2ⁿ an exponent. ln 2 is subtracted in two
 /// parts, so that r keeps its precision (Cody and Waite, 1980).
-inline Floats exp(Floats x) {
-    const Floats lowest = splat(-87.33654f), highest = splat(88.72283f);
-    const Floats clamped = x < lowest ? lowest : (x > highest ? highest : x);
+inline Floats exp_of_negative(Floats x) {
+    const Floats lowest = splat(-87.33654f);
+    const Floats clamped = max(lowest, x);
     const Floats magic = splat(12582912.0f);  // 1.5 · 2²³: adding it rounds to a whole number
     const Floats shifted = fma(clamped, splat(1.44269504f), magic);
     const Floats n = shifted - magic;
@@ -299,15 +299,9 @@ inline Floats exp(Floats x) {
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p, r * r, r) + 1.0f;
-    // 2ⁿ in two factors: n may be 128, one more than an exponent holds.
-    const Ints whole = as_ints(shifted) - as_ints(magic);
-    const Ints half = whole >> 1;
-    const Floats two_to_half = as_floats((half + 127) << 23);
-    const Floats two_to_rest = as_floats((whole - half + 127) << 23);
-    Floats y = p * two_to_half * two_to_rest;
-    y = x < lowest ? Floats{} : y;
-    y = x > highest ? splat(__builtin_inff()) : y;
-    return x == x ? y : x;
+    // n stands in the lowest bits of `shifted`; what is above them is shifted out.
+    const Floats two_to_n = as_floats((as_ints(shifted) << 23) + (127 << 23));
+    return x < lowest ? Floats{} : p * two_to_n;
 }
 
 }  // namespace

@@ -106,13 +106,13 @@ inline void weigh(const AttentionBlock& block, int row, int visible, const float
     // Where every key is hidden so far, 0 keeps −inf − largest from being NaN.
     const Floats base = splat(largest == -__builtin_inff() ? 0 : largest);
     if (largest > before) {
-        rescale(block, row, exp(splat(before) - base)[0]);
+        rescale(block, row, exp_of_negative(splat(before) - base)[0]);
         block.largest[row] = largest;
     }
     float* sums = block.sums + row * LANES;
     Floats total = load_bits<Floats>(sums);
     for (int v = 0; v < KEY_VECTORS; v++) {
-        const Floats weights = exp(x[v] - base);
+        const Floats weights = exp_of_negative(x[v] - base);
         total = total + weights;
         store(scores, v * LANES, Format::float32, weights);
     }
