@@ -20,7 +20,8 @@ inline Floats round_up_to(float top, Floats x) {
 template <Format F>
 inline Floats silu(Floats x) {
     const Ints sign = Ints{} + INT32_MIN;
-    const Floats power = round_to(exp_of_negative(as_floats(as_ints(x) | sign)), F);  // e^−|x|, 0 … 1
+    const Floats power =
+        round_to(exp_of_negative(as_floats(as_ints(x) | sign)), F);  // e^−|x|, 0 … 1
     const Floats sigmoid = round_up_to<F>(1, 1.0f / round_up_to<F>(2, 1.0f + power));
     // 1 − sigmoid needs no rounding: it is a multiple of the same spacing, and smaller.
     return round_to(x * (x < 0.0f ? 1.0f - sigmoid : sigmoid), F);
