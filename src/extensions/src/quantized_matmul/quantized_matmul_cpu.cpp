@@ -51,15 +51,14 @@ void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
     parallel_for((input.M + ROWS - 1) / ROWS, [&](int64_t chunk) {
         kernel.prepare(input, aligned, chunk * ROWS, std::min(input.M, (chunk + 1) * ROWS));
     });
-    // About 8 chunks a thread: few enough to cost nothing, enough to share out evenly. Many rows
-    // make a panel worth a chunk of its own: threads wait for each other's last one.
+    // Threads wait for each other's last chunk, so chunks are small: about 24 a thread, or a panel.
+    constexpr int64_t CHUNKS = 24;
     int64_t outputs = 0;
     for (const auto& job : jobs) {
         outputs += job.O;
     }
     const int64_t panels = (outputs + QUANTIZED_MATMUL_PANEL - 1) / QUANTIZED_MATMUL_PANEL;
-    const int64_t most = std::max<int64_t>(1, 64 / input.M);
-    const int64_t panels_per_chunk = std::clamp<int64_t>(panels / (8 * num_threads()), 1, most);
+    const int64_t panels_per_chunk = std::max<int64_t>(1, panels / (CHUNKS * num_threads()));
     for_outputs(jobs, panels_per_chunk * QUANTIZED_MATMUL_PANEL,
                 [&](const QuantizedMatmulJob& job, int64_t first, int64_t last) {
                     kernel.run(job, aligned, first, last);
