@@ -133,7 +133,7 @@ inline void load_keys(const Rows& rows, int64_t D, Format format, float* keys, A
         }
         for (int64_t d = 0; d < D; d += step) {
             const int count = static_cast<int>(D - d < step ? D - d : step);
-            float* to = keys + (in_pairs(format) ? d / 2 : d) * KEYS + first;
+            float* to = keys + score_steps(d, format) * KEYS + first;
             if (format == Format::bfloat16) {
                 transpose_column_pairs(from, d, count, to);
             } else {

@@ -111,27 +111,33 @@ void multiply(const Panel& panel, const Weights& weights, int64_t first_row, int
     }
 }
 
-// Rows first_row … of a panel.
+// All rows of a panel, a block of them after the other. `totals` has room for a block.
 template <int PLANES>
-void run_panel(const Panel& panel, Transposed& transposed, int64_t first_row, int64_t rows,
-               __m512* totals) {
+void run_panel(const Panel& panel, Transposed& transposed, __m512* totals) {
     const Layout& layout = panel.layout;
-    for (int64_t i = 0; i < rows * PANELS; i++) {
-        totals[i] = _mm512_setzero_ps();
-    }
-    if (panel.job->interleaved && panel.outputs == PANELS * LANES) {
-        multiply<PLANES>(panel, InPlace(panel), first_row, rows, 0, layout.groups, totals);
-    } else {
+    const int64_t M = panel.job->M;
+    const bool in_place = panel.job->interleaved && panel.outputs == PANELS * LANES;
+    if (!in_place) {
         transposed.load_factors(panel);
-        for (int64_t word = 0; word < layout.words; word += BLOCK) {
-            const int64_t end = layout.words - word < BLOCK ? layout.words : word + BLOCK;
-            transposed.load_words(panel, word, static_cast<int>(end - word));
-            multiply<PLANES>(panel, transposed, first_row, rows, word / layout.words_per_group,
-                             end / layout.words_per_group, totals);
-        }
     }
-    for (int64_t r = 0; r < rows; r++) {
-        store(panel, first_row + r, totals + r * PANELS);
+    for (int64_t first_row = 0; first_row < M; first_row += ROW_BLOCK) {
+        const int64_t rows = M - first_row < ROW_BLOCK ? M - first_row : ROW_BLOCK;
+        for (int64_t i = 0; i < rows * PANELS; i++) {
+            totals[i] = _mm512_setzero_ps();
+        }
+        if (in_place) {
+            multiply<PLANES>(panel, InPlace(panel), first_row, rows, 0, layout.groups, totals);
+        } else {
+            for (int64_t word = 0; word < layout.words; word += BLOCK) {
+                const int64_t end = layout.words - word < BLOCK ? layout.words : word + BLOCK;
+                transposed.load_words(panel, word, static_cast<int>(end - word));
+                multiply<PLANES>(panel, transposed, first_row, rows, word / layout.words_per_group,
+                                 end / layout.words_per_group, totals);
+            }
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            store(panel, first_row + r, totals + r * PANELS);
+        }
     }
 }
 
@@ -152,19 +158,16 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     panel.activations = static_cast<const __m512i*>(scratch);
     panel.sums = static_cast<const float*>(scratch) + panel.layout.sums_offset;
     make_tables(job.bits, panel.tables);
-    const int64_t row_block = job.M < ROW_BLOCK ? job.M : ROW_BLOCK;
-    const int64_t vectors = row_block * PANELS + Transposed::vectors(panel.layout);
+    const int64_t totals_vectors = (job.M < ROW_BLOCK ? job.M : ROW_BLOCK) * PANELS;
+    const int64_t vectors = totals_vectors + Transposed::vectors(panel.layout);
     __m512* totals = (__m512*)scratch_of_this_thread(vectors * LANES);
-    Transposed transposed(totals + row_block * PANELS);
+    Transposed transposed(totals + totals_vectors);
+    const auto run_rows = panel.layout.planes == 1 ? run_panel<1> : run_panel<2>;
     for (int64_t o = first_output; o < last_output; o += PANELS * LANES) {
         panel.first = o;
         panel.outputs =
             static_cast<int>(last_output - o < PANELS * LANES ? last_output - o : PANELS * LANES);
-        for (int64_t row = 0; row < job.M; row += row_block) {
-            const int64_t rows = job.M - row < row_block ? job.M - row : row_block;
-            const auto run_rows = panel.layout.planes == 1 ? run_panel<1> : run_panel<2>;
-            run_rows(panel, transposed, row, rows, totals);
-        }
+        run_rows(panel, transposed, totals);
     }
 }
 
