@@ -173,7 +173,7 @@ class InPlace {
     }
 
    private:
-    static constexpr int64_t AHEAD = 16;
+    static constexpr int64_t AHEAD = 16;  // words; 12 and 24 are 3 % slower for one row
 
     __m512 factor(const uint16_t* in, int64_t g, int c) const {
         return load_halves(in + (c * groups_ + g) * LANES, format_);
