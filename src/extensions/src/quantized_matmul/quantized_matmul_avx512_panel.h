@@ -133,6 +133,8 @@ struct Panel {
 };
 
 // --- the weights of a panel, in two kinds -------------------------------------------------------
+//
+// What only fetches has to be inlined: GCC takes such a function to do nothing, and drops the call.
 
 // Interleaved rows, where they lie: four places in memory, each of which goes forward. What is
 // needed soon is asked for: a processor that only sees the loads notices late that a vector's rows
@@ -155,7 +157,7 @@ class InPlace {
     __m512 bias(int64_t g, int c) const { return factor(biases_, g, c); }
 
     // Asks for the line of vector p that is AHEAD words further on, in this panel or the next.
-    void fetch(int64_t w, int p) const {
+    __attribute__((always_inline)) void fetch(int64_t w, int p) const {
         static_assert(PAIRS == PANELS);
         const int64_t ahead = (w + AHEAD) * sizeof(__m512i);
         const int64_t next_panel = ahead < column_bytes_ ? 0 : (PANELS - 1) * column_bytes_;
@@ -163,7 +165,7 @@ class InPlace {
     }
 
     // Asks for a share of the next panel's factors: all groups together ask for all of them.
-    void fetch_factors(int64_t g) const {
+    __attribute__((always_inline)) void fetch_factors(int64_t g) const {
         const int64_t next = PANELS * LANES * (groups_ + g);
         const char* const lines[] = {(const char*)(scales_ + next), (const char*)(biases_ + next)};
         for (const char* line : lines) {
@@ -235,7 +237,7 @@ class Transposed {
 
     // Asks for a cache line of a later block, one for each look-up p of each word w. A block has
     // two lines a row.
-    void fetch(int64_t w, int p) const {
+    __attribute__((always_inline)) void fetch(int64_t w, int p) const {
         static_assert(BLOCK * sizeof(uint32_t) == 2 * 64 && BLOCK * PAIRS == 2 * PANELS * LANES);
         const int64_t line = (w - first_word_) * PAIRS + p;
         _mm_prefetch(ahead_ + line / 2 * 4 * row_words_ + line % 2 * 64, _MM_HINT_T0);
