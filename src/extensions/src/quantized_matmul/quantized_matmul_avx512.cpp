@@ -162,12 +162,12 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     const int64_t vectors = totals_vectors + Transposed::vectors(panel.layout);
     __m512* totals = (__m512*)scratch_of_this_thread(vectors * LANES);
     Transposed transposed(totals + totals_vectors);
-    const auto run_rows = panel.layout.planes == 1 ? run_panel<1> : run_panel<2>;
+    const auto run_this = panel.layout.planes == 1 ? run_panel<1> : run_panel<2>;
     for (int64_t o = first_output; o < last_output; o += PANELS * LANES) {
         panel.first = o;
         panel.outputs =
             static_cast<int>(last_output - o < PANELS * LANES ? last_output - o : PANELS * LANES);
-        run_rows(panel, transposed, totals);
+        run_this(panel, transposed, totals);
     }
 }
 

@@ -98,12 +98,13 @@ inline void prepare_row(const QuantizedMatmulJob& job, const Layout& layout, int
     }
 }
 
-// The bfloat16 numbers behind 32 indices, of which the lowest four bits count.
-inline __m512i table_of(__m512i numbers) {  // 16 of them, exact in bfloat16
+// Sixteen numbers that are exact in bfloat16, twice: the fifth bit of an index makes no difference.
+inline __m512i table_of(__m512i numbers) {
     const __m512i floats = _mm512_castps_si512(_mm512_cvtepi32_ps(numbers));
     return _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(_mm512_srli_epi32(floats, 16)));
 }
 
+// What even and odd look-ups find at the lowest four bits of an index.
 inline void make_tables(int bits, __m512i* tables) {
     const __m512i numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     tables[0] = table_of(numbers);
