@@ -126,11 +126,21 @@ def test_what_cannot_be_honoured_is_one_sentence(capsys, argv, message):
     assert message in last
 
 
+# The demo model may answer everything within one interval of the view.
+DRAWN_AFTER_EVERY_STEP = """
+import sys
+from tiny_llm.cli import batch_main
+
+batch_main.REDRAW_SECONDS = 0
+sys.exit(batch_main.main())
+"""
+
+
 def in_a_terminal(*argv: str, interrupt: bool = False) -> tuple[int, str]:
     """The exit status, and all that a terminal of 100 columns received."""
     terminal, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "tiny_llm.cli.batch_main", *DEMO, *argv],
+        [sys.executable, "-c", DRAWN_AFTER_EVERY_STEP, *DEMO, *argv],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -343,7 +353,6 @@ def test_the_engine_says_the_same_and_records_it(capsys, tmp_path):
 
 
 def test_the_engine_in_a_terminal():
-    # Long enough for the view to be drawn while answers grow.
     status, screen = in_a_terminal("--loader", "week3", "--max-tokens", "64")
     assert status == 0
     for word in ("slot", "decoding", "waiting", "pages", "shared", "prefix cache", "16 of 16"):

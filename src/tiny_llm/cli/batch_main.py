@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
 def run_live(run: BatchRun, num_prompts: int, screen: Console) -> float:
     """Steps through a run while a table on `screen` shows it; returns the seconds it took."""
     with Live(console=screen, auto_refresh=False, transient=True) as live:
-        drawn_at = 0.0
+        drawn_at = -REDRAW_SECONDS  # the first step is shown
 
         def draw(seconds: float) -> None:
             nonlocal drawn_at
