@@ -24,43 +24,57 @@ constexpr Indices<0, 1, 2, 3> ALL_LANES;
 #define TINY_LLM_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Ints{__VA_ARGS__})
 #endif
 
-// Cut a and b into runs of RUN lanes. The even runs of both, taking turns: a's first, b's first, …
-template <int RUN, int... LANE>
-inline Floats even_runs(Floats a, Floats b, Indices<LANE...>) {
-    return TINY_LLM_SHUFFLE(a, b, (LANE & RUN ? LANES + LANE - RUN : LANE)...);
+// Both cost one instruction each, without constants, wherever there are vectors.
+
+// Of every four lanes, the first two (or else the last two) of a and b, in turns: a0 b0 a1 b1.
+template <int FROM, int... LANE>
+inline Floats zip_pairs(Floats a, Floats b, Indices<LANE...>) {
+    return TINY_LLM_SHUFFLE(a, b, (LANE / 4 * 4 + FROM + LANE % 4 / 2 + LANE % 2 * LANES)...);
 }
 
-// The odd runs of both, taking turns.
-template <int RUN, int... LANE>
-inline Floats odd_runs(Floats a, Floats b, Indices<LANE...>) {
-    return TINY_LLM_SHUFFLE(a, b, (LANE & RUN ? LANES + LANE : LANE + RUN)...);
+// Every other four lanes of a, then of b: the even fours, or from lane 4 on the odd ones.
+template <int FROM, int... LANE>
+inline Floats every_other_four(Floats a, Floats b, Indices<LANE...>) {
+    return TINY_LLM_SHUFFLE(a, b, (LANE / 4 * 8 + FROM + LANE % 4)...);
 }
 
 #undef TINY_LLM_SHUFFLE
 
-// Exchanges the off-diagonal quarters of every square of 2·RUN × 2·RUN.
-template <int RUN>
-inline void exchange_quarters(Floats* x) {
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) {
-        if ((i & RUN) == 0) {
-            const Floats upper = x[i], lower = x[i + RUN];
-            x[i] = even_runs<RUN>(upper, lower, ALL_LANES);
-            x[i + RUN] = odd_runs<RUN>(upper, lower, ALL_LANES);
-        }
-    }
+inline void zip(Floats& a, Floats& b) {
+    const Floats first = zip_pairs<0>(a, b, ALL_LANES);
+    b = zip_pairs<2>(a, b, ALL_LANES);
+    a = first;
 }
 
-/// x[i] lane j becomes x[j] lane i: quarters are exchanged, then the quarters of quarters.
+inline void part(Floats& a, Floats& b) {
+    const Floats even = every_other_four<0>(a, b, ALL_LANES);
+    b = every_other_four<4>(a, b, ALL_LANES);
+    a = even;
+}
+
+/// x[i] lane j becomes x[j] lane i.
+///
+/// Squares of 4 × 4 first. Let a, b, c, d be four rows: then x[i] has column 4·u + i of them in its
+/// four lanes number u. What is left is to transpose fours.
 inline void transpose(Floats* x) {
-    if constexpr (LANES >= 16) {
-        exchange_quarters<8>(x);
+#pragma GCC unroll 4
+    for (int i = 0; i < LANES; i += 4) {
+        zip(x[i], x[i + 2]);      // a0 c0 a1 c1, a2 c2 a3 c3
+        zip(x[i + 1], x[i + 3]);  // b0 d0 b1 d1, b2 d2 b3 d3
+        zip(x[i], x[i + 1]);      // a0 b0 c0 d0, a1 b1 c1 d1
+        zip(x[i + 2], x[i + 3]);  // a2 b2 c2 d2, a3 b3 c3 d3
     }
-    if constexpr (LANES >= 8) {
-        exchange_quarters<4>(x);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        if constexpr (LANES >= 8) {
+            part(x[i], x[i + 4]);
+        }
+        if constexpr (LANES == 16) {
+            part(x[i + 8], x[i + 12]);
+            part(x[i], x[i + 8]);
+            part(x[i + 4], x[i + 12]);
+        }
     }
-    exchange_quarters<2>(x);
-    exchange_quarters<1>(x);
 }
 
 }  // namespace

@@ -265,25 +265,25 @@ inline void load_query_row(const AttentionBlock& block, int row, const void* que
 ///
 /// visible_keys(row): how many keys a row of the block may see, from the first; it does not fall
 ///   from row to row, and is at most `end` for the last.
-/// tile_at(first): the addresses of the keys and values from `first` on; from `end` on, as if they
-///   followed these, of those that are likely to be needed next, or none.
+/// tile_at(first, tile): writes addresses of the keys and values from `first` on; from `end` on, as
+///   if they followed these, of those that are likely to be needed next, or none.
 /// mask: null, or room for rows × KEYS numbers that load_mask(first, count) fills; it returns
 ///   whether any row sees any of these keys.
 template <typename VisibleKeys, typename TileAt, typename LoadMask>
 void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& visible_keys,
                    const TileAt& tile_at, const float* mask, const LoadMask& load_mask) {
     const int64_t distance = end < KEYS ? end : KEYS;
-    Tile tile = tile_at(0);
+    Tile tiles[2], after;
+    tile_at(0, tiles[0]);
     for (int64_t first_key = 0; first_key < end; first_key += KEYS) {
-        const Tile next = tile_at(first_key + distance);
-        // As many rows as this tile has, some way on: so memory has an even load, also where a tile
-        // is not full, and where the keys of one head end and those of another begin.
-        Tile later = {};
-        append(later, next, tile.keys.count);
-        if (first_key + distance < end) {
-            append(later, tile_at(end), tile.keys.count);
+        const int now = first_key / KEYS % 2;
+        const Tile& tile = tiles[now];
+        Tile& next = tiles[1 - now];
+        tile_at(first_key + distance, next);
+        if (next.keys.count < tile.keys.count && first_key + distance < end) {
+            tile_at(end, after);
         }
-        Ahead ahead(later, bytes_of(block.D, block.format));
+        Ahead ahead(tile, next, after, bytes_of(block.D, block.format));
         if (mask == nullptr || load_mask(first_key, tile.keys.count)) {
             int visible[MAX_BLOCK_ROWS];
             int first = block.rows;  // the first row that sees a key of this tile
@@ -294,7 +294,6 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
             }
             attend(block, first, visible, mask, tile, ahead);
         }
-        tile = next;
     }
 }
 

@@ -20,25 +20,82 @@ constexpr int SCORE_VECTORS = 2;  // of keys, side by side
 constexpr int SCORE_KEYS = SCORE_VECTORS * LANES;
 static_assert(KEYS % SCORE_KEYS == 0);
 
+// A number that the compiler knows: where it is a count, there is nothing to ask at run time.
+template <int N>
+struct Known {
+    constexpr operator int() const { return N; }
+};
+
+// How many columns of keys are transposed at once.
+template <Format FORMAT>
+constexpr int COLUMNS = FORMAT == Format::bfloat16 ? 2 * LANES : LANES;
+
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int REGISTERS_FOR_OUT = 8;  // of 16
 #else
 constexpr int REGISTERS_FOR_OUT = 16;  // of 32
 #endif
 
-// x = columns of LANES keys from column d on, a vector each; of bfloat16 two, as 32-bit words.
+// x = `count` columns of LANES keys from column d on, a vector each; of bfloat16 two, as 32-bit
+// words.
 template <Format FORMAT>
-inline void load_transposed(const void* const* keys, int64_t d, int count, Floats* x) {
-    constexpr int step = FORMAT == Format::bfloat16 ? 2 * LANES : LANES;
+__attribute__((always_inline)) inline void load_transposed(const void* const* keys, int64_t d,
+                                                           auto count, Floats* x) {
+#pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
         if constexpr (FORMAT == Format::bfloat16) {
             const void* from = element(keys[i], d, FORMAT);
-            x[i] = count == step ? load_bits<Floats>(from) : load_bits<Floats>(from, count, 2);
+            x[i] = count == COLUMNS<FORMAT> ? load_bits<Floats>(from)
+                                            : load_bits<Floats>(from, count, 2);
         } else {
-            x[i] = count == step ? load(keys[i], d, FORMAT) : load(keys[i], d, FORMAT, count);
+            x[i] = count == COLUMNS<FORMAT> ? load(keys[i], d, FORMAT)
+                                            : load(keys[i], d, FORMAT, count);
         }
     }
     transpose(x);
+}
+
+// sums += query · keys, of `count` columns from d on: ROWS rows, LANES keys.
+template <int ROWS, Format FORMAT>
+__attribute__((always_inline)) inline void add_columns_of_keys(const void* const* keys,
+                                                               const float* query, int64_t D,
+                                                               int64_t d, auto count, Floats* sums,
+                                                               Ahead& ahead) {
+    Floats x[LANES];
+    load_transposed<FORMAT>(keys, d, count, x);
+    const float* numbers[ROWS];
+#pragma GCC unroll 4
+    for (int row = 0; row < ROWS; row++) {
+        numbers[row] = query + row * D + score_steps(d, FORMAT);
+    }
+    const auto add = [&]<typename Number>(int i, auto column, Number) {
+#pragma GCC unroll 4
+        for (int row = 0; row < ROWS; row++) {
+            sums[row] = fma(splat(((const Number*)numbers[row])[i]), column, sums[row]);
+        }
+    };
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        if (i % 4 == 0) {
+            ahead.fetch_and_remind();
+        }
+        if constexpr (FORMAT != Format::bfloat16) {
+            if (i < count) {
+                add(i, x[i], float());
+            }
+        } else if constexpr (MULTIPLIES_PAIRS) {
+            if (2 * i < count) {
+                add(i, as_ints(x[i]), int32_t());
+            }
+        } else {
+            if (2 * i < count) {
+                add(2 * i, as_floats(as_ints(x[i]) << 16), float());
+            }
+            if (2 * i + 1 < count) {
+                add(2 * i + 1, as_floats(as_ints(x[i]) & ~0xffff), float());
+            }
+        }
+    }
 }
 
 // scores of ROWS rows with SCORE_KEYS keys = query · keys. Rows of query are D words apart, those
@@ -46,43 +103,20 @@ inline void load_transposed(const void* const* keys, int64_t d, int count, Float
 template <int ROWS, Format FORMAT>
 __attribute__((noinline)) void score_few(const void* const* keys, const float* query, int64_t D,
                                          float* scores, Ahead& ahead) {
-    constexpr int step = FORMAT == Format::bfloat16 ? 2 * LANES : LANES;
     Floats sums[SCORE_VECTORS][ROWS] = {};
-    for (int64_t d = 0; d < D; d += step) {
-        const int count = static_cast<int>(D - d < step ? D - d : step);
+    const auto add = [&](int64_t d, auto count) {
 #pragma GCC unroll 2
         for (int v = 0; v < SCORE_VECTORS; v++) {
-            const auto add = [&](const auto* numbers, auto column) {
-#pragma GCC unroll 4
-                for (int row = 0; row < ROWS; row++) {
-                    sums[v][row] = fma(splat(numbers[row * D]), column, sums[v][row]);
-                }
-            };
-            Floats x[LANES];
-            load_transposed<FORMAT>(keys + v * LANES, d, count, x);
-#pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) {
-                if (i % 4 == 0) {
-                    ahead.fetch_row();
-                }
-                if constexpr (FORMAT != Format::bfloat16) {
-                    if (i < count) {
-                        add(query + d + i, x[i]);
-                    }
-                } else if constexpr (MULTIPLIES_PAIRS) {
-                    if (2 * i < count) {
-                        add((const int32_t*)query + d / 2 + i, as_ints(x[i]));
-                    }
-                } else {
-                    if (2 * i < count) {
-                        add(query + d + 2 * i, as_floats(as_ints(x[i]) << 16));
-                    }
-                    if (2 * i + 1 < count) {
-                        add(query + d + 2 * i + 1, as_floats(as_ints(x[i]) & ~0xffff));
-                    }
-                }
-            }
+            add_columns_of_keys<ROWS, FORMAT>(keys + v * LANES, query, D, d, count, sums[v], ahead);
         }
+    };
+    constexpr int step = COLUMNS<FORMAT>;
+    int64_t d = 0;
+    for (; d + step <= D; d += step) {
+        add(d, Known<step>());
+    }
+    if (d < D) {
+        add(d, static_cast<int>(D - d));
     }
 #pragma GCC unroll 2
     for (int v = 0; v < SCORE_VECTORS; v++) {
@@ -107,7 +141,7 @@ __attribute__((noinline)) void add_columns(const float* weights, const Rows& val
     }
     for (int key = from; key < to; key++) {
         if (ahead != nullptr) {
-            ahead->fetch_row();
+            ahead->fetch_and_remind();
         }
         Floats x[VECTORS];
 #pragma GCC unroll 16

@@ -14,7 +14,7 @@ constexpr int KEYS = ATTENTION_TILE;
 /// Addresses of up to KEYS rows of D elements.
 struct Rows {
     const void* at[KEYS];
-    int count;
+    int count = 0;
 };
 
 struct Tile {
@@ -39,20 +39,17 @@ inline const void* element(const void* row, int64_t d, Format format) {
     return static_cast<const char*>(row) + bytes_of(d, format);
 }
 
-/// `to` gets keys and values of `from` until it has `count`, or `from` has no more.
-inline void append(Tile& to, const Tile& from, int count) {
-    for (int i = 0; i < from.keys.count && to.keys.count < count; i++) {
-        to.keys.at[to.keys.count++] = from.keys.at[i];
-        to.values.at[to.values.count++] = from.values.at[i];
-    }
-}
-
-/// Fetches rows of a later tile into the L2 cache while this one is worked on, a little at a time:
-/// a core waits for at most about 16 lines at once, and stands still when it is asked for more.
+/// Fetches rows of later tiles into the caches while one is worked on, a little at a time: a core
+/// waits for a few dozen lines at once, and when it is asked for more it stands still, or forgets.
 class Ahead {
    public:
-    Ahead(const Tile& later, int64_t row_bytes)
-        : later_(later), rows_(later.keys.count + later.values.count), row_bytes_(row_bytes) {}
+    /// Rows of `next` and then of `after` will be fetched, as many as `tile` has: so memory has an
+    /// even load, also where a tile is not full, and where one head ends and another begins.
+    Ahead(const Tile& tile, const Tile& next, const Tile& after, int64_t row_bytes)
+        : tile_(tile), next_(next), after_(after), row_bytes_(row_bytes) {
+        const int later = next.keys.count + after.keys.count;
+        rows_ = 2 * (later < tile.keys.count ? later : tile.keys.count);
+    }
 
     /// Asks for what is still missing of a part of the rows: from 0 to 1, or more for all.
     void fetch(float part) {
@@ -62,23 +59,52 @@ class Ahead {
         }
     }
 
-    /// Asks for one row more: called often enough, memory and arithmetic need not take turns.
-    void fetch_row() {
+    /// Asks for one row more, and once more for a row that is needed soon: of the first requests
+    /// some are lost. Called often enough, memory and arithmetic need not take turns.
+    void fetch_and_remind() {
         if (done_ < rows_) {
-            const Rows& rows = done_ % 2 == 0 ? later_.keys : later_.values;
-            const void* row = rows.at[done_ / 2];
-            for (int64_t byte = 0; byte < row_bytes_; byte += 64) {
-                __builtin_prefetch(static_cast<const char*>(row) + byte, 0, 2);
-            }
-            done_++;
+            fetch_row();
         }
+        remind();
     }
 
    private:
-    const Tile& later_;
-    const int rows_;  // of keys and of values, in turns: memory serves two places at once faster
-    int64_t row_bytes_;
+    static constexpr int SOON = 24;  // rows; a few KB, which do not drive each other out of L1
+
+    // Keys and values in turns: memory serves two places at once faster.
+    void fetch_row() {
+        const int i = done_ / 2, beyond = i - next_.keys.count;
+        const Tile& tile = beyond < 0 ? next_ : after_;
+        const Rows& rows = done_ % 2 == 0 ? tile.keys : tile.values;
+        request<2>(rows.at[beyond < 0 ? i : beyond]);
+        done_++;
+    }
+
+    // Rows in the order of their use: the keys of a tile, its values, the keys of the next.
+    void remind() {
+        const int count = tile_.keys.count, i = reminded_++;
+        if (i < count) {
+            request<3>(tile_.keys.at[i]);
+        } else if (i < 2 * count) {
+            request<3>(tile_.values.at[i - count]);
+        } else if (i - 2 * count < next_.keys.count) {
+            request<3>(next_.keys.at[i - 2 * count]);
+        }
+    }
+
+    // LOCALITY 3: into the L1 cache; 2: into L2.
+    template <int LOCALITY>
+    __attribute__((always_inline)) void request(const void* row) {
+        for (int64_t byte = 0; byte < row_bytes_; byte += 64) {
+            __builtin_prefetch(static_cast<const char*>(row) + byte, 0, LOCALITY);
+        }
+    }
+
+    const Tile &tile_, &next_, &after_;
+    const int64_t row_bytes_;
+    int rows_;
     int done_ = 0;
+    int reminded_ = SOON;
 };
 
 // `to` = columns d … d + count − 1 of LANES rows, transposed: count rows of LANES, KEYS apart.

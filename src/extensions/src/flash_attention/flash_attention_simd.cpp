@@ -7,9 +7,8 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 // Up to KEYS rows of key or value, from token `first`; none at or beyond `end`.
-Rows tile_rows(const void* array, const Strides& strides, const FlashAttentionJob& job, int64_t b,
-               int64_t h, int64_t first, int64_t end) {
-    Rows rows;
+void find_rows(const void* array, const Strides& strides, const FlashAttentionJob& job, int64_t b,
+               int64_t h, int64_t first, int64_t end, Rows& rows) {
     const int64_t left = end - first;
     rows.count = static_cast<int>(left < 0 ? 0 : left < KEYS ? left : KEYS);
     const void* row = element(array, row_offset(strides, b, h, first), job.format);
@@ -17,22 +16,23 @@ Rows tile_rows(const void* array, const Strides& strides, const FlashAttentionJo
     for (int i = 0; i < rows.count; i++) {
         rows.at[i] = static_cast<const char*>(row) + i * step;
     }
-    return rows;
 }
 
-Tile tile_at(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first, int64_t end) {
-    return {tile_rows(job.key, job.key_strides, job, b, h, first, end),
-            tile_rows(job.value, job.value_strides, job, b, h, first, end)};
+void find_tile(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first, int64_t end,
+               Tile& tile) {
+    find_rows(job.key, job.key_strides, job, b, h, first, end, tile.keys);
+    find_rows(job.value, job.value_strides, job, b, h, first, end, tile.values);
 }
 
 // A tile of the head that is likely to come after this one: worth fetching early.
-Tile tile_of_next_head(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t l,
-                       int64_t first) {
+void find_tile_of_next_head(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t l,
+                            int64_t first, Tile& tile) {
     const int64_t next = b * job.H + h + 1;
     if (next == job.B * job.H) {
-        return {};
+        tile.keys.count = tile.values.count = 0;
+        return;
     }
-    return tile_at(job, next / job.H, next % job.H, first, visible_keys(job, next / job.H, l));
+    find_tile(job, next / job.H, next % job.H, first, visible_keys(job, next / job.H, l), tile);
 }
 
 // What the mask adds to LANES scores from element i on, which are next to each other.
@@ -93,15 +93,17 @@ void flash_attention(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t
     }
     const auto visible = [&](int row) { return visible_keys(job, b, (first_row + row) / group); };
     const int64_t end = visible(rows - 1);  // the last row sees most
-    const auto tile = [&](int64_t first) {
-        return first < end
-                   ? tile_at(job, b, h, first, end)
-                   : tile_of_next_head(job, b, h, (first_row + rows - 1) / group, first - end);
+    const auto tile_at = [&](int64_t first, Tile& tile) {
+        if (first < end) {
+            find_tile(job, b, h, first, end, tile);
+        } else {
+            find_tile_of_next_head(job, b, h, (first_row + rows - 1) / group, first - end, tile);
+        }
     };
     const auto fill_mask = [&](int64_t first, int count) {
         return load_mask(block, job, b, h, first_row, first, count, mask);
     };
-    attend_to_all(block, end, visible, tile, mask, fill_mask);
+    attend_to_all(block, end, visible, tile_at, mask, fill_mask);
     for (int i = 0; i < rows; i++) {
         const int64_t row = first_row + i;
         finish_row(block, i, job.out, out_offset(job, b, h * group + row % group, row / group));

@@ -18,7 +18,7 @@ namespace tiny_llm_ext {
 TINY_LLM_DECLARE_SIMD(  //
     int64_t paged_attention_scratch(const PagedAttentionJob& job, int rows);
     void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
-                         int64_t first_row, int rows, float* scratch);)
+                         int64_t first_row, int rows, const PagedSequence* next, float* scratch);)
 // [/solution only]
 
 namespace {
@@ -26,7 +26,7 @@ namespace {
 int64_t portable_scratch(const PagedAttentionJob&, int) { return 0; }
 
 void portable(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
-              int64_t first_row, int rows, float*) {
+              int64_t first_row, int rows, const PagedSequence*, float*) {
     // [task 3.2.2 rows]
     const int64_t group = job.H_q / job.H;
     for (int64_t row = first_row; row < first_row + rows; row++) {
@@ -136,9 +136,12 @@ void run(const PagedAttentionJob& job, const Batch& batch, InstructionSet set) {
     // [/solution only]
     const std::vector<PagedSequence> sequences = sequences_of(job, batch);
     const std::vector<Block> blocks = blocks_of(job, sequences, batch);
-    parallel_for(static_cast<int64_t>(blocks.size()) * job.H, [&](int64_t chunk) {
+    const int64_t chunks = static_cast<int64_t>(blocks.size()) * job.H;
+    parallel_for(chunks, [&](int64_t chunk) {
         const Block& block = blocks[chunk / job.H];
+        const bool is_last = chunk + 1 == chunks;
         kernel(job, *block.sequence, chunk % job.H, block.first_row, block.rows,
+               is_last ? nullptr : blocks[(chunk + 1) / job.H].sequence,
                scratch_of_this_thread(scratch_size(job, block.rows)));
     });
 }

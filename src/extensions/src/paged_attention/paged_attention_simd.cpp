@@ -8,9 +8,8 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 // Up to KEYS keys (or values) of head h, from key `first` on; none at or beyond `end`.
-Rows tile_rows(const void* pages, const PagedAttentionJob& job, const PagedSequence& sequence,
-               int64_t h, int64_t first, int64_t end) {
-    Rows rows;
+void find_rows(const void* pages, const PagedAttentionJob& job, const PagedSequence& sequence,
+               int64_t h, int64_t first, int64_t end, Rows& rows) {
     const int64_t left = end - first;
     rows.count = static_cast<int>(left < 0 ? 0 : left < KEYS ? left : KEYS);
     const int64_t row_bytes = bytes_of(job.D, job.format);
@@ -23,7 +22,12 @@ Rows tile_rows(const void* pages, const PagedAttentionJob& job, const PagedSeque
         }
         i += count;
     }
-    return rows;
+}
+
+void find_tile(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
+               int64_t first, int64_t end, Tile& tile) {
+    find_rows(job.key_pages, job, sequence, h, first, end, tile.keys);
+    find_rows(job.value_pages, job, sequence, h, first, end, tile.values);
 }
 
 }  // namespace
@@ -32,8 +36,11 @@ int64_t paged_attention_scratch(const PagedAttentionJob& job, int rows) {
     return block_scratch(rows, job.D);
 }
 
+// `next`: the sequence whose keys, of head h + 1 or again of 0, are likely to be needed next, or
+// null.
+
 void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
-                     int64_t first_row, int rows, float* scratch) {
+                     int64_t first_row, int rows, const PagedSequence* next, float* scratch) {
     const int64_t group = job.H_q / job.H;
     const AttentionBlock block = make_block(rows, job.D, job.scale, job.format, scratch);
     for (int i = 0; i < rows; i++) {
@@ -45,17 +52,17 @@ void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence
         return visible_keys(job, sequence, (first_row + row) / group);
     };
     const int64_t end = visible(rows - 1);  // the last row sees most
-    const auto tile_at = [&](int64_t head, int64_t first) -> Tile {
-        return {tile_rows(job.key_pages, job, sequence, head, first, end),
-                tile_rows(job.value_pages, job, sequence, head, first, end)};
-    };
-    const auto tile = [&](int64_t first) {  // the next head is likely to come after this one
-        return first < end     ? tile_at(h, first)
-               : h + 1 < job.H ? tile_at(h + 1, first - end)
-                               : Tile{};
+    const auto tile_at = [&](int64_t first, Tile& tile) {
+        if (first < end) {
+            find_tile(job, sequence, h, first, end, tile);
+        } else if (next != nullptr) {
+            find_tile(job, *next, (h + 1) % job.H, first - end, next->S, tile);
+        } else {
+            tile.keys.count = tile.values.count = 0;
+        }
     };
     const auto no_mask = [](int64_t, int) { return true; };
-    attend_to_all(block, end, visible, tile, nullptr, no_mask);
+    attend_to_all(block, end, visible, tile_at, nullptr, no_mask);
     for (int i = 0; i < rows; i++) {
         const int64_t row = first_row + i;
         finish_row(block, i, job.out,
