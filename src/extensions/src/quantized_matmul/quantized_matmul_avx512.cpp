@@ -145,8 +145,9 @@ int64_t scratch_bytes(const QuantizedMatmulJob& job) { return layout_of(job).byt
 
 void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, int64_t last_row) {
     const Layout layout = layout_of(job);
+    const __m512i order = order_of_pairs(job.bits);
     for (int64_t row = first_row; row < last_row; row++) {
-        prepare_row(job, layout, row, scratch);
+        prepare_row(job, layout, order, row, scratch);
     }
 }
 

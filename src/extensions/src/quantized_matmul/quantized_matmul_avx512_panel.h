@@ -64,12 +64,11 @@ inline __m512i order_of_pairs(int bits) {
     return _mm512_load_si512(order);
 }
 
-// Lays out the activations of one row and sums its groups.
-inline void prepare_row(const QuantizedMatmulJob& job, const Layout& layout, int64_t row,
-                        void* scratch) {
+// Lays out the activations of one row in `order`, and sums its groups.
+inline void prepare_row(const QuantizedMatmulJob& job, const Layout& layout, __m512i order,
+                        int64_t row, void* scratch) {
     const uint16_t* a = job.a + row * job.I;
     __m512i* out = static_cast<__m512i*>(scratch) + row * layout.planes;
-    const __m512i order = order_of_pairs(job.bits);
     const int count = 128 / job.bits;  // activations a tile: 32, or 16 that appear twice
     for (int64_t tile = 0; tile < layout.words / TILE; tile++) {
         const __m512i x = _mm512_maskz_loadu_epi16(count == 32 ? ~0u : 0xffffu, a);
