@@ -46,18 +46,19 @@ class WorkerProcess:
         python: the interpreter.
         module: the worker's name in `benchmark.systems`.
         arguments: its command line.
+        root: the tree whose worker it is.
 
     Raises:
         WorkerError: it did not get ready.
     """
 
-    def __init__(self, python: str, module: str, arguments: list[str]):
+    def __init__(self, python: str, module: str, arguments: list[str], root: Path = ROOT):
         threads = str(usable_threads())
         start = time.perf_counter()
         self._name = module.removesuffix("_worker")
         self._process = subprocess.Popen(
             [python, "-m", f"benchmark.systems.{module}", *arguments],
-            cwd=ROOT,
+            cwd=root,
             env={**os.environ, "OMP_NUM_THREADS": threads, "TINY_LLM_NUM_THREADS": threads},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -9,6 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
+from benchmark import turns
 from benchmark.gguf_file import gguf_name, pack_q4_0, plain_weights
 from benchmark.make_checkpoint import SHAPES, qwen3_config, weight_shapes
 from benchmark.metrics import METRICS, Metric
@@ -142,3 +143,37 @@ def test_the_probe_computes_what_it_counts(flags, function, instruction, sums):
     assembly = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     bodies = re.findall(rf"^\S*{function}\S*:\n(.*?)\n\s+ret\b", assembly, re.DOTALL | re.MULTILINE)
     assert max(body.count(instruction) for body in bodies) >= sums, "each by itself"
+
+
+class FakeWorker:
+    """Takes seconds that were written down, and notes when it was asked."""
+
+    def __init__(self, name: str, seconds: list[float], asked: list[str]):
+        self._name = name
+        self._seconds = iter(seconds)
+        self._asked = asked
+
+    def ask(self, request, limit_s):
+        assert request == {"kind": "decode", "tokens": 128, "batch": 1}
+        self._asked.append(self._name)
+        return {"seconds": next(self._seconds)}
+
+
+def test_two_trees_take_turns(capsys):
+    asked = []
+    workers = {
+        "other": FakeWorker("other", [9, 2.0, 4.0, 8.0], asked),
+        "this": FakeWorker("this", [9, 1.0, 4.0, 6.0], asked),
+    }
+    metric = METRICS["decode-128"]
+    seconds = turns.in_turns(workers, metric, rounds=3, limit_s=1)
+    assert seconds == {"other": [2.0, 4.0, 8.0], "this": [1.0, 4.0, 6.0]}, "the first do not count"
+    assert asked == ["other", "this", "this", "other"] * 2
+    assert turns.report(metric, seconds)["ratio"] == 0.75, "of 0.5, 1 and 0.75"
+    line = "| decode | 4000.00 | 2000.00 | 4000.00 | 1000.00 | 0.750 |"
+    assert capsys.readouterr().out.strip() == line
+
+
+def test_a_tree_without_an_installation_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="has no .venv/bin/python; install tiny-llm there first"):
+        turns.python_of(tmp_path)

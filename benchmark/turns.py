@@ -1,0 +1,114 @@
+"""Two trees in turns: what a change of ours is worth, on a machine that others use as well.
+
+    python -m benchmark.turns TREE --model FOLDER
+
+TREE is another checkout of tiny-llm with its extension built, a commit before the change say. Both
+run all the time, one of them stopped; every round measures a metric on both, who begins takes
+turns, and what counts is the median of the rounds' ratios: a slow minute is in both its numbers.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+from .metrics import METRICS, Metric
+from .peers import names
+from .systems.client import ROOT, WorkerError, WorkerProcess
+from .timing import Times
+
+TIMED = [name for name, metric in METRICS.items() if metric.kind != "load"]
+
+
+def python_of(tree: Path) -> Path:
+    """The interpreter of a tree's virtual environment.
+
+    Raises:
+        SystemExit: it has none.
+    """
+    python = tree / ".venv" / "bin" / "python"
+    if not python.exists():
+        raise SystemExit(f"{tree} has no .venv/bin/python; install tiny-llm there first.")
+    return python
+
+
+def in_turns(
+    workers: dict[str, WorkerProcess], metric: Metric, rounds: int, limit_s: float
+) -> dict[str, list[float]]:
+    """The seconds of each round, by name; a round that does not count comes first."""
+    request = {"kind": metric.kind, "tokens": metric.tokens, "batch": metric.batch}
+    seconds: dict[str, list[float]] = {name: [] for name in workers}
+    for number in range(rounds + 1):
+        order = list(workers) if number % 2 == 0 else list(workers)[::-1]
+        for name in order:
+            reply = workers[name].ask(request, limit_s)
+            if "seconds" not in reply:
+                raise WorkerError(f"{name}: {next(iter(reply.values()))}")
+            if number > 0:
+                seconds[name].append(reply["seconds"])
+    return seconds
+
+
+def report(metric: Metric, seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Prints a metric's line of the table; returns its figures."""
+    other, this = (Times.of(seconds[name]) for name in ("other", "this"))
+    pairs = zip(seconds["this"], seconds["other"], strict=True)
+    ratio = statistics.median(a / b for a, b in pairs)
+    figures = {
+        "other_median_s": other.median,
+        "other_minimum_s": other.minimum,
+        "this_median_s": this.median,
+        "this_minimum_s": this.minimum,
+        "ratio": ratio,
+    }
+    milliseconds = [f"{1e3 * value:.2f}" for value in list(figures.values())[:4]]
+    print(f"| {metric.label} | {' | '.join(milliseconds)} | {ratio:.3f} |", flush=True)
+    return figures
+
+
+def run(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Measures all metrics and prints a table: milliseconds of a prompt, or of a step."""
+    trees = {"other": args.tree.resolve(), "this": ROOT}
+    workers: dict[str, WorkerProcess] = {}
+    figures = {}
+    try:
+        for name, tree in trees.items():
+            arguments = [str(args.model.resolve())]
+            workers[name] = WorkerProcess(
+                str(python_of(tree)), "tiny_llm_worker", arguments, root=tree
+            )
+        print("| ms | other, median | least | this, median | least | this / other |")
+        print("|---|---:|---:|---:|---:|---:|")
+        for metric in (METRICS[name] for name in args.metrics):
+            seconds = in_turns(workers, metric, args.rounds, args.limit)
+            figures[metric.name] = report(metric, seconds)
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return figures
+
+
+def main() -> int:
+    """Prints a table and ends in one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("tree", type=Path, metavar="TREE", help="the other checkout")
+    add("--model", type=Path, required=True, help="a checkpoint's folder")
+    add("--metrics", type=names(TIMED), default=TIMED, metavar="NAME,…", help=", ".join(TIMED))
+    add("--rounds", type=int, default=10)
+    add("--limit", type=float, default=120, help="seconds that a measurement may take")
+    args = parser.parse_args()
+    try:
+        figures = run(args)
+    except WorkerError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("\n" + json.dumps({"rounds": args.rounds, "metrics": figures}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
