@@ -24,7 +24,7 @@ constexpr Indices<0, 1, 2, 3> ALL_LANES;
 #define TINY_LLM_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Ints{__VA_ARGS__})
 #endif
 
-// Both cost one instruction each, without constants, wherever there are vectors.
+// What follows are single instructions, without constants, wherever there are vectors.
 
 // Of every four lanes, the first two (or else the last two) of a and b, in turns: a0 b0 a1 b1.
 template <int FROM, int... LANE>

@@ -280,8 +280,9 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
         const Tile& tile = tiles[now];
         Tile& next = tiles[1 - now];
         tile_at(first_key + distance, next);
+        after.keys.count = 0;
         if (next.keys.count < tile.keys.count && first_key + distance < end) {
-            tile_at(end, after);
+            tile_at(end, after);  // the rest of what is fetched while this tile is worked on
         }
         Ahead ahead(tile, next, after, bytes_of(block.D, block.format));
         if (mask == nullptr || load_mask(first_key, tile.keys.count)) {

@@ -38,7 +38,6 @@ int64_t paged_attention_scratch(const PagedAttentionJob& job, int rows) {
 
 // `next`: the sequence whose keys, of head h + 1 or again of 0, are likely to be needed next, or
 // null.
-
 void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
                      int64_t first_row, int rows, const PagedSequence* next, float* scratch) {
     const int64_t group = job.H_q / job.H;
