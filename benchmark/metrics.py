@@ -1,5 +1,7 @@
 """What the systems are compared by: each metric is a thing to run, and the most it can reach."""
 
+import argparse
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,6 +29,11 @@ class Metric:
     kind: Literal["prefill", "decode", "load"]
     tokens: int = 0
     batch: int = 1
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What a worker is asked to run."""
+        return {"kind": self.kind, "tokens": self.tokens, "batch": self.batch}
 
     def tokens_per_second(self, seconds: float) -> float:
         """Throughput: of a prompt that took so long, or of decoding at so much a step."""
@@ -81,3 +88,16 @@ def throughput(
         return row, ""
     row["roofline_tokens_per_s"] = metric.bound(costs, machine)
     return row, percent(row["tokens_per_s"], row["roofline_tokens_per_s"])
+
+
+def names(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """The type of an argument that lists some of these names, comma-separated."""
+
+    def parse(text: str) -> list[str]:
+        given = text.split(",")
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"'{unknown[0]}' is none of {', '.join(known)}")
+        return given
+
+    return parse

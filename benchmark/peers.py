@@ -10,22 +10,20 @@ once in --work, serve as the checkpoint. benchmark/README.md says how to set the
 
 import argparse
 import json
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tiny_llm.costs import ModelCosts
 
 from .gguf_file import write_gguf
 from .make_checkpoint import SHAPES, qwen3_config, write_checkpoint
-from .metrics import METRICS, Metric
+from .metrics import METRICS, Metric, names
 from .peers_plot import write_plot
 from .peers_results import Results
 from .peers_table import write_table
 from .roofline import ISA_FLAGS, Machine, NoProbeError, build_probe, usable_threads
-from .systems.client import WorkerError, WorkerProcess, checkpoint_bytes
+from .systems.client import WorkerError, WorkerProcess, checkpoint_bytes, exit_on_sigterm
 
 WORKERS = {
     "tiny-llm": "tiny_llm_worker",
@@ -98,8 +96,8 @@ class Fleet:
             if system not in self._workers:
                 self._workers[system] = self._start(system)
                 self._results.describe(system, self._workers[system].ready)
-            request = {"kind": metric.kind, "tokens": metric.tokens, "batch": metric.batch}
-            self._results.add(system, metric, self._workers[system].ask(request, self._args.limit))
+            reply = self._workers[system].ask(metric.request, self._args.limit)
+            self._results.add(system, metric, reply)
         except WorkerError as error:
             self._workers.pop(system, None)
             self._results.give_up(system, metric, str(error))
@@ -156,19 +154,6 @@ def show(text: str | Machine) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def names(known: Iterable[str]) -> Callable[[str], list[str]]:
-    """The type of an argument that lists some of these names, comma-separated."""
-
-    def parse(text: str) -> list[str]:
-        given = text.split(",")
-        unknown = [name for name in given if name not in known]
-        if unknown:
-            raise argparse.ArgumentTypeError(f"'{unknown[0]}' is none of {', '.join(known)}")
-        return given
-
-    return parse
-
-
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -192,7 +177,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Measures, writes table, data and figure; ends in one JSON line."""
     args = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # workers are stopped: end them, too
+    exit_on_sigterm()
     checkpoints = Checkpoints(args.work, args.shape)
     costs = ModelCosts.from_folder(checkpoints.mlx())
     results = Results(args.shape, costs, args.systems, [METRICS[name] for name in args.metrics])

@@ -13,15 +13,14 @@ import statistics
 import sys
 from pathlib import Path
 
-from .metrics import METRICS, Metric
-from .peers import names
-from .systems.client import ROOT, WorkerError, WorkerProcess
+from .metrics import METRICS, Metric, names
+from .systems.client import ROOT, WorkerError, WorkerProcess, exit_on_sigterm
 from .timing import Times
 
 TIMED = [name for name, metric in METRICS.items() if metric.kind != "load"]
 
 
-def python_of(tree: Path) -> Path:
+def python_of(tree: Path) -> str:
     """The interpreter of a tree's virtual environment.
 
     Raises:
@@ -30,19 +29,18 @@ def python_of(tree: Path) -> Path:
     python = tree / ".venv" / "bin" / "python"
     if not python.exists():
         raise SystemExit(f"{tree} has no .venv/bin/python; install tiny-llm there first.")
-    return python
+    return str(python)
 
 
 def in_turns(
     workers: dict[str, WorkerProcess], metric: Metric, rounds: int, limit_s: float
 ) -> dict[str, list[float]]:
     """The seconds of each round, by name; a round that does not count comes first."""
-    request = {"kind": metric.kind, "tokens": metric.tokens, "batch": metric.batch}
     seconds: dict[str, list[float]] = {name: [] for name in workers}
     for number in range(rounds + 1):
         order = list(workers) if number % 2 == 0 else list(workers)[::-1]
         for name in order:
-            reply = workers[name].ask(request, limit_s)
+            reply = workers[name].ask(metric.request, limit_s)
             if "seconds" not in reply:
                 raise WorkerError(f"{name}: {next(iter(reply.values()))}")
             if number > 0:
@@ -69,15 +67,14 @@ def report(metric: Metric, seconds: dict[str, list[float]]) -> dict[str, float]:
 
 def run(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Measures all metrics and prints a table: milliseconds of a prompt, or of a step."""
-    trees = {"other": args.tree.resolve(), "this": ROOT}
+    other = args.tree.resolve()
+    trees = {"other": (python_of(other), other), "this": (sys.executable, ROOT)}
     workers: dict[str, WorkerProcess] = {}
     figures = {}
     try:
-        for name, tree in trees.items():
+        for name, (python, tree) in trees.items():
             arguments = [str(args.model.resolve())]
-            workers[name] = WorkerProcess(
-                str(python_of(tree)), "tiny_llm_worker", arguments, root=tree
-            )
+            workers[name] = WorkerProcess(python, "tiny_llm_worker", arguments, root=tree)
         print("| ms | other, median | least | this, median | least | this / other |")
         print("|---|---:|---:|---:|---:|---:|")
         for metric in (METRICS[name] for name in args.metrics):
@@ -101,6 +98,9 @@ def main() -> int:
     add("--rounds", type=int, default=10)
     add("--limit", type=float, default=120, help="seconds that a measurement may take")
     args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error(f"--rounds is {args.rounds}; it must be at least 1.")
+    exit_on_sigterm()
     try:
         figures = run(args)
     except WorkerError as error:

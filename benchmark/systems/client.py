@@ -5,6 +5,7 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,3 +110,8 @@ def checkpoint_bytes(path: Path) -> int:
     """The size of a checkpoint's weights: a folder's files, or one file."""
     files = path.glob("*.safetensors") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files)
+
+
+def exit_on_sigterm() -> None:
+    """Has a SIGTERM unwind this process: its workers are stopped, and would stay so for ever."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
