@@ -71,7 +71,7 @@ Args:
     bits: 4 or 8.
     a: N..×I, float16 or bfloat16.
     b: O×(I·bits/32) uint32, the lowest bits of a word first.
-        Where reads_interleaved(), b, scales and biases may be interleaved: (O/16)×W×16 for O×W.
+        b, scales and biases may be interleaved: (O/R)×W×R for O×W, R = interleaved_rows().
     transpose_b: must be True.
     stream: where to compute; MLX's default if None.
 
@@ -278,7 +278,7 @@ Args:
     group_size: 32, 64 or 128.
     bits: 4 or 8.
     weight: V×(E·bits/32) uint32, the lowest bits of a word first.
-        On the CPU, weight, scales and biases may be interleaved: (V/16)×W×16 for V×W.
+        On the CPU, weight, scales and biases may be interleaved: (V/R)×W×R for V×W.
     stream: where to compute; MLX's default if None.
 
 Returns:
@@ -352,8 +352,8 @@ Raises:
             return names;
         },
         "What TINY_LLM_CPU_ISA may name on this machine, the slowest first.");
-    m.def("reads_interleaved", &tiny_llm_ext::reads_interleaved,
-          "Whether the CPU's kernels read interleaved weights: those with AVX-512 and AMX do.");
+    m.def("interleaved_rows", &tiny_llm_ext::interleaved_rows,
+          "How many rows of weights the CPU's kernels want interleaved; 0 if they only read rows.");
     m.def("large_pages", &tiny_llm_ext::large_pages, "bytes"_a,
           R"(Memory for interleaved weights: in pages of 2 MB, where Linux has them for the asking.
 
@@ -366,13 +366,14 @@ Returns:
 Raises:
     ValueError: a negative number.
 )");
-    m.def("interleave", &tiny_llm_ext::interleave, "rows"_a, "memory"_a, "offset"_a,
-          R"(O×W -> (O/16)×W×16, at once, into memory that it shares: see tiny_llm.interleaved.
+    m.def("interleave", &tiny_llm_ext::interleave, "matrix"_a, "rows"_a, "memory"_a, "offset"_a,
+          R"(O×W -> (O/R)×W×R, at once, into memory that it shares: see tiny_llm.interleaved.
 
 Args:
-    rows: numbers of 2 or 4 bytes, O a multiple of 16.
+    matrix: numbers of 2 or 4 bytes.
+    rows: R, how many go together; O is a multiple of it.
     memory: of large_pages(); what it had there is overwritten.
-    offset: in bytes, a multiple of 64; all of rows must fit from there.
+    offset: in bytes, a multiple of 64; all of the matrix must fit from there.
 
 Raises:
     ValueError: an argument that is not as above.

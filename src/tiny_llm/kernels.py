@@ -40,9 +40,13 @@ def is_built() -> bool:
     return True
 
 
-def reads_interleaved() -> bool:
-    """Whether the CPU's kernels multiply interleaved weights (see `tiny_llm.interleaved`)."""
-    return is_built() and extension().reads_interleaved()
+def interleaved_rows() -> int:
+    """How many rows of weights the CPU's kernels want interleaved (see `tiny_llm.interleaved`).
+
+    Returns:
+        Their number; 0 where the kernels, or MLX instead of them, read weights by row.
+    """
+    return extension().interleaved_rows() if is_built() else 0
 
 
 def metal_library() -> Path | None:

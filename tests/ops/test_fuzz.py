@@ -134,8 +134,9 @@ def quantized(arguments: Arguments, dtypes: list[mx.Dtype]) -> tuple[dict[str, A
     draw = arguments.draw
     bits, group_size = draw(st.sampled_from([4, 8])), draw(st.sampled_from([32, 64, 128]))
     O, groups, dtype = draw(SIZES), draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from(dtypes))
-    interleaved = kernels.reads_interleaved() and draw(st.booleans())
-    O = 16 * O if interleaved else O
+    rows = kernels.interleaved_rows()
+    interleaved = rows > 0 and draw(st.booleans())
+    O = rows * O if interleaved else O
     words = arguments.rng.integers(0, 2**32, (O, groups * group_size * bits // 32), np.uint32)
     parts = {
         "words": arguments.laid_out(mx.array(words)),
@@ -150,7 +151,7 @@ def quantized(arguments: Arguments, dtypes: list[mx.Dtype]) -> tuple[dict[str, A
     w = q * as_numpy(parts["scales"])[..., None] + as_numpy(parts["biases"])[..., None]
     if interleaved:
         for name in ("words", "scales", "biases"):
-            parts[name] = interleave(parts[name])
+            parts[name] = interleave(parts[name], rows)
     return parts, w.reshape(O, groups * group_size)
 
 
@@ -163,7 +164,7 @@ def quantized_matmul(arguments: Arguments) -> Case:
 
 def quantized_matmul_each(arguments: Arguments) -> Case:
     kwargs, product = quantized_matmul(arguments)
-    rows = 16 if kwargs["b"].ndim == 3 else 1  # in each of the first dimension
+    rows = kernels.interleaved_rows() if kwargs["b"].ndim == 3 else 1  # in each of the first
     cut = arguments.draw(st.integers(0, len(kwargs["b"])))
     for name in ("b", "scales", "biases"):
         kwargs[name] = [kwargs[name][:cut], kwargs[name][cut:]]
@@ -279,10 +280,10 @@ NO_OPERATIONS = {
     "instruction_set",
     "instruction_sets",
     "interleave",  # not lazy; tests/ops/test_interleaved.py
+    "interleaved_rows",
     "large_pages",
     "metal",
     "num_threads",
-    "reads_interleaved",
 }
 OPERATIONS = sorted(set(kernels.extension().__all__) - NO_OPERATIONS) if kernels.is_built() else []
 

@@ -37,36 +37,44 @@ def matrix(O, I, bits, group_size, dtype):
     return scales, biases, words
 
 
+def interleaved(parts):
+    """As this machine's kernels want it."""
+    return tuple(interleave(part, kernels.interleaved_rows()) for part in parts)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64])
 @pytest.mark.parametrize("dtype", [mx.uint32, *HALVES])
-@pytest.mark.parametrize(("O", "W"), [(16, 1), (48, 3), (1040, 130), (16, 0), (0, 8)])
-def test_interleaving_into_memory(O, W, dtype):
+@pytest.mark.parametrize(("O", "W"), [(64, 1), (192, 3), (1088, 130), (64, 0), (0, 8)])
+def test_interleaving_into_memory(O, W, dtype, rows):
     extension = kernels.extension()
-    rows = mx.random.randint(0, 1000, (O, W)).astype(dtype)
-    memory = extension.large_pages(2 * rows.nbytes + 64)
-    first = extension.interleave(rows, memory, 0)
-    offset = -(-rows.nbytes // 64) * 64
-    second = extension.interleave(rows[::-1], memory, offset)  # what is not contiguous, too
-    assert mx.array_equal(first, interleave(rows))
-    assert mx.array_equal(second, interleave(rows[::-1]))
+    matrix = mx.random.randint(0, 1000, (O, W)).astype(dtype)
+    memory = extension.large_pages(2 * matrix.nbytes + 64)
+    first = extension.interleave(matrix, rows, memory, 0)
+    offset = -(-matrix.nbytes // 64) * 64
+    second = extension.interleave(matrix[::-1], rows, memory, offset)  # not contiguous
+    assert mx.array_equal(first, interleave(matrix, rows))
+    assert mx.array_equal(second, interleave(matrix[::-1], rows))
     del memory, first
-    assert mx.array_equal(second, interleave(rows[::-1])), "each keeps the memory alive"
+    assert mx.array_equal(second, interleave(matrix[::-1], rows)), "each keeps the memory alive"
 
 
 @pytest.mark.parametrize(
-    ("rows", "offset", "reason"),
+    ("matrix", "rows", "offset", "reason"),
     [
-        (mx.zeros((40, 3)), 0, r"O a multiple of 16; got \(40,3\) float32"),
-        (mx.zeros((16, 3), mx.uint8), 0, "numbers of 2 or 4 bytes"),
-        (mx.zeros((16, 3, 2)), 0, "must be O×W"),
-        (mx.zeros((16, 64)), 64, "got 4096 bytes at 64 of 4096"),
-        (mx.zeros((16, 3)), 32, "a multiple of 64 bytes"),
-        (mx.zeros((16, 3)), -64, "must fit into memory"),
+        (mx.zeros((40, 3)), 16, 0, r"O a multiple of 16; got \(40,3\) float32"),
+        (mx.zeros((40, 3)), 0, 0, "rows must be a positive number; got 0"),
+        (mx.zeros((40, 3)), -8, 0, "rows must be a positive number; got -8"),
+        (mx.zeros((16, 3), mx.uint8), 16, 0, "numbers of 2 or 4 bytes"),
+        (mx.zeros((16, 3, 2)), 16, 0, "must be O×W"),
+        (mx.zeros((16, 64)), 16, 64, "got 4096 bytes at 64 of 4096"),
+        (mx.zeros((16, 3)), 16, 32, "a multiple of 64 bytes"),
+        (mx.zeros((16, 3)), 16, -64, "must fit into memory"),
     ],
 )
-def test_memory_refuses(rows, offset, reason):
+def test_memory_refuses(matrix, rows, offset, reason):
     extension = kernels.extension()
     with pytest.raises(ValueError, match=reason):
-        extension.interleave(rows, extension.large_pages(4096), offset)
+        extension.interleave(matrix, rows, extension.large_pages(4096), offset)
 
 
 def test_memory_that_is_none():
@@ -74,7 +82,7 @@ def test_memory_that_is_none():
     mx.eval(view)
     for memory in (lazy, view):
         with pytest.raises(ValueError, match=r"memory must be of large_pages\(\)"):
-            kernels.extension().interleave(mx.zeros((16, 3)), memory, 0)
+            kernels.extension().interleave(mx.zeros((16, 3)), 16, memory, 0)
 
 
 def test_no_negative_memory():
@@ -85,30 +93,36 @@ def test_no_negative_memory():
 def test_sixteen_rows_word_by_word():
     rows = mx.arange(48 * 3).reshape(48, 3).astype(mx.uint32)
     expected = np.array(rows).reshape(3, 16, 3).transpose(0, 2, 1)
-    np.testing.assert_array_equal(np.array(interleave(rows)), expected)
+    np.testing.assert_array_equal(np.array(interleave(rows, 16)), expected)
 
 
-def test_rows_come_in_sixteens():
+def test_no_rows_are_left_over():
     with pytest.raises(ValueError, match="expected a multiple of 16 rows, got 40"):
-        interleave(mx.zeros((40, 3)))
+        interleave(mx.zeros((40, 3)), 16)
+
+
+def test_how_many_rows_kernels_want(instruction_set):
+    wanted = {"avx512": 64, "amx": 16}
+    assert kernels.interleaved_rows() == wanted.get(instruction_set, 0)
 
 
 @pytest.mark.parametrize("M", [0, 1, 2, 3, 7, 16, 33, 193])
-@pytest.mark.parametrize("O", [16, 64, 208])
+@pytest.mark.parametrize("blocks", [1, 2, 5])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize(("I", "group_size"), [(160, 32), (192, 64), (1152, 128)])
-def test_products_have_the_same_bits(reader, I, group_size, half, bits, O, M):
+def test_products_have_the_same_bits(reader, I, group_size, half, bits, blocks, M):
+    O = blocks * kernels.interleaved_rows()
     scales, biases, words = rows = matrix(O, I, bits, group_size, half)
     a = random(M, I, dtype=half)
     expected = kernels.quantized_matmul(scales, biases, group_size, bits, a, words)
-    scales, biases, words = map(interleave, rows)
+    scales, biases, words = interleaved(rows)
     actual = kernels.quantized_matmul(scales, biases, group_size, bits, a, words)
     assert mx.array_equal(actual, expected)
 
 
 def test_not_a_number_stays_in_its_row(reader):
-    scales, biases, words = map(interleave, matrix(80, 256, 4, 64, mx.bfloat16))
+    scales, biases, words = interleaved(matrix(320, 256, 4, 64, mx.bfloat16))
     for M in (2, 5):
         a = random(M, 256, dtype=mx.bfloat16)
         clean = kernels.quantized_matmul(scales, biases, 64, 4, a, words)
@@ -120,10 +134,10 @@ def test_not_a_number_stays_in_its_row(reader):
 
 
 def test_matrices_of_both_kinds_go_together(reader):
-    rows = [matrix(O, 256, 4, 64, mx.bfloat16) for O in (48, 80, 128)]
+    rows = [matrix(O, 256, 4, 64, mx.bfloat16) for O in (192, 80, 128)]
     a = random(3, 256, dtype=mx.bfloat16)
     expected = [kernels.quantized_matmul(s, b, 64, 4, a, words) for s, b, words in rows]
-    mixed = [tuple(map(interleave, rows[0])), rows[1], tuple(map(interleave, rows[2]))]
+    mixed = [interleaved(rows[0]), rows[1], interleaved(rows[2])]
     scales, biases, words = (list(parts) for parts in zip(*mixed, strict=True))
     for actual, wanted in zip(
         kernels.quantized_matmul_each(scales, biases, 64, 4, a, words), expected, strict=True
@@ -134,9 +148,9 @@ def test_matrices_of_both_kinds_go_together(reader):
 def test_threads_do_not_change_a_bit(reader):
     program = (
         "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
-        "w = mx.random.normal((1040, 512)).astype(mx.bfloat16);"
+        "w = mx.random.normal((1088, 512)).astype(mx.bfloat16); R = t.interleaved_rows();"
         "a = mx.random.normal((3, 512)).astype(mx.bfloat16);"
-        "q, s, b = (mx.contiguous(x.reshape(65, 16, -1).swapaxes(1, 2))"
+        "q, s, b = (mx.contiguous(x.reshape(1088 // R, R, -1).swapaxes(1, 2))"
         " for x in mx.quantize(w, group_size=64, bits=4));"
         "y = [t.quantized_matmul(s, b, 64, 4, a[:M], q, stream=mx.cpu) for M in (1, 3)];"
         "y = mx.concatenate(y).astype(mx.float32);"
@@ -145,37 +159,41 @@ def test_threads_do_not_change_a_bit(reader):
     assert_same_on_any_number_of_threads(program)
 
 
+@pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_rows_of_a_table_have_the_same_bits(instruction_set, dtype, bits):
-    scales, biases, words = rows = matrix(208, 192, bits, 64, dtype)
-    ids = mx.array([[0, 15, 16, 207], [-1, -208, 208, 99]])
+def test_rows_of_a_table_have_the_same_bits(instruction_set, dtype, bits, rows):
+    scales, biases, words = table = matrix(192, 192, bits, 64, dtype)
+    ids = mx.array([[0, 15, 16, 191], [-1, -192, 192, 99]])
     expected = as_numpy(kernels.quantized_embedding(ids, scales, biases, 64, bits, words))
-    scales, biases, words = map(interleave, rows)
+    scales, biases, words = (interleave(part, rows) for part in table)
     actual = kernels.quantized_embedding(ids, scales, biases, 64, bits, words)
     np.testing.assert_array_equal(as_numpy(actual), expected)
 
 
 def test_kernels_for_rows_say_that_they_are(monkeypatch):
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
-    assert not kernels.reads_interleaved()
-    scales, biases, words = map(interleave, matrix(64, 128, 4, 64, mx.bfloat16))
-    with pytest.raises(ValueError, match="read with AVX-512 or AMX, and .* those of portable"):
+    parts = matrix(64, 128, 4, 64, mx.bfloat16)
+    scales, biases, words = (interleave(part, 16) for part in parts)
+    with pytest.raises(ValueError, match="kernels, those of portable, read weights by row"):
         kernels.quantized_matmul(scales, biases, 64, 4, random(1, 128, dtype=mx.bfloat16), words)
 
 
 def test_errors_name_the_argument(reader):
-    rows = matrix(64, 128, 4, 64, mx.bfloat16)
-    scales, biases, words = map(interleave, rows)
+    R = kernels.interleaved_rows()
+    rows = matrix(2 * R, 128, 4, 64, mx.bfloat16)
+    scales, biases, words = interleaved(rows)
     a = random(1, 128, dtype=mx.bfloat16)
-    halves = words.reshape(8, 8, 16).swapaxes(1, 2)
-    with pytest.raises(ValueError, match=r"expected b of shape \(8,16,16\).* got \(8,16,8\)"):
-        kernels.quantized_matmul(scales, biases, 64, 4, a, halves)
-    with pytest.raises(ValueError, match=r"expected scales of shape \(4,2,16\), got \(64,2\)"):
+    eights = interleave(rows[2], 8)
+    with pytest.raises(ValueError, match=rf"expected {R} interleaved rows, got .*,16,8\)"):
+        kernels.quantized_matmul(scales, biases, 64, 4, a, eights)
+    with pytest.raises(ValueError, match=rf"expected b of shape \(2,16,{R}\).* \(2,8,{R}\)"):
+        kernels.quantized_matmul(scales, biases, 64, 4, a, words[:, :8])
+    with pytest.raises(ValueError, match=rf"expected scales of shape \(2,2,{R}\), got .*,2\)"):
         kernels.quantized_matmul(rows[0], biases, 64, 4, a, words)
-    with pytest.raises(ValueError, match=r"expected scales of shape \(64,2\), got \(4,2,16\)"):
+    with pytest.raises(ValueError, match=rf"expected scales of shape .*,2\), got \(2,2,{R}\)"):
         kernels.quantized_matmul(scales, biases, 64, 4, a, rows[2])
-    with pytest.raises(ValueError, match=r"expected 16 interleaved rows, got .* \(8,16,8\)"):
-        kernels.quantized_embedding(mx.array([1]), scales, biases, 64, 4, halves)
+    with pytest.raises(ValueError, match=rf"expected scales of shape .*,8\), got \(2,2,{R}\)"):
+        kernels.quantized_embedding(mx.array([1]), scales, biases, 64, 4, eights)
 
 
 # --- models -------------------------------------------------------------------------------------
@@ -183,7 +201,7 @@ def test_errors_name_the_argument(reader):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> str:
-    """A model with a head of its own, and with a vocabulary that is no multiple of 16."""
+    """A model with a head of its own, and with an odd vocabulary: those layers stay rows."""
     folder = tmp_path_factory.mktemp("untied")
     config = qwen3_config(128, 2, 256, 4, 2, False, head_dim=64, vocab_size=4605)
     write_checkpoint(folder, config, bits=4, group_size=64)
@@ -202,11 +220,12 @@ def quantized_layers(mlx_model):
 def test_loading_interleaves_what_it_can(reader, model_name):
     rows, _ = load_weights(model_name)
     interleaved, _ = load_weights(model_name, interleave=True)
+    R = kernels.interleaved_rows()
     for before, after in zip(quantized_layers(rows), quantized_layers(interleaved), strict=True):
         for part in ("weight", "scales", "biases"):
             expected = before[part]
-            if before.weight.shape[0] % 16 == 0:
-                expected = interleave(expected)
+            if before.weight.shape[0] % R == 0:
+                expected = interleave(expected, R)
             assert mx.array_equal(after[part], expected)
 
 

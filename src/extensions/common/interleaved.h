@@ -1,11 +1,14 @@
 // Interleaved weights: the order in which kernels with vectors of 16 lanes want to read a matrix.
 //
-// Sixteen rows are stored word by word: the first word of each, then the second of each, and so on.
-// A vector of 64 bytes is then a word of 16 outputs, as the kernels multiply it, and no register is
+// Some rows are stored word by word: the first word of each, then the second of each, and so on. A
+// vector of 64 bytes is then a word of 16 outputs, as the kernels multiply it, and no register is
 // transposed for it; and memory is read from the first byte to the last. Scales and biases are
 // interleaved in the same way.
 //
-// An array says by its shape which it is: rows are O×W, interleaved (O/16)×W×16.
+// How many rows go together, R, is what a kernel wants: as many as it multiplies at once, so that
+// it reads one place of memory, or fewer, for a processor that is faster with several places.
+//
+// An array says by its shape which it is: rows are O×W, interleaved (O/R)×W×R.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +17,23 @@
 
 namespace tiny_llm_ext {
 
-/// So many rows are interleaved.
-constexpr int INTERLEAVED_ROWS = 16;
-
 inline bool is_interleaved(const mlx::core::array& weights) { return weights.ndim() == 3; }
+
+/// R: how many rows are stored together; one, where they are not interleaved.
+inline int rows_together(const mlx::core::array& weights) {
+    return is_interleaved(weights) ? weights.shape(2) : 1;
+}
 
 /// How many rows a matrix has, O, either way.
 inline int matrix_rows(const mlx::core::array& weights) {
-    return is_interleaved(weights) ? weights.shape(0) * INTERLEAVED_ROWS : weights.shape(0);
+    return weights.shape(0) * rows_together(weights);
 }
 
 /// The shape of an array of `columns` numbers a row, stored as `weights` is.
 inline mlx::core::Shape shape_like(const mlx::core::array& weights, int columns) {
-    return is_interleaved(weights) ? mlx::core::Shape{weights.shape(0), columns, INTERLEAVED_ROWS}
-                                   : mlx::core::Shape{weights.shape(0), columns};
+    return is_interleaved(weights)
+               ? mlx::core::Shape{weights.shape(0), columns, rows_together(weights)}
+               : mlx::core::Shape{weights.shape(0), columns};
 }
 
 }  // namespace tiny_llm_ext

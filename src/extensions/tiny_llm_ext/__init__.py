@@ -16,6 +16,7 @@ from ._ext import (
     instruction_set,
     instruction_sets,
     interleave,
+    interleaved_rows,
     large_pages,
     matmul,
     metal,
@@ -27,7 +28,6 @@ from ._ext import (
     quantized_embedding,
     quantized_matmul,
     quantized_matmul_each,
-    reads_interleaved,
     rms_norm,
     swiglu,
 )
@@ -42,6 +42,7 @@ __all__ = [
     "instruction_set",
     "instruction_sets",
     "interleave",
+    "interleaved_rows",
     "large_pages",
     "matmul",
     "metal",
@@ -53,7 +54,6 @@ __all__ = [
     "quantized_embedding",
     "quantized_matmul",
     "quantized_matmul_each",
-    "reads_interleaved",
     "rms_norm",
     "swiglu",
 ]

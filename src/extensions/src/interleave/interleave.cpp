@@ -1,5 +1,6 @@
 #include "src/interleave/interleave.h"
 
+#include <algorithm>
 #include <sstream>
 #include <stdexcept>
 
@@ -36,15 +37,19 @@ void ask_for_large_pages(char* memory, int64_t bytes) {
 #endif
 }
 
+// A cache line of every row that goes together, after the other: no line is read twice.
 template <typename T>
-void interleave_rows(const T* rows, T* out, int64_t O, int64_t W) {
-    constexpr int64_t R = INTERLEAVED_ROWS;
-    parallel_for(O / R, [=](int64_t block) {
-        const T* from = rows + block * R * W;
-        T* to = out + block * R * W;
-        for (int64_t w = 0; w < W; w++) {
-            for (int64_t r = 0; r < R; r++) {
-                to[w * R + r] = from[r * W + w];
+void interleave_rows(const T* matrix, T* out, int64_t O, int64_t W, int64_t rows) {
+    constexpr int64_t LINE_WORDS = LINE / sizeof(T);
+    parallel_for(O / rows, [=](int64_t block) {
+        const T* from = matrix + block * rows * W;
+        T* to = out + block * rows * W;
+        for (int64_t line = 0; line < W; line += LINE_WORDS) {
+            const int64_t end = std::min(W, line + LINE_WORDS);
+            for (int64_t r = 0; r < rows; r++) {
+                for (int64_t w = line; w < end; w++) {
+                    to[w * rows + r] = from[r * W + w];
+                }
             }
         }
     });
@@ -54,23 +59,25 @@ void interleave_rows(const T* rows, T* out, int64_t O, int64_t W) {
     throw std::invalid_argument("interleave: " + what);
 }
 
-void check(const mx::array& rows, const mx::array& memory, int64_t offset) {
+void check(const mx::array& matrix, int rows, const mx::array& memory, int64_t offset) {
     std::ostringstream given;
-    if (rows.ndim() != 2 || rows.shape(0) % INTERLEAVED_ROWS != 0 ||
-        (rows.itemsize() != 2 && rows.itemsize() != 4)) {
-        given << rows.shape() << " " << rows.dtype();
-        refuse("rows must be O×W numbers of 2 or 4 bytes, O a multiple of 16; got " + given.str() +
-               ".");
+    if (rows < 1) {
+        refuse("rows must be a positive number; got " + std::to_string(rows) + ".");
+    }
+    if (matrix.ndim() != 2 || matrix.shape(0) % rows != 0 ||
+        (matrix.itemsize() != 2 && matrix.itemsize() != 4)) {
+        given << "O a multiple of " << rows << "; got " << matrix.shape() << " " << matrix.dtype();
+        refuse("the matrix must be O×W numbers of 2 or 4 bytes, " + given.str() + ".");
     }
     if (memory.status() != mx::array::Status::available || !memory.flags().row_contiguous) {
         refuse(
             "memory must be of large_pages(); got an array that is not computed yet, or a view.");
     }
     const auto room = static_cast<int64_t>(memory.nbytes()) - offset;
-    if (offset < 0 || offset % LINE != 0 || static_cast<int64_t>(rows.nbytes()) > room) {
-        given << rows.nbytes() << " bytes at " << offset << " of " << memory.nbytes();
-        refuse("rows must fit into memory from a multiple of 64 bytes on; got " + given.str() +
-               ".");
+    if (offset < 0 || offset % LINE != 0 || static_cast<int64_t>(matrix.nbytes()) > room) {
+        given << matrix.nbytes() << " bytes at " << offset << " of " << memory.nbytes();
+        refuse("the matrix must fit into memory from a multiple of 64 bytes on; got " +
+               given.str() + ".");
     }
 }
 
@@ -90,20 +97,20 @@ mx::array large_pages(int64_t bytes) {
     return memory;
 }
 
-mx::array interleave(const mx::array& rows, const mx::array& memory, int64_t offset) {
-    check(rows, memory, offset);
-    const int O = rows.shape(0), W = rows.shape(1);
-    mx::array in = mx::contiguous(rows, false, mx::Device::cpu);
+mx::array interleave(const mx::array& matrix, int rows, const mx::array& memory, int64_t offset) {
+    check(matrix, rows, memory, offset);
+    const int O = matrix.shape(0), W = matrix.shape(1);
+    mx::array in = mx::contiguous(matrix, false, mx::Device::cpu);
     in.eval();
-    mx::array out = finished({O / INTERLEAVED_ROWS, W, INTERLEAVED_ROWS}, rows.dtype());
+    mx::array out = finished({O / rows, W, rows}, matrix.dtype());
     const mx::array::Flags flags{
         .contiguous = true, .row_contiguous = true, .col_contiguous = false};
     out.copy_shared_buffer(memory, out.strides(), flags, out.size(),
                            offset / static_cast<int64_t>(out.itemsize()));
     if (out.itemsize() == 4) {
-        interleave_rows(in.data<uint32_t>(), out.data<uint32_t>(), O, W);
+        interleave_rows(in.data<uint32_t>(), out.data<uint32_t>(), O, W, rows);
     } else {
-        interleave_rows(in.data<uint16_t>(), out.data<uint16_t>(), O, W);
+        interleave_rows(in.data<uint16_t>(), out.data<uint16_t>(), O, W, rows);
     }
     return out;
 }

@@ -21,11 +21,12 @@ namespace mx = mlx::core;
 /// gives those for the asking (Linux with transparent huge pages).
 mx::array large_pages(int64_t bytes);
 
-/// O×W -> (O/16)×W×16, written `offset` bytes into `memory`, which it shares.
+/// O×W -> (O/R)×W×R, written `offset` bytes into `memory`, which it shares.
 ///
-/// rows: numbers of 2 or 4 bytes; O is a multiple of 16. Computed first if need be.
-/// memory: of large_pages; room for all of rows from `offset` on, a multiple of 64.
+/// matrix: numbers of 2 or 4 bytes. Computed first if need be.
+/// rows: R, how many go together; positive, and O is a multiple of it.
+/// memory: of large_pages; room for all of the matrix from `offset` on, a multiple of 64.
 /// Throws std::invalid_argument.
-mx::array interleave(const mx::array& rows, const mx::array& memory, int64_t offset);
+mx::array interleave(const mx::array& matrix, int rows, const mx::array& memory, int64_t offset);
 
 }  // namespace tiny_llm_ext

@@ -15,7 +15,7 @@ namespace {
 struct Job {
     int64_t N, V, E;
     int group_size, bits;
-    bool interleaved;
+    int64_t rows_together;   // of the table
     Format format;           // of scales, biases and out
     bool is_signed;          // the ids
     const uint32_t* ids;     // N
@@ -37,11 +37,8 @@ int64_t row_of(const Job& job, int64_t n) {
 
 // Where an element of a row of `columns` is.
 int64_t place_of(const Job& job, int64_t row, int64_t column, int64_t columns) {
-    if (!job.interleaved) {
-        return row * columns + column;
-    }
-    const int64_t first = row / INTERLEAVED_ROWS * INTERLEAVED_ROWS;
-    return first * columns + column * INTERLEAVED_ROWS + row % INTERLEAVED_ROWS;
+    const int64_t first = row / job.rows_together * job.rows_together;
+    return first * columns + column * job.rows_together + row % job.rows_together;
 }
 
 void look_up(const Job& job, int64_t n) {
@@ -83,7 +80,7 @@ void QuantizedEmbedding::eval_cpu(const std::vector<mx::array>& inputs, mx::arra
         .E = out.shape(-1),
         .group_size = group_size_,
         .bits = bits_,
-        .interleaved = is_interleaved(inputs[3]),
+        .rows_together = rows_together(inputs[3]),
         .format = format_of(out.dtype()),
         .is_signed = inputs[0].dtype() == mx::int32,
         .ids = row_contiguous(inputs[0], stream()).data<uint32_t>(),

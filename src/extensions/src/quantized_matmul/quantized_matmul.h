@@ -35,8 +35,9 @@ mx::array quantized_matmul(const mx::array& scales, const mx::array& biases, int
                            int bits, const mx::array& a, const mx::array& b, bool transpose_b,
                            mx::StreamOrDevice s = {});
 
-/// Whether the CPU's kernels, as chosen now, read interleaved weights.
-bool reads_interleaved();
+/// How many rows of weights the CPU's kernels, as chosen now, want interleaved
+/// (common/interleaved.h); 0 if they only read weights by row.
+int interleaved_rows();
 
 /// The shape of that, N..×O; throws in the name of `operation` for arguments that are not as above.
 mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,

@@ -255,7 +255,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 }  // namespace
 
 const QuantizedMatmulKernel quantized_matmul_tiles = {scratch_bytes, prepare, run,
-                                                      /*reads_interleaved=*/true};
+                                                      /*interleaved_rows=*/SIDE};
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
 

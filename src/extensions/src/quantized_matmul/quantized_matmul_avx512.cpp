@@ -116,8 +116,7 @@ template <int PLANES>
 void run_panel(const Panel& panel, Transposed& transposed, __m512* totals) {
     const Layout& layout = panel.layout;
     const int64_t M = panel.job->M;
-    const bool in_place = panel.job->interleaved && panel.outputs == PANELS * LANES;
-    if (!in_place) {
+    if (!panel.job->interleaved) {
         transposed.load_factors(panel);
     }
     for (int64_t first_row = 0; first_row < M; first_row += ROW_BLOCK) {
@@ -125,7 +124,7 @@ void run_panel(const Panel& panel, Transposed& transposed, __m512* totals) {
         for (int64_t i = 0; i < rows * PANELS; i++) {
             totals[i] = _mm512_setzero_ps();
         }
-        if (in_place) {
+        if (panel.job->interleaved) {
             multiply<PLANES>(panel, InPlace(panel), first_row, rows, 0, layout.groups, totals);
         } else {
             for (int64_t word = 0; word < layout.words; word += BLOCK) {
@@ -175,7 +174,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 }  // namespace
 
 const QuantizedMatmulKernel quantized_matmul_avx512 = {scratch_bytes, prepare, run,
-                                                       /*reads_interleaved=*/true};
+                                                       /*interleaved_rows=*/PANELS * LANES};
 
 }  // namespace tiny_llm_ext
 

@@ -133,13 +133,14 @@ void dispatch(Jobs jobs, mx::Stream stream) {
 
 }  // namespace
 
-bool reads_interleaved() {
-    bool reads = false;
+int interleaved_rows() {
+    int rows = 0;
     // [solution only]
-    const QuantizedMatmulKernel* kernel = kernel_of(instruction_set());
-    reads = kernel != nullptr && kernel->reads_interleaved;
+    if (const QuantizedMatmulKernel* kernel = kernel_of(instruction_set())) {
+        rows = kernel->interleaved_rows;
+    }
     // [/solution only]
-    return reads;
+    return rows;
 }
 
 void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {

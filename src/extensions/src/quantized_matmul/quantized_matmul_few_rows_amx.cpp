@@ -210,7 +210,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 }  // namespace
 
 const QuantizedMatmulKernel quantized_matmul_few_rows = {scratch_bytes, prepare, run,
-                                                         /*reads_interleaved=*/true};
+                                                         /*interleaved_rows=*/LANES};
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
 

@@ -243,6 +243,6 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 }  // namespace
 
 const QuantizedMatmulKernel quantized_matmul_fixed_point = {scratch_bytes, prepare, run,
-                                                            /*reads_interleaved=*/false};
+                                                            /*interleaved_rows=*/0};
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA

@@ -39,8 +39,9 @@ struct QuantizedMatmulKernel {
     /// Computes outputs of every row, from one that is a multiple of QUANTIZED_MATMUL_PANEL.
     void (*run)(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
                 int64_t last_output);
-    /// Whether it reads interleaved weights, too.
-    bool reads_interleaved;
+    /// How many rows of weights it wants interleaved; it reads rows as they are, too. 0: only
+    /// those.
+    int interleaved_rows;
 };
 constexpr int64_t QUANTIZED_MATMUL_PANEL = 64;
 
