@@ -179,10 +179,10 @@ void attend_few(const AttentionBlock& block, int first, const int* visible, cons
     const int64_t D = block.D, width = block.width;
     float* scores = block.scores + first * KEYS;
     float* out = block.out + first * width;
-    for (int key = 0; key < tile.keys.count; key += SCORE_KEYS) {
+    for (int key = 0; key < tile.count; key += SCORE_KEYS) {
         const void* keys[SCORE_KEYS];
         for (int i = 0; i < SCORE_KEYS; i++) {
-            keys[i] = tile.keys.at[key + i < tile.keys.count ? key + i : tile.keys.count - 1];
+            keys[i] = tile.keys[key + i < tile.count ? key + i : tile.count - 1];
         }
         score_few<ROWS, FORMAT>(keys, block.query + first * D, D, scores + key, ahead);
     }
@@ -228,7 +228,7 @@ inline void attend(const AttentionBlock& block, int first, const int* visible, c
                 return attend_few<Format::bfloat16>(block, first, visible, mask, tile, ahead);
         }
     }
-    load_keys(tile.keys, block.D, format, block.keys, ahead);
+    load_keys(tile, block.D, format, block.keys, ahead);
     if constexpr (MULTIPLIES_PAIRS) {
         in_pairs(format) ? score<int32_t>(block, first, ahead) : score<float>(block, first, ahead);
     } else {
@@ -237,7 +237,7 @@ inline void attend(const AttentionBlock& block, int first, const int* visible, c
     for (int row = first; row < block.rows; row++) {
         weigh(block, row, visible[row], mask == nullptr ? nullptr : mask + row * KEYS);
     }
-    load_values(tile.values, block.D, format, block.values, ahead);
+    load_values(tile, block.D, format, block.values, ahead);
     add_values(block, first, visible, ahead);
 }
 
@@ -280,12 +280,12 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
         const Tile& tile = tiles[now];
         Tile& next = tiles[1 - now];
         tile_at(first_key + distance, next);
-        after.keys.count = 0;
-        if (next.keys.count < tile.keys.count && first_key + distance < end) {
+        after.count = 0;
+        if (next.count < tile.count && first_key + distance < end) {
             tile_at(end, after);  // the rest of what is fetched while this tile is worked on
         }
         Ahead ahead(tile, next, after, bytes_of(block.D, block.format));
-        if (mask == nullptr || load_mask(first_key, tile.keys.count)) {
+        if (mask == nullptr || load_mask(first_key, tile.count)) {
             int visible[MAX_BLOCK_ROWS];
             int first = block.rows;  // the first row that sees a key of this tile
             for (int row = block.rows - 1; row >= 0; row--) {

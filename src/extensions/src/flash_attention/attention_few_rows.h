@@ -130,9 +130,9 @@ __attribute__((noinline)) void score_few(const void* const* keys, const float* q
 // Columns d … of ROWS rows of out += weights · values, keys `from` to `to` − 1. A single vector may
 // have fewer columns: `count`. Unless `ahead` is null, a row is fetched for every key.
 template <int ROWS, Format FORMAT, int VECTORS>
-__attribute__((noinline)) void add_columns(const float* weights, const Rows& values, int from,
-                                           int to, int64_t d, int count, float* out, int64_t width,
-                                           Ahead* ahead) {
+__attribute__((noinline)) void add_columns(const float* weights, const void* const* values,
+                                           int from, int to, int64_t d, int count, float* out,
+                                           int64_t width, Ahead* ahead) {
     Floats sums[ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS * VECTORS; i++) {
@@ -147,8 +147,8 @@ __attribute__((noinline)) void add_columns(const float* weights, const Rows& val
 #pragma GCC unroll 16
         for (int v = 0; v < VECTORS; v++) {
             const int64_t column = d + v * LANES;
-            x[v] = VECTORS > 1 || count == LANES ? load(values.at[key], column, FORMAT)
-                                                 : load(values.at[key], column, FORMAT, count);
+            x[v] = VECTORS > 1 || count == LANES ? load(values[key], column, FORMAT)
+                                                 : load(values[key], column, FORMAT, count);
         }
 #pragma GCC unroll 4
         for (int row = 0; row < ROWS; row++) {
@@ -168,7 +168,7 @@ __attribute__((noinline)) void add_columns(const float* weights, const Rows& val
 
 // ROWS rows of out += weights · values, keys `from` to `to` − 1.
 template <int ROWS, Format FORMAT>
-void add_values_few(const float* weights, const Rows& values, int from, int to, int64_t D,
+void add_values_few(const float* weights, const void* const* values, int from, int to, int64_t D,
                     float* out, int64_t width, Ahead& ahead) {
     constexpr int VECTORS = REGISTERS_FOR_OUT / (ROWS == 3 ? 4 : ROWS) / (ROWS == 1 ? 2 : 1);
     int64_t d = 0;

@@ -11,15 +11,17 @@ namespace {
 
 constexpr int KEYS = ATTENTION_TILE;
 
-/// Addresses of up to KEYS rows of D elements.
-struct Rows {
-    const void* at[KEYS];
+/// Addresses of up to KEYS keys and of their values, rows of D elements.
+struct Tile {
     int count = 0;
+    const void* keys[KEYS];
+    const void* values[KEYS];
 };
 
-struct Tile {
-    Rows keys, values;
-};
+/// How many of `left` keys a tile takes; none of fewer than none.
+inline int keys_of_tile(int64_t left) {
+    return static_cast<int>(left < 0 ? 0 : left < KEYS ? left : KEYS);
+}
 
 inline int64_t rounded_up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
@@ -47,8 +49,8 @@ class Ahead {
     /// even load, also where a tile is not full, and where one head ends and another begins.
     Ahead(const Tile& tile, const Tile& next, const Tile& after, int64_t row_bytes)
         : tile_(tile), next_(next), after_(after), row_bytes_(row_bytes) {
-        const int later = next.keys.count + after.keys.count;
-        rows_ = 2 * (later < tile.keys.count ? later : tile.keys.count);
+        const int later = next.count + after.count;
+        rows_ = 2 * (later < tile.count ? later : tile.count);
     }
 
     /// Asks for what is still missing of a part of the rows: from 0 to 1, or more for all.
@@ -73,22 +75,22 @@ class Ahead {
 
     // Keys and values in turns: memory serves two places at once faster.
     void fetch_row() {
-        const int i = done_ / 2, beyond = i - next_.keys.count;
+        const int i = done_ / 2, beyond = i - next_.count;
         const Tile& tile = beyond < 0 ? next_ : after_;
-        const Rows& rows = done_ % 2 == 0 ? tile.keys : tile.values;
-        request<2>(rows.at[beyond < 0 ? i : beyond]);
+        const auto& rows = done_ % 2 == 0 ? tile.keys : tile.values;
+        request<2>(rows[beyond < 0 ? i : beyond]);
         done_++;
     }
 
     // Rows in the order of their use: the keys of a tile, its values, the keys of the next.
     void remind() {
-        const int count = tile_.keys.count, i = reminded_++;
+        const int count = tile_.count, i = reminded_++;
         if (i < count) {
-            request<3>(tile_.keys.at[i]);
+            request<3>(tile_.keys[i]);
         } else if (i < 2 * count) {
-            request<3>(tile_.values.at[i - count]);
-        } else if (i - 2 * count < next_.keys.count) {
-            request<3>(next_.keys.at[i - 2 * count]);
+            request<3>(tile_.values[i - count]);
+        } else if (i - 2 * count < next_.count) {
+            request<3>(next_.keys[i - 2 * count]);
         }
     }
 
@@ -148,14 +150,14 @@ __attribute__((noinline)) void transpose_column_pairs(const void* const* rows, i
     }
 }
 
-/// keys = the rows, transposed: score_steps × KEYS. Columns beyond the last row repeat it, up to a
-/// vector.
-inline void load_keys(const Rows& rows, int64_t D, Format format, float* keys, Ahead& ahead) {
+/// keys = the tile's, transposed: score_steps × KEYS. Columns beyond the last key repeat it, up to
+/// a vector.
+inline void load_keys(const Tile& tile, int64_t D, Format format, float* keys, Ahead& ahead) {
     const int64_t step = format == Format::bfloat16 ? 2 * LANES : LANES;
-    for (int first = 0; first < rows.count; first += LANES) {
+    for (int first = 0; first < tile.count; first += LANES) {
         const void* from[LANES];
         for (int i = 0; i < LANES; i++) {
-            from[i] = rows.at[first + i < rows.count ? first + i : rows.count - 1];
+            from[i] = tile.keys[first + i < tile.count ? first + i : tile.count - 1];
         }
         for (int64_t d = 0; d < D; d += step) {
             const int count = static_cast<int>(D - d < step ? D - d : step);
@@ -171,16 +173,17 @@ inline void load_keys(const Rows& rows, int64_t D, Format format, float* keys, A
     }
 }
 
-/// values = the rows, as float32, zero beyond D: count × width.
-inline void load_values(const Rows& rows, int64_t D, Format format, float* values, Ahead& ahead) {
-    for (int row = 0; row < rows.count; row++) {
+/// values = the tile's, as float32, zero beyond D: count × width.
+inline void load_values(const Tile& tile, int64_t D, Format format, float* values, Ahead& ahead) {
+    for (int row = 0; row < tile.count; row++) {
+        const void* from = tile.values[row];
         float* to = values + row * rounded_up(D);
         int64_t d = 0;
         for (; d + LANES <= D; d += LANES) {
-            store(to, d, Format::float32, load(rows.at[row], d, format));
+            store(to, d, Format::float32, load(from, d, format));
         }
         if (d < D) {
-            store(to, d, Format::float32, load(rows.at[row], d, format, static_cast<int>(D - d)));
+            store(to, d, Format::float32, load(from, d, format, static_cast<int>(D - d)));
         }
         ahead.fetch(0.5f + 0.3f * static_cast<float>(row + 1) / KEYS);
     }

@@ -6,22 +6,22 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Up to KEYS rows of key or value, from token `first`; none at or beyond `end`.
+// `count` rows of key or value, from token `first` on.
 void find_rows(const void* array, const Strides& strides, const FlashAttentionJob& job, int64_t b,
-               int64_t h, int64_t first, int64_t end, Rows& rows) {
-    const int64_t left = end - first;
-    rows.count = static_cast<int>(left < 0 ? 0 : left < KEYS ? left : KEYS);
+               int64_t h, int64_t first, int count, const void** rows) {
     const void* row = element(array, row_offset(strides, b, h, first), job.format);
     const int64_t step = bytes_of(strides.token, job.format);
-    for (int i = 0; i < rows.count; i++) {
-        rows.at[i] = static_cast<const char*>(row) + i * step;
+    for (int i = 0; i < count; i++) {
+        rows[i] = static_cast<const char*>(row) + i * step;
     }
 }
 
+// A tile of the keys before `end`, from `first` on.
 void find_tile(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first, int64_t end,
                Tile& tile) {
-    find_rows(job.key, job.key_strides, job, b, h, first, end, tile.keys);
-    find_rows(job.value, job.value_strides, job, b, h, first, end, tile.values);
+    tile.count = keys_of_tile(end - first);
+    find_rows(job.key, job.key_strides, job, b, h, first, tile.count, tile.keys);
+    find_rows(job.value, job.value_strides, job, b, h, first, tile.count, tile.values);
 }
 
 // A tile of the head that is likely to come after this one: worth fetching early.
@@ -29,7 +29,7 @@ void find_tile_of_next_head(const FlashAttentionJob& job, int64_t b, int64_t h, 
                             int64_t first, Tile& tile) {
     const int64_t next = b * job.H + h + 1;
     if (next == job.B * job.H) {
-        tile.keys.count = tile.values.count = 0;
+        tile.count = 0;
         return;
     }
     find_tile(job, next / job.H, next % job.H, first, visible_keys(job, next / job.H, l), tile);

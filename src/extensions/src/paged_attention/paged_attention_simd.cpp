@@ -7,27 +7,25 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// Up to KEYS keys (or values) of head h, from key `first` on; none at or beyond `end`.
+// `count` keys (or values) of head h, from key `first` on.
 void find_rows(const void* pages, const PagedAttentionJob& job, const PagedSequence& sequence,
-               int64_t h, int64_t first, int64_t end, Rows& rows) {
-    const int64_t left = end - first;
-    rows.count = static_cast<int>(left < 0 ? 0 : left < KEYS ? left : KEYS);
+               int64_t h, int64_t first, int count, const void** rows) {
     const int64_t row_bytes = bytes_of(job.D, job.format);
-    for (int i = 0; i < rows.count;) {  // page by page
+    for (int i = 0; i < count;) {  // page by page
         const void* row = element(pages, key_offset(job, sequence, h, first + i), job.format);
         const int64_t in_page = job.page_size - (first + i) % job.page_size;
-        const int count = rows.count - i < in_page ? rows.count - i : static_cast<int>(in_page);
-        for (int k = 0; k < count; k++) {
-            rows.at[i + k] = static_cast<const char*>(row) + k * row_bytes;
+        for (int64_t k = 0; k < in_page && i < count; k++, i++) {
+            rows[i] = static_cast<const char*>(row) + k * row_bytes;
         }
-        i += count;
     }
 }
 
+// A tile of the keys before `end`, from `first` on.
 void find_tile(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
                int64_t first, int64_t end, Tile& tile) {
-    find_rows(job.key_pages, job, sequence, h, first, end, tile.keys);
-    find_rows(job.value_pages, job, sequence, h, first, end, tile.values);
+    tile.count = keys_of_tile(end - first);
+    find_rows(job.key_pages, job, sequence, h, first, tile.count, tile.keys);
+    find_rows(job.value_pages, job, sequence, h, first, tile.count, tile.values);
 }
 
 }  // namespace
@@ -57,7 +55,7 @@ void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence
         } else if (next != nullptr) {
             find_tile(job, *next, (h + 1) % job.H, first - end, next->S, tile);
         } else {
-            tile.keys.count = tile.values.count = 0;
+            tile.count = 0;
         }
     };
     const auto no_mask = [](int64_t, int) { return true; };
