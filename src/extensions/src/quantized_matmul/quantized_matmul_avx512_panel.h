@@ -172,8 +172,8 @@ class InPlace {
     }
 
    private:
-    static constexpr int64_t AHEAD =
-        4096;  // 8 and 16 kB are as fast; 2 kB are too late for 16 rows
+    // 8 and 16 kB are as fast; 2 kB are too late for 16 rows.
+    static constexpr int64_t AHEAD = 4096;
 
     __m512 factor(const uint16_t* in, int64_t g, int c) const {
         return load_halves(in + (g * PANELS + c) * LANES, format_);
