@@ -43,10 +43,10 @@ void* allocate(mlx::core::array& out);
 void* allocate_by_token(mlx::core::array& out);
 
 /// Runs body(first, last) for ranges that make up 0 … rows − 1: on all threads if that is much
-/// work, and on the calling one alone if it is less than waking another would cost.
+/// work, and on the calling one alone if it is less than handing it over would cost.
 template <typename Body>
 void for_rows(int64_t rows, int64_t elements_per_row, const Body& body) {
-    constexpr int64_t ELEMENTS = 16384;  // in a chunk: a few microseconds
+    constexpr int64_t ELEMENTS = 2048;  // in a chunk: a microsecond
     const int64_t step = std::max<int64_t>(1, ELEMENTS / std::max<int64_t>(1, elements_per_row));
     parallel_for((rows + step - 1) / step,
                  [&](int64_t chunk) { body(chunk * step, std::min(rows, (chunk + 1) * step)); });

@@ -3,14 +3,11 @@
 
 #include "common/rows.h"
 #include "common/tasks.h"
-#include "common/threads.h"
 #include "src/cache_write/cache_write.h"
 
 namespace tiny_llm_ext {
 
 namespace {
-
-constexpr int64_t PARALLEL_BYTES = 1 << 20;  // what is worth waking another thread for
 
 // An array B×H×L×D, in bytes.
 struct Tokens {
@@ -52,20 +49,14 @@ void copy_head(const Tokens& from, const Tokens& to, int64_t b, int64_t h, int64
 
 // Copies all heads of every sequence for whose tokens there is room at its offset.
 void copy(const Tokens& from, const Tokens& to, const int32_t* offsets) {
-    const auto copy_one = [&](int64_t head) {
-        const int64_t b = head / from.H;
-        if (offsets[b] >= 0 && offsets[b] + from.L <= to.L) {
-            copy_head(from, to, b, head % from.H, offsets[b]);
+    for_rows(from.B * from.H, from.L * from.D, [&](int64_t first, int64_t last) {
+        for (int64_t head = first; head < last; head++) {
+            const int64_t b = head / from.H;
+            if (offsets[b] >= 0 && offsets[b] + from.L <= to.L) {
+                copy_head(from, to, b, head % from.H, offsets[b]);
+            }
         }
-    };
-    const int64_t heads = from.B * from.H;
-    if (heads * from.L * from.D * from.item >= PARALLEL_BYTES) {
-        parallel_for(heads, copy_one);
-        return;
-    }
-    for (int64_t head = 0; head < heads; head++) {
-        copy_one(head);
-    }
+    });
 }
 
 }  // namespace
