@@ -164,7 +164,8 @@ def quantized_matmul(arguments: Arguments) -> Case:
 
 def quantized_matmul_each(arguments: Arguments) -> Case:
     kwargs, product = quantized_matmul(arguments)
-    rows = kernels.interleaved_rows() if kwargs["b"].ndim == 3 else 1  # in each of the first
+    is_interleaved = kwargs["b"].ndim == 3
+    rows = kernels.interleaved_rows() if is_interleaved else 1  # in each of b's first dimension
     cut = arguments.draw(st.integers(0, len(kwargs["b"])))
     for name in ("b", "scales", "biases"):
         kwargs[name] = [kwargs[name][:cut], kwargs[name][cut:]]

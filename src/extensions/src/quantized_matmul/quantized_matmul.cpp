@@ -22,11 +22,14 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
     check(a.ndim() >= 1, operation, "expected a with at least one dimension, got a scalar");
     check(b.ndim() == 2 || is_interleaved(b), operation,
           "expected b with 2 dimensions, or 3 if it is interleaved, got shape ", b.shape());
-    check(!is_interleaved(b) || interleaved_rows() > 0, operation,
-          "expected b with 2 dimensions, got shape ", b.shape(), ": the CPU's kernels, those of ",
-          name_of(instruction_set()), ", read weights by row");
-    check(!is_interleaved(b) || b.shape(2) == interleaved_rows(), operation, "expected ",
-          interleaved_rows(), " interleaved rows, got b of shape ", b.shape());
+    if (is_interleaved(b)) {
+        const int rows = interleaved_rows();
+        check(rows > 0, operation, "expected b with 2 dimensions, got shape ", b.shape(),
+              ": the CPU's kernels, those of ", name_of(instruction_set()),
+              ", read weights by row");
+        check(rows_together(b) == rows, operation, "expected ", rows,
+              " interleaved rows, got b of shape ", b.shape());
+    }
 
     const int I = a.shape(-1);
     check(I > 0 && I % group_size == 0, operation, "expected the last dimension of a, ", I,
