@@ -39,10 +39,12 @@ inline void add_group(const Panel& panel, const Weights& weights, int64_t first_
 }
 
 // One group of ROWS rows.
-template <int ROWS, int PLANES, typename Weights>
+template <int ROWS, int BITS, int PLANES, typename Weights>
 __attribute__((noinline)) void multiply_group(const Panel& panel, const Weights& weights,
                                               int64_t first_row, int64_t group, __m512* totals) {
-    const __m512i even = panel.tables[0], odd = panel.tables[1];
+    // Sums, weights, an activation and a table leave one register of 32; a second table, where one
+    // would do, costs a sum its own.
+    const __m512i even = panel.tables[0], odd = BITS == 8 ? panel.tables[1] : even;
     const int tiles = panel.layout.words_per_group / TILE;
     const int64_t tile_stride = panel.layout.tile_vectors * LANES;
     constexpr int row_stride = PLANES * LANES;
@@ -95,48 +97,74 @@ inline void with_rows(int64_t rows, const Function& f) {
     }
 }
 
-// Groups first_group … last_group − 1 of `rows` rows, in portions of nearly the same size.
-template <int PLANES, typename Weights>
-void multiply(const Panel& panel, const Weights& weights, int64_t first_row, int64_t rows,
-              int64_t first_group, int64_t last_group, __m512* totals) {
+// Calls f.operator()<ROWS>(row) for portions of `rows` rows of nearly the same size.
+template <typename Function>
+void for_portions(int64_t rows, const Function& f) {
     const int64_t portions = (rows + MAX_ROWS - 1) / MAX_ROWS;
     for (int64_t i = 0; i < portions; i++) {
         const int64_t row = rows * i / portions;
-        with_rows<MAX_ROWS>(rows * (i + 1) / portions - row, [&]<int ROWS>() {
-            for (int64_t group = first_group; group < last_group; group++) {
-                multiply_group<ROWS, PLANES>(panel, weights, first_row + row, group,
-                                             totals + row * PANELS);
-            }
-        });
+        with_rows<MAX_ROWS>(rows * (i + 1) / portions - row,
+                            [&]<int ROWS>() { f.template operator()<ROWS>(row); });
     }
 }
 
-// All rows of a panel, a block of them after the other. `totals` has room for a block.
-template <int PLANES>
-void run_panel(const Panel& panel, Transposed& transposed, __m512* totals) {
+inline void clear(__m512* totals, int64_t rows) {
+    for (int64_t i = 0; i < rows * PANELS; i++) {
+        totals[i] = _mm512_setzero_ps();
+    }
+}
+
+inline void store(const Panel& panel, int64_t first_row, int64_t rows, const __m512* totals) {
+    for (int64_t r = 0; r < rows; r++) {
+        store(panel, first_row + r, totals + r * PANELS);
+    }
+}
+
+// Interleaved weights are read where they lie, all of them for every portion of rows: so its totals
+// never leave the L1 cache, and rows are written a few at a time.
+template <int BITS, int PLANES>
+void run_in_place(const Panel& panel) {
+    const InPlace weights(panel);
+    __m512 totals[MAX_ROWS * PANELS];
+    for_portions(panel.job->M, [&]<int ROWS>(int64_t row) {
+        clear(totals, ROWS);
+        for (int64_t group = 0; group < panel.layout.groups; group++) {
+            multiply_group<ROWS, BITS, PLANES>(panel, weights, row, group, totals);
+        }
+        store(panel, row, ROWS, totals);
+    });
+}
+
+// Weights by row are transposed a block at a time, for as many rows as `totals` has room for.
+template <int BITS, int PLANES>
+void run_transposed(const Panel& panel, Transposed& weights, __m512* totals) {
     const Layout& layout = panel.layout;
     const int64_t M = panel.job->M;
-    if (!panel.job->interleaved) {
-        transposed.load_factors(panel);
-    }
+    weights.load_factors(panel);
     for (int64_t first_row = 0; first_row < M; first_row += ROW_BLOCK) {
         const int64_t rows = M - first_row < ROW_BLOCK ? M - first_row : ROW_BLOCK;
-        for (int64_t i = 0; i < rows * PANELS; i++) {
-            totals[i] = _mm512_setzero_ps();
+        clear(totals, rows);
+        for (int64_t word = 0; word < layout.words; word += BLOCK) {
+            const int64_t end = layout.words - word < BLOCK ? layout.words : word + BLOCK;
+            weights.load_words(panel, word, static_cast<int>(end - word));
+            for_portions(rows, [&]<int ROWS>(int64_t row) {
+                for (int64_t group = word / layout.words_per_group;
+                     group < end / layout.words_per_group; group++) {
+                    multiply_group<ROWS, BITS, PLANES>(panel, weights, first_row + row, group,
+                                                       totals + row * PANELS);
+                }
+            });
         }
-        if (panel.job->interleaved) {
-            multiply<PLANES>(panel, InPlace(panel), first_row, rows, 0, layout.groups, totals);
-        } else {
-            for (int64_t word = 0; word < layout.words; word += BLOCK) {
-                const int64_t end = layout.words - word < BLOCK ? layout.words : word + BLOCK;
-                transposed.load_words(panel, word, static_cast<int>(end - word));
-                multiply<PLANES>(panel, transposed, first_row, rows, word / layout.words_per_group,
-                                 end / layout.words_per_group, totals);
-            }
-        }
-        for (int64_t r = 0; r < rows; r++) {
-            store(panel, first_row + r, totals + r * PANELS);
-        }
+        store(panel, first_row, rows, totals);
+    }
+}
+
+template <int BITS, int PLANES>
+void run_panel(const Panel& panel, Transposed& transposed, __m512* totals) {
+    if (panel.job->interleaved) {
+        run_in_place<BITS, PLANES>(panel);
+    } else {
+        run_transposed<BITS, PLANES>(panel, transposed, totals);
     }
 }
 
@@ -162,7 +190,9 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     const int64_t vectors = totals_vectors + Transposed::vectors(panel.layout);
     __m512* totals = (__m512*)scratch_of_this_thread(vectors * LANES);
     Transposed transposed(totals + totals_vectors);
-    const auto run_this = panel.layout.planes == 1 ? run_panel<1> : run_panel<2>;
+    const bool one = panel.layout.planes == 1;
+    const auto run_this = job.bits == 4 ? (one ? run_panel<4, 1> : run_panel<4, 2>)
+                                        : (one ? run_panel<8, 1> : run_panel<8, 2>);
     for (int64_t o = first_output; o < last_output; o += PANELS * LANES) {
         panel.first = o;
         panel.outputs =
