@@ -1,5 +1,6 @@
 """What a comparison found: seconds by system and metric, and what follows from them."""
 
+import statistics
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -112,6 +113,20 @@ class Results:
         bits = self.ready[system].weight_bits if own_weights else None
         return throughput[0] / metric.bound(self.costs, machine, bits)
 
+    def share_in_its_round(self, system: str, metric: Metric) -> float | None:
+        """The median of the rounds' fractions, each of the limits measured in that same round.
+
+        Where memory is faster in one minute than in the next, this says what a system made of what
+        there was; `share`, of the best that there ever was.
+        """
+        seconds = self.seconds.get((system, metric.name))
+        if not seconds or not self.machines:
+            return None
+        return statistics.median(
+            metric.tokens_per_second(value) / metric.bound(self.costs, machine)
+            for value, machine in zip(seconds, self.machines, strict=False)
+        )
+
     def summary(self) -> dict[str, Any]:
         """Throughputs, ratios and shares by name: the last line of the run."""
         timed = [metric for metric in self.metrics if metric.kind != "load"]
@@ -128,6 +143,10 @@ class Results:
             },
             "share_of_roofline": {
                 system: _rounded({metric.name: self.share(system, metric) for metric in timed})
+                for system in self.systems
+            },
+            "share_in_its_round": {
+                system: _rounded({m.name: self.share_in_its_round(system, m) for m in timed})
                 for system in self.systems
             },
             "machine": asdict(self.machine) if self.machine else None,

@@ -24,6 +24,8 @@ def write_table(results: Results, file: Path) -> str:
             "Percent of the roofline for the checkpoint's 4.25-bit weights and, in parentheses, "
             "for the weights as the system stores them.",
             _table("system", results.systems, timed, lambda s, m: _shares(results, s, m)),
+            "The same of the limits as they were in each round, not of the best: median.",
+            _table("system", results.systems, timed, lambda s, m: _own_round(results, s, m)),
         ]
     if OURS in results.systems and peers:
         sections += [
@@ -68,6 +70,11 @@ def _shares(results: Results, system: str, metric: Metric) -> str:
     if share is None or own is None:
         return "–"
     return f"{100 * share:.1f} ({100 * own:.1f})"
+
+
+def _own_round(results: Results, system: str, metric: Metric) -> str:
+    share = results.share_in_its_round(system, metric)
+    return "–" if share is None else f"{100 * share:.1f}"
 
 
 def _ratio(results: Results, peer: str, metric: Metric) -> str:

@@ -2,7 +2,8 @@
 
 Through the low-level API of llama-cpp-python, so that several sequences share a batch. Whether
 flash attention and one KV buffer for all sequences are faster depends on the machine and the
-metric: the first measurement of a metric tries them all, later ones use the fastest.
+metric: the first measurement of a metric tries them all, later ones use the fastest. How much
+longer the others took stands in the reply's note.
 """
 
 import argparse
@@ -137,6 +138,7 @@ class LlamaCpp:
             raise RuntimeError(f"llama.cpp cannot load {file.name}")
         self._contexts: dict[tuple[Setting, int, int], Context] = {}
         self._fastest: dict[tuple[str, int, int], Setting] = {}
+        self._notes: dict[tuple[str, int, int], str] = {}
         self.weight_bits = weight_bits
         features = llama_cpp.llama_print_system_info().decode()
         on = [entry.split(" = ")[0].strip() for entry in features.split("|") if "= 1" in entry]
@@ -205,9 +207,9 @@ class LlamaCpp:
 
     def _measure_fastest(self, kind: str, batch: int, tokens: int, measure: Any) -> dict[str, Any]:
         """Measures with the setting that was fastest the first time, or tries them all."""
-        fastest = self._fastest.get((kind, batch, tokens))
-        if fastest is not None:
-            return {"seconds": measure(fastest), "note": str(fastest)}
+        key = (kind, batch, tokens)
+        if key in self._fastest:
+            return {"seconds": measure(self._fastest[key]), "note": self._notes[key]}
         choices = itertools.product((True, False), (False, True) if batch > 1 else (False,))
         seconds = {}
         for setting in itertools.starmap(Setting, choices):
@@ -215,8 +217,14 @@ class LlamaCpp:
             if seconds[setting] > min(seconds.values()) and batch > 1:
                 self._contexts.pop((setting, batch, tokens)).free()
         fastest = min(seconds, key=lambda setting: seconds[setting])
-        self._fastest[kind, batch, tokens] = fastest
-        return {"seconds": seconds[fastest], "note": str(fastest)}
+        self._fastest[key] = fastest
+        others = [
+            f"{setting}: {value / seconds[fastest]:.2f} times as long"
+            for setting, value in seconds.items()
+            if setting != fastest
+        ]
+        self._notes[key] = "; ".join([str(fastest), *others])
+        return {"seconds": seconds[fastest], "note": self._notes[key]}
 
     def _context(self, setting: Setting, batch: int, length: int) -> Context:
         key = (setting, batch, length)

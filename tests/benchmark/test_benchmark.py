@@ -128,6 +128,18 @@ def test_a_report_of_what_was_and_was_not_measured(tmp_path):
     assert "0.569† (0.569)" in text
 
 
+def test_shares_of_the_limits_as_they_were_in_each_round():
+    decode = METRICS["decode-128"]
+    results = Results("a shape", COSTS, ["tiny-llm"], [decode])
+    for read_gb_per_s, slower_than_memory in ((40.0, 1.25), (80.0, 1.0), (20.0, 2.0)):
+        results.machines.append(Machine("a processor", 2, read_gb_per_s, 500.0, 800.0, 0.0))
+        least = 1 / decode.bound(COSTS, results.machines[-1])
+        results.add("tiny-llm", decode, {"seconds": slower_than_memory * least})
+    assert results.share_in_its_round("tiny-llm", decode) == pytest.approx(0.8)
+    assert results.share("tiny-llm", decode) == pytest.approx(0.4), "half of it at half the best"
+    assert results.share_in_its_round("tiny-llm", METRICS["prefill-512"]) is None
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for x86's instructions")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no compiler")
 @pytest.mark.parametrize(
