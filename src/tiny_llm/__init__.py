@@ -14,7 +14,7 @@ from .attention import (
     scaled_dot_product_attention_simple,
 )
 from .basics import linear, silu, softmax
-from .batch import batch_generate
+from .batch import Request, batch_generate
 from .checkpoint import ModelError
 from .embedding import Embedding
 from .errors import UserError
@@ -100,6 +100,7 @@ __all__ = [
     "Qwen3TransformerBlock",
     "RMSNorm",
     "RaggedBatch",
+    "Request",
     "RequestMetrics",
     "RequestOutput",
     "RoPE",

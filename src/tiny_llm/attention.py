@@ -7,6 +7,7 @@ H key/value heads, D head size, N.. any leading dimensions.
 """
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Literal
 
 import mlx.core as mx
@@ -15,6 +16,13 @@ from . import kernels
 from .basics import linear, softmax
 
 Mask = mx.array | Literal["causal"] | None
+
+
+def __getattr__(name: str) -> object:
+    """Attention to pages has a file of its own, which imports this one; it is found here, too."""
+    if name in ("paged_attention", "paged_attention_varlen"):
+        return getattr(import_module(".paged_attention", __package__), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
 def scaled_dot_product_attention_simple(
@@ -37,7 +45,16 @@ def scaled_dot_product_attention_simple(
 
     Returns:
         N..×L×D.
+
+    Raises:
+        ValueError: a mask that cannot be added: "causal", or one of True and False.
     """
+    if mask is not None and (not isinstance(mask, mx.array) or mask.dtype == mx.bool_):
+        given = f'"{mask}"' if isinstance(mask, str) else "of True and False"
+        raise ValueError(
+            f"scaled_dot_product_attention_simple: the mask is {given}; give numbers to be added "
+            "to the scores. scaled_dot_product_attention_grouped takes the other kinds."
+        )
     # [task 1.1.1 attention]
     if scale is None:
         scale = query.shape[-1] ** -0.5

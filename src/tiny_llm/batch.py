@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from .detokenizer import with_detokenizer
 from .errors import UserError
 from .generate import encode_prompt, next_token_logits
 from .kv_cache import BatchingKvCache, TinyKvCache
@@ -127,7 +128,8 @@ class BatchGeneration:
         requests: those that were admitted so far, by their prompts' index.
 
     Raises:
-        UserError: a number below 1, or not one `max_tokens` a prompt.
+        UserError: a number below 1, a text instead of a list of them, or not one `max_tokens` a
+            prompt.
     """
 
     def __init__(
@@ -142,6 +144,8 @@ class BatchGeneration:
         max_tokens: Sequence[int] | int | None = None,
         ignore_eos: bool = False,
     ):
+        if isinstance(prompts, str):
+            raise UserError("batch_generate: prompts is one text; give a list of them.")
         for name, value in (
             ("max_seq_len", max_seq_len),
             ("batch_size", batch_size),
@@ -150,7 +154,8 @@ class BatchGeneration:
             if value < 1:
                 raise UserError(f"batch_generate: {name} is {value}; it must be at least 1.")
         self._model = model
-        self._tokenizer = tokenizer
+        self._vocab_size = getattr(model, "vocab_size", None)
+        self._tokenizer = with_detokenizer(tokenizer)
         self._sampler = sampler or make_sampler(temp=0)
         self._prefill_step = prefill_step
         self._max_tokens = _one_for_each(max_tokens, len(prompts))
@@ -192,7 +197,7 @@ class BatchGeneration:
     def _admit(self, index: int, prompt: str | Sequence[int]) -> Request | None:
         """The request of a prompt, or None if it is answered at once because it cannot be run."""
         try:
-            prompt_ids = encode_prompt(self._tokenizer, prompt)
+            prompt_ids = encode_prompt(self._tokenizer, prompt, self._vocab_size)
         except UserError as error:
             self.answers[index] = f"[{error}]"
             return None
@@ -219,8 +224,9 @@ class BatchGeneration:
         request = self.prefilling
         if request is None or not request.is_prefilled:
             return
+        self._end_if_full(request)
         # [task 2.6.4 place]
-        if request.is_done:  # its first token was an end token
+        if request.is_done:  # its first token was an end token, or the last that it may have
             request.release()
             self.answers[request.index] = request.text
             self.prefilling = None
@@ -246,14 +252,18 @@ class BatchGeneration:
             assert request is not None
             request.offset += 1
             request.add_token(token)
-            if request.offset + 1 >= self.max_seq_len and not request.is_done:
-                request.finish()
+            self._end_if_full(request)
             if request.is_done:
                 self.answers[request.index] = request.text
                 self.slots[slot] = None
                 for cache in self._caches:
                     cache.remove_request(slot)
         # [/task 2.6.4 decode]
+
+    def _end_if_full(self, request: Request) -> None:
+        """Ends an answer when prompt and answer have all the tokens that they may have."""
+        if request.offset + 1 >= self.max_seq_len and not request.is_done:
+            request.finish()
 
     def _sample(self, live: list[int], logits: mx.array) -> list[int]:
         """The next token of each live slot, given their logits: one row a slot."""

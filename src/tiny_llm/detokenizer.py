@@ -5,6 +5,7 @@ whole character yet is held back, and the text never has to be taken back.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 REPLACEMENT = "\ufffd"  # what bytes that are no character become
 
@@ -48,6 +49,15 @@ class StreamingDetokenizer:
         segment = self.text[self._told :]
         self._told = len(self.text)
         return segment
+
+
+def with_detokenizer(tokenizer: Any) -> Any:
+    """A tokenizer as `mlx_lm.load` returns it: itself, or one of `transformers` wrapped into it."""
+    if hasattr(tokenizer, "detokenizer"):
+        return tokenizer
+    from mlx_lm.tokenizer_utils import TokenizerWrapper  # takes seconds
+
+    return TokenizerWrapper(tokenizer)
 
 
 def byte_characters() -> dict[str, int]:

@@ -42,11 +42,11 @@ class TinyKvCache(ABC):
             (keys B×H×S×D, values B×H×S×D, S, mask): everything to attend to, and with which mask.
         """
 
-    @abstractmethod
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
         """Appends new keys and values and returns the buffers they are in: for flash attention.
 
-        Nothing but the new tokens is written, and nothing that is there is copied.
+        Nothing but the new tokens is written, and nothing that is there is copied. A cache that has
+        no such buffers need not define it: what `update_and_fetch` returns will do.
 
         Args:
             key: B×H×L×D, the new tokens'.
@@ -56,11 +56,16 @@ class TinyKvCache(ABC):
             (keys B×H×C×D, values B×H×C×D, context_lens): of a sequence's C places the first
             context_lens[b] hold its tokens, and the rest means nothing.
         """
+        keys, values, *_ = self.update_and_fetch(key, value, key.shape[2], "causal")
+        return keys, values, [keys.shape[2]] * keys.shape[0]
 
     @property
-    @abstractmethod
     def state(self) -> list[mx.array]:
-        """The arrays that its tokens are in: evaluating them computes all that was appended."""
+        """The arrays that its tokens are in: evaluating them computes all that was appended.
+
+        None, if a cache does not say: what was appended is then computed when it is needed.
+        """
+        return []
 
     @abstractmethod
     def rewind(self, n: int) -> None:
@@ -180,9 +185,13 @@ def with_room(
             f"KV cache: new keys or values have shape {new.shape}, the cache holds "
             f"{buffer.shape}; only the third dimension may differ."
         )
+    if tokens < 1:
+        raise ValueError(
+            f"KV cache: new keys or values have shape {new.shape}, for {tokens} tokens in all; an "
+            "empty cache, or one without a request, has nothing to return."
+        )
     # [task 2.1.1 room]
-    if tokens <= capacity:
-        assert buffer is not None
+    if buffer is not None and tokens <= capacity:
         return buffer
     step = FIRST_TOKENS if capacity == 0 else GROWTH_TOKENS
     growth = max(tokens - capacity, capacity // 2, step)

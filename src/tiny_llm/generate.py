@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from .detokenizer import with_detokenizer
 from .errors import UserError
 from .sampler import Sampler, choose, make_sampler
 from .speculative import SpeculativeDecoding, check_same_vocabulary
@@ -68,7 +69,8 @@ def simple_generate(
         The answer, without the prompt and the end token.
 
     Raises:
-        UserError: an empty prompt, one longer than the model's context, `max_tokens` below 1.
+        UserError: an empty prompt, one longer than the model's context, a token id that the model
+            does not have, `max_tokens` below 1.
     """
     return "".join(
         response.text
@@ -205,21 +207,35 @@ def stream_generate(
         decode: `decode_by_recomputing`, `decode_with_cache`, …
         model, tokenizer, prompt, sampler, max_tokens: see `simple_generate`, errors too.
     """
-    prompt_ids = encode_prompt(tokenizer, prompt)
+    tokenizer = with_detokenizer(tokenizer)
+    prompt_ids = encode_prompt(tokenizer, prompt, getattr(model, "vocab_size", None))
     budget = token_budget(len(prompt_ids), max_tokens, getattr(model, "max_seq_len", None))
     tokens = decode(model, prompt_ids, sampler or make_sampler(temp=0))
     return stream_text(tokens, tokenizer, len(prompt_ids), budget)
 
 
-def encode_prompt(tokenizer: Any, prompt: str | Sequence[int]) -> list[int]:
+def encode_prompt(
+    tokenizer: Any, prompt: str | Sequence[int], vocab_size: int | None = None
+) -> list[int]:
     """A prompt's token ids.
 
+    Args:
+        tokenizer: for a text.
+        prompt: text, or token ids.
+        vocab_size: how many ids the model knows; None if it does not say. An id beyond would be
+            looked up in memory that is not the table's.
+
     Raises:
-        UserError: there is none.
+        UserError: there is none, or the model does not know one.
     """
     ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
     if not ids:
         raise UserError("the prompt is empty; give at least one token.")
+    unknown = [] if vocab_size is None else [i for i in ids if not 0 <= i < vocab_size]
+    if unknown:
+        raise UserError(
+            f"the prompt has token id {unknown[0]}; the model has {vocab_size}, from 0 on."
+        )
     return ids
 
 

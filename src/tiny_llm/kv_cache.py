@@ -152,16 +152,16 @@ class BatchingKvCache(TinyKvCache):
 
     def update_and_fetch(
         self,
-        key: mx.array,
-        value: mx.array,
+        keys: mx.array,
+        values: mx.array,
         mask_length: int | None = None,
         mask: Mask = None,
     ) -> tuple[mx.array, mx.array, int | None, Mask]:
         """Appends one chunk of L tokens to every live slot and assembles the batch.
 
         Args:
-            key: B×H×L×D, one row a slot; the rows of idle slots are ignored.
-            value: B×H×L×D.
+            keys: B×H×L×D, one row a slot; the rows of idle slots are ignored.
+            values: B×H×L×D.
             mask_length: how many queries attend, at most L; L if None.
             mask: None or "causal"; the cache makes the mask.
 
@@ -171,25 +171,25 @@ class BatchingKvCache(TinyKvCache):
             and on idle slots.
 
         Raises:
-            ValueError: an array as mask; else as `append`.
+            ValueError: another mask, or no request; else as `append`.
         """
-        if mask is not None and not isinstance(mask, str):
+        if mask is not None and not (isinstance(mask, str) and mask == "causal"):
             raise ValueError("BatchingKvCache: the cache makes the mask; give None or 'causal'.")
         # [task 2.6.2 fetch]
-        queries = key.shape[2] if mask_length is None else mask_length
-        buffer_keys, buffer_values, lengths = self.append(key, value)
-        _, H, _, D = key.shape
+        _, H, L, D = keys.shape
+        queries = L if mask_length is None else mask_length
+        buffer_keys, buffer_values, lengths = self.append(keys, values)
         S_max = max(lengths)
-        keys, values, masks = [], [], []
+        all_keys, all_values, masks = [], [], []
         for slot, S in enumerate(lengths):
-            padding = mx.zeros((1, H, S_max - S, D), dtype=key.dtype)
-            hidden = mx.full((1, 1, queries, S_max - S), -mx.inf, dtype=key.dtype)
+            padding = mx.zeros((1, H, S_max - S, D), dtype=keys.dtype)
+            hidden = mx.full((1, 1, queries, S_max - S), -mx.inf, dtype=keys.dtype)
             row = slice(slot, slot + 1)
-            keys.append(mx.concatenate([padding, buffer_keys[row, :, :S]], axis=2))
-            values.append(mx.concatenate([padding, buffer_values[row, :, :S]], axis=2))
-            visible = causal_mask(queries, S, key.dtype)[None, None]
+            all_keys.append(mx.concatenate([padding, buffer_keys[row, :, :S]], axis=2))
+            all_values.append(mx.concatenate([padding, buffer_values[row, :, :S]], axis=2))
+            visible = causal_mask(queries, S, keys.dtype)[None, None]
             masks.append(mx.concatenate([hidden, visible], axis=3))
-        return mx.concatenate(keys), mx.concatenate(values), None, mx.concatenate(masks)
+        return mx.concatenate(all_keys), mx.concatenate(all_values), None, mx.concatenate(masks)
         # [/task 2.6.2 fetch]
 
     def update_and_fetch_paged(

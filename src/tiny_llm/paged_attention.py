@@ -28,7 +28,7 @@ def paged_attention(
     context_lens: Integers,
     page_size: int,
     scale: float | None = None,
-    mask: Literal["causal"] | None = None,
+    mask: Literal["causal"] | None = "causal",
 ) -> mx.array:
     """Grouped attention of L queries for each of B sequences, whose keys are in pages.
 
@@ -80,7 +80,7 @@ def paged_attention_reference(
     context_lens: mx.array,
     page_size: int,
     scale: float | None = None,
-    mask: Literal["causal"] | None = None,
+    mask: Literal["causal"] | None = "causal",
 ) -> mx.array:
     """`paged_attention` in plain MLX, a sequence after the other, in float32."""
     # [task 3.2.2 reference]

@@ -161,8 +161,11 @@ class TinyKvPagedCache(TinyKvCache):
             Their places in the pool, as `TinyKvPagedPool.write` takes them.
 
         Raises:
+            ValueError: no token.
             OutOfPagesError: the pool has too few; nothing was changed.
         """
+        if L < 1:
+            raise ValueError(f"TinyKvPagedCache: room for {L} tokens; give at least one.")
         # [task 3.1.2 reserve]
         new_pages: list[int] = []
         try:

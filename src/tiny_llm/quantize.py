@@ -34,12 +34,12 @@ def dequantize_linear(mlx_layer: Any) -> mx.array:
             "interleave=False."
         )
     # [task 1.5.3 dequantize]
-    if "scales" not in mlx_layer:
+    if not hasattr(mlx_layer, "scales"):
         return mlx_layer.weight
     return mx.dequantize(
         mlx_layer.weight,
         mlx_layer.scales,
-        mlx_layer.get("biases"),
+        getattr(mlx_layer, "biases", None),
         group_size=mlx_layer.group_size,
         bits=mlx_layer.bits,
         mode=getattr(mlx_layer, "mode", "affine"),
@@ -73,8 +73,9 @@ class QuantizedWeights:
             ValueError: the layer is not quantized, or not in the affine format.
         """
         mode = getattr(mlx_layer, "mode", "affine")
-        if "scales" not in mlx_layer or mode != "affine":
-            what = f"quantized in mode '{mode}'" if "scales" in mlx_layer else "not quantized"
+        is_quantized = hasattr(mlx_layer, "scales")
+        if not is_quantized or mode != "affine":
+            what = f"quantized in mode '{mode}'" if is_quantized else "not quantized"
             raise ValueError(
                 f"expected a layer quantized in mode 'affine', got one that is {what}."
             )
@@ -87,6 +88,25 @@ class QuantizedWeights:
             weight=mlx_layer.weight,
         )
         # [/task 2.2.1 weights]
+
+
+def check_readable(weights: QuantizedWeights) -> None:
+    """Refuses what `quantized_matmul` would, before a model is built of it.
+
+    Raises:
+        ValueError: other bits, group sizes or scales than the kernels read.
+    """
+    bits, group_size, dtype = weights.bits, weights.group_size, weights.scales.dtype
+    if bits not in (4, 8) or group_size not in (32, 64, 128):
+        raise ValueError(
+            f"the checkpoint has {bits} bits in groups of {group_size}; the kernels read 4 or 8 "
+            "bits in groups of 32, 64 or 128. Week 1 runs it."
+        )
+    if dtype not in (mx.float16, mx.bfloat16):
+        raise ValueError(
+            f"the checkpoint's scales are {dtype}; the kernels read float16 or bfloat16. Week 1 "
+            "runs it."
+        )
 
 
 def quantized_matmul(

@@ -275,4 +275,4 @@ def _build_block(args: Any, layer: Any, dtype: mx.Dtype) -> Qwen3TransformerBloc
 def _plain_weight(mlx_layer: Any) -> mx.array:
     """O×I, bfloat16 if the checkpoint quantizes the layer, else in the checkpoint's dtype."""
     weight = dequantize_linear(mlx_layer)
-    return weight.astype(mx.bfloat16) if "scales" in mlx_layer else weight
+    return weight.astype(mx.bfloat16) if hasattr(mlx_layer, "scales") else weight

@@ -7,6 +7,7 @@ kilobytes, and MLX's own cost more to schedule than to compute.
 """
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +17,13 @@ from .attention import flash_attention, scaled_dot_product_attention_grouped
 from .embedding import Embedding
 from .full_kv_cache import TinyKvCache, TinyKvFullCache
 from .positional_encoding import RoPE
-from .quantize import QuantizedEmbedding, QuantizedWeights, project, project_each
+from .quantize import (
+    QuantizedEmbedding,
+    QuantizedWeights,
+    check_readable,
+    project,
+    project_each,
+)
 
 # [solution only]
 from .recorded_layers import RecordedLayers, dense_step
@@ -299,8 +306,8 @@ def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> slic
     """The new tokens' positions: a slice of length L for all sequences, or one for each."""
     B, L = inputs.shape
     given: Any = offset.tolist() if isinstance(offset, mx.array) else offset
-    if isinstance(given, int):
-        return slice(given, given + L)
+    if isinstance(given, Integral):  # NumPy's integers are of this kind, too
+        return slice(int(given), int(given) + L)
     if len(given) != B:
         raise ValueError(f"Qwen3: {len(given)} offsets were given for a batch of {B}.")
     # [task 2.6.3 positions]
@@ -309,9 +316,11 @@ def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> slic
 
 
 def _weight(mlx_layer: Any) -> Weight:
-    """A layer's weight as the checkpoint stores it."""
-    if "scales" not in mlx_layer:
+    """A layer's weight as the checkpoint stores it. Raises ValueError if no kernel reads it."""
+    if not hasattr(mlx_layer, "scales"):
         return mlx_layer.weight
     # [task 2.2.4 weight]
-    return QuantizedWeights.from_mlx_layer(mlx_layer)
+    weight = QuantizedWeights.from_mlx_layer(mlx_layer)
+    check_readable(weight)
+    return weight
     # [/task 2.2.4 weight]

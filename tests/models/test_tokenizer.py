@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlx_lm.utils import load_tokenizer
 
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.detokenizer import StreamingDetokenizer
+from tiny_llm.detokenizer import StreamingDetokenizer, with_detokenizer
 from tiny_llm.tokenizer import Tokenizer, open_tokenizer
 
 CONFIG = json.loads((TARGET_PATH / "config.json").read_text())
@@ -263,6 +263,14 @@ def test_what_we_do_not_have_is_mlx_lm_s():
     with pytest.raises(AttributeError):
         ours.no_such_thing  # noqa: B018
     assert not hasattr(ours, "_no_such_thing")
+
+
+def test_a_tokenizer_of_transformers_gets_a_detokenizer():
+    ours, bare = open_tokenizer(TARGET_PATH, CONFIG), THEIRS._tokenizer
+    assert with_detokenizer(ours) is ours
+    assert not hasattr(bare, "detokenizer")
+    ids = ours.encode("Two words, é and 😀.")
+    assert "".join(segments(with_detokenizer(bare).detokenizer, ids)) == "Two words, é and 😀."
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,13 @@ def test_task_1_attention(device, dtype, leading, masked, scale):
     assert actual.dtype == dtype
 
 
+@pytest.mark.parametrize("mask", ["causal", mx.ones((2, 2), dtype=mx.bool_)])
+def test_task_1_a_mask_that_cannot_be_added_is_refused(mask):
+    x = mx.zeros((2, 4))
+    with pytest.raises(ValueError, match="give numbers to be added"):
+        scaled_dot_product_attention_simple(x, x, x, mask=mask)
+
+
 def test_task_1_attention_of_one_visible_key_returns_its_value(device, dtype):
     query, key, value = (random(4, 6, dtype=dtype) for _ in range(3))
     mask = mx.where(mx.arange(4) == 2, 0.0, -mx.inf).astype(dtype)

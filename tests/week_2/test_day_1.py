@@ -3,11 +3,18 @@
 import mlx.core as mx
 import pytest
 
-from tests.support import ByteTokenizer, assert_close, random, tiny_model
+from tests.support import (
+    ByteTokenizer,
+    assert_close,
+    assert_same_bits,
+    random,
+    tiny_model,
+)
 from tiny_llm import (
     Qwen3ModelWeek1,
     Qwen3ModelWeek2,
     RoPE,
+    TinyKvCache,
     TinyKvFullCache,
     simple_generate,
     simple_generate_with_kv_cache,
@@ -78,6 +85,40 @@ def test_task_1_appending_does_not_copy_the_history(device):
         mx.eval(cache.update_and_fetch(token, token)[:2])
         buffers.add(cache._keys.shape[2])
     assert len(buffers) <= 4, "the buffer grows in steps, not with every token"
+
+
+class ListCache(TinyKvCache):
+    """As short as a cache can be: it defines what all have to."""
+
+    def __init__(self):
+        self.chunks = []
+
+    def update_and_fetch(self, key, value, mask_length=None, mask=None):
+        self.chunks.append((key, value))
+        keys, values = (mx.concatenate(parts, axis=2) for parts in zip(*self.chunks, strict=True))
+        return keys, values, keys.shape[2], mask
+
+    def rewind(self, n):
+        raise NotImplementedError
+
+    def release(self):
+        self.chunks = []
+
+
+@pytest.mark.parametrize("flash", [False, True])
+def test_task_3_a_cache_of_ones_own(flash):
+    model = Qwen3ModelWeek2(tiny_model(), enable_flash_attn=flash)
+    ours, theirs = model.create_kv_cache(), [ListCache() for _ in range(model.num_hidden_layers)]
+    for start, end in ((0, 5), (5, 6), (6, 11)):
+        ids = mx.array([IDS[start:end]])
+        assert_same_bits(model(ids, start, theirs), model(ids, start, ours), f"from {start} on")
+    assert all(cache.state == [] for cache in theirs)
+
+
+def test_task_1_no_tokens_at_all():
+    nothing = mx.zeros((1, 2, 0, 8))
+    with pytest.raises(ValueError, match="nothing to return"):
+        TinyKvFullCache().update_and_fetch(nothing, nothing)
 
 
 def attention_of(mlx_model) -> Qwen3MultiHeadAttention:

@@ -1,5 +1,7 @@
 """Week 2, day 2: quantized weights and their matrix multiplication on the CPU."""
 
+from types import SimpleNamespace
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -266,6 +268,8 @@ def test_task_1_quantized_linear(bits, group_size):
     quantized = layer.to_quantized(group_size=group_size, bits=bits)
     quantized.bias = random(96, dtype=mx.bfloat16, scale=5)
     weights = QuantizedWeights.from_mlx_layer(quantized)
+    named = SimpleNamespace(**quantized.parameters(), group_size=group_size, bits=bits)
+    assert QuantizedWeights.from_mlx_layer(named).scales is weights.scales, "what has the names"
     assert (weights.group_size, weights.bits) == (group_size, bits)
     x = random(2, 3, 256, dtype=mx.bfloat16)
     with mx.stream(mx.cpu):
@@ -310,6 +314,17 @@ def test_task_4_quantized_logits_equal_mlx_lm(bits, group_size, dtype):
     actual = model(mx.array([IDS]), 0, model.create_kv_cache())
     assert actual.dtype == dtype
     assert_close(actual, oracle(mx.array([IDS])), "logits", ulps=16)
+
+
+@pytest.mark.parametrize(
+    ("bits", "dtype", "message"),
+    [(6, mx.bfloat16, "6 bits in groups of 64"), (4, mx.float32, "scales are mlx.core.float32")],
+)
+def test_task_4_what_no_kernel_reads_is_refused_with_the_model(bits, dtype, message):
+    mlx_model = tiny_model(dtype, hidden_size=128, intermediate_size=256)
+    nn.quantize(mlx_model, group_size=64, bits=bits)
+    with pytest.raises(ValueError, match=message):
+        Qwen3ModelWeek2(mlx_model)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,12 @@ def test_task_2_a_slot_is_used_again(device):
     assert as_numpy(mask)[0, 0, 0].tolist() == [-np.inf, -np.inf, 0, 0]
 
 
+def test_task_2_without_a_request_there_is_nothing_to_fetch():
+    new = mx.zeros((2, 2, 1, 8))
+    with pytest.raises(ValueError, match="nothing to return"):
+        BatchingKvCache(2, max_seq_len=10).update_and_fetch(new, new)
+
+
 def test_task_2_rewind_and_release(device):
     batch = BatchingKvCache(2, 64)
     batch.add_request(filled(4), 1)
@@ -134,11 +140,14 @@ def test_task_2_rewind_and_release(device):
             lambda batch: batch.update_and_fetch(mx.zeros((2, 2, 7, 8)), mx.zeros((2, 2, 7, 8))),
             "slot 0 has 4 tokens; 7 more are beyond 10",
         ),
-        (
-            lambda batch: batch.update_and_fetch(
-                mx.zeros((2, 2, 1, 8)), mx.zeros((2, 2, 1, 8)), mask=mx.zeros((1, 5))
-            ),
-            "the cache makes the mask",
+        *(
+            (
+                lambda batch, mask=mask: batch.update_and_fetch(
+                    keys=mx.zeros((2, 2, 1, 8)), values=mx.zeros((2, 2, 1, 8)), mask=mask
+                ),
+                "the cache makes the mask",
+            )
+            for mask in (mx.zeros((1, 5)), "full")
         ),
     ],
 )
@@ -180,7 +189,8 @@ def test_task_3_offsets_of_a_batch(device):
     by_number = model(ids, 0, model.create_kv_cache())
     by_list = model(ids, [0, 0], model.create_kv_cache())
     by_array = model(ids, mx.array([0, 0]), model.create_kv_cache())
-    assert by_number.tolist() == by_list.tolist() == by_array.tolist()
+    by_numpy = model(ids, np.int64(0), model.create_kv_cache())
+    assert by_number.tolist() == by_list.tolist() == by_array.tolist() == by_numpy.tolist()
     with pytest.raises(ValueError, match="3 offsets were given for a batch of 2"):
         model(ids, [0, 0, 0], model.create_kv_cache())
 
@@ -247,6 +257,19 @@ def test_task_4_what_cannot_be_run_is_answered_and_the_others_go_on(small_model)
     assert answers[1] == "[the prompt has 90 tokens; with its answer it may have 30.]"
     assert answers[2] == "[the prompt is empty; give at least one token.]"
     assert answers[3] == alone(small_model, "fine", 30)
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_task_4_prompt_and_answer_have_room_together(small_model, room):
+    prompt = "nearly full"
+    max_seq_len = len(prompt) + room
+    answers = batch_generate(small_model, ByteTokenizer(), [prompt, "short"], max_seq_len)
+    assert answers[0] == (0, alone(small_model, prompt, max_seq_len))
+
+
+def test_task_4_one_text_is_no_list_of_prompts(small_model):
+    with pytest.raises(UserError, match="prompts is one text"):
+        batch_generate(small_model, ByteTokenizer(), "abc")
 
 
 def test_task_4_no_prompts(small_model):

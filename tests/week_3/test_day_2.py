@@ -23,10 +23,12 @@ from tiny_llm import (
     TinyKvFullCache,
     TinyKvPagedCache,
     TinyKvPagedPool,
+    attention,
     batch_generate,
     flash_attention,
     make_sampler,
     paged_attention,
+    paged_attention_varlen,
     scaled_dot_product_attention_grouped,
     simple_generate_with_kv_cache,
 )
@@ -177,6 +179,16 @@ def test_task_2_equals_attention_to_each_sequence(dtype, page_size, mask):
         assert_close(actual[row], expected, f"sequence {row}", ulps=8)
         flash = flash_attention(query[row], k, v, mask=mask)
         assert_same_bits(actual[row], flash, f"sequence {row}, against flash attention")
+    if mask == "causal":
+        default = paged_attention(query, keys, values, padded(table), lengths, page_size)
+        assert_same_bits(default, actual, "causal is the default")
+
+
+def test_task_2_attention_to_pages_is_found_beside_the_others():
+    assert attention.paged_attention is paged_attention
+    assert attention.paged_attention_varlen is paged_attention_varlen
+    with pytest.raises(AttributeError, match="no attribute 'paged'"):
+        attention.paged  # noqa: B018
 
 
 def test_task_2_an_idle_slot_is_zero_and_disturbs_nobody():

@@ -218,8 +218,8 @@ WRONG = [
     Wrong(
         "2.6.2 fetch",
         "the mask of another length",
-        "causal_mask(queries, S, key.dtype)",
-        "causal_mask(queries, S + 1, key.dtype)[:, :S]",
+        "causal_mask(queries, S, keys.dtype)",
+        "causal_mask(queries, S + 1, keys.dtype)[:, :S]",
     ),
     Wrong(
         "2.6.2 remove",
