@@ -207,6 +207,34 @@ def test_who_stops_listening_aborts(demo):
     assert_idle(llm)
 
 
+def test_a_stream_that_nobody_begins_leaves_nothing(demo):
+    llm = engine(demo)
+    stream = llm.stream(["a", "b"], GREEDY)
+    assert_idle(llm)
+    del stream
+    assert llm.step() == []
+    with pytest.raises(UserError, match="2 params were given for 1 prompts"):
+        llm.stream(["a"], [GREEDY, GREEDY])
+    with pytest.raises(UserError, match="is no prompt"):
+        llm.stream(3)
+
+
+def test_what_goes_wrong_between_two_prompts_leaves_nothing(demo, monkeypatch):
+    llm = engine(demo)
+    add, calls = llm.add, []
+
+    def fails_at_the_third(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise RuntimeError("the memory is on fire")
+        return add(*args)
+
+    monkeypatch.setattr(llm, "add", fails_at_the_third)
+    with pytest.raises(RuntimeError, match="the memory is on fire"):
+        llm.generate(["a", "b", "c"], GREEDY)
+    assert_idle(llm)
+
+
 def test_requests_come_and_go_between_steps(demo):
     llm = engine(demo, max_num_seqs=2)
     first = llm.add_request(chat(QUESTIONS[0]), GREEDY)

@@ -124,8 +124,8 @@ class LLM(EngineCore):
         """Answers prompts.
 
         Args:
-            prompts: one or several, each a text (encoded as it stands), token ids, or the messages
-                of a chat (`{"role": …, "content": …}`).
+            prompts: one or several, each a text (encoded as it stands), token ids (a list or an
+                array), or the messages of a chat (`{"role": …, "content": …}`, both texts).
             params: for all, or one a prompt; `SamplingParams()` if None.
             enable_thinking: what the chat template is told.
             show_progress: a progress bar on standard error, if that is a terminal.
@@ -141,10 +141,10 @@ class LLM(EngineCore):
         with Progress(
             console=console, disable=not (show_progress and console.is_terminal)
         ) as progress:
-            sink: deque[StreamOutput] = deque()
-            outputs = self._add_all(prompts, params, enable_thinking, sink)
-            task = progress.add_task("generating", total=len(outputs))
-            for output in self._drive(outputs, sink):
+            outputs: list[RequestOutput] = []
+            asked = _asked(prompts, params)
+            task = progress.add_task("generating", total=len(asked))
+            for output in self._serve(asked, enable_thinking, outputs):
                 progress.advance(task, output.request_output.finished)
         return outputs
 
@@ -154,26 +154,10 @@ class LLM(EngineCore):
         """As `generate`, but yields every token as it comes: arguments and errors are the same.
 
         Tokens of different prompts come as they are computed; `request_output` of the same prompt
-        is the same object. Who stops iterating aborts what is left.
+        is the same object. Who stops iterating aborts what is left; until somebody begins, nothing
+        is in the queue.
         """
-        sink: deque[StreamOutput] = deque()
-        outputs = self._add_all(prompts, params, enable_thinking, sink)
-        return self._drive(outputs, sink)
-
-    def _add_all(
-        self, prompts: Prompts, params: Params, enable_thinking: bool, sink: deque[StreamOutput]
-    ) -> list[RequestOutput]:
-        listed = prompt_forms.as_list(prompts)
-        if params is None or not isinstance(params, Sequence):
-            params = [params or SamplingParams()] * len(listed)
-        if len(params) != len(listed):
-            raise UserError(f"{len(params)} params were given for {len(listed)} prompts.")
-        for own in params:
-            _check_type(own)
-        return [
-            self._add_or_refuse(prompt, own, enable_thinking, sink)
-            for prompt, own in zip(listed, params, strict=True)
-        ]
+        return self._serve(_asked(prompts, params), enable_thinking, [])
 
     def _add_or_refuse(
         self, prompt: Prompt, params: SamplingParams, thinking: bool, sink: deque[StreamOutput]
@@ -189,11 +173,20 @@ class LLM(EngineCore):
             sink.append(StreamOutput(request_id, 0, "", (), "error", whole))
             return whole
 
-    def _drive(
-        self, outputs: Sequence[RequestOutput], sink: deque[StreamOutput]
+    def _serve(
+        self,
+        asked: Sequence[tuple[Prompt, SamplingParams]],
+        thinking: bool,
+        outputs: list[RequestOutput],
     ) -> Iterator[StreamOutput]:
-        """Steps until these are finished; aborts them if nobody wants to know any more."""
+        """Adds requests, theirs to `outputs`, and steps until they are finished.
+
+        Aborts them if something is raised, or if nobody wants to know any more.
+        """
+        sink: deque[StreamOutput] = deque()
         try:
+            for prompt, params in asked:
+                outputs.append(self._add_or_refuse(prompt, params, thinking, sink))
             while sink or not all(output.finished for output in outputs):
                 if not sink:
                     self.advance()
@@ -254,6 +247,18 @@ class LLM(EngineCore):
     def describe(self) -> dict[str, Any]:
         """How the engine is configured, of what JSON has: the head of a recording."""
         return asdict(self.scheduler.config)
+
+
+def _asked(prompts: Prompts, params: Params) -> list[tuple[Prompt, SamplingParams]]:
+    """Each prompt with its parameters."""
+    listed = prompt_forms.as_list(prompts)
+    if params is None or not isinstance(params, Sequence):
+        params = [params or SamplingParams()] * len(listed)
+    if len(params) != len(listed):
+        raise UserError(f"{len(params)} params were given for {len(listed)} prompts.")
+    for own in params:
+        _check_type(own)
+    return list(zip(listed, params, strict=True))
 
 
 def _check_type(params: Any) -> None:
