@@ -7,6 +7,7 @@ import pytest
 import tiny_llm.engine.llm as llm_module
 from tests.engine.support import PARAGRAPH, chat
 from tiny_llm import LLM, SamplingParams, UserError, load
+from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine.events import Recorder
 
 GREEDY = SamplingParams(temperature=0, max_tokens=60)
@@ -207,6 +208,34 @@ def test_who_stops_listening_aborts(demo):
     assert_idle(llm)
 
 
+def test_a_stream_that_nobody_begins_leaves_nothing(demo):
+    llm = engine(demo)
+    stream = llm.stream(["a", "b"], GREEDY)
+    assert_idle(llm)
+    del stream
+    assert llm.step() == []
+    with pytest.raises(UserError, match="2 params were given for 1 prompts"):
+        llm.stream(["a"], [GREEDY, GREEDY])
+    with pytest.raises(UserError, match="is no prompt"):
+        llm.stream(3)
+
+
+def test_what_goes_wrong_between_two_prompts_leaves_nothing(demo, monkeypatch):
+    llm = engine(demo)
+    add, calls = llm.add, []
+
+    def fails_at_the_third(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise RuntimeError("the memory is on fire")
+        return add(*args)
+
+    monkeypatch.setattr(llm, "add", fails_at_the_third)
+    with pytest.raises(RuntimeError, match="the memory is on fire"):
+        llm.generate(["a", "b", "c"], GREEDY)
+    assert_idle(llm)
+
+
 def test_requests_come_and_go_between_steps(demo):
     llm = engine(demo, max_num_seqs=2)
     first = llm.add_request(chat(QUESTIONS[0]), GREEDY)
@@ -377,16 +406,53 @@ def serve_and_measure(demo, num_requests: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"page_size": 0}, "page_size is 0; it must be at least 1."),
+        ({"page_size": 0}, "page_size is 0; it must be a whole number ≥ 1."),
+        ({"page_size": 2.0}, "page_size is 2.0; it must be a whole number ≥ 1."),
         ({"kv_cache_bytes": 1000}, "kv_cache_bytes is 1000; a page of 32 tokens takes 262144."),
+        ({"kv_cache_bytes": 1e8 / 3}, "kv_cache_bytes is 33333333.33.*; it must be a whole number"),
+        ({"kv_cache_bytes": float("inf")}, "kv_cache_bytes is inf; it must be a whole number"),
+        ({"kv_cache_bytes": "1GB"}, "kv_cache_bytes is '1GB'; it must be a whole number"),
+        ({"max_batch_tokens": "64"}, "max_batch_tokens is '64'; it must be a whole number ≥ 1."),
+        ({"max_num_seqs": 8.5}, "max_num_seqs is 8.5; it must be a whole number ≥ 1."),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
         ({"max_batch_tokens": 3, "max_num_seqs": 4}, "max_batch_tokens is 3; 4 requests"),
-        ({"draft_model": "demo-draft", "num_drafts": 0}, "num_drafts is 0; with a draft model"),
+        (
+            {"draft_model": "demo-draft", "num_drafts": 0},
+            "num_drafts is 0; it must be a whole number ≥ 1 with a draft model.",
+        ),
+        ({"draft_model": 5}, "the model is 5; give a name, a folder, or the pair"),
+        ({"seed": "a"}, "seed is 'a'; it must be a whole number ≥ 0."),
+        ({"seed": 2**64}, r"seed is \d+; it must be below 2\*\*64."),
     ],
 )
 def test_an_engine_that_cannot_work_is_refused(demo, options, message):
     with pytest.raises(UserError, match=message):
         engine(demo, **options)
+
+
+def test_a_model_is_a_name_a_folder_or_a_pair(demo):
+    [expected] = engine(demo).generate(chat(QUESTIONS[1]), GREEDY)
+    for model in ("demo", str(TARGET_PATH), TARGET_PATH, list(demo)):
+        [output] = engine(model).generate(chat(QUESTIONS[1]), GREEDY)
+        assert output.token_ids == expected.token_ids
+    model, tokenizer = demo
+    for wrong in (None, 5, model, (model,), (model, None), (tokenizer, model), (*demo, {})):
+        with pytest.raises(
+            UserError, match=r"^the model is .*; give a name, a folder, or the pair"
+        ):
+            engine(wrong)
+
+
+def test_memory_may_be_written_with_an_exponent(demo):
+    assert (
+        engine(demo, kv_cache_bytes=1e7).describe() == engine(demo, kv_cache_bytes=10**7).describe()
+    )
+
+
+def test_an_engine_without_a_seed_draws_one(demo):
+    assert engine(demo, seed=None).seed != engine(demo, seed=None).seed
+    [output] = engine(demo, seed=None).generate("a", SamplingParams(max_tokens=2))
+    assert output.finish_reason == "length"
 
 
 def test_a_draft_of_another_vocabulary_is_refused(demo, monkeypatch):

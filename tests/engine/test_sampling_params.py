@@ -1,5 +1,6 @@
 """Sampling parameters: vLLM's names and defaults, and a sentence for what is out of range."""
 
+import numpy as np
 import pytest
 
 from tiny_llm import UserError
@@ -20,6 +21,12 @@ def test_one_stop_or_several():
     assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
     assert SamplingParams().stop_strings == ()
     assert SamplingParams(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)
+
+
+def test_numbers_of_numpy_are_numbers():
+    params = SamplingParams(stop_token_ids=np.array([0, 7]), seed=np.int64(2**62))
+    assert params == SamplingParams(stop_token_ids=(0, np.int64(7)), seed=2**62)
+    assert {type(number) for number in (*params.stop_token_ids, params.seed)} == {int}
 
 
 def test_boundaries_are_allowed():
@@ -44,7 +51,15 @@ def test_boundaries_are_allowed():
         ({"seed": 2**64}, "it must be below 2**64."),
         ({"stop": ""}, "stop is ''; it must be a text or several, none of them empty."),
         ({"stop": [3]}, "stop is [3];"),
+        ({"stop": 5}, "stop is 5; it must be a text or several"),
+        ({"stop": 0}, "stop is 0; it must be a text or several"),
         ({"stop_token_ids": ["a"]}, "stop_token_ids is ['a']; it must hold token ids"),
+        ({"stop_token_ids": 5}, "stop_token_ids is 5; it must hold token ids, numbers ≥ 0."),
+        ({"stop_token_ids": 0}, "stop_token_ids is 0; it must hold token ids"),
+        ({"stop_token_ids": "12"}, "stop_token_ids is '12'; it must hold token ids"),
+        ({"stop_token_ids": b"ab"}, "stop_token_ids is b'ab'; it must hold token ids"),
+        ({"stop_token_ids": np.array(5)}, "stop_token_ids is array(5); it must hold"),
+        ({"stop_token_ids": np.array([0.5])}, "stop_token_ids is array([0.5]); it must hold"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0; it must be a number > 0"),
         ({"presence_penalty": 3}, "presence_penalty is 3; it must be in [-2, 2]"),
         ({"frequency_penalty": -3}, "frequency_penalty is -3;"),

@@ -17,7 +17,7 @@ from .prompts import Prompt
 from .request import FinishReason, Request
 from .runner import ChunkOutput, Runner
 from .sampling import RequestSampling, answer_seed
-from .sampling_params import SamplingParams
+from .sampling_params import SamplingParams, as_plain
 from .scheduler import Scheduler
 from .step import ChunkResult, Step
 
@@ -60,6 +60,7 @@ class EngineCore:
         Args:
             sink: where news of them go.
         """
+        prompt = as_plain(prompt)
         ids = prompt_forms.encode(self.tokenizer, prompt, enable_thinking)
         self._check(ids, params)
         made_up = self.new_id()

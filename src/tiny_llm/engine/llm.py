@@ -7,6 +7,8 @@
 One thread drives an `LLM`.
 """
 
+import os
+import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -26,11 +28,12 @@ from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutp
 from .paged_model import PagedModel
 from .prompts import Prompt, Prompts
 from .runner import Runner
-from .sampling_params import SamplingParams
+from .sampling_params import SamplingParams, check_whole, checked_seed
 from .scheduler import Scheduler
 from .speculative import DraftModel
 from .step import SchedulerConfig
 
+Model = str | os.PathLike[str] | tuple[Any, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 DEFAULT_KV_CACHE_BYTES = 2**29
@@ -46,7 +49,7 @@ class LLM(EngineCore):
     Args:
         model: a short name, a hub id, a folder, or what `load_weights` or `load` returned.
         kv_cache_bytes: memory for keys and values, the draft model's included. All of it is taken
-            at once, and never more.
+            at once, and never more. 2e9 is as good as 2_000_000_000.
         page_size: tokens a page holds. What requests share begins at the first token and ends with
             a full page, so smaller pages share more; they cost a longer block table.
         max_batch_tokens: tokens that a step computes, guesses included. More serves prompts
@@ -57,7 +60,7 @@ class LLM(EngineCore):
         draft_model: a smaller model that guesses tokens, as `model`; it must have the same
             vocabulary. It changes how many steps an answer takes, and no token.
         num_drafts: how many guesses for a step.
-        seed: of requests that have none.
+        seed: of requests that have none; None draws one.
         listener: is told every event (`events.py`), for example a `Recorder`.
 
     Attributes:
@@ -73,22 +76,22 @@ class LLM(EngineCore):
 
     def __init__(
         self,
-        model: str | tuple[Any, Any],
+        model: Model,
         *,
-        kv_cache_bytes: int = DEFAULT_KV_CACHE_BYTES,
+        kv_cache_bytes: float = DEFAULT_KV_CACHE_BYTES,
         page_size: int = 32,
         max_batch_tokens: int = 256,
         max_num_seqs: int = 32,
         enable_prefix_cache: bool = True,
-        draft_model: str | tuple[Any, Any] | None = None,
+        draft_model: Model | None = None,
         num_drafts: int = 4,
-        seed: int = 0,
+        seed: int | None = 0,
         listener: Listener | None = None,
     ):
-        if draft_model is not None and num_drafts < 1:
-            raise UserError(
-                f"num_drafts is {num_drafts}; with a draft model it must be at least 1."
-            )
+        if draft_model is not None:
+            check_whole("num_drafts", num_drafts, 1, " with a draft model")
+        check_whole("page_size", page_size, 1)
+        seed = secrets.randbits(64) if seed is None else checked_seed(seed)
         target, tokenizer = _open(model, page_size)
         draft = None
         if draft_model is not None:
@@ -124,8 +127,8 @@ class LLM(EngineCore):
         """Answers prompts.
 
         Args:
-            prompts: one or several, each a text (encoded as it stands), token ids, or the messages
-                of a chat (`{"role": …, "content": …}`).
+            prompts: one or several, each a text (encoded as it stands), token ids (a list or an
+                array), or the messages of a chat (`{"role": …, "content": …}`, both texts).
             params: for all, or one a prompt; `SamplingParams()` if None.
             enable_thinking: what the chat template is told.
             show_progress: a progress bar on standard error, if that is a terminal.
@@ -141,10 +144,10 @@ class LLM(EngineCore):
         with Progress(
             console=console, disable=not (show_progress and console.is_terminal)
         ) as progress:
-            sink: deque[StreamOutput] = deque()
-            outputs = self._add_all(prompts, params, enable_thinking, sink)
-            task = progress.add_task("generating", total=len(outputs))
-            for output in self._drive(outputs, sink):
+            outputs: list[RequestOutput] = []
+            asked = _asked(prompts, params)
+            task = progress.add_task("generating", total=len(asked))
+            for output in self._serve(asked, enable_thinking, outputs):
                 progress.advance(task, output.request_output.finished)
         return outputs
 
@@ -154,26 +157,10 @@ class LLM(EngineCore):
         """As `generate`, but yields every token as it comes: arguments and errors are the same.
 
         Tokens of different prompts come as they are computed; `request_output` of the same prompt
-        is the same object. Who stops iterating aborts what is left.
+        is the same object. Who stops iterating aborts what is left; until somebody begins, nothing
+        is in the queue.
         """
-        sink: deque[StreamOutput] = deque()
-        outputs = self._add_all(prompts, params, enable_thinking, sink)
-        return self._drive(outputs, sink)
-
-    def _add_all(
-        self, prompts: Prompts, params: Params, enable_thinking: bool, sink: deque[StreamOutput]
-    ) -> list[RequestOutput]:
-        listed = prompt_forms.as_list(prompts)
-        if params is None or not isinstance(params, Sequence):
-            params = [params or SamplingParams()] * len(listed)
-        if len(params) != len(listed):
-            raise UserError(f"{len(params)} params were given for {len(listed)} prompts.")
-        for own in params:
-            _check_type(own)
-        return [
-            self._add_or_refuse(prompt, own, enable_thinking, sink)
-            for prompt, own in zip(listed, params, strict=True)
-        ]
+        return self._serve(_asked(prompts, params), enable_thinking, [])
 
     def _add_or_refuse(
         self, prompt: Prompt, params: SamplingParams, thinking: bool, sink: deque[StreamOutput]
@@ -189,11 +176,20 @@ class LLM(EngineCore):
             sink.append(StreamOutput(request_id, 0, "", (), "error", whole))
             return whole
 
-    def _drive(
-        self, outputs: Sequence[RequestOutput], sink: deque[StreamOutput]
+    def _serve(
+        self,
+        asked: Sequence[tuple[Prompt, SamplingParams]],
+        thinking: bool,
+        outputs: list[RequestOutput],
     ) -> Iterator[StreamOutput]:
-        """Steps until these are finished; aborts them if nobody wants to know any more."""
+        """Adds requests, theirs to `outputs`, and steps until they are finished.
+
+        Aborts them if something is raised, or if nobody wants to know any more.
+        """
+        sink: deque[StreamOutput] = deque()
         try:
+            for prompt, params in asked:
+                outputs.append(self._add_or_refuse(prompt, params, thinking, sink))
             while sink or not all(output.finished for output in outputs):
                 if not sink:
                     self.advance()
@@ -256,26 +252,53 @@ class LLM(EngineCore):
         return asdict(self.scheduler.config)
 
 
+def _asked(prompts: Prompts, params: Params) -> list[tuple[Prompt, SamplingParams]]:
+    """Each prompt with its parameters."""
+    listed = prompt_forms.as_list(prompts)
+    if params is None or not isinstance(params, Sequence):
+        params = [params or SamplingParams()] * len(listed)
+    if len(params) != len(listed):
+        raise UserError(f"{len(params)} params were given for {len(listed)} prompts.")
+    for own in params:
+        _check_type(own)
+    return list(zip(listed, params, strict=True))
+
+
 def _check_type(params: Any) -> None:
     """A dictionary of parameters is a likely mistake."""
     if not isinstance(params, SamplingParams):
         raise UserError(f"params is {params!r}; it must be a SamplingParams.")
 
 
-def _open(model: str | tuple[Any, Any], page_size: int) -> tuple[Any, Any]:
+def _open(model: Model, page_size: int) -> tuple[Any, Any]:
     """Week 3's model and its tokenizer."""
-    if page_size < 1:
-        raise UserError(f"page_size is {page_size}; it must be at least 1.")
-    name = model if isinstance(model, str) else "the model"
-    mlx_model, tokenizer = load_weights(model, interleave=True) if isinstance(model, str) else model
+    name = "the model"
+    if isinstance(model, str | os.PathLike):
+        name = os.fspath(model)
+        model = load_weights(name, interleave=True)
+    if not _is_loaded(model):
+        raise UserError(
+            f"the model is {prompt_forms.shortened(model)}; give a name, a folder, or the pair "
+            "(model, tokenizer) that `load` returns."
+        )
+    mlx_model, tokenizer = model
     return dispatch_model(name, mlx_model, 3, page_size=page_size), tokenizer
 
 
-def _num_pages(kv_cache_bytes: int, page_size: int, models: Sequence[Any]) -> int:
+def _is_loaded(model: Any) -> bool:
+    """Whether it is a pair of a model and a tokenizer."""
+    is_pair = isinstance(model, Sequence) and len(model) == 2
+    return is_pair and hasattr(model[0], "args") and model[1] is not None
+
+
+def _num_pages(kv_cache_bytes: float, page_size: int, models: Sequence[Any]) -> int:
     """How many pages the budget holds."""
+    if isinstance(kv_cache_bytes, float) and kv_cache_bytes.is_integer():
+        kv_cache_bytes = int(kv_cache_bytes)
+    check_whole("kv_cache_bytes", kv_cache_bytes, 1)
     page_bytes = page_size * sum(model.kv_bytes_per_token for model in models)
     if kv_cache_bytes < page_bytes:
         raise UserError(
             f"kv_cache_bytes is {kv_cache_bytes}; a page of {page_size} tokens takes {page_bytes}."
         )
-    return kv_cache_bytes // page_bytes
+    return int(kv_cache_bytes // page_bytes)

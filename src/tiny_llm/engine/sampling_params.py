@@ -1,7 +1,7 @@
 """What a caller may ask for: how tokens are chosen, and when an answer ends."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
@@ -63,15 +63,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            _check_whole("max_tokens", self.max_tokens, 1)
+            check_whole("max_tokens", self.max_tokens, 1)
         _check_range("temperature", self.temperature, 0, math.inf, "a number ≥ 0 (0 is greedy)")
         _check_range("top_p", self.top_p, 0, 1, "in (0, 1] (1 keeps every token)", above=True)
-        _check_whole("top_k", self.top_k, -1, " (0 and -1 keep every token)")
+        check_whole("top_k", self.top_k, -1, " (0 and -1 keep every token)")
         _check_range("min_p", self.min_p, 0, 1, "in [0, 1] (0 keeps every token)")
         if self.seed is not None:
-            _check_whole("seed", self.seed, 0)
-            if self.seed >= 2**64:
-                raise UserError(f"seed is {self.seed}; it must be below 2**64.")
+            object.__setattr__(self, "seed", checked_seed(self.seed))
         _check_range(
             "repetition_penalty",
             self.repetition_penalty,
@@ -83,8 +81,8 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             _check_range(name, getattr(self, name), -2, 2, "in [-2, 2] (0 is none)")
         if self.logprobs is not None:
-            _check_whole("logprobs", self.logprobs, 0)
-        _check_whole("n", self.n, 1)
+            check_whole("logprobs", self.logprobs, 0)
+        check_whole("n", self.n, 1)
         if self.n > 1 and self.is_greedy:
             raise UserError(
                 f"n is {self.n} at temperature {self.temperature}; greedy answers would all be "
@@ -121,23 +119,46 @@ def _check_range(
         raise UserError(f"{name} is {value!r}; it must be {allowed}.")
 
 
-def _check_whole(name: str, value: Any, least: int, hint: str = "") -> None:
+def as_plain(value: Any) -> Any:
+    """An array, of any library, as a list; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def check_whole(name: str, value: Any, least: int, hint: str = "") -> None:
+    """Refuses what is no whole number, or below `least`."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise UserError(f"{name} is {value!r}; it must be a whole number ≥ {least}{hint}.")
 
 
+def checked_seed(seed: Any) -> int:
+    """A seed as Python's own number: the arithmetic with it goes beyond 64 bits."""
+    check_whole("seed", seed, 0)
+    if seed >= 2**64:
+        raise UserError(f"seed is {seed}; it must be below 2**64.")
+    return int(seed)
+
+
 def _stop_strings(stop: Any) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if not all(isinstance(one, str) and one for one in stops):
+    stops = (stop,) if isinstance(stop, str) else _several(stop)
+    if stops is None or not all(isinstance(one, str) and one for one in stops):
         raise UserError(f"stop is {stop!r}; it must be a text or several, none of them empty.")
     return stops
 
 
 def _token_ids(ids: Any) -> tuple[int, ...]:
-    ids = tuple(ids or ())
-    if not all(isinstance(one, Integral) and int(one) >= 0 for one in ids):
-        raise UserError(f"stop_token_ids is {list(ids)}; it must hold token ids, numbers ≥ 0.")
-    return ids
+    listed = _several(ids)
+    if listed is None or not all(isinstance(one, Integral) and int(one) >= 0 for one in listed):
+        raise UserError(f"stop_token_ids is {ids!r}; it must hold token ids, numbers ≥ 0.")
+    return tuple(map(int, listed))
+
+
+def _several(values: Any) -> tuple[Any, ...] | None:
+    """What a list or the like holds; nothing for None; None for what is no list, as 5 or "12"."""
+    if values is None:
+        return ()
+    values = as_plain(values)
+    is_one = isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable)
+    return None if is_one else tuple(values)
 
 
 def _biases(biases: Any) -> dict[int, float] | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ..errors import UserError
 from .request import Request
+from .sampling_params import check_whole
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class SchedulerConfig:
         enable_prefix_cache: whether requests share pages.
 
     Raises:
-        UserError: a number is too small.
+        UserError: a number is too small, or no whole one.
     """
 
     num_pages: int
@@ -34,10 +35,8 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         for name in ("num_pages", "page_size", "max_batch_tokens", "max_num_seqs", "max_seq_len"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        if self.num_drafts < 0:
-            raise UserError(f"num_drafts is {self.num_drafts}; it must be at least 0.")
+            check_whole(name, getattr(self, name), 1)
+        check_whole("num_drafts", self.num_drafts, 0)
         decoding = self.max_num_seqs * (1 + self.num_drafts)
         if self.max_batch_tokens < decoding:
             guesses = f" and {self.num_drafts} guesses" if self.num_drafts else ""
