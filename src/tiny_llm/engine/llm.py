@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from ..detokenizer import with_detokenizer
 from ..errors import UserError
 from ..models import dispatch_model, load_weights
 from ..speculative import check_same_vocabulary
@@ -282,7 +283,8 @@ def _open(model: Model, page_size: int) -> tuple[Any, Any]:
             "(model, tokenizer) that `load` returns."
         )
     mlx_model, tokenizer = model
-    return dispatch_model(name, mlx_model, 3, page_size=page_size), tokenizer
+    target = dispatch_model(name, mlx_model, 3, page_size=page_size)
+    return target, with_detokenizer(tokenizer)
 
 
 def _is_loaded(model: Any) -> bool:
