@@ -25,13 +25,14 @@ template <int ROWS, typename Weights>
 inline void add_group(const Panel& panel, const Weights& weights, int64_t first_row, int64_t group,
                       const __m512 (&products)[ROWS][PANELS], __m512* totals) {
     weights.fetch_factors(group);
+    const int64_t groups = panel.layout.groups;
+    const float* sums = panel.sums + first_row * groups + group;
 #pragma GCC unroll 4
     for (int c = 0; c < PANELS; c++) {
         const __m512 scale = weights.scale(group, c), bias = weights.bias(group, c);
 #pragma GCC unroll 6
         for (int r = 0; r < ROWS; r++) {
-            const __m512 sum =
-                _mm512_set1_ps(panel.sums[(first_row + r) * panel.layout.groups + group]);
+            const __m512 sum = _mm512_set1_ps(sums[r * groups]);
             const __m512 total = _mm512_fmadd_ps(products[r][c], scale, totals[r * PANELS + c]);
             totals[r * PANELS + c] = _mm512_fmadd_ps(sum, bias, total);
         }
