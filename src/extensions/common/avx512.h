@@ -32,11 +32,14 @@ inline void split(__m512 x, __m256i* high, __m256i* low) {
 
 // Rounds the first `count` lanes to the format and stores them; any number of 16 or more means all.
 inline void store_halves(uint16_t* out, __m512 x, int64_t count, Format format) {
-    const __mmask16 mask = static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1);
     const __m256i halves = format == Format::float16
                                ? _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
                                : (__m256i)_mm512_cvtneps_pbh(x);
-    _mm256_mask_storeu_epi16(out, mask, halves);
+    if (count >= 16) {
+        _mm256_storeu_si256((__m256i*)out, halves);
+    } else {
+        _mm256_mask_storeu_epi16(out, static_cast<__mmask16>((1u << count) - 1), halves);
+    }
 }
 
 // 16×16 words: out[c] holds word c of the 16 rows. Rows at or beyond `rows`, and words at or beyond
