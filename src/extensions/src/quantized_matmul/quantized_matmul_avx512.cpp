@@ -18,7 +18,7 @@ namespace tiny_llm_ext {
 namespace {
 
 constexpr int64_t MAX_ROWS = 6;     // rows × panels accumulators fit in the registers
-constexpr int64_t ROW_BLOCK = 192;  // rows whose activations and sums stay in the L2 cache
+constexpr int64_t ROW_BLOCK = 192;  // rows whose activations and totals stay in the L2 cache
 
 // totals[r][c] += scale · sums of the group + bias · Σ a
 template <int ROWS, typename Weights>
@@ -191,9 +191,9 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     const int64_t vectors = totals_vectors + Transposed::vectors(panel.layout);
     __m512* totals = (__m512*)scratch_of_this_thread(vectors * LANES);
     Transposed transposed(totals + totals_vectors);
-    const bool one = panel.layout.planes == 1;
-    const auto run_this = job.bits == 4 ? (one ? run_panel<4, 1> : run_panel<4, 2>)
-                                        : (one ? run_panel<8, 1> : run_panel<8, 2>);
+    const bool one_plane = panel.layout.planes == 1;
+    const auto run_this = job.bits == 4 ? (one_plane ? run_panel<4, 1> : run_panel<4, 2>)
+                                        : (one_plane ? run_panel<8, 1> : run_panel<8, 2>);
     for (int64_t o = first_output; o < last_output; o += PANELS * LANES) {
         panel.first = o;
         panel.outputs =

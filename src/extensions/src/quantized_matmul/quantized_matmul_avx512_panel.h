@@ -20,12 +20,13 @@ namespace tiny_llm_ext {
 
 namespace {
 
-constexpr int LANES = 16;                                       // outputs in a vector
-constexpr int PANELS = 4;                                       // vectors of outputs in a panel
-static_assert(QUANTIZED_MATMUL_PANEL % (PANELS * LANES) == 0);  // where a range of outputs begins
+constexpr int LANES = 16;  // outputs in a vector
+constexpr int PANELS = 4;  // vectors of outputs in a panel
 constexpr int BLOCK = 32;  // words of b that are transposed at once; at least a group's
 constexpr int PAIRS = 4;   // look-ups a word: each gives a pair of weights to every lane
 constexpr int TILE = 4;    // words whose pairs fill a vector of activations: 16 pairs
+
+static_assert(QUANTIZED_MATMUL_PANEL % (PANELS * LANES) == 0, "ranges of outputs begin at panels");
 
 // How the activations of a call lie in scratch memory: in vectors of 16 pairs, in the order in
 // which the weights' bits unpack, and summed by group. The vectors of all rows for one tile lie

@@ -82,25 +82,31 @@ inline void unpack(const uint8_t* bytes, Shorts* weights) {
     }
 }
 
-// --- products -----------------------------------------------------------------------------------
-
-// Step 3 for one row of integers: Σ q·A of a group, unpacking as we go.
+// Asks for weights of later panels while SHORTS bytes from byte i on of each row are used.
 //
 // The rows of a panel are as many places in memory as there are lanes: read side by side, they are
 // no stream that the processor would recognize and run ahead of. So the next panel's bytes are
 // asked for in the order in which they lie, as many at a time as are used; and long before that,
 // into the second cache, which has more room for requests under way than the first.
 template <int BITS>
+__attribute__((always_inline)) inline void fetch_ahead(const Panel& panel, int64_t i) {
+    const uint8_t* next_panel = panel.rows[0] + LANES * panel.job->I * BITS / 8;
+    for (int line = 0; line < LANES * SHORTS; line += 64) {
+        __builtin_prefetch(next_panel + i * LANES + line);
+        __builtin_prefetch(next_panel + i * LANES + line + FAR_AHEAD, 0, 2);
+    }
+}
+
+// --- products -----------------------------------------------------------------------------------
+
+// Step 3 for one row of integers: Σ q·A of a group, unpacking as we go.
+template <int BITS>
 inline Ints dot_direct(const Panel& panel, int64_t g, const Shorts* a) {
     constexpr int PARTS = 8 / BITS;  // vectors from SHORTS bytes
     const int64_t bytes = panel.job->group_size * BITS / 8;
-    const uint8_t* next_panel = panel.rows[0] + LANES * panel.job->I * BITS / 8;
     Ints sums[LANES] = {};
     for (int64_t i = g * bytes; i < (g + 1) * bytes; i += SHORTS, a += PARTS) {
-        for (int line = 0; line < LANES * SHORTS; line += 64) {
-            __builtin_prefetch(next_panel + i * LANES + line);
-            __builtin_prefetch(next_panel + i * LANES + line + FAR_AHEAD, 0, 2);
-        }
+        fetch_ahead<BITS>(panel, i);
 #pragma GCC unroll 8
         for (int o = 0; o < LANES; o++) {
             Shorts weights[PARTS];
@@ -151,8 +157,10 @@ template <int BITS>
 void unpack_group(const Panel& panel, int64_t g, Shorts (*weights)[LANES]) {
     constexpr int PARTS = 8 / BITS;
     const int64_t bytes = panel.job->group_size * BITS / 8;
-    for (int o = 0; o < LANES; o++) {
-        for (int64_t i = 0; i < bytes; i += SHORTS) {
+    for (int64_t i = 0; i < bytes; i += SHORTS) {
+        fetch_ahead<BITS>(panel, g * bytes + i);
+#pragma GCC unroll 8
+        for (int o = 0; o < LANES; o++) {
             Shorts parts[PARTS];
             unpack<BITS>(panel.rows[o] + g * bytes + i, parts);
             for (int part = 0; part < PARTS; part++) {
