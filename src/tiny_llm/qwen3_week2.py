@@ -17,13 +17,7 @@ from .attention import flash_attention, scaled_dot_product_attention_grouped
 from .embedding import Embedding
 from .full_kv_cache import TinyKvCache, TinyKvFullCache
 from .positional_encoding import RoPE
-from .quantize import (
-    QuantizedEmbedding,
-    QuantizedWeights,
-    check_readable,
-    project,
-    project_each,
-)
+from .quantize import QuantizedEmbedding, QuantizedWeights, check_readable, project, project_each
 
 # [solution only]
 from .recorded_layers import RecordedLayers, dense_step
@@ -321,6 +315,6 @@ def _weight(mlx_layer: Any) -> Weight:
         return mlx_layer.weight
     # [task 2.2.4 weight]
     weight = QuantizedWeights.from_mlx_layer(mlx_layer)
+    # [/task 2.2.4 weight]
     check_readable(weight)
     return weight
-    # [/task 2.2.4 weight]
