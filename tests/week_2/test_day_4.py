@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.caches import ListCache
 from tests.metal.attention import attend
 from tests.support import (
     EPSILON,
@@ -516,6 +517,14 @@ def test_task_4_the_model_without_flash_attention_is_the_oracle(dtype):
     expected = grouped(mx.array([IDS]), 0, grouped.create_kv_cache())
     actual = flash(mx.array([IDS]), 0, flash.create_kv_cache())
     assert_close(actual, expected, "logits with and without flash attention", ulps=32)
+
+
+def test_task_4_a_cache_of_ones_own():
+    model = Qwen3ModelWeek2(tiny_model(), enable_flash_attn=True)
+    ours, theirs = model.create_kv_cache(), [ListCache() for _ in range(model.num_hidden_layers)]
+    for start, end in ((0, 5), (5, 6), (6, 11)):
+        ids = mx.array([IDS[start:end]])
+        assert_same_bits(model(ids, start, theirs), model(ids, start, ours), f"from {start} on")
 
 
 @pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 7], [10, 1], [1, 9, 1]])
