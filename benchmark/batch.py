@@ -18,8 +18,8 @@ from rich.console import Console
 
 from tiny_llm import UserError
 from tiny_llm.batch import BatchGeneration
-from tiny_llm.costs import ModelCosts
 from tiny_llm.models import find_model
+from tiny_llm.models.costs import ModelCosts
 
 from .metrics import Metric, throughput
 from .roofline import Machine, measure_or_explain

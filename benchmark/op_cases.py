@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from tiny_llm import kernels, quantized_matmul
-from tiny_llm.costs import affine_bits
+from tiny_llm.models.costs import affine_bits
 
 E, I, V = 1024, 3072, 151_936
 H_q, H, D = 16, 8, 128

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from tiny_llm.costs import ModelCosts
+from tiny_llm.models.costs import ModelCosts
 
 from .gguf_file import write_gguf
 from .make_checkpoint import SHAPES, qwen3_config, write_checkpoint

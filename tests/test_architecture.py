@@ -1,4 +1,4 @@
-"""The shape of the tree: which file may import which, and that the README tells the truth."""
+"""The shape of the tree: which file may import which, and that its page tells the truth."""
 
 import ast
 import re
@@ -15,33 +15,42 @@ PACKAGE = ROOT / "src" / "tiny_llm"
 # Imports go from a line to the lines above it, never down. A module that is not here fails the
 # test: whoever adds one decides where it belongs.
 LAYERS = [
-    {"errors", "costs", "demo", "demo.prompts"},
-    {"basics", "kernels", "detokenizer"},
+    {"errors", "models.costs", "demo", "demo.prompts"},
+    {"basics", "kernels", "models.detokenizer"},
     {
         "sampler",
-        "attention",
+        "attention.dense",
         "positional_encoding",
         "layer_norm",
         "embedding",
         "quantize",
-        "recorded",
+        "kernels.recorded",
     },
-    {"full_kv_cache", "page_pool", "paged_attention"},
-    {"paged_kv_cache"},
-    {"kv_cache", "paged_storage"},
-    {"recorded_layers"},
-    {"recorded_pages"},
-    {"qwen3_week1", "qwen3_week2", "speculative"},
+    {"attention.paged"},
+    {"attention"},
+    {"kv_cache.full", "kv_cache.page_pool"},
+    {"kv_cache.paged"},
+    {"kv_cache.batching", "kv_cache.ragged"},
+    {"kv_cache.recorded_layers"},
+    {"kv_cache.recorded_pages"},
+    {"kv_cache"},
+    {"paged_kv_cache", "qwen3_week1", "qwen3_week2"},
     {"qwen3_week3"},
-    {"generate", "interleaved", "checkpoint", "checkpoint_layout", "chat_template"},
-    {"batch", "checkpoint_model", "tokenizer"},
+    {"models.interleaved", "models.files", "models.layout", "models.chat_template"},
+    {"models.weights", "models.tokenizer", "models.names", "models.dispatch"},
+    {"models.loading"},
     {"models"},
+    {"generate.stream"},
+    {"generate.speculative"},
+    {"generate.loops"},
+    {"generate"},
+    {"batch"},
     {"engine", "engine.sampling_params", "engine.page_allocator", "engine.events"},
     {"engine.request", "engine.prefix_cache", "engine.answer_text", "engine.prompts"},
     {"engine.page_manager", "engine.step", "engine.outputs"},
     {"engine.scheduler"},
     {"engine.sampling", "engine.paged_model"},
-    {"engine.speculative", "engine.answer"},
+    {"engine.draft_model", "engine.answer"},
     {"engine.runner"},
     {"engine.core"},
     {"engine.llm"},
@@ -56,8 +65,8 @@ LAYERS = [
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 
 # Week 1 is importable and readable with nothing but MLX.
-MLX_ONLY = {"basics", "attention", "positional_encoding", "layer_norm", "embedding", "quantize"}
-MLX_ONLY |= {"qwen3_week1", "sampler"}
+MLX_ONLY = {"basics", "attention.dense", "positional_encoding", "layer_norm", "embedding"}
+MLX_ONLY |= {"quantize", "qwen3_week1", "sampler"}
 
 # Which tokens are computed next, and in which pages, is decided without any array.
 NO_MLX = {
@@ -117,7 +126,6 @@ def test_imports_go_one_way(file):
         assert RANK[imported] < RANK[name], f"{name} may not import {imported}"
     if name in MLX_ONLY:
         library = {"math", "typing", "collections", "dataclasses", "functools", "types"}
-        library |= {"importlib"}  # for names that are found in a second place
         others = foreign - library - {"mlx"}
         assert not others, f"{name} imports {others}; the mathematics needs MLX alone"
     if name in NO_MLX:
@@ -138,10 +146,12 @@ def test_public_names_exist_and_are_documented():
         assert getattr(tiny_llm, name).__doc__, f"{name} has no docstring"
 
 
-def readme_tree() -> dict[str, str]:
-    """The paths of the README's tree and their lines, read from its indentation."""
-    block = re.search(r"```text\n(tiny-llm/.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert block, "README.md has no tree"
+def tree_of_the_page() -> dict[str, str]:
+    """The paths of the architecture page's tree and their lines, read from its indentation."""
+    block = re.search(
+        r"```text\n(tiny-llm/.*?)```", (ROOT / "ARCHITECTURE.md").read_text(), re.DOTALL
+    )
+    assert block, "ARCHITECTURE.md has no tree"
     tree: dict[str, str] = {}
     parents: list[str] = []
     for line in block[1].splitlines()[1:]:
@@ -152,20 +162,20 @@ def readme_tree() -> dict[str, str]:
     return tree
 
 
-def test_readme_tree_names_only_what_exists():
-    for path, line in readme_tree().items():
-        assert (ROOT / path).exists(), f"README.md's tree has {line!r}, the folder does not"
+def test_tree_of_the_page_names_only_what_exists():
+    for path, line in tree_of_the_page().items():
+        assert (ROOT / path).exists(), f"ARCHITECTURE.md's tree has {line!r}, the folder does not"
 
 
-def test_readme_tree_names_all_there_is():
-    tree = readme_tree()
+def test_tree_of_the_page_names_all_there_is():
+    tree = tree_of_the_page()
     expected = {path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py")}
     expected = {path for path in expected if not path.endswith("__init__.py")}
     folders = (path for path in (ROOT / "tests").iterdir() if path.is_dir())
     expected |= {path.relative_to(ROOT).as_posix() for path in folders}
     hidden = {"__pycache__"}
     missing = {path for path in expected - tree.keys() if Path(path).name not in hidden}
-    assert not missing, f"README.md's tree lacks {sorted(missing)}"
+    assert not missing, f"ARCHITECTURE.md's tree lacks {sorted(missing)}"
 
 
 def test_scripts_of_the_readme_exist():

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tiny_llm.costs import ModelCosts
+from tiny_llm.models.costs import ModelCosts
 
 from .worker import DECODE_STEPS, decode_seconds, serve
 

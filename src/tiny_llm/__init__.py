@@ -1,7 +1,14 @@
 """tiny-llm: Qwen3 on MLX, from matrix multiplication to a serving engine.
 
-Everything public is importable from here; the files behind it are meant to be read in the order
-of the imports below.
+Everything public is importable from here. The files, in the order of the course:
+
+    basics, attention, positional_encoding, layer_norm, embedding   the mathematics (Week 1)
+    qwen3_week1, generate, sampler                                  a model that answers
+    kv_cache, quantize, qwen3_week2, batch                          a tiny vLLM (Week 2)
+    kv_cache, attention.paged, qwen3_week3, engine                  pages and a scheduler (Week 3)
+
+and around it: `kernels` (the C++ extension), `models` (checkpoints by name), `cli` (the commands),
+`demo` (the models that ship with the package), `errors`.
 """
 
 from typing import TYPE_CHECKING
@@ -10,16 +17,19 @@ from .attention import (
     SimpleMultiHeadAttention,
     causal_mask,
     flash_attention,
+    paged_attention,
+    paged_attention_varlen,
     scaled_dot_product_attention_grouped,
     scaled_dot_product_attention_simple,
 )
 from .basics import linear, silu, softmax
 from .batch import Request, batch_generate
-from .checkpoint import ModelError
 from .embedding import Embedding
 from .errors import UserError
 from .generate import (
     GenerationResponse,
+    SpeculationStatistics,
+    SpeculativeDecoding,
     decode_by_recomputing,
     decode_with_cache,
     simple_generate,
@@ -27,17 +37,19 @@ from .generate import (
     speculative_generate,
     stream_generate,
 )
-from .kv_cache import BatchingKvCache, TinyKvCache, TinyKvFullCache
-from .layer_norm import RMSNorm
-from .models import dispatch_model, load, load_weights, shortcut_name_to_full_name
-from .paged_attention import paged_attention, paged_attention_varlen
-from .paged_kv_cache import (
+from .kv_cache import (
+    BatchingKvCache,
     OutOfPagesError,
     PagedKvMetadata,
+    PagedStorage,
+    RaggedBatch,
+    TinyKvCache,
+    TinyKvFullCache,
     TinyKvPagedCache,
     TinyKvPagedPool,
 )
-from .paged_storage import PagedStorage, RaggedBatch
+from .layer_norm import RMSNorm
+from .models import ModelError, dispatch_model, load, load_weights, shortcut_name_to_full_name
 from .positional_encoding import RoPE
 from .quantize import (
     QuantizedEmbedding,
@@ -55,7 +67,6 @@ from .qwen3_week1 import (
 from .qwen3_week2 import Qwen3ModelWeek2
 from .qwen3_week3 import Qwen3ModelWeek3
 from .sampler import DistributionSampler, make_sampler
-from .speculative import SpeculationStatistics, SpeculativeDecoding
 
 if TYPE_CHECKING:
     from .engine.llm import LLM

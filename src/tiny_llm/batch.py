@@ -11,10 +11,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from .detokenizer import with_detokenizer
 from .errors import UserError
 from .generate import encode_prompt, next_token_logits
 from .kv_cache import BatchingKvCache, TinyKvCache
+from .models.detokenizer import with_detokenizer
 from .sampler import DistributionSampler, Sampler, choose, log_softmax, make_sampler
 
 

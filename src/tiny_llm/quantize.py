@@ -56,7 +56,8 @@ class QuantizedWeights:
         biases: O×(I/group_size).
         group_size: how many neighbours in a row share a scale and a bias.
         bits: of a stored integer.
-        weight: O×(I·bits/32), uint32. The three arrays may be interleaved (`tiny_llm.interleaved`).
+        weight: O×(I·bits/32), uint32. The three arrays may be interleaved (see
+            `tiny_llm.models.interleaved`).
     """
 
     scales: mx.array
@@ -64,6 +65,11 @@ class QuantizedWeights:
     group_size: int
     bits: int
     weight: mx.array
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the three arrays."""
+        return self.scales.nbytes + self.biases.nbytes + self.weight.nbytes
 
     @classmethod
     def from_mlx_layer(cls, mlx_layer: Any) -> "QuantizedWeights":

@@ -15,14 +15,10 @@ import mlx.core as mx
 from . import kernels
 from .attention import flash_attention, scaled_dot_product_attention_grouped
 from .embedding import Embedding
-from .full_kv_cache import TinyKvCache, TinyKvFullCache
+from .kv_cache import TinyKvCache, TinyKvFullCache
+from .kv_cache.recorded_layers import RecordedLayers, dense_step
 from .positional_encoding import RoPE
 from .quantize import QuantizedEmbedding, QuantizedWeights, check_readable, project, project_each
-
-# [solution only]
-from .recorded_layers import RecordedLayers, dense_step
-
-# [/solution only]
 
 Weight = QuantizedWeights | mx.array
 Rotation = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' angles

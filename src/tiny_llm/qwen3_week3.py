@@ -10,18 +10,18 @@ from typing import Any
 
 import mlx.core as mx
 
-from .costs import ModelCosts
-from .full_kv_cache import TinyKvCache
-from .paged_attention import paged_attention, paged_attention_varlen
-from .paged_kv_cache import PagedKvMetadata, TinyKvPagedCache, TinyKvPagedPool
-from .paged_storage import PagedStorage, RaggedBatch
-from .qwen3_week2 import Qwen3ModelWeek2, Weight
-
-# [solution only]
-from .recorded_layers import RecordedLayers
-from .recorded_pages import paged_step
-
-# [/solution only]
+from .attention import paged_attention, paged_attention_varlen
+from .kv_cache import (
+    PagedKvMetadata,
+    PagedStorage,
+    RaggedBatch,
+    TinyKvCache,
+    TinyKvPagedCache,
+    TinyKvPagedPool,
+)
+from .kv_cache.recorded_layers import RecordedLayers
+from .kv_cache.recorded_pages import paged_step
+from .qwen3_week2 import Qwen3ModelWeek2
 
 
 def attend_paged(
@@ -97,7 +97,6 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         self.num_kv_heads = mlx_model.args.num_key_value_heads
         self.head_dim = mlx_model.args.head_dim
         self.dtype: mx.Dtype = self.norm.dtype  # of activations, and so of keys and values
-        self.costs = ModelCosts.from_model(mlx_model.args, self._weight_bytes(), self.dtype.size)
 
     def create_kv_cache(self) -> list[TinyKvCache]:
         """An empty cache for one request: one for each layer, all on `page_pool`."""
@@ -159,35 +158,8 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values that a token occupies, in all layers together."""
-        return self.costs.kv_bytes_per_token
-
-    def bytes_per_token(self, context: int, batch: int = 1) -> float:
-        """Bytes that decoding a token must read: its share of the weights, and its own past.
-
-        Args:
-            context: how many tokens came before it.
-            batch: how many sequences decode in the same step, and share the weights.
-        """
-        return self.costs.decode_bytes(batch, context) / batch
-
-    def flops_per_token(self, context: int) -> float:
-        """Operations of decoding a token after `context` others; a multiply-add counts as two."""
-        return self.costs.decode_flops(1, context)
-
-    def _weight_bytes(self) -> int:
-        """Bytes of the matrices that a step reads."""
-        weights = [self.w_lm_head]
-        for layer in self.layers:
-            attention, mlp = layer.self_attn, layer.mlp
-            weights += [attention.wq, attention.wk, attention.wv, attention.wo]
-            weights += [mlp.w_gate, mlp.w_up, mlp.w_down]
-        return sum(map(_stored_bytes, weights))
-
-
-def _stored_bytes(weight: Weight) -> int:
-    if isinstance(weight, mx.array):
-        return weight.nbytes
-    return weight.scales.nbytes + weight.biases.nbytes + weight.weight.nbytes
+        numbers = 2 * self.num_hidden_layers * self.num_kv_heads * self.head_dim
+        return numbers * self.dtype.size
 
 
 def _int32(numbers: Sequence[int] | mx.array) -> mx.array:

@@ -17,8 +17,8 @@ from benchmark.peers_results import Results
 from benchmark.peers_table import write_table
 from benchmark.roofline import PROBE, Machine, best
 from benchmark.systems.client import Ready
-from tiny_llm.costs import ModelCosts
 from tiny_llm.demo import TARGET_PATH
+from tiny_llm.models.costs import ModelCosts
 
 MACHINE = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)
 CONFIG = qwen3_config(*SHAPES["qwen3-0.6b"])

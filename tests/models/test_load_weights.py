@@ -12,7 +12,7 @@ import pytest
 from benchmark.make_checkpoint import qwen3_config, write_checkpoint
 from tests.models.test_loading import assert_weights_are_those_of
 from tiny_llm import ModelError, Qwen3ModelWeek2, load, load_weights
-from tiny_llm.checkpoint_model import CheckpointModel
+from tiny_llm.models.weights import CheckpointModel
 
 PROJECTION = "model.layers.1.mlp.up_proj"
 

@@ -17,8 +17,8 @@ from tiny_llm import (
     load_weights,
     shortcut_name_to_full_name,
 )
-from tiny_llm.checkpoint import check_checkpoint
 from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
+from tiny_llm.models.files import check_checkpoint
 
 IDS = mx.array([[1, 2, 3, 500, 7]])
 

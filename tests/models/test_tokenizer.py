@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mlx_lm.utils import load_tokenizer
 
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.detokenizer import StreamingDetokenizer, with_detokenizer
-from tiny_llm.tokenizer import Tokenizer, open_tokenizer
+from tiny_llm.models.detokenizer import StreamingDetokenizer, with_detokenizer
+from tiny_llm.models.tokenizer import Tokenizer, open_tokenizer
 
 CONFIG = json.loads((TARGET_PATH / "config.json").read_text())
 OURS = open_tokenizer(TARGET_PATH, CONFIG)

@@ -16,7 +16,7 @@ from tiny_llm import (
     kernels,
     load_weights,
 )
-from tiny_llm.interleaved import interleave
+from tiny_llm.models.interleaved import interleave
 
 HALVES = [mx.bfloat16, mx.float16]
 READERS = [name for name in kernels.extension().instruction_sets() if name in ("avx512", "amx")]

@@ -15,7 +15,7 @@ from tests.support import (
     random,
 )
 from tiny_llm import flash_attention, kernels, paged_attention, paged_attention_varlen
-from tiny_llm.paged_attention import paged_attention_reference, paged_attention_varlen_reference
+from tiny_llm.attention.paged import paged_attention_reference, paged_attention_varlen_reference
 
 
 def sequences(lengths, H=2, D=40, dtype=mx.float32):

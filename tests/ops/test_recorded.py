@@ -13,10 +13,10 @@ import pytest
 from tests.support import assert_same_bits, random, tiny_model
 from tiny_llm import BatchingKvCache, Qwen3ModelWeek2, Qwen3ModelWeek3, kernels
 from tiny_llm.errors import OutOfPagesError
-from tiny_llm.page_pool import TinyKvPagedPool
-from tiny_llm.paged_storage import RaggedBatch
+from tiny_llm.kernels.recorded import MOST_TOKENS, Recorded
+from tiny_llm.kv_cache.page_pool import TinyKvPagedPool
+from tiny_llm.kv_cache.ragged import RaggedBatch
 from tiny_llm.quantize import QuantizedWeights, project, project_each
-from tiny_llm.recorded import MOST_TOKENS, Recorded
 
 E, H, D = 128, 4, 32
 
@@ -623,7 +623,7 @@ def test_a_model_has_the_bits_of_its_plain_layers(make, run, dtype, is_quantized
         nn.quantize(mlx_model, group_size=32, bits=4)
     model = make(mlx_model)
     first, second = run(model), run(model)
-    monkeypatch.setattr("tiny_llm.recorded.MOST_TOKENS", 0)
+    monkeypatch.setattr("tiny_llm.kernels.recorded.MOST_TOKENS", 0)
     expected = run(model)
     assert_same_bits(first, expected, "while it is recorded")
     assert_same_bits(second, expected, "recorded")
@@ -706,7 +706,7 @@ def test_layers_of_different_lengths(make, monkeypatch):
         return mx.concatenate([model(ids_at(5 + i, 1), 5 + i, cache) for i in range(3)])
 
     actual = logits()
-    monkeypatch.setattr("tiny_llm.recorded.MOST_TOKENS", 0)
+    monkeypatch.setattr("tiny_llm.kernels.recorded.MOST_TOKENS", 0)
     assert_same_bits(actual, logits(), "layers of different lengths")
 
 

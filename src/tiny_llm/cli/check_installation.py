@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import kernels
-from ..checkpoint import ModelError, check_checkpoint, weight_bytes
 from ..errors import UserError
 from ..models import SHIPPED, SHORTCUTS, find_in_cache
+from ..models.files import ModelError, check_checkpoint, weight_bytes
 from .command import CommandParser, run_command
 
 MARKS = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional[/]"}

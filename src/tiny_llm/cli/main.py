@@ -4,8 +4,7 @@ import sys
 
 from ..demo.prompts import INTRODUCTION_PROMPT
 from ..errors import UserError
-from ..generate import GenerationResponse
-from ..speculative import SpeculationStatistics
+from ..generate import GenerationResponse, SpeculationStatistics
 from .arguments import add_model_arguments, add_sampling_arguments
 from .backend import open_backend
 from .command import CommandParser, run_command

@@ -14,7 +14,7 @@ Read it in this order. What comes before `sampling` is plain Python without MLX.
     prompts, outputs  what a caller gives, and gets back
     sampling          logits into tokens
     paged_model       tokens of many requests through a model at once
-    speculative       tokens that a small model guesses
+    draft_model       tokens that a small model guesses
     runner            a step of the scheduler through the models
     answer            one answer while it is being made
     core              requests in, news of their answers out, a step at a time

@@ -18,12 +18,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from ..detokenizer import with_detokenizer
 from ..errors import UserError
+from ..generate import check_same_vocabulary
 from ..models import dispatch_model, load_weights
-from ..speculative import check_same_vocabulary
+from ..models.detokenizer import with_detokenizer
 from . import prompts as prompt_forms
 from .core import EngineCore
+from .draft_model import DraftModel
 from .events import Listener
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .paged_model import PagedModel
@@ -31,7 +32,6 @@ from .prompts import Prompt, Prompts
 from .runner import Runner
 from .sampling_params import SamplingParams, check_whole, checked_seed
 from .scheduler import Scheduler
-from .speculative import DraftModel
 from .step import SchedulerConfig
 
 Model = str | os.PathLike[str] | tuple[Any, Any]

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..paged_storage import RaggedBatch
+from ..kv_cache.ragged import RaggedBatch
 
 
 @dataclass(frozen=True)

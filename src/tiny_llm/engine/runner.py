@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from .draft_model import DraftModel, count_right, num_unguessed
 from .paged_model import PagedModel, Span
 from .sampling import Logprobs, RequestSampling, SamplingRow, choose_tokens, top_logprobs
-from .speculative import DraftModel, count_right, num_unguessed
 from .step import Chunk, Step
 
 

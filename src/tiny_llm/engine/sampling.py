@@ -6,7 +6,7 @@ that was preempted, batched otherwise or found its prompt in the prefix cache sa
 
 A token is drawn by the Gumbel-max trick: the likeliest token after adding −log(−log u) to each
 log-probability, u uniform, is distributed as softmax. Greedy is the same without noise. That is
-also what makes guesses of a draft model exact (see `speculative.py`): with the noise given, the
+also what makes guesses of a draft model exact (see `draft_model.py`): with the noise given, the
 choice is a function of the logits.
 
 Filters are those of `sampler.py`, run once for all rows that have the same.

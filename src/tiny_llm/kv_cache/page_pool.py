@@ -6,8 +6,8 @@ whom; it knows that a page is not freed twice. It knows nothing of requests, lay
 
 import mlx.core as mx
 
-from . import kernels
-from .errors import OutOfPagesError
+from .. import kernels
+from ..errors import OutOfPagesError
 
 # A pool without a capacity grows by half of what it has, and by at least this many pages: each
 # page is then copied a bounded number of times, however many there will be.

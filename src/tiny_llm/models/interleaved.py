@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from . import kernels
+from .. import kernels
 
 LINE = 64  # bytes
 PARTS = ("weight", "scales", "biases")

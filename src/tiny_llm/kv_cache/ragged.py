@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from . import kernels
-from .attention import Mask
-from .paged_kv_cache import PagedKvMetadata, check_paged_mask
+from .. import kernels
+from ..attention import Mask
+from .paged import PagedKvMetadata, check_paged_mask
 
 Integers = Sequence[int] | mx.array
 

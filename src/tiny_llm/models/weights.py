@@ -12,8 +12,8 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
 
-from .checkpoint import weight_files
-from .checkpoint_layout import Quantization, Qwen3Args, Shape, matrices, norms
+from .files import weight_files
+from .layout import Quantization, Qwen3Args, Shape, matrices, norms
 
 # A config with one of these asks for something that only mlx_lm does.
 KEYS_OF_MLX_LM = ("model_file", "quantize_activations", "text_config")

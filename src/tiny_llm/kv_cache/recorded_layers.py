@@ -12,10 +12,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from . import kernels
-from .full_kv_cache import TinyKvFullCache
-from .kv_cache import BatchingKvCache
-from .recorded import Recorded
+from .. import kernels
+from ..kernels.recorded import Recorded
+from .batching import BatchingKvCache
+from .full import TinyKvFullCache
 
 Rotation = tuple[mx.array, mx.array]
 # (x B×L×E, cosines and sines, a cache for each layer) -> (x, update), both B×L×E

@@ -5,13 +5,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from . import kernels
-from .attention import Mask
-from .errors import OutOfPagesError
-from .kv_cache import BatchingKvCache
+from .. import kernels
+from ..attention import Mask
+from ..errors import OutOfPagesError
+from .batching import BatchingKvCache
 from .page_pool import TinyKvPagedPool
-from .paged_kv_cache import PagedKvMetadata, TinyKvPagedCache
-from .paged_storage import RaggedKvCache
+from .paged import PagedKvMetadata, TinyKvPagedCache
+from .ragged import RaggedKvCache
 from .recorded_layers import Step
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from .errors import UserError
-from .sampler import DistributionSampler, Sampler, choose, likeliest, log_softmax
+from ..errors import UserError
+from ..sampler import DistributionSampler, Sampler, choose, likeliest, log_softmax
 
 
 @dataclass
@@ -46,7 +46,7 @@ class SpeculationStatistics:
 
 
 class SpeculativeDecoding:
-    """A decoding loop, as those of `generate.py`: (target, prompt ids, sampler) -> token ids.
+    """A decoding loop, as those of `loops.py`: (target, prompt ids, sampler) -> token ids.
 
     With a greedy sampler (or any plain function) each token is the one that the target and the
     sampler would have chosen without a draft. With a sampler of `make_sampler` at a temperature,

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from . import kernels
+from .. import kernels
 
 # More tokens are worth their nodes; and each shape is recorded by itself, while prompts have any.
 MOST_TOKENS = 32

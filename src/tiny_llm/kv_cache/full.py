@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 
 import mlx.core as mx
 
-from . import kernels
-from .attention import Mask
+from .. import kernels
+from ..attention import Mask
 
 # Room is made in steps of at least this many tokens, and by half of what there is: appending one
 # token at a time then copies each token a bounded number of times, whatever the length. The first

@@ -14,8 +14,8 @@ from typing import Any
 import tokenizers
 
 from .chat_template import choose_template, find_chat_template, render_chat
-from .checkpoint import read_json
 from .detokenizer import StreamingDetokenizer, byte_characters
+from .files import read_json
 
 # Those that are made from tokenizer.json as it stands; others may change what is in it.
 KNOWN_CLASSES = {

@@ -51,17 +51,17 @@ class ModelCosts:
         return cls(**{name: config[name] for name in CONFIG_FIELDS}, weight_bits=bits)
 
     @classmethod
-    def from_model(cls, args: Any, weight_bytes: int, kv_item_bytes: int) -> "ModelCosts":
-        """From a loaded model.
+    def from_model(cls, args: Any, model: Any) -> "ModelCosts":
+        """From a model, with its weights as they are stored.
 
         Args:
             args: its configuration, as `mlx_lm` reads it.
-            weight_bytes: of the matrices that a step reads, as they are stored.
-            kv_item_bytes: of a number in the cache.
+            model: of Week 3.
         """
         sizes = {name: getattr(args, name) for name in CONFIG_FIELDS}
         weights = cls(**sizes, weight_bits=8).weight_bytes()
-        return cls(**sizes, weight_bits=8 * weight_bytes / weights, kv_item_bytes=kv_item_bytes)
+        bits = 8 * _matrix_bytes(model) / weights
+        return cls(**sizes, weight_bits=bits, kv_item_bytes=model.dtype.size)
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelCosts":
@@ -109,6 +109,19 @@ class ModelCosts:
         attention = tokens * self._attention_flops((tokens + 1) / 2)
         return matrices + attention + 2.0 * self.head_weights
 
+    def bytes_per_token(self, context: int, batch: int = 1) -> float:
+        """Bytes that decoding a token must read: its share of the weights, and its own past.
+
+        Args:
+            context: how many tokens came before it.
+            batch: how many sequences decode in the same step, and share the weights.
+        """
+        return self.decode_bytes(batch, context) / batch
+
+    def flops_per_token(self, context: int) -> float:
+        """Operations of decoding a token after `context` others; a multiply-add counts as two."""
+        return self.decode_flops(1, context)
+
     def _attention_flops(self, context: float) -> float:
         """One token's: query · key, then weight · value, in every head of every layer."""
         return 4.0 * context * self.num_hidden_layers * self.num_attention_heads * self.head_dim
@@ -117,3 +130,13 @@ class ModelCosts:
 def affine_bits(bits: int, group_size: int) -> float:
     """Bits of a weight in MLX's affine format: a 16-bit scale and bias are shared by a group."""
     return bits + 32 / group_size
+
+
+def _matrix_bytes(model: Any) -> int:
+    """Bytes of the matrices that a step reads."""
+    weights = [model.w_lm_head]
+    for layer in model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        weights += [attention.wq, attention.wk, attention.wv, attention.wo]
+        weights += [mlp.w_gate, mlp.w_up, mlp.w_down]
+    return sum(weight.nbytes for weight in weights)

@@ -10,9 +10,10 @@ in the step that it takes anyway, and keeps those that it would have chosen itse
 Both choose by the same noise (see `sampling.py`), so a guess is right exactly if it *is* the token
 that the target says in that place, greedy or sampled. Therefore an answer has the same tokens with
 and without a draft model, whatever it guesses; and as the target's choice alone decides, each is
-distributed as the target says. Rejection sampling (`tiny_llm.speculative`) accepts a little more
-often, a share of 1 − d where this accepts at least (1 − d) / (1 + d), d being the distance in total
-variation; but there the tokens depend on where guessing began, so on the other requests too.
+distributed as the target says. Rejection sampling (`tiny_llm.generate.speculative`) accepts a
+little more often, a share of 1 − d where this accepts at least (1 − d) / (1 + d), d being the
+distance in total variation; but there the tokens depend on where guessing began, so on the other
+requests too.
 
 Source: Daliri et al., "Coupling without communication and drafter-invariant speculative decoding"
 (2024), arXiv 2408.07978.

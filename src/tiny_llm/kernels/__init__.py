@@ -10,7 +10,7 @@ from types import ModuleType
 
 import mlx.core as mx
 
-from .errors import UserError
+from ..errors import UserError
 
 StreamOrDevice = mx.Stream | mx.Device | mx.DeviceType | None
 
@@ -41,7 +41,7 @@ def is_built() -> bool:
 
 
 def interleaved_rows() -> int:
-    """How many rows of weights the CPU's kernels want interleaved (see `tiny_llm.interleaved`).
+    """How many rows of weights the CPU's kernels want interleaved (see `models.interleaved`).
 
     Returns:
         Their number; 0 where the kernels, or MLX instead of them, read weights by row.
@@ -343,7 +343,7 @@ def paged_attention(
     causal: bool = True,
     stream: StreamOrDevice = mx.cpu,
 ) -> mx.array:
-    """Attention to pages; the contract is that of `tiny_llm.paged_attention.paged_attention`.
+    """Attention to pages; the contract is that of `tiny_llm.attention.paged.paged_attention`.
 
     Here the causal rule is a flag, and the page size is the pages' third dimension.
     """
@@ -362,7 +362,7 @@ def paged_attention_varlen(
     scale: float | None = None,
     stream: StreamOrDevice = mx.cpu,
 ) -> mx.array:
-    """Ragged; the contract is that of `tiny_llm.paged_attention.paged_attention_varlen`."""
+    """Ragged; the contract is that of `tiny_llm.attention.paged.paged_attention_varlen`."""
     return extension().paged_attention_varlen(
         query,
         key_pages,

@@ -1,6 +1,6 @@
 """The KV caches of several requests, seen as one: a slot for each.
 
-The cache of one request is in `full_kv_cache.py` (one piece of memory) or `paged_kv_cache.py`
+The cache of one request is in `full.py` (one piece of memory) or `paged.py`
 (pages of a pool). A batch has requests of one of the two kinds.
 """
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from . import kernels
-from .attention import Mask, causal_mask
-from .full_kv_cache import TinyKvCache, TinyKvFullCache, with_room
-from .paged_kv_cache import (
+from .. import kernels
+from ..attention import Mask, causal_mask
+from .full import TinyKvCache, TinyKvFullCache, with_room
+from .paged import (
     OutOfPagesError,
     PagedKvMetadata,
     TinyKvPagedCache,

@@ -13,8 +13,8 @@ from typing import Literal
 
 import mlx.core as mx
 
-from . import kernels
-from .attention import scaled_dot_product_attention_grouped
+from .. import kernels
+from .dense import scaled_dot_product_attention_grouped
 
 Integers = Sequence[int] | mx.array
 BlockTable = Sequence[Sequence[int]] | mx.array

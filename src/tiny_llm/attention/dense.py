@@ -7,22 +7,14 @@ H key/value heads, D head size, N.. any leading dimensions.
 """
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Literal
 
 import mlx.core as mx
 
-from . import kernels
-from .basics import linear, softmax
+from .. import kernels
+from ..basics import linear, softmax
 
 Mask = mx.array | Literal["causal"] | None
-
-
-def __getattr__(name: str) -> object:
-    """Attention to pages has a file of its own, which imports this one; it is found here, too."""
-    if name in ("paged_attention", "paged_attention_varlen"):
-        return getattr(import_module(".paged_attention", __package__), name)
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
 def scaled_dot_product_attention_simple(

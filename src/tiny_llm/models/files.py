@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
+from ..errors import UserError
 
 MODEL_TYPE = "qwen3"
 

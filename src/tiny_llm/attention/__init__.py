@@ -1,0 +1,37 @@
+"""Attention, from one head to pages.
+
+    dense   attention over arrays: one head, many, grouped, and flash attention
+    paged   attention over the pages of a KV cache
+
+Here are functions of arrays. Which tokens an array or a page holds is the business of `kv_cache`.
+"""
+
+from .dense import (
+    Mask,
+    SimpleMultiHeadAttention,
+    causal_mask,
+    flash_attention,
+    scaled_dot_product_attention_grouped,
+    scaled_dot_product_attention_simple,
+)
+from .paged import (
+    gather_pages,
+    paged_attention,
+    paged_attention_reference,
+    paged_attention_varlen,
+    paged_attention_varlen_reference,
+)
+
+__all__ = [
+    "Mask",
+    "SimpleMultiHeadAttention",
+    "causal_mask",
+    "flash_attention",
+    "gather_pages",
+    "paged_attention",
+    "paged_attention_reference",
+    "paged_attention_varlen",
+    "paged_attention_varlen_reference",
+    "scaled_dot_product_attention_grouped",
+    "scaled_dot_product_attention_simple",
+]

@@ -1,0 +1,45 @@
+"""Generation for one prompt: from token ids to text, one token at a time.
+
+    loops         which token comes next: by recomputing everything, or with a cache
+    speculative   the same with a draft model that guesses ahead
+    stream        tokens into text: when to stop, and which text the tokens are
+
+A loop knows the model and the sampler; `stream` knows the tokenizer. Each week brings a faster
+loop; the other half stays.
+"""
+
+from .loops import (
+    decode_by_recomputing,
+    decode_with_cache,
+    next_token_logits,
+    simple_generate,
+    simple_generate_with_kv_cache,
+    speculative_generate,
+)
+from .speculative import SpeculationStatistics, SpeculativeDecoding, check_same_vocabulary
+from .stream import (
+    DecodingLoop,
+    GenerationResponse,
+    encode_prompt,
+    stream_generate,
+    stream_text,
+    token_budget,
+)
+
+__all__ = [
+    "DecodingLoop",
+    "GenerationResponse",
+    "SpeculationStatistics",
+    "SpeculativeDecoding",
+    "check_same_vocabulary",
+    "decode_by_recomputing",
+    "decode_with_cache",
+    "encode_prompt",
+    "next_token_logits",
+    "simple_generate",
+    "simple_generate_with_kv_cache",
+    "speculative_generate",
+    "stream_generate",
+    "stream_text",
+    "token_budget",
+]

@@ -1,0 +1,158 @@
+"""Tokens into text: what a decoding loop says becomes an answer.
+
+A *decoding loop* is an endless iterator of token ids: it knows the model and the sampler. Here the
+tokenizer comes in: what the prompt's tokens are, when the answer stops, and which text its tokens
+are.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mlx.core as mx
+
+from ..errors import UserError
+from ..models.detokenizer import with_detokenizer
+from ..sampler import Sampler, make_sampler
+
+# (model, prompt ids, sampler) -> token ids, without end
+DecodingLoop = Callable[[Any, Sequence[int], Sampler], Iterator[int]]
+
+
+@dataclass(frozen=True)
+class GenerationResponse:
+    """One generated token, the text it completes, and the state of the generation so far.
+
+    Attributes:
+        text: what this token adds to the answer; often empty within a multi-byte character.
+        token: its id.
+        finish_reason: None while going on, then "stop" (an end token) or "length".
+        prompt_tokens: length of the prompt.
+        prompt_tps: prompt tokens per second, until the first new token was there.
+        generation_tokens: new tokens so far, the end token included.
+        generation_tps: new tokens per second since the first one.
+        peak_memory: gigabytes (10⁹ bytes), as MLX counts them.
+    """
+
+    text: str
+    token: int
+    finish_reason: Literal["stop", "length"] | None
+    prompt_tokens: int
+    prompt_tps: float
+    generation_tokens: int
+    generation_tps: float
+    peak_memory: float
+
+
+def stream_generate(
+    decode: DecodingLoop,
+    model: Any,
+    tokenizer: Any,
+    prompt: str | Sequence[int],
+    sampler: Sampler | None = None,
+    max_tokens: int | None = None,
+) -> Iterator[GenerationResponse]:
+    """Generates with any decoding loop, yielding each token as it comes.
+
+    Args:
+        decode: `decode_by_recomputing`, `decode_with_cache`, …
+        model, tokenizer, prompt, sampler, max_tokens: see `simple_generate`, errors too.
+    """
+    tokenizer = with_detokenizer(tokenizer)
+    prompt_ids = encode_prompt(tokenizer, prompt, getattr(model, "vocab_size", None))
+    budget = token_budget(len(prompt_ids), max_tokens, getattr(model, "max_seq_len", None))
+    tokens = decode(model, prompt_ids, sampler or make_sampler(temp=0))
+    return stream_text(tokens, tokenizer, len(prompt_ids), budget)
+
+
+def encode_prompt(
+    tokenizer: Any, prompt: str | Sequence[int], vocab_size: int | None = None
+) -> list[int]:
+    """A prompt's token ids.
+
+    Args:
+        tokenizer: for a text.
+        prompt: text, or token ids.
+        vocab_size: how many ids the model knows; None if it does not say. An id beyond would be
+            looked up in memory that is not the table's.
+
+    Raises:
+        UserError: there is none, or the model does not know one.
+    """
+    ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    if not ids:
+        raise UserError("the prompt is empty; give at least one token.")
+    unknown = [] if vocab_size is None else [i for i in ids if not 0 <= i < vocab_size]
+    if unknown:
+        raise UserError(
+            f"the prompt has token id {unknown[0]}; the model has {vocab_size}, from 0 on."
+        )
+    return ids
+
+
+def token_budget(prompt_tokens: int, max_tokens: int | None, max_seq_len: int | None) -> int | None:
+    """How many tokens may follow the prompt: None if there is no bound.
+
+    Args:
+        prompt_tokens: length of the prompt.
+        max_tokens: what the caller allows, or None.
+        max_seq_len: the model's context length, or None if it has no bound.
+
+    Raises:
+        UserError: the prompt leaves no room in the context, or `max_tokens` is below 1.
+    """
+    if max_tokens is not None and max_tokens < 1:
+        raise UserError(f"max-tokens is {max_tokens}; it must be at least 1.")
+    if max_seq_len is None:
+        return max_tokens
+    room = max_seq_len - prompt_tokens
+    if room < 1:
+        raise UserError(
+            f"the prompt has {prompt_tokens} tokens, and the model's context holds {max_seq_len} "
+            f"with the answer; shorten the prompt to at most {max_seq_len - 1}."
+        )
+    return room if max_tokens is None else min(max_tokens, room)
+
+
+def stream_text(
+    tokens: Iterator[int], tokenizer: Any, prompt_tokens: int, budget: int | None
+) -> Iterator[GenerationResponse]:
+    """Turns a decoding loop's tokens into text, up to an end token or `budget` tokens.
+
+    Args:
+        tokens: an endless iterator of ids.
+        tokenizer: its `detokenizer` assembles bytes into characters across tokens, and any of
+            its `eos_token_ids` ends the answer.
+        prompt_tokens: length of the prompt, for the statistics.
+        budget: how many tokens may come, or None.
+    """
+    # [task 1.6.1 stream]
+    detokenizer = tokenizer.detokenizer
+    started = time.perf_counter()
+    for count, token in enumerate(tokens, start=1):
+        now = time.perf_counter()
+        if count == 1:
+            first_token_at = now
+        finish_reason: Literal["stop", "length"] | None = None
+        if token in tokenizer.eos_token_ids:
+            finish_reason = "stop"
+        else:
+            detokenizer.add_token(token)
+            if count == budget:
+                finish_reason = "length"
+        if finish_reason is not None:
+            detokenizer.finalize()  # what was held back as an unfinished character
+        yield GenerationResponse(
+            text=detokenizer.last_segment,
+            token=token,
+            finish_reason=finish_reason,
+            prompt_tokens=prompt_tokens,
+            prompt_tps=prompt_tokens / (first_token_at - started),
+            generation_tokens=count,
+            generation_tps=(count - 1) / (now - first_token_at) if count > 1 else 0.0,
+            peak_memory=mx.get_peak_memory() / 1e9,
+        )
+        if finish_reason is not None:
+            return
+    # [/task 1.6.1 stream]

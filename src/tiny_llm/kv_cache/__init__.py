@@ -1,0 +1,31 @@
+"""The KV cache: keys and values of the past, and which tokens each piece of memory holds.
+
+    full        one request, in one buffer (Week 2)
+    batching    several requests, a slot each (Weeks 2 and 3)
+    page_pool   memory in pages, handed out one at a time (Week 3)
+    paged       one request, in pages of a pool (Week 3)
+    ragged      the pages of an engine: one block table for all layers
+
+    recorded_layers, recorded_pages   a decode step over these caches as one node of the graph
+
+A cache knows arrays and where tokens are in them. It knows nothing of models, prompts or text.
+"""
+
+from ..errors import OutOfPagesError
+from .batching import BatchingKvCache
+from .full import TinyKvCache, TinyKvFullCache
+from .page_pool import TinyKvPagedPool
+from .paged import PagedKvMetadata, TinyKvPagedCache
+from .ragged import PagedStorage, RaggedBatch
+
+__all__ = [
+    "BatchingKvCache",
+    "OutOfPagesError",
+    "PagedKvMetadata",
+    "PagedStorage",
+    "RaggedBatch",
+    "TinyKvCache",
+    "TinyKvFullCache",
+    "TinyKvPagedCache",
+    "TinyKvPagedPool",
+]

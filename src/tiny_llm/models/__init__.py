@@ -1,0 +1,43 @@
+"""Models by name: from a name to a model that a week's code or the engine can run.
+
+    names          short names and hub ids; what is on this machine; downloads
+    files          what a checkpoint's folder must hold, checked before anything is loaded
+    layout         the sizes in its config, and the shape of every tensor
+    weights        its tensors as a tree of layers
+    interleaved    quantized weights in the order in which the CPU's kernels read them
+    loading        all of that: `load`, `load_weights`
+    dispatch       a week's model from loaded weights: `dispatch_model`
+    costs          what a token costs a model, in bytes and operations
+
+    tokenizer, detokenizer, chat_template   text into tokens and back
+
+Nothing here generates: a model is built, and others run it.
+"""
+
+from .dispatch import WEEK_MODELS, dispatch_model
+from .files import ModelError
+from .loading import load, load_weights
+from .names import (
+    SHIPPED,
+    SHORTCUTS,
+    default_model,
+    find_in_cache,
+    find_model,
+    models_on_this_machine,
+    shortcut_name_to_full_name,
+)
+
+__all__ = [
+    "SHIPPED",
+    "SHORTCUTS",
+    "WEEK_MODELS",
+    "ModelError",
+    "default_model",
+    "dispatch_model",
+    "find_in_cache",
+    "find_model",
+    "load",
+    "load_weights",
+    "models_on_this_machine",
+    "shortcut_name_to_full_name",
+]

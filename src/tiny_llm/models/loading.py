@@ -1,0 +1,105 @@
+"""Loading: a checkpoint's weights and tokenizer, by the model's name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from rich.console import Console
+from rich.progress import Progress
+
+from .files import ModelError, read_json, weight_bytes
+from .interleaved import InterleavedMemory
+from .names import find_model
+from .tokenizer import open_tokenizer
+from .weights import can_read, read_checkpoint
+
+# Below this, loading takes less time than looking at a progress bar.
+PROGRESS_BYTES = 200_000_000
+
+
+def load(name: str, console: Console | None = None) -> tuple[Any, Any]:
+    """Loads a model and its tokenizer through `mlx_lm`, downloading it if need be.
+
+    Args:
+        name: a short name, a hub id or a local folder.
+        console: where messages and progress bars go; standard error if None.
+
+    Returns:
+        (mlx_model, tokenizer), as `mlx_lm.load` returns them.
+
+    Raises:
+        ModelError: see `find_model`; or weights that do not fit the config.
+    """
+    return _load(name, console, _read_with_mlx_lm)
+
+
+def load_weights(
+    name: str, console: Console | None = None, interleave: bool = False
+) -> tuple[Any, Any]:
+    """Loads what our models need of a checkpoint: its weights and tokenizer, in a second.
+
+    Args:
+        name, console: see `load`; errors too.
+        interleave: store quantized weights as this machine's kernels want to read them, if that is
+            not by row (see `interleaved.py`). For the models of Weeks 2 and 3, which compute
+            the same bits, sooner; not for Week 1's, whose MLX reads rows.
+
+    Returns:
+        (weights, tokenizer). A week's model takes the first wherever it takes an `mlx_model`: it
+        has the same `args`, layers and arrays, and cannot be called. The second does what
+        `mlx_lm`'s tokenizer does. What these two cannot be made of is loaded as by `load`.
+    """
+    return _load(name, console, _read, interleave)
+
+
+def _load(
+    name: str,
+    console: Console | None,
+    read: Callable[[Path], tuple[Any, Any]],
+    interleave: bool = False,
+) -> tuple[Any, Any]:
+    """Finds a checkpoint, reads it lazily, then its weights."""
+    console = console or Console(stderr=True)
+    folder = find_model(name, console)
+    try:
+        model, tokenizer = read(folder)
+        _evaluate(model, console, weight_bytes(folder) > PROGRESS_BYTES, interleave)
+    except ModelError:
+        raise
+    except Exception as error:  # a broken field of a config can lead to any
+        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error
+    return model, tokenizer
+
+
+def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
+    # Here and not at the top: it takes seconds, and a wrong name should be told at once.
+    import mlx_lm
+
+    mlx_model, tokenizer = mlx_lm.load(str(folder), lazy=True)[:2]
+    return mlx_model, tokenizer
+
+
+def _read(folder: Path) -> tuple[Any, Any]:
+    config = read_json(folder, "config.json")
+    if not can_read(folder, config):
+        return _read_with_mlx_lm(folder)
+    return read_checkpoint(folder, config), open_tokenizer(folder, config)
+
+
+def _evaluate(model: Any, console: Console, show: bool, interleave: bool) -> None:
+    """Reads the weights, which are lazy so far, part by part with a progress bar.
+
+    The largest come first, the table of tokens and the head: what is interleaved is there twice.
+    """
+    table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
+    parts = [part for part in (table, head, *model.layers) if part is not None]
+    memory = InterleavedMemory(model) if interleave else None
+    with Progress(console=console, transient=True, disable=not show) as progress:
+        for part in progress.track(parts, description="loading"):
+            if memory is not None:
+                memory.interleave_layers(part)
+            mx.eval(part.parameters())
+    mx.eval(model.parameters())
+    mx.clear_cache()  # interleaved rows leave memory of sizes that nothing else has

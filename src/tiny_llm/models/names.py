@@ -1,0 +1,143 @@
+"""Names of models: short ones, hub ids and folders, and what is on this machine already."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich import filesize
+from rich.console import Console
+
+from .. import demo
+from .files import ModelError, check_checkpoint
+
+SHORTCUTS = {
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B-MLX-4bit",
+    "qwen3-1.7b": "Qwen/Qwen3-1.7B-MLX-4bit",
+    "qwen3-4b": "Qwen/Qwen3-4B-MLX-4bit",
+    "qwen3-8b": "Qwen/Qwen3-8B-MLX-4bit",
+}
+SHIPPED = {"demo": demo.TARGET_PATH, "demo-draft": demo.DRAFT_PATH}
+PREFERRED_MODEL = "qwen3-0.6b"
+
+# Of a hub repository: what loading needs, and nothing else (other formats can be twice the size).
+DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
+
+
+def shortcut_name_to_full_name(name: str) -> str:
+    """The hub id (or, for a shipped model, the folder) behind a short name.
+
+    Args:
+        name: `qwen3-0.6b`, `qwen3-1.7b`, `qwen3-4b`, `qwen3-8b`, `demo` or `demo-draft`, in any
+            case; any other name is returned as it is.
+    """
+    if name.lower() in SHIPPED:
+        return str(SHIPPED[name.lower()])
+    return SHORTCUTS.get(name.lower(), name)
+
+
+def default_model() -> tuple[str, str]:
+    """The model to use where none was named, and why: (name, reason)."""
+    if find_in_cache(SHORTCUTS[PREFERRED_MODEL]) is not None:
+        return PREFERRED_MODEL, "it is in the local hub cache"
+    return "demo", f"it ships with tiny-llm, and {PREFERRED_MODEL} is not in the local hub cache"
+
+
+def find_in_cache(hub_id: str) -> Path | None:
+    """The folder of a hub model that is on this machine, whole; None if it is not."""
+    from huggingface_hub import constants  # a file of its own, while the package takes a while
+
+    if not (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir():
+        return None
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(
+            huggingface_hub.snapshot_download(
+                hub_id, local_files_only=True, allow_patterns=DOWNLOAD_PATTERNS
+            )
+        )
+        check_checkpoint(folder)
+    except (LocalEntryNotFoundError, HFValidationError, ModelError):
+        return None
+    return folder
+
+
+def find_model(name: str, console: Console) -> Path:
+    """The folder of a model's checkpoint, checked; downloads it if it is not on this machine.
+
+    Args:
+        name: a short name, a hub id or a local folder.
+        console: where a download says how big it is.
+
+    Raises:
+        ModelError: there is no such model, it cannot be had now, or the folder is broken.
+    """
+    full_name = shortcut_name_to_full_name(name)
+    folder = Path(full_name).expanduser()
+    if not (full_name and folder.is_dir()):
+        looks_like_hub_id = full_name.count("/") == 1 and full_name[0] not in "./~"
+        if not looks_like_hub_id:
+            raise ModelError(
+                f"there is no model '{name}'; give a folder, a hub id (owner/name) or one of "
+                f"{', '.join([*SHIPPED, *SHORTCUTS])}."
+            )
+        cached = find_in_cache(full_name)
+        if cached is not None:
+            return cached  # checked where it was found
+        folder = download(full_name, console)
+    check_checkpoint(folder)
+    return folder
+
+
+def download(hub_id: str, console: Console) -> Path:
+    """Fetches a model from the Hugging Face hub, after saying how big it is.
+
+    Raises:
+        ModelError: the hub has no such model, or cannot be reached.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        huggingface_hub.HfApi().model_info(
+            hub_id
+        )  # its errors say what is wrong, a dry run's do not
+        files = huggingface_hub.snapshot_download(
+            hub_id, allow_patterns=DOWNLOAD_PATTERNS, dry_run=True
+        )
+        size = sum(file.file_size for file in files if file.will_download)
+        console.print(f"downloading {hub_id}: {filesize.decimal(size)}", highlight=False)
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=DOWNLOAD_PATTERNS))
+    except errors.GatedRepoError as error:  # a kind of RepositoryNotFoundError, so it comes first
+        raise ModelError(
+            f"'{hub_id}' asks you to accept its terms on the Hugging Face hub; do that there, "
+            "then run `hf auth login`."
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise ModelError(
+            f"the Hugging Face hub has no model '{hub_id}' that you may read; check the name."
+        ) from error
+    except errors.OfflineModeIsEnabled as error:
+        raise ModelError(
+            f"'{hub_id}' is not on this machine and HF_HUB_OFFLINE forbids a download; "
+            "use --model demo, which needs none."
+        ) from error
+    except (
+        errors.HTTPError,
+        errors.LocalEntryNotFoundError,
+        ConnectionError,
+        TimeoutError,
+    ) as error:
+        raise ModelError(
+            f"'{hub_id}' is not on this machine and the Hugging Face hub cannot be reached; "
+            "check the network, or use --model demo, which needs none."
+        ) from error
+
+
+def models_on_this_machine() -> Iterator[tuple[str, Path]]:
+    """The models that a short name reaches without a download: (name, folder)."""
+    yield from SHIPPED.items()
+    for name, hub_id in SHORTCUTS.items():
+        folder = find_in_cache(hub_id)
+        if folder is not None:
+            yield name, folder
