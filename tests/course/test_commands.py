@@ -62,7 +62,7 @@ def test_the_learner_s_modules_come_first_and_the_others_are_the_solution_s(tree
     )
     ours, theirs, module = run("-c", program, tree=tree).stdout.split()
     assert Path(ours) == tree / "src" / "tiny_llm" / "basics.py"
-    assert Path(theirs) == ROOT / "src" / "tiny_llm" / "models.py"
+    assert Path(theirs) == ROOT / "src" / "tiny_llm" / "models" / "__init__.py"
     assert module == "tiny_llm.basics"
     assert str(tree) not in run("-c", program).stdout, "without it the solution is found"
 
