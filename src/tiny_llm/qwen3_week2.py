@@ -15,8 +15,10 @@ import mlx.core as mx
 from . import kernels
 from .attention import flash_attention, scaled_dot_product_attention_grouped
 from .embedding import Embedding
+from .kernels.recorded import Recorded
 from .kv_cache import TinyKvCache, TinyKvFullCache
-from .kv_cache.recorded_layers import RecordedLayers, dense_step
+from .kv_cache.placement import PlacedLayers, Placement
+from .kv_cache.plans import plan_dense
 from .positional_encoding import RoPE
 from .quantize import QuantizedEmbedding, QuantizedWeights, check_readable, project, project_each
 
@@ -25,6 +27,9 @@ Rotation = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' ang
 # (query B×H_q×L×D, key B×H×L×D, value, the layer's cache, scale) -> B×H_q×L×D: puts the new keys
 # and values into the cache, and attends to all that it has. What a week attends with.
 Attend = Callable[[mx.array, mx.array, mx.array, Any, float], mx.array]
+# (a cache for each layer, B, L) -> where L more tokens of B sequences go; None if it must be asked
+# layer by layer.
+Plan = Callable[[Sequence[Any], int, int], Placement | None]
 
 
 class Qwen3MultiHeadAttention:
@@ -174,14 +179,19 @@ class Qwen3ModelWeek2:
     """
 
     def __init__(self, mlx_model: Any, enable_flash_attn: bool = False):
-        self._build(mlx_model, attend_flash if enable_flash_attn else attend_grouped)
-        # [solution only]
         if enable_flash_attn:
-            self._run_layers_from = RecordedLayers(self._run_layers_from, dense_step)  # type: ignore
-        # [/solution only]
+            self._build(mlx_model, attend_flash, plan_dense)
+        else:
+            self._build(mlx_model, attend_grouped)
 
-    def _build(self, mlx_model: Any, attend: Attend) -> None:
-        """Takes the weights, which are every week's from here on, and how this week attends."""
+    def _build(self, mlx_model: Any, attend: Attend, plan: Plan | None = None) -> None:
+        """Takes the weights, which are every week's from here on, and how this week attends.
+
+        Args:
+            mlx_model: the checkpoint.
+            attend: how new tokens attend.
+            plan: how their places can be planned before the first layer; None if they cannot.
+        """
         args = mlx_model.args
         self.num_hidden_layers = args.num_hidden_layers
         self.hidden_size = args.hidden_size
@@ -204,6 +214,8 @@ class Qwen3ModelWeek2:
         self.eps = args.rms_norm_eps
         self.rope = RoPE(args.head_dim, args.max_position_embeddings, base=args.rope_theta)
         self.w_lm_head = table if args.tie_word_embeddings else _weight(mlx_model.lm_head)
+        self._plan = plan
+        self._run_placed = PlacedLayers(self._run_each_layer, self.num_hidden_layers)
 
     def create_kv_cache(self) -> list[TinyKvCache]:
         """An empty cache for one request: one for each layer."""
@@ -267,6 +279,19 @@ class Qwen3ModelWeek2:
         self, x: mx.array, rotation: Rotation, cache: Sequence[Any]
     ) -> tuple[mx.array, mx.array]:
         """The same, from the tokens' embeddings B×L×E."""
+        # [solution only]
+        if self._plan is not None and Recorded.pays(x):
+            B, L, _ = x.shape
+            placement = self._plan(cache, B, L)
+            if placement is not None:
+                return self._run_placed(x, rotation, placement)
+        # [/solution only]
+        return self._run_each_layer(x, rotation, cache)
+
+    def _run_each_layer(
+        self, x: mx.array, rotation: Rotation, cache: Sequence[Any]
+    ) -> tuple[mx.array, mx.array]:
+        """The same, with what each layer writes to: its cache, or its part of a plan."""
         # [task 2.1.3 layers]
         update = None
         for layer, layer_cache in zip(self.layers, cache, strict=True):

@@ -19,8 +19,7 @@ from .kv_cache import (
     TinyKvPagedCache,
     TinyKvPagedPool,
 )
-from .kv_cache.recorded_layers import RecordedLayers
-from .kv_cache.recorded_pages import paged_step
+from .kv_cache.plans import plan_paged
 from .qwen3_week2 import Qwen3ModelWeek2
 
 
@@ -88,10 +87,7 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
     """
 
     def __init__(self, mlx_model: Any, page_size: int = 128):
-        self._build(mlx_model, attend_paged)
-        # [solution only]
-        self._run_layers_from = RecordedLayers(self._run_layers_from, paged_step)  # type: ignore
-        # [/solution only]
+        self._build(mlx_model, attend_paged, plan_paged)
         self.page_size = page_size
         self.page_pool = TinyKvPagedPool(page_size)
         self.num_kv_heads = mlx_model.args.num_key_value_heads
@@ -152,7 +148,8 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
                 f"{batch.num_tokens} tokens."
             )
         rotation = self.rope.tables_at(batch.positions[None])  # 1×T×D/2
-        x, update = self._run_at(ids[None], rotation, storage.caches(batch))  # 1×T×E
+        x = self.embedding(ids[None])  # 1×T×E
+        x, update = self._run_placed(x, rotation, storage.plan(batch))
         return self._logits(x[0, rows], update[0, rows])
 
     @property

@@ -32,6 +32,7 @@ from tiny_llm.engine.prefix_cache import PrefixCache
 from tiny_llm.engine.request import RequestState
 from tiny_llm.engine.scheduler import Scheduler
 from tiny_llm.engine.step import ChunkResult
+from tiny_llm.kv_cache.placement import layer_writers
 
 # --- task 1: ragged batches -----------------------------------------------------------------------
 
@@ -193,9 +194,9 @@ def test_task_1_misuse_is_refused():
     assert (batch.num_tokens, batch.num_seqs) == (2, 1)
     with pytest.raises(ValueError, match="ids of shape .* were given for a batch of 2 tokens"):
         model.ragged_logits([1], batch, [0], storage)
-    row = mx.zeros((1, 2, 2, 16), mx.bfloat16)
+    row, plan = mx.zeros((1, 2, 2, 16), mx.bfloat16), storage.plan(batch)
     with pytest.raises(ValueError, match="a ragged batch is causal"):
-        storage.caches(batch)[0].update_and_fetch_paged(row, row)
+        layer_writers(plan.places, plan.buffers, 3)[0].update_and_fetch_paged(row, row)
 
 
 def test_task_1_what_a_token_keeps():

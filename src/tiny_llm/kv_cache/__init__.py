@@ -6,7 +6,8 @@
     paged       one request, in pages of a pool (Week 3)
     ragged      the pages of an engine: one block table for all layers
 
-    recorded_layers, recorded_pages   a decode step over these caches as one node of the graph
+    placement   where a step's tokens go, in all layers, and the layers run by such a plan
+    plans       the plans of a step over a request's own caches
 
 A cache knows arrays and where tokens are in them. It knows nothing of models, prompts or text.
 """

@@ -7,39 +7,31 @@ this file has the memory, and the arrays that tell a step where to write and wha
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .. import kernels
-from ..attention import Mask
-from .paged import PagedKvMetadata, check_paged_mask
+from .placement import Placement, Places
 
 Integers = Sequence[int] | mx.array
 
 
-@dataclass(frozen=True, eq=False)
 class RaggedBatch:
     """One step's tokens, T of B sequences, one sequence after the other without padding.
 
-    Lists become int32 arrays; rows of the block table may then have different lengths.
-
-    Attributes:
+    Args:
         positions: T, the position of each token in its sequence.
         slot_mapping: T, where its key and value go: page_id · page_size + position % page_size.
         cu_seqlens_q: B+1: sequence s has tokens cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1.
         context_lens: B, how many tokens each sequence has in the pages with this step's.
-        block_table: B×max_pages, the pages of each sequence in order, then −1.
+        block_table: B×max_pages, the pages of each sequence in order, then −1. As lists, rows may
+            have different lengths.
+
+    Attributes:
+        positions, slot_mapping, cu_seqlens_q, context_lens, block_table: as int32 arrays.
 
     Raises:
         ValueError: numbers of tokens or of sequences that contradict each other.
     """
-
-    positions: mx.array
-    slot_mapping: mx.array
-    cu_seqlens_q: mx.array
-    context_lens: mx.array
-    block_table: mx.array
 
     def __init__(
         self,
@@ -53,15 +45,11 @@ class RaggedBatch:
             width = max([1, *map(len, block_table)])
             padded = [[*row, *[-1] * (width - len(row))] for row in block_table]
             block_table = mx.array(padded, dtype=mx.int32).reshape(-1, width)
-        fields = {
-            "positions": _int32(positions),
-            "slot_mapping": _int32(slot_mapping),
-            "cu_seqlens_q": _int32(cu_seqlens_q),
-            "context_lens": _int32(context_lens),
-            "block_table": block_table,
-        }
-        for name, array in fields.items():
-            object.__setattr__(self, name, array)
+        self.positions = _int32(positions)
+        self.slot_mapping = _int32(slot_mapping)
+        self.cu_seqlens_q = _int32(cu_seqlens_q)
+        self.context_lens = _int32(context_lens)
+        self.block_table = block_table
         T, B = self.num_tokens, self.num_seqs
         if (self.slot_mapping.size, self.cu_seqlens_q.size, block_table.shape[0]) != (T, B + 1, B):
             raise ValueError(
@@ -127,61 +115,17 @@ class PagedStorage:
         """Bytes of all pages of all layers."""
         return sum(pages.nbytes for pages in (*self.key_pages, *self.value_pages))
 
-    def caches(self, batch: RaggedBatch) -> list["RaggedKvCache"]:
-        """What each layer of the model is given as its cache for a step."""
-        return [RaggedKvCache(self, layer, batch) for layer in range(len(self.key_pages))]
-
-
-class RaggedKvCache:
-    """One layer's pages, for one step: a batch of tokens is written, and all may be attended to.
-
-    Args:
-        storage: the pages.
-        layer: whose.
-        batch: what goes where.
-    """
-
-    def __init__(self, storage: PagedStorage, layer: int, batch: RaggedBatch):
-        self.storage = storage
-        self.batch = batch
-        self._layer = layer
-
-    def update_and_fetch_paged(
-        self,
-        key: mx.array,
-        value: mx.array,
-        mask_length: int | None = None,
-        mask: Mask = None,
-    ) -> PagedKvMetadata:
-        """Writes the batch's keys and values and says where all of its sequences' are.
-
-        Args:
-            key: 1×H×T×D.
-            value: 1×H×T×D.
-            mask_length: not used.
-            mask: must be "causal".
-
-        Raises:
-            ValueError: another mask, or keys and values that the pages cannot hold.
-        """
-        check_paged_mask(mask)
-        if mask is None:
-            raise ValueError("RaggedKvCache: a ragged batch is causal; give mask='causal'.")
-        # [task 3.3.1 ragged]
-        keys, values = self.storage.key_pages, self.storage.value_pages
-        slots = self.batch.slot_mapping[None]  # 1×T
-        keys[self._layer] = kernels.paged_cache_write(keys[self._layer], key, slots)
-        values[self._layer] = kernels.paged_cache_write(values[self._layer], value, slots)
-        return PagedKvMetadata(
-            keys[self._layer],
-            values[self._layer],
-            self.batch.block_table,
-            self.batch.context_lens,
-            self.storage.page_size,
-            mask,
-            self.batch.cu_seqlens_q,
+    def plan(self, batch: RaggedBatch) -> Placement:
+        """A step's plan: the batch's tokens, each at its own place, the same in every layer."""
+        places = Places(
+            batch.slot_mapping, batch.context_lens, batch.block_table, batch.cu_seqlens_q
         )
-        # [/task 3.3.1 ragged]
+        pairs = zip(self.key_pages, self.value_pages, strict=True)
+
+        def commit(buffers: list[mx.array]) -> None:
+            self.key_pages[:], self.value_pages[:] = buffers[::2], buffers[1::2]
+
+        return Placement(places, [pages for pair in pairs for pages in pair], commit)
 
 
 def _int32(numbers: Integers) -> mx.array:

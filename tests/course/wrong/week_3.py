@@ -18,14 +18,14 @@ WRONG = [
     Wrong(
         "3.3.1 ragged",
         "values are keys",
-        "kernels.paged_cache_write(values[self._layer], value, slots)",
-        "kernels.paged_cache_write(values[self._layer], key, slots)",
+        "kernels.paged_cache_write(buffers[values], value, places.slots)",
+        "kernels.paged_cache_write(buffers[values], key, places.slots)",
     ),
     Wrong(
         "3.3.1 ragged",
         "every layer writes the first one's pages",
-        "keys[self._layer] = kernels.paged_cache_write(keys[self._layer], key, slots)",
-        "keys[0] = kernels.paged_cache_write(keys[0], key, slots)",
+        "buffers[keys] = kernels.paged_cache_write(buffers[keys], key, places.slots)",
+        "buffers[0] = kernels.paged_cache_write(buffers[0], key, places.slots)",
     ),
     Wrong(
         "3.3.1 attend",

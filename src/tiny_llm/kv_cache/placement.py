@@ -1,0 +1,202 @@
+"""Where the tokens of one step go, in all layers: planned once, before the first layer runs.
+
+A plan separates what changes from step to step from what stays:
+
+    places    the numbers: where each new token is written, and how many tokens each sequence has
+    buffers   the keys and values themselves, which the step overwrites in place
+
+During the step each layer has a writer in place of its cache. Afterwards the buffers, which now
+have the new tokens, go back to where they came from (`Placement.commit`).
+
+So the layers are a function of arrays alone, and a function of arrays can be recorded: a decode
+step then is one node of MLX's graph (`kernels/recorded.py`). The plans themselves are in `plans.py`
+and, for an engine's ragged batches, in `ragged.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+
+from .. import kernels
+from ..attention import Mask
+from ..kernels.recorded import Recorded
+from .paged import PagedKvMetadata, check_paged_mask
+
+Rotation = tuple[mx.array, mx.array]
+# (x B×L×E, cosines and sines, a cache or writer for each layer) -> (x, update), both B×L×E
+Layers = Callable[[mx.array, Rotation, Sequence[Any]], tuple[mx.array, mx.array]]
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where the new tokens go: int32 arrays.
+
+    Layers that write to different places have one more dimension in front.
+
+    Attributes:
+        slots: in buffers B, each sequence's first new place; in pages B×L, each token's place as
+            `TinyKvPagedPool.write` takes it; T for a ragged batch. −1 writes nothing.
+        context_lens: B, how many tokens each sequence has with the new ones.
+        block_table: B×max_pages, as in `PagedKvMetadata`; None for buffers.
+        cu_seqlens_q: B+1, as in `PagedKvMetadata`; None but for a ragged batch.
+    """
+
+    slots: mx.array
+    context_lens: mx.array
+    block_table: mx.array | None = None
+    cu_seqlens_q: mx.array | None = None
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Those that are not None: `Places(*places.arrays)` is the same again."""
+        values = (getattr(self, field.name) for field in fields(self))
+        return [value for value in values if value is not None]
+
+    def of_layer(self, layer: int) -> "Places":
+        """One layer's."""
+        if self.cu_seqlens_q is not None:
+            return replace(self, slots=self.slots[None])  # 1×T, as a batch of one
+        if self.block_table is None or self.block_table.ndim == 2:
+            return self
+        own = slice(layer, layer + 1)
+        slots, block_table = self.slots[own].squeeze(0), self.block_table[own].squeeze(0)
+        return replace(self, slots=slots, block_table=block_table)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One step's plan.
+
+    Attributes:
+        places: where the new tokens go.
+        buffers: keys and values of each layer in turn; or one pair that all layers share.
+        commit: takes the buffers back, with the new tokens.
+        undo: makes the caches what they were before the plan, if the step fails.
+    """
+
+    places: Places
+    buffers: list[mx.array]
+    commit: Callable[[list[mx.array]], None]
+    undo: Callable[[], None] = lambda: None
+
+
+class LayerWriter:
+    """What attention asks of a cache, for one layer and one step.
+
+    Args:
+        buffers: what the layer writes into; the new arrays replace the old ones in this list.
+        index: of the layer's keys in `buffers`; its values are the next.
+        places: where the new tokens go, in this layer.
+    """
+
+    def __init__(self, buffers: list[mx.array], index: int, places: Places):
+        self._buffers = buffers
+        self._keys, self._values = index, index + 1
+        self._places = places
+
+    def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """See `TinyKvCache`: for buffers B×H×C×D."""
+        buffers, keys, values, slots = self._buffers, self._keys, self._values, self._places.slots
+        buffers[keys] = kernels.cache_write(buffers[keys], key, slots)
+        buffers[values] = kernels.cache_write(buffers[values], value, slots)
+        return buffers[keys], buffers[values], self._places.context_lens
+
+    def update_and_fetch_paged(
+        self,
+        key: mx.array,
+        value: mx.array,
+        mask_length: int | None = None,
+        mask: Mask = None,
+    ) -> PagedKvMetadata:
+        """See `TinyKvPagedCache`: for pages P×H×page_size×D.
+
+        Args:
+            key: B×H×L×D; 1×H×T×D for a ragged batch.
+            value: as `key`.
+            mask_length: not used.
+            mask: None or "causal", passed through; "causal" for a ragged batch.
+
+        Raises:
+            ValueError: another mask, or keys and values that the pages cannot hold.
+        """
+        check_paged_mask(mask)
+        places = self._places
+        if mask is None and places.cu_seqlens_q is not None:
+            raise ValueError("paged KV cache: a ragged batch is causal; give mask='causal'.")
+        assert places.block_table is not None
+        # [task 3.3.1 ragged]
+        buffers, keys, values = self._buffers, self._keys, self._values
+        buffers[keys] = kernels.paged_cache_write(buffers[keys], key, places.slots)
+        buffers[values] = kernels.paged_cache_write(buffers[values], value, places.slots)
+        return PagedKvMetadata(
+            buffers[keys],
+            buffers[values],
+            places.block_table,
+            places.context_lens,
+            buffers[keys].shape[2],
+            mask,
+            places.cu_seqlens_q,
+        )
+        # [/task 3.3.1 ragged]
+
+
+class PlacedLayers:
+    """A model's layers, run by plan.
+
+    Args:
+        layers: runs all layers.
+        num_layers: how many there are.
+    """
+
+    def __init__(self, layers: Layers, num_layers: int):
+        self._layers = layers
+        self._num_layers = num_layers
+        self._functions: dict[int, Callable[..., Any]] = {}  # by how many arrays the places are
+
+    def __call__(
+        self, x: mx.array, rotation: Rotation, placement: Placement
+    ) -> tuple[mx.array, mx.array]:
+        """What the layers return; the new keys and values are where `placement` says."""
+        places = placement.places.arrays
+        try:
+            function = self._function_of(len(places))
+            x, update, *buffers = function(x, *rotation, *places, *placement.buffers)
+        except BaseException:
+            placement.undo()
+            raise
+        placement.commit(buffers)
+        return x, update
+
+    def _function_of(self, num_places: int) -> Callable[..., Any]:
+        """The layers as a function of arrays, for plans of one kind."""
+        if num_places not in self._functions:
+            function: Callable[..., Any] = partial(self._run, num_places)
+            # [solution only]
+            function = Recorded(function)
+            # [/solution only]
+            self._functions[num_places] = function
+        return self._functions[num_places]
+
+    def _run(
+        self, num_places: int, x: mx.array, cos: mx.array, sin: mx.array, *rest: mx.array
+    ) -> tuple[mx.array, ...]:
+        places, buffers = Places(*rest[:num_places]), list(rest[num_places:])
+        writers = layer_writers(places, buffers, self._num_layers)
+        return *self._layers(x, (cos, sin), writers), *buffers
+
+
+def layer_writers(places: Places, buffers: list[mx.array], num_layers: int) -> list[LayerWriter]:
+    """What each layer is given as its cache.
+
+    Args:
+        places, buffers: as in `Placement`; the list is changed by the writers.
+        num_layers: how many layers there are.
+    """
+    is_shared = len(buffers) == 2
+    return [
+        LayerWriter(buffers, 0 if is_shared else 2 * layer, places.of_layer(layer))
+        for layer in range(num_layers)
+    ]
