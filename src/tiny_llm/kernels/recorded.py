@@ -1,9 +1,9 @@
 """Functions whose graph is recorded once, and is one node of every later graph.
 
-A decode step is twenty small operations a block, and MLX spends more time on an operation than most
-of them take. Python says which they are, and in what order, each time anew; but from one token to
-the next nothing changes except the numbers. `Recorded` writes down what a function does with arrays
-of certain shapes, and replays it: what CUDA calls a graph, and how vLLM and others decode on GPUs.
+A decode step has twenty small operations in each block, and MLX needs more time to schedule most of
+them than they take. From one token to the next the operations and their order stay the same; only
+the numbers change. `Recorded` writes down what a function does with arrays of certain shapes, and
+replays it. CUDA calls this a graph; vLLM and others decode on GPUs with it.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,23 +13,24 @@ import mlx.core as mx
 
 from .. import kernels
 
-# More tokens are worth their nodes; and each shape is recorded by itself, while prompts have any.
+# With more tokens the operations outweigh their scheduling. And each shape is recorded separately:
+# prompts come in any length, decode steps in a few.
 MOST_TOKENS = 32
 
 
 class Recorded:
-    """A function of arrays, B×L×E the first, that takes one node of the graph where that pays.
+    """A function of arrays, the first B×L×E, that becomes one node of the graph where that pays.
 
-    Where it does not, on a GPU or for more than `MOST_TOKENS` tokens, it is the function, and so it
-    is if an operation cannot be recorded: one that is not the extension's. The results are the same
-    to the last bit.
+    On a GPU, for more than `MOST_TOKENS` tokens, and if it has an operation that cannot be recorded
+    (one that is not the extension's), the function is called as it is. The results are the same to
+    the last bit.
 
-    What the function writes into and returns, the buffers of a KV cache, is overwritten in place if
-    the caller keeps no reference to it, and copied otherwise.
+    Arrays that the function writes into and returns, as the buffers of a KV cache, are overwritten
+    in place if the caller keeps no reference to them, and copied otherwise.
 
     Args:
-        function: returns arrays, and computes them from its arguments and from arrays that stay
-            as they are: it is called once for each list of shapes. It may not look at values.
+        function: returns arrays. It computes them from its arguments and from arrays that do not
+            change, because it is called once for each list of shapes. It may not look at values.
     """
 
     def __init__(self, function: Callable[..., tuple[mx.array, ...]]):

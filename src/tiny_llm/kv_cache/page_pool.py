@@ -1,7 +1,7 @@
-"""The pool of pages that paged caches draw from: memory, and who may write where.
+"""The pool of pages that paged caches draw from: the memory, and which pages are free.
 
-A page that was allocated and not freed belongs to whoever allocated it. The pool does not know to
-whom; it knows that a page is not freed twice. It knows nothing of requests, layers or positions.
+A page belongs to the cache that allocated it until that cache frees it. The pool does not record
+the owner, but refuses to free a page twice. It knows nothing of requests, layers or positions.
 """
 
 import mlx.core as mx
@@ -17,15 +17,14 @@ GROWTH_PAGES = 16
 class TinyKvPagedPool:
     """The pages of all layers and all requests of a model, and which of them are free.
 
-    Pages are written in place. MLX's arrays are values: `key_pages` after a write is another array,
-    which has taken over the memory of the one before. It can, if nobody else holds that one: keep
-    `pool`, not `pool.key_pages`.
+    Pages are written in place. MLX's arrays are values: `key_pages` after a write is a new array
+    that takes over the memory of the old one. That works only while nothing else refers to the old
+    array, so keep `pool`, not `pool.key_pages`.
 
     Args:
         page_size: tokens that a page holds.
-        capacity: how many pages there are. The memory for all is taken with the first write, and
-            never more. None if there is no bound: pages then come into being when asked for, and
-            memory grows in steps.
+        capacity: how many pages there are. The first write takes the memory for all of them. None
+            sets no bound: pages are then made on demand, and memory grows in steps.
 
     Attributes:
         key_pages, value_pages: P×H×page_size×D, None before the first write. Without a capacity, P
@@ -54,7 +53,7 @@ class TinyKvPagedPool:
 
     @property
     def num_free_pages(self) -> int:
-        """How many of them belong to nobody."""
+        """How many of them are free."""
         return len(self._free)
 
     @property
@@ -95,7 +94,7 @@ class TinyKvPagedPool:
         # [/task 3.1.1 free]
 
     def read_page(self, page_id: int) -> tuple[mx.array, mx.array]:
-        """A page's keys and values, both 1×H×page_size×D. To be let go before the next write.
+        """A page's keys and values, both 1×H×page_size×D. Drop them before the next write, or it copies the pool.
 
         Raises:
             ValueError: there is no such page, it is free, or nothing was ever written.
@@ -140,9 +139,9 @@ class TinyKvPagedPool:
             value: B×H×L×D.
         """
         # [task 3.1.1 write]
-        # MLX hands memory over only if nobody is still to read it, and the layer before may be:
-        # its attention waits in the same graph. The new tokens come after it, so when they are
-        # there it is done. Without this, every layer would copy the pool.
+        # MLX hands an array's memory on only if nothing else will read the array. The attention of
+        # the layer before may still be waiting to, in the same graph. The new tokens depend on that
+        # attention, so evaluating them finishes it. Without this, every layer would copy the pool.
         mx.eval(key, value)
         self.make_room(key)
         assert self.key_pages is not None

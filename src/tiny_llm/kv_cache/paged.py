@@ -29,7 +29,7 @@ __all__ = ["OutOfPagesError", "PagedKvMetadata", "TinyKvPagedCache", "TinyKvPage
 class PagedKvMetadata:
     """Where the keys and values of B sequences are: what `paged_attention` is told.
 
-    To be let go before the next write to the pages, which would copy them otherwise.
+    Drop it before the next write to the pages, or that write copies them.
 
     Attributes:
         key_pages, value_pages: P×H×page_size×D.
