@@ -94,7 +94,9 @@ class TinyKvPagedPool:
         # [/task 3.1.1 free]
 
     def read_page(self, page_id: int) -> tuple[mx.array, mx.array]:
-        """A page's keys and values, both 1×H×page_size×D. Drop them before the next write, or it copies the pool.
+        """A page's keys and values, both 1×H×page_size×D.
+
+        Drop them before the next write, or it copies the pool.
 
         Raises:
             ValueError: there is no such page, it is free, or nothing was ever written.
