@@ -3,17 +3,18 @@
 # their sources in KERNEL_SOURCES.
 #
 # Kernels are compiled for their instruction set, whatever machine builds them; which one runs is
-# chosen when the module is used. A file's name says which sets it is for; <op>_simd.cpp is for all
-# that have vectors, and is compiled once for each.
-function(find_kernels variable ending)
-  file(GLOB files CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/src/*/*_${ending}.cpp")
+# chosen when the module is used. The folder fast/ of an operation has its kernels with vectors. A
+# file's name says which sets it is for; <op>_simd.cpp is for all that have vectors, and is compiled
+# once for each.
+function(find_kernels variable pattern)
+  file(GLOB files CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/src/*/${pattern}.cpp")
   set(${variable} ${files} PARENT_SCOPE)
 endfunction()
-find_kernels(PORTABLE_KERNELS portable)
-find_kernels(SIMD_KERNELS simd)
-find_kernels(FIXED_POINT_KERNELS fixed_point)
-find_kernels(AVX512_KERNELS avx512)
-find_kernels(AMX_KERNELS amx)
+find_kernels(PORTABLE_KERNELS *_portable)
+find_kernels(SIMD_KERNELS fast/*_simd)
+find_kernels(FIXED_POINT_KERNELS fast/*_fixed_point)
+find_kernels(AVX512_KERNELS fast/*_avx512)
+find_kernels(AMX_KERNELS fast/*_amx)
 set(KERNEL_SOURCES ${PORTABLE_KERNELS} ${SIMD_KERNELS} ${FIXED_POINT_KERNELS} ${AVX512_KERNELS}
                    ${AMX_KERNELS})
 list(APPEND AVX2_KERNELS ${SIMD_KERNELS} ${FIXED_POINT_KERNELS})

@@ -1,6 +1,6 @@
 // paged_attention with vectors: tiles of pages, found through the block table. What happens to a
 // tile is in attention_block.h, and the same as in flash_attention.
-#include "src/flash_attention/attention_block.h"
+#include "src/flash_attention/fast/attention_block.h"
 #include "src/paged_attention/paged_attention_kernels.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {

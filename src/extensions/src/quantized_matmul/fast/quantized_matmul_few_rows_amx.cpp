@@ -19,7 +19,7 @@
 
 #if defined(__AVX512VNNI__)
 
-#include "src/quantized_matmul/byte_planes.h"
+#include "src/quantized_matmul/fast/byte_planes.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 

@@ -1,6 +1,6 @@
 // qk_norm_rope with vectors: the steps of the reference, LANES pairs at a time.
 #include "src/qk_norm_rope/qk_norm_rope_kernels.h"
-#include "src/rms_norm/rms_norm_vectors.h"
+#include "src/rms_norm/fast/rms_norm_vectors.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 

@@ -1,8 +1,8 @@
 // The prepared activations of quantized_matmul_fixed_point.cpp.
 #pragma once
 
-#include "src/quantized_matmul/fixed_point_rounding.h"
-#include "src/quantized_matmul/fixed_point_vectors.h"
+#include "src/quantized_matmul/fast/fixed_point_rounding.h"
+#include "src/quantized_matmul/fast/fixed_point_vectors.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 

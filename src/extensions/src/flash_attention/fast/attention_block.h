@@ -7,8 +7,8 @@
 #pragma once
 
 #include "common/simd_matmul.h"
-#include "src/flash_attention/attention_few_rows.h"
-#include "src/flash_attention/attention_tile.h"
+#include "src/flash_attention/fast/attention_few_rows.h"
+#include "src/flash_attention/fast/attention_tile.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 

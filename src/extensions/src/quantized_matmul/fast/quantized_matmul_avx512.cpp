@@ -11,7 +11,7 @@
 #if defined(__AVX512BF16__)
 
 #include "common/scratch.h"
-#include "src/quantized_matmul/quantized_matmul_avx512_panel.h"
+#include "src/quantized_matmul/fast/quantized_matmul_avx512_panel.h"
 
 namespace tiny_llm_ext {
 

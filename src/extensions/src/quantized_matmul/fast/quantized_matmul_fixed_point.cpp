@@ -20,8 +20,8 @@
 #include <stdlib.h>
 
 #include "common/simd.h"
-#include "src/quantized_matmul/fixed_point_activations.h"
-#include "src/quantized_matmul/fixed_point_vectors.h"
+#include "src/quantized_matmul/fast/fixed_point_activations.h"
+#include "src/quantized_matmul/fast/fixed_point_vectors.h"
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {

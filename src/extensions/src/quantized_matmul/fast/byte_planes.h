@@ -7,7 +7,7 @@
 #pragma once
 
 #include "common/avx512.h"
-#include "src/quantized_matmul/fixed_point_rounding.h"
+#include "src/quantized_matmul/fast/fixed_point_rounding.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 

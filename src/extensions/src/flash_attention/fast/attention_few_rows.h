@@ -9,7 +9,7 @@
 // which of the two computes it.
 #pragma once
 
-#include "src/flash_attention/attention_tile.h"
+#include "src/flash_attention/fast/attention_tile.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 

@@ -11,7 +11,7 @@
 
 #if defined(__AMX_INT8__)
 
-#include "src/quantized_matmul/quantized_matmul_amx_tiles.h"
+#include "src/quantized_matmul/fast/quantized_matmul_amx_tiles.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 

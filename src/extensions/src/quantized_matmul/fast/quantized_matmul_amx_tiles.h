@@ -8,7 +8,7 @@
 // whole groups and whole vectors.
 #pragma once
 
-#include "src/quantized_matmul/byte_planes.h"
+#include "src/quantized_matmul/fast/byte_planes.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 

@@ -1,6 +1,6 @@
 // flash_attention with vectors: tiles of one buffer, found by index arithmetic. What happens to a
 // tile is in attention_block.h.
-#include "src/flash_attention/attention_block.h"
+#include "src/flash_attention/fast/attention_block.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
