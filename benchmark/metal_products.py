@@ -126,7 +126,7 @@ def _with_sum(source: str, launch: Any, inputs: list[np.ndarray], product: Produ
     total = metal.sum_parts_launch(parts, product.m * product.o, "bfloat16")
     return [
         our_step(source, launch, [*inputs, sums]),
-        our_step("matmul/matmul.metal", total, [sums, product.out()]),
+        our_step("matmul/matmul_tile.metal", total, [sums, product.out()]),
     ]
 
 

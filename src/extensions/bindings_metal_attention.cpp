@@ -97,7 +97,7 @@ void bind_paged(nb::module_& m) {
     bind_paged_params(m);
     const char* buffers =
         "Buffers: query, key_pages, value_pages, block_table, context_lens, cu_seqlens_q, out.";
-    def_launch(m, "paged_attention_simple_launch", &paged_attention_simple_launch, buffers);
+    def_launch(m, "paged_attention_readable_launch", &paged_attention_readable_launch, buffers);
     def_launch(m, "paged_attention_tile_launch", &paged_attention_tile_launch, buffers);
     def_launch(m, "paged_attention_decode_launch", &paged_attention_decode_launch,
                "The same buffers, and partial and statistics.");
@@ -122,7 +122,7 @@ void bind_metal_attention(nb::module_& m) {
     bind_params(m);
     bind_paged(m);
     const char* buffers = "Buffers: query, key, value, mask, context_lens, out.";
-    def_launch(m, "flash_attention_simple_launch", &flash_attention_simple_launch, buffers);
+    def_launch(m, "flash_attention_readable_launch", &flash_attention_readable_launch, buffers);
     def_launch(m, "flash_attention_tile_launch", &flash_attention_tile_launch, buffers);
     def_launch(m, "flash_attention_decode_launch", &flash_attention_decode_launch,
                "The same buffers, and partial and statistics.");

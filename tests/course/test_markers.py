@@ -148,7 +148,7 @@ def test_the_starter_keeps_signatures_and_docstrings(starter):
 
 def test_what_the_solution_has_alone_is_not_in_the_starter(starter):
     names = {path.name for path in starter}
-    assert "quantized_matmul_portable.cpp" in names
+    assert "quantized_matmul_reference.cpp" in names
     assert not names & {"quantized_matmul_avx512.cpp", "flash_attention_simd.cpp"}
     text = starter[EXTENSION / "src/quantized_matmul/quantized_matmul_cpu.cpp"]
     assert "solution only" not in text

@@ -10,7 +10,7 @@ from tiny_llm import kernels
 
 from .support import DTYPE_NAMES, as_array, as_bound, empty, run
 
-VARIANTS = ["simple", "tile", "decode"]
+VARIANTS = ["readable", "tile", "decode"]
 MASK_KINDS = {None: 0, mx.bool_: 1, mx.float32: 2, mx.float16: 3, mx.bfloat16: 4}
 FORWARD = ("forward", 1)
 

@@ -50,7 +50,7 @@ def attend_to_pages(
 ) -> mx.array:
     """B×H_q×L×D, or T×H_q×D with cu_seqlens_q, from P×H×page_size×D.
 
-    variant: "simple", the course's kernel, or "fast": those that the encoder starts.
+    variant: "readable", the course's kernel, or "fast": those that the encoder starts.
     """
     metal, dtype = kernels.extension().metal, DTYPE_NAMES[query.dtype]
     params = params_of(query, keys, block_table, causal, aligned)
@@ -64,8 +64,8 @@ def attend_to_pages(
         launch = getattr(metal, f"paged_attention_{name}_launch")(params, dtype)
         run(f"{FOLDER}_{source}.metal", launch, arrays, mode, order, outputs)
 
-    if variant == "simple":
-        start("simple", "simple", [*inputs, out])
+    if variant == "readable":
+        start("readable", "readable", [*inputs, out])
     elif params.has_decode:
         rows, splits = params.partial_rows, params.splits
         partial = np.full((rows, splits, D), np.nan, np.float32)

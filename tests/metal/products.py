@@ -21,8 +21,8 @@ def source_of(kernel: str) -> str:
     """The file that a kernel is in, by its name."""
     op = "quantized_matmul" if kernel.startswith("quantized_matmul") else "matmul"
     variant = kernel[len(op) + 1 :]
-    part = "_matvec" if variant.startswith("matvec") else "_tile" if "tile" in variant else ""
-    return f"{op}/{op}{part}.metal"
+    file = next(name for name in ("matvec", "tile", "readable") if name in variant)
+    return f"{op}/{op}_{file}.metal"
 
 
 def multiply(
@@ -37,7 +37,7 @@ def multiply(
     sums = empty((parts, M, O), "float32")
     run(source_of(launch.kernel), launch, [*inputs, sums], **how)
     total = kernels.extension().metal.sum_parts_launch(parts, M * O, dtype)
-    run("matmul/matmul.metal", total, [sums, out], **how)
+    run("matmul/matmul_tile.metal", total, [sums, out], **how)
     return out
 
 
@@ -92,7 +92,7 @@ def readable_quantized(
     On the GPU where its kernels are built, which runs this one if a and the scales differ in their
     dtypes; in the emulator elsewhere.
     """
-    check_is_written("quantized_matmul/quantized_matmul.metal")
+    check_is_written("quantized_matmul/quantized_matmul_readable.metal")
     metal, dtype = kernels.extension().metal, DTYPE_NAMES[a.dtype]
     if metal.library_path():
         product = kernels.quantized_matmul(scales, biases, group_size, bits, a, b, stream=mx.gpu)

@@ -37,6 +37,13 @@ def test_axpby(mode, dtype, size):
         assert_close(as_array(out), wanted, "axpby", ulps=1)
 
 
+def test_axpby_refuses_more_elements_than_a_thread_can_count():
+    most = 2**31 - 1025
+    assert launches().axpby_launch(most, 4.0, -0.3, "float32").groups[0] == 2**23 - 4
+    with pytest.raises(ValueError, match=f"at most {most} elements on the GPU, got {most + 1}"):
+        launches().axpby_launch(most + 1, 4.0, -0.3, "float32")
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize(("M", "I"), [(1, 1), (3, 7), (2, 1030)])

@@ -61,14 +61,14 @@ def test_interleaving_into_memory(O, W, dtype, rows):
 @pytest.mark.parametrize(
     ("matrix", "rows", "offset", "reason"),
     [
-        (mx.zeros((40, 3)), 16, 0, r"O a multiple of 16; got \(40,3\) float32"),
-        (mx.zeros((40, 3)), 0, 0, "rows must be a positive number; got 0"),
-        (mx.zeros((40, 3)), -8, 0, "rows must be a positive number; got -8"),
-        (mx.zeros((16, 3), mx.uint8), 16, 0, "numbers of 2 or 4 bytes"),
-        (mx.zeros((16, 3, 2)), 16, 0, "must be O×W"),
+        (mx.zeros((40, 3)), 16, 0, r"O a multiple of 16, got \(40,3\) in float32"),
+        (mx.zeros((40, 3)), 0, 0, "expected a positive number of rows, got 0"),
+        (mx.zeros((40, 3)), -8, 0, "expected a positive number of rows, got -8"),
+        (mx.zeros((16, 3), mx.uint8), 16, 0, "2 or 4 bytes a number"),
+        (mx.zeros((16, 3, 2)), 16, 0, "expected a matrix O×W"),
         (mx.zeros((16, 64)), 16, 64, "got 4096 bytes at 64 of 4096"),
         (mx.zeros((16, 3)), 16, 32, "a multiple of 64 bytes"),
-        (mx.zeros((16, 3)), 16, -64, "must fit into memory"),
+        (mx.zeros((16, 3)), 16, -64, "expected memory with room for the matrix"),
     ],
 )
 def test_memory_refuses(matrix, rows, offset, reason):
@@ -81,12 +81,12 @@ def test_memory_that_is_none():
     lazy, view = mx.zeros((512,)) + 1, mx.zeros((512, 2))[:, 0]
     mx.eval(view)
     for memory in (lazy, view):
-        with pytest.raises(ValueError, match=r"memory must be of large_pages\(\)"):
+        with pytest.raises(ValueError, match=r"expected memory of large_pages\(\)"):
             kernels.extension().interleave(mx.zeros((16, 3)), 16, memory, 0)
 
 
 def test_no_negative_memory():
-    with pytest.raises(ValueError, match="must not be negative; got -1"):
+    with pytest.raises(ValueError, match="expected bytes of 0 or more, got -1"):
         kernels.extension().large_pages(-1)
 
 

@@ -474,7 +474,7 @@ def test_task_2_many_heads_share_one(instruction_set):
 @pytest.mark.parametrize("mode", ["asan", "race"])
 def test_task_3_no_fault(mode):
     query, key, value = problem(1, 1, 2, 5, 41, 33)
-    attend("simple", query, key, value, "causal", mode=mode)
+    attend("readable", query, key, value, "causal", mode=mode)
 
 
 @pytest.mark.parametrize("kind", MASKS)
@@ -484,18 +484,18 @@ def test_task_3_the_readable_metal_kernel(dtype, kind, shape):
     query, key, value = problem(*shape, dtype)
     mask = make_mask(kind, B, H * group, L, S)
     expected, error = exact(query, key, value, shape[-1] ** -0.5, mask)
-    actual = attend("simple", query, key, value, mask, order=("random", 1))
+    actual = attend("readable", query, key, value, mask, order=("random", 1))
     assert_exact(actual, expected, error)
 
 
 def test_task_3_each_sequence_has_its_own_number_of_keys():
     query, key, value = problem(3, 2, 2, 3, 40, 64)
     lens = mx.array([0, 40, 17])
-    actual = attend("simple", query, key, value, "causal", lens)
+    actual = attend("readable", query, key, value, "causal", lens)
     expected = kernels.flash_attention(
         query, key, value, causal=True, context_lens=lens, stream=mx.cpu
     )
-    assert_close(actual, expected, "flash_attention_simple with context_lens", ulps=16)
+    assert_close(actual, expected, "flash_attention_readable with context_lens", ulps=16)
 
 
 # --- task 4: in the model -------------------------------------------------------------------------

@@ -238,15 +238,15 @@ def test_task_2_the_readable_metal_kernel(dtype, page_size, mask):
     common = (query, keys, values, padded(table), mx.array(lengths))
     with mx.stream(mx.cpu):
         expected = paged_attention_reference(*common, page_size, mask=mask)
-    actual = attend_to_pages("simple", *common, causal=mask == "causal")
-    assert_close(actual, expected, "paged_attention_simple", ulps=16)
+    actual = attend_to_pages("readable", *common, causal=mask == "causal")
+    assert_close(actual, expected, "paged_attention_readable", ulps=16)
 
 
 @pytest.mark.parametrize("mode", ["asan", "race"])
 def test_task_2_no_fault_in_metal(mode):
     keys, values, table = cut_into_pages([(random(1, 7, 33), random(1, 7, 33))], 3, spare=0)
     query = random(1, 2, 2, 33)
-    attend_to_pages("simple", query, keys, values, padded(table), [7], mode=mode)
+    attend_to_pages("readable", query, keys, values, padded(table), [7], mode=mode)
 
 
 # --- task 3: in the model ------------------------------------------------------------------------

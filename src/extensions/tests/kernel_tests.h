@@ -1,6 +1,6 @@
 // What the tests of the kernels share.
 //
-// To add a kernel's tests: keep its scalar reference in a file without MLX (<op>_portable.cpp,
+// To add a kernel's tests: keep its scalar reference in a file without MLX (<op>_reference.cpp,
 // listed in kernels.cmake), write <op>_test.cpp with functions under KERNEL_TEST, and list that in
 // CMakeLists.txt.
 #pragma once

@@ -144,7 +144,7 @@ float tolerance(const Problem& problem, int64_t m, int64_t o, float expected) {
 
 void compare_with_reference(const Problem& problem, InstructionSet set) {
     Guarded<uint16_t> expected(problem.M * problem.O);
-    quantized_matmul_portable(problem.job(expected.data(), 0, problem.M), 0, problem.O);
+    quantized_matmul_reference(problem.job(expected.data(), 0, problem.M), 0, problem.O);
     Guarded<uint16_t> actual = multiply(problem, set, 0, problem.M);
     expect(actual.intact(), [&] { return problem.name() + ": wrote beyond its output"; });
     for (int64_t m = 0; m < problem.M; m++) {

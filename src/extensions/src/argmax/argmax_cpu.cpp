@@ -1,6 +1,5 @@
-// argmax on the CPU: the readable reference, and who runs which kernel.
+// argmax on the CPU: which kernel runs, and on which part of a row.
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "common/checks.h"
@@ -14,17 +13,6 @@ namespace tiny_llm_ext {
 
 TINY_LLM_DECLARE_SIMD(Largest argmax(const ArgmaxJob& job, int64_t row, int64_t first,
                                      int64_t last);)
-
-Largest argmax_portable(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last) {
-    Largest largest = {-INFINITY, static_cast<int32_t>(first)};
-    for (int64_t i = first; i < last; i++) {
-        const float value = load_element(job.x, row * job.stride + i, job.format);
-        if (value > largest.value) {
-            largest = {value, static_cast<int32_t>(i)};
-        }
-    }
-    return largest;
-}
 
 namespace {
 
@@ -64,7 +52,7 @@ void Argmax::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
         .stride = rows.stride,
         .out = static_cast<uint32_t*>(memory),
     };
-    const auto kernel = TINY_LLM_CHOOSE_SIMD(instruction_set(), argmax, argmax_portable);
+    const auto kernel = TINY_LLM_CHOOSE_SIMD(instruction_set(), argmax, argmax_reference);
     mx::cpu::get_command_encoder(stream()).dispatch([job, kernel] { run(job, kernel); });
 }
 

@@ -27,7 +27,7 @@ struct Largest {
 };
 
 /// The reference: the largest of elements first … last − 1 of a row; {−∞, first} if none is larger.
-/// argmax in argmax_simd.cpp does the same.
-Largest argmax_portable(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last);
+/// argmax in fast/argmax_simd.cpp does the same.
+Largest argmax_reference(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

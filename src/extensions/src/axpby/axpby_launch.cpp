@@ -1,10 +1,19 @@
 #include "src/axpby/axpby_launch.h"
 
+#include <limits>
+#include <stdexcept>
+
 #include "src/axpby/axpby_params.h"
 
 namespace tiny_llm_ext {
 
 MetalLaunch axpby_launch(int64_t size, float alpha, float beta, Format format, int max_threads) {
+    // A thread's index must be an int, and those of the last threadgroup go beyond the end.
+    constexpr int64_t MOST = std::numeric_limits<int>::max() - MAX_THREADS;
+    if (size > MOST) {
+        throw std::invalid_argument("[axpby] expected at most " + std::to_string(MOST) +
+                                    " elements on the GPU, got " + std::to_string(size));
+    }
     const int threads = threads_for(size, 256, max_threads);
     const AxpbyParams params = {.alpha = alpha, .beta = beta, .size = static_cast<int>(size)};
     return {.kernel = kernel_name("axpby_elements", format),

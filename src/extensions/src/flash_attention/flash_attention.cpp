@@ -12,10 +12,8 @@ namespace {
 
 constexpr const char* NAME = "flash_attention";
 
-bool is_floating(mx::Dtype dtype) { return dtype == mx::float32 || is_half(dtype); }
-
 void check_query_key_value(const mx::array& query, const mx::array& key, const mx::array& value) {
-    check(is_floating(query.dtype()), NAME, "expected query in float32, float16 or bfloat16, got ",
+    check(is_float(query.dtype()), NAME, "expected query in float32, float16 or bfloat16, got ",
           query.dtype());
     check(key.dtype() == query.dtype() && value.dtype() == query.dtype(), NAME,
           "expected key and value in the dtype of query, ", query.dtype(), ", got ", key.dtype(),
@@ -47,7 +45,7 @@ mx::array flatten_batch(const mx::array& x, mx::StreamOrDevice s) {
 }
 
 mx::array broadcast_mask(const mx::array& mask, const mx::Shape& scores, mx::StreamOrDevice s) {
-    check(mask.dtype() == mx::bool_ || is_floating(mask.dtype()), NAME,
+    check(mask.dtype() == mx::bool_ || is_float(mask.dtype()), NAME,
           "expected mask in bool, float32, float16 or bfloat16, got ", mask.dtype());
     bool fits = mask.ndim() <= scores.size();
     for (int i = 1; fits && i <= static_cast<int>(mask.ndim()); i++) {

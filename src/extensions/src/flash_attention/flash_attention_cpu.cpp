@@ -1,13 +1,11 @@
-// flash_attention on the CPU: the readable reference, and who runs which kernel.
+// flash_attention on the CPU: which kernel runs, and on which rows of the queries.
 #include <algorithm>
-#include <limits>
 
 #include "common/checks.h"
 #include "common/instruction_set.h"
 #include "common/rows.h"
 #include "common/scratch.h"
 #include "common/tasks.h"
-#include "src/flash_attention/attention_row.h"
 #include "src/flash_attention/flash_attention.h"
 #include "src/flash_attention/flash_attention_kernels.h"
 
@@ -22,50 +20,14 @@ TINY_LLM_DECLARE_SIMD(  //
 
 namespace {
 
-constexpr float INFINITE = std::numeric_limits<float>::infinity();
-
-// query · key · scale + mask, for one row and one key.
-float score(const FlashAttentionJob& job, int64_t b, int64_t head, int64_t l, int64_t s) {
-    // [task 2.4.2 score]
-    float added = 0;
-    if (job.mask_kind != MaskKind::none) {
-        added = mask_element(job, b, head, l, s);
-        if (added == -INFINITE) {
-            return -INFINITE;  // hidden, even if the score is NaN
-        }
-    }
-    const int64_t query = row_offset(job.query_strides, b, head, l);
-    const int64_t key = row_offset(job.key_strides, b, head / (job.H_q / job.H), s);
-    return dot(job.query, query, job.key, key, job.D, job.format) * job.scale + added;
-    // [/task 2.4.2 score]
-}
-
-// One row of out.
-void attend_row(const FlashAttentionJob& job, int64_t b, int64_t head, int64_t l) {
-    const auto score_of = [&](int64_t s) { return score(job, b, head, l, s); };
-    const auto value_of = [&](int64_t s) {
-        return row_offset(job.value_strides, b, head / (job.H_q / job.H), s);
-    };
-    attend_row(visible_keys(job, b, l), job.D, job.format, score_of, job.value, value_of, job.out,
-               out_offset(job, b, head, l));
-}
-
-int64_t portable_scratch(const FlashAttentionJob&, int) { return 0; }
-
-void portable(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first_row, int rows,
-              float*) {
-    const int64_t group = job.H_q / job.H;
-    for (int64_t row = first_row; row < first_row + rows; row++) {
-        attend_row(job, b, h * group + row % group, row / group);
-    }
-}
+int64_t no_scratch(const FlashAttentionJob&, int) { return 0; }
 
 void run(const FlashAttentionJob& job, InstructionSet set) {
-    auto kernel = portable;
-    auto scratch_size = portable_scratch;
+    auto kernel = flash_attention_reference;
+    auto scratch_size = no_scratch;
     // [solution only]
-    kernel = TINY_LLM_CHOOSE_SIMD(set, flash_attention, portable);
-    scratch_size = TINY_LLM_CHOOSE_SIMD(set, flash_attention_scratch, portable_scratch);
+    kernel = TINY_LLM_CHOOSE_SIMD(set, flash_attention, flash_attention_reference);
+    scratch_size = TINY_LLM_CHOOSE_SIMD(set, flash_attention_scratch, no_scratch);
     // [/solution only]
     const int64_t rows = job.L * (job.H_q / job.H);
     const int64_t step = rows_per_block(rows, job.B * job.H * rows, num_threads());

@@ -45,8 +45,11 @@ struct FlashAttentionJob {
 
 // Query heads that share a key/value head see the same keys, so a kernel takes them together. With
 // G = H_q / H heads in a group, row r of key/value head h is token r / G of query head h·G + r % G.
-//
-// A kernel computes rows first_row … first_row + rows − 1 of key/value head h of sequence b.
+
+/// The reference: computes rows first_row … first_row + rows − 1 of key/value head h of sequence b.
+/// It needs no scratch, memory that other kernels work in.
+void flash_attention_reference(const FlashAttentionJob& job, int64_t b, int64_t h,
+                               int64_t first_row, int rows, float* scratch);
 
 namespace {  // a copy in each file: see common/half.h
 

@@ -19,14 +19,14 @@ std::string head_size(int D) { return D <= 128 ? "_d128" : "_d256"; }
 
 }  // namespace
 
-MetalLaunch flash_attention_simple_launch(const FlashAttentionParams& params, Format format) {
+MetalLaunch flash_attention_readable_launch(const FlashAttentionParams& params, Format format) {
     const int64_t heads = static_cast<int64_t>(params.B) * params.H_q;
     const int item = format == Format::float32 ? 4 : 2;
-    return {.kernel = kernel_name("flash_attention_simple", format),
-            .groups = {.x = ceil_div(params.L, ATTENTION_SIMPLE_TILE), .y = heads},
-            .threads = {.x = ATTENTION_SIMPLE_TILE * SIMD_WIDTH},
+    return {.kernel = kernel_name("flash_attention_readable", format),
+            .groups = {.x = ceil_div(params.L, ATTENTION_READABLE_TILE), .y = heads},
+            .threads = {.x = ATTENTION_READABLE_TILE * SIMD_WIDTH},
             .threadgroup_bytes =
-                static_cast<int>(round_up(ATTENTION_SIMPLE_TILE * params.D * item, 16)),
+                static_cast<int>(round_up(ATTENTION_READABLE_TILE * params.D * item, 16)),
             .params = bytes_of(params)};
 }
 

@@ -1,9 +1,9 @@
 // Which Metal kernel attends, and how it is started.
 //
-//   simple   the course's: a simdgroup a query row, 32 rows a threadgroup, tiles of 32 keys
-//   tile     simdgroup matrices: 8 rows a simdgroup; for prompts
-//   decode   few rows: the keys are split among threadgroups, so that a GPU has work from one
-//            sequence; flash_attention_merge adds the splits up
+//   readable  the course's: a simdgroup a query row, 32 rows a threadgroup, tiles of 32 keys
+//   tile      simdgroup matrices: 8 rows a simdgroup; for prompts
+//   decode    few rows: the keys are split among threadgroups, so that a GPU has work from one
+//             sequence; flash_attention_merge adds the splits up
 //
 // Their buffers: query, key, value, mask, context_lens, out, at the strides of the params; out is
 // B×L×H_q×D. A mask or context_lens that there is not may be any memory. The decode kernel with
@@ -15,7 +15,7 @@
 
 namespace tiny_llm_ext {
 
-MetalLaunch flash_attention_simple_launch(const FlashAttentionParams& params, Format format);
+MetalLaunch flash_attention_readable_launch(const FlashAttentionParams& params, Format format);
 MetalLaunch flash_attention_tile_launch(const FlashAttentionParams& params, Format format);
 
 /// params.splits must be attention_splits(params.S).

@@ -35,9 +35,9 @@ int mask_kind_of(mx::Dtype dtype) {
 }
 
 // Runs kernels on inputs, which are those of flash_attention_launch.h.
-void encode_simple(const mx::Stream& stream, const FlashAttentionParams& params, Format format,
-                   const std::vector<mx::array>& inputs, const mx::array& out) {
-    metal::encode(stream, flash_attention_simple_launch(params, format), inputs, {out});
+void encode_readable(const mx::Stream& stream, const FlashAttentionParams& params, Format format,
+                     const std::vector<mx::array>& inputs, const mx::array& out) {
+    metal::encode(stream, flash_attention_readable_launch(params, format), inputs, {out});
 }
 
 // [solution only]
@@ -104,7 +104,7 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
     set_strides(params.key_strides, key, 3);
     set_strides(params.value_strides, value, 3);
     set_strides(params.mask_strides, mask, 4);
-    auto encode = encode_simple;
+    auto encode = encode_readable;
     // [solution only]
     encode = encode_fast;
     // [/solution only]

@@ -6,7 +6,7 @@ namespace tiny_llm_ext {
 // Metal wants variables outside of functions in the constant address space; an enum has none.
 enum {
     // Of the readable kernel: keys in a tile, and query rows in a threadgroup.
-    ATTENTION_SIMPLE_TILE = 32,
+    ATTENTION_READABLE_TILE = 32,
     // Of the matrix kernel: query rows of a simdgroup, and simdgroups of a threadgroup at most.
     ATTENTION_MATRIX_ROWS = 8,
     ATTENTION_MATRIX_SIMDGROUPS = 8,

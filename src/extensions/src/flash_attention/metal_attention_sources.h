@@ -15,7 +15,7 @@
 
 #include <metal_stdlib>
 
-#include "src/flash_attention/attention_scores.h"
+#include "src/flash_attention/metal_attention_scores.h"
 
 namespace tiny_llm_ext {
 

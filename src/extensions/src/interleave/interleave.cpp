@@ -1,9 +1,8 @@
 #include "src/interleave/interleave.h"
 
 #include <algorithm>
-#include <sstream>
-#include <stdexcept>
 
+#include "common/checks.h"
 #include "common/interleaved.h"
 #include "common/rows.h"
 
@@ -55,39 +54,26 @@ void interleave_rows(const T* matrix, T* out, int64_t O, int64_t W, int64_t rows
     });
 }
 
-[[noreturn]] void refuse(const std::string& what) {
-    throw std::invalid_argument("interleave: " + what);
-}
+constexpr const char* NAME = "interleave";
 
-void check(const mx::array& matrix, int rows, const mx::array& memory, int64_t offset) {
-    std::ostringstream given;
-    if (rows < 1) {
-        refuse("rows must be a positive number; got " + std::to_string(rows) + ".");
-    }
-    if (matrix.ndim() != 2 || matrix.shape(0) % rows != 0 ||
-        (matrix.itemsize() != 2 && matrix.itemsize() != 4)) {
-        given << "O a multiple of " << rows << "; got " << matrix.shape() << " " << matrix.dtype();
-        refuse("the matrix must be O×W numbers of 2 or 4 bytes, " + given.str() + ".");
-    }
-    if (memory.status() != mx::array::Status::available || !memory.flags().row_contiguous) {
-        refuse(
-            "memory must be of large_pages(); got an array that is not computed yet, or a view.");
-    }
+void check_arguments(const mx::array& matrix, int rows, const mx::array& memory, int64_t offset) {
+    check(rows >= 1, NAME, "expected a positive number of rows, got ", rows);
+    check(matrix.ndim() == 2 && matrix.shape(0) % rows == 0 &&
+              (matrix.itemsize() == 2 || matrix.itemsize() == 4),
+          NAME, "expected a matrix O×W of 2 or 4 bytes a number, O a multiple of ", rows, ", got ",
+          matrix.shape(), " in ", matrix.dtype());
+    check(memory.status() == mx::array::Status::available && memory.flags().row_contiguous, NAME,
+          "expected memory of large_pages(), got an array that is not computed yet, or a view");
     const auto room = static_cast<int64_t>(memory.nbytes()) - offset;
-    if (offset < 0 || offset % LINE != 0 || static_cast<int64_t>(matrix.nbytes()) > room) {
-        given << matrix.nbytes() << " bytes at " << offset << " of " << memory.nbytes();
-        refuse("the matrix must fit into memory from a multiple of 64 bytes on; got " +
-               given.str() + ".");
-    }
+    check(offset >= 0 && offset % LINE == 0 && static_cast<int64_t>(matrix.nbytes()) <= room, NAME,
+          "expected memory with room for the matrix from a multiple of ", LINE, " bytes on, got ",
+          matrix.nbytes(), " bytes at ", offset, " of ", memory.nbytes());
 }
 
 }  // namespace
 
 mx::array large_pages(int64_t bytes) {
-    if (bytes < 0) {
-        throw std::invalid_argument("large_pages: bytes must not be negative; got " +
-                                    std::to_string(bytes) + ".");
-    }
+    check(bytes >= 0, "large_pages", "expected bytes of 0 or more, got ", bytes);
     // Two dimensions: one counts no further than 2³¹.
     constexpr int64_t PAGE = 4096;
     mx::array memory =
@@ -98,7 +84,7 @@ mx::array large_pages(int64_t bytes) {
 }
 
 mx::array interleave(const mx::array& matrix, int rows, const mx::array& memory, int64_t offset) {
-    check(matrix, rows, memory, offset);
+    check_arguments(matrix, rows, memory, offset);
     const int O = matrix.shape(0), W = matrix.shape(1);
     mx::array in = mx::contiguous(matrix, false, mx::Device::cpu);
     in.eval();

@@ -1,4 +1,4 @@
-// matmul on the CPU: the readable reference, and who runs which kernel.
+// matmul on the CPU: which kernel runs, and on which tile of the output.
 #include <algorithm>
 
 #include "common/checks.h"
@@ -21,19 +21,6 @@ int64_t tiles_of(int64_t size) { return (size + TILE - 1) / TILE; }
 
 }  // namespace
 
-void matmul_portable(const MatmulJob& job, const MatmulTile& tile) {
-    for (int64_t o = tile.first_output; o < tile.last_output; o++) {
-        for (int64_t m = tile.first_row; m < tile.last_row; m++) {
-            float total = 0;
-            for (int64_t i = 0; i < job.I; i++) {
-                total += load_element(job.a, m * job.a_stride + i, job.format) *
-                         load_element(job.b, o * job.b_stride + i, job.format);
-            }
-            store_element(job.out, m * job.O + o, job.format, total);
-        }
-    }
-}
-
 void Matmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
     const Rows a = rows_of(inputs[0], stream());
     const Rows b = rows_of(inputs[1], stream());
@@ -53,7 +40,7 @@ void Matmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
         .a_stride = a.stride,
         .b_stride = b.stride,
     };
-    const auto kernel = TINY_LLM_CHOOSE_SIMD(instruction_set(), matmul, matmul_portable);
+    const auto kernel = TINY_LLM_CHOOSE_SIMD(instruction_set(), matmul, matmul_reference);
     add_task(stream(), [job, kernel] {
         // All rows of a for some outputs, then the next outputs: b comes from memory once.
         const int64_t row_tiles = tiles_of(job.M);

@@ -21,7 +21,7 @@ struct MatmulTile {
     int64_t first_row, last_row, first_output, last_output;
 };
 
-/// The reference; matmul in matmul_simd.cpp does the same.
-void matmul_portable(const MatmulJob& job, const MatmulTile& tile);
+/// The reference; matmul in fast/matmul_simd.cpp does the same.
+void matmul_reference(const MatmulJob& job, const MatmulTile& tile);
 
 }  // namespace tiny_llm_ext

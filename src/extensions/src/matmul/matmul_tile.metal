@@ -53,6 +53,24 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
                outputs_left, thread_index);
 }
 
+// out[i] = Σ_p parts[p, i], in the order of p: what is left to do where the tiles of matmul or of
+// quantized_matmul were cut into parts. Thread i.
+template <typename T>
+[[kernel]] void matmul_sum_parts(device const float* parts [[buffer(0)]],  // P × size
+                                 device T* out [[buffer(1)]],              // size
+                                 constant const SumPartsParams& params [[buffer(2)]],
+                                 uint index [[thread_position_in_grid]]) {
+    const long i = index;
+    if (i >= params.size) {
+        return;
+    }
+    float total = 0;
+    for (int p = 0; p < params.parts; p++) {
+        total += parts[p * params.size + i];
+    }
+    out[i] = T(total);
+}
+
 #define INSTANTIATE(variant, name, T, U, WHOLE, ...)                                   \
     template [[host_name("matmul_" variant "_" name)]] [[kernel]] void                 \
     matmul_tile<T, U, WHOLE, __VA_ARGS__>(device const T*, device const T*, device U*, \
@@ -74,3 +92,11 @@ INSTANTIATE_VARIANTS("float16", half)
 INSTANTIATE_VARIANTS("bfloat16", bfloat)
 INSTANTIATE_PARTS("float16", half)
 INSTANTIATE_PARTS("bfloat16", bfloat)
+
+#define INSTANTIATE_SUM(name, T)                                                          \
+    template [[host_name("matmul_sum_parts_" name)]] [[kernel]] void matmul_sum_parts<T>( \
+        device const float*, device T*, constant const SumPartsParams&, uint);
+
+INSTANTIATE_SUM("float32", float)
+INSTANTIATE_SUM("float16", half)
+INSTANTIATE_SUM("bfloat16", bfloat)

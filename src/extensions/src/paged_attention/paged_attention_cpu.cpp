@@ -1,4 +1,4 @@
-// paged_attention on the CPU: the readable reference, and who runs which kernel.
+// paged_attention on the CPU: which kernel runs, and on which rows of which sequence.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -8,7 +8,6 @@
 #include "common/rows.h"
 #include "common/scratch.h"
 #include "common/tasks.h"
-#include "src/flash_attention/attention_row.h"
 #include "src/paged_attention/paged_attention.h"
 #include "src/paged_attention/paged_attention_kernels.h"
 
@@ -23,25 +22,7 @@ TINY_LLM_DECLARE_SIMD(  //
 
 namespace {
 
-int64_t portable_scratch(const PagedAttentionJob&, int) { return 0; }
-
-void portable(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
-              int64_t first_row, int rows, const PagedSequence*, float*) {
-    // [task 3.2.2 rows]
-    const int64_t group = job.H_q / job.H;
-    for (int64_t row = first_row; row < first_row + rows; row++) {
-        const int64_t head = h * group + row % group, l = row / group;
-        const int64_t query = query_offset(job, sequence, head, l);
-        const auto key_or_value = [&](int64_t j) { return key_offset(job, sequence, h, j); };
-        const auto score = [&](int64_t j) {
-            return dot(job.query, query, job.key_pages, key_or_value(j), job.D, job.format) *
-                   job.scale;
-        };
-        attend_row(visible_keys(job, sequence, l), job.D, job.format, score, job.value_pages,
-                   key_or_value, job.out, out_offset(job, sequence, head, l));
-    }
-    // [/task 3.2.2 rows]
-}
+int64_t no_scratch(const PagedAttentionJob&, int) { return 0; }
 
 // What eval_cpu knows: the numbers in these arrays may be computed by earlier tasks of the stream.
 struct Batch {
@@ -128,11 +109,11 @@ std::vector<Block> blocks_of(const PagedAttentionJob& job,
 }
 
 void run(const PagedAttentionJob& job, const Batch& batch, InstructionSet set) {
-    auto kernel = portable;
-    auto scratch_size = portable_scratch;
+    auto kernel = paged_attention_reference;
+    auto scratch_size = no_scratch;
     // [solution only]
-    kernel = TINY_LLM_CHOOSE_SIMD(set, paged_attention, portable);
-    scratch_size = TINY_LLM_CHOOSE_SIMD(set, paged_attention_scratch, portable_scratch);
+    kernel = TINY_LLM_CHOOSE_SIMD(set, paged_attention, paged_attention_reference);
+    scratch_size = TINY_LLM_CHOOSE_SIMD(set, paged_attention_scratch, no_scratch);
     // [/solution only]
     const std::vector<PagedSequence> sequences = sequences_of(job, batch);
     const std::vector<Block> blocks = blocks_of(job, sequences, batch);

@@ -32,6 +32,13 @@ struct PagedSequence {
 // Query heads that share a key/value head see the same keys, so a kernel takes them together: rows
 // are numbered as in flash_attention_kernels.h.
 
+/// The reference: computes rows first_row … first_row + rows − 1 of a sequence's key/value head h.
+/// It needs neither scratch, memory that other kernels work in, nor `next`, the sequence whose keys
+/// of head h + 1, or again of head 0, are likely to be needed next (or null).
+void paged_attention_reference(const PagedAttentionJob& job, const PagedSequence& sequence,
+                               int64_t h, int64_t first_row, int rows, const PagedSequence* next,
+                               float* scratch);
+
 namespace {  // a copy in each file: see common/half.h
 
 /// How many keys, from the first, query l of a sequence may see.

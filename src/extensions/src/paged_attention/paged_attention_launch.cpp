@@ -29,8 +29,8 @@ int rows_together(const PagedAttentionParams& params) {
 
 }  // namespace
 
-MetalLaunch paged_attention_simple_launch(const PagedAttentionParams& params, Format format) {
-    return {.kernel = kernel_name("paged_attention_simple", format),
+MetalLaunch paged_attention_readable_launch(const PagedAttentionParams& params, Format format) {
+    return {.kernel = kernel_name("paged_attention_readable", format),
             .groups = {.x = params.T, .y = params.H_q},
             .threads = {.x = SIMD_WIDTH},
             .params = bytes_of(params)};

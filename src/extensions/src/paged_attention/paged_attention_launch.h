@@ -1,10 +1,10 @@
 // Which Metal kernels attend to pages, and how they are started. The variants are those of
 // flash_attention_launch.h, and a sequence's rows have the same bits:
 //
-//   simple   the course's: a simdgroup a query row
-//   decode   for sequences with few queries: the keys are split among threadgroups, whose results
-//            paged_attention_merge adds up if there is more than one split
-//   tile     simdgroup matrices: for those with more
+//   readable  the course's: a simdgroup a query row
+//   decode    for sequences with few queries: the keys are split among threadgroups, whose results
+//             paged_attention_merge adds up if there is more than one split
+//   tile      simdgroup matrices: for those with more
 //
 // In the ragged form (params.L = 0) lengths are known on the device alone, and a call may have
 // sequences of both kinds: decode and tile both run, and each leaves the other's sequences alone.
@@ -20,7 +20,7 @@
 
 namespace tiny_llm_ext {
 
-MetalLaunch paged_attention_simple_launch(const PagedAttentionParams& params, Format format);
+MetalLaunch paged_attention_readable_launch(const PagedAttentionParams& params, Format format);
 MetalLaunch paged_attention_decode_launch(const PagedAttentionParams& params, Format format);
 MetalLaunch paged_attention_tile_launch(const PagedAttentionParams& params, Format format);
 

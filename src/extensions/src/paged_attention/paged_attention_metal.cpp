@@ -11,9 +11,9 @@ namespace tiny_llm_ext {
 namespace {
 
 // Runs kernels on inputs, which are those of paged_attention_launch.h.
-void encode_simple(const mx::Stream& stream, const PagedAttentionParams& params, Format format,
-                   const std::vector<mx::array>& inputs, const mx::array& out) {
-    metal::encode(stream, paged_attention_simple_launch(params, format), inputs, {out});
+void encode_readable(const mx::Stream& stream, const PagedAttentionParams& params, Format format,
+                     const std::vector<mx::array>& inputs, const mx::array& out) {
+    metal::encode(stream, paged_attention_readable_launch(params, format), inputs, {out});
 }
 
 // [solution only]
@@ -90,7 +90,7 @@ void PagedAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
         .query_strides = {static_cast<long>(query.strides(0)), static_cast<long>(query.strides(1)),
                           static_cast<long>(query.strides(token_axis))},
     };
-    auto encode = encode_simple;
+    auto encode = encode_readable;
     // [solution only]
     encode = encode_fast;
     // [/solution only]

@@ -21,7 +21,7 @@ struct QkNormRopeJob {
 };
 
 /// The reference. Computes all heads of tokens first … last − 1, of B·L; qk_norm_rope in
-/// qk_norm_rope_simd.cpp does the same.
-void qk_norm_rope_portable(const QkNormRopeJob& job, int64_t first, int64_t last);
+/// fast/qk_norm_rope_simd.cpp does the same.
+void qk_norm_rope_reference(const QkNormRopeJob& job, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

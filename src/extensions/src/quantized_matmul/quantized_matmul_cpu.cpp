@@ -93,7 +93,7 @@ void run(const Jobs& jobs, InstructionSet set) {
         return;
     }
     // [/solution only]
-    for_outputs(jobs, 1, quantized_matmul_portable);
+    for_outputs(jobs, 1, quantized_matmul_reference);
 }
 
 // One of the products that a node computes, as its inputs and its output lie in memory.

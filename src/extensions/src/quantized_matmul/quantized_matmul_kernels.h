@@ -26,8 +26,8 @@ struct QuantizedMatmulJob {
 };
 
 /// The reference: three loops. Computes outputs first_output … last_output − 1 of every row.
-void quantized_matmul_portable(const QuantizedMatmulJob& job, int64_t first_output,
-                               int64_t last_output);
+void quantized_matmul_reference(const QuantizedMatmulJob& job, int64_t first_output,
+                                int64_t last_output);
 
 /// The other kernels work on activations that were laid out anew once, before the threads start.
 struct QuantizedMatmulKernel {

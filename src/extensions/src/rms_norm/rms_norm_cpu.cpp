@@ -1,6 +1,4 @@
-// rms_norm on the CPU: the readable reference, and who runs which kernel.
-#include <cmath>
-
+// rms_norm on the CPU: which kernel runs, and on which rows of which arrays.
 #include "common/checks.h"
 #include "common/instruction_set.h"
 #include "common/rows.h"
@@ -11,32 +9,6 @@
 namespace tiny_llm_ext {
 
 TINY_LLM_DECLARE_SIMD(void rms_norm(const RmsNormJob& job, int64_t first, int64_t last);)
-
-void rms_norm_portable(const RmsNormJob& job, int64_t first, int64_t last) {
-    const Format format = job.format;
-    for (int64_t m = first; m < last; m++) {
-        const void* row = job.x;
-        int64_t start = m * job.x_stride;
-        float squares = 0;
-        for (int64_t i = 0; i < job.D; i++) {
-            float x = load_element(job.x, m * job.x_stride + i, format);
-            if (job.y != nullptr) {
-                x = round_to(x + load_element(job.y, m * job.y_stride + i, format), format);
-                store_element(job.sum, m * job.D + i, format, x);
-            }
-            squares += x * x;
-        }
-        if (job.y != nullptr) {
-            row = job.sum;
-            start = m * job.D;
-        }
-        const float factor = 1 / std::sqrt(squares / static_cast<float>(job.D) + job.eps);
-        for (int64_t i = 0; i < job.D; i++) {
-            const float x = round_to(load_element(row, start + i, format) * factor, format);
-            store_element(job.out, m * job.D + i, format, x * load_element(job.weight, i, format));
-        }
-    }
-}
 
 void RmsNorm::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
     const bool adds = inputs.size() == 3;
@@ -71,7 +43,7 @@ void RmsNorm::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
     if (out.size() == 0) {
         return;
     }
-    const auto kernel = TINY_LLM_CHOOSE_SIMD(instruction_set(), rms_norm, rms_norm_portable);
+    const auto kernel = TINY_LLM_CHOOSE_SIMD(instruction_set(), rms_norm, rms_norm_reference);
     add_task(stream(), [job, kernel] {
         for_rows(job.M, job.D, [&](int64_t first, int64_t last) { kernel(job, first, last); });
     });

@@ -19,7 +19,7 @@ struct RmsNormJob {
     int64_t x_stride, y_stride;
 };
 
-/// The reference. Computes rows first … last − 1; rms_norm in rms_norm_simd.cpp does the same.
-void rms_norm_portable(const RmsNormJob& job, int64_t first, int64_t last);
+/// The reference. Computes rows first … last − 1; rms_norm in fast/rms_norm_simd.cpp does the same.
+void rms_norm_reference(const RmsNormJob& job, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

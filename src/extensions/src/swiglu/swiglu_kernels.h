@@ -16,7 +16,7 @@ struct SwigluJob {
     int64_t gate_stride, up_stride;
 };
 
-/// The reference. Computes rows first … last − 1; swiglu in swiglu_simd.cpp does the same.
-void swiglu_portable(const SwigluJob& job, int64_t first, int64_t last);
+/// The reference. Computes rows first … last − 1; swiglu in fast/swiglu_simd.cpp does the same.
+void swiglu_reference(const SwigluJob& job, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

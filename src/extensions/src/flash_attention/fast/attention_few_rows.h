@@ -26,34 +26,11 @@ struct Known {
     constexpr operator int() const { return N; }
 };
 
-// How many columns of keys are transposed at once.
-template <Format FORMAT>
-constexpr int COLUMNS = FORMAT == Format::bfloat16 ? 2 * LANES : LANES;
-
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int REGISTERS_FOR_OUT = 8;  // of 16
 #else
 constexpr int REGISTERS_FOR_OUT = 16;  // of 32
 #endif
-
-// x = `count` columns of LANES keys from column d on, a vector each; of bfloat16 two, as 32-bit
-// words.
-template <Format FORMAT>
-__attribute__((always_inline)) inline void load_transposed(const void* const* keys, int64_t d,
-                                                           auto count, Floats* x) {
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) {
-        if constexpr (FORMAT == Format::bfloat16) {
-            const void* from = element(keys[i], d, FORMAT);
-            x[i] = count == COLUMNS<FORMAT> ? load_bits<Floats>(from)
-                                            : load_bits<Floats>(from, count, 2);
-        } else {
-            x[i] = count == COLUMNS<FORMAT> ? load(keys[i], d, FORMAT)
-                                            : load(keys[i], d, FORMAT, count);
-        }
-    }
-    transpose(x);
-}
 
 // sums += query · keys, of `count` columns from d on: ROWS rows, LANES keys.
 template <int ROWS, Format FORMAT>

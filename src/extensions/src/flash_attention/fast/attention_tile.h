@@ -18,11 +18,6 @@ struct Tile {
     const void* values[KEYS];
 };
 
-/// How many of `left` keys a tile takes; none of fewer than none.
-inline int keys_of_tile(int64_t left) {
-    return static_cast<int>(left < 0 ? 0 : left < KEYS ? left : KEYS);
-}
-
 inline int64_t rounded_up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
 inline int64_t bytes_of(int64_t D, Format format) {
@@ -39,6 +34,19 @@ inline int score_steps(int64_t D, Format format) {
 
 inline const void* element(const void* row, int64_t d, Format format) {
     return static_cast<const char*>(row) + bytes_of(d, format);
+}
+
+/// A tile of the keys before `end`, from `first` on; an empty one if there are none.
+///
+/// source: knows where a head's keys and values are. Its find_keys(first, count, rows) writes the
+///   addresses of `count` keys from `first` on, and find_values those of their values.
+template <typename Source>
+__attribute__((noinline)) void find_tile(const Source& source, int64_t first, int64_t end,
+                                         Tile& tile) {
+    const int64_t left = end - first;
+    tile.count = static_cast<int>(left < 0 ? 0 : left < KEYS ? left : KEYS);
+    source.find_keys(first, tile.count, tile.keys);
+    source.find_values(first, tile.count, tile.values);
 }
 
 /// Fetches rows of later tiles into the caches while one is worked on, a little at a time: a core
@@ -109,43 +117,57 @@ class Ahead {
     int reminded_ = SOON;
 };
 
-// `to` = columns d … d + count − 1 of LANES rows, transposed: count rows of LANES, KEYS apart.
-__attribute__((noinline)) void transpose_columns(const void* const* rows, int64_t d, int count,
-                                                 Format format, float* to) {
-    Floats x[LANES];
-    for (int i = 0; i < LANES; i++) {
-        x[i] = count == LANES ? load(rows[i], d, format) : load(rows[i], d, format, count);
-    }
-    transpose(x);
-    for (int i = 0; i < count; i++) {
-        store(to, i * KEYS, Format::float32, x[i]);
-    }
-}
+// How many columns of keys are transposed at once. Two neighbours of bfloat16 are moved as one
+// 32-bit word, which needs half the shuffles.
+template <Format FORMAT>
+constexpr int COLUMNS = FORMAT == Format::bfloat16 ? 2 * LANES : LANES;
 
-// The same of up to 2·LANES columns of bfloat16. Two neighbours are moved as one 32-bit word, which
-// needs half the shuffles, and taken apart afterwards unless they are multiplied as a pair.
-__attribute__((noinline)) void transpose_column_pairs(const void* const* rows, int64_t d, int count,
-                                                      float* to) {
-    Floats x[LANES];
-    for (int i = 0; i < LANES; i++) {
-        const void* from = element(rows[i], d, Format::bfloat16);
-        x[i] = count == 2 * LANES ? load_bits<Floats>(from) : load_bits<Floats>(from, count, 2);
-    }
-    transpose(x);
+// x = `count` columns of LANES keys from column d on, a vector each; of bfloat16 two, as 32-bit
+// words.
+template <Format FORMAT>
+__attribute__((always_inline)) inline void load_transposed(const void* const* keys, int64_t d,
+                                                           auto count, Floats* x) {
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
-        const Ints pairs = as_ints(x[i]);
-        if (MULTIPLIES_PAIRS) {
-            if (2 * i < count) {
-                store(to, i * KEYS, Format::float32, x[i]);
+        if constexpr (FORMAT == Format::bfloat16) {
+            const void* from = element(keys[i], d, FORMAT);
+            x[i] = count == COLUMNS<FORMAT> ? load_bits<Floats>(from)
+                                            : load_bits<Floats>(from, count, 2);
+        } else {
+            x[i] = count == COLUMNS<FORMAT> ? load(keys[i], d, FORMAT)
+                                            : load(keys[i], d, FORMAT, count);
+        }
+    }
+    transpose(x);
+}
+
+// `to` = columns d … d + count − 1 of LANES rows, transposed: rows of LANES, KEYS apart. Pairs of
+// bfloat16 are taken apart, unless they are multiplied as pairs.
+template <Format FORMAT>
+__attribute__((noinline)) void transpose_columns(const void* const* rows, int64_t d, int count,
+                                                 float* to) {
+    Floats x[LANES];
+    load_transposed<FORMAT>(rows, d, count, x);
+    const auto put = [&](int column, Floats keys) {
+        store(to, column * KEYS, Format::float32, keys);
+    };
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        if (FORMAT != Format::bfloat16) {
+            if (i < count) {
+                put(i, x[i]);
             }
-            continue;
-        }
-        if (2 * i < count) {
-            store(to, 2 * i * KEYS, Format::float32, as_floats(pairs << 16));
-        }
-        if (2 * i + 1 < count) {
-            store(to, (2 * i + 1) * KEYS, Format::float32, as_floats(pairs & ~0xffff));
+        } else if (MULTIPLIES_PAIRS) {
+            if (2 * i < count) {
+                put(i, x[i]);
+            }
+        } else {
+            if (2 * i < count) {
+                put(2 * i, as_floats(as_ints(x[i]) << 16));
+            }
+            if (2 * i + 1 < count) {
+                put(2 * i + 1, as_floats(as_ints(x[i]) & ~0xffff));
+            }
         }
     }
 }
@@ -153,7 +175,11 @@ __attribute__((noinline)) void transpose_column_pairs(const void* const* rows, i
 /// keys = the tile's, transposed: score_steps × KEYS. Columns beyond the last key repeat it, up to
 /// a vector.
 inline void load_keys(const Tile& tile, int64_t D, Format format, float* keys, Ahead& ahead) {
-    const int64_t step = format == Format::bfloat16 ? 2 * LANES : LANES;
+    const bool narrow = format == Format::bfloat16;
+    const int64_t step = narrow ? COLUMNS<Format::bfloat16> : COLUMNS<Format::float32>;
+    const auto transpose_some = narrow                      ? transpose_columns<Format::bfloat16>
+                                : format == Format::float16 ? transpose_columns<Format::float16>
+                                                            : transpose_columns<Format::float32>;
     for (int first = 0; first < tile.count; first += LANES) {
         const void* from[LANES];
         for (int i = 0; i < LANES; i++) {
@@ -161,12 +187,7 @@ inline void load_keys(const Tile& tile, int64_t D, Format format, float* keys, A
         }
         for (int64_t d = 0; d < D; d += step) {
             const int count = static_cast<int>(D - d < step ? D - d : step);
-            float* to = keys + score_steps(d, format) * KEYS + first;
-            if (format == Format::bfloat16) {
-                transpose_column_pairs(from, d, count, to);
-            } else {
-                transpose_columns(from, d, count, format, to);
-            }
+            transpose_some(from, d, count, keys + score_steps(d, format) * KEYS + first);
             const float columns = static_cast<float>(d + count) / static_cast<float>(D);
             ahead.fetch(0.3f * (static_cast<float>(first) + columns * LANES) / KEYS);
         }

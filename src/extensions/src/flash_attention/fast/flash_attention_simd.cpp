@@ -6,23 +6,28 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// `count` rows of key or value, from token `first` on.
-void find_rows(const void* array, const Strides& strides, const FlashAttentionJob& job, int64_t b,
-               int64_t h, int64_t first, int count, const void** rows) {
-    const void* row = element(array, row_offset(strides, b, h, first), job.format);
-    const int64_t step = bytes_of(strides.token, job.format);
-    for (int i = 0; i < count; i++) {
-        rows[i] = static_cast<const char*>(row) + i * step;
-    }
-}
+// Where the keys and values of a head are: at strides, in one buffer.
+struct HeadInBuffer {
+    const FlashAttentionJob& job;
+    int64_t b, h;
 
-// A tile of the keys before `end`, from `first` on.
-void find_tile(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first, int64_t end,
-               Tile& tile) {
-    tile.count = keys_of_tile(end - first);
-    find_rows(job.key, job.key_strides, job, b, h, first, tile.count, tile.keys);
-    find_rows(job.value, job.value_strides, job, b, h, first, tile.count, tile.values);
-}
+    void find_keys(int64_t first, int count, const void** rows) const {
+        find_rows(job.key, job.key_strides, first, count, rows);
+    }
+    void find_values(int64_t first, int count, const void** rows) const {
+        find_rows(job.value, job.value_strides, first, count, rows);
+    }
+
+   private:
+    void find_rows(const void* array, const Strides& strides, int64_t first, int count,
+                   const void** rows) const {
+        const void* row = element(array, row_offset(strides, b, h, first), job.format);
+        const int64_t step = bytes_of(strides.token, job.format);
+        for (int i = 0; i < count; i++) {
+            rows[i] = static_cast<const char*>(row) + i * step;
+        }
+    }
+};
 
 // A tile of the head that is likely to come after this one: worth fetching early.
 void find_tile_of_next_head(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t l,
@@ -32,7 +37,8 @@ void find_tile_of_next_head(const FlashAttentionJob& job, int64_t b, int64_t h, 
         tile.count = 0;
         return;
     }
-    find_tile(job, next / job.H, next % job.H, first, visible_keys(job, next / job.H, l), tile);
+    find_tile(HeadInBuffer{job, next / job.H, next % job.H}, first,
+              visible_keys(job, next / job.H, l), tile);
 }
 
 // What the mask adds to LANES scores from element i on, which are next to each other.
@@ -95,7 +101,7 @@ void flash_attention(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t
     const int64_t end = visible(rows - 1);  // the last row sees most
     const auto tile_at = [&](int64_t first, Tile& tile) {
         if (first < end) {
-            find_tile(job, b, h, first, end, tile);
+            find_tile(HeadInBuffer{job, b, h}, first, end, tile);
         } else {
             find_tile_of_next_head(job, b, h, (first_row + rows - 1) / group, first - end, tile);
         }

@@ -7,26 +7,31 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-// `count` keys (or values) of head h, from key `first` on.
-void find_rows(const void* pages, const PagedAttentionJob& job, const PagedSequence& sequence,
-               int64_t h, int64_t first, int count, const void** rows) {
-    const int64_t row_bytes = bytes_of(job.D, job.format);
-    for (int i = 0; i < count;) {  // page by page
-        const void* row = element(pages, key_offset(job, sequence, h, first + i), job.format);
-        const int64_t in_page = job.page_size - (first + i) % job.page_size;
-        for (int64_t k = 0; k < in_page && i < count; k++, i++) {
-            rows[i] = static_cast<const char*>(row) + k * row_bytes;
+// Where the keys and values of a sequence's head h are: in pages.
+struct HeadInPages {
+    const PagedAttentionJob& job;
+    const PagedSequence& sequence;
+    int64_t h;
+
+    void find_keys(int64_t first, int count, const void** rows) const {
+        find_rows(job.key_pages, first, count, rows);
+    }
+    void find_values(int64_t first, int count, const void** rows) const {
+        find_rows(job.value_pages, first, count, rows);
+    }
+
+   private:
+    void find_rows(const void* pages, int64_t first, int count, const void** rows) const {
+        const int64_t row_bytes = bytes_of(job.D, job.format);
+        for (int i = 0; i < count;) {  // page by page
+            const void* row = element(pages, key_offset(job, sequence, h, first + i), job.format);
+            const int64_t in_page = job.page_size - (first + i) % job.page_size;
+            for (int64_t k = 0; k < in_page && i < count; k++, i++) {
+                rows[i] = static_cast<const char*>(row) + k * row_bytes;
+            }
         }
     }
-}
-
-// A tile of the keys before `end`, from `first` on.
-void find_tile(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
-               int64_t first, int64_t end, Tile& tile) {
-    tile.count = keys_of_tile(end - first);
-    find_rows(job.key_pages, job, sequence, h, first, tile.count, tile.keys);
-    find_rows(job.value_pages, job, sequence, h, first, tile.count, tile.values);
-}
+};
 
 }  // namespace
 
@@ -34,8 +39,6 @@ int64_t paged_attention_scratch(const PagedAttentionJob& job, int rows) {
     return block_scratch(rows, job.D);
 }
 
-// `next`: the sequence whose keys, of head h + 1 or again of 0, are likely to be needed next, or
-// null.
 void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t h,
                      int64_t first_row, int rows, const PagedSequence* next, float* scratch) {
     const int64_t group = job.H_q / job.H;
@@ -51,9 +54,9 @@ void paged_attention(const PagedAttentionJob& job, const PagedSequence& sequence
     const int64_t end = visible(rows - 1);  // the last row sees most
     const auto tile_at = [&](int64_t first, Tile& tile) {
         if (first < end) {
-            find_tile(job, sequence, h, first, end, tile);
+            find_tile(HeadInPages{job, sequence, h}, first, end, tile);
         } else if (next != nullptr) {
-            find_tile(job, *next, (h + 1) % job.H, first - end, next->S, tile);
+            find_tile(HeadInPages{job, *next, (h + 1) % job.H}, first - end, next->S, tile);
         } else {
             tile.count = 0;
         }

@@ -18,7 +18,7 @@ constexpr int MAX_PARTS = 2;
 constexpr int PLANES = 2;
 
 // Where the activations of a call lie in its scratch memory.
-struct Layout {
+struct PlanesLayout {
     int64_t row_bytes;  // of b
     int64_t vectors;    // in a row of b; the last may be cut short
     int64_t groups;     // in a row of b
@@ -31,7 +31,7 @@ struct Layout {
     int64_t sums;     // … and as many sums
     int64_t bytes;    // of scratch
 
-    Layout(const QuantizedMatmulJob& job, int block_rows)
+    PlanesLayout(const QuantizedMatmulJob& job, int block_rows)
         : row_bytes(job.I * job.bits / 8),
           vectors((row_bytes + VECTOR - 1) / VECTOR),
           groups(job.I / job.group_size),
@@ -79,7 +79,7 @@ inline void bytes_of(const RoundedGroup& rounded, int group_size, int plane, int
 }
 
 // Lays out one group of a row of integers. Beyond the last row, that is one of zeros.
-inline void lay_out(const QuantizedMatmulJob& job, const Layout& layout,
+inline void lay_out(const QuantizedMatmulJob& job, const PlanesLayout& layout,
                     const RoundedGroup& rounded, int64_t row, int64_t g, char* scratch) {
     const int64_t at = g * layout.blocks * layout.block_rows + row;
     ((float*)(scratch + layout.factors))[at] = rounded.factors.step;
@@ -101,7 +101,7 @@ inline void lay_out(const QuantizedMatmulJob& job, const Layout& layout,
 }
 
 // Prepares rows first_row … last_row − 1 of a, and with the last one what fills its block.
-inline void prepare_rows(const QuantizedMatmulJob& job, const Layout& layout, char* scratch,
+inline void prepare_rows(const QuantizedMatmulJob& job, const PlanesLayout& layout, char* scratch,
                          int64_t first_row, int64_t last_row) {
     const int together = rows_of_integers(job.format);
     for (int64_t g = 0; g < layout.groups; g++) {

@@ -21,11 +21,11 @@ constexpr int64_t FEW_ROWS = 2;      // of integers: up to here, tiles are too e
 constexpr int64_t MOST_BLOCKS = 32;  // of SIDE rows, whose totals stay in the L2 cache
 
 // A panel of outputs on its way.
-struct Panel {
+struct AmxPanel {
     const QuantizedMatmulJob* job;
-    Layout layout;
+    PlanesLayout layout;
     Units units;
-    const char* scratch;  // activations: see Layout
+    const char* scratch;  // activations: see PlanesLayout
     int64_t first;        // output
     int outputs;          // PANEL, or fewer at the end
     Floats* scales;       // groups × PANEL_TILES
@@ -34,7 +34,7 @@ struct Panel {
 };
 
 // O × groups of 16-bit numbers -> groups × PANEL of float32.
-void load_by_group(const Panel& panel, const uint16_t* in, Floats* out) {
+void load_by_group(const AmxPanel& panel, const uint16_t* in, Floats* out) {
     const int64_t groups = panel.layout.groups;
     const Format format = panel.job->scale_format;
     for (int tile = 0; tile < PANEL_TILES; tile++) {
@@ -120,9 +120,9 @@ __attribute__((always_inline)) inline void multiply(const char* activations, int
 
 // Rounds and stores the totals of the blocks of rows from first_block. A float16 row is the sum of
 // two rows of integers.
-void store_totals(const Panel& panel, int64_t first_block, int64_t blocks) {
+void store_totals(const AmxPanel& panel, int64_t first_block, int64_t blocks) {
     const QuantizedMatmulJob& job = *panel.job;
-    const Layout& layout = panel.layout;
+    const PlanesLayout& layout = panel.layout;
     const int together = rows_of_integers(job.format);
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t first = (first_block + block) * layout.block_rows;
@@ -145,8 +145,8 @@ void store_totals(const Panel& panel, int64_t first_block, int64_t blocks) {
 
 // The panel's outputs for `blocks` blocks of rows.
 template <int STEPS, int ROWS>
-void run_panel(const Panel& panel, int64_t first_block, int64_t blocks, Weights& weights) {
-    const Layout& layout = panel.layout;
+void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weights& weights) {
+    const PlanesLayout& layout = panel.layout;
     const Units& units = panel.units;
     const uint32_t* b = panel.job->b + panel.first * layout.row_bytes / 4;
     const auto steps = (const float*)(panel.scratch + layout.factors);
@@ -195,9 +195,9 @@ bool are_few(const QuantizedMatmulJob& job) {
 }
 
 // Tiles need not be full: a multiplication takes as long as its activations have rows.
-Layout layout_of(const QuantizedMatmulJob& job) {
+PlanesLayout layout_of(const QuantizedMatmulJob& job) {
     const int64_t rows = job.M * rows_of_integers(job.format);
-    return Layout(job, rows <= 4 ? 4 : rows <= 8 ? 8 : SIDE);
+    return PlanesLayout(job, rows <= 4 ? 4 : rows <= 8 ? 8 : SIDE);
 }
 
 int64_t scratch_bytes(const QuantizedMatmulJob& job) {
@@ -218,7 +218,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
         quantized_matmul_few_rows.run(job, scratch, first_output, last_output);
         return;
     }
-    const Layout layout = layout_of(job);
+    const PlanesLayout layout = layout_of(job);
     const Units units(layout);
     const int64_t most = layout.blocks < MOST_BLOCKS ? layout.blocks : MOST_BLOCKS;
     const int64_t floats = (2 * layout.groups + most * layout.block_rows) * PANEL_TILES;
@@ -239,8 +239,9 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     configure_tiles(layout.block_rows, units.segment_bytes);
     for (int64_t o = first_output; o < last_output; o += PANEL) {
         const int outputs = static_cast<int>(last_output - o < PANEL ? last_output - o : PANEL);
-        const Panel panel = {&job,   layout, units, static_cast<const char*>(scratch), o, outputs,
-                             scales, biases, totals};
+        const AmxPanel panel = {&job,  layout,  units,  static_cast<const char*>(scratch),
+                                o,     outputs, scales, biases,
+                                totals};
         load_by_group(panel, job.scales, scales);
         load_by_group(panel, job.biases, biases);
         for (int64_t block = 0; block < layout.blocks; block += most) {

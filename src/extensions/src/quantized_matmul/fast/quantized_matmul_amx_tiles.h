@@ -27,7 +27,7 @@ struct Units {
     int64_t count;      // of units in a row of b
     int segment_bytes;  // 16, 32 or 64
 
-    explicit Units(const Layout& layout)
+    explicit Units(const PlanesLayout& layout)
         : vectors(layout.group_bytes > VECTOR ? layout.group_bytes / VECTOR : 1),
           groups(layout.group_bytes < VECTOR ? VECTOR / layout.group_bytes : 1),
           count((layout.groups + groups - 1) / groups),
@@ -70,7 +70,7 @@ struct Weights {
 constexpr int64_t TILE_BYTES = SIDE * VECTOR;
 
 // A word of each of 16 outputs, as bytes: `v` is the vector it comes from, within its unit.
-inline void unpack_word(const Layout& layout, __m512i bytes, int v, int word,
+inline void unpack_word(const PlanesLayout& layout, __m512i bytes, int v, int word,
                         __m512i (&out)[MAX_STEPS][SIDE]) {
     const __m512i four_bits = _mm512_set1_epi8(15);
     if (layout.parts == 1) {
@@ -82,7 +82,7 @@ inline void unpack_word(const Layout& layout, __m512i bytes, int v, int word,
 }
 
 // How many words of a row its vector number `vector` has.
-inline int words_in(const Layout& layout, int64_t vector) {
+inline int words_in(const PlanesLayout& layout, int64_t vector) {
     const int64_t left = (layout.row_bytes - vector * VECTOR) / 4;
     return left < SIDE ? static_cast<int>(left) : SIDE;
 }
@@ -90,8 +90,8 @@ inline int words_in(const Layout& layout, int64_t vector) {
 // Unpacks a unit of the `outputs` rows of b that begin at `b`. 64 rows are more places in memory
 // than a processor follows by itself: as many bytes of the next panel are fetched meanwhile, from a
 // few places that go forward. Those it does follow, and runs ahead of; one is not enough for it.
-inline void unpack_rows(const Layout& layout, const Units& units, const uint32_t* b, int64_t unit,
-                        int outputs, Weights& weights) {
+inline void unpack_rows(const PlanesLayout& layout, const Units& units, const uint32_t* b,
+                        int64_t unit, int outputs, Weights& weights) {
     const int64_t stride = layout.row_bytes / 4;
     constexpr int STREAMS = 4;
     const char* next_panel = (const char*)b + PANEL * layout.row_bytes;
@@ -122,7 +122,7 @@ inline void unpack_rows(const Layout& layout, const Units& units, const uint32_t
 // The same, of interleaved rows: each tile is read from a place of its own, which goes forward.
 // Words that a row does not have, and outputs that the panel does not have, keep what they were:
 // nobody multiplies the former or stores the latter.
-inline void unpack_interleaved(const Layout& layout, const Units& units, const uint32_t* b,
+inline void unpack_interleaved(const PlanesLayout& layout, const Units& units, const uint32_t* b,
                                int64_t unit, int outputs, Weights& weights) {
     const int64_t tile_bytes = SIDE * layout.row_bytes;
     constexpr int64_t AHEAD = 32 * VECTOR;  // bytes of a tile's rows

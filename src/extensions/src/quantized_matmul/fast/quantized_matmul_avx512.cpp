@@ -22,8 +22,8 @@ constexpr int64_t ROW_BLOCK = 192;  // rows whose activations and totals stay in
 
 // totals[r][c] += scale · sums of the group + bias · Σ a
 template <int ROWS, typename Weights>
-inline void add_group(const Panel& panel, const Weights& weights, int64_t first_row, int64_t group,
-                      const __m512 (&products)[ROWS][PANELS], __m512* totals) {
+inline void add_group(const Avx512Panel& panel, const Weights& weights, int64_t first_row,
+                      int64_t group, const __m512 (&products)[ROWS][PANELS], __m512* totals) {
     weights.fetch_factors(group);
     const int64_t groups = panel.layout.groups;
     const float* sums = panel.sums + first_row * groups + group;
@@ -41,7 +41,7 @@ inline void add_group(const Panel& panel, const Weights& weights, int64_t first_
 
 // One group of ROWS rows.
 template <int ROWS, int BITS, int PLANES, typename Weights>
-__attribute__((noinline)) void multiply_group(const Panel& panel, const Weights& weights,
+__attribute__((noinline)) void multiply_group(const Avx512Panel& panel, const Weights& weights,
                                               int64_t first_row, int64_t group, __m512* totals) {
     // Sums, weights, an activation and a table leave one register of 32; a second table, where one
     // would do, costs a sum its own.
@@ -115,7 +115,7 @@ inline void clear(__m512* totals, int64_t rows) {
     }
 }
 
-inline void store(const Panel& panel, int64_t first_row, int64_t rows, const __m512* totals) {
+inline void store(const Avx512Panel& panel, int64_t first_row, int64_t rows, const __m512* totals) {
     for (int64_t r = 0; r < rows; r++) {
         store(panel, first_row + r, totals + r * PANELS);
     }
@@ -124,7 +124,7 @@ inline void store(const Panel& panel, int64_t first_row, int64_t rows, const __m
 // Interleaved weights are read where they lie, all of them for every portion of rows: so its totals
 // never leave the L1 cache, and rows are written a few at a time.
 template <int BITS, int PLANES>
-void run_in_place(const Panel& panel) {
+void run_in_place(const Avx512Panel& panel) {
     const InPlace weights(panel);
     __m512 totals[MAX_ROWS * PANELS];
     for_portions(panel.job->M, [&]<int ROWS>(int64_t row) {
@@ -138,8 +138,8 @@ void run_in_place(const Panel& panel) {
 
 // Weights by row are transposed a block at a time, for as many rows as `totals` has room for.
 template <int BITS, int PLANES>
-void run_transposed(const Panel& panel, Transposed& weights, __m512* totals) {
-    const Layout& layout = panel.layout;
+void run_transposed(const Avx512Panel& panel, Transposed& weights, __m512* totals) {
+    const Avx512Layout& layout = panel.layout;
     const int64_t M = panel.job->M;
     weights.load_factors(panel);
     for (int64_t first_row = 0; first_row < M; first_row += ROW_BLOCK) {
@@ -161,7 +161,7 @@ void run_transposed(const Panel& panel, Transposed& weights, __m512* totals) {
 }
 
 template <int BITS, int PLANES>
-void run_panel(const Panel& panel, Transposed& transposed, __m512* totals) {
+void run_panel(const Avx512Panel& panel, Transposed& transposed, __m512* totals) {
     if (panel.job->interleaved) {
         run_in_place<BITS, PLANES>(panel);
     } else {
@@ -172,7 +172,7 @@ void run_panel(const Panel& panel, Transposed& transposed, __m512* totals) {
 int64_t scratch_bytes(const QuantizedMatmulJob& job) { return layout_of(job).bytes; }
 
 void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, int64_t last_row) {
-    const Layout layout = layout_of(job);
+    const Avx512Layout layout = layout_of(job);
     const __m512i order = order_of_pairs(job.bits);
     for (int64_t row = first_row; row < last_row; row++) {
         prepare_row(job, layout, order, row, scratch);
@@ -181,7 +181,7 @@ void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, in
 
 void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
          int64_t last_output) {
-    Panel panel;
+    Avx512Panel panel;
     panel.job = &job;
     panel.layout = layout_of(job);
     panel.activations = static_cast<const __m512i*>(scratch);

@@ -31,7 +31,7 @@ static_assert(QUANTIZED_MATMUL_PANEL % (PANELS * LANES) == 0, "ranges of outputs
 // How the activations of a call lie in scratch memory: in vectors of 16 pairs, in the order in
 // which the weights' bits unpack, and summed by group. The vectors of all rows for one tile lie
 // together, so that those of a few rows are at distances that the compiler knows.
-struct Layout {
+struct Avx512Layout {
     int64_t words;  // of b in a row
     int64_t groups;
     int words_per_group;
@@ -41,8 +41,8 @@ struct Layout {
     int64_t bytes;         // of scratch
 };
 
-inline Layout layout_of(const QuantizedMatmulJob& job) {
-    Layout layout;
+inline Avx512Layout layout_of(const QuantizedMatmulJob& job) {
+    Avx512Layout layout;
     layout.words = job.I * job.bits / 32;
     layout.groups = job.I / job.group_size;
     layout.words_per_group = job.group_size * job.bits / 32;
@@ -67,7 +67,7 @@ inline __m512i order_of_pairs(int bits) {
 }
 
 // Lays out the activations of one row in `order`, and sums its groups.
-inline void prepare_row(const QuantizedMatmulJob& job, const Layout& layout, __m512i order,
+inline void prepare_row(const QuantizedMatmulJob& job, const Avx512Layout& layout, __m512i order,
                         int64_t row, void* scratch) {
     const uint16_t* a = job.a + row * job.I;
     __m512i* out = static_cast<__m512i*>(scratch) + row * layout.planes;
@@ -118,10 +118,10 @@ inline __m512i unpack(__m512i words, int p, __m512i table) {
 }
 
 // The state of one call on one panel: 64 outputs from `first`.
-struct Panel {
+struct Avx512Panel {
     const QuantizedMatmulJob* job;
-    Layout layout;
-    const __m512i* activations;  // prepared: see Layout
+    Avx512Layout layout;
+    const __m512i* activations;  // prepared: see Avx512Layout
     const float* sums;           // M × groups
     int64_t first;               // output
     int outputs;                 // 64, or fewer at the end
@@ -143,7 +143,7 @@ struct Panel {
 // the hardware knows what comes next. Asking for it, too, makes up for what it does late.
 class InPlace {
    public:
-    explicit InPlace(const Panel& panel)
+    explicit InPlace(const Avx512Panel& panel)
         : groups_(panel.layout.groups),
           format_(panel.job->scale_format),
           words_((const char*)(panel.job->b + panel.first * panel.layout.words)),
@@ -193,16 +193,16 @@ class Transposed {
    public:
     // `memory` has room for `vectors` vectors.
     explicit Transposed(void* memory) : factors_(static_cast<__m512*>(memory)) {}
-    static int64_t vectors(const Layout& layout) { return 2 * layout.groups * PANELS; }
+    static int64_t vectors(const Avx512Layout& layout) { return 2 * layout.groups * PANELS; }
 
-    void load_factors(const Panel& panel) {
+    void load_factors(const Avx512Panel& panel) {
         groups_ = panel.layout.groups;
         by_group(panel, panel.job->scales, factors_);
         by_group(panel, panel.job->biases, factors_ + groups_ * PANELS);
     }
 
     // Up to BLOCK words of each row. Rows beyond the last output are zero.
-    void load_words(const Panel& panel, int64_t first_word, int count) {
+    void load_words(const Avx512Panel& panel, int64_t first_word, int count) {
         first_word_ = first_word;
         ahead_ = block_ahead(panel, first_word);
         for (int c = 0; c < PANELS; c++) {
@@ -239,7 +239,7 @@ class Transposed {
     // The block after the next one. Its 64 rows are 64 places in memory, more than a processor
     // follows by itself, so they are asked for line by line while others are multiplied: in one
     // burst they would keep everything else waiting, and one block ahead is too late.
-    const char* block_ahead(const Panel& panel, int64_t first_word) {
+    const char* block_ahead(const Avx512Panel& panel, int64_t first_word) {
         row_words_ = panel.layout.words;
         int64_t word = first_word + 2 * BLOCK, row = panel.first;
         if (word >= row_words_) {
@@ -250,7 +250,7 @@ class Transposed {
     }
 
     // O × groups of 16-bit numbers -> groups × PANELS vectors of float32.
-    static void by_group(const Panel& panel, const uint16_t* in, __m512* out) {
+    static void by_group(const Avx512Panel& panel, const uint16_t* in, __m512* out) {
         const int64_t groups = panel.layout.groups;
         const Format format = panel.job->scale_format;
         const char* next = (const char*)(in + (panel.first + PANELS * LANES) * groups);
@@ -274,7 +274,7 @@ class Transposed {
 // --- what a panel leaves ------------------------------------------------------------------------
 
 // Rounds a row of totals and stores it.
-inline void store(const Panel& panel, int64_t row, const __m512* totals) {
+inline void store(const Avx512Panel& panel, int64_t row, const __m512* totals) {
     uint16_t* out = panel.job->out + row * panel.job->O + panel.first;
     for (int c = 0; c < PANELS && c * LANES < panel.outputs; c++) {
         store_halves(out + c * LANES, totals[c], panel.outputs - c * LANES, panel.job->format);

@@ -50,7 +50,7 @@ inline Ints fold(const Ints (&x)[QUAD]) {
 }
 
 // Four rows of b, row_bytes apart, from one byte of each on.
-struct Rows {
+struct FourRows {
     const char* b;
     int64_t row_bytes;
     const char* ahead;  // what to fetch meanwhile
@@ -58,7 +58,7 @@ struct Rows {
 
 // The next vector of four rows of b times all rows of activations. `words` are those that exist.
 template <int PARTS, int ROWS>
-__attribute__((always_inline)) inline void multiply_vector(Rows& from, __mmask16 words,
+__attribute__((always_inline)) inline void multiply_vector(FourRows& from, __mmask16 words,
                                                            const char* a, Ints* quads,
                                                            int64_t row_quads) {
     Ints weights[QUAD][PARTS];
@@ -96,7 +96,7 @@ __attribute__((always_inline)) inline void multiply_vector(Rows& from, __mmask16
 
 // The quads of a panel: rows × vectors × QUADS.
 template <int PARTS, int ROWS>
-void multiply_panel(const Layout& layout, const char* b, const char* a, Ints* quads) {
+void multiply_panel(const PlanesLayout& layout, const char* b, const char* a, Ints* quads) {
     constexpr int HALF = QUADS / 2;
     const int64_t vectors = layout.vectors, row_bytes = layout.row_bytes;
     const int64_t left = row_bytes - (vectors - 1) * VECTOR;  // bytes in the last vector
@@ -104,8 +104,8 @@ void multiply_panel(const Layout& layout, const char* b, const char* a, Ints* qu
     for (int quad = 0; quad < HALF; quad++) {
         const int64_t here = quad * QUAD * row_bytes, there = (quad + HALF) * QUAD * row_bytes;
         const char* next_panel = b + OUTPUTS * row_bytes;
-        Rows first = {b + here, row_bytes, next_panel + here};
-        Rows second = {b + there, row_bytes, next_panel + there};
+        FourRows first = {b + here, row_bytes, next_panel + here};
+        FourRows second = {b + there, row_bytes, next_panel + there};
         for (int64_t v = 0; v < vectors; v++) {
             const __mmask16 words = v + 1 < vectors ? 0xffff : last_words;
             const char* activations = a + v * (PARTS * PLANES * ROWS * VECTOR);
@@ -132,7 +132,7 @@ inline void transpose_quads(Ints* quads) {
 }
 
 // total += (scale · step) · Σ q·A + bias · (step · Σ A), group after group.
-Floats add_groups(const Layout& layout, const Floats* scales, const Floats* biases,
+Floats add_groups(const PlanesLayout& layout, const Floats* scales, const Floats* biases,
                   const char* scratch, int row, Ints* quads) {
     for (int64_t v = 0; v < layout.vectors; v++) {
         transpose_quads(quads + v * QUADS);
@@ -154,8 +154,8 @@ Floats add_groups(const Layout& layout, const Floats* scales, const Floats* bias
 
 // --- the kernel ---------------------------------------------------------------------------------
 
-Layout layout_of(const QuantizedMatmulJob& job) {
-    return Layout(job, static_cast<int>(job.M) * rows_of_integers(job.format));
+PlanesLayout layout_of(const QuantizedMatmulJob& job) {
+    return PlanesLayout(job, static_cast<int>(job.M) * rows_of_integers(job.format));
 }
 
 int64_t scratch_bytes(const QuantizedMatmulJob& job) { return layout_of(job).bytes; }
@@ -170,7 +170,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
         quantized_matmul_few_rows_interleaved(job, scratch, first_output, last_output);
         return;
     }
-    const Layout layout = layout_of(job);
+    const PlanesLayout layout = layout_of(job);
     const auto activations = static_cast<const char*>(scratch);
     const int64_t groups = layout.groups, row_quads = layout.vectors * QUADS;
     const int64_t vectors = 2 * groups + layout.rows * row_quads;

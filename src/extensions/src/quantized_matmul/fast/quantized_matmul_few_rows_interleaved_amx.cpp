@@ -24,8 +24,8 @@ constexpr int64_t AHEAD = 32 * 64;  // bytes of a column that are fetched before
 // What it takes to compute some columns, from output `first` on.
 struct Columns {
     const QuantizedMatmulJob& job;
-    const Layout& layout;
-    const char* activations;  // see Layout
+    const PlanesLayout& layout;
+    const char* activations;  // see PlanesLayout
     int64_t first;
 
     int64_t column_bytes() const { return LANES * layout.row_bytes; }
@@ -71,7 +71,7 @@ __attribute__((always_inline)) inline void multiply_word(const char* b, int64_t 
 // The sums of some columns over all groups.
 template <int PARTS, int ROWS, int COLUMNS>
 void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
-    const Layout& layout = columns.layout;
+    const PlanesLayout& layout = columns.layout;
     const int64_t column_bytes = columns.column_bytes();
     const int segment = layout.group_bytes < VECTOR ? layout.group_bytes : VECTOR;
     auto step = (const float*)(columns.activations + layout.factors);
@@ -131,7 +131,7 @@ void run_columns(const Columns& columns) {
 }
 
 template <int PARTS, int ROWS>
-void run_rows(const QuantizedMatmulJob& job, const Layout& layout, const char* scratch,
+void run_rows(const QuantizedMatmulJob& job, const PlanesLayout& layout, const char* scratch,
               int64_t first_output, int64_t last_output) {
     constexpr int64_t TOGETHER = MOST_COLUMNS * LANES;
     int64_t o = first_output;
@@ -148,7 +148,7 @@ void run_rows(const QuantizedMatmulJob& job, const Layout& layout, const char* s
 void quantized_matmul_few_rows_interleaved(const QuantizedMatmulJob& job, const void* scratch,
                                            int64_t first_output, int64_t last_output) {
     const int rows = static_cast<int>(job.M) * rows_of_integers(job.format);
-    const Layout layout(job, rows);
+    const PlanesLayout layout(job, rows);
     const auto run = rows == 1 ? (layout.parts == 2 ? run_rows<2, 1> : run_rows<1, 1>)
                                : (layout.parts == 2 ? run_rows<2, 2> : run_rows<1, 2>);
     run(job, layout, static_cast<const char*>(scratch), first_output, last_output);

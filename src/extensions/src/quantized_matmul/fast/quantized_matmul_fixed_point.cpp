@@ -35,7 +35,7 @@ constexpr int64_t FAR_AHEAD = 16 * 1024;     // bytes of weights
 // --- weights ------------------------------------------------------------------------------------
 
 // LANES outputs from `first`; in the last panel some of them may not exist.
-struct Panel {
+struct FixedPointPanel {
     const QuantizedMatmulJob* job;
     int64_t first;
     int outputs;
@@ -45,7 +45,7 @@ struct Panel {
 };
 
 // O × groups of 16-bit numbers -> groups vectors of float32, one output a lane.
-void load_by_group(const Panel& panel, const uint16_t* in, Floats* out) {
+void load_by_group(const FixedPointPanel& panel, const uint16_t* in, Floats* out) {
     const int64_t groups = panel.job->I / panel.job->group_size;
     const int last = panel.outputs - 1;
     in += panel.first * groups;
@@ -89,7 +89,7 @@ inline void unpack(const uint8_t* bytes, Shorts* weights) {
 // asked for in the order in which they lie, as many at a time as are used; and long before that,
 // into the second cache, which has more room for requests under way than the first.
 template <int BITS>
-__attribute__((always_inline)) inline void fetch_ahead(const Panel& panel, int64_t i) {
+__attribute__((always_inline)) inline void fetch_ahead(const FixedPointPanel& panel, int64_t i) {
     const uint8_t* next_panel = panel.rows[0] + LANES * panel.job->I * BITS / 8;
     for (int line = 0; line < LANES * SHORTS; line += 64) {
         __builtin_prefetch(next_panel + i * LANES + line);
@@ -101,7 +101,7 @@ __attribute__((always_inline)) inline void fetch_ahead(const Panel& panel, int64
 
 // Step 3 for one row of integers: Σ q·A of a group, unpacking as we go.
 template <int BITS>
-inline Ints dot_direct(const Panel& panel, int64_t g, const Shorts* a) {
+inline Ints dot_direct(const FixedPointPanel& panel, int64_t g, const Shorts* a) {
     constexpr int PARTS = 8 / BITS;  // vectors from SHORTS bytes
     const int64_t bytes = panel.job->group_size * BITS / 8;
     Ints sums[LANES] = {};
@@ -133,14 +133,15 @@ inline Ints dot_unpacked(const Shorts (*weights)[LANES], int vectors, const Shor
 }
 
 // Step 4.
-inline Floats add_group(Floats total, Ints dot, const Panel& panel, int64_t g, Factors factors) {
+inline Floats add_group(Floats total, Ints dot, const FixedPointPanel& panel, int64_t g,
+                        Factors factors) {
     const Floats products = __builtin_convertvector(dot, Floats);
     total = fma(panel.scales[g] * splat(factors.step), products, total);
     return fma(panel.biases[g], splat(factors.sum), total);
 }
 
 template <int BITS>
-void few_rows(const Panel& panel, const Activations& a, int64_t first_row, int64_t rows,
+void few_rows(const FixedPointPanel& panel, const Activations& a, int64_t first_row, int64_t rows,
               Floats* totals) {
     const int64_t groups = panel.job->I / panel.job->group_size;
     for (int64_t g = 0; g < groups; g++) {
@@ -154,7 +155,7 @@ void few_rows(const Panel& panel, const Activations& a, int64_t first_row, int64
 
 // A group of weights of a panel: vectors × LANES outputs.
 template <int BITS>
-void unpack_group(const Panel& panel, int64_t g, Shorts (*weights)[LANES]) {
+void unpack_group(const FixedPointPanel& panel, int64_t g, Shorts (*weights)[LANES]) {
     constexpr int PARTS = 8 / BITS;
     const int64_t bytes = panel.job->group_size * BITS / 8;
     for (int64_t i = 0; i < bytes; i += SHORTS) {
@@ -171,7 +172,7 @@ void unpack_group(const Panel& panel, int64_t g, Shorts (*weights)[LANES]) {
 }
 
 template <int BITS>
-void many_rows(const Panel& panel, const Activations& a, int64_t first_row, int64_t rows,
+void many_rows(const FixedPointPanel& panel, const Activations& a, int64_t first_row, int64_t rows,
                Floats* totals) {
     const int64_t groups = panel.job->I / panel.job->group_size;
     Shorts weights[MAX_GROUP / SHORTS][LANES];
@@ -187,7 +188,7 @@ void many_rows(const Panel& panel, const Activations& a, int64_t first_row, int6
 }
 
 // One panel of outputs for some rows of integers.
-void run_panel(const Panel& panel, const Activations& a, int64_t first_row, int64_t rows,
+void run_panel(const FixedPointPanel& panel, const Activations& a, int64_t first_row, int64_t rows,
                Floats* totals) {
     const QuantizedMatmulJob& job = *panel.job;
     for (int64_t r = 0; r < rows; r++) {
@@ -230,7 +231,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     auto memory =
         static_cast<Floats*>(aligned_alloc(sizeof(Floats), (2 * groups + block) * sizeof(Floats)));
     const auto weights = reinterpret_cast<const uint8_t*>(job.b);
-    Panel panel = {&job, 0, 0, memory, memory + groups, {}};
+    FixedPointPanel panel = {&job, 0, 0, memory, memory + groups, {}};
     for (int64_t row = 0; row < activations.R; row += block) {
         const int64_t rows = activations.R - row < block ? activations.R - row : block;
         for (int64_t o = first_output; o < last_output; o += LANES) {

@@ -1,6 +1,6 @@
 // rms_norm with vectors: a pass for the squares and a pass for the output.
-#include "src/rms_norm/rms_norm_kernels.h"
 #include "src/rms_norm/fast/rms_norm_vectors.h"
+#include "src/rms_norm/rms_norm_kernels.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 

@@ -32,8 +32,8 @@ float dot(const QuantizedMatmulJob& job, int64_t m, int64_t o) {
 
 }  // namespace
 
-void quantized_matmul_portable(const QuantizedMatmulJob& job, int64_t first_output,
-                               int64_t last_output) {
+void quantized_matmul_reference(const QuantizedMatmulJob& job, int64_t first_output,
+                                int64_t last_output) {
     // [task 2.2.2 outputs]
     for (int64_t o = first_output; o < last_output; o++) {
         for (int64_t m = 0; m < job.M; m++) {

@@ -6,7 +6,7 @@
 // many rows have the same keys.
 #include <metal_stdlib>
 
-#include "src/flash_attention/attention_scores.h"
+#include "src/flash_attention/metal_attention_scores.h"
 #include "src/paged_attention/paged_attention_params.h"
 
 using namespace metal;
@@ -37,7 +37,7 @@ inline Query query_of(constant const PagedAttentionParams& params, device const 
 }
 
 template <typename T>
-[[kernel, max_total_threads_per_threadgroup(32)]] void paged_attention_simple(
+[[kernel, max_total_threads_per_threadgroup(32)]] void paged_attention_readable(
     device const T* query [[buffer(0)]],
     device const T* key_pages [[buffer(1)]],       // P×H×page_size×D
     device const T* value_pages [[buffer(2)]],     // P×H×page_size×D
@@ -101,11 +101,11 @@ template <typename T>
     }
 }
 
-#define INSTANTIATE(name, T)                                                                      \
-    template [[host_name("paged_attention_simple_" #name)]] [[kernel]] void                       \
-    paged_attention_simple<T>(device const T*, device const T*, device const T*,                  \
-                              device const int*, device const int*, device const int*, device T*, \
-                              constant const PagedAttentionParams&, uint2, uint);
+#define INSTANTIATE(name, T)                                                             \
+    template [[host_name("paged_attention_readable_" #name)]] [[kernel]] void            \
+    paged_attention_readable<T>(device const T*, device const T*, device const T*,       \
+                                device const int*, device const int*, device const int*, \
+                                device T*, constant const PagedAttentionParams&, uint2, uint);
 
 INSTANTIATE(float32, float)
 INSTANTIATE(float16, half)

@@ -7,12 +7,12 @@
 // result, and the score of key i of the tile.
 #include <metal_stdlib>
 
-#include "src/flash_attention/attention_scores.h"
+#include "src/flash_attention/metal_attention_scores.h"
 
 using namespace metal;
 using namespace tiny_llm_ext;
 
-constant constexpr int TILE = ATTENTION_SIMPLE_TILE;
+constant constexpr int TILE = ATTENTION_READABLE_TILE;
 constant constexpr int SLICES = 8;  // of 32 elements: D up to 256
 
 // Rows first … first + count − 1 of keys or values to the tile. Ends with a barrier.
@@ -28,7 +28,7 @@ void load_tile(device const T* rows, long stride, int count, int D, threadgroup 
 }
 
 template <typename T>
-[[kernel, max_total_threads_per_threadgroup(1024)]] void flash_attention_simple(
+[[kernel, max_total_threads_per_threadgroup(1024)]] void flash_attention_readable(
     device const T* query [[buffer(0)]],           // B×H_q×L×D
     device const T* key [[buffer(1)]],             // B×H×S×D
     device const T* value [[buffer(2)]],           // B×H×S×D
@@ -111,8 +111,8 @@ template <typename T>
 }
 
 #define INSTANTIATE(name, T)                                                                       \
-    template [[host_name("flash_attention_simple_" #name)]] [[kernel]] void                        \
-    flash_attention_simple<T>(                                                                     \
+    template [[host_name("flash_attention_readable_" #name)]] [[kernel]] void                      \
+    flash_attention_readable<T>(                                                                   \
         device const T*, device const T*, device const T*, device const uchar*, device const int*, \
         device T*, constant const FlashAttentionParams&, threadgroup T*, uint2, uint, uint, uint);
 

@@ -29,29 +29,9 @@ template <typename T>
     out[m * params.O + o] = T(total);
 }
 
-// out[i] = Σ_p parts[p, i], in the order of p: what is left to do where the tiles of matmul or of
-// quantized_matmul were cut into parts. Thread i.
-template <typename T>
-[[kernel]] void matmul_sum_parts(device const float* parts [[buffer(0)]],  // P × size
-                                 device T* out [[buffer(1)]],              // size
-                                 constant const SumPartsParams& params [[buffer(2)]],
-                                 uint index [[thread_position_in_grid]]) {
-    const long i = index;
-    if (i >= params.size) {
-        return;
-    }
-    float total = 0;
-    for (int p = 0; p < params.parts; p++) {
-        total += parts[p * params.size + i];
-    }
-    out[i] = T(total);
-}
-
-#define INSTANTIATE(name, T)                                                               \
-    template [[host_name("matmul_readable_" name)]] [[kernel]] void matmul_readable<T>(    \
-        device const T*, device const T*, device T*, constant const MatmulParams&, uint2); \
-    template [[host_name("matmul_sum_parts_" name)]] [[kernel]] void matmul_sum_parts<T>(  \
-        device const float*, device T*, constant const SumPartsParams&, uint);
+#define INSTANTIATE(name, T)                                                            \
+    template [[host_name("matmul_readable_" name)]] [[kernel]] void matmul_readable<T>( \
+        device const T*, device const T*, device T*, constant const MatmulParams&, uint2);
 
 INSTANTIATE("float32", float)
 INSTANTIATE("float16", half)

@@ -1,0 +1,46 @@
+// qk_norm_rope, the readable reference.
+#include <cmath>
+
+#include "src/qk_norm_rope/qk_norm_rope_kernels.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+// One head: x and out are the first elements of D.
+void turn_head(const QkNormRopeJob& job, int64_t x, const float* cos, const float* sin,
+               int64_t out) {
+    const int64_t half = job.D / 2;
+    const Format format = job.format;
+    float squares = 0;
+    for (int64_t i = 0; i < job.D; i++) {
+        const float value = load_element(job.x, x + i, format);
+        squares += value * value;
+    }
+    const float factor = 1 / std::sqrt(squares / static_cast<float>(job.D) + job.eps);
+    auto normalized = [&](int64_t i) {
+        const float value = round_to(load_element(job.x, x + i, format) * factor, format);
+        return round_to(value * load_element(job.weight, i, format), format);
+    };
+    for (int64_t i = 0; i < half; i++) {
+        const float n1 = normalized(i), n2 = normalized(i + half);
+        store_element(job.out, out + i, format, n1 * cos[i] - n2 * sin[i]);
+        store_element(job.out, out + i + half, format, n1 * sin[i] + n2 * cos[i]);
+    }
+}
+
+}  // namespace
+
+void qk_norm_rope_reference(const QkNormRopeJob& job, int64_t first, int64_t last) {
+    for (int64_t token = first; token < last; token++) {
+        const int64_t b = token / job.L, l = token % job.L;
+        const int64_t angles = b * job.angle_stride + l * (job.D / 2);
+        for (int64_t h = 0; h < job.H; h++) {
+            const int64_t x = b * job.x_strides[0] + l * job.x_strides[1] + h * job.x_strides[2];
+            turn_head(job, x, job.cos + angles, job.sin + angles,
+                      ((b * job.H + h) * job.L + l) * job.D);
+        }
+    }
+}
+
+}  // namespace tiny_llm_ext

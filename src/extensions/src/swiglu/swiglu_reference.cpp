@@ -1,0 +1,30 @@
+// swiglu, the readable reference.
+#include <cmath>
+
+#include "src/swiglu/swiglu_kernels.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+// x · sigmoid(x), rounded after each step. e^−|x| never overflows; sigmoid(−x) = 1 − sigmoid(x).
+float silu(float x, Format format) {
+    const float power = round_to(std::exp(-std::abs(x)), format);
+    float sigmoid = round_to(1 / round_to(1 + power, format), format);
+    sigmoid = x < 0 ? round_to(1 - sigmoid, format) : sigmoid;
+    return round_to(x * sigmoid, format);
+}
+
+}  // namespace
+
+void swiglu_reference(const SwigluJob& job, int64_t first, int64_t last) {
+    for (int64_t m = first; m < last; m++) {
+        for (int64_t i = 0; i < job.I; i++) {
+            const float gate = load_element(job.gate, m * job.gate_stride + i, job.format);
+            const float up = load_element(job.up, m * job.up_stride + i, job.format);
+            store_element(job.out, m * job.I + i, job.format, silu(gate, job.format) * up);
+        }
+    }
+}
+
+}  // namespace tiny_llm_ext
