@@ -10,6 +10,7 @@
 
 #include <vector>
 
+#include "common/recordable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -29,7 +30,7 @@ mx::array cache_write(const mx::array& buffer, const mx::array& tokens,
                       const std::vector<int>& offsets, mx::StreamOrDevice s = {});
 
 /// The graph node. Inputs: buffer, tokens and offsets, of any strides.
-class CacheWrite : public mx::UnaryPrimitive {
+class CacheWrite : public mx::UnaryPrimitive, public Recordable {
    public:
     explicit CacheWrite(mx::Stream stream) : mx::UnaryPrimitive(stream) {}
 
@@ -38,6 +39,7 @@ class CacheWrite : public mx::UnaryPrimitive {
 
     const char* name() const override { return "TinyLlmCacheWrite"; }
     bool is_equivalent(const mx::Primitive&) const override { return true; }
+    bool writes_in_place() const override { return true; }
     std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
 };
 

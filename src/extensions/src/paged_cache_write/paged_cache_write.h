@@ -11,6 +11,7 @@
 
 #include <vector>
 
+#include "common/recordable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -31,7 +32,7 @@ mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, con
 
 /// The graph node. Inputs, checked, of any strides: pages P×H×page_size×D, tokens B×H×L×D (T tokens
 /// are B = 1, L = T) and slots B×L.
-class PagedCacheWrite : public mx::UnaryPrimitive {
+class PagedCacheWrite : public mx::UnaryPrimitive, public Recordable {
    public:
     explicit PagedCacheWrite(mx::Stream stream) : mx::UnaryPrimitive(stream) {}
 
@@ -40,6 +41,7 @@ class PagedCacheWrite : public mx::UnaryPrimitive {
 
     const char* name() const override { return "TinyLlmPagedCacheWrite"; }
     bool is_equivalent(const mx::Primitive&) const override { return true; }
+    bool writes_in_place() const override { return true; }
     std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
         return {inputs[0].shape()};
     }

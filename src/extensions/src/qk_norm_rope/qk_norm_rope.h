@@ -14,6 +14,7 @@
 
 #include <vector>
 
+#include "common/recordable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -28,7 +29,7 @@ mx::array qk_norm_rope(const mx::array& x, const mx::array& weight, float eps, c
                        const mx::array& sin, mx::StreamOrDevice s = {});
 
 /// The graph node. Inputs: x, weight, cos, sin.
-class QkNormRope : public mx::UnaryPrimitive {
+class QkNormRope : public mx::UnaryPrimitive, public Recordable {
    public:
     QkNormRope(mx::Stream stream, float eps) : mx::UnaryPrimitive(stream), eps_(eps) {}
 

@@ -16,6 +16,7 @@
 
 #include <vector>
 
+#include "common/recordable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -45,7 +46,7 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
                                  const mx::array& a, const mx::array& b);
 
 /// The graph node. Inputs: scales, biases, a, b, checked, of any strides.
-class QuantizedMatmul : public mx::UnaryPrimitive {
+class QuantizedMatmul : public mx::UnaryPrimitive, public Recordable {
    public:
     QuantizedMatmul(mx::Stream stream, int group_size, int bits)
         : mx::UnaryPrimitive(stream), group_size_(group_size), bits_(bits) {}

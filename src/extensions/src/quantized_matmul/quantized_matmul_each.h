@@ -10,6 +10,7 @@
 
 #include <vector>
 
+#include "common/recordable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -29,7 +30,7 @@ std::vector<mx::array> quantized_matmul_each(const std::vector<mx::array>& scale
                                              mx::StreamOrDevice s = {});
 
 /// The graph node on the CPU. Inputs: a, then scales, biases and b of each matrix.
-class QuantizedMatmulEach : public mx::Primitive {
+class QuantizedMatmulEach : public mx::Primitive, public Recordable {
    public:
     QuantizedMatmulEach(mx::Stream stream, int group_size, int bits)
         : mx::Primitive(stream), group_size_(group_size), bits_(bits) {}

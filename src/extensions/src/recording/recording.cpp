@@ -2,14 +2,15 @@
 #include "src/recording/recording.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "common/checks.h"
+#include "common/recordable.h"
 #include "common/rows.h"
 #include "common/tasks.h"
 
@@ -32,27 +33,25 @@ bool contains(const std::vector<int>& indices, int index) {
     return std::find(indices.begin(), indices.end(), index) != indices.end();
 }
 
-bool is_one_of(std::initializer_list<std::string_view> names, const mx::Primitive& primitive) {
-    return std::find(names.begin(), names.end(), primitive.name()) != names.end();
+// The node as recordings know it; nullptr if it is not one that they may have.
+const Recordable* as_recordable(const mx::Primitive& primitive) {
+    return dynamic_cast<const Recordable*>(&primitive);
 }
 
-// Whether its tasks go through `add_task`.
-bool adds_tasks(const mx::Primitive& primitive) {
-    return is_one_of(
-        {"TinyLlmCacheWrite", "TinyLlmFlashAttention", "TinyLlmMatmul", "TinyLlmPagedAttention",
-         "TinyLlmPagedCacheWrite", "TinyLlmQkNormRope", "TinyLlmQuantizedMatmul",
-         "TinyLlmQuantizedMatmulEach", "TinyLlmRmsNorm", "TinyLlmSwiglu"},
-        primitive);
-}
-
-// Whether it writes its second input into its first, and calls that its output.
 bool writes_in_place(const mx::Primitive& primitive) {
-    return is_one_of({"TinyLlmCacheWrite", "TinyLlmPagedCacheWrite"}, primitive);
+    const Recordable* recordable = as_recordable(primitive);
+    return recordable != nullptr && recordable->writes_in_place();
 }
 
-// Whether it has no task, given an input in row-major order.
+bool is_reshape(const mx::Primitive& primitive) {
+    return std::string_view(primitive.name()) == "Reshape";
+}
+
+// Whether it is a node of MLX's own that has no task, given an input in row-major order.
 bool is_view(const mx::Primitive& primitive) {
-    return is_one_of({"ExpandDims", "Reshape", "Slice", "Squeeze", "Transpose"}, primitive);
+    const std::set<std::string_view> views = {"ExpandDims", "Reshape", "Slice", "Squeeze",
+                                              "Transpose"};
+    return views.contains(primitive.name());
 }
 
 }  // namespace
@@ -103,7 +102,7 @@ class Recording::Tracer {
     Place add_step(const mx::array& x) {
         check(x.primitive().stream() == recording_.stream_, NAME,
               "expected all operations on one stream, got ", x.primitive().name(), " on another");
-        check(adds_tasks(x.primitive()) || is_view(x.primitive()), NAME,
+        check(as_recordable(x.primitive()) != nullptr || is_view(x.primitive()), NAME,
               "expected operations of the extension and views, got ", x.primitive().name());
         Step step = {x.primitive_ptr(), {}, {}, {}, 0, {}};
         for (const auto& input : x.inputs()) {
@@ -228,7 +227,7 @@ std::vector<mx::array> Recording::evaluate(const std::vector<mx::array>& inputs)
         for (const Place& place : step.inputs) {
             from.push_back(at(place));
         }
-        if (is_one_of({"Reshape"}, *step.primitive)) {
+        if (is_reshape(*step.primitive)) {
             from[0] = row_contiguous(from[0], stream_);  // MLX's own copy would not be captured
         }
         for (size_t i = 0; i < step.shapes.size(); i++) {

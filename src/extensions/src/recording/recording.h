@@ -29,9 +29,10 @@ namespace mx = mlx::core;
 /// The operations between some placeholders and some outputs. What else they read, weights for
 /// example, is part of it.
 ///
-/// Every operation must be on one stream of the CPU, and must be one of those that `add_task`, or
-/// only look at an array in another way: their tasks can be captured. Those that write into an
-/// input, as into a KV cache, may do that to one of the recording's that nobody reads afterwards.
+/// Every operation must be on one stream of the CPU, and must be a Recordable
+/// (common/recordable.h), or one of MLX's that only look at an array in another way. Those that
+/// write into an input, as into a KV cache, may do that to one of the recording's that nothing
+/// reads afterwards.
 class Recording {
    public:
     /// placeholders: arrays without data, from which the outputs were computed. What the outputs

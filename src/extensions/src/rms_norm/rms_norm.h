@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/recordable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -31,7 +32,7 @@ std::pair<mx::array, mx::array> add_rms_norm(const mx::array& x, const mx::array
                                              mx::StreamOrDevice s = {});
 
 /// The graph node of both. Inputs: x, weight; or x, y, weight with outputs sum and norm.
-class RmsNorm : public mx::Primitive {
+class RmsNorm : public mx::Primitive, public Recordable {
    public:
     RmsNorm(mx::Stream stream, float eps) : mx::Primitive(stream), eps_(eps) {}
 
