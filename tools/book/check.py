@@ -42,10 +42,7 @@ def main() -> int:
     try:
         check_spelling()
         check_all()
-        if sys.version_info >= (3, 11):
-            build()
-        else:
-            print("the book is not built here: Zensical needs Python 3.11 or later")
+        build()
         count = 0 if args.no_run else run_all()
     except BookError as error:
         print(error, file=sys.stderr)

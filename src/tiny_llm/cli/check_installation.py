@@ -84,8 +84,8 @@ def _report(argv: list[str] | None) -> int:
 
 
 def _python() -> Finding:
-    supported = (3, 10) <= sys.version_info[:2] <= (3, 13)
-    return Finding("Python", supported, platform.python_version(), "install Python 3.10 to 3.13")
+    supported = (3, 11) <= sys.version_info[:2] <= (3, 15)
+    return Finding("Python", supported, platform.python_version(), "install Python 3.11 to 3.15")
 
 
 def _package(name: str) -> Finding:

@@ -16,7 +16,7 @@ All of it as half-open intervals over the tokens of the prompt and the answer:
 
 from array import array
 from collections.abc import Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Literal
 
 from .sampling_params import SamplingParams
@@ -24,7 +24,7 @@ from .sampling_params import SamplingParams
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-class RequestState(str, Enum):
+class RequestState(StrEnum):
     """Where a request is.
 
     waiting → running → finished, aborted or failed; running ⇄ preempted when pages run out.

@@ -7,17 +7,17 @@ namespace tiny_llm_ext {
 
 namespace {
 
-constexpr const char* NAME = "cache_write";
+constexpr const char* CACHE_WRITE = "cache_write";
 
 void check_buffer(const mx::array& buffer, const mx::array& tokens, int64_t offsets) {
-    check(buffer.ndim() == 4, NAME, "expected a buffer B×H×C×D, got shape ", buffer.shape());
-    check(tokens.dtype() == buffer.dtype(), NAME, "expected tokens in the dtype of the buffer, ",
+    check(buffer.ndim() == 4, CACHE_WRITE, "expected a buffer B×H×C×D, got shape ", buffer.shape());
+    check(tokens.dtype() == buffer.dtype(), CACHE_WRITE, "expected tokens in the dtype of the buffer, ",
           buffer.dtype(), ", got ", tokens.dtype());
     mx::Shape expected = buffer.shape();
     expected[2] = tokens.ndim() == 4 ? tokens.shape(2) : 1;
-    check(tokens.shape() == expected, NAME, "expected tokens of shape ", expected,
+    check(tokens.shape() == expected, CACHE_WRITE, "expected tokens of shape ", expected,
           ", like the buffer's but for the third dimension, got ", tokens.shape());
-    check(offsets == buffer.shape(0), NAME, "expected ", buffer.shape(0),
+    check(offsets == buffer.shape(0), CACHE_WRITE, "expected ", buffer.shape(0),
           " offsets, one for each sequence, got ", offsets);
 }
 
@@ -25,7 +25,7 @@ void check_buffer(const mx::array& buffer, const mx::array& tokens, int64_t offs
 
 mx::array cache_write(const mx::array& buffer, const mx::array& tokens, const mx::array& offsets,
                       mx::StreamOrDevice s) {
-    check(offsets.dtype() == mx::int32 && offsets.ndim() == 1, NAME,
+    check(offsets.dtype() == mx::int32 && offsets.ndim() == 1, CACHE_WRITE,
           "expected offsets in int32, one for each sequence, got ", offsets.dtype(), " of shape ",
           offsets.shape());
     check_buffer(buffer, tokens, offsets.size());
@@ -38,7 +38,7 @@ mx::array cache_write(const mx::array& buffer, const mx::array& tokens,
     check_buffer(buffer, tokens, static_cast<int64_t>(offsets.size()));
     const int last = buffer.shape(2) - tokens.shape(2);
     for (int offset : offsets) {
-        check(offset == -1 || (offset >= 0 && offset <= last), NAME, "expected offsets from 0 to ",
+        check(offset == -1 || (offset >= 0 && offset <= last), CACHE_WRITE, "expected offsets from 0 to ",
               last, " (", buffer.shape(2), " places, ", tokens.shape(2),
               " new tokens), or -1 to leave a sequence as it is, got ", offset);
     }

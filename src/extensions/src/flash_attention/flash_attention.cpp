@@ -10,30 +10,30 @@ namespace tiny_llm_ext {
 
 namespace {
 
-constexpr const char* NAME = "flash_attention";
+constexpr const char* FLASH_ATTENTION = "flash_attention";
 
 void check_query_key_value(const mx::array& query, const mx::array& key, const mx::array& value) {
-    check(is_float(query.dtype()), NAME, "expected query in float32, float16 or bfloat16, got ",
+    check(is_float(query.dtype()), FLASH_ATTENTION, "expected query in float32, float16 or bfloat16, got ",
           query.dtype());
-    check(key.dtype() == query.dtype() && value.dtype() == query.dtype(), NAME,
+    check(key.dtype() == query.dtype() && value.dtype() == query.dtype(), FLASH_ATTENTION,
           "expected key and value in the dtype of query, ", query.dtype(), ", got ", key.dtype(),
           " and ", value.dtype());
-    check(query.ndim() >= 3, NAME, "expected query of shape N..×H_q×L×D, got shape ",
+    check(query.ndim() >= 3, FLASH_ATTENTION, "expected query of shape N..×H_q×L×D, got shape ",
           query.shape());
-    check(key.ndim() == query.ndim(), NAME, "expected key with the ", query.ndim(),
+    check(key.ndim() == query.ndim(), FLASH_ATTENTION, "expected key with the ", query.ndim(),
           " dimensions of query, got shape ", key.shape());
-    check(value.shape() == key.shape(), NAME, "expected value of the shape of key, ", key.shape(),
+    check(value.shape() == key.shape(), FLASH_ATTENTION, "expected value of the shape of key, ", key.shape(),
           ", got ", value.shape());
 
     auto expected = query.shape();  // but for heads and length, key is shaped like query
     expected.end()[-3] = key.shape(-3);
     expected.end()[-2] = key.shape(-2);
-    check(key.shape() == expected, NAME, "expected key of shape ", expected, " for query of shape ",
+    check(key.shape() == expected, FLASH_ATTENTION, "expected key of shape ", expected, " for query of shape ",
           query.shape(), ", got ", key.shape());
     const int D = query.shape(-1), H_q = query.shape(-3), H = key.shape(-3);
-    check(D >= 1 && D <= MAX_HEAD_SIZE, NAME, "expected a head size from 1 to ", MAX_HEAD_SIZE,
+    check(D >= 1 && D <= MAX_HEAD_SIZE, FLASH_ATTENTION, "expected a head size from 1 to ", MAX_HEAD_SIZE,
           ", got ", D);
-    check(H > 0 && H_q % H == 0, NAME,
+    check(H > 0 && H_q % H == 0, FLASH_ATTENTION,
           "expected the key/value heads to divide the query heads, got ", H, " and ", H_q);
 }
 
@@ -45,13 +45,13 @@ mx::array flatten_batch(const mx::array& x, mx::StreamOrDevice s) {
 }
 
 mx::array broadcast_mask(const mx::array& mask, const mx::Shape& scores, mx::StreamOrDevice s) {
-    check(mask.dtype() == mx::bool_ || is_float(mask.dtype()), NAME,
+    check(mask.dtype() == mx::bool_ || is_float(mask.dtype()), FLASH_ATTENTION,
           "expected mask in bool, float32, float16 or bfloat16, got ", mask.dtype());
     bool fits = mask.ndim() <= scores.size();
     for (int i = 1; fits && i <= static_cast<int>(mask.ndim()); i++) {
         fits = mask.shape(-i) == 1 || mask.shape(-i) == scores.end()[-i];
     }
-    check(fits, NAME, "expected a mask that can be broadcast to ", scores, ", got shape ",
+    check(fits, FLASH_ATTENTION, "expected a mask that can be broadcast to ", scores, ", got shape ",
           mask.shape());
     return flatten_batch(mx::broadcast_to(mask, scores, s), s);
 }
@@ -66,19 +66,19 @@ mx::array flash_attention(const mx::array& query, const mx::array& key, const mx
     std::vector<mx::array> inputs = {flatten_batch(query, s), flatten_batch(key, s),
                                      flatten_batch(value, s)};
     if (mask) {
-        check(!causal, NAME, "expected a causal mask or an array as mask, got both");
+        check(!causal, FLASH_ATTENTION, "expected a causal mask or an array as mask, got both");
         auto scores = query.shape();  // N..×H_q×L×S
         scores.back() = key.shape(-2);
         inputs.push_back(broadcast_mask(*mask, scores, s));
     }
     if (context_lens) {
-        check(query.ndim() == 4, NAME,
+        check(query.ndim() == 4, FLASH_ATTENTION,
               "expected query with 4 dimensions when there are context_lens, got shape ",
               query.shape());
-        check(context_lens->dtype() == mx::int32, NAME, "expected context_lens in int32, got ",
+        check(context_lens->dtype() == mx::int32, FLASH_ATTENTION, "expected context_lens in int32, got ",
               context_lens->dtype());
         const mx::Shape batch = {query.shape(0)};
-        check(context_lens->shape() == batch, NAME, "expected context_lens of shape ", batch,
+        check(context_lens->shape() == batch, FLASH_ATTENTION, "expected context_lens of shape ", batch,
               " for query of shape ", query.shape(), ", got ", context_lens->shape());
         inputs.push_back(*context_lens);
     }

@@ -18,13 +18,13 @@ namespace tiny_llm_ext {
 
 namespace {
 
-constexpr const char* NAME = "recording";
+constexpr const char* RECORDING = "recording";
 
 // The stream of what computes the outputs; some may be inputs.
 mx::Stream stream_of(const std::vector<mx::array>& outputs) {
     const auto computed = std::find_if(outputs.begin(), outputs.end(),
                                        [](const mx::array& x) { return x.has_primitive(); });
-    check(computed != outputs.end(), NAME, "expected a function that computes something, got ",
+    check(computed != outputs.end(), RECORDING, "expected a function that computes something, got ",
           outputs.size(), " arrays that are nothing new");
     return computed->primitive().stream();
 }
@@ -100,9 +100,9 @@ class Recording::Tracer {
 
     // A primitive computes all of its outputs at once.
     Place add_step(const mx::array& x) {
-        check(x.primitive().stream() == recording_.stream_, NAME,
+        check(x.primitive().stream() == recording_.stream_, RECORDING,
               "expected all operations on one stream, got ", x.primitive().name(), " on another");
-        check(as_recordable(x.primitive()) != nullptr || is_view(x.primitive()), NAME,
+        check(as_recordable(x.primitive()) != nullptr || is_view(x.primitive()), RECORDING,
               "expected operations of the extension and views, got ", x.primitive().name());
         Step step = {x.primitive_ptr(), {}, {}, {}, 0, {}};
         for (const auto& input : x.inputs()) {
@@ -130,7 +130,7 @@ class Recording::Tracer {
 Recording::Recording(const std::vector<mx::array>& placeholders,
                      const std::vector<mx::array>& outputs)
     : stream_(stream_of(outputs)) {
-    check(stream_.device == mx::Device::cpu, NAME,
+    check(stream_.device == mx::Device::cpu, RECORDING,
           "expected operations on the CPU: a GPU is told of each as it comes");
     for (const auto& input : placeholders) {
         input_shapes_.push_back(input.shape());
@@ -191,7 +191,7 @@ void Recording::find_overwritten() {
         const auto input = overwritten.find(buffer.index);
         const bool is_last = contains(step.last_use, buffer.index);
         const bool writes_itself = contains(memory_of(step.inputs[1]), buffer.index);
-        check(!buffer.is_constant && input != overwritten.end() && is_last && !writes_itself, NAME,
+        check(!buffer.is_constant && input != overwritten.end() && is_last && !writes_itself, RECORDING,
               "expected only inputs to be written to, and nobody to read them afterwards, got ",
               step.primitive->name(), " on something else");
         overwrites_[input->second] = true;

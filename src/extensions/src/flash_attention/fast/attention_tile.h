@@ -7,8 +7,6 @@
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
-namespace {
-
 constexpr int KEYS = ATTENTION_TILE;
 
 /// Addresses of up to KEYS keys and of their values, rows of D elements.
@@ -116,6 +114,8 @@ class Ahead {
     int done_ = 0;
     int reminded_ = SOON;
 };
+
+namespace {
 
 // How many columns of keys are transposed at once. Two neighbours of bfloat16 are moved as one
 // 32-bit word, which needs half the shuffles.
