@@ -113,7 +113,7 @@ NB_MODULE(_ext, m) {
              R"(The function's outputs for `inputs`, computed by one node of the graph.
 
 Args:
-    inputs: arrays. Those that the function writes into are overwritten if nobody else refers to
+    inputs: arrays. Those that the function writes into are overwritten if nothing else refers to
         them when the node is computed, and are copied otherwise.
 
 Returns:

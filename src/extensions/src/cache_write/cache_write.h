@@ -2,7 +2,7 @@
 //
 //     buffer[b, h, offsets[b] + l, d] = new[b, h, l, d]      for every b with offsets[b] ≥ 0
 //
-// MLX's arrays are values: whoever writes to one gets another. But when nothing else refers to the
+// MLX's arrays are values: writing to one gives another. But when nothing else refers to the
 // old one, its memory may become the new one's. MLX calls that donation, and it is what makes
 // appending a token cost a token and not the history.
 #pragma once
