@@ -24,7 +24,8 @@ void copy_strides(const std::array<int64_t, N>& from, long (&to)[N]) {
 
 void bind_params(nb::module_& m) {
     using Params = FlashAttentionParams;
-    nb::class_<Params>(m, "FlashAttentionParams", "What the kernels of flash_attention are told.")
+    nb::class_<Params>(m, "FlashAttentionParams",
+                       "The parameters of the kernels of flash_attention.")
         .def(
             "__init__",
             [](Params* self, int B, int H_q, int H, int L, int S, int D, float scale, bool causal,
@@ -60,7 +61,7 @@ void bind_params(nb::module_& m) {
         .def_ro("splits", &Params::splits, "Of the keys, in the decode kernel.");
 }
 
-// Launches that are made of params and a dtype: name and buffers are told to Python.
+// Launches that are made of params and a dtype.
 template <typename Params>
 void def_launch(nb::module_& m, const char* name, MetalLaunch (*launch)(const Params&, Format),
                 const char* buffers) {
@@ -74,7 +75,8 @@ void def_launch(nb::module_& m, const char* name, MetalLaunch (*launch)(const Pa
 
 void bind_paged_params(nb::module_& m) {
     using Params = PagedAttentionParams;
-    nb::class_<Params>(m, "PagedAttentionParams", "What the kernels of paged_attention are told.")
+    nb::class_<Params>(m, "PagedAttentionParams",
+                       "The parameters of the kernels of paged_attention.")
         .def(
             "__init__",
             [](Params* self, int H_q, int H, int D, int B, int max_pages, int P, int page_size,

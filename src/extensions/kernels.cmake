@@ -1,4 +1,4 @@
-# The CPU kernels, which know nothing of MLX: libraries of objects for the module, and for the tests
+# The CPU kernels, which do not use MLX: libraries of objects for the module, and for the tests
 # in tests/, which need nothing but a compiler. Leaves the libraries' names in KERNEL_LIBRARIES and
 # their sources in KERNEL_SOURCES.
 #

@@ -1,4 +1,4 @@
-// What the kernels of common/metal_copy.metal are told.
+// The parameters of the kernels in common/metal_copy.metal.
 #pragma once
 
 namespace tiny_llm_ext {

@@ -25,7 +25,7 @@ std::string library_path();
 void encode(const mx::Stream& stream, const MetalLaunch& launch,
             const std::vector<mx::array>& inputs, std::vector<mx::array> outputs);
 
-/// The same for a kernel that works with any number of threads: `launch` is told how many its
+/// The same for a kernel that works with any number of threads: `launch` is given how many its
 /// pipeline allows, which depends on the registers it needs. It may not choose another kernel then.
 void encode(const mx::Stream& stream, const std::function<MetalLaunch(int max_threads)>& launch,
             const std::vector<mx::array>& inputs, std::vector<mx::array> outputs);

@@ -1,12 +1,12 @@
-// How a Metal kernel is started, decided in plain C++ that knows neither Metal nor MLX.
+// How a Metal kernel is started, decided in plain C++, without Metal or MLX.
 //
 // Every operation has src/<op>/<op>_launch.h: from shapes to a MetalLaunch. The operation's
 // eval_gpu dispatches exactly that (common/metal_device.h), and the tests run exactly that in the
 // emulator (tiny_llm_ext.metal in Python): a grid that is too small for a shape is found without a
 // GPU.
 //
-// What a kernel is told besides its arrays is a struct of its own, src/<op>/<op>_params.h, which
-// the kernel includes too. int has 32 bits and long 64 on both sides. A kernel's buffers are, in
+// The parameters of a kernel besides its arrays are a struct, src/<op>/<op>_params.h, which the
+// kernel includes too. int has 32 bits and long 64 on both sides. A kernel's buffers are, in
 // this order: the inputs, the outputs, the params.
 #pragma once
 

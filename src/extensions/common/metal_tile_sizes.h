@@ -1,4 +1,4 @@
-// Sizes of the tiled matrix multiplications, for the kernels and for those who launch them.
+// Sizes of the tiled matrix multiplications, for the kernels and for their launches.
 #pragma once
 
 namespace tiny_llm_ext {

@@ -31,7 +31,7 @@ mlx::core::array row_contiguous(const mlx::core::array& x, mlx::core::Stream str
 /// A copy of `x` in row-major order, made as a task of the stream.
 mlx::core::array copy_of(const mlx::core::array& x, mlx::core::Stream stream);
 
-/// Gives `out` memory: that of `x`, if nobody else will read x and it has the same layout, or new.
+/// Gives `out` memory: that of `x`, if nothing else will read x and it has the same layout, or new.
 /// A kernel may then write an element of `out` only after it has read that element of x.
 void* allocate_or_reuse(mlx::core::array& out, const mlx::core::array& x);
 

@@ -63,7 +63,7 @@ void add_task(mlx::core::Stream stream, Task task) {
 /// Keeps an array's memory for the tasks that were added and for the one added next.
 void keep_for_tasks(mlx::core::Stream stream, const mlx::core::array& x);
 
-/// Whether an operation may write into its input `x` and call that its output, because nobody else
+/// Whether an operation may write into its input `x` and call that its output, because nothing else
 /// will read x. What is captured may always: a recording sees to that (src/recording/recording.h).
 inline bool may_overwrite(const mlx::core::array& x) {
     return x.flags().row_contiguous && (Capture::current() != nullptr || x.is_donatable());

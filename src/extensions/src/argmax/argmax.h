@@ -16,8 +16,10 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// x: N..×V, float32, float16 or bfloat16; V from 1 to 2³¹ − 1. Returns N.. in uint32. Throws
-/// std::invalid_argument for anything else. On a GPU it is MLX's own.
+/// Where each row is largest: the first place, if there are several.
+///
+/// x: N..×V, float32, float16 or bfloat16; V from 1 to 2³¹ − 1. NaN is never the largest.
+/// Returns N.. in uint32. Throws std::invalid_argument for anything else. On a GPU it is MLX's own.
 mx::array argmax(const mx::array& x, mx::StreamOrDevice s = {});
 
 /// The graph node on the CPU. Input: x.

@@ -17,8 +17,8 @@ namespace mx = mlx::core;
 ///
 /// x, y: any shapes that broadcast, any dtypes but complex64. Integers are computed, and returned,
 /// as float32; otherwise the result has the promoted dtype of the two. float16 and bfloat16 are
-/// rounded once, from float32. Throws std::invalid_argument for anything else; a GPU computes at
-/// most 2³¹ − 1,025 elements.
+/// rounded once, from float32. Throws std::invalid_argument for anything else.
+/// A GPU computes at most 2³¹ − 1,025 elements.
 mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
                 mx::StreamOrDevice s = {});
 

@@ -1,4 +1,4 @@
-// What the kernels of axpby.metal are told.
+// The parameters of the kernels in axpby.metal.
 #pragma once
 
 namespace tiny_llm_ext {

@@ -1,9 +1,8 @@
 // cache_write: new keys or values into the buffer of a cache, in place.
 //
-//     buffer[b, h, offsets[b] + l, d] = new[b, h, l, d]      for every sequence b with an offset ≥
-//     0
+//     buffer[b, h, offsets[b] + l, d] = new[b, h, l, d]      for every b with offsets[b] ≥ 0
 //
-// MLX's arrays are values: whoever writes to one gets another. But when nothing else refers to the
+// MLX's arrays are values: writing to one gives another. But when nothing else refers to the
 // old one, its memory may become the new one's. MLX calls that donation, and it is what makes
 // appending a token cost a token and not the history.
 #pragma once
@@ -18,12 +17,13 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// A buffer with new tokens written into it; the same memory if the caller gives up the old one.
+/// New keys or values into a cache's buffer: in place, if the caller keeps no reference to it.
 ///
 /// buffer: B×H×C×D, any dtype. tokens: B×H×L×D of the same dtype, of any strides.
 /// offsets: where each sequence's tokens go, B numbers from 0 to C − L; −1 leaves a sequence as it
-/// is. An array's, int32, are not known before it is computed: any other number is as −1.
-/// Returns B×H×C×D. Throws std::invalid_argument for anything else.
+/// is. They may be an array, int32. Its numbers are known too late to be refused, so any other
+/// number leaves its sequence as it is, too.
+/// Returns B×H×C×D: the buffer with the tokens. Throws std::invalid_argument for anything else.
 mx::array cache_write(const mx::array& buffer, const mx::array& tokens, const mx::array& offsets,
                       mx::StreamOrDevice s = {});
 mx::array cache_write(const mx::array& buffer, const mx::array& tokens,

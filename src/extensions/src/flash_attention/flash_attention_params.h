@@ -1,4 +1,5 @@
-// What the kernels of flash_attention*.metal are told, and the sizes that host and kernels share.
+// The parameters of the kernels in flash_attention*.metal, and the sizes that host and kernels
+// share.
 #pragma once
 
 namespace tiny_llm_ext {

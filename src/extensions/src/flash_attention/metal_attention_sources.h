@@ -1,6 +1,6 @@
 // What a kernel attends to, and where it lies. For Metal only.
 //
-// metal_attention_decode.h and metal_attention_tile.h have the mathematics: they are told how large
+// metal_attention_decode.h and metal_attention_tile.h have the mathematics: they get how large
 // the work is (an AttentionGroup) and ask a source for rows. So a cache in one buffer (DenseSource)
 // and one in pages (paged_attention/metal_pages.h) give the same bits. A source has:
 //

@@ -17,16 +17,19 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// At least `bytes` bytes of memory that nobody has written yet, in pages of 2 MB where the system
+/// New memory of at least `bytes` bytes, for interleaved weights: in pages of 2 MB where the system
 /// gives those for the asking (Linux with transparent huge pages).
+///
+/// Returns P×512 uint64, whatever is in them. Throws std::invalid_argument for a negative number.
 mx::array large_pages(int64_t bytes);
 
-/// O×W -> (O/R)×W×R, written `offset` bytes into `memory`, which it shares.
+/// O×W -> (O/R)×W×R, written `offset` bytes into `memory`, which it shares: see
+/// common/interleaved.h. It is done at once, not lazily.
 ///
 /// matrix: numbers of 2 or 4 bytes. Computed first if need be.
 /// rows: R, how many go together; positive, and O is a multiple of it.
 /// memory: of large_pages; room for all of the matrix from `offset` on, a multiple of 64.
-/// Throws std::invalid_argument.
+/// Throws std::invalid_argument for anything else.
 mx::array interleave(const mx::array& matrix, int rows, const mx::array& memory, int64_t offset);
 
 }  // namespace tiny_llm_ext

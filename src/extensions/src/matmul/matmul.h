@@ -19,6 +19,8 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
+/// a · bᵀ, for matrices that are not quantized.
+///
 /// a: N..×I, float32, float16 or bfloat16. b: O×I, dtype of a.
 /// Returns N..×O in their dtype. Throws std::invalid_argument for anything else.
 mx::array matmul(const mx::array& a, const mx::array& b, mx::StreamOrDevice s = {});

@@ -1,4 +1,4 @@
-// What the kernels of matmul*.metal are told.
+// The parameters of the kernels in matmul*.metal.
 #pragma once
 
 namespace tiny_llm_ext {

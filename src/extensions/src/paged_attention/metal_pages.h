@@ -23,7 +23,7 @@ inline Tokens tokens_of(constant const PagedAttentionParams& params, device cons
     if (params.L > 0) {
         return {b * params.L, params.L};
     }
-    int first = 0;  // cu_seqlens_q[b], if they ascend; never fewer tokens than somebody before has
+    int first = 0;  // cu_seqlens_q[b], if they ascend; at least where an earlier sequence begins
     for (int i = int(lane); i <= b; i += 32) {
         first = max(first, cu_seqlens_q[i]);
     }

@@ -31,7 +31,7 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// Attention of grouped heads with L queries for each of B sequences.
+/// Attention to keys and values in pages, with L queries for each of B sequences.
 ///
 /// query: B×H_q×L×D, float32, float16 or bfloat16; D from 1 to 256.
 /// key_pages, value_pages: P×H×page_size×D in the dtype of query; H divides H_q. Not copied if they
@@ -41,21 +41,23 @@ namespace mx = mlx::core;
 /// causal: query i of sequence b sees keys j ≤ i + context_lens[b] − L only; if false, all of them.
 ///
 /// Returns B×H_q×L×D in the dtype of query, laid out as B×L×H_q×D, which the next projection reads.
-/// A row that may see no key is zero. Throws std::invalid_argument for anything else.
+/// A row that may see no key is zero; the rows of a sequence with a key in a page that is not there
+/// are NaN. Throws std::invalid_argument for anything else.
 mx::array paged_attention(const mx::array& query, const mx::array& key_pages,
                           const mx::array& value_pages, const mx::array& block_table,
                           const mx::array& context_lens, std::optional<float> scale, bool causal,
                           mx::StreamOrDevice s = {});
 
-/// The same for sequences with different numbers of queries, one after the other: always causal.
+/// paged_attention, causal, for sequences with different numbers of queries, one after the other.
 ///
 /// query: T×H_q×D, of any strides.
 /// cu_seqlens_q: B+1 int32, ascending from 0 to T. Sequence s has the tokens cu_seqlens_q[s] to
 ///   cu_seqlens_q[s + 1] − 1, and these are the last of its context_lens[s]: query i of them sees
 ///   keys j ≤ i + context_lens[s] − (cu_seqlens_q[s + 1] − cu_seqlens_q[s]).
-/// The other arguments: as above.
+/// The other arguments: as in paged_attention.
 ///
 /// Returns T×H_q×D in the dtype of query, row-contiguous.
+/// Throws std::invalid_argument for anything else.
 mx::array paged_attention_varlen(const mx::array& query, const mx::array& key_pages,
                                  const mx::array& value_pages, const mx::array& cu_seqlens_q,
                                  const mx::array& context_lens, const mx::array& block_table,

@@ -16,9 +16,9 @@ using namespace tiny_llm_ext;
 // Zeros for the tokens before the first sequence's and behind the last one's, for one group of
 // heads; `share` of `shares` threadgroups.
 template <typename T>
-void clear_tokens_of_nobody(constant const PagedAttentionParams& params,
-                            device const int* cu_seqlens_q, int key_head, device T* out, int share,
-                            int shares, uint simdgroup, uint lane) {
+void clear_tokens_of_no_sequence(constant const PagedAttentionParams& params,
+                                 device const int* cu_seqlens_q, int key_head, device T* out,
+                                 int share, int shares, uint simdgroup, uint lane) {
     const int before = clamp(cu_seqlens_q[0], 0, params.T);
     const int behind = tokens_of(params, cu_seqlens_q, params.B, lane).first;
     const int row = params.H_q / params.H * params.D;
@@ -64,8 +64,9 @@ template <typename T, int ROWS, int DIM>
     threadgroup float memory[split_memory<ROWS, DIM>()];
     const int b = int(at.z) / params.H, key_head = int(at.z) % params.H;
     if (b == params.B) {
-        clear_tokens_of_nobody(params, cu_seqlens_q, key_head, out, int(at.y * groups.x + at.x),
-                               int(groups.x * groups.y), simdgroup, lane);
+        clear_tokens_of_no_sequence(params, cu_seqlens_q, key_head, out,
+                                    int(at.y * groups.x + at.x), int(groups.x * groups.y),
+                                    simdgroup, lane);
         return;
     }
     const Tokens tokens = tokens_of(params, cu_seqlens_q, b, lane);

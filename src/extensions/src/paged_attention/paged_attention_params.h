@@ -1,4 +1,4 @@
-// What the kernels of paged_attention*.metal are told.
+// The parameters of the kernels in paged_attention*.metal.
 #pragma once
 
 namespace tiny_llm_ext {

@@ -19,14 +19,15 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// A pool with new tokens written into it; the same memory if the caller gives up the old one.
+/// New keys or values into pages: in place, if the caller keeps no reference to them.
 ///
 /// pages: P×H×page_size×D, float32, float16 or bfloat16; row-contiguous, or it is copied.
 /// tokens: T×H×D or B×H×L×D of the same dtype, of any strides.
 /// slots: T, or B×L, int32: each token's place, all different. A token whose slot is not in
 ///   0 … P · page_size − 1 is not written; −1 says so on purpose (an idle row of a batch).
 ///
-/// Returns P×H×page_size×D. Throws std::invalid_argument for anything else.
+/// Returns P×H×page_size×D: the pages with the tokens.
+/// Throws std::invalid_argument for anything else.
 mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, const mx::array& slots,
                             mx::StreamOrDevice s = {});
 

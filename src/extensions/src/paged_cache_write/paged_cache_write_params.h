@@ -1,4 +1,4 @@
-// What the kernels of paged_cache_write.metal are told.
+// The parameters of the kernels in paged_cache_write.metal.
 #pragma once
 
 namespace tiny_llm_ext {

@@ -22,8 +22,11 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
+/// rms_norm of each head, then RoPE, laid out for attention.
+///
 /// x: B×L×H×D, float32, float16 or bfloat16; D even. A view is read where it is.
-/// weight: D, dtype of x. cos, sin: B×L×D/2 or 1×L×D/2, float32.
+/// weight: D, dtype of x. eps: as in rms_norm.
+/// cos, sin: B×L×D/2 or 1×L×D/2, float32; pair i of a head is (x[i], x[i + D/2]).
 /// Returns B×H×L×D in the dtype of x. Throws std::invalid_argument for anything else.
 mx::array qk_norm_rope(const mx::array& x, const mx::array& weight, float eps, const mx::array& cos,
                        const mx::array& sin, mx::StreamOrDevice s = {});

@@ -1,4 +1,4 @@
-// What the kernels of qk_norm_rope.metal are told.
+// The parameters of the kernels in qk_norm_rope.metal.
 #pragma once
 
 namespace tiny_llm_ext {

@@ -1,7 +1,7 @@
 // quantized_embedding: rows of a quantized table, looked up and made plain.
 //
-//     out[n, e] = round(round(q[ids[n], e] · scale[ids[n], g]) + bias[ids[n], g]),  g = e /
-//     group_size
+//     out[n, e] = round(round(q[ids[n], e] · scale[ids[n], g]) + bias[ids[n], g]),
+//     g = e / group_size
 //
 // The format is that of quantized_matmul. Rounded twice, to the dtype of the scales, as
 // mx.dequantize rounds: the values are the same bit for bit.
@@ -20,8 +20,12 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// ids: N.., int32 or uint32. scales, biases: V×(E/group_size), float32, float16 or bfloat16.
-/// group_size: 32, 64 or 128. bits: 4 or 8. weight: V×(E·bits/32), uint32.
+/// Rows of a quantized table: value = q · scale + bias, the bits of mx.dequantize of those rows.
+///
+/// ids: N.., int32 or uint32. A negative one counts from the end, one beyond the table gives NaN.
+/// scales, biases: V×(E/group_size), float32, float16 or bfloat16.
+/// group_size: 32, 64 or 128. bits: 4 or 8.
+/// weight: V×(E·bits/32), uint32, the lowest bits of a word first.
 /// On the CPU, weight, scales and biases may be interleaved (common/interleaved.h).
 /// Returns N..×E in the dtype of scales. Throws std::invalid_argument for anything else.
 mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,

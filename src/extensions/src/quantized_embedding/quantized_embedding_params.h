@@ -1,4 +1,4 @@
-// What the kernels of quantized_embedding.metal are told.
+// The parameters of the kernels in quantized_embedding.metal.
 #pragma once
 
 namespace tiny_llm_ext {

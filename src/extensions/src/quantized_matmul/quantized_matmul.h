@@ -24,13 +24,15 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// a · bᵀ with a quantized b.
+/// a · bᵀ, where b is quantized: value = q · scale + bias.
 ///
 /// scales, biases: O×(I/group_size), float16 or bfloat16.
 /// group_size: 32, 64 or 128. bits: 4 or 8.
-/// a: N..×I, float16 or bfloat16. b: O×(I·bits/32), uint32.
+/// a: N..×I, float16 or bfloat16.
+/// b: O×(I·bits/32), uint32, the lowest bits of a word first.
 /// transpose_b: must be true; b is stored output-major.
-/// b, scales and biases may be interleaved (common/interleaved.h) where the CPU reads that.
+/// b, scales and biases may be interleaved, (O/R)×W×R for O×W (common/interleaved.h), where
+/// R = interleaved_rows() is not 0.
 /// Returns N..×O in the dtype of a. Throws std::invalid_argument for anything else.
 mx::array quantized_matmul(const mx::array& scales, const mx::array& biases, int group_size,
                            int bits, const mx::array& a, const mx::array& b, bool transpose_b,

@@ -1,4 +1,4 @@
-// quantized_matmul on the CPU: which kernel runs, and who does which part of it.
+// quantized_matmul on the CPU: which kernel runs, and on which outputs.
 #include <algorithm>
 #include <memory>
 #include <utility>

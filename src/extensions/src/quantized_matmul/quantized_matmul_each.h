@@ -18,10 +18,11 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// a · bᵀ for each quantized b, in their order.
+/// a · bᵀ for each of several quantized matrices b: the same bits as one quantized_matmul each.
 ///
 /// scales, biases, b: as many of each as there are matrices, at least one; their shapes and dtypes,
-/// group_size, bits and a: as for quantized_matmul. Matrices may differ in their outputs, O.
+/// group_size, bits and a: as for quantized_matmul. Matrices may differ in O.
+/// Returns N..×O in the dtype of a for each of them.
 /// Throws std::invalid_argument for anything else.
 std::vector<mx::array> quantized_matmul_each(const std::vector<mx::array>& scales,
                                              const std::vector<mx::array>& biases, int group_size,

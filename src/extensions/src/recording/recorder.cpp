@@ -81,8 +81,8 @@ std::vector<mx::array> Replay::prepared(const std::vector<mx::array>& inputs) {
 }
 
 void Replay::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) {
-    // MLX lets go of the other outputs' inputs later. But an input is only known to be nobody
-    // else's while a single reference to it is left.
+    // MLX releases the other outputs' inputs later. But an input may be overwritten only while a
+    // single reference to it is left.
     for (size_t i = 1; i < outputs.size(); i++) {
         outputs[i].inputs().clear();
     }

@@ -131,7 +131,7 @@ Recording::Recording(const std::vector<mx::array>& placeholders,
                      const std::vector<mx::array>& outputs)
     : stream_(stream_of(outputs)) {
     check(stream_.device == mx::Device::cpu, RECORDING,
-          "expected operations on the CPU: a GPU is told of each as it comes");
+          "expected operations on the CPU: recordings do not run on a GPU");
     for (const auto& input : placeholders) {
         input_shapes_.push_back(input.shape());
         input_dtypes_.push_back(input.dtype());
@@ -146,7 +146,7 @@ Recording::Recording(const std::vector<mx::array>& placeholders,
     find_overwritten();
 }
 
-// A place, and those that it is a view of: who reads it reads their memory.
+// A place, and those that it is a view of: to read it is to read their memory.
 std::vector<int> Recording::memory_of(const Place& place) const {
     std::vector<int> indices;
     for (int index = place.is_constant ? -1 : place.index; index >= 0; index = viewed_[index]) {
@@ -192,7 +192,7 @@ void Recording::find_overwritten() {
         const bool is_last = contains(step.last_use, buffer.index);
         const bool writes_itself = contains(memory_of(step.inputs[1]), buffer.index);
         check(!buffer.is_constant && input != overwritten.end() && is_last && !writes_itself, RECORDING,
-              "expected only inputs to be written to, and nobody to read them afterwards, got ",
+              "expected writes into inputs alone, which nothing reads afterwards, got ",
               step.primitive->name(), " on something else");
         overwrites_[input->second] = true;
         overwritten.insert({step.first_output, input->second});

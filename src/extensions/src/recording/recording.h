@@ -2,9 +2,9 @@
 //
 // In a decode step MLX spends about 6 µs on each node of the graph: Python builds it, MLX finds its
 // place in the order, works out where its arrays are, and hands a task to the thread that computes.
-// A transformer block has twenty, the kernels behind most of them take no longer than that, and
-// whoever does it takes the core of a thread that multiplies. From one token to the next nothing
-// changes but the numbers, so all of this can be done once:
+// A transformer block has twenty nodes, most of their kernels take no longer than that, and the
+// work takes a core away from a thread that multiplies. From one token to the next nothing changes
+// but the numbers, so all of this can be done once:
 //
 //     Recorder   recordings of one function, by the shapes of its inputs      (recorder.h)
 //     Recording  its operations in an order to run them in                    (here)

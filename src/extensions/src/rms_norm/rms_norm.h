@@ -20,13 +20,19 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
+/// x / √(mean(x²) + eps) · weight, over the last axis.
+///
 /// x: N..×D, float32, float16 or bfloat16. weight: D, dtype of x.
+/// eps: keeps a row of zeros from being divided by zero.
 /// Returns N..×D in the dtype of x. Throws std::invalid_argument for anything else.
 mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps,
                    mx::StreamOrDevice s = {});
 
-/// x, y: N..×D of one shape and dtype; the rest as above.
+/// x + y, and its rms_norm: a residual connection and the normalization after it.
+///
+/// x, y: N..×D of one shape and dtype; the rest as in rms_norm.
 /// Returns x + y, rounded to their dtype, and rms_norm of that, both N..×D.
+/// Throws std::invalid_argument for anything else.
 std::pair<mx::array, mx::array> add_rms_norm(const mx::array& x, const mx::array& y,
                                              const mx::array& weight, float eps,
                                              mx::StreamOrDevice s = {});

@@ -1,4 +1,4 @@
-// What the kernels of rms_norm.metal are told.
+// The parameters of the kernels in rms_norm.metal.
 #pragma once
 
 namespace tiny_llm_ext {

@@ -16,8 +16,10 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// gate, up: N..×I of one shape and dtype: float32, float16 or bfloat16. Returns N..×I in that
-/// dtype. Throws std::invalid_argument for anything else.
+/// silu(gate) · up, elementwise.
+///
+/// gate, up: N..×I of one shape and dtype: float32, float16 or bfloat16.
+/// Returns N..×I in that dtype. Throws std::invalid_argument for anything else.
 mx::array swiglu(const mx::array& gate, const mx::array& up, mx::StreamOrDevice s = {});
 
 /// The graph node. Inputs: gate, up.

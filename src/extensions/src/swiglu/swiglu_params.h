@@ -1,4 +1,4 @@
-// What the kernels of swiglu.metal are told.
+// The parameters of the kernels in swiglu.metal.
 #pragma once
 
 namespace tiny_llm_ext {

@@ -1,6 +1,6 @@
 // A block of query rows attends to keys and values, tile by tile: the inside of flash attention.
 //
-// It does not know where tiles come from: whoever uses it hands over 64 addresses at a time, of
+// It does not know where tiles come from: its caller hands over 64 addresses at a time, of
 // rows in one buffer or in pages. Both matrix products of a tile are one function: scores += query
 // · keys (with the keys transposed) and out += weights · values. A sum is never split over lanes;
 // it grows in the order of its index, whatever rows are computed beside it.

@@ -121,7 +121,7 @@ inline void unpack_rows(const PlanesLayout& layout, const Units& units, const ui
 
 // The same, of interleaved rows: each tile is read from a place of its own, which goes forward.
 // Words that a row does not have, and outputs that the panel does not have, keep what they were:
-// nobody multiplies the former or stores the latter.
+// the former are never multiplied and the latter never stored.
 inline void unpack_interleaved(const PlanesLayout& layout, const Units& units, const uint32_t* b,
                                int64_t unit, int outputs, Weights& weights) {
     const int64_t tile_bytes = SIDE * layout.row_bytes;

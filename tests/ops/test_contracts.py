@@ -1,0 +1,78 @@
+"""An operation's contract stands once, in its header; `help` of the extension shows it."""
+
+import ast
+import importlib.util
+import inspect
+from types import ModuleType
+
+import mlx.core as mx
+import pytest
+
+from tests.ops.test_fuzz import OPERATIONS
+from tiny_llm import kernels
+
+
+def parameters_of_extension(name: str) -> dict[str, str | None]:
+    """Names and defaults of an operation's parameters, as the extension says them."""
+    signature = getattr(kernels.extension(), name).__doc__.splitlines()[0]
+    arguments = ast.parse(f"def {signature}: ...").body[0].args
+    defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + arguments.defaults
+    names = [*arguments.args, *arguments.kwonlyargs]
+    return {
+        argument.arg: None if default is None else ast.unparse(default)
+        for argument, default in zip(names, [*defaults, *arguments.kw_defaults], strict=True)
+    }
+
+
+def parameters_of_package(name: str) -> dict[str, str | None]:
+    """The same of the function in `tiny_llm.kernels`, but for the default of `stream`."""
+    parameters = inspect.signature(getattr(kernels, name)).parameters
+    return {
+        key: None if parameter.default is parameter.empty else str(parameter.default)
+        for key, parameter in parameters.items()
+    }
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_package_has_the_names_and_defaults_of_the_extension(name):
+    expected, actual = parameters_of_extension(name), parameters_of_package(name)
+    assert actual.pop("stream") is not None
+    assert expected.pop("stream") == "None"
+    assert actual == expected
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_contract_stands_in_the_header_and_is_shown_by_help(name):
+    contract = getattr(kernels.extension(), name).__doc__
+    for part in ("Raises ValueError", "stream: where to compute", "More: src/extensions/src/"):
+        assert part in contract, f"{name}'s docstring lacks {part!r}"
+    assert "std::" not in contract
+    assert f"`help(tiny_llm_ext.{name})`" in getattr(kernels, name).__doc__
+
+
+@pytest.fixture
+def kernels_of_a_mac(monkeypatch, tmp_path) -> ModuleType:
+    """A copy of `tiny_llm.kernels`, as it is where Metal and the compiled kernels are there."""
+    (tmp_path / "tiny_llm_ext.metallib").touch()
+    found = importlib.util.spec_from_loader("tiny_llm_ext", None, is_package=True)
+    found.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    spec = importlib.util.spec_from_file_location("tiny_llm.kernels", kernels.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_operation_runs_where_mlx_does_if_there_are_kernels_for_it(kernels_of_a_mac):
+    for name in OPERATIONS:
+        default = inspect.signature(getattr(kernels_of_a_mac, name)).parameters["stream"].default
+        assert default is None, f"{name} runs on {default}"
+
+
+def test_every_operation_runs_on_the_cpu_if_there_are_none():
+    if mx.metal.is_available() and kernels.metal_library():
+        pytest.skip("there are GPU kernels")
+    for name in OPERATIONS:
+        default = inspect.signature(getattr(kernels, name)).parameters["stream"].default
+        assert default == mx.cpu, f"{name} runs on {default}"
