@@ -1,8 +1,8 @@
-"""Continuous batching: many prompts through one model, a slot each, no slot left waiting.
+"""Continuous batching: many prompts through one model, each in a slot that is soon used again.
 
 One step of the loop is at most one chunk of one waiting prompt (prefill) and one token for every
-active request (decode). A long prompt therefore delays the others by a chunk, not by its length;
-and a request that finishes leaves its slot to the next one at once.
+active request (decode). So a long prompt delays the others by a chunk, and not by its length. A
+request that finishes gives its slot to the next one at once.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .errors import UserError
+from .errors import UserError, check_whole
 from .generate import encode_prompt, next_token_logits
 from .kv_cache import BatchingKvCache, TinyKvCache
 from .models.detokenizer import with_detokenizer
@@ -27,10 +27,11 @@ class Request:
         tokenizer: as `mlx_lm.load` returns it.
         prompt_ids: the prompt's tokens, at least one.
         prefill_step: how many of them a chunk has.
-        sampler: greedy if None. One that is seeded starts anew for this request, so that its answer
-            does not depend on the others'.
-        max_tokens: ends the answer after this many tokens, the end token included; None does not.
-        ignore_eos: go on after an end token, for measurements.
+        sampler: greedy if None. A seeded sampler is restarted for this request, so that its answer
+            does not depend on the others.
+        max_tokens: ends the answer after this many tokens, the end token included; None sets no
+            limit.
+        ignore_eos: whether to continue after an end token, for measurements.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Request:
         # [/task 2.6.5]
 
     def add_token(self, token: int) -> None:
-        """Takes the next token of the answer; an end token ends it."""
+        """Adds a token to the answer; an end token ends it."""
         self.next_token = token
         self.num_tokens += 1
         if token in self._eos_token_ids:
@@ -96,7 +97,7 @@ class Request:
             self.finish()
 
     def finish(self) -> None:
-        """Ends the answer, with what was held back as an unfinished character."""
+        """Ends the answer, and adds bytes that were held back as an unfinished character."""
         self._detokenizer.finalize()
         self.is_done = True
 
@@ -108,9 +109,9 @@ class Request:
 
 
 class BatchGeneration:
-    """The state of a batch: who waits, who is prefilled, who has which slot, who is done.
+    """The state of a batch: requests that wait, are prefilled, have a slot, or are done.
 
-    Drive it with `step` until `is_done`; between steps everything may be looked at.
+    Call `step` until `is_done`. The attributes may be read between steps.
 
     Args:
         model: from Week 2 on.
@@ -119,17 +120,17 @@ class BatchGeneration:
         max_seq_len: tokens a request may have, prompt and answer together.
         batch_size: how many slots there are.
         prefill_step: tokens a chunk of a prompt has.
-        sampler: greedy if None. A seeded one starts anew for every request; any other is called
-            for all rows of a step together.
-        max_tokens: ends an answer after this many tokens: a number for all, or one a prompt.
-        ignore_eos: go on after an end token, for measurements.
+        sampler: greedy if None. A seeded sampler is restarted for every request; any other is
+            called for all rows of a step together.
+        max_tokens: ends an answer after this many tokens: one number for all, or one for each.
+        ignore_eos: whether to continue after an end token, for measurements.
 
     Attributes:
-        requests: those that were admitted so far, by their prompts' index.
+        requests: the requests that were admitted so far, by the index of their prompts.
 
     Raises:
-        UserError: a number below 1, a text instead of a list of them, or not one `max_tokens` a
-            prompt.
+        UserError: a number below 1, a text instead of a list of them, or not as many `max_tokens`
+            as prompts.
     """
 
     def __init__(
@@ -151,8 +152,7 @@ class BatchGeneration:
             ("batch_size", batch_size),
             ("prefill_step", prefill_step),
         ):
-            if value < 1:
-                raise UserError(f"batch_generate: {name} is {value}; it must be at least 1.")
+            check_whole(f"batch_generate: {name}", value, 1)
         self._model = model
         self._vocab_size = getattr(model, "vocab_size", None)
         self._tokenizer = with_detokenizer(tokenizer)
@@ -176,7 +176,7 @@ class BatchGeneration:
         return not self.waiting and self.prefilling is None and not any(self.slots)
 
     def step(self) -> None:
-        """One chunk of prefill, if a prompt waits, and one token for every active request."""
+        """Computes a chunk of a waiting prompt, if any, and a token for every active request."""
         # [task 2.6.4 step]
         if self.prefilling is None and self.waiting:
             self.prefilling = self._admit(*self.waiting.popleft())
@@ -188,14 +188,14 @@ class BatchGeneration:
         # [/task 2.6.4 step]
 
     def release(self) -> None:
-        """Gives up all caches, for a run that is not brought to its end."""
+        """Gives up all caches, when a run ends early."""
         if self.prefilling is not None:
             self.prefilling.release()
         for cache in self._caches:
             cache.release()
 
     def _admit(self, index: int, prompt: str | Sequence[int]) -> Request | None:
-        """The request of a prompt, or None if it is answered at once because it cannot be run."""
+        """The request of a prompt; None if it is refused, and its answer says why."""
         try:
             prompt_ids = encode_prompt(self._tokenizer, prompt, self._vocab_size)
         except UserError as error:
@@ -240,7 +240,7 @@ class BatchGeneration:
         # [/task 2.6.4 place]
 
     def _decode(self) -> None:
-        """One token for every active request; the rows of idle slots are computed and ignored."""
+        """Computes a token for every active request; rows of idle slots are ignored."""
         # [task 2.6.4 decode]
         ids = [[0 if request is None else request.next_token] for request in self.slots]
         offsets = [0 if request is None else request.offset for request in self.slots]
@@ -261,12 +261,12 @@ class BatchGeneration:
         # [/task 2.6.4 decode]
 
     def _end_if_full(self, request: Request) -> None:
-        """Ends an answer when prompt and answer have all the tokens that they may have."""
+        """Ends an answer when prompt and answer have `max_seq_len` tokens."""
         if request.offset + 1 >= self.max_seq_len and not request.is_done:
             request.finish()
 
     def _sample(self, live: list[int], logits: mx.array) -> list[int]:
-        """The next token of each live slot, given their logits: one row a slot."""
+        """The next token of each live slot, from logits with a row for each."""
         sampler = self._sampler
         if not (isinstance(sampler, DistributionSampler) and sampler.is_seeded):
             return choose(sampler, logits).tolist()  # type: ignore[return-value]
@@ -289,8 +289,8 @@ def _one_for_each(max_tokens: Sequence[int] | int | None, num_prompts: int) -> S
             f"batch_generate: {len(given)} max_tokens were given for {num_prompts} prompts."
         )
     for limit in given:
-        if limit is not None and limit < 1:
-            raise UserError(f"batch_generate: max_tokens is {limit}; it must be at least 1.")
+        if limit is not None:
+            check_whole("batch_generate: max_tokens", limit, 1)
     return given
 
 
@@ -315,6 +315,6 @@ def batch_generate(
     try:
         while not batch.is_done:
             batch.step()
-    finally:  # pages that nobody returns would be lost to the model's pool
+    finally:  # otherwise their pages would be lost to the model's pool
         batch.release()
     return sorted(batch.answers.items())

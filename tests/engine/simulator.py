@@ -174,7 +174,9 @@ class Simulation:
         )
         step = scheduler.schedule()
         assert step.chunks, "a step that computes nothing although requests wait"
-        assert step.num_tokens <= self.config.max_num_batched_tokens, "the step is longer than its budget"
+        assert step.num_tokens <= self.config.max_num_batched_tokens, (
+            "the step is longer than its budget"
+        )
         assert any(chunk.request is oldest for chunk in step.chunks), f"{oldest} stands still"
         failed = step.index in self.workload.failing_steps
         if failed:

@@ -98,7 +98,9 @@ def test_what_is_half_a_prompt_and_what_are_no_params(demo):
     outputs = llm.generate([[5, "a"], [5]], SamplingParams(max_tokens=1))
     assert outputs[0].error == "the prompt has the token 'a'; ids are whole numbers."
     assert outputs[1].finish_reason == "length"
-    with pytest.raises(UserError, match="sampling_params is {'max_tokens': 3}; it must be a SamplingParams"):
+    with pytest.raises(
+        UserError, match="sampling_params is {'max_tokens': 3}; it must be a SamplingParams"
+    ):
         llm.add_request("a", {"max_tokens": 3})
     for params in ({"max_tokens": 3}, [{"max_tokens": 3}]):
         with pytest.raises(UserError, match="it must be a SamplingParams"):
@@ -412,10 +414,16 @@ def serve_and_measure(demo, num_requests: int) -> None:
         ({"kv_cache_bytes": 1e8 / 3}, "kv_cache_bytes is 33333333.33.*; it must be a whole number"),
         ({"kv_cache_bytes": float("inf")}, "kv_cache_bytes is inf; it must be a whole number"),
         ({"kv_cache_bytes": "1GB"}, "kv_cache_bytes is '1GB'; it must be a whole number"),
-        ({"max_num_batched_tokens": "64"}, "max_num_batched_tokens is '64'; it must be a whole number ≥ 1."),
+        (
+            {"max_num_batched_tokens": "64"},
+            "max_num_batched_tokens is '64'; it must be a whole number ≥ 1.",
+        ),
         ({"max_num_seqs": 8.5}, "max_num_seqs is 8.5; it must be a whole number ≥ 1."),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
-        ({"max_num_batched_tokens": 3, "max_num_seqs": 4}, "max_num_batched_tokens is 3; 4 requests"),
+        (
+            {"max_num_batched_tokens": 3, "max_num_seqs": 4},
+            "max_num_batched_tokens is 3; 4 requests",
+        ),
         (
             {"draft_model": "demo-draft", "num_drafts": 0},
             "num_drafts is 0; it must be a whole number ≥ 1 with a draft model.",

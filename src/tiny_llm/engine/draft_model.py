@@ -18,7 +18,7 @@ rejection, tokens depend on where guessing began, and so on the other requests.
 Source: Daliri et al., "Coupling without communication and drafter-invariant speculative decoding"
 (2024), arXiv 2408.07978.
 
-The draft's keys and values are in arrays of its own, in pages with the same numbers as the target's.
+The draft's keys and values are in its own arrays, in pages with the same numbers as the target's.
 So one block table, one allocator and one prefix cache serve both models.
 """
 

@@ -19,7 +19,9 @@ class PageAllocator:
             raise ValueError(f"num_pages is {num_pages}; it must be at least 1.")
         self.num_pages = num_pages
         self._ref_counts = [0] * num_pages
-        self._free = list(range(num_pages - 1, -1, -1))  # a stack: the page freed last is used first
+        self._free = list(
+            range(num_pages - 1, -1, -1)
+        )  # a stack: the page freed last is used first
 
     @property
     def num_free(self) -> int:

@@ -83,9 +83,7 @@ class Runner:
         """The target's choice in each place, up to the first that is not the guess."""
         sampled = [(c, g) for c, g in zip(chunks, guesses, strict=True) if c.samples]
         rows = [
-            SamplingRow(
-                chunk.request, chunk.request.num_output_tokens + place, tuple(own[:place])
-            )
+            SamplingRow(chunk.request, chunk.request.num_output_tokens + place, tuple(own[:place]))
             for chunk, own in sampled
             for place in range(len(own) + 1)
         ]

@@ -1,14 +1,14 @@
 """The scheduler: which tokens are computed next, and which requests have pages.
 
 A step is a list of chunks. A chunk is a half-open interval of one request's tokens. All chunks
-together have at most `max_num_batched_tokens`. A step is filled in this order, oldest request first:
+together have at most `max_num_batched_tokens`. The order, oldest request first:
 
     1. one token, and guesses, for every request that decodes, so that every answer grows
     2. the next chunks of prompts that are being computed
     3. requests from the queue, while there are tokens, places and pages
 
-A request is admitted with pages for all the tokens it has, so only decoding asks for more. If there
-are no free pages, the prefix cache gives up pages that no request reads. Then the *youngest* running
+A request is admitted with pages for all the tokens it has, so only decoding asks for more. If no
+page is free, the prefix cache gives up pages that no request reads. Then the *youngest* running
 request gives up its own and goes back to the head of the queue: preemption by recomputation.
 
 No request starves. The oldest is never preempted, and `add` refuses requests that would not fit
@@ -127,7 +127,9 @@ class Scheduler:
         return request.max_tokens or min(in_pages, in_context)
         # [/task 3.3.2 fits]
 
-    def finish(self, request: EngineRequest, reason: FinishReason, error: str | None = None) -> None:
+    def finish(
+        self, request: EngineRequest, reason: FinishReason, error: str | None = None
+    ) -> None:
         """Ends a request, whatever its state, and frees its pages; no effect if it has ended."""
         if request.is_done:
             return
