@@ -39,7 +39,7 @@ def check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> Non
     An embedding looks such an id up in memory beyond its table.
 
     Args:
-        what: has the tokens, for the sentence: "the prompt".
+        what: where the tokens are, for the sentence: "the prompt".
         token_ids: whole numbers.
         vocab_size: V.
 

@@ -289,7 +289,8 @@ def _open(model: Model, page_size: int) -> tuple[Any, Any]:
     if isinstance(model, str | os.PathLike):
         name = os.fspath(model)
         model = load_weights(name, interleave=True)
-    if not _is_loaded(model):
+    is_pair = isinstance(model, Sequence) and len(model) == 2
+    if not (is_pair and hasattr(model[0], "args") and model[1] is not None):
         raise UserError(
             f"the model is {shortened(model)}; give a name, a folder, or the pair (model, "
             "tokenizer) that `load` returns."
@@ -297,12 +298,6 @@ def _open(model: Model, page_size: int) -> tuple[Any, Any]:
     mlx_model, tokenizer = model
     target = dispatch_model(name, mlx_model, 3, page_size=page_size)
     return target, with_detokenizer(tokenizer)
-
-
-def _is_loaded(model: Any) -> bool:
-    """Whether it is a pair of a model and a tokenizer."""
-    is_pair = isinstance(model, Sequence) and len(model) == 2
-    return is_pair and hasattr(model[0], "args") and model[1] is not None
 
 
 def _num_pages(kv_cache_bytes: float, page_size: int, models: Sequence[Any]) -> int:

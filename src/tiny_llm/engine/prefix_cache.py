@@ -6,9 +6,9 @@ request whose tokens begin alike, and can be kept after the request that compute
     root ── "You are a helpful ass" ── "istant. What is RoPE?" ── …
                                     └─ "istant. Who are you?"  ── …
 
-This is a radix tree on token ids with edges of one page. Only *full* pages are in it. Such a page is
-never written again, so sharing needs no copy. A request whose tokens differ from the tree's within
-a page computes that page itself, which is at most `page_size` − 1 tokens more than necessary.
+This is a radix tree on token ids with edges of one page. Only *full* pages are in it. They are not
+written again, so sharing needs no copy. A request whose tokens differ from the tree's within a
+page computes that page itself, which is at most `page_size` − 1 tokens more than necessary.
 
 The tree holds one reference to each of its pages, and so does every request that reads the page. A
 page that only the tree holds may be evicted, the least recently used first. Evicting needs no

@@ -22,12 +22,13 @@ This file knows requests and pages, and nothing of models, text, time or MLX.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import OutOfPagesError, UserError
 from .config import SchedulerConfig
 from .events import (
     ChunkPlan,
+    Event,
     Listener,
     RequestAdded,
     RequestAdmitted,
@@ -90,10 +91,7 @@ class Scheduler:
         self._num_arrived += 1
         self._requests[request.request_id] = request
         self.waiting.append(request)
-        if self.listener is not None:
-            self.listener(
-                RequestAdded(request.request_id, request.num_prompt_tokens, request.max_tokens)
-            )
+        self._tell(RequestAdded, request.request_id, request.num_prompt_tokens, request.max_tokens)
 
     def _fitting_max_tokens(self, request: EngineRequest) -> int:
         """How many tokens the answer may have: as many as asked for, or as many as there is room.
@@ -140,10 +138,7 @@ class Scheduler:
             self.waiting.remove(request)
         del self._requests[request.request_id]
         request.end(reason)
-        if self.listener is not None:
-            self.listener(
-                RequestEnded(request.request_id, reason, request.num_output_tokens, error)
-            )
+        self._tell(RequestEnded, request.request_id, reason, request.num_output_tokens, error)
 
     def abort(self, request_id: str) -> bool:
         """Ends a request for its caller; returns False if there is none with that id."""
@@ -229,8 +224,7 @@ class Scheduler:
             self.num_cached_tokens += request.num_computed
         request.state = RequestState.RUNNING
         self.running.append(self.waiting.popleft())
-        if self.listener is not None:
-            self.listener(RequestAdmitted(request.request_id, request.num_computed))
+        self._tell(RequestAdmitted, request.request_id, request.num_computed)
         return True
 
     def commit(self, step: Step, results: Mapping[str, ChunkResult]) -> None:
@@ -253,7 +247,8 @@ class Scheduler:
                 request.token_ids.extend(result.token_ids)
                 request.num_computed = request.num_tokens - 1
                 request.num_unguessed = result.num_unguessed
-                self._tell_tokens(request, result)
+                tokens = tuple(result.token_ids)
+                self._tell(TokensAdded, request.request_id, tokens, len(tokens) - 1)
             self.pages.share_full_pages(request, request.num_computed - request.num_unguessed)
 
     # ---------------------------------------------------------------- pages run out
@@ -297,10 +292,13 @@ class Scheduler:
         self.waiting.appendleft(request)
         self.num_preemptions += 1
         # [/task 3.3.4 preempt]
-        if self.listener is not None:
-            self.listener(RequestPreempted(request.request_id, lost))
+        self._tell(RequestPreempted, request.request_id, lost)
 
     # ---------------------------------------------------------------- what others see
+
+    def _tell(self, event: Callable[..., Event], *fields: object) -> None:
+        if self.listener is not None:
+            self.listener(event(*fields))
 
     def _describe(self, step: Step) -> StepScheduled:
         return StepScheduled(
@@ -313,11 +311,6 @@ class Scheduler:
             _ids(self.waiting),
             self.pages.counts(self.running),
         )
-
-    def _tell_tokens(self, request: EngineRequest, result: ChunkResult) -> None:
-        if self.listener is not None:
-            tokens = tuple(result.token_ids)
-            self.listener(TokensAdded(request.request_id, tokens, len(tokens) - 1))
 
     def check_integrity(self) -> None:
         """Asserts that pages have the right owners, and requests the right places."""

@@ -113,7 +113,7 @@ def decode_with_cache(model: Any, prompt_ids: Sequence[int], sampler: Sampler) -
             yield token
             offset += len(new_ids)
             new_ids = [token]
-    finally:  # whoever iterates stops when the answer ends
+    finally:  # the caller stops iterating when the answer ends
         for layer in cache:
             layer.release()
     # [/task 2.1.4]
