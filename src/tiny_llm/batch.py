@@ -1,8 +1,8 @@
-"""Continuous batching: many prompts through one model, each in a slot that is soon used again.
+"""Continuous batching: many prompts through one model, a slot each, no slot left waiting.
 
 One step of the loop is at most one chunk of one waiting prompt (prefill) and one token for every
-active request (decode). So a long prompt delays the others by a chunk, and not by its length. A
-request that finishes gives its slot to the next one at once.
+active request (decode). A long prompt therefore delays the others by a chunk, not by its length;
+and a request that finishes leaves its slot to the next one at once.
 """
 
 from collections import deque
@@ -27,11 +27,10 @@ class Request:
         tokenizer: as `mlx_lm.load` returns it.
         prompt_ids: the prompt's tokens, at least one.
         prefill_step: how many of them a chunk has.
-        sampler: greedy if None. A seeded sampler is restarted for this request, so that its answer
-            does not depend on the others.
-        max_tokens: ends the answer after this many tokens, the end token included; None sets no
-            limit.
-        ignore_eos: whether to continue after an end token, for measurements.
+        sampler: greedy if None. One that is seeded starts anew for this request, so that its answer
+            does not depend on the others'.
+        max_tokens: ends the answer after this many tokens, the end token included; None does not.
+        ignore_eos: go on after an end token, for measurements.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Request:
         # [/task 2.6.5]
 
     def add_token(self, token: int) -> None:
-        """Adds a token to the answer; an end token ends it."""
+        """Takes the next token of the answer; an end token ends it."""
         self.next_token = token
         self.num_tokens += 1
         if token in self._eos_token_ids:
@@ -97,7 +96,7 @@ class Request:
             self.finish()
 
     def finish(self) -> None:
-        """Ends the answer, and adds bytes that were held back as an unfinished character."""
+        """Ends the answer, with what was held back as an unfinished character."""
         self._detokenizer.finalize()
         self.is_done = True
 
@@ -109,9 +108,9 @@ class Request:
 
 
 class BatchGeneration:
-    """The state of a batch: requests that wait, are prefilled, have a slot, or are done.
+    """The state of a batch: who waits, who is prefilled, who has which slot, who is done.
 
-    Call `step` until `is_done`. The attributes may be read between steps.
+    Drive it with `step` until `is_done`; between steps everything may be looked at.
 
     Args:
         model: from Week 2 on.
@@ -120,17 +119,17 @@ class BatchGeneration:
         max_seq_len: tokens a request may have, prompt and answer together.
         batch_size: how many slots there are.
         prefill_step: tokens a chunk of a prompt has.
-        sampler: greedy if None. A seeded sampler is restarted for every request; any other is
-            called for all rows of a step together.
-        max_tokens: ends an answer after this many tokens: one number for all, or one for each.
-        ignore_eos: whether to continue after an end token, for measurements.
+        sampler: greedy if None. A seeded one starts anew for every request; any other is called
+            for all rows of a step together.
+        max_tokens: ends an answer after this many tokens: a number for all, or one a prompt.
+        ignore_eos: go on after an end token, for measurements.
 
     Attributes:
-        requests: the requests that were admitted so far, by the index of their prompts.
+        requests: those that were admitted so far, by their prompts' index.
 
     Raises:
-        UserError: a number below 1, a text instead of a list of them, or not as many `max_tokens`
-            as prompts.
+        UserError: a number below 1, a text instead of a list of them, or not one `max_tokens` a
+            prompt.
     """
 
     def __init__(
@@ -176,7 +175,7 @@ class BatchGeneration:
         return not self.waiting and self.prefilling is None and not any(self.slots)
 
     def step(self) -> None:
-        """Computes a chunk of a waiting prompt, if any, and a token for every active request."""
+        """One chunk of prefill, if a prompt waits, and one token for every active request."""
         # [task 2.6.4 step]
         if self.prefilling is None and self.waiting:
             self.prefilling = self._admit(*self.waiting.popleft())
@@ -188,14 +187,14 @@ class BatchGeneration:
         # [/task 2.6.4 step]
 
     def release(self) -> None:
-        """Gives up all caches, when a run ends early."""
+        """Gives up all caches, for a run that is not brought to its end."""
         if self.prefilling is not None:
             self.prefilling.release()
         for cache in self._caches:
             cache.release()
 
     def _admit(self, index: int, prompt: str | Sequence[int]) -> Request | None:
-        """The request of a prompt; None if it is refused, and its answer says why."""
+        """The request of a prompt, or None if it is answered at once because it cannot be run."""
         try:
             prompt_ids = encode_prompt(self._tokenizer, prompt, self._vocab_size)
         except UserError as error:
@@ -240,7 +239,7 @@ class BatchGeneration:
         # [/task 2.6.4 place]
 
     def _decode(self) -> None:
-        """Computes a token for every active request; rows of idle slots are ignored."""
+        """One token for every active request; the rows of idle slots are computed and ignored."""
         # [task 2.6.4 decode]
         ids = [[0 if request is None else request.next_token] for request in self.slots]
         offsets = [0 if request is None else request.offset for request in self.slots]
@@ -261,12 +260,12 @@ class BatchGeneration:
         # [/task 2.6.4 decode]
 
     def _end_if_full(self, request: Request) -> None:
-        """Ends an answer when prompt and answer have `max_seq_len` tokens."""
+        """Ends an answer when prompt and answer have all the tokens that they may have."""
         if request.offset + 1 >= self.max_seq_len and not request.is_done:
             request.finish()
 
     def _sample(self, live: list[int], logits: mx.array) -> list[int]:
-        """The next token of each live slot, from logits with a row for each."""
+        """The next token of each live slot, given their logits: one row a slot."""
         sampler = self._sampler
         if not (isinstance(sampler, DistributionSampler) and sampler.is_seeded):
             return choose(sampler, logits).tolist()  # type: ignore[return-value]
@@ -315,6 +314,6 @@ def batch_generate(
     try:
         while not batch.is_done:
             batch.step()
-    finally:  # otherwise their pages would be lost to the model's pool
+    finally:  # pages that nobody returns would be lost to the model's pool
         batch.release()
     return sorted(batch.answers.items())

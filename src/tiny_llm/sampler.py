@@ -1,7 +1,7 @@
 """Samplers: from the log-probabilities of the next token to the token.
 
-Any function from B×V log-probabilities to B ids is a sampler. The samplers of `make_sampler` also
-tell the distribution that they draw from. Filters make it: each sets the log-probabilities of the
+Anything that maps B×V log-probabilities to B ids is a sampler. `make_sampler`'s also tell the
+distribution they draw from. It is made by filters, each of which sets the log-probability of the
 tokens that it drops to −inf, row by row.
 """
 
@@ -31,8 +31,8 @@ def likeliest(logits: mx.array) -> mx.array:
 def choose(sampler: Sampler, logits: mx.array) -> mx.array:
     """The sampler's tokens: logits B×V -> ids B.
 
-    A sampler is given log-probabilities. Greedy sampling is given the logits, which have the same
-    likeliest token and save a pass over the vocabulary.
+    It is given log-probabilities, which many samplers want. The likeliest token is the same without
+    them, and a pass over the vocabulary less.
     """
     if isinstance(sampler, DistributionSampler) and sampler.is_greedy:
         return sampler(logits)
@@ -48,14 +48,14 @@ def make_sampler(
 ) -> "DistributionSampler":
     """A sampler that applies top-k, then top-p, then min-p, then the temperature.
 
-    The filters see the model's distribution, renormalized after each. The temperature reshapes what
-    is left.
+    The filters see the model's own distribution, renormalized after each; the temperature
+    reshapes what is left of it.
 
     Args:
         temp: 0 takes the most likely token; 1 samples the model's distribution; more flattens it.
-        top_p: keeps the smallest set of most likely tokens whose mass reaches this; in (0, 1].
-        top_k: keeps this many most likely tokens; at least 1.
-        min_p: keeps tokens at least this fraction as likely as the likeliest; in [0, 1].
+        top_p: keep the smallest set of most likely tokens whose mass reaches this; in (0, 1].
+        top_k: keep this many most likely tokens; at least 1.
+        min_p: keep tokens at least this fraction as likely as the likeliest; in [0, 1].
         seed: makes the sequence of draws repeatable; None draws from MLX's global state.
 
     Returns:
@@ -76,7 +76,7 @@ def make_sampler(
 
 
 class DistributionSampler:
-    """A sampler that tells the distribution that it draws from.
+    """A sampler that tells which distribution it draws from.
 
     Args:
         temp: 0 for the most likely token, otherwise the temperature.
@@ -97,7 +97,7 @@ class DistributionSampler:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether it always takes the most likely token."""
+        """Whether it takes the most likely token, always."""
         return self.temp == 0
 
     @property
@@ -106,7 +106,7 @@ class DistributionSampler:
         return self._seed is not None
 
     def restarted(self) -> "DistributionSampler":
-        """The same sampler with its random numbers from the beginning."""
+        """The same sampler at the beginning of its random numbers."""
         return DistributionSampler(self.temp, self._filters, self._seed)
 
     def __call__(self, logprobs: mx.array) -> mx.array:
@@ -116,9 +116,9 @@ class DistributionSampler:
         return self.draw(self.logits(logprobs))
 
     def logits(self, logprobs: mx.array) -> mx.array:
-        """The logits that are drawn from, after filters and temperature: B×V -> B×V in float32.
+        """What is drawn from, after filters and temperature: B×V -> B×V in float32.
 
-        A dropped token has −inf. The rest is not normalized.
+        A dropped token has −inf; what is left is not normalized.
         """
         # [task 1.7.1 temperature]
         logprobs = logprobs.astype(mx.float32)
