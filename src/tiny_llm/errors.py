@@ -1,4 +1,7 @@
-"""What goes wrong, as exceptions that callers act on, and the checks that several modules share."""
+"""Exceptions that a caller can act on: a user's mistake, missing pages, a task to be written.
+
+Checks that several modules share are here too. Each raises `UserError`.
+"""
 
 from collections.abc import Iterable
 from numbers import Integral
@@ -6,7 +9,7 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A mistake in what was asked for, told in one sentence: what was given, what is allowed.
+    """A user's mistake, in one sentence: what was given, what is allowed, what to do.
 
     Commands print the sentence and exit with status 2; they never show a traceback for it.
     """
@@ -19,7 +22,7 @@ class OutOfPagesError(RuntimeError):
     """
 
 
-class YourTurn(NotImplementedError):  # noqa: N818 - it is no mistake
+class YourTurn(NotImplementedError):  # noqa: N818 - it is not a mistake
     """Stands in the learner's tree where a task of the course is still to be written."""
 
 
