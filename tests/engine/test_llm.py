@@ -24,7 +24,7 @@ def engine(demo, **options) -> LLM:
 
 
 def assert_idle(llm: LLM) -> None:
-    """Nobody runs or waits, and no page is held but by the prefix cache."""
+    """No request runs or waits, and only the prefix cache holds pages."""
     llm.scheduler.check_integrity()
     assert not llm.has_unfinished_requests
     assert not llm.core._answers
@@ -198,6 +198,7 @@ def test_a_stream_tells_every_token(demo):
         tokens[news.request_id] = [*tokens.get(news.request_id, []), *news.token_ids]
         assert len(news.token_ids) == 1
         assert tokens[news.request_id] == news.request_output.token_ids
+        assert texts[news.request_id] == news.request_output.text
     assert list(texts.values()) == ANSWERS
     assert_idle(llm)
 

@@ -129,7 +129,7 @@ class PageManager:
         request.num_computed = 0
         request.num_unguessed = 0
 
-    # ---------------------------------------------------------------- what others see
+    # ---------------------------------------------------------------- counts and invariants
 
     def counts(self, running: Iterable[EngineRequest]) -> PageCounts:
         """How many pages are in which state, given the requests that run."""
@@ -150,7 +150,7 @@ class PageManager:
         in_tree = set(owners)
         for request in running:
             pages = request.page_ids
-            assert len(set(pages)) == len(pages), f"{request} has a page twice"
+            assert len(set(pages)) == len(pages), f"{request} has the same page twice"
             places = len(pages) * self.page_size
             computed = request.num_computed
             assert computed <= places, f"{request} has {places} places instead of {computed}"
@@ -160,4 +160,4 @@ class PageManager:
         for page in range(self.allocator.num_pages):
             expected, actual = owners.get(page, 0), self.allocator.ref_count(page)
             assert actual == expected, f"page {page} has {actual} owners instead of {expected}"
-            assert page in in_tree or actual <= 1, f"page {page} is two requests' own"
+            assert page in in_tree or actual <= 1, f"page {page} belongs to two requests and is not shared"

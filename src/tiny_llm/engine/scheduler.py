@@ -85,7 +85,9 @@ class Scheduler:
                 or all pages together can hold.
         """
         if request.request_id in self._requests:
-            raise UserError(f"request_id '{request.request_id}' is taken by a request that runs.")
+            raise UserError(
+                f"request_id '{request.request_id}' is taken by a request that is not finished."
+            )
         request.max_tokens = self._fitting_max_tokens(request)
         request.arrival = self._num_arrived
         self._num_arrived += 1
@@ -294,7 +296,7 @@ class Scheduler:
         # [/task 3.3.4 preempt]
         self._tell(RequestPreempted, request.request_id, lost)
 
-    # ---------------------------------------------------------------- what others see
+    # ---------------------------------------------------------------- events and invariants
 
     def _tell(self, event: Callable[..., Event], *fields: object) -> None:
         if self.listener is not None:
