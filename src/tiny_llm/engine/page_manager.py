@@ -50,7 +50,7 @@ class PageManager:
         return self.cache.match(request.token_ids) if self._sharing else []
 
     def next_key(self, request: EngineRequest, path: Sequence[PrefixNode]) -> PageKey | None:
-        """The page that a request would share after `path`; None if it would compute that."""
+        """The next page after `path` that a request could share; None if it has no full one."""
         if not self._sharing or (len(path) + 1) * self.page_size >= request.num_tokens:
             return None
         return path[-1] if path else self.cache.root, self.tokens_of_page(request, len(path))
@@ -160,4 +160,4 @@ class PageManager:
         for page in range(self.allocator.num_pages):
             expected, actual = owners.get(page, 0), self.allocator.ref_count(page)
             assert actual == expected, f"page {page} has {actual} owners instead of {expected}"
-            assert page in in_tree or actual <= 1, f"page {page} has two requests and is not shared"
+            assert page in in_tree or actual <= 1, f"page {page} has two requests, not the tree"
