@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         args.max_len,
         args.batch_size,
         args.batch_size,
-        args.max_batch_tokens,
+        args.max_num_batched_tokens,
         args.prefill_step,
         args.page_size,
     )
@@ -157,7 +157,7 @@ def main() -> int:
     add("--max-len", type=int, default=256)
     add("--batch-size", type=int, default=16, help="requests at a time; memory is for as many")
     add("--max-num-seqs", type=int, default=32, help="where the engine may use all that memory")
-    add("--max-batch-tokens", type=int, default=128, help="of a step of the engine")
+    add("--max-num-batched-tokens", type=int, default=128, help="of a step of the engine")
     add("--prefill-step", type=int, default=128, help="of a chunk of Week 2's")
     add("--page-size", type=int, default=32)
     add("--rounds", type=int, default=3)

@@ -26,7 +26,7 @@ class ServingOptions:
         low, high: prompts and answers have so many tokens, at random.
         batch_size: requests that run at a time; memory is for as many of the longest.
         max_num_seqs: requests that the engine may run in that memory.
-        max_batch_tokens: of an engine's step.
+        max_num_batched_tokens: of an engine's step.
         prefill_step: tokens of Week 2's chunks.
         page_size: of the engine.
     """
@@ -36,7 +36,7 @@ class ServingOptions:
     high: int
     batch_size: int
     max_num_seqs: int
-    max_batch_tokens: int
+    max_num_batched_tokens: int
     prefill_step: int
     page_size: int
 
@@ -58,8 +58,8 @@ def build_engine(mlx_model: Any, options: ServingOptions, **changes: Any) -> LLM
     per_token = 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim * 2
     settings: dict[str, Any] = {
         "kv_cache_bytes": options.kv_tokens() * per_token,
-        "page_size": options.page_size,
-        "max_batch_tokens": options.max_batch_tokens,
+        "block_size": options.page_size,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_num_seqs": options.max_num_seqs,
     }
     return LLM((mlx_model, TokenClock()), **{**settings, **changes})
@@ -130,7 +130,7 @@ def bookkeeping(mlx_model: Any, options: ServingOptions, num_seqs: int, steps: i
         mlx_model,
         options,
         max_num_seqs=num_seqs,
-        max_batch_tokens=num_seqs * 2 + 256,
+        max_num_batched_tokens=num_seqs * 2 + 256,
         kv_cache_bytes=_kv_bytes(mlx_model, num_seqs * (context + steps + 4 * options.page_size)),
     )
     params = SamplingParams(temperature=0, max_tokens=steps + 40, ignore_eos=True)
@@ -155,7 +155,7 @@ def prefix_hit(mlx_model: Any, options: ServingOptions, tokens: int, repeats: in
     """Time to the first token after a prompt of which `tokens` tokens are cached, and are not."""
     question = 16
     budget = _kv_bytes(mlx_model, (tokens + 2 * question + 4 * options.page_size) * (repeats + 1))
-    llm = build_engine(mlx_model, options, kv_cache_bytes=budget, max_batch_tokens=512)
+    llm = build_engine(mlx_model, options, kv_cache_bytes=budget, max_num_batched_tokens=512)
     params = SamplingParams(temperature=0, max_tokens=1)
     cold: list[float] = []
     warm: list[float] = []

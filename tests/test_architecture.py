@@ -44,12 +44,14 @@ LAYERS = [
     {"generate.loops"},
     {"generate"},
     {"batch"},
-    {"engine", "engine.sampling_params", "engine.page_allocator", "engine.events"},
-    {"engine.request", "engine.prefix_cache", "engine.answer_text", "engine.prompts"},
-    {"engine.page_manager", "engine.step", "engine.outputs"},
-    {"engine.scheduler"},
+    {"engine", "engine.arguments", "engine.config", "engine.page_allocator", "engine.events"},
+    {"engine.sampling_params", "engine.prompt_forms", "engine.prefix_cache"},
+    {"engine.request"},
+    {"engine.page_manager", "engine.outputs"},
+    {"engine.step", "engine.answer_text"},
+    {"engine.scheduler", "engine.answer"},
     {"engine.sampling", "engine.paged_model"},
-    {"engine.draft_model", "engine.answer"},
+    {"engine.draft_model"},
     {"engine.runner"},
     {"engine.core"},
     {"engine.llm"},
@@ -71,7 +73,9 @@ MLX_ONLY |= {"quantize", "qwen3_week1", "sampler"}
 NO_MLX = {
     f"engine.{name}"
     for name in (
+        "arguments",
         "sampling_params",
+        "config",
         "request",
         "page_allocator",
         "prefix_cache",
@@ -80,7 +84,8 @@ NO_MLX = {
         "step",
         "scheduler",
         "answer_text",
-        "prompts",
+        "answer",
+        "prompt_forms",
         "outputs",
     )
 }

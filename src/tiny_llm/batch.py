@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .errors import UserError
+from .errors import UserError, check_whole
 from .generate import encode_prompt, next_token_logits
 from .kv_cache import BatchingKvCache, TinyKvCache
 from .models.detokenizer import with_detokenizer
@@ -151,8 +151,7 @@ class BatchGeneration:
             ("batch_size", batch_size),
             ("prefill_step", prefill_step),
         ):
-            if value < 1:
-                raise UserError(f"batch_generate: {name} is {value}; it must be at least 1.")
+            check_whole(f"batch_generate: {name}", value, 1)
         self._model = model
         self._vocab_size = getattr(model, "vocab_size", None)
         self._tokenizer = with_detokenizer(tokenizer)
@@ -289,8 +288,8 @@ def _one_for_each(max_tokens: Sequence[int] | int | None, num_prompts: int) -> S
             f"batch_generate: {len(given)} max_tokens were given for {num_prompts} prompts."
         )
     for limit in given:
-        if limit is not None and limit < 1:
-            raise UserError(f"batch_generate: max_tokens is {limit}; it must be at least 1.")
+        if limit is not None:
+            check_whole("batch_generate: max_tokens", limit, 1)
     return given
 
 

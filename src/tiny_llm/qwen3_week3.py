@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .attention import paged_attention, paged_attention_varlen
+from .attention import as_int32, paged_attention, paged_attention_varlen
 from .kv_cache import (
     PagedKvMetadata,
     PagedStorage,
@@ -141,7 +141,7 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         Raises:
             ValueError: not T ids.
         """
-        ids, rows = _int32(ids), _int32(rows)
+        ids, rows = as_int32(ids), as_int32(rows)
         if ids.shape != (batch.num_tokens,):
             raise ValueError(
                 f"Qwen3ModelWeek3: ids of shape {ids.shape} were given for a batch of "
@@ -157,7 +157,3 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         """Bytes of keys and values that a token occupies, in all layers together."""
         numbers = 2 * self.num_hidden_layers * self.num_kv_heads * self.head_dim
         return numbers * self.dtype.size
-
-
-def _int32(numbers: Sequence[int] | mx.array) -> mx.array:
-    return numbers if isinstance(numbers, mx.array) else mx.array(list(numbers), dtype=mx.int32)

@@ -1,9 +1,10 @@
 """A scheduler by hand, with a model that says the same token always."""
 
-from tiny_llm.engine.request import Request
+from tiny_llm.engine.config import SchedulerConfig
+from tiny_llm.engine.request import EngineRequest
 from tiny_llm.engine.sampling_params import SamplingParams
 from tiny_llm.engine.scheduler import Scheduler
-from tiny_llm.engine.step import ChunkResult, SchedulerConfig
+from tiny_llm.engine.step import ChunkResult
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -12,7 +13,7 @@ def scheduler(listener=None, **changes) -> Scheduler:
     config = {
         "num_pages": 16,
         "page_size": 4,
-        "max_batch_tokens": 8,
+        "max_num_batched_tokens": 8,
         "max_num_seqs": 3,
         "max_seq_len": 100,
     }
@@ -21,7 +22,7 @@ def scheduler(listener=None, **changes) -> Scheduler:
 
 def add(to: Scheduler, name: str, length: int, max_tokens: int | None = 5, first: int = 0):
     """A request whose prompt is `first` and the numbers after it."""
-    request = Request(name, list(range(first, first + length)), GREEDY, max_tokens)
+    request = EngineRequest(name, list(range(first, first + length)), GREEDY, max_tokens)
     to.add(request)
     return request
 

@@ -10,10 +10,11 @@ import random
 from dataclasses import dataclass, field
 
 from tiny_llm import UserError
-from tiny_llm.engine.request import Request, RequestState
+from tiny_llm.engine.config import SchedulerConfig
+from tiny_llm.engine.request import EngineRequest, RequestState
 from tiny_llm.engine.sampling_params import SamplingParams
 from tiny_llm.engine.scheduler import Scheduler
-from tiny_llm.engine.step import Chunk, ChunkResult, SchedulerConfig
+from tiny_llm.engine.step import Chunk, ChunkResult
 
 GREEDY = SamplingParams(temperature=0)
 ENDED = {RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED}
@@ -77,11 +78,11 @@ def random_workload(rng: random.Random, size: int = 6) -> Workload:
         # A request has up to 28 tokens: mostly there is room for one, seldom for all.
         num_pages=rng.randint(2 if rng.random() < 0.1 else 28 // page_size, 40 // page_size),
         page_size=page_size,
-        max_batch_tokens=max_num_seqs * (1 + num_drafts) + rng.randint(0, 8),
+        max_num_batched_tokens=max_num_seqs * (1 + num_drafts) + rng.randint(0, 8),
         max_num_seqs=max_num_seqs,
         max_seq_len=12 if rng.random() < 0.1 else 1000,
         num_drafts=num_drafts,
-        enable_prefix_cache=rng.random() < 0.8,
+        enable_prefix_caching=rng.random() < 0.8,
     )
     arrivals, time = [], 0.0
     stems = [[rng.randrange(2) for _ in range(8)] for _ in range(2)]
@@ -119,7 +120,7 @@ class Simulation:
         self.scheduler = Scheduler(workload.config, listener)
         self.outcome = Outcome()
         self.now = 0.0
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, EngineRequest] = {}
         self._rng = random.Random(workload.seed)
         self._check_every = check_every
         self._slots = [-1] * (self.config.num_pages * self.config.page_size)
@@ -147,7 +148,7 @@ class Simulation:
     def _arrive(self) -> None:
         while self._coming and self._coming[-1][1].time <= self.now:
             index, one = self._coming.pop()
-            request = Request(str(index), one.prompt, GREEDY, one.max_tokens)
+            request = EngineRequest(str(index), one.prompt, GREEDY, one.max_tokens)
             try:
                 self.scheduler.add(request)
             except UserError:
@@ -173,7 +174,9 @@ class Simulation:
         )
         step = scheduler.schedule()
         assert step.chunks, "a step that computes nothing although requests wait"
-        assert step.num_tokens <= self.config.max_batch_tokens, "the step is longer than its budget"
+        assert step.num_tokens <= self.config.max_num_batched_tokens, (
+            "the step is longer than its budget"
+        )
         assert any(chunk.request is oldest for chunk in step.chunks), f"{oldest} stands still"
         failed = step.index in self.workload.failing_steps
         if failed:

@@ -60,8 +60,8 @@ def spy_on(llm: LLM) -> dict[tuple[str, int], np.ndarray]:
     seen: dict[tuple[str, int], np.ndarray] = {}
     choose = llm.runner._choose
 
-    def watch(chunks, guesses, logits, samplings):
-        outputs = choose(chunks, guesses, logits, samplings)
+    def watch(chunks, guesses, logits):
+        outputs = choose(chunks, guesses, logits)
         rows, first = as_numpy(logits), 0
         for chunk, own in zip(chunks, guesses, strict=True):
             if chunk.samples:

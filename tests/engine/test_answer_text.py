@@ -6,11 +6,13 @@ from hypothesis import strategies as st
 
 from tests.support import ByteDetokenizer
 from tiny_llm.engine.answer_text import AnswerText
+from tiny_llm.engine.outputs import CompletionOutput
 
 
-def tell(text: str, *stops: str) -> tuple[list[str], AnswerText]:
+def tell(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
     """What is shown after each byte of `text`, up to a stop string or the end."""
-    answer = AnswerText(ByteDetokenizer(), stops)
+    output = CompletionOutput(0)
+    answer = AnswerText(output, ByteDetokenizer(), stops)
     shown = []
     for byte in text.encode():
         stopped = answer.add_token(byte)
@@ -19,7 +21,7 @@ def tell(text: str, *stops: str) -> tuple[list[str], AnswerText]:
             break
     answer.finish()
     shown.append(answer.take_new())
-    return shown, answer
+    return shown, output
 
 
 @pytest.mark.parametrize(
@@ -35,9 +37,9 @@ def tell(text: str, *stops: str) -> tuple[list[str], AnswerText]:
     ],
 )
 def test_text_ends_before_the_stop_string(text, stops, expected, found):
-    shown, answer = tell(text, *stops)
-    assert answer.text == "".join(shown) == expected
-    assert answer.stop_string == found
+    shown, output = tell(text, *stops)
+    assert output.text == "".join(shown) == expected
+    assert output.stop_reason == found
 
 
 def test_what_may_be_a_stop_string_is_held_back():
@@ -46,7 +48,7 @@ def test_what_may_be_a_stop_string_is_held_back():
 
 def test_half_a_character_is_held_back():
     assert tell("é!")[0] == ["", "é", "!", ""]
-    answer = AnswerText(ByteDetokenizer())
+    answer = AnswerText(CompletionOutput(0), ByteDetokenizer(), ())
     answer.add_token("é".encode()[0])
     assert answer.take_new() == ""
     answer.finish()
@@ -56,10 +58,10 @@ def test_half_a_character_is_held_back():
 @given(st.text("ab<", max_size=30), st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_any_text_and_any_stop_strings(text, stops):
-    shown, answer = tell(text, *stops)
+    shown, output = tell(text, *stops)
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     # The first to be complete ends it; of several that are, the one that began first.
     first = min((end for end, _ in ends), default=None)
     expected = text if first is None else text[: min(start for end, start in ends if end == first)]
-    assert "".join(shown) == answer.text == expected
-    assert not any(stop in answer.text for stop in stops)
+    assert "".join(shown) == output.text == expected
+    assert not any(stop in output.text for stop in stops)

@@ -24,11 +24,11 @@ def engine(demo, **options) -> LLM:
 
 
 def assert_idle(llm: LLM) -> None:
-    """Nobody runs or waits, and no page is held but by the prefix cache."""
+    """No request runs or waits, and only the prefix cache holds pages."""
     llm.scheduler.check_integrity()
     assert not llm.has_unfinished_requests
-    assert not llm._answers
-    assert not llm._groups
+    assert not llm.core._answers
+    assert not llm.core._groups
     assert llm.scheduler.pages.allocator.num_used == llm.scheduler.pages.cache.num_pages
 
 
@@ -70,7 +70,7 @@ def test_each_prompt_may_have_its_own_params(demo):
     outputs = engine(demo).generate([chat(question) for question in QUESTIONS], params)
     assert [len(output.token_ids) for output in outputs] == [1, 2, 3]
     assert {output.finish_reason for output in outputs} == {"length"}
-    with pytest.raises(UserError, match="2 params were given for 3 prompts"):
+    with pytest.raises(UserError, match="2 sampling_params were given for 3 prompts"):
         engine(demo).generate(["a", "b", "c"], params[:2])
 
 
@@ -98,7 +98,9 @@ def test_what_is_half_a_prompt_and_what_are_no_params(demo):
     outputs = llm.generate([[5, "a"], [5]], SamplingParams(max_tokens=1))
     assert outputs[0].error == "the prompt has the token 'a'; ids are whole numbers."
     assert outputs[1].finish_reason == "length"
-    with pytest.raises(UserError, match="params is {'max_tokens': 3}; it must be a SamplingParams"):
+    with pytest.raises(
+        UserError, match="sampling_params is {'max_tokens': 3}; it must be a SamplingParams"
+    ):
         llm.add_request("a", {"max_tokens": 3})
     for params in ({"max_tokens": 3}, [{"max_tokens": 3}]):
         with pytest.raises(UserError, match="it must be a SamplingParams"):
@@ -152,7 +154,7 @@ def test_logit_bias_and_logprobs(demo):
 
 
 def test_n_answers_share_the_prompts_pages(demo):
-    llm = engine(demo, page_size=4)
+    llm = engine(demo, block_size=4)
     params = SamplingParams(temperature=2, top_k=50, seed=3, n=3, max_tokens=12, ignore_eos=True)
     name = llm.add_request(chat(PARAGRAPH), params)
     llm.step()
@@ -196,6 +198,7 @@ def test_a_stream_tells_every_token(demo):
         tokens[news.request_id] = [*tokens.get(news.request_id, []), *news.token_ids]
         assert len(news.token_ids) == 1
         assert tokens[news.request_id] == news.request_output.token_ids
+        assert texts[news.request_id] == news.request_output.text
     assert list(texts.values()) == ANSWERS
     assert_idle(llm)
 
@@ -214,7 +217,7 @@ def test_a_stream_that_nobody_begins_leaves_nothing(demo):
     assert_idle(llm)
     del stream
     assert llm.step() == []
-    with pytest.raises(UserError, match="2 params were given for 1 prompts"):
+    with pytest.raises(UserError, match="2 sampling_params were given for 1 prompts"):
         llm.stream(["a"], [GREEDY, GREEDY])
     with pytest.raises(UserError, match="is no prompt"):
         llm.stream(3)
@@ -222,7 +225,7 @@ def test_a_stream_that_nobody_begins_leaves_nothing(demo):
 
 def test_what_goes_wrong_between_two_prompts_leaves_nothing(demo, monkeypatch):
     llm = engine(demo)
-    add, calls = llm.add, []
+    add, calls = llm.core.add, []
 
     def fails_at_the_third(*args):
         calls.append(args)
@@ -230,7 +233,7 @@ def test_what_goes_wrong_between_two_prompts_leaves_nothing(demo, monkeypatch):
             raise RuntimeError("the memory is on fire")
         return add(*args)
 
-    monkeypatch.setattr(llm, "add", fails_at_the_third)
+    monkeypatch.setattr(llm.core, "add", fails_at_the_third)
     with pytest.raises(RuntimeError, match="the memory is on fire"):
         llm.generate(["a", "b", "c"], GREEDY)
     assert_idle(llm)
@@ -337,7 +340,7 @@ def test_metrics_are_in_order(demo):
 
 
 def test_a_prompt_is_found_again(demo):
-    llm = engine(demo, page_size=4)
+    llm = engine(demo, block_size=4)
     prompt = chat(PARAGRAPH + QUESTIONS[0])
     [cold] = llm.generate(prompt, GREEDY)
     [warm] = llm.generate(prompt, GREEDY)
@@ -348,7 +351,7 @@ def test_a_prompt_is_found_again(demo):
 
 
 def test_a_conversation_with_thoughts_reuses_what_is_still_a_prefix(demo):
-    llm = engine(demo, page_size=4)
+    llm = engine(demo, block_size=4)
     messages = chat(QUESTIONS[0])
     [first] = llm.generate(messages, GREEDY, enable_thinking=True)
     said = first.text.rpartition("</think>")[2].strip()
@@ -384,7 +387,7 @@ def serve_and_measure(demo, num_requests: int) -> None:
     mx.clear_cache()
     weights = mx.get_active_memory()
     mx.reset_peak_memory()
-    llm = engine(demo, kv_cache_bytes=budget, max_batch_tokens=64, max_num_seqs=16)
+    llm = engine(demo, kv_cache_bytes=budget, max_num_batched_tokens=64, max_num_seqs=16)
     assert llm.runner.target.nbytes <= budget
     served = 0
     while served < num_requests:
@@ -406,16 +409,22 @@ def serve_and_measure(demo, num_requests: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"page_size": 0}, "page_size is 0; it must be a whole number ≥ 1."),
-        ({"page_size": 2.0}, "page_size is 2.0; it must be a whole number ≥ 1."),
+        ({"block_size": 0}, "block_size is 0; it must be a whole number ≥ 1."),
+        ({"block_size": 2.0}, "block_size is 2.0; it must be a whole number ≥ 1."),
         ({"kv_cache_bytes": 1000}, "kv_cache_bytes is 1000; a page of 32 tokens takes 262144."),
         ({"kv_cache_bytes": 1e8 / 3}, "kv_cache_bytes is 33333333.33.*; it must be a whole number"),
         ({"kv_cache_bytes": float("inf")}, "kv_cache_bytes is inf; it must be a whole number"),
         ({"kv_cache_bytes": "1GB"}, "kv_cache_bytes is '1GB'; it must be a whole number"),
-        ({"max_batch_tokens": "64"}, "max_batch_tokens is '64'; it must be a whole number ≥ 1."),
+        (
+            {"max_num_batched_tokens": "64"},
+            "max_num_batched_tokens is '64'; it must be a whole number ≥ 1.",
+        ),
         ({"max_num_seqs": 8.5}, "max_num_seqs is 8.5; it must be a whole number ≥ 1."),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
-        ({"max_batch_tokens": 3, "max_num_seqs": 4}, "max_batch_tokens is 3; 4 requests"),
+        (
+            {"max_num_batched_tokens": 3, "max_num_seqs": 4},
+            "max_num_batched_tokens is 3; 4 requests",
+        ),
         (
             {"draft_model": "demo-draft", "num_drafts": 0},
             "num_drafts is 0; it must be a whole number ≥ 1 with a draft model.",

@@ -36,7 +36,7 @@ def alone(demo):
     """What each request says with an engine of its own, in one chunk."""
     outputs, logits = {}, {}
     for case in range(len(CASES)):
-        llm = build(demo, AMPLE_TOKENS, max_num_seqs=1, enable_prefix_cache=False)
+        llm = build(demo, AMPLE_TOKENS, max_num_seqs=1, enable_prefix_caching=False)
         own_outputs, own_logits = run_cases(llm, [case])
         outputs |= own_outputs
         logits |= own_logits
@@ -72,11 +72,11 @@ def test_the_product(demo, draft, alone):
             demo,
             case["tokens"],
             draft if case["guess"] else None,
-            page_size=case["page"],
+            block_size=case["page"],
             max_num_seqs=4,
             num_drafts=2,
-            max_batch_tokens=4 * (3 if case["guess"] else 1) + case["chunk"],
-            enable_prefix_cache=case["prefix"],
+            max_num_batched_tokens=4 * (3 if case["guess"] else 1) + case["chunk"],
+            enable_prefix_caching=case["prefix"],
         )
         direction, gap = case["arrival"]
         found, found_logits = run_cases(llm, range(len(CASES))[::direction], gap)

@@ -7,9 +7,10 @@ from scipy.stats import chi2
 
 from tests.support import as_numpy
 from tiny_llm import SamplingParams, make_sampler
+from tiny_llm.engine.request import EngineRequest
 from tiny_llm.engine.sampling import (
-    RequestSampling,
     SamplingRow,
+    TokenCounts,
     answer_seed,
     choose_tokens,
     gumbel_noise,
@@ -22,11 +23,17 @@ V = 50
 PROMPT, ANSWER = [3, 4, 4], [4, 7, 7, 7]
 
 
+def request(params: SamplingParams, seed: int, prompt=PROMPT) -> EngineRequest:
+    one = EngineRequest("", prompt, params, seed=seed)
+    one.token_counts = TokenCounts(one, V)
+    return one
+
+
 def row(seed: int = 1, position: int = 0, guesses=(), **params) -> SamplingRow:
     """A row of a request with `PROMPT` that has said `ANSWER`."""
-    sampling = RequestSampling(SamplingParams(**params), seed, PROMPT, V)
-    sampling.add(ANSWER)
-    return SamplingRow(sampling, position, tuple(guesses))
+    one = request(SamplingParams(**params), seed)
+    one.token_ids += ANSWER
+    return SamplingRow(one, position, tuple(guesses))
 
 
 EVERY_KIND = [
@@ -99,9 +106,8 @@ def test_the_temperature_comes_before_the_filters():
     logits = mx.log(mx.array([[0.5, 0.3, 0.15, 0.05]]))
 
     def kept(temperature: float) -> list[int]:
-        one = SamplingRow(
-            RequestSampling(SamplingParams(temperature=temperature, top_p=0.75), 0, [0], 4), 0
-        )
+        params = SamplingParams(temperature=temperature, top_p=0.75)
+        one = SamplingRow(request(params, 0, [0]), 0)
         return np.flatnonzero(np.isfinite(as_numpy(shaped_logits(logits, [one]))[0])).tolist()
 
     assert kept(1.0) == [0, 1]
@@ -112,8 +118,8 @@ def test_the_temperature_comes_before_the_filters():
 def test_tokens_are_distributed_as_they_should_be():
     logits = mx.random.normal((V,))
     number = 20_000
-    sampling = RequestSampling(SamplingParams(temperature=1.3, top_k=12), 77, PROMPT, V)
-    rows = [SamplingRow(sampling, position) for position in range(number)]
+    one = request(SamplingParams(temperature=1.3, top_k=12), 77)
+    rows = [SamplingRow(one, position) for position in range(number)]
     tokens = choose_tokens(mx.broadcast_to(logits, (number, V)), rows)
     p = as_numpy(mx.softmax(shaped_logits(logits[None], rows[:1]), axis=-1))[0].astype(np.float64)
     p = p[p > 0]

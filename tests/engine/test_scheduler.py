@@ -5,7 +5,7 @@ import pytest
 from tests.engine.scheduling import GREEDY, add, scheduler, step
 from tiny_llm import UserError
 from tiny_llm.engine.events import Recorder
-from tiny_llm.engine.request import Request, RequestState
+from tiny_llm.engine.request import EngineRequest, RequestState
 from tiny_llm.engine.step import ChunkResult
 
 
@@ -30,7 +30,7 @@ def test_no_more_than_max_num_seqs_run():
 
 
 def test_a_request_finds_the_pages_of_an_earlier_one():
-    it = scheduler(max_batch_tokens=64)
+    it = scheduler(max_num_batched_tokens=64)
     add(it, "a", 10, max_tokens=1)
     step(it)
     second = add(it, "b", 12)
@@ -43,11 +43,11 @@ def test_a_request_finds_the_pages_of_an_earlier_one():
 
 
 def test_tokens_of_the_answer_are_found_too():
-    it = scheduler(max_batch_tokens=64)
+    it = scheduler(max_num_batched_tokens=64)
     add(it, "a", 3, max_tokens=6)
     while it.has_requests:
         step(it, token=77)
-    again = Request("b", [0, 1, 2, 77, 77, 77, 77, 77, 77, 5], GREEDY, 1)
+    again = EngineRequest("b", [0, 1, 2, 77, 77, 77, 77, 77, 77, 5], GREEDY, 1)
     it.add(again)
     step(it)
     # The answer's last token was never computed: of 9, 8 are in pages.
@@ -55,7 +55,7 @@ def test_tokens_of_the_answer_are_found_too():
 
 
 def test_without_a_prefix_cache_nothing_is_shared():
-    it = scheduler(max_batch_tokens=64, enable_prefix_cache=False)
+    it = scheduler(max_num_batched_tokens=64, enable_prefix_caching=False)
     add(it, "a", 10)
     add(it, "b", 10)
     assert step(it) == [("a", 0, 10, 0), ("b", 0, 10, 0)]
@@ -63,7 +63,7 @@ def test_without_a_prefix_cache_nothing_is_shared():
 
 
 def test_of_many_with_one_prompt_one_computes_it():
-    it = scheduler(max_batch_tokens=64)
+    it = scheduler(max_num_batched_tokens=64)
     for name in "abc":
         add(it, name, 10)
     assert step(it) == [("a", 0, 10, 0)]
@@ -73,7 +73,9 @@ def test_of_many_with_one_prompt_one_computes_it():
 
 def test_when_pages_run_out_the_youngest_gives_its_own_and_comes_back():
     events = Recorder({}, clock=lambda: 0.0)
-    it = scheduler(events, num_pages=4, page_size=4, max_batch_tokens=16, enable_prefix_cache=False)
+    it = scheduler(
+        events, num_pages=4, page_size=4, max_num_batched_tokens=16, enable_prefix_caching=False
+    )
     old, young = add(it, "old", 7, max_tokens=8), add(it, "young", 3, max_tokens=8, first=50)
     assert step(it) == [("old", 0, 7, 0), ("young", 0, 3, 0)]
     while it.num_preemptions == 0:
@@ -92,7 +94,7 @@ def test_when_pages_run_out_the_youngest_gives_its_own_and_comes_back():
 
 
 def test_a_preempted_request_finds_its_own_pages_again():
-    it = scheduler(num_pages=5, page_size=4, max_batch_tokens=16)
+    it = scheduler(num_pages=5, page_size=4, max_num_batched_tokens=16)
     add(it, "old", 8, max_tokens=5)
     young = add(it, "young", 6, max_tokens=6, first=50)
     while young.num_preemptions == 0:
@@ -106,7 +108,7 @@ def test_a_preempted_request_finds_its_own_pages_again():
 
 
 def test_guesses_are_no_more_than_of_use():
-    it = scheduler(num_drafts=3, max_batch_tokens=12)
+    it = scheduler(num_drafts=3, max_num_batched_tokens=12)
     add(it, "a", 4, max_tokens=7)
     assert step(it) == [("a", 0, 4, 0)]
     assert step(it, num_tokens=2) == [("a", 4, 5, 3)]
@@ -115,7 +117,7 @@ def test_guesses_are_no_more_than_of_use():
 
 
 def test_guesses_take_no_pages_from_others():
-    it = scheduler(num_pages=4, page_size=2, num_drafts=3, max_batch_tokens=12)
+    it = scheduler(num_pages=4, page_size=2, num_drafts=3, max_num_batched_tokens=12)
     add(it, "a", 3, max_tokens=5)
     add(it, "b", 2, max_tokens=3, first=50)
     step(it)
@@ -125,7 +127,7 @@ def test_guesses_take_no_pages_from_others():
 
 
 def test_a_request_can_be_aborted_at_any_moment():
-    it = scheduler(max_num_seqs=2, max_batch_tokens=6)
+    it = scheduler(max_num_seqs=2, max_num_batched_tokens=6)
     for name in "abc":
         add(it, name, 5, first=ord(name))
     assert it.abort("c")  # waiting
@@ -192,7 +194,10 @@ def test_an_id_is_given_once():
     [
         ({"num_pages": 0}, "num_pages is 0"),
         ({"num_drafts": -1}, "num_drafts is -1"),
-        ({"max_num_seqs": 9}, r"max_batch_tokens is 8; 9 requests \(max_num_seqs\) that decode a"),
+        (
+            {"max_num_seqs": 9},
+            "max_num_batched_tokens is 8; 9 requests",
+        ),
         ({"num_drafts": 4}, "and 4 guesses each need 15"),
     ],
 )

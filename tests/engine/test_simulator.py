@@ -15,11 +15,11 @@ from tests.engine.simulator import (
     answer_alone,
     random_workload,
 )
+from tiny_llm.engine.config import SchedulerConfig
 from tiny_llm.engine.page_allocator import PageAllocator
 from tiny_llm.engine.page_manager import PageManager
 from tiny_llm.engine.prefix_cache import PrefixCache
 from tiny_llm.engine.scheduler import Scheduler
-from tiny_llm.engine.step import SchedulerConfig
 
 
 def run_and_compare(workload: Workload, check_every: int = 1) -> Outcome:
@@ -58,7 +58,7 @@ def test_thousands_of_workloads():
 def test_large_workloads():
     rng = random.Random(7)
     config = SchedulerConfig(
-        num_pages=60, page_size=8, max_batch_tokens=64, max_num_seqs=16, max_seq_len=400
+        num_pages=60, page_size=8, max_num_batched_tokens=64, max_num_seqs=16, max_seq_len=400
     )
     for _ in range(3):
         stem = [rng.randrange(9) for _ in range(60)]

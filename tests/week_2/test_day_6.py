@@ -278,7 +278,7 @@ def test_task_4_no_prompts(small_model):
 
 @pytest.mark.parametrize("name", ["max_seq_len", "batch_size", "prefill_step"])
 def test_task_4_numbers_below_one(small_model, name):
-    with pytest.raises(UserError, match=f"{name} is 0; it must be at least 1"):
+    with pytest.raises(UserError, match=f"{name} is 0; it must be a whole number ≥ 1"):
         batch_generate(small_model, ByteTokenizer(), ["a"], **{name: 0})
 
 

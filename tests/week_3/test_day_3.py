@@ -224,7 +224,7 @@ def test_task_1_the_reference_goes_through_the_sequences(dtype, page_size):
 
 def without_sharing(**changes) -> Scheduler:
     """A scheduler whose requests have all pages to themselves: the prefix cache is task 3."""
-    return scheduler(enable_prefix_cache=False, **changes)
+    return scheduler(enable_prefix_caching=False, **changes)
 
 
 def run_random_workloads(count: int, **changes) -> int:
@@ -270,7 +270,7 @@ def test_task_2_pages_come_back_exactly_once():
 
 
 def test_task_2_a_step_mixes_decode_tokens_and_chunks_of_prompts():
-    it = without_sharing(max_batch_tokens=8)
+    it = without_sharing(max_num_batched_tokens=8)
     add(it, "a", 5)
     add(it, "b", 12, first=50)
     assert step(it) == [("a", 0, 5, 0), ("b", 0, 3, 0)]
@@ -280,7 +280,7 @@ def test_task_2_a_step_mixes_decode_tokens_and_chunks_of_prompts():
 
 
 def test_task_2_first_come_first_served_within_the_memory():
-    it = without_sharing(num_pages=6, page_size=4, max_batch_tokens=64)
+    it = without_sharing(num_pages=6, page_size=4, max_num_batched_tokens=64)
     add(it, "large", 16, max_tokens=2)
     add(it, "larger", 20, max_tokens=2)
     add(it, "small", 1, max_tokens=2, first=99)
@@ -312,7 +312,7 @@ def test_task_2_abort_at_any_moment():
 
 
 def test_task_2_a_page_for_each_that_runs_stays_in_reserve():
-    it = without_sharing(num_pages=5, page_size=4, max_batch_tokens=64)
+    it = without_sharing(num_pages=5, page_size=4, max_num_batched_tokens=64)
     add(it, "runs", 8, max_tokens=3)
     add(it, "waits", 12, max_tokens=2, first=50)
     assert [chunk[0] for chunk in step(it)] == ["runs"], "3 pages are free, and 1 is for 'runs'"
@@ -325,7 +325,7 @@ def test_task_2_a_page_for_each_that_runs_stays_in_reserve():
 
 def test_task_2_random_workloads():
     # With pages for all nobody is preempted, which is task 4.
-    assert run_random_workloads(300, num_pages=500, enable_prefix_cache=False) == 0
+    assert run_random_workloads(300, num_pages=500, enable_prefix_caching=False) == 0
 
 
 # --- task 3: the prefix cache ---------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_task_3_a_page_is_found_by_the_tokens_before_it_and_in_it():
 
 
 def test_task_3_of_many_with_one_prompt_one_computes_it():
-    it = scheduler(max_batch_tokens=64)
+    it = scheduler(max_num_batched_tokens=64)
     for name in "abc":
         add(it, name, 10)
     assert step(it) == [("a", 0, 10, 0)]
@@ -391,17 +391,17 @@ def test_task_3_two_that_computed_the_same_page_keep_one():
 
 
 def test_task_3_random_workloads():
-    assert run_random_workloads(200, num_pages=500, enable_prefix_cache=True) == 0
+    assert run_random_workloads(200, num_pages=500, enable_prefix_caching=True) == 0
 
 
 def test_task_3_a_hit_changes_no_bit(demo):
     params = SamplingParams(temperature=0, max_tokens=8, logprobs=3)
     prompt, other = chat(PARAGRAPH + "Who is the mayor?"), chat(PARAGRAPH + "And the river?")
-    llm = LLM(demo, kv_cache_bytes=2**24, page_size=8)
+    llm = LLM(demo, kv_cache_bytes=2**24, block_size=8)
     [cold] = llm.generate(prompt, params)
     [same] = llm.generate(prompt, params)
     [part] = llm.generate(other, params)
-    [alone] = LLM(demo, kv_cache_bytes=2**24, enable_prefix_cache=False).generate(other, params)
+    [alone] = LLM(demo, kv_cache_bytes=2**24, enable_prefix_caching=False).generate(other, params)
     assert cold.num_cached_tokens == alone.num_cached_tokens == 0
     assert same.num_cached_tokens > part.num_cached_tokens > 24
     assert (same.token_ids, same.logprobs) == (cold.token_ids, cold.logprobs)
@@ -412,7 +412,7 @@ def test_task_3_a_hit_changes_no_bit(demo):
 
 
 def test_task_4_the_youngest_gives_its_pages_and_comes_back():
-    it = scheduler(num_pages=4, page_size=4, max_batch_tokens=16, enable_prefix_cache=False)
+    it = scheduler(num_pages=4, page_size=4, max_num_batched_tokens=16, enable_prefix_caching=False)
     old, young = add(it, "old", 7, max_tokens=8), add(it, "young", 3, max_tokens=8, first=50)
     while it.num_preemptions == 0:
         step(it)
@@ -442,7 +442,7 @@ def test_task_4_preemption_changes_no_bit(demo):
     prompts = [[30 + number] * 20 for number in range(3)]
 
     def said(tokens: int):
-        llm = LLM(demo, kv_cache_bytes=tokens * 8192, page_size=8)
+        llm = LLM(demo, kv_cache_bytes=tokens * 8192, block_size=8)
         outputs = llm.generate(prompts, params)
         return [(one.token_ids, one.logprobs) for one in outputs], llm.scheduler.num_preemptions
 

@@ -11,10 +11,12 @@ from .dense import (
     SimpleMultiHeadAttention,
     causal_mask,
     flash_attention,
+    is_none_or_causal,
     scaled_dot_product_attention_grouped,
     scaled_dot_product_attention_simple,
 )
 from .paged import (
+    as_int32,
     gather_pages,
     paged_attention,
     paged_attention_reference,
@@ -25,9 +27,11 @@ from .paged import (
 __all__ = [
     "Mask",
     "SimpleMultiHeadAttention",
+    "as_int32",
     "causal_mask",
     "flash_attention",
     "gather_pages",
+    "is_none_or_causal",
     "paged_attention",
     "paged_attention_reference",
     "paged_attention_varlen",

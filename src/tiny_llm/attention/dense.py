@@ -7,7 +7,7 @@ H key/value heads, D head size, N.. any leading dimensions.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 
@@ -15,6 +15,11 @@ from .. import kernels
 from ..basics import linear, softmax
 
 Mask = mx.array | Literal["causal"] | None
+
+
+def is_none_or_causal(mask: Any) -> bool:
+    """Whether a mask is None or "causal": what a cache can apply that makes the mask itself."""
+    return mask is None or (isinstance(mask, str) and mask == "causal")
 
 
 def scaled_dot_product_attention_simple(

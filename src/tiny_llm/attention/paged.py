@@ -14,7 +14,7 @@ from typing import Literal
 import mlx.core as mx
 
 from .. import kernels
-from .dense import scaled_dot_product_attention_grouped
+from .dense import is_none_or_causal, scaled_dot_product_attention_grouped
 
 Integers = Sequence[int] | mx.array
 BlockTable = Sequence[Sequence[int]] | mx.array
@@ -59,10 +59,10 @@ def paged_attention(
             at before they are computed: lengths are clamped, and a page that is not there gives
             NaN.
     """
-    if mask is not None and not (isinstance(mask, str) and mask == "causal"):
+    if not is_none_or_causal(mask):
         raise ValueError(f'[paged_attention] expected mask None or "causal", got {mask!r}.')
     _check_pages("paged_attention", key_pages, page_size, block_table, context_lens)
-    table, lengths = _int32(block_table), _int32(context_lens)
+    table, lengths = as_int32(block_table), as_int32(context_lens)
     if not kernels.is_built():
         return paged_attention_reference(
             query, key_pages, value_pages, table, lengths, page_size, scale, mask
@@ -134,7 +134,11 @@ def paged_attention_varlen(
                 f"[{name}] expected cu_seqlens_q ascending from 0 to {query.shape[0]}, the number "
                 f"of queries, got {ends}."
             )
-    ends_array, lengths, table = _int32(cu_seqlens_q), _int32(context_lens), _int32(block_table)
+    ends_array, lengths, table = (
+        as_int32(cu_seqlens_q),
+        as_int32(context_lens),
+        as_int32(block_table),
+    )
     if not kernels.is_built():
         return paged_attention_varlen_reference(
             query, key_pages, value_pages, ends_array, lengths, table, page_size, scale
@@ -237,7 +241,8 @@ def _check_pages(
                 )
 
 
-def _int32(numbers: Integers | BlockTable) -> mx.array:
+def as_int32(numbers: Integers | BlockTable) -> mx.array:
+    """Numbers, or rows of numbers, as an int32 array; an array unchanged."""
     return numbers if isinstance(numbers, mx.array) else mx.array(list(numbers), dtype=mx.int32)
 
 

@@ -52,9 +52,9 @@ class EngineRun:
         self._llm = LLM(
             model,
             kv_cache_bytes=memory,
-            page_size=PAGE_SIZE,
+            block_size=PAGE_SIZE,
             max_num_seqs=args.batch_size,
-            max_batch_tokens=args.batch_size * per_request + args.prefill_step,
+            max_num_batched_tokens=args.batch_size * per_request + args.prefill_step,
             draft_model=draft,
             num_drafts=NUM_DRAFTS,
             seed=secrets.randbits(63),  # for those that have none

@@ -1,22 +1,25 @@
-"""The serving engine: many requests, one model, a declared budget of memory.
+"""The serving engine: many requests at once, within a declared amount of memory.
 
-Read it in this order. What comes before `sampling` is plain Python without MLX.
+Read it in this order. The files before `sampling` are plain Python without MLX.
 
-    sampling_params   what a caller may ask for
-    request           one answer on its way: which tokens it has, and who owns them
+    arguments         what callers give, checked
+    sampling_params   how tokens are chosen, and when an answer ends
+    config            the limits that the scheduler keeps to
+    request           one answer on its way: its tokens and its pages
     page_allocator    pages of keys and values, by reference count
     prefix_cache      pages found again by the tokens in them
-    page_manager      which request has which pages
-    events            what happened, for those who watch
-    step              what is computed together, and what comes of it
+    page_manager      the pages of each request
+    events            what happens, for the live view and recordings
+    prompt_forms      a text, token ids or a chat, as token ids
+    outputs           answers and news, as a caller gets them
+    step              the chunks that are computed together, and their results
     scheduler         which tokens are computed next
     answer_text       tokens into text, up to a stop string
-    prompts, outputs  what a caller gives, and gets back
+    answer            from the scheduler's request to the caller's output
     sampling          logits into tokens
     paged_model       tokens of many requests through a model at once
     draft_model       tokens that a small model guesses
     runner            a step of the scheduler through the models
-    answer            one answer while it is being made
     core              requests in, news of their answers out, a step at a time
-    llm               `LLM`: all of it, as its users see it
+    llm               `LLM`, the interface
 """

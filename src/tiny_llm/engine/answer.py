@@ -1,121 +1,89 @@
-"""One answer while it is being made: its request, its text, and when it ends."""
+"""One answer while it is generated: its tokens go to the caller, until one of them ends it."""
 
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from .answer_text import AnswerText
-from .outputs import CompletionOutput, Logprobs, RequestOutput, StreamOutput
-from .request import FinishReason, Request
-from .sampling import RequestSampling
+from .outputs import CompletionOutput, RequestOutput, StreamOutput
+from .request import EngineRequest, FinishReason
+from .step import ChunkResult
 
 
-@dataclass(eq=False)
 class Answer:
-    """What the engine keeps of one answer.
+    """Connects a request inside the engine with the output that its caller sees.
+
+    Args:
+        request: the scheduler's side.
+        whole: the prompt with all its answers, the caller's side.
+        output: the one of `whole.outputs` that this is.
+        tokenizer: as `mlx_lm.load` returns it.
+        sink: where news of the answer go.
 
     Attributes:
-        request: what the scheduler sees of it.
-        sampling: what the sampler sees.
-        text: its tokens as text.
-        output: where it is written to.
-        whole: the output of the prompt, with all its answers.
-        sink: where news of it go.
-        end_token_ids: the tokenizer's, if they count.
+        request, whole, output: as given.
     """
 
-    request: Request
-    sampling: RequestSampling
-    text: AnswerText
-    output: CompletionOutput
-    whole: RequestOutput
-    sink: deque[StreamOutput] = field(repr=False)
-    end_token_ids: Collection[int] = ()
-
-    @classmethod
-    def begin(
-        cls,
-        request: Request,
-        sampling: RequestSampling,
-        tokenizer: Any,
+    def __init__(
+        self,
+        request: EngineRequest,
         whole: RequestOutput,
+        output: CompletionOutput,
+        tokenizer: Any,
         sink: deque[StreamOutput],
-    ) -> "Answer":
-        """An answer without tokens."""
+    ):
+        self.request = request
+        self.whole = whole
+        self.output = output
         params = request.params
-        return cls(
-            request,
-            sampling,
-            AnswerText(tokenizer.detokenizer, params.stop_strings),
-            whole.outputs[request.index],
-            whole,
-            sink,
-            () if params.ignore_eos else tokenizer.eos_token_ids,
-        )
+        self._text = AnswerText(output, tokenizer.detokenizer, params.stop_strings)
+        self._end_token_ids = () if params.ignore_eos else tokenizer.eos_token_ids
+        self._sink = sink
 
-    def take(
-        self, token_ids: Sequence[int], logprobs: Sequence[Logprobs] | None
-    ) -> tuple[list[int], FinishReason | None]:
-        """The answer goes on.
-
-        Args:
-            token_ids: its next tokens.
-            logprobs: theirs, if the request wants them.
+    def take(self, result: ChunkResult) -> tuple[list[int], FinishReason | None]:
+        """Adds tokens to the output, up to one that ends the answer.
 
         Returns:
-            (those of the tokens that belong to it, why it ends with the last of them or None).
+            (the tokens that belong to the answer, why it ends with the last of them or None).
         """
         assert self.request.max_tokens is not None
+        room = self.request.max_tokens - self.request.num_output_tokens
         taken: list[int] = []
         reason: FinishReason | None = None
-        for token in token_ids:
+        for token in result.token_ids:
             taken.append(token)
             reason = self._reason_to_end(token)
-            if reason is None and (
-                self.request.num_output_tokens + len(taken) >= self.request.max_tokens
-            ):
+            if reason is None and len(taken) >= room:
                 reason = "length"
             if reason is not None:
                 break
         self.output.token_ids += taken
-        if logprobs is not None:
+        if result.logprobs is not None:
             self.output.logprobs = self.output.logprobs or []
-            self.output.logprobs += logprobs[: len(taken)]
-        self.sampling.add(taken)
+            self.output.logprobs += result.logprobs[: len(taken)]
         return taken, reason
 
     def _reason_to_end(self, token: int) -> FinishReason | None:
-        if token in self.end_token_ids:
+        if token in self._end_token_ids:
             return "stop"
         if token in (self.request.params.stop_token_ids or ()):
             self.output.stop_reason = token
             return "stop"
-        if self.text.add_token(token):
-            self.output.stop_reason = self.text.stop_string
-            return "stop"
-        return None
+        return "stop" if self._text.add_token(token) else None
 
     def tell(self, token_ids: Sequence[int], reason: FinishReason | None) -> None:
-        """Hands on what is new."""
+        """Sends the new tokens and their text, and why the answer ends, if it does."""
         metrics, now = self.whole.metrics, time.perf_counter()
         if token_ids and metrics.first_token_time is None:
             metrics.first_token_time = now
         if reason is not None:
-            self.text.finish()
-            self.output.text = self.text.text
+            self._text.finish()
             self.output.finish_reason = reason
             metrics.num_preemptions += self.request.num_preemptions
             if self.whole.finished:
                 metrics.finished_time = now
-        self.sink.append(
-            StreamOutput(
-                self.whole.request_id,
-                self.output.index,
-                self.text.take_new(),
-                tuple(token_ids),
-                reason,
-                self.whole,
-            )
-        )
+        text = self._text.take_new()
+        index, request_id = self.output.index, self.whole.request_id
+        news = StreamOutput(request_id, index, text, tuple(token_ids), reason, self.whole)
+        self._sink.append(news)

@@ -1,39 +1,42 @@
 """The engine's core: requests in, news of their answers out, a step at a time.
 
-A step is three calls: the scheduler says what is computed, the runner computes it, and what came of
-it goes to the answers and back to the scheduler. Knows nothing of where models come from.
+A step is three calls: the scheduler plans it, the runner computes it, and the new tokens go to the
+answers and back to the scheduler. This file does not know where models come from.
 """
 
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from ..errors import UserError
-from . import prompts as prompt_forms
+from ..errors import UserError, check_token_ids
+from . import prompt_forms
 from .answer import Answer
+from .arguments import as_plain
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
-from .prompts import Prompt
-from .request import FinishReason, Request
-from .runner import ChunkOutput, Runner
-from .sampling import RequestSampling, answer_seed
-from .sampling_params import SamplingParams, as_plain
+from .prompt_forms import Prompt
+from .request import EngineRequest, FinishReason
+from .runner import Runner
+from .sampling import TokenCounts, answer_seed
+from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .step import ChunkResult, Step
 
 
 class EngineCore:
-    """Requests on their way through scheduler and runner.
+    """Takes requests through scheduler and runner.
 
     Args:
         tokenizer: as `mlx_lm.load` returns it.
-        scheduler: who runs, who waits, who has which pages.
-        runner: the models.
-        seed: of requests that have none.
+        scheduler: plans the steps.
+        runner: computes them.
+        seed: for requests that have none.
 
     Attributes:
+        tokenizer, scheduler, runner, seed: as given.
         vocab_size: V of the model that answers.
-        step_seconds: time spent in steps; what is not in `runner.seconds` is bookkeeping.
+        step_seconds: time spent in steps; `runner.seconds` of it were not bookkeeping.
     """
 
     def __init__(self, tokenizer: Any, scheduler: Scheduler, runner: Runner, seed: int):
@@ -55,20 +58,22 @@ class EngineCore:
         enable_thinking: bool,
         sink: deque[StreamOutput],
     ) -> RequestOutput:
-        """Adds the `n` requests of a prompt, all of them or none; see `LLM.add_request`.
+        """Adds the `n` requests of a prompt, or none of them if one is refused.
 
         Args:
-            sink: where news of them go.
+            prompt, params, request_id, enable_thinking: see `LLM.add_request`, errors too.
+            sink: where news of the answers go.
         """
         prompt = as_plain(prompt)
         ids = prompt_forms.encode(self.tokenizer, prompt, enable_thinking)
-        self._check(ids, params)
-        made_up = self.new_id()
-        name = made_up if request_id is None else request_id
+        check_token_ids("the prompt", ids, self.vocab_size)
+        check_token_ids("logit_bias", params.logit_bias or (), self.vocab_size)
+        own_name = self.new_id()
+        name = own_name if request_id is None else request_id
         own_ids = [name if params.n == 1 else f"{name}#{index}" for index in range(params.n)]
         if name in self._groups or any(own_id in self._answers for own_id in own_ids):
             raise UserError(f"request_id '{name}' is taken by a request that is not finished.")
-        seed = params.seed if params.seed is not None else answer_seed(self.seed, int(made_up))
+        seed = params.seed if params.seed is not None else answer_seed(self.seed, int(own_name))
         whole = RequestOutput(
             name,
             None if prompt_forms.is_token_ids(prompt) else prompt,  # type: ignore[arg-type]
@@ -77,46 +82,33 @@ class EngineCore:
             RequestMetrics(time.perf_counter()),
         )
         answers = []
-        for index, own_id in enumerate(own_ids):
-            request = Request(own_id, ids, params, params.max_tokens, index)
-            sampling = RequestSampling(params, answer_seed(seed, index), ids, self.vocab_size)
-            answers.append(Answer.begin(request, sampling, self.tokenizer, whole, sink))
+        for own_id, output in zip(own_ids, whole.outputs, strict=True):
+            own_seed = answer_seed(seed, output.index)
+            request = EngineRequest(own_id, ids, params, params.max_tokens, own_seed)
+            if params.has_penalties:
+                request.token_counts = TokenCounts(request, self.vocab_size)
+            answers.append(Answer(request, whole, output, self.tokenizer, sink))
             self.scheduler.add(request)  # refuses the first, or none
             self._answers[own_id] = answers[-1]
         self._groups[name] = answers
         return whole
 
-    def _check(self, ids: Sequence[int], params: SamplingParams) -> None:
-        """Refuses tokens that the model does not have."""
-        for what, tokens in (("the prompt", ids), ("logit_bias", params.logit_bias or ())):
-            for token in tokens:
-                if not 0 <= token < self.vocab_size:
-                    raise UserError(
-                        f"{what} has the token {token}; the model's are 0 to {self.vocab_size - 1}."
-                    )
-
     def new_id(self) -> str:
-        """An id that no other request has: a number that goes up."""
-        while str(self._num_added) in self._groups:  # a caller's own choice
+        """An id that no other request has: the next number."""
+        while str(self._num_added) in self._groups:  # a caller chose it
             self._num_added += 1
         self._num_added += 1
         return str(self._num_added - 1)
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request, wherever it is, and frees its memory at once.
-
-        What it has said so far comes from the next `step` with finish_reason "abort".
-
-        Returns:
-            False if there is no such request, or it is finished.
-        """
+        """Ends a request, and frees its memory at once; see `LLM.abort`."""
         answers = list(self._groups.get(request_id, []))
         for answer in answers:
             self._end(answer, [], "abort")
         return bool(answers)
 
     def advance(self) -> None:
-        """One step: schedule, run, and hand on; no effect without requests."""
+        """Computes one step and sends its news; no effect without requests."""
         if not self.scheduler.has_requests:
             return
         started = time.perf_counter()
@@ -126,25 +118,22 @@ class EngineCore:
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = started
         try:
-            names = [chunk.request.request_id for chunk in step.chunks]
-            samplings = {name: self._answers[name].sampling for name in names}
-            self._hand_on(step, self.runner.run(step, samplings))
-        except Exception as error:
-            # Whatever it is, it is these requests' end and nobody else's.
+            self._hand_on(step, self.runner.run(step))
+        except Exception as error:  # of any kind: it ends the requests of this step, and no others
             self._fail(step, error)
         self.step_seconds += time.perf_counter() - started
 
-    def _hand_on(self, step: Step, outputs: dict[str, ChunkOutput]) -> None:
-        """Gives the new tokens to the answers and to the scheduler, and ends what has ended."""
-        results, news = {}, []
-        for name, output in outputs.items():
+    def _hand_on(self, step: Step, results: dict[str, ChunkResult]) -> None:
+        """Gives the new tokens to the answers and to the scheduler."""
+        news = []
+        for name, result in results.items():
             answer = self._answers[name]
-            taken, reason = answer.take(output.token_ids, output.logprobs)
-            results[name] = ChunkResult(taken, output.num_unguessed)
+            taken, reason = answer.take(result)
+            results[name] = replace(result, token_ids=taken)
             news.append((answer, taken, reason))
         self.scheduler.commit(step, results)
         for answer, taken, reason in news:
-            if answer.request.index == 0:  # the others find what the first has computed
+            if answer.output.index == 0:  # the other answers find what the first has computed
                 answer.whole.num_cached_tokens = answer.request.num_cached_tokens
             if reason is None:
                 answer.tell(taken, None)

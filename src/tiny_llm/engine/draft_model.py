@@ -1,32 +1,32 @@
 """Guesses of a small model, for every request of a step at once.
 
-The draft model guesses the next tokens one by one, which is cheap; the target computes all of them
-in the step that it takes anyway, and keeps those that it would have chosen itself:
+The draft model guesses the next tokens one by one, which is cheap. The target computes all of them
+in one step, and keeps those that it would have chosen itself:
 
     step of the scheduler    the request's last token, and places for 3 guesses
     draft, three rounds      of France .
     target, one step         of France is       two guesses were right, and one token more
 
 Both choose by the same noise (see `sampling.py`), so a guess is right exactly if it *is* the token
-that the target says in that place, greedy or sampled. Therefore an answer has the same tokens with
-and without a draft model, whatever it guesses; and as the target's choice alone decides, each is
-distributed as the target says. Rejection sampling (`tiny_llm.generate.speculative`) accepts a
-little more often, a share of 1 − d where this accepts at least (1 − d) / (1 + d), d being the
-distance in total variation; but there the tokens depend on where guessing began, so on the other
-requests too.
+that the target chooses in that place, greedy or sampled. Therefore an answer has the same tokens
+with and without a draft model, and each token has the target's distribution.
+
+Rejection sampling (`tiny_llm.generate.speculative`) accepts a little more often: a share of 1 − d,
+where d is the distance in total variation. Here the share is at least (1 − d) / (1 + d). But with
+rejection, tokens depend on where guessing began, and so on the other requests.
 
 Source: Daliri et al., "Coupling without communication and drafter-invariant speculative decoding"
 (2024), arXiv 2408.07978.
 
-The draft's keys and values lie in pages of the same numbers as the target's, in arrays of its own.
-So one block table, one allocator and one prefix cache serve both, and a hit is a hit for both.
+The draft's keys and values are in its own arrays, in pages with the same numbers as the target's.
+So one block table, one allocator and one prefix cache serve both models.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from .paged_model import PagedModel, Span
-from .sampling import RequestSampling, SamplingRow, choose_tokens
+from .sampling import SamplingRow, choose_tokens
 from .step import Chunk
 
 
@@ -35,11 +35,11 @@ class DraftModel:
 
     Args:
         model: the draft, with as many pages as the target.
-        target_vocab_size: V of the target; no other token is guessed.
+        target_vocab_size: V of the target; only its tokens are guessed.
 
     Attributes:
         model: the draft.
-        sampling_seconds: spent choosing guesses.
+        sampling_seconds: time spent choosing guesses.
     """
 
     def __init__(self, model: PagedModel, target_vocab_size: int):
@@ -47,13 +47,11 @@ class DraftModel:
         self.sampling_seconds = 0.0
         self._target_vocab_size = target_vocab_size
 
-    def propose(
-        self, chunks: Sequence[Chunk], samplings: Mapping[str, RequestSampling]
-    ) -> list[list[int]]:
+    def propose(self, chunks: Sequence[Chunk]) -> list[list[int]]:
         """The guesses after each chunk, `num_drafts` of them.
 
-        The draft computes the chunks themselves too, prompts included, so that it knows every token
-        the target knows: all but the last guess, which it learns in the next step.
+        The draft computes the chunks too, prompts included, so that it has keys and values of the
+        same tokens as the target. Only those of the last guess are left to the next step.
         """
         guesses: list[list[int]] = [[] for _ in chunks]
         spans, rows, num_tokens = [], [], 0
@@ -70,7 +68,7 @@ class DraftModel:
                 return guesses
             choosing = [
                 SamplingRow(
-                    samplings[chunks[index].request.request_id],
+                    chunks[index].request,
                     chunks[index].request.num_output_tokens + len(guesses[index]),
                     tuple(guesses[index]),
                 )
@@ -96,7 +94,7 @@ class DraftModel:
 
 
 def count_right(guesses: Sequence[int], chosen: Sequence[int]) -> int:
-    """How many guesses, from the first on, are what the target chose."""
+    """How many guesses, from the first on, are the tokens that the target chose."""
     for index, guess in enumerate(guesses):
         if guess != chosen[index]:
             return index
@@ -104,5 +102,5 @@ def count_right(guesses: Sequence[int], chosen: Sequence[int]) -> int:
 
 
 def num_unguessed(num_guesses: int, num_right: int) -> int:
-    """1 if the target has computed what the draft has not: the last guess, which was right."""
+    """1 if all guesses were right: the target has computed the last one, the draft has not."""
     return int(num_right == num_guesses > 0)

@@ -1,12 +1,11 @@
-"""What happened, for those who watch: the live view, `--record`, the tests.
+"""Events: what happens in the engine, for the live view, `--record` and tests.
 
-The scheduler and the engine tell each event to whoever listens, when it happens; nobody asks them
-for their state. A recording is one JSON object:
+The scheduler calls its listener with each event when it happens. A recording is one JSON object:
 
     {"schema": "tiny-llm-run", "version": 1, "engine": {…}, "events": [{"event": …, "time": …}, …]}
 
-`time` is in seconds since the recording began, `event` the name of a class below in snake case, and
-the other keys are its attributes. Within a version, keys are added and never changed.
+`time` is in seconds since the recording began. `event` is the name of a class below in snake case,
+and the other keys are its attributes. Within a version, keys are added and never changed.
 """
 
 import dataclasses
@@ -33,7 +32,7 @@ class RequestAdded:
 
 @dataclass(frozen=True)
 class RequestAdmitted:
-    """A request left the queue and has pages for all its tokens, `cached_tokens` of them filled."""
+    """A request left the queue and has pages for all its tokens; `cached_tokens` are in them."""
 
     request_id: str
     cached_tokens: int
@@ -41,7 +40,7 @@ class RequestAdmitted:
 
 @dataclass(frozen=True)
 class RequestPreempted:
-    """A request gave its pages to an older one, and waits to compute its tokens again."""
+    """A request gave up its pages for an older one, and waits to compute its tokens again."""
 
     request_id: str
     lost_tokens: int
@@ -49,7 +48,7 @@ class RequestPreempted:
 
 @dataclass(frozen=True)
 class RequestEnded:
-    """A request is done: `reason` is stop, length, abort or error."""
+    """A request ended; `reason` is stop, length, abort or error."""
 
     request_id: str
     reason: str
@@ -59,7 +58,7 @@ class RequestEnded:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """What a step computes of one request: tokens [start, end), and guesses after them."""
+    """A step computes tokens [start, end) of a request, and `num_drafts` guesses after them."""
 
     request_id: str
     start: int
@@ -69,13 +68,13 @@ class ChunkPlan:
 
 @dataclass(frozen=True)
 class PageCounts:
-    """Where the pages are: free + cached + used = all of them; shared are among the used.
+    """How many pages are in which state. free + cached + used are all pages.
 
     Attributes:
-        free: nobody's.
-        cached: in the prefix cache, and held by no request.
+        free: neither in the prefix cache nor held by a request.
+        cached: in the prefix cache, and not held by a request.
         used: held by requests.
-        shared: held by more than one.
+        shared: held by more than one request; counted in `used` too.
     """
 
     free: int
@@ -86,7 +85,7 @@ class PageCounts:
 
 @dataclass(frozen=True)
 class StepScheduled:
-    """A step was planned: what it computes, who runs and waits, and where the pages are."""
+    """A step was planned: its chunks, the requests that run and wait, and the pages' states."""
 
     step: int
     chunks: tuple[ChunkPlan, ...]
@@ -97,7 +96,7 @@ class StepScheduled:
 
 @dataclass(frozen=True)
 class TokensAdded:
-    """A request's answer grew by these tokens, `accepted` of which were guesses."""
+    """A request's answer grew by tokens, `accepted` of which were guesses."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -111,11 +110,11 @@ Listener = Callable[[Event], None]
 
 
 class Recorder:
-    """A listener that keeps everything, with the time it came.
+    """A listener that keeps all events with their times.
 
     Args:
-        engine: how the engine is configured, for the recording's head.
-        clock: seconds; the simulator's is not the wall's.
+        engine: the engine's configuration (`LLM.describe`), for the recording's head.
+        clock: the time in seconds.
     """
 
     def __init__(self, engine: dict[str, Any], clock: Callable[[], float] = time.perf_counter):
@@ -129,7 +128,7 @@ class Recorder:
         self._events.append((self._clock() - self._started, event))
 
     def recording(self) -> dict[str, Any]:
-        """The recording, of what JSON has."""
+        """The recording as JSON has it: dictionaries, lists, texts and numbers."""
         events = [
             {
                 "event": _snake_case(type(event).__name__),

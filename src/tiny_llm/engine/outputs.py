@@ -1,10 +1,11 @@
-"""What a caller gets back."""
+"""The answers and news that a caller gets back: plain data."""
 
 from dataclasses import dataclass, field
 
 from .request import FinishReason
 
-Logprobs = dict[int, float]  # of a token's likeliest alternatives, and its own, by token id
+# For one place in an answer: log-probabilities by token id, of the likeliest tokens and its own.
+Logprobs = dict[int, float]
 
 
 @dataclass
@@ -12,10 +13,10 @@ class RequestMetrics:
     """When things happened to a request, in seconds on the clock of `time.perf_counter`.
 
     Attributes:
-        arrival_time: it was added.
-        first_scheduled_time: the first step that computed some of it began.
-        first_token_time: the first token of an answer was there.
-        finished_time: the last one was.
+        arrival_time: when it was added.
+        first_scheduled_time: when the first step that computed some of it began.
+        first_token_time: when the first token of an answer was chosen.
+        finished_time: when the last answer ended.
         num_preemptions: how often it gave up its pages.
     """
 
@@ -46,12 +47,12 @@ class CompletionOutput:
 
     Attributes:
         index: which of the prompt's `n`.
-        text: without end token and stop string.
-        token_ids: what the model said, the end token included.
+        text: the answer so far, without end token and stop string.
+        token_ids: its tokens, the end token included.
         finish_reason: "stop" (an end token or a stop string), "length", "abort" or "error"; None
-            while it goes on.
+            until the answer ends.
         stop_reason: the token or the string that stopped it; None for the tokenizer's end tokens.
-        logprobs: one a token, if `logprobs` was given.
+        logprobs: one for each token, if `SamplingParams.logprobs` was given.
     """
 
     index: int
@@ -69,13 +70,13 @@ class RequestOutput:
     `text`, `token_ids`, `finish_reason` and `logprobs` are those of the first answer.
 
     Attributes:
-        request_id: as given, or as `add_request` made it up.
-        prompt: the text, if the prompt was one; the messages of a chat.
-        prompt_token_ids: its tokens; empty if it could not be encoded.
+        request_id: as given, or as `add_request` made it.
+        prompt: the text or the messages of the chat; None for token ids.
+        prompt_token_ids: the prompt's tokens; empty if it could not be encoded.
         outputs: the `n` answers.
-        num_cached_tokens: tokens of the prompt that were found in the prefix cache.
         metrics: when things happened.
-        error: why it failed or was refused, a sentence.
+        num_cached_tokens: tokens of the prompt that were found in the prefix cache.
+        error: a sentence that says why the request failed or was refused.
     """
 
     request_id: str
@@ -117,12 +118,12 @@ class StreamOutput:
     """What a step added to one answer.
 
     Attributes:
-        request_id: whose.
+        request_id: of the request.
         index: which of its `n` answers.
-        text: what can be shown now. Together, these texts are the answer's.
+        text: the new text. All these texts together are the answer's.
         token_ids: the new tokens: one, or several if guesses were right; none after an abort.
-        finish_reason: None while it goes on.
-        request_output: everything there is about the request; the same object each time.
+        finish_reason: None until the answer ends.
+        request_output: the request with all its answers; the same object each time.
     """
 
     request_id: str

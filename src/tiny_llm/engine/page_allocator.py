@@ -1,8 +1,7 @@
-"""Pages by reference count: who may write one, and when it is free again.
+"""Pages by reference count: which are free, and how many owners the others have.
 
-A page is a number. What it holds, keys and values of `page_size` tokens in all layers, is the
-model's business; here it is either free or held by one or more owners. Knows nothing of requests,
-tokens or MLX.
+A page is a number here. The model knows what it holds: keys and values of `page_size` tokens in all
+layers. This file knows nothing of requests, tokens or MLX.
 """
 
 from ..errors import OutOfPagesError
@@ -20,16 +19,18 @@ class PageAllocator:
             raise ValueError(f"num_pages is {num_pages}; it must be at least 1.")
         self.num_pages = num_pages
         self._ref_counts = [0] * num_pages
-        self._free = list(range(num_pages - 1, -1, -1))  # a stack: what was freed last comes first
+        self._free = list(
+            range(num_pages - 1, -1, -1)
+        )  # a stack: the page freed last is used first
 
     @property
     def num_free(self) -> int:
-        """Pages without an owner."""
+        """How many pages have no owner."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """Pages with at least one."""
+        """How many pages have an owner."""
         return self.num_pages - len(self._free)
 
     def ref_count(self, page: int) -> int:
@@ -37,10 +38,10 @@ class PageAllocator:
         return self._ref_counts[page]
 
     def allocate(self, count: int = 1) -> list[int]:
-        """Takes free pages, for one owner: all of them or none.
+        """Takes `count` free pages for one owner, or none.
 
         Raises:
-            OutOfPagesError: fewer are free.
+            OutOfPagesError: fewer than `count` are free.
         """
         # [task 3.3.2 allocate]
         if count > len(self._free):
@@ -62,7 +63,7 @@ class PageAllocator:
         self._ref_counts[page] += 1
 
     def free(self, page: int) -> None:
-        """Takes an owner away; after the last one, the page is free.
+        """Removes an owner; without owners, the page is free.
 
         Raises:
             ValueError: it is free already.

@@ -1,7 +1,7 @@
-"""A model and its pages: tokens of several requests through it at once, as one ragged batch.
+"""A model and its pages: computes tokens of several requests at once, as one ragged batch.
 
-Tokens of all requests lie one after the other without padding, whether a request brings one token
-or a chunk of its prompt, so every weight is read once a step.
+The tokens of all requests follow one another without padding, one token of an answer or a chunk of
+a prompt. So every weight is read once in a step.
 """
 
 import time
@@ -22,8 +22,8 @@ class Span:
 
     Attributes:
         token_ids: at least one.
-        start: the position of the first.
-        page_ids: the request's pages, enough for all of them.
+        start: the position of the first token.
+        page_ids: the request's pages, enough for all tokens.
     """
 
     token_ids: Sequence[int]
@@ -35,11 +35,11 @@ class PagedModel:
     """A model with pages for its keys and values.
 
     Args:
-        model: of Week 3.
-        num_pages: how many.
+        model: a model of Week 3.
+        num_pages: how many pages it has.
 
     Attributes:
-        seconds: spent in the model so far.
+        seconds: time spent in the model so far.
     """
 
     def __init__(self, model: Any, num_pages: int):
@@ -51,40 +51,40 @@ class PagedModel:
 
     @property
     def nbytes(self) -> int:
-        """Of all pages."""
+        """Bytes of all pages."""
         return self._storage.nbytes
 
     def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        """Computes tokens and puts their keys and values into the pages.
+        """Computes tokens, and writes their keys and values into the pages.
 
         Args:
             spans: T tokens in all.
-            rows: of which of the T tokens to return logits.
+            rows: the tokens, of the T, whose logits are returned.
 
         Returns:
             len(rows)×V.
         """
         ids = np.concatenate([np.asarray(span.token_ids, np.int32) for span in spans])  # T
-        # A token that the model does not have is another model's padding: it spoils a guess, and
-        # no answer.
+        # An id that the model does not have is in the target's padding, and this is the draft: it
+        # can only make a guess wrong.
         ids = np.minimum(ids, self.vocab_size - 1)
         batch = ragged_batch(spans, self.page_size)
         started = time.perf_counter()
         logits: mx.array = self.model.ragged_logits(
             mx.array(ids), batch, mx.array(list(rows), dtype=mx.int32), self._storage
         )
-        # The pages too: a chunk in the middle of a prompt has no logits that would ask for them.
+        # The logits of a chunk in the middle of a prompt are not asked for; its pages are needed.
         mx.eval(logits, self._storage.key_pages, self._storage.value_pages)
         self.seconds += time.perf_counter() - started
         return logits
 
 
 def ragged_batch(spans: Sequence[Span], page_size: int) -> RaggedBatch:
-    """Where the tokens of `spans` are, where their keys go, and which pages they may see."""
+    """Positions of the tokens, slots for their keys, and the pages that they may see."""
     counts = np.array([len(span.token_ids) for span in spans], np.int32)  # B
     starts = np.array([span.start for span in spans], np.int32)  # B
     ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)  # B + 1
-    sequence = np.repeat(np.arange(len(spans)), counts)  # T: whose token it is
+    sequence = np.repeat(np.arange(len(spans)), counts)  # T: each token's span
     positions = np.arange(ends[-1], dtype=np.int32) + np.repeat(starts - ends[:-1], counts)  # T
     table = np.full((len(spans), max(len(span.page_ids) for span in spans)), -1, np.int32)
     for row, span in zip(table, spans, strict=True):

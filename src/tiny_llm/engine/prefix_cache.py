@@ -1,21 +1,21 @@
 """The prefix cache: pages found again by the tokens in them.
 
-Keys and values of a token depend on the tokens before it and on nothing else. So a page may serve
-every request whose tokens begin alike, and may be kept after the request that computed it:
+Keys and values of a token depend only on it and the tokens before it. So a page can serve every
+request whose tokens begin alike, and can be kept after the request that computed it:
 
     root ── "You are a helpful ass" ── "istant. What is RoPE?" ── …
                                     └─ "istant. Who are you?"  ── …
 
-A radix tree on token ids whose edges are one page long. Only *full* pages are in it. A full page is
-never written again, so sharing needs no copy: a request whose tokens part from the tree's within a
-page computes that page itself, at most `page_size` − 1 tokens more than it had to.
+This is a radix tree on token ids with edges of one page. Only *full* pages are in it. They are not
+written again, so sharing needs no copy. A request whose tokens differ from the tree's within a
+page computes that page itself, which is at most `page_size` − 1 tokens more than necessary.
 
-The tree owns one reference of each of its pages, and every request that reads the page another.
-What only the tree holds may be evicted, the least recently used first. Evicting needs no search: a
-request gives back its pages from the last to the first, so in the order of giving back no page
-stands before those that continue it, and the first of them is always a leaf.
+The tree holds one reference to each of its pages, and so does every request that reads the page. A
+page that only the tree holds may be evicted, the least recently used first. Evicting needs no
+search: a request gives back its pages from the last to the first, so in the order of giving back, a
+page comes after those that continue it, and the first page is always a leaf.
 
-Knows tokens and pages, nothing of scheduling or MLX.
+This file knows tokens and pages, and nothing of scheduling or MLX.
 """
 
 from collections import OrderedDict
@@ -30,8 +30,8 @@ class PrefixNode:
     """A page in the tree.
 
     Attributes:
-        parent: the page before it; None for the root, which is no page.
-        tokens: those in the page, `page_size` of them.
+        parent: the page before it; None for the root, which has no page.
+        tokens: the `page_size` tokens in the page.
         page: its number.
         children: the pages that continue it, by their tokens.
     """
@@ -46,10 +46,10 @@ class PrefixNode:
 
 
 class PrefixCache:
-    """The tree, and the order in which its unused pages go.
+    """The tree, and the order in which its unused pages are evicted.
 
     Args:
-        allocator: whose pages these are.
+        allocator: of the pages.
         page_size: tokens a page holds.
     """
 
@@ -62,19 +62,19 @@ class PrefixCache:
 
     @property
     def num_pages(self) -> int:
-        """Pages in the tree."""
+        """How many pages are in the tree."""
         return self._num_nodes
 
     @property
     def num_evictable(self) -> int:
-        """Those that no request holds."""
+        """How many pages of the tree are not held by a request."""
         return len(self._unused)
 
     def match(self, token_ids: Sequence[int]) -> list[PrefixNode]:
-        """The longest path that these tokens begin with, nearest to the root first.
+        """The longest path of pages that `token_ids` begins with, from the root on.
 
-        One token is always left to compute, or there would be no logits to choose the next by:
-        for a prompt that is in the tree as a whole, the last page is left out.
+        At least one token is left to compute, because the next one is chosen by its logits. So the
+        last page is left out if the whole prompt is in the tree.
         """
         # [task 3.3.3 match]
         node, path, size = self.root, [], self.page_size
@@ -96,13 +96,13 @@ class PrefixCache:
             # [/task 3.3.3 acquire]
 
     def insert(self, parent: PrefixNode, tokens: PageTokens, page: int) -> PrefixNode:
-        """Puts a page that the caller has filled after `parent`, which the caller holds too.
+        """Adds a page that the caller has filled after `parent`, which the caller holds too.
 
-        If the tree has those tokens there already, the caller's page is freed, and the caller owns
-        the tree's from now on: both hold the same numbers.
+        If the tree has the same tokens there already, the caller's page is freed, and the caller
+        becomes an owner of the tree's page, which holds the same numbers.
 
         Returns:
-            The node. Its page may be another than `page`.
+            The node of the page that the caller owns now, `page` or the tree's.
         """
         assert len(tokens) == self.page_size, "only full pages are shared"
         # [task 3.3.3 insert]
@@ -119,7 +119,7 @@ class PrefixCache:
         # [/task 3.3.3 insert]
 
     def release(self, node: PrefixNode) -> None:
-        """Takes the caller's ownership from a node and all before it, the last page first."""
+        """Gives up the caller's ownership of a node and all before it, the last page first."""
         while node.parent is not None:
             # [task 3.3.3 release]
             self._allocator.free(node.page)
@@ -132,7 +132,7 @@ class PrefixCache:
         """Frees up to `count` pages that no request holds, least recently used first.
 
         Returns:
-            How many it freed.
+            How many were freed.
         """
         count = max(0, min(count, len(self._unused)))
         for _ in range(count):

@@ -1,44 +1,31 @@
-"""The runner: a step of the scheduler through the model, to the tokens that were chosen.
+"""The runner: computes a step of the scheduler and chooses the next tokens.
 
-Knows models, pages and sampling; nothing of queues, text or time.
+It knows models, pages and sampling; nothing of queues and text.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from .draft_model import DraftModel, count_right, num_unguessed
+from .outputs import Logprobs
 from .paged_model import PagedModel, Span
-from .sampling import Logprobs, RequestSampling, SamplingRow, choose_tokens, top_logprobs
-from .step import Chunk, Step
-
-
-@dataclass(frozen=True)
-class ChunkOutput:
-    """What came of a chunk that samples.
-
-    Attributes:
-        token_ids: the answer's next tokens, at least one.
-        logprobs: for each of them, if the request wants that.
-        num_unguessed: see `Request`.
-    """
-
-    token_ids: list[int]
-    logprobs: list[Logprobs] | None
-    num_unguessed: int
+from .sampling import SamplingRow, choose_tokens, top_logprobs
+from .step import Chunk, ChunkResult, Step
 
 
 @dataclass
 class RunnerStatistics:
-    """Where the time of the steps went, and what guessing was good for.
+    """Where the time of the steps went, and how many guesses were right.
 
     Attributes:
-        sampling_seconds: spent choosing the target's tokens.
+        sampling_seconds: time spent choosing the target's tokens.
         steps: runs of the target.
         decoded: how often a request that decodes got its next tokens.
-        proposed, accepted: guesses.
+        proposed: guesses.
+        accepted: guesses that were right.
     """
 
     sampling_seconds: float = 0.0
@@ -50,11 +37,11 @@ class RunnerStatistics:
 
 @dataclass
 class Runner:
-    """Runs steps.
+    """Computes steps.
 
     Args:
         target: the model that answers.
-        draft: the one that guesses, or None.
+        draft: the model that guesses, or None.
 
     Attributes:
         statistics: since the beginning.
@@ -64,48 +51,39 @@ class Runner:
     draft: DraftModel | None = None
     statistics: RunnerStatistics = field(default_factory=RunnerStatistics)
 
-    def run(self, step: Step, samplings: Mapping[str, RequestSampling]) -> dict[str, ChunkOutput]:
-        """The next tokens of every request whose chunk samples, by request id.
+    def run(self, step: Step) -> dict[str, ChunkResult]:
+        """Computes a step with at least one chunk.
 
-        Args:
-            step: from the scheduler, with at least one chunk.
-            samplings: by request id.
+        Returns:
+            The results of the chunks that sample, by request id.
         """
         chunks = step.chunks
         guesses: list[list[int]] = [[] for _ in chunks]
         if self.draft is not None:
-            guesses = self.draft.propose(chunks, samplings)
+            guesses = self.draft.propose(chunks)
         spans, rows = target_spans(chunks, guesses)
         logits = self.target.logits(spans, rows)
         started = time.perf_counter()
-        outputs = self._choose(chunks, guesses, logits, samplings)
+        results = self._choose(chunks, guesses, logits)
         self.statistics.sampling_seconds += time.perf_counter() - started
         self.statistics.steps += 1
-        return outputs
+        return results
 
     @property
     def seconds(self) -> float:
-        """Spent in the models and choosing tokens; what else a step takes is bookkeeping."""
+        """Time spent in the models and choosing tokens; the rest of a step is bookkeeping."""
         total = self.target.seconds + self.statistics.sampling_seconds
         if self.draft is not None:
             total += self.draft.model.seconds + self.draft.sampling_seconds
         return total
 
     def _choose(
-        self,
-        chunks: Sequence[Chunk],
-        guesses: Sequence[Sequence[int]],
-        logits: mx.array,
-        samplings: Mapping[str, RequestSampling],
-    ) -> dict[str, ChunkOutput]:
-        """The target's choice in each place, up to the first that a guess did not foresee."""
+        self, chunks: Sequence[Chunk], guesses: Sequence[Sequence[int]], logits: mx.array
+    ) -> dict[str, ChunkResult]:
+        """The target's choice in each place, up to the first that is not the guess."""
         sampled = [(c, g) for c, g in zip(chunks, guesses, strict=True) if c.samples]
         rows = [
-            SamplingRow(
-                samplings[chunk.request.request_id],
-                chunk.request.num_output_tokens + place,
-                tuple(own[:place]),
-            )
+            SamplingRow(chunk.request, chunk.request.num_output_tokens + place, tuple(own[:place]))
             for chunk, own in sampled
             for place in range(len(own) + 1)
         ]
@@ -113,27 +91,27 @@ class Runner:
             return {}
         chosen = choose_tokens(logits, rows)
         logprobs = _wanted_logprobs(logits, rows, chosen)
-        outputs, first = {}, 0
+        results, first = {}, 0
         for chunk, own in sampled:
             right = count_right(own, chosen[first:])
             end = first + right + 1
             wanted = chunk.request.params.logprobs is not None
-            outputs[chunk.request.request_id] = ChunkOutput(
+            results[chunk.request.request_id] = ChunkResult(
                 chosen[first:end],
-                [logprobs[row] for row in range(first, end)] if wanted else None,
                 num_unguessed(len(own), right),
+                [logprobs[row] for row in range(first, end)] if wanted else None,
             )
             self.statistics.decoded += chunk.request.num_output_tokens > 0
             self.statistics.proposed += len(own)
             self.statistics.accepted += right
             first += len(own) + 1
-        return outputs
+        return results
 
 
 def target_spans(
     chunks: Sequence[Chunk], guesses: Sequence[Sequence[int]]
 ) -> tuple[list[Span], list[int]]:
-    """What the target computes, and after which of these tokens it says the next."""
+    """The tokens that the target computes, and the rows whose logits choose a token."""
     spans: list[Span] = []
     rows: list[int] = []
     num_tokens = 0
@@ -149,7 +127,7 @@ def target_spans(
 def _wanted_logprobs(
     logits: mx.array, rows: Sequence[SamplingRow], chosen: Sequence[int]
 ) -> dict[int, Logprobs]:
-    """By row, for those whose request asks for them."""
+    """Log-probabilities by row, for requests that ask for them."""
     wanted = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
     if not wanted:
         return {}

@@ -1,15 +1,15 @@
-"""From logits to tokens, for a batch of requests that each have parameters of their own.
+"""From logits to tokens, for a batch of requests with parameters of their own.
 
-A row's token depends on its logits, its parameters and its noise, never on its neighbours. The
-noise depends on (seed, which of n answers, place in the answer) and on nothing else, so a request
-that was preempted, batched otherwise or found its prompt in the prefix cache says the same.
+A row's token depends on its logits, its parameters and its noise, and never on other rows. The
+noise depends only on the seed, the number of the answer among the prompt's `n`, and the place in
+the answer. So preemption, another batch or a hit in the prefix cache do not change an answer.
 
-A token is drawn by the Gumbel-max trick: the likeliest token after adding −log(−log u) to each
-log-probability, u uniform, is distributed as softmax. Greedy is the same without noise. That is
-also what makes guesses of a draft model exact (see `draft_model.py`): with the noise given, the
-choice is a function of the logits.
+Tokens are drawn by the Gumbel-max trick: after −log(−log u), u uniform, is added to each
+log-probability, the likeliest token is distributed as softmax. Greedy sampling adds no noise. The
+trick also makes a draft model's guesses exact (see `draft_model.py`): for given noise, the choice
+is a function of the logits.
 
-Filters are those of `sampler.py`, run once for all rows that have the same.
+The filters are those of `sampler.py`. Rows with the same parameters are filtered together.
 """
 
 from collections import defaultdict
@@ -21,46 +21,37 @@ import mlx.core as mx
 import numpy as np
 
 from ..sampler import keep_min_p, keep_top_k, keep_top_p, likeliest, log_softmax
+from .outputs import Logprobs
+from .request import EngineRequest
 from .sampling_params import SamplingParams
 
-Logprobs = dict[int, float]
 
-
-class RequestSampling:
-    """What one request is sampled by, and which tokens it has, if penalties ask for that.
+class TokenCounts:
+    """How often a request has each token, for penalties.
 
     Args:
-        params: of the request.
-        seed: of this answer, from `answer_seed`.
-        prompt_token_ids: its prompt.
+        request: its tokens are counted as they are added.
         vocab_size: V.
     """
 
-    def __init__(
-        self, params: SamplingParams, seed: int, prompt_token_ids: Sequence[int], vocab_size: int
-    ):
-        self.params = params
-        self.seed = seed
-        self._counts: np.ndarray | None = None
-        if params.has_penalties:
-            self._counts = np.zeros(vocab_size, np.float32)  # V, of the answer
-            self._in_prompt = np.zeros(vocab_size, bool)  # V
-            self._in_prompt[list(prompt_token_ids)] = True
+    def __init__(self, request: EngineRequest, vocab_size: int):
+        self._token_ids = request.token_ids  # of prompt and answer; the list grows
+        self._num_counted = request.num_prompt_tokens
+        self._in_answer = np.zeros(vocab_size, np.float32)  # V
+        self._in_prompt = np.zeros(vocab_size, bool)  # V
+        self._in_prompt[self._token_ids[: self._num_counted]] = True
 
-    def add(self, token_ids: Sequence[int]) -> None:
-        """The answer goes on with these tokens."""
-        if self._counts is not None:
-            np.add.at(self._counts, list(token_ids), 1)
-
-    def counts_after(self, guesses: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """What penalties look at, if the answer went on with `guesses`.
+    def after(self, guesses: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The counts that penalties would use if the answer went on with `guesses`.
 
         Returns:
             (how often each token is in the answer, whether it is there or in the prompt): V numbers
             each.
         """
-        assert self._counts is not None, "a request without penalties counts nothing"
-        counts = self._counts
+        for token in self._token_ids[self._num_counted :]:
+            self._in_answer[token] += 1
+        self._num_counted = len(self._token_ids)
+        counts = self._in_answer
         if guesses:
             counts = counts.copy()
             np.add.at(counts, list(guesses), 1)
@@ -69,26 +60,26 @@ class RequestSampling:
 
 @dataclass(frozen=True)
 class SamplingRow:
-    """What chooses one token.
+    """A place in an answer whose token is chosen.
 
     Attributes:
-        sampling: of the request.
+        request: of the answer.
         position: the token's place in the answer.
         guesses: tokens before it that are not part of the answer yet.
     """
 
-    sampling: RequestSampling
+    request: EngineRequest
     position: int
     guesses: tuple[int, ...] = ()
 
     @property
     def params(self) -> SamplingParams:
-        """The request's."""
-        return self.sampling.params
+        """The request's sampling parameters."""
+        return self.request.params
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is the likeliest token of the logits as they are."""
+        """Whether the token is the likeliest one of the unchanged logits."""
         params = self.params
         return params.is_greedy and not params.has_penalties and not params.logit_bias
 
@@ -101,8 +92,8 @@ def choose_tokens(
     Args:
         logits: R×V.
         rows: R.
-        noise_width: the V of the model whose noise is used, if these logits are another's; noise
-            for a token is the same whichever of two models looks at it.
+        noise_width: V of the model whose noise is used, if the logits are another model's. Both
+            models then get the same noise for a token.
     """
     assert logits.shape[0] == len(rows)
     special = [index for index, row in enumerate(rows) if not row.is_plain]
@@ -126,11 +117,11 @@ def choose_tokens(
 
 
 def shaped_logits(logits: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """What a token is drawn from: logits R×V after bias, penalties, temperature and filters.
+    """The logits that tokens are drawn from, R×V, after bias, penalties, temperature and filters.
 
     Returns:
-        R×V in float32, −inf where a filter dropped the token. A greedy row has no temperature and
-        no filters: they would not change which is the likeliest.
+        R×V in float32, −inf where a filter dropped the token. Greedy rows have no temperature and
+        no filters, which would not change the likeliest token.
     """
     x = _penalized(_biased(logits.astype(mx.float32), rows), rows)
     temperatures = [1.0 if row.params.is_greedy else row.params.temperature for row in rows]
@@ -154,12 +145,12 @@ def _biased(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def _penalized(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Takes the penalties for tokens that a row's request has already."""
+    """Subtracts the penalties of tokens that a row's request has already."""
     penalized = [index for index, row in enumerate(rows) if row.params.has_penalties]
     if not penalized:
         return x
     own = [rows[index] for index in penalized]
-    counted = [row.sampling.counts_after(row.guesses) for row in own]
+    counted = [row.request.token_counts.after(row.guesses) for row in own]
     width = x.shape[-1]
     counts = mx.array(np.stack([counts[:width] for counts, _ in counted]))  # R'×V
     present = mx.array(np.stack([present[:width] for _, present in counted]))  # R'×V
@@ -173,7 +164,7 @@ def _penalized(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 
 def _filtered(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """Applies min-p, top-k and top-p, once for all rows that have the same."""
+    """Applies min-p, top-k and top-p, once for all rows with the same parameters."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         params = row.params
@@ -191,17 +182,17 @@ def _filtered(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
 
 def gumbel_noise(rows: Sequence[SamplingRow], width: int) -> mx.array:
     """−log(−log u) for every token of every row: R×width, float32."""
-    keys = mx.stack([mx.random.key(_mix(row.sampling.seed, row.position)) for row in rows])
+    keys = mx.stack([mx.random.key(_mix(row.request.seed, row.position)) for row in rows])
     return mx.vmap(lambda key: mx.random.gumbel((width,), key=key))(keys)
 
 
 def answer_seed(seed: int, index: int) -> int:
-    """The seed of the answer number `index` to one prompt."""
+    """The seed of a prompt's answer number `index`."""
     return _mix(seed, 2**63 + index)
 
 
 def _mix(seed: int, number: int) -> int:
-    """64 bits that look random; pairs that differ in one bit have nothing in common."""
+    """64 bits that look random, and unrelated for arguments that differ in one bit."""
     return _scramble(_scramble(seed) ^ number)
 
 
@@ -217,22 +208,22 @@ def _scramble(x: int) -> int:
 
 
 def top_logprobs(logits: mx.array, counts: Sequence[int], chosen: Sequence[int]) -> list[Logprobs]:
-    """The model's log-probabilities of each row's likeliest tokens and of its own.
+    """The model's log-probabilities of each row's likeliest tokens and of the chosen one.
 
     Args:
         logits: R×V, as the model gave them.
-        counts: how many of the likeliest each row wants.
-        chosen: the row's own token.
+        counts: how many of the likeliest tokens each row wants.
+        chosen: the token of each row.
 
     Returns:
-        For each row, log-probabilities by token id, the likeliest first; the own one is last if it
-        is not among them.
+        For each row, log-probabilities by token id, the likeliest first; the chosen token is last
+        if it is not among them.
     """
     logprobs = log_softmax(logits)
     width = logits.shape[-1]
     most = min(max(counts), width)
-    likeliest = mx.argsort(-logprobs, axis=-1)[:, :most] if most else mx.zeros((len(counts), 0))
-    ids = mx.concatenate([likeliest.astype(mx.int32), mx.array(list(chosen))[:, None]], axis=1)
+    top_ids = mx.argsort(-logprobs, axis=-1)[:, :most] if most else mx.zeros((len(counts), 0))
+    ids = mx.concatenate([top_ids.astype(mx.int32), mx.array(list(chosen))[:, None]], axis=1)
     values: Any = mx.take_along_axis(logprobs, ids, axis=1).tolist()
     names: Any = ids.tolist()
     result = []
@@ -246,7 +237,7 @@ def top_logprobs(logits: mx.array, counts: Sequence[int], chosen: Sequence[int])
 def _replace_rows(x: mx.array, indices: Sequence[int], rows: mx.array) -> mx.array:
     if len(indices) == x.shape[0]:
         return rows
-    x = mx.array(x)  # the caller's stays as it is
+    x = mx.array(x)  # a copy: the caller's is not changed
     x[mx.array(list(indices))] = rows
     return x
 

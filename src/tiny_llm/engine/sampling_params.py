@@ -1,12 +1,13 @@
-"""What a caller may ask for: how tokens are chosen, and when an answer ends."""
+"""How the tokens of an answer are chosen, and when it ends: what a caller may ask for."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, check_whole
+from .arguments import as_plain, check_range, checked_seed
 
 GREEDY_BELOW = 1e-5  # a temperature this small is greedy, as in vLLM
 
@@ -19,27 +20,27 @@ class SamplingParams:
     samplers of `make_sampler` filter before the temperature.)
 
     Args:
-        max_tokens: ends the answer after this many tokens, the end token included; None goes on
-            as far as the model's context and the engine's memory allow.
+        max_tokens: ends the answer after this many tokens, the end token included; None allows as
+            many as the model's context and the engine's memory hold.
         temperature: 0 takes the likeliest token; 1 samples the model's distribution.
-        top_p: keep the smallest set of likeliest tokens whose mass reaches this; in (0, 1].
-        top_k: keep this many likeliest tokens; 0 and −1 keep all.
-        min_p: keep tokens at least this fraction as likely as the likeliest; in [0, 1].
-        seed: makes the answer repeatable. A token then depends on the prompt, these parameters and
-            the token's place in the answer alone: not on other requests, nor on how the engine is
-            configured. None derives one from the engine's seed.
-        stop: text that ends the answer and is not part of it: one, or several.
-        stop_token_ids: tokens that end the answer, besides the tokenizer's own. They are the last
-            of `token_ids`, and not in the text.
+        top_p: keeps the smallest set of likeliest tokens whose mass reaches this; in (0, 1].
+        top_k: keeps this many likeliest tokens; 0 and −1 keep all.
+        min_p: keeps tokens at least this fraction as likely as the likeliest; in [0, 1].
+        seed: makes the answer repeatable. A token then depends only on the prompt, these
+            parameters and the token's place in the answer: not on other requests, and not on the
+            engine's configuration. None derives a seed from the engine's.
+        stop: a text, or several, that end the answer and are not part of it.
+        stop_token_ids: tokens that end the answer, besides the tokenizer's own. Such a token is the
+            last of `token_ids` and does not appear in the text.
         repetition_penalty: divides positive logits of tokens in the prompt or the answer, and
-            multiplies negative ones; 1 is none.
-        presence_penalty: taken from the logit of each token in the answer; in [−2, 2].
-        frequency_penalty: as that, times how often it is there; in [−2, 2].
-        logit_bias: added to logits, by token id; in [−100, 100].
-        logprobs: with each token of the answer, return the log-probabilities of this many
+            multiplies negative ones; 1 changes nothing.
+        presence_penalty: subtracted from the logit of each token in the answer; in [−2, 2].
+        frequency_penalty: the same, times the number of occurrences; in [−2, 2].
+        logit_bias: numbers in [−100, 100], by token id, that are added to the logits.
+        logprobs: returns with each token of the answer the log-probabilities of this many
             likeliest tokens and its own. They are the model's, before any parameter here.
-        n: how many answers. They share the prompt's pages.
-        ignore_eos: go on after the tokenizer's end tokens.
+        n: the number of answers. They share the prompt's pages.
+        ignore_eos: whether to continue after the tokenizer's end tokens.
 
     Raises:
         UserError: a parameter outside its range.
@@ -64,22 +65,16 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
             check_whole("max_tokens", self.max_tokens, 1)
-        _check_range("temperature", self.temperature, 0, math.inf, "a number ≥ 0 (0 is greedy)")
-        _check_range("top_p", self.top_p, 0, 1, "in (0, 1] (1 keeps every token)", above=True)
+        check_range("temperature", self.temperature, 0, math.inf, "a number ≥ 0 (0 is greedy)")
+        check_range("top_p", self.top_p, 0, 1, "in (0, 1] (1 keeps every token)", above=True)
         check_whole("top_k", self.top_k, -1, " (0 and -1 keep every token)")
-        _check_range("min_p", self.min_p, 0, 1, "in [0, 1] (0 keeps every token)")
+        check_range("min_p", self.min_p, 0, 1, "in [0, 1] (0 keeps every token)")
         if self.seed is not None:
             object.__setattr__(self, "seed", checked_seed(self.seed))
-        _check_range(
-            "repetition_penalty",
-            self.repetition_penalty,
-            0,
-            math.inf,
-            "a number > 0 (1 is none)",
-            above=True,
-        )
+        repetition = self.repetition_penalty
+        check_range("repetition_penalty", repetition, 0, math.inf, "a number > 0 (1 is none)", True)
         for name in ("presence_penalty", "frequency_penalty"):
-            _check_range(name, getattr(self, name), -2, 2, "in [-2, 2] (0 is none)")
+            check_range(name, getattr(self, name), -2, 2, "in [-2, 2] (0 is none)")
         if self.logprobs is not None:
             check_whole("logprobs", self.logprobs, 0)
         check_whole("n", self.n, 1)
@@ -94,48 +89,18 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken, always."""
+        """Whether every token is the likeliest one."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the tokens so far change the logits."""
+        """Whether logits depend on earlier tokens."""
         return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop`, always as a tuple."""
+        """`stop` as a tuple."""
         return tuple(self.stop or ())
-
-
-def _check_range(
-    name: str, value: Any, low: float, high: float, allowed: str, above: bool = False
-) -> None:
-    """A number in [low, high], or in (low, high] if `above`; infinity is none."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not (is_number and math.isfinite(value) and low <= value <= high) or (
-        above and value == low
-    ):
-        raise UserError(f"{name} is {value!r}; it must be {allowed}.")
-
-
-def as_plain(value: Any) -> Any:
-    """An array, of any library, as a list; anything else as it is."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def check_whole(name: str, value: Any, least: int, hint: str = "") -> None:
-    """Refuses what is no whole number, or below `least`."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise UserError(f"{name} is {value!r}; it must be a whole number ≥ {least}{hint}.")
-
-
-def checked_seed(seed: Any) -> int:
-    """A seed as Python's own number: the arithmetic with it goes beyond 64 bits."""
-    check_whole("seed", seed, 0)
-    if seed >= 2**64:
-        raise UserError(f"seed is {seed}; it must be below 2**64.")
-    return int(seed)
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:
@@ -153,7 +118,11 @@ def _token_ids(ids: Any) -> tuple[int, ...]:
 
 
 def _several(values: Any) -> tuple[Any, ...] | None:
-    """What a list or the like holds; nothing for None; None for what is no list, as 5 or "12"."""
+    """The elements of a list, a tuple, an array or another iterable, for an optional argument.
+
+    Returns:
+        The elements; () if the argument is None; None if it is a single value such as 5 or "12".
+    """
     if values is None:
         return ()
     values = as_plain(values)
@@ -171,5 +140,5 @@ def _biases(biases: Any) -> dict[int, float] | None:
     for token, bias in biases.items():
         if not isinstance(token, Integral) or token < 0:
             raise UserError(f"logit_bias has the token {token!r}; ids are whole numbers ≥ 0.")
-        _check_range(f"logit_bias[{token}]", bias, -100, 100, "in [-100, 100]")
+        check_range(f"logit_bias[{token}]", bias, -100, 100, "in [-100, 100]")
     return {int(token): float(bias) for token, bias in biases.items()}

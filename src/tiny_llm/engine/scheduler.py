@@ -1,31 +1,34 @@
 """The scheduler: which tokens are computed next, and which requests have pages.
 
-One step is a list of chunks, each a half-open interval of one request's tokens, `max_batch_tokens`
-in all. It is filled in this order, oldest request first:
+A step is a list of chunks. A chunk is a half-open interval of one request's tokens. All chunks
+together have at most `max_num_batched_tokens`. The order, oldest request first:
 
-    1. one token, and guesses, for every request that decodes: nobody's answer stands still
+    1. one token, and guesses, for every request that decodes, so that every answer grows
     2. the next chunks of prompts that are being computed
     3. requests from the queue, while there are tokens, places and pages
 
-A request is admitted with pages for all the tokens it has, so only decoding ever asks for more.
-When there are none, the prefix cache gives up pages that nobody reads; then the *youngest* running
-request gives up its own and goes back to the head of the queue (preemption by recomputation). The
-oldest is never preempted, and `add` lets nobody in who would not fit alone, so it always gets to
-its end, and then the next one is the oldest: nobody starves.
+A request is admitted with pages for all the tokens it has, so only decoding asks for more. If no
+page is free, the prefix cache gives up pages that no request reads. Then the *youngest* running
+request gives up its own and goes back to the head of the queue: preemption by recomputation.
 
-The queue is first come, first served, with no way past its head. The head waits in one case though
-there is room: a running request is computing the very page that it needs next. A step later
-that page is in the prefix cache. So of many requests with one prompt, one computes it.
+No request starves. The oldest is never preempted, and `add` refuses requests that would not fit
+alone, so the oldest always reaches its end. Then the next one is the oldest.
 
-Knows requests and pages; nothing of models, text, time or MLX.
+The queue is first come, first served; no request overtakes its head. In one case the head waits
+although there is room: a running request is computing the very page that it needs next. A step
+later that page is in the prefix cache. So of many requests with one prompt, one computes it.
+
+This file knows requests and pages, and nothing of models, text, time or MLX.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import OutOfPagesError, UserError
+from .config import SchedulerConfig
 from .events import (
     ChunkPlan,
+    Event,
     Listener,
     RequestAdded,
     RequestAdmitted,
@@ -35,69 +38,68 @@ from .events import (
     TokensAdded,
 )
 from .page_manager import PageKey, PageManager
-from .request import FinishReason, Request, RequestState
-from .step import Chunk, ChunkResult, SchedulerConfig, Step
+from .request import EngineRequest, FinishReason, RequestState
+from .step import Chunk, ChunkResult, Step
 
 
 class Scheduler:
-    """Plans steps (`schedule`) and takes in what came of them (`commit`).
+    """Plans steps (`schedule`) and takes their results (`commit`).
 
-    Between the two, anything may be called: a request that is aborted meanwhile is left out.
+    Other methods may be called between the two: a request that is aborted then is left out.
 
     Args:
-        config: what to keep to.
-        listener: is told every event; None tells nobody.
+        config: memory and limits.
+        listener: is called with every event, if there is one.
 
     Attributes:
-        pages: who has which.
-        waiting: the queue, oldest first; those that were preempted are its head.
-        running: those with pages, oldest first.
-        num_preemptions: so far.
-        num_prompt_tokens: of all requests that were admitted.
+        pages: the pages of all requests.
+        waiting: the queue, oldest first; preempted requests are at its head.
+        running: requests with pages, oldest first.
+        num_preemptions: preemptions so far.
+        num_prompt_tokens: tokens in the prompts of all requests that were admitted.
         num_cached_tokens: how many of them were in the prefix cache.
     """
 
     def __init__(self, config: SchedulerConfig, listener: Listener | None = None):
         self.config = config
         self.listener = listener
-        self.pages = PageManager(config.num_pages, config.page_size, config.enable_prefix_cache)
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.pages = PageManager(config.num_pages, config.page_size, config.enable_prefix_caching)
+        self.waiting: deque[EngineRequest] = deque()
+        self.running: list[EngineRequest] = []
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, EngineRequest] = {}
         self._num_arrived = 0
         self._num_steps = 0
 
     # ---------------------------------------------------------------- requests come and go
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Puts a request at the end of the queue.
 
         A request without `max_tokens` gets as many as fit.
 
         Raises:
             UserError: an id that is taken, an empty prompt, or more tokens than the model's context
-                or all pages together can ever hold.
+                or all pages together can hold.
         """
         if request.request_id in self._requests:
-            raise UserError(f"request_id '{request.request_id}' is taken by a request that runs.")
+            raise UserError(
+                f"request_id '{request.request_id}' is taken by a request that is not finished."
+            )
         request.max_tokens = self._fitting_max_tokens(request)
         request.arrival = self._num_arrived
         self._num_arrived += 1
         self._requests[request.request_id] = request
         self.waiting.append(request)
-        if self.listener is not None:
-            self.listener(
-                RequestAdded(request.request_id, request.num_prompt_tokens, request.max_tokens)
-            )
+        self._tell(RequestAdded, request.request_id, request.num_prompt_tokens, request.max_tokens)
 
-    def _fitting_max_tokens(self, request: Request) -> int:
-        """How long the answer may get: as asked for, or as far as there is room.
+    def _fitting_max_tokens(self, request: EngineRequest) -> int:
+        """How many tokens the answer may have: as many as asked for, or as many as there is room.
 
-        Room is bounded by `max_seq_len`, and by the places in all pages: one for each token but the
-        last of the answer, which is never computed.
+        Room is bounded by `max_seq_len`, and by the places in all pages. The last token of an
+        answer is never computed, so it needs no place.
 
         Raises:
             UserError: see `add`; the sentence says how many tokens there is room for.
@@ -125,8 +127,10 @@ class Scheduler:
         return request.max_tokens or min(in_pages, in_context)
         # [/task 3.3.2 fits]
 
-    def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
-        """Ends a request, wherever it is, and frees its pages; no effect on one that has ended."""
+    def finish(
+        self, request: EngineRequest, reason: FinishReason, error: str | None = None
+    ) -> None:
+        """Ends a request, whatever its state, and frees its pages; no effect if it has ended."""
         if request.is_done:
             return
         if request.state is RequestState.RUNNING:
@@ -135,14 +139,11 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         del self._requests[request.request_id]
-        request.end(reason, error)
-        if self.listener is not None:
-            self.listener(
-                RequestEnded(request.request_id, reason, request.num_output_tokens, error)
-            )
+        request.end(reason)
+        self._tell(RequestEnded, request.request_id, reason, request.num_output_tokens, error)
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request because nobody wants it any more; False if there is none of that id."""
+        """Ends a request for its caller; returns False if there is none with that id."""
         request = self._requests.get(request_id)
         if request is not None:
             self.finish(request, "abort")
@@ -156,9 +157,9 @@ class Scheduler:
     # ---------------------------------------------------------------- one step
 
     def schedule(self) -> Step:
-        """Plans the next step. It has no chunks only if there are no requests."""
+        """Plans the next step. It has chunks if there are requests."""
         # [task 3.3.2 schedule]
-        budget = self.config.max_batch_tokens
+        budget = self.config.max_num_batched_tokens
         preempted_before = self.num_preemptions
         chunks = self._schedule_decoding()
         budget -= sum(chunk.num_tokens for chunk in chunks)
@@ -179,25 +180,25 @@ class Scheduler:
         return step
 
     def _schedule_decoding(self) -> list[Chunk]:
-        """A token for each request that lacks just one, with guesses as far as they are of use."""
+        """A token for each request that lacks only one, and guesses that are of use."""
         decoding = [
             request
             for request in list(self.running)
-            # Those that an older one of this loop preempted are not running any more; nor is the
-            # youngest, if it is itself that lacks a page.
+            # A request may have been preempted in this loop: for an older one, or for lack of a
+            # page for itself.
             if request.state is RequestState.RUNNING
             and request.num_uncomputed == 1
             and self._make_room(request)
         ]
         chunks = []
-        for request in decoding:  # guesses get the pages that are left then
+        for request in decoding:  # all have their token's page now; guesses get what is left
             num_drafts = self._room_for_drafts(request)
             start, end = request.num_computed, request.num_tokens
             chunks.append(Chunk(request, start, end, num_drafts, samples=True))
-        assert sum(chunk.num_tokens for chunk in chunks) <= self.config.max_batch_tokens
+        assert sum(chunk.num_tokens for chunk in chunks) <= self.config.max_num_batched_tokens
         return chunks
 
-    def _prefill(self, request: Request, budget: int, in_flight: set[PageKey]) -> Chunk:
+    def _prefill(self, request: EngineRequest, budget: int, in_flight: set[PageKey]) -> Chunk:
         """As many of a request's tokens as the budget allows; notes which page it fills next."""
         # [task 3.3.2 prefill]
         end = min(request.num_tokens, request.num_computed + budget)
@@ -206,7 +207,7 @@ class Scheduler:
         # [/task 3.3.2 prefill]
 
     def _admit_head(self, in_flight: set[PageKey]) -> bool:
-        """Gives the head of the queue its pages and lets it run, if it can."""
+        """Admits the head of the queue, if there is a place and there are pages."""
         # [task 3.3.2 admission]
         if not self.waiting or len(self.running) >= self.config.max_num_seqs:
             return False
@@ -225,17 +226,16 @@ class Scheduler:
             self.num_cached_tokens += request.num_computed
         request.state = RequestState.RUNNING
         self.running.append(self.waiting.popleft())
-        if self.listener is not None:
-            self.listener(RequestAdmitted(request.request_id, request.num_computed))
+        self._tell(RequestAdmitted, request.request_id, request.num_computed)
         return True
 
     def commit(self, step: Step, results: Mapping[str, ChunkResult]) -> None:
-        """Takes in what a step computed.
+        """Takes the results of a step.
 
         Args:
             step: from `schedule`.
-            results: for each chunk that samples, by request id. An answer's tokens after one that
-                ends it must have been left out.
+            results: for each chunk that samples, by request id. They have no tokens after one that
+                ends the answer.
         """
         for chunk in step.chunks:
             request = chunk.request
@@ -249,16 +249,17 @@ class Scheduler:
                 request.token_ids.extend(result.token_ids)
                 request.num_computed = request.num_tokens - 1
                 request.num_unguessed = result.num_unguessed
-                self._tell_tokens(request, result)
+                tokens = tuple(result.token_ids)
+                self._tell(TokensAdded, request.request_id, tokens, len(tokens) - 1)
             self.pages.share_full_pages(request, request.num_computed - request.num_unguessed)
 
     # ---------------------------------------------------------------- pages run out
 
-    def _make_room(self, request: Request) -> bool:
-        """Gets pages for all of a request's tokens, from the youngest if need be.
+    def _make_room(self, request: EngineRequest) -> bool:
+        """Gets pages for all of a request's tokens, from the youngest request if necessary.
 
         Returns:
-            False if the youngest is the request itself, which is preempted then.
+            False if the youngest is the request itself, and has been preempted.
         """
         while True:
             try:
@@ -272,8 +273,8 @@ class Scheduler:
                     return False
                 # [/task 3.3.4 room]
 
-    def _room_for_drafts(self, request: Request) -> int:
-        """How many guesses are of use to a request and have room; nobody is preempted for them."""
+    def _room_for_drafts(self, request: EngineRequest) -> int:
+        """How many guesses are of use to a request and have room without a preemption."""
         assert request.max_tokens is not None
         # The last token of an answer is never guessed: a step gives one more than it accepts.
         useful = min(self.config.num_drafts, request.max_tokens - request.num_output_tokens - 1)
@@ -282,8 +283,8 @@ class Scheduler:
         room = self.pages.grow_if_possible(request, request.num_tokens + useful)
         return min(useful, room - request.num_tokens)
 
-    def _preempt(self, request: Request) -> None:
-        """Takes a running request's pages; it computes its tokens again when it is its turn."""
+    def _preempt(self, request: EngineRequest) -> None:
+        """Takes a running request's pages; it will compute its tokens again."""
         lost = request.num_computed
         # [task 3.3.4 preempt]
         self.pages.release(request)
@@ -293,10 +294,13 @@ class Scheduler:
         self.waiting.appendleft(request)
         self.num_preemptions += 1
         # [/task 3.3.4 preempt]
-        if self.listener is not None:
-            self.listener(RequestPreempted(request.request_id, lost))
+        self._tell(RequestPreempted, request.request_id, lost)
 
-    # ---------------------------------------------------------------- what others see
+    # ---------------------------------------------------------------- events and invariants
+
+    def _tell(self, event: Callable[..., Event], *fields: object) -> None:
+        if self.listener is not None:
+            self.listener(event(*fields))
 
     def _describe(self, step: Step) -> StepScheduled:
         return StepScheduled(
@@ -310,13 +314,8 @@ class Scheduler:
             self.pages.counts(self.running),
         )
 
-    def _tell_tokens(self, request: Request, result: ChunkResult) -> None:
-        if self.listener is not None:
-            tokens = tuple(result.token_ids)
-            self.listener(TokensAdded(request.request_id, tokens, len(tokens) - 1))
-
     def check_integrity(self) -> None:
-        """Asserts that pages have the owners they should have, and requests their places."""
+        """Asserts that pages have the right owners, and requests the right places."""
         self.pages.check_integrity(self.running)
         for request in self.running:
             assert request.state is RequestState.RUNNING
@@ -332,5 +331,5 @@ class Scheduler:
         assert len(self.running) + len(self.waiting) == len(self._requests)
 
 
-def _ids(requests: Iterable[Request]) -> tuple[str, ...]:
+def _ids(requests: Iterable[EngineRequest]) -> tuple[str, ...]:
     return tuple(request.request_id for request in requests)

@@ -4,8 +4,8 @@
     speculative   the same with a draft model that guesses ahead
     stream        tokens into text: when to stop, and which text the tokens are
 
-A loop knows the model and the sampler; `stream` knows the tokenizer. Each week brings a faster
-loop; the other half stays.
+A loop knows the model and the sampler; `stream` knows the tokenizer. Weeks 2 and 3 add faster
+loops; `stream` stays the same.
 """
 
 from .loops import (

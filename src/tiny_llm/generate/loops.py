@@ -1,7 +1,7 @@
 """The decoding loops of Weeks 1 and 2, and the functions that answer a prompt with one of them.
 
 A decoding loop is an endless iterator of token ids: it knows the model and the sampler, and nothing
-of text. `stream` turns what it yields into an answer.
+of text. `stream` turns its tokens into an answer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -55,8 +55,8 @@ def decode_by_recomputing(
 ) -> Iterator[int]:
     """The slowest decoding loop, and the oracle of all others: no state but the tokens.
 
-    The first step computes the prompt (prefill), and every later one the prompt and all new
-    tokens again: N tokens cost O(N²) runs of the layers.
+    The first step computes the prompt (prefill). Every later step computes the prompt and all new
+    tokens again, so N tokens cost O(N²) runs of the layers.
 
     Yields:
         Token ids, without end.
@@ -92,7 +92,7 @@ def simple_generate_with_kv_cache(
 
 
 def decode_with_cache(model: Any, prompt_ids: Sequence[int], sampler: Sampler) -> Iterator[int]:
-    """The prompt once (prefill), then one new token a step: N tokens cost O(N) runs of the layers.
+    """Computes the prompt once (prefill), then one token a step: N tokens cost O(N) layer runs.
 
     Yields:
         Token ids, without end.
@@ -113,7 +113,7 @@ def decode_with_cache(model: Any, prompt_ids: Sequence[int], sampler: Sampler) -
             yield token
             offset += len(new_ids)
             new_ids = [token]
-    finally:  # whoever iterates stops when the answer ends
+    finally:  # the caller stops iterating when the answer ends
         for layer in cache:
             layer.release()
     # [/task 2.1.4]
@@ -122,9 +122,9 @@ def decode_with_cache(model: Any, prompt_ids: Sequence[int], sampler: Sampler) -
 def next_token_logits(
     model: Any, inputs: mx.array, offset: int | Sequence[int], cache: Any
 ) -> mx.array:
-    """What a model says after the last of the new tokens: ids B×L -> B×V.
+    """A model's logits after the last of the new tokens: ids B×L -> B×V.
 
-    A model that can leave out the other tokens' logits does.
+    A model that has `next_token_logits` does not compute the logits of the other tokens.
     """
     if hasattr(model, "next_token_logits"):
         return model.next_token_logits(inputs, offset, cache)
@@ -143,13 +143,13 @@ def speculative_generate(
 ) -> str:
     """Answers as `simple_generate_with_kv_cache` does, in fewer steps of the model.
 
-    Greedy answers are the same; sampled ones have the same distribution. `speculative.py` has the
-    loop and says why.
+    Greedy answers are the same; sampled answers have the same distribution. `speculative.py` has
+    the loop and the reason.
 
     Args:
         draft_model: a smaller model with the same vocabulary, from Week 2 on.
         model, tokenizer, prompt, sampler, max_tokens: see `simple_generate_with_kv_cache`.
-        draft_tokenizer: compared with the other, and not used otherwise.
+        draft_tokenizer: only compared with `tokenizer`.
         num_drafts: how many tokens the draft proposes for each step of the model.
 
     Raises:

@@ -1,15 +1,15 @@
 """Speculative decoding: a small model drafts tokens, the large one verifies them in one call.
 
-A decode step reads all weights of a model to compute one token, and could compute a few more in
+A decode step reads all weights of a model to compute one token. It could compute a few tokens in
 the same time. So the draft guesses the next n tokens one by one, which is cheap, and the target
-computes all n + 1 positions at once. It keeps the guesses up to the first that it would not have
-made, and puts its own token there. What was computed beyond is forgotten with `cache.rewind`.
+computes all n + 1 positions at once. The guesses are kept up to the first that the target would not
+have made; the target's own token takes its place. `cache.rewind` forgets the rest.
 
     sequence        … the capital                 (its last token is in no cache yet)
     draft proposes                of France .
     target says                   of France is    3 tokens for one call of the target
 
-The draft changes how fast the answer comes, never which answers come how often. See Leviathan et
+The draft changes how fast an answer comes, and not the distribution of answers. See Leviathan et
 al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318).
 """
 
@@ -19,18 +19,18 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..errors import UserError
+from ..errors import UserError, check_whole
 from ..sampler import DistributionSampler, Sampler, choose, likeliest, log_softmax
 
 
 @dataclass
 class SpeculationStatistics:
-    """What drafting was good for, in one generation.
+    """How many guesses were right in one generation.
 
     Attributes:
         target_steps: calls of the target, the prompt's included.
         proposed: tokens that the draft proposed.
-        accepted: those of them that came out as part of the answer.
+        accepted: proposed tokens that became part of the answer.
     """
 
     target_steps: int = 0
@@ -48,26 +48,25 @@ class SpeculationStatistics:
 class SpeculativeDecoding:
     """A decoding loop, as those of `loops.py`: (target, prompt ids, sampler) -> token ids.
 
-    With a greedy sampler (or any plain function) each token is the one that the target and the
-    sampler would have chosen without a draft. With a sampler of `make_sampler` at a temperature,
-    each is distributed as if they had chosen it. Both hold up to the rounding of the target's
+    With a greedy sampler, or any plain function, the tokens are those that target and sampler would
+    choose without a draft. With a sampler of `make_sampler` at a temperature, the tokens have the
+    distribution that they would have without a draft. Both hold up to the rounding of the target's
     logits, which may differ in the last bits between one position and several.
 
     Args:
-        draft_model: from Week 2 on, as the target; with the target's vocabulary. Logits may be
-            padded to another width.
+        draft_model: from Week 2 on, as the target, and with the target's vocabulary. Its logits may
+            be padded to another width.
         num_drafts: how many tokens to propose for each call of the target.
 
     Attributes:
-        statistics: of the latest generation, up to date whenever a token has come.
+        statistics: of the latest generation, updated with every token.
 
     Raises:
         UserError: `num_drafts` is below 1.
     """
 
     def __init__(self, draft_model: Any, num_drafts: int = 4):
-        if num_drafts < 1:
-            raise UserError(f"num-drafts is {num_drafts}; it must be at least 1.")
+        check_whole("num_drafts", num_drafts, 1)
         self.draft_model = draft_model
         self.num_drafts = num_drafts
         self.statistics = SpeculationStatistics()
@@ -112,7 +111,10 @@ class SpeculativeDecoding:
     def _num_drafts_now(
         self, target: "_CachedModel", draft: "_CachedModel", num_tokens: int
     ) -> int:
-        """As many as asked for, if both contexts have room: the draft never sees its last one."""
+        """As many guesses as asked for, or as there is room for in both contexts.
+
+        The draft does not compute its last guess.
+        """
         room = min(target.max_seq_len - num_tokens, draft.max_seq_len - num_tokens + 1)
         return int(max(0, min(self.num_drafts, room)))
 
@@ -123,8 +125,8 @@ def verify_by_matching(logits: mx.array, drafts: mx.array, sampler: Sampler) -> 
     Args:
         logits: (n + 1)×V, the target's after the sequence and after each draft.
         drafts: n ids.
-        sampler: any. It is asked once for each token of the answer, in order, so a function that
-            draws random numbers draws the same as without drafts.
+        sampler: any sampler. It is called once for each token of the answer, in order, so a
+            function with random numbers draws the same ones as without drafts.
 
     Returns:
         (how many drafts are accepted, the token that follows them).
@@ -148,15 +150,15 @@ def verify_by_rejection(
 ) -> tuple[int, int]:
     """Accepts a draft with probability min(1, p/q), so that the outcome is distributed as p.
 
-    Where the draft q says a token too often, the surplus is rejected, and made up for by drawing
-    from what q says too rarely: max(p − q, 0), normalized. After the last draft, q is nothing, and
+    If the draft q proposes a token too often, the surplus is rejected. The token is then drawn from
+    those that q proposes too rarely: max(p − q, 0), normalized. After the last draft, q is zero and
     the same formula draws from p itself.
 
     Args:
         wanted: (n + 1)×V, the distribution p after the sequence and after each draft.
         drafted_from: n×V', the distribution q that each draft was drawn from, V' ≤ V.
         drafts: n ids.
-        sampler: gives the random numbers.
+        sampler: draws the random numbers.
 
     Returns:
         (how many drafts are accepted, the token that follows them).
@@ -178,11 +180,11 @@ def verify_by_rejection(
 
 
 def check_same_vocabulary(draft_tokenizer: Any, tokenizer: Any) -> None:
-    """A draft's token ids must mean the target's tokens.
+    """Checks that the token ids of draft and target mean the same tokens.
 
     Args:
-        draft_tokenizer, tokenizer: as `mlx_lm.load` returns them. Nothing is checked if one has no
-            `get_vocab`.
+        draft_tokenizer, tokenizer: as `mlx_lm.load` returns them. One without `get_vocab` is not
+            checked.
 
     Raises:
         UserError: they differ.
@@ -205,7 +207,7 @@ class _CachedModel:
 
     Attributes:
         offset: how many tokens are in the cache.
-        vocab_size, max_seq_len: the model's, if it tells.
+        vocab_size, max_seq_len: the model's, if it has them.
         width: of the logits, V; None before the first call.
     """
 
@@ -225,7 +227,7 @@ class _CachedModel:
         return logits
 
     def keep(self, num_tokens: int) -> None:
-        """Forgets what comes after the first `num_tokens`."""
+        """Forgets all but the first `num_tokens` tokens."""
         # [task 3.4.1 keep]
         surplus = self.offset - num_tokens
         if surplus > 0:
@@ -249,16 +251,16 @@ def _propose(
 ) -> tuple[mx.array, mx.array]:
     """The draft's guesses for the tokens after `ids`: (n ids, the distributions n×V').
 
-    Nothing is computed here: the guesses are a graph, evaluated together with the target's logits
-    after them, without a round trip for each.
+    The guesses are a lazy graph. It is evaluated together with the target's logits, without a round
+    trip for each guess.
 
     Args:
         draft: its cache may be some tokens behind.
         ids: the sequence.
         count: n.
-        sampler: what the guesses are drawn by; if None, each is the likeliest token and the
-            distributions are empty.
-        width: of the target's logits; a guess beyond it could not be verified.
+        sampler: draws the guesses. If None, each is the likeliest token and the distributions are
+            empty.
+        width: of the target's logits; tokens beyond it are not guessed.
     """
     # [task 3.4.1 propose]
     guesses, distributions = [mx.zeros((0,), mx.int32)], [mx.zeros((0, 0))]

@@ -1,8 +1,7 @@
-"""Tokens into text: what a decoding loop says becomes an answer.
+"""From a prompt's text to token ids, and from a decoding loop's token ids to the answer's text.
 
-A *decoding loop* is an endless iterator of token ids: it knows the model and the sampler. Here the
-tokenizer comes in: what the prompt's tokens are, when the answer stops, and which text its tokens
-are.
+A *decoding loop* is an endless iterator of token ids: it knows the model and the sampler. This file
+knows the tokenizer, and when an answer stops.
 """
 
 import time
@@ -12,7 +11,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from ..errors import UserError
+from ..errors import UserError, check_token_ids, check_whole
 from ..models.detokenizer import with_detokenizer
 from ..sampler import Sampler, make_sampler
 
@@ -27,9 +26,9 @@ class GenerationResponse:
     Attributes:
         text: what this token adds to the answer; often empty within a multi-byte character.
         token: its id.
-        finish_reason: None while going on, then "stop" (an end token) or "length".
+        finish_reason: None until the last token, then "stop" (an end token) or "length".
         prompt_tokens: length of the prompt.
-        prompt_tps: prompt tokens per second, until the first new token was there.
+        prompt_tps: prompt tokens per second, up to the first new token.
         generation_tokens: new tokens so far, the end token included.
         generation_tps: new tokens per second since the first one.
         peak_memory: gigabytes (10⁹ bytes), as MLX counts them.
@@ -53,7 +52,7 @@ def stream_generate(
     sampler: Sampler | None = None,
     max_tokens: int | None = None,
 ) -> Iterator[GenerationResponse]:
-    """Generates with any decoding loop, yielding each token as it comes.
+    """Generates with any decoding loop, and yields each token as it comes.
 
     Args:
         decode: `decode_by_recomputing`, `decode_with_cache`, …
@@ -74,25 +73,21 @@ def encode_prompt(
     Args:
         tokenizer: for a text.
         prompt: text, or token ids.
-        vocab_size: how many ids the model knows; None if it does not say. An id beyond would be
-            looked up in memory that is not the table's.
+        vocab_size: V; None if the model does not tell it, and the ids are not checked.
 
     Raises:
-        UserError: there is none, or the model does not know one.
+        UserError: the prompt is empty, or has an id that the model does not have.
     """
     ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
     if not ids:
         raise UserError("the prompt is empty; give at least one token.")
-    unknown = [] if vocab_size is None else [i for i in ids if not 0 <= i < vocab_size]
-    if unknown:
-        raise UserError(
-            f"the prompt has token id {unknown[0]}; the model has {vocab_size}, from 0 on."
-        )
+    if vocab_size is not None:
+        check_token_ids("the prompt", ids, vocab_size)
     return ids
 
 
 def token_budget(prompt_tokens: int, max_tokens: int | None, max_seq_len: int | None) -> int | None:
-    """How many tokens may follow the prompt: None if there is no bound.
+    """How many tokens may follow the prompt; None if there is no bound.
 
     Args:
         prompt_tokens: length of the prompt.
@@ -100,10 +95,10 @@ def token_budget(prompt_tokens: int, max_tokens: int | None, max_seq_len: int | 
         max_seq_len: the model's context length, or None if it has no bound.
 
     Raises:
-        UserError: the prompt leaves no room in the context, or `max_tokens` is below 1.
+        UserError: the prompt leaves no room in the context; `max_tokens` is not a whole number ≥ 1.
     """
-    if max_tokens is not None and max_tokens < 1:
-        raise UserError(f"max-tokens is {max_tokens}; it must be at least 1.")
+    if max_tokens is not None:
+        check_whole("max_tokens", max_tokens, 1)
     if max_seq_len is None:
         return max_tokens
     room = max_seq_len - prompt_tokens
@@ -125,7 +120,7 @@ def stream_text(
         tokenizer: its `detokenizer` assembles bytes into characters across tokens, and any of
             its `eos_token_ids` ends the answer.
         prompt_tokens: length of the prompt, for the statistics.
-        budget: how many tokens may come, or None.
+        budget: the most tokens that the answer may have, or None.
     """
     # [task 1.6.1 stream]
     detokenizer = tokenizer.detokenizer

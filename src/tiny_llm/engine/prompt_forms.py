@@ -1,11 +1,11 @@
-"""What counts as a prompt: a text, token ids, or the messages of a chat."""
+"""The forms of a prompt: a text, token ids, or the messages of a chat."""
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from ..errors import UserError
-from .sampling_params import as_plain
+from ..errors import UserError, shortened
+from .arguments import as_plain
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -15,10 +15,10 @@ FORMS = 'a text, token ids or the messages of a chat ({"role": …, "content": �
 
 
 def as_list(prompts: Any) -> list[Any]:
-    """One prompt or several, as a list of them.
+    """A list of prompts, from one prompt or several.
 
     Raises:
-        UserError: neither.
+        UserError: the argument is neither.
     """
     prompts = as_plain(prompts)
     if isinstance(prompts, str) or is_token_ids(prompts) or _is_chat(prompts):
@@ -33,30 +33,26 @@ def as_list(prompts: Any) -> list[Any]:
 def encode(tokenizer: Any, prompt: Prompt, enable_thinking: bool = False) -> list[int]:
     """A prompt's token ids. A text is encoded as it stands, a chat through the chat template.
 
+    Returns:
+        The ids; none for an empty prompt, which the scheduler refuses.
+
     Raises:
-        UserError: the prompt is none, or empty; a token is no number; a message of a chat has no
+        UserError: the argument is not a prompt; a token is not a number; a message of a chat has no
             role or no text; there is no chat template, or it refuses the chat.
     """
-    ids: list[int]
     if not isinstance(prompt, str) and not _is_sequence(prompt):
         raise UserError(f"{shortened(prompt)} is no prompt; give {FORMS}.")
     if not prompt:
-        raise UserError("the prompt is empty; give at least one token.")
+        return []
     if isinstance(prompt, str):
         _check_characters("the prompt", prompt)
-        ids = list(tokenizer.encode(prompt))
-    elif _is_chat(prompt):
-        ids = _encode_chat(tokenizer, prompt, enable_thinking)  # type: ignore[arg-type]
-    else:
-        wrong = [token for token in prompt if not isinstance(token, Integral)]
-        if wrong:
-            raise UserError(
-                f"the prompt has the token {shortened(wrong[0])}; ids are whole numbers."
-            )
-        ids = [int(token) for token in prompt]  # type: ignore[arg-type]
-    if not ids:
-        raise UserError("the prompt is empty; give at least one token.")
-    return ids
+        return list(tokenizer.encode(prompt))
+    if _is_chat(prompt):
+        return _encode_chat(tokenizer, prompt, enable_thinking)  # type: ignore[arg-type]
+    for token in prompt:
+        if not isinstance(token, Integral):
+            raise UserError(f"the prompt has the token {shortened(token)}; ids are whole numbers.")
+    return [int(token) for token in prompt]  # type: ignore[arg-type]
 
 
 def _encode_chat(tokenizer: Any, messages: Sequence[Message], enable_thinking: bool) -> list[int]:
@@ -76,14 +72,14 @@ def _encode_chat(tokenizer: Any, messages: Sequence[Message], enable_thinking: b
 
 
 def _check_message(what: str, message: Any) -> None:
-    """A role and a text. Templates leave out without a word what they do not expect."""
+    """Refuses a message without role or text, which many templates would drop silently."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise UserError(
             f'{what} is {shortened(message)}; give {{"role": …, "content": …}}, both texts.'
         )
     content = message.get("content")
     if content is None and message["role"] == "assistant":
-        return  # it called a tool, for example
+        return  # for example after a tool call
     if not isinstance(content, str):
         raise UserError(
             f"{what} has the content {shortened(content)}; give one text (several parts joined), "
@@ -93,7 +89,7 @@ def _check_message(what: str, message: Any) -> None:
 
 
 def _check_characters(what: str, text: str) -> None:
-    """Half of a surrogate pair, as in a JSON text that was cut, is no character."""
+    """Refuses half of a surrogate pair, which JSON that was cut can contain."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -111,17 +107,11 @@ def _is_chat(prompt: Any) -> bool:
 
 
 def _is_prompt(prompt: Any) -> bool:
-    """Whether it is one prompt; an empty one is refused later, without stopping the others."""
+    """Whether it is one prompt. An empty one is: it is refused later, and the others go on."""
     is_empty = _is_sequence(prompt) and not prompt
     return isinstance(prompt, str) or is_empty or is_token_ids(prompt) or _is_chat(prompt)
 
 
 def _is_sequence(value: Any) -> bool:
-    """Of anything but characters or bytes, which are no token ids though they are numbers."""
+    """Whether it is a sequence, but not a text, and not bytes, whose elements are numbers."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
-
-
-def shortened(value: Any) -> str:
-    """What was given, on one line, for a message."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}…"

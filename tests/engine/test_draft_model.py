@@ -13,8 +13,8 @@ from tiny_llm import LLM, Qwen3ModelWeek3, SamplingParams
 from tiny_llm.demo.prompts import BATCH_PROMPTS
 from tiny_llm.engine.draft_model import count_right, num_unguessed
 from tiny_llm.engine.paged_model import PagedModel, Span
-from tiny_llm.engine.request import Request
-from tiny_llm.engine.sampling import RequestSampling, SamplingRow, shaped_logits
+from tiny_llm.engine.request import EngineRequest
+from tiny_llm.engine.sampling import SamplingRow, TokenCounts, shaped_logits
 
 V = 8
 
@@ -61,13 +61,13 @@ def exact_distribution(model, prompt: list[int], length: int, params: SamplingPa
         longer = {}
         for answer, probability in answers.items():
             paged = PagedModel(Qwen3ModelWeek3(model, page_size=8), 2)
-            request = Request("", [*prompt, *answer], params)
+            request = EngineRequest("", prompt, params)
+            request.token_counts = TokenCounts(request, V)
+            request.token_ids += answer
             request.page_ids.extend([0, 1])
             span = Span(request.token_ids, 0, request.page_ids)
             logits = paged.logits([span], [request.num_tokens - 1])
-            sampling = RequestSampling(params, 0, prompt, V)
-            sampling.add(answer)
-            row = SamplingRow(sampling, len(answer))
+            row = SamplingRow(request, len(answer))
             p = np.array(mx.softmax(shaped_logits(logits, [row]), axis=-1)[0], np.float64)
             for token in np.flatnonzero(p):
                 longer[(*answer, int(token))] = probability * p[token]
@@ -91,7 +91,7 @@ def test_sampled_answers_are_distributed_as_the_targets(params):
         (target, NoText()),
         draft_model=(draft, NoText()),
         num_drafts=2,
-        page_size=8,
+        block_size=8,
         max_num_seqs=64,
         kv_cache_bytes=2**20,
     )
