@@ -367,7 +367,7 @@ Raises:
     ValueError: a negative number.
 )");
     m.def("interleave", &tiny_llm_ext::interleave, "matrix"_a, "rows"_a, "memory"_a, "offset"_a,
-          R"(O×W -> (O/R)×W×R, at once, into memory that it shares: see tiny_llm.models.interleaved.
+          R"(O×W -> (O/R)×W×R, at once, into memory that it shares: see tiny_llm.kernels.interleaved.
 
 Args:
     matrix: numbers of 2 or 4 bytes.

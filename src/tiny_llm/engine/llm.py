@@ -276,7 +276,7 @@ def _open(model: Model, page_size: int) -> tuple[Any, Any]:
     name = "the model"
     if isinstance(model, str | os.PathLike):
         name = os.fspath(model)
-        model = load_weights(name, interleave=True)
+        model = load_weights(name)
     if not _is_loaded(model):
         raise UserError(
             f"the model is {prompt_forms.shortened(model)}; give a name, a folder, or the pair "
