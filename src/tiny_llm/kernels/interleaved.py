@@ -132,7 +132,8 @@ def interleavable_layers(module: Any) -> list[Any]:
 
 def _same_arrays(mlx_model: Any) -> Any:
     """The same tree once more, with the same arrays in it."""
-    return copy.deepcopy(mlx_model, {id(array): array for _, array in tree_flatten(mlx_model)})
+    arrays: Any = tree_flatten(mlx_model)
+    return copy.deepcopy(mlx_model, {id(array): array for _, array in arrays})
 
 
 def _room(array: mx.array) -> int:
