@@ -94,7 +94,7 @@ def compare(args: argparse.Namespace, mlx_model: Any, options: ServingOptions) -
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """All experiments; prints them as tables."""
-    mlx_model, _ = load_weights(args.model, interleave=True)
+    mlx_model, _ = load_weights(args.model)
     options = ServingOptions(
         args.requests,
         args.min_len,

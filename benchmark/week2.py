@@ -43,7 +43,7 @@ class Week2:
     """
 
     def __init__(self, name: str, flash: bool | None = None):
-        mlx_model, _ = load_weights(name, interleave=True)
+        mlx_model, _ = load_weights(name)
         self.args = mlx_model.args
         self._sampler = make_sampler(0)
         self.flash = flash is not False

@@ -17,6 +17,7 @@ PACKAGE = ROOT / "src" / "tiny_llm"
 LAYERS = [
     {"errors", "models.costs", "demo", "demo.prompts"},
     {"basics", "kernels", "models.detokenizer"},
+    {"kernels.interleaved"},
     {
         "sampler",
         "attention.dense",
@@ -35,7 +36,7 @@ LAYERS = [
     {"kv_cache"},
     {"paged_kv_cache", "qwen3_week1", "qwen3_week2"},
     {"qwen3_week3"},
-    {"models.interleaved", "models.files", "models.layout", "models.chat_template"},
+    {"models.files", "models.layout", "models.chat_template"},
     {"models.weights", "models.tokenizer", "models.names", "models.dispatch"},
     {"models.loading"},
     {"models"},

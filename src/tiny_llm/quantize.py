@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from . import kernels
 from .basics import linear
+from .kernels.interleaved import layer_by_row
 
 
 def dequantize_linear(mlx_layer: Any) -> mx.array:
@@ -24,15 +25,10 @@ def dequantize_linear(mlx_layer: Any) -> mx.array:
 
     Returns:
         O×I: in the dtype of the scales if the layer is quantized, else the layer's own weight.
-
-    Raises:
-        ValueError: the layer's weights are interleaved, for kernels that multiply them as they are.
     """
-    if mlx_layer.weight.ndim != 2:
-        raise ValueError(
-            "dequantize_linear: expected weights by row, got interleaved ones; load them with "
-            "interleave=False."
-        )
+    # [solution only]
+    mlx_layer = layer_by_row(mlx_layer)
+    # [/solution only]
     # [task 1.5.3 dequantize]
     if not hasattr(mlx_layer, "scales"):
         return mlx_layer.weight
@@ -57,7 +53,7 @@ class QuantizedWeights:
         group_size: how many neighbours in a row share a scale and a bias.
         bits: of a stored integer.
         weight: O×(I·bits/32), uint32. The three arrays may be interleaved (see
-            `tiny_llm.models.interleaved`).
+            `tiny_llm.kernels.interleaved`).
     """
 
     scales: mx.array

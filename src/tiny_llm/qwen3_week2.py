@@ -15,6 +15,7 @@ import mlx.core as mx
 from . import kernels
 from .attention import flash_attention, scaled_dot_product_attention_grouped
 from .embedding import Embedding
+from .kernels.interleaved import lay_out
 from .kernels.recorded import Recorded
 from .kv_cache import TinyKvCache, TinyKvFullCache
 from .kv_cache.placement import PlacedLayers, Placement
@@ -171,7 +172,7 @@ class Qwen3ModelWeek2:
     Activations have the dtype of the checkpoint's scales, or of its weights if it is not quantized.
 
     Args:
-        mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`. Nothing is copied.
+        mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`. Its arrays are shared.
         enable_flash_attn: attend through the extension's flash attention; in plain MLX if not.
 
     Raises:
@@ -192,6 +193,9 @@ class Qwen3ModelWeek2:
             attend: how new tokens attend.
             plan: how their places can be planned before the first layer; None if they cannot.
         """
+        # [solution only]
+        mlx_model = lay_out(mlx_model)
+        # [/solution only]
         args = mlx_model.args
         self.num_hidden_layers = args.num_hidden_layers
         self.hidden_size = args.hidden_size

@@ -75,7 +75,7 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
     """Qwen3 with its keys and values in pages.
 
     Args:
-        mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`. Nothing is copied.
+        mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`. Its arrays are shared.
         page_size: tokens a page holds.
 
     Attributes:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.support import as_numpy, assert_close
 from tiny_llm import kernels
-from tiny_llm.models.interleaved import interleave
+from tiny_llm.kernels.interleaved import interleave
 
 FLOATS = [mx.float32, mx.float16, mx.bfloat16]
 HALVES = [mx.float16, mx.bfloat16]

@@ -1,5 +1,7 @@
 """Interleaved weights: the same bits as by row, from operations and from models."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -11,12 +13,14 @@ from tiny_llm import (
     LLM,
     Qwen3ModelWeek1,
     Qwen3ModelWeek2,
-    Qwen3ModelWeek3,
     SamplingParams,
+    dequantize_linear,
+    dispatch_model,
     kernels,
+    load,
     load_weights,
 )
-from tiny_llm.models.interleaved import interleave
+from tiny_llm.kernels.interleaved import interleave, lay_out
 
 HALVES = [mx.bfloat16, mx.float16]
 READERS = [name for name in kernels.extension().instruction_sets() if name in ("avx512", "amx")]
@@ -214,14 +218,37 @@ def model_name(request, checkpoint) -> str:
 
 
 def quantized_layers(mlx_model):
-    return [layer for layer in mlx_model.modules() if "scales" in layer]
+    """In the order of their names."""
+    return [layer for _, layer in sorted(mlx_model.named_modules()) if "scales" in layer]
 
 
-def test_loading_interleaves_what_it_can(reader, model_name):
-    rows, _ = load_weights(model_name)
-    interleaved, _ = load_weights(model_name, interleave=True)
+def rows_of(name, monkeypatch):
+    """A model's weights as `load_weights` reads them where the kernels want rows."""
+    with monkeypatch.context() as patch:
+        patch.setattr("tiny_llm.kernels.interleaved.interleaved_rows", lambda: 0)
+        return load_weights(name)[0]
+
+
+@pytest.fixture(params=[load, load_weights])
+def load_either(request):
+    """Both ways to a model."""
+    return request.param
+
+
+def arrays_of(mlx_model) -> list[mx.array]:
+    return [array for _, array in tree_flatten(mlx_model.parameters())]
+
+
+def test_loading_interleaves_what_it_can(reader, model_name, monkeypatch):
+    rows = rows_of(model_name, monkeypatch)
+    interleaved, _ = load_weights(model_name)
+    assert_laid_out(interleaved, rows)
+
+
+def assert_laid_out(laid_out, rows) -> None:
+    """Whether a model has the weights of another, interleaved where that can be."""
     R = kernels.interleaved_rows()
-    for before, after in zip(quantized_layers(rows), quantized_layers(interleaved), strict=True):
+    for before, after in zip(quantized_layers(rows), quantized_layers(laid_out), strict=True):
         for part in ("weight", "scales", "biases"):
             expected = before[part]
             if before.weight.shape[0] % R == 0:
@@ -229,51 +256,113 @@ def test_loading_interleaves_what_it_can(reader, model_name):
             assert mx.array_equal(after[part], expected)
 
 
+def test_a_model_of_mlx_lm_is_laid_out(reader, model_name, monkeypatch):
+    mlx_model, _ = load(model_name)
+    rows = rows_of(model_name, monkeypatch)
+    ids = mx.array([[5, 4, 3, 2, 1]])
+    expected = mlx_model(ids)
+    for _ in range(2):
+        laid_out = lay_out(mlx_model)
+        assert_laid_out(laid_out, rows)
+        assert mx.array_equal(laid_out.model.norm.weight, mlx_model.model.norm.weight)
+        assert mx.array_equal(mlx_model(ids), expected), "it can be called as before"
+    wanted = dict(tree_flatten(rows.parameters()))
+    given = dict(tree_flatten(mlx_model.parameters()))
+    assert given.keys() == wanted.keys()
+    assert all(mx.array_equal(given[name], wanted[name]) for name in wanted)
+
+
+def test_what_is_laid_out_stays(reader):
+    weights, _ = load_weights("demo")
+    assert lay_out(weights) is weights
+
+
+def test_rows_are_put_together_in_any_thread(reader):
+    """An operation of MLX usually belongs to the thread that asked for it."""
+    mlx_model, _ = load("demo")
+    layer = mlx_model.layers[0].mlp.down_proj
+    expected = mx.array(layer.weight)
+    mx.eval(expected)
+    Qwen3ModelWeek2(mlx_model)
+    with ThreadPoolExecutor() as other_thread:
+        other_thread.submit(mx.eval, layer.weight).result()
+        assert mx.array_equal(layer.weight, expected)
+
+
 def test_one_array_at_a_time_is_there_twice(reader):
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    weights, _ = load_weights("demo", interleave=True)
-    arrays = [x for _, x in tree_flatten(weights.parameters())]
+    weights, _ = load_weights("demo")
+    model = dispatch_model("demo", weights, 3)
+    arrays = arrays_of(weights)
     total, largest = sum(x.nbytes for x in arrays), max(x.nbytes for x in arrays)
     assert mx.get_active_memory() - before < 1.02 * total
     assert mx.get_peak_memory() - before < 1.02 * (total + largest)
+    del model
 
 
-def test_loading_leaves_rows_where_kernels_want_them(monkeypatch):
+def test_rows_of_mlx_lm_are_let_go(reader):
+    mlx_model, _ = load("demo")
+    total = sum(array.nbytes for array in arrays_of(mlx_model))
+    before = mx.get_active_memory()
+    model = dispatch_model("demo", mlx_model, 2)
+    assert mx.get_active_memory() - before < 0.02 * total
+    del model
+
+
+def test_loading_leaves_rows_where_kernels_want_them(monkeypatch, load_either):
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
-    interleaved, _ = load_weights("demo", interleave=True)
-    assert {layer.weight.ndim for layer in quantized_layers(interleaved)} == {2}
+    mlx_model, _ = load_either("demo")
+    assert lay_out(mlx_model) is mlx_model
+    assert {layer.weight.ndim for layer in quantized_layers(mlx_model)} == {2}
 
 
-def test_week_1_wants_rows(reader):
-    interleaved, _ = load_weights("demo", interleave=True)
-    with pytest.raises(ValueError, match="load them with interleave=False"):
-        Qwen3ModelWeek1(interleaved)
+def test_week_1_after_week_2(reader, load_either):
+    """MLX, which Week 1 multiplies with, reads rows."""
+    ids = mx.array([[5, 4, 3, 2, 1]])
+    expected = Qwen3ModelWeek1(load("demo")[0])(ids)
+    mlx_model, _ = load_either("demo")
+    for week in (1, 2, 1, 3, 1):
+        model = dispatch_model("demo", mlx_model, week)
+        if week == 1:
+            assert mx.array_equal(model(ids), expected)
 
 
-def test_logits_have_the_same_bits(reader, model_name):
-    logits = []
-    for interleave_weights in (False, True):
-        mlx_model, _ = load_weights(model_name, interleave=interleave_weights)
-        for model in (
-            Qwen3ModelWeek2(mlx_model, enable_flash_attn=True),
-            Qwen3ModelWeek3(mlx_model),
-        ):
-            cache = model.create_kv_cache()
-            steps = [model(mx.array([[5, 4, 3, 2, 1]]), 0, cache)]
-            steps += [model(mx.array([[7]]), offset, cache) for offset in (5, 6)]
-            logits.append(mx.concatenate(steps, axis=1))
-    assert mx.array_equal(logits[0], logits[2])
-    assert mx.array_equal(logits[1], logits[3])
+def test_a_layer_made_plain(reader, model_name, monkeypatch):
+    rows, interleaved = rows_of(model_name, monkeypatch), load_weights(model_name)[0]
+    layers = zip(quantized_layers(rows), quantized_layers(interleaved), strict=True)
+    for row_layer, layer in layers:
+        before = layer.weight
+        assert mx.array_equal(dequantize_linear(layer), dequantize_linear(row_layer))
+        assert layer.weight is before
+
+
+def test_logits_have_the_same_bits(reader, model_name, load_either, monkeypatch):
+    rows = rows_of(model_name, monkeypatch)
+    given, _ = load_either(model_name)
+    for week in (2, 3, 2):
+        with monkeypatch.context() as patch:
+            patch.setattr("tiny_llm.kernels.interleaved.interleaved_rows", lambda: 0)
+            expected = logits(dispatch_model("rows", rows, week))
+        model = dispatch_model("interleaved", given, week)
+        assert model.layers[0].mlp.w_down.weight.ndim == 3
+        assert mx.array_equal(logits(model), expected)
+
+
+def logits(model) -> mx.array:
+    cache = model.create_kv_cache()
+    steps = [model(mx.array([[5, 4, 3, 2, 1]]), 0, cache)]
+    steps += [model(mx.array([[7]]), offset, cache) for offset in (5, 6)]
+    return mx.concatenate(steps, axis=1)
 
 
 def test_the_engine_s_tokens_are_the_same():
     params = SamplingParams(max_tokens=12, temperature=0.8, seed=3)
     prompts = ["The harbour", "A letter to the city council", "1, 2, 3"]
-    by_row = LLM(load_weights("demo"), kv_cache_bytes=2**24)
-    by_name = LLM("demo", kv_cache_bytes=2**24)
-    answers = [
-        [answer.outputs[0].token_ids for answer in llm.generate(prompts, params)]
-        for llm in (by_row, by_name)
-    ]
-    assert answers[0] == answers[1]
+    mlx_model, tokenizer = load("demo")
+    answers = []
+    for model in ("demo", load_weights("demo"), (mlx_model, tokenizer), (mlx_model, tokenizer)):
+        llm = LLM(model, kv_cache_bytes=2**24)
+        outputs = llm.generate(prompts, params)
+        answers.append([output.outputs[0].token_ids for output in outputs])
+    assert all(answer == answers[0] for answer in answers)

@@ -123,7 +123,7 @@ def load_for(args: argparse.Namespace, name: str) -> tuple[Any, Any]:
     """
     if args.solution != "tiny_llm":
         return load(name, console)
-    return load_weights(name, console, interleave=args.loader != "week1")
+    return load_weights(name, console)
 
 
 def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:

@@ -288,7 +288,7 @@ def _open(model: Model, page_size: int) -> tuple[Any, Any]:
     name = "the model"
     if isinstance(model, str | os.PathLike):
         name = os.fspath(model)
-        model = load_weights(name, interleave=True)
+        model = load_weights(name)
     is_pair = isinstance(model, Sequence) and len(model) == 2
     if not (is_pair and hasattr(model[0], "args") and model[1] is not None):
         raise UserError(

@@ -46,7 +46,7 @@ def is_built() -> bool:
 
 
 def interleaved_rows() -> int:
-    """How many rows of weights the CPU's kernels want interleaved (see `models.interleaved`).
+    """How many rows of weights the CPU's kernels want interleaved (see `interleaved.py`).
 
     Returns:
         Their number; 0 where the kernels, or MLX instead of them, read weights by row.

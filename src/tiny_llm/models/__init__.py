@@ -4,7 +4,6 @@
     files          what a checkpoint's folder must hold, checked before anything is loaded
     layout         the sizes in its config, and the shape of every tensor
     weights        its tensors as a tree of layers
-    interleaved    quantized weights in the order in which the CPU's kernels read them
     loading        all of that: `load`, `load_weights`
     dispatch       a week's model from loaded weights: `dispatch_model`
     costs          what a token costs a model, in bytes and operations

@@ -13,9 +13,14 @@ WEEK_MODELS = {1: Qwen3ModelWeek1, 2: Qwen3ModelWeek2, 3: Qwen3ModelWeek3}
 def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
     """Builds a week's model from the weights of a loaded one.
 
+    Weeks 2 and 3 lay quantized weights out as this machine's kernels read them, wherever they come
+    from, so that every way to load has the same speed; see `kernels.interleaved.lay_out`.
+
     Args:
         name: the model's name, for messages.
-        mlx_model: from `load`, `load_weights` or `mlx_lm.load`.
+        mlx_model: from `load`, `load_weights` or `mlx_lm.load`. It stays usable, also for another
+            week's model. Of an `mlx_lm` model that is laid out, the rows are let go; they are put
+            together again, and are in memory a second time, when somebody computes with them.
         week: which week's model.
         options: passed to it.
 

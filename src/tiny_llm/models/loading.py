@@ -8,11 +8,11 @@ import mlx.core as mx
 from rich.console import Console
 from rich.progress import Progress
 
+from ..kernels.interleaved import InterleavedMemory
 from .files import ModelError, read_json, weight_bytes
-from .interleaved import InterleavedMemory
 from .names import find_model
 from .tokenizer import open_tokenizer
-from .weights import can_read, read_checkpoint
+from .weights import CheckpointModel, can_read, read_checkpoint
 
 # Below this, loading takes less time than looking at a progress bar.
 PROGRESS_BYTES = 200_000_000
@@ -34,37 +34,32 @@ def load(name: str, console: Console | None = None) -> tuple[Any, Any]:
     return _load(name, console, _read_with_mlx_lm)
 
 
-def load_weights(
-    name: str, console: Console | None = None, interleave: bool = False
-) -> tuple[Any, Any]:
+def load_weights(name: str, console: Console | None = None) -> tuple[Any, Any]:
     """Loads what our models need of a checkpoint: its weights and tokenizer, in a second.
+
+    Quantized weights are stored in the order in which this machine's kernels read them, which need
+    not be by row: see `kernels/interleaved.py`. The models of all weeks take them so.
 
     Args:
         name, console: see `load`; errors too.
-        interleave: store quantized weights as this machine's kernels want to read them, if that is
-            not by row (see `interleaved.py`). For the models of Weeks 2 and 3, which compute
-            the same bits, sooner; not for Week 1's, whose MLX reads rows.
 
     Returns:
         (weights, tokenizer). A week's model takes the first wherever it takes an `mlx_model`: it
-        has the same `args`, layers and arrays, and cannot be called. The second does what
-        `mlx_lm`'s tokenizer does. What these two cannot be made of is loaded as by `load`.
+        has the same `args` and layers, and cannot be called. The second does what `mlx_lm`'s
+        tokenizer does. A checkpoint of a format that is not read here is loaded as by `load`.
     """
-    return _load(name, console, _read, interleave)
+    return _load(name, console, _read)
 
 
 def _load(
-    name: str,
-    console: Console | None,
-    read: Callable[[Path], tuple[Any, Any]],
-    interleave: bool = False,
+    name: str, console: Console | None, read: Callable[[Path], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
     """Finds a checkpoint, reads it lazily, then its weights."""
     console = console or Console(stderr=True)
     folder = find_model(name, console)
     try:
         model, tokenizer = read(folder)
-        _evaluate(model, console, weight_bytes(folder) > PROGRESS_BYTES, interleave)
+        _evaluate(model, console, weight_bytes(folder) > PROGRESS_BYTES)
     except ModelError:
         raise
     except Exception as error:  # a broken field of a config can lead to any
@@ -88,14 +83,15 @@ def _read(folder: Path) -> tuple[Any, Any]:
     return read_checkpoint(folder, config), open_tokenizer(folder, config)
 
 
-def _evaluate(model: Any, console: Console, show: bool, interleave: bool) -> None:
+def _evaluate(model: Any, console: Console, show: bool) -> None:
     """Reads the weights, which are lazy so far, part by part with a progress bar.
 
-    The largest come first, the table of tokens and the head: what is interleaved is there twice.
+    The largest come first, the table of tokens and the head: what is being interleaved is in
+    memory twice. `mlx_lm`'s own model, which can be called, keeps its rows.
     """
     table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
     parts = [part for part in (table, head, *model.layers) if part is not None]
-    memory = InterleavedMemory(model) if interleave else None
+    memory = InterleavedMemory(model) if isinstance(model, CheckpointModel) else None
     with Progress(console=console, transient=True, disable=not show) as progress:
         for part in progress.track(parts, description="loading"):
             if memory is not None:
