@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "tiny_llm"
 
 # Imports go from a line to the lines above it, never down. A module that is not here fails the
-# test: whoever adds one decides where it belongs.
+# test: decide where it belongs when you add it.
 LAYERS = [
     {"errors", "models.costs", "demo", "demo.prompts"},
     {"basics", "kernels", "models.detokenizer"},

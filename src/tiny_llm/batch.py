@@ -27,8 +27,8 @@ class Request:
         tokenizer: as `mlx_lm.load` returns it.
         prompt_ids: the prompt's tokens, at least one.
         prefill_step: how many of them a chunk has.
-        sampler: greedy if None. One that is seeded starts anew for this request, so that its answer
-            does not depend on the others'.
+        sampler: greedy if None. A seeded one starts again for this request, so that its answer does
+            not depend on the others'.
         max_tokens: ends the answer after this many tokens, the end token included; None does not.
         ignore_eos: go on after an end token, for measurements.
     """
@@ -119,7 +119,7 @@ class BatchGeneration:
         max_seq_len: tokens a request may have, prompt and answer together.
         batch_size: how many slots there are.
         prefill_step: tokens a chunk of a prompt has.
-        sampler: greedy if None. A seeded one starts anew for every request; any other is called
+        sampler: greedy if None. A seeded one starts again for every request; any other is called
             for all rows of a step together.
         max_tokens: ends an answer after this many tokens; one number for all, or one for each
             prompt.
