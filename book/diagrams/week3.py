@@ -103,7 +103,7 @@ def step_plan() -> str:
             d.box(x, y, tokens * 30 - 2, 30, kind, label, "small")
             x += tokens * 30
         d.line((540, y - 4), (540, y + 34), style="dashed")
-    d.text(60, 204, "decoding goes first; the rest of the budget goes to chunks of prompts", "small soft")
+    d.text(60, 204, "decoding goes first; the rest goes to chunks of prompts", "small soft")
     return d.svg()
 
 
