@@ -1,8 +1,8 @@
-"""Exceptions that a caller can act on: a user's mistake, missing pages, a task to be written."""
+"""Exceptions that callers act on: what a user can mend, and what a scheduler can."""
 
 
 class UserError(ValueError):
-    """A user's mistake, in one sentence: what was given, what is allowed, what to do.
+    """A mistake in what was asked for, told in one sentence: what was given, what is allowed.
 
     Commands print the sentence and exit with status 2; they never show a traceback for it.
     """
@@ -15,5 +15,5 @@ class OutOfPagesError(RuntimeError):
     """
 
 
-class YourTurn(NotImplementedError):  # noqa: N818 - it is not a mistake
+class YourTurn(NotImplementedError):  # noqa: N818 - it is no mistake
     """Stands in the learner's tree where a task of the course is still to be written."""
