@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "tiny_llm"
 
 # Imports go from a line to the lines above it, never down. A module that is not here fails the
-# test: whoever adds one decides where it belongs.
+# test: decide where it belongs when you add it.
 LAYERS = [
     {"errors", "models.costs", "demo", "demo.prompts"},
     {"basics", "kernels", "models.detokenizer"},
@@ -188,3 +188,21 @@ def test_scripts_of_the_readme_exist():
     pyproject = (ROOT / "pyproject.toml").read_text()
     for script in set(re.findall(r"(?:pdm|\./pdmw) run ([a-z-]+)", readme)):
         assert re.search(rf"^{script} = ", pyproject, re.MULTILINE), f"there is no script {script}"
+
+
+def test_files_that_the_page_names_exist():
+    prose = re.sub(r"```text\n.*?```", "", (ROOT / "ARCHITECTURE.md").read_text(), flags=re.DOTALL)
+    for path in set(re.findall(r"`([\w./]+/?(?:\.py|/))`", prose)):
+        places = (ROOT, PACKAGE, PACKAGE.parent / "extensions" / "src")
+        assert any((place / path).exists() for place in places), f"there is no {path}"
+
+
+def test_the_top_of_the_package_has_at_most_twenty_entries():
+    hidden = {"__init__.py", "__main__.py", "__pycache__"}
+    entries = sorted(path.name for path in PACKAGE.iterdir() if path.name not in hidden)
+    assert len(entries) <= 20, f"move one of {entries} into a folder"
+
+
+def test_the_readme_is_short():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150, f"README.md has {len(lines)} lines; move details to the book"

@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def install_solution() -> str | None:
-    """Builds the solution's by installing the package anew; what the tools said if that fails."""
+    """Builds the solution's by installing the package again; the tools' output if that fails."""
     command = [sys.executable, "-m", "pip", "install", "--verbose", "--disable-pip-version-check"]
     command += ["--no-build-isolation", "--no-deps", "--editable", "."]
     run = subprocess.run(

@@ -103,7 +103,7 @@ def step_plan() -> str:
             d.box(x, y, tokens * 30 - 2, 30, kind, label, "small")
             x += tokens * 30
         d.line((540, y - 4), (540, y + 34), style="dashed")
-    d.text(60, 204, "who decodes goes first; what is left goes to prompts, in chunks", "small soft")
+    d.text(60, 204, "decoding goes first; the rest goes to chunks of prompts", "small soft")
     return d.svg()
 
 
@@ -149,7 +149,7 @@ def preemption() -> str:
     d.text(
         10,
         148,
-        "keys and values of prompt and answer anew, in chunks, as if all of it were a prompt:",
+        "keys and values of prompt and answer again, in chunks, as if all of it were a prompt:",
         "small",
     )
     d.text(10, 166, "the same numbers, so the answer goes on as if nothing had happened.", "small")

@@ -10,9 +10,9 @@ import mlx.core as mx
 def softmax(x: mx.array, axis: int) -> mx.array:
     """exp(x) / Σ exp(x) along one axis, without overflow.
 
-    Subtracting the maximum changes neither numerator nor denominator's ratio, and keeps every
-    exponent at or below zero. Sums run in float32, so that half precision loses nothing over
-    long rows. A row that is −inf everywhere has no softmax: it comes out as NaN.
+    Subtracting the maximum does not change the ratio, and keeps every exponent at or below zero.
+    Sums run in float32, so that half precision loses nothing over long rows. A row that is −inf
+    everywhere has no softmax: the result is NaN.
 
     Args:
         x: any shape, any floating dtype.
@@ -48,8 +48,8 @@ def linear(x: mx.array, w: mx.array, bias: mx.array | None = None) -> mx.array:
 def silu(x: mx.array) -> mx.array:
     """x · sigmoid(x), also called swish; the gate's activation in Qwen3's MLP.
 
-    exp(-x) overflows for very negative x, and in half precision that is soon (x < −11 in
-    float16). exp(-|x|) never does, and sigmoid(-x) = 1 - sigmoid(x) recovers the other half.
+    exp(-x) overflows for very negative x, in float16 already for x < −11. exp(-|x|) never
+    overflows, and sigmoid(-x) = 1 - sigmoid(x) gives the other half.
 
     Source: Elfwing et al., "Sigmoid-Weighted Linear Units" (2017).
 

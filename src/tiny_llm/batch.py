@@ -1,8 +1,8 @@
-"""Continuous batching: many prompts through one model, a slot each, no slot left waiting.
+"""Continuous batching: many prompts through one model, each in a slot that is reused at once.
 
-One step of the loop is at most one chunk of one waiting prompt (prefill) and one token for every
-active request (decode). A long prompt therefore delays the others by a chunk, not by its length;
-and a request that finishes leaves its slot to the next one at once.
+One step of the loop computes at most one chunk of one waiting prompt (prefill) and one token for
+every active request (decode). So a long prompt delays the others by one chunk only, and a
+request that finishes leaves its slot to the next one at once.
 """
 
 from collections import deque
@@ -27,8 +27,8 @@ class Request:
         tokenizer: as `mlx_lm.load` returns it.
         prompt_ids: the prompt's tokens, at least one.
         prefill_step: how many of them a chunk has.
-        sampler: greedy if None. One that is seeded starts anew for this request, so that its answer
-            does not depend on the others'.
+        sampler: greedy if None. A seeded one starts again for this request, so that its answer does
+            not depend on the others'.
         max_tokens: ends the answer after this many tokens, the end token included; None does not.
         ignore_eos: go on after an end token, for measurements.
     """
@@ -108,9 +108,9 @@ class Request:
 
 
 class BatchGeneration:
-    """The state of a batch: who waits, who is prefilled, who has which slot, who is done.
+    """A batch while it runs: the waiting prompts, the one being prefilled, the slots, the answers.
 
-    Drive it with `step` until `is_done`; between steps everything may be looked at.
+    Call `step` until `is_done`. Between steps all attributes may be read.
 
     Args:
         model: from Week 2 on.
@@ -119,17 +119,18 @@ class BatchGeneration:
         max_seq_len: tokens a request may have, prompt and answer together.
         batch_size: how many slots there are.
         prefill_step: tokens a chunk of a prompt has.
-        sampler: greedy if None. A seeded one starts anew for every request; any other is called
+        sampler: greedy if None. A seeded one starts again for every request; any other is called
             for all rows of a step together.
-        max_tokens: ends an answer after this many tokens: a number for all, or one a prompt.
+        max_tokens: ends an answer after this many tokens; one number for all, or one for each
+            prompt.
         ignore_eos: go on after an end token, for measurements.
 
     Attributes:
         requests: those that were admitted so far, by their prompts' index.
 
     Raises:
-        UserError: a number below 1, a text instead of a list of them, or not one `max_tokens` a
-            prompt.
+        UserError: a number is below 1, `prompts` is a text and not a list, or there is not one
+            `max_tokens` for each prompt.
     """
 
     def __init__(
@@ -187,14 +188,14 @@ class BatchGeneration:
         # [/task 2.6.4 step]
 
     def release(self) -> None:
-        """Gives up all caches, for a run that is not brought to its end."""
+        """Gives up all caches, of a run that is stopped before its end."""
         if self.prefilling is not None:
             self.prefilling.release()
         for cache in self._caches:
             cache.release()
 
     def _admit(self, index: int, prompt: str | Sequence[int]) -> Request | None:
-        """The request of a prompt, or None if it is answered at once because it cannot be run."""
+        """The request of a prompt; None if it cannot be run, and its answer says why."""
         try:
             prompt_ids = encode_prompt(self._tokenizer, prompt, self._vocab_size)
         except UserError as error:
@@ -260,7 +261,7 @@ class BatchGeneration:
         # [/task 2.6.4 decode]
 
     def _end_if_full(self, request: Request) -> None:
-        """Ends an answer when prompt and answer have all the tokens that they may have."""
+        """Ends an answer when prompt and answer together have `max_seq_len` tokens."""
         if request.offset + 1 >= self.max_seq_len and not request.is_done:
             request.finish()
 
@@ -314,6 +315,6 @@ def batch_generate(
     try:
         while not batch.is_done:
             batch.step()
-    finally:  # pages that nobody returns would be lost to the model's pool
+    finally:  # pages that are not returned would be missing from the model's pool
         batch.release()
     return sorted(batch.answers.items())

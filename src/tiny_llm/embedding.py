@@ -1,4 +1,4 @@
-"""The embedding table: token ids in, and, where it is tied, logits out."""
+"""The embedding table: from token ids to features and, if it is tied, from features to logits."""
 
 import mlx.core as mx
 

@@ -13,8 +13,8 @@ import mlx.core as mx
 class RoPE:
     """Rotates pairs of a head's features by an angle proportional to the token's position.
 
-    Pair i of the token at position p turns by p · base^(−2i/D): the first pairs turn fast and
-    tell neighbours apart, the last turn slowly and tell far from near.
+    Pair i of the token at position p turns by p · base^(−2i/D). The first pairs turn fast and
+    tell neighbours apart; the last turn slowly and tell far from near.
 
     Two layouts of pairs exist, and a model works only with the one it was trained with.
     Traditional: neighbours (x[0], x[1]), (x[2], x[3]), … Otherwise, as Qwen3: halves
@@ -93,10 +93,10 @@ class RoPE:
         # [/task 1.2.1 positions]
 
     def tables_at(self, positions: mx.array) -> tuple[mx.array, mx.array]:
-        """The same for any positions, one by one: N.. int32 -> cos and sin, both N..×D/2 float32.
+        """`tables` for positions in any order: N.. int32 -> cos and sin, both N..×D/2 float32.
 
-        They are not looked at before they are computed: it is for the caller to know that the
-        model has these positions.
+        The positions are not checked, because that would compute them: the caller must know that
+        the model has them.
         """
         # [task 1.2.1 angles]
         angle = positions.astype(mx.float32)[..., None] * self.frequency

@@ -1,7 +1,7 @@
 """Qwen3 from the pieces of Week 1: the whole model, in plain array operations.
 
-Every call computes every token of the sequence; nothing is remembered between calls. Weights are
-plain bfloat16 matrices, dequantized when the model is built. Weeks 2 and 3 change exactly that.
+Every call computes every token of the sequence; nothing is kept between calls. Weights are plain
+bfloat16 matrices, dequantized when the model is built. Weeks 2 and 3 change these two things.
 """
 
 from typing import Any
@@ -196,7 +196,7 @@ class Qwen3TransformerBlock:
 
 
 class Qwen3ModelWeek1:
-    """Qwen3: token ids in, the logits of the next token after each of them out.
+    """Qwen3: from token ids to the logits of the token that follows each of them.
 
     Args:
         mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`. Its quantized weights

@@ -1,9 +1,9 @@
 """Qwen3 with a KV cache and quantized weights: what Week 2 changes in the model.
 
-A call computes only the new tokens; their keys and values join those of the past in the cache.
-Weights stay as the checkpoint stores them and are multiplied in that form. Norms, RoPE and SwiGLU
-are Week 1's, each in one pass of the extension: a decode step is hundreds of operations on a few
-kilobytes, and MLX's own cost more to schedule than to compute.
+A call computes only the new tokens; their keys and values are added to the cache. Weights stay as
+the checkpoint stores them and are multiplied in that form. Norms, RoPE and SwiGLU are Week 1's,
+each in one operation of the extension: a decode step has hundreds of operations on a few kilobytes,
+and MLX's own take longer to schedule than to compute.
 """
 
 from collections.abc import Callable, Sequence
@@ -148,7 +148,7 @@ class Qwen3TransformerBlock:
     def __call__(
         self, x: mx.array, update: mx.array | None, rotation: Rotation, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """One block; its last sum is left to the one that follows.
+        """One block; its last sum is left to the next block.
 
         Args:
             x: B×L×E.
@@ -167,7 +167,7 @@ class Qwen3TransformerBlock:
 
 
 class Qwen3ModelWeek2:
-    """Qwen3 that remembers: new token ids and a cache in, their logits out.
+    """Qwen3 with a cache: from new token ids and the past to logits.
 
     Activations have the dtype of the checkpoint's scales, or of its weights if it is not quantized.
 
@@ -244,8 +244,8 @@ class Qwen3ModelWeek2:
             Logits, B×L×V.
 
         Raises:
-            ValueError: not one cache a layer, not one offset a sequence, or a position beyond the
-                model's context.
+            ValueError: there is not one cache for each layer or one offset for each sequence, or
+                a position is beyond the model's context.
         """
         return self._logits(*self._run_layers(inputs, offset, cache))
 
@@ -254,7 +254,7 @@ class Qwen3ModelWeek2:
     ) -> mx.array:
         """The logits after the last token alone, B×V; arguments and errors as `__call__`.
 
-        A prompt's other logits are of no use, and cost a third of what its layers do.
+        The other logits of a prompt are not needed, and cost a third of what its layers cost.
         """
         x, update = self._run_layers(inputs, offset, cache)
         return self._logits(x[:, -1], update[:, -1])

@@ -1,8 +1,8 @@
 """Qwen3 over pages: what Week 3 changes in the model.
 
-Weights, norms, RoPE and MLP are Week 2's. What is new is where keys and values are (`page_pool`)
-and that attention walks a block table to them; and a second way to run the layers, over a ragged
-batch of tokens of many requests, which is what an engine does.
+Weights, norms, RoPE and MLP are Week 2's. Keys and values are now in pages (`page_pool`), and
+attention finds them through a block table. A second way to run the layers is new, too: over a
+ragged batch of tokens of many requests, as an engine does.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def attend_paged(
     """Week 2's `Attend`, over pages.
 
     Raises:
-        ValueError: a cache that is not paged. It is not copied into pages behind one's back.
+        ValueError: a cache that is not paged. It is not copied into pages silently.
     """
     if not hasattr(cache, "update_and_fetch_paged"):
         raise ValueError(
@@ -103,8 +103,7 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
     def create_paged_storage(self, num_pages: int) -> PagedStorage:
         """Pages of `page_size` tokens for all layers under one block table, for `ragged_logits`.
 
-        They take num_pages · page_size · `kv_bytes_per_token` bytes, now and for as long as they
-        live.
+        They take num_pages · page_size · `kv_bytes_per_token` bytes, allocated at once.
         """
         return PagedStorage(
             self.num_hidden_layers,
@@ -124,14 +123,14 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
     ) -> mx.array:
         """Runs a step: new tokens of many sequences, each at its own position, weights read once.
 
-        A token's logits have the bits that it gets alone, through a cache of its own.
-        Positions are not looked at: whoever plans the step keeps them below `max_seq_len`.
+        A token's logits have the same bits as alone, with a cache of its own. Positions are not
+        checked: the caller keeps them below `max_seq_len`.
 
         Args:
             ids: T, the tokens in the order of `batch`.
             batch: which sequence and position each has, and where its key and value go.
-            rows: of which of the T tokens the logits are wanted: none for a chunk of a prompt that
-                goes on, the last one if it does not. Others' cost nothing.
+            rows: the tokens, of the T, whose logits are wanted: none of a chunk that does not end
+                its prompt, the last one of a chunk that does. Other logits are not computed.
             storage: from `create_paged_storage`. The batch's keys and values are written into it
                 when the result is evaluated.
 

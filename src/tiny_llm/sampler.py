@@ -1,8 +1,8 @@
 """Samplers: from the log-probabilities of the next token to the token.
 
-Anything that maps B×V log-probabilities to B ids is a sampler. `make_sampler`'s also tell the
-distribution they draw from. It is made by filters, each of which sets the log-probability of the
-tokens that it drops to −inf, row by row.
+Any function from B×V log-probabilities to B ids is a sampler. Those of `make_sampler` can also say
+which distribution they draw from. Filters shape it: each sets the log-probability of the tokens
+that it drops to −inf, row by row.
 """
 
 import math
@@ -22,7 +22,7 @@ def log_softmax(logits: mx.array) -> mx.array:
 
 
 def likeliest(logits: mx.array) -> mx.array:
-    """The ids that greedy sampling takes, the first if several are likeliest: N..×V -> N.."""
+    """The most likely ids, of equally likely ones the first: N..×V -> N.."""
     if mx.default_device() == mx.cpu and kernels.is_built():
         return kernels.argmax(logits)
     return mx.argmax(logits, axis=-1)
@@ -31,8 +31,8 @@ def likeliest(logits: mx.array) -> mx.array:
 def choose(sampler: Sampler, logits: mx.array) -> mx.array:
     """The sampler's tokens: logits B×V -> ids B.
 
-    It is given log-probabilities, which many samplers want. The likeliest token is the same without
-    them, and a pass over the vocabulary less.
+    A sampler gets log-probabilities. A greedy one gets the logits, because its token is the same
+    and this saves a pass over the vocabulary.
     """
     if isinstance(sampler, DistributionSampler) and sampler.is_greedy:
         return sampler(logits)
@@ -76,7 +76,7 @@ def make_sampler(
 
 
 class DistributionSampler:
-    """A sampler that tells which distribution it draws from.
+    """A sampler that can say which distribution it draws from.
 
     Args:
         temp: 0 for the most likely token, otherwise the temperature.
@@ -97,7 +97,7 @@ class DistributionSampler:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether it takes the most likely token, always."""
+        """Whether it always takes the most likely token."""
         return self.temp == 0
 
     @property
@@ -116,9 +116,9 @@ class DistributionSampler:
         return self.draw(self.logits(logprobs))
 
     def logits(self, logprobs: mx.array) -> mx.array:
-        """What is drawn from, after filters and temperature: B×V -> B×V in float32.
+        """The logits that are drawn from, after filters and temperature: B×V -> B×V in float32.
 
-        A dropped token has −inf; what is left is not normalized.
+        A dropped token has −inf; the others are not normalized.
         """
         # [task 1.7.1 temperature]
         logprobs = logprobs.astype(mx.float32)
@@ -164,7 +164,7 @@ def keep_top_p(logprobs: mx.array, top_p: float) -> mx.array:
     """Drops all but the smallest set of most likely tokens with mass ≥ `top_p`: B×V -> B×V.
 
     A token stays if the mass of the tokens before it, likeliest first, is still below `top_p`.
-    The first has nothing before it, so that one token always stays.
+    No mass comes before the first, so at least one token stays.
     """
     # [task 1.7.1 top-p]
     if top_p >= 1:

@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
         default=default_folder(),
         help="mine/ if not given",
     )
-    parser.add_argument("--force", action="store_true", help="begin anew: overwrite what is there")
+    parser.add_argument("--force", action="store_true", help="start again: overwrite what is there")
     args = parser.parse_args(argv)
     folder: Path = args.folder
     if folder == ROOT or ROOT.is_relative_to(folder) or (ROOT / "src").resolve() in folder.parents:

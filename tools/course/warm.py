@@ -26,7 +26,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             run(job)
-        # One session at a time: who wants two at once starts this twice.
+        # One session at a time; for two at once, start this twice.
         _, status = os.waitpid(pid, 0)
         print(json.dumps({"status": os.waitstatus_to_exitcode(status)}), flush=True)
 

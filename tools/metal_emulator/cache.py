@@ -1,4 +1,4 @@
-"""Folders of compiled programs: each is made once, and those that nobody uses any more go."""
+"""Folders of compiled programs: each is made once and removed when it is not used any more."""
 
 import os
 import shutil

@@ -1,7 +1,7 @@
-"""Metal converts no float to bfloat by itself. clang does, and its syntax tree shows it.
+"""Metal does not convert float to bfloat implicitly. clang does, and its syntax tree shows it.
 
 clang's own warning is silent where the value is a constant that fits. The dump of the syntax tree
-has every conversion that nobody wrote, in instances of templates too.
+has every implicit conversion, in instances of templates too.
 """
 
 from .errors import Diagnostic
@@ -11,7 +11,7 @@ NAMES = {"__bf16": "bfloat", "_Float16": "half"}
 
 
 def implicit_conversion(node: Node) -> Diagnostic | None:
-    """A node that converts to bfloat, or bfloat to half, though nobody asked for it."""
+    """A node that converts to bfloat, or bfloat to half, which the source does not ask for."""
     if "<FloatingCast>" not in node.text or "part_of_explicit_cast" in node.text:
         return None
     target, origin = _name(node.text), _name(node.child)

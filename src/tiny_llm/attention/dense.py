@@ -1,7 +1,8 @@
 """Attention: every query takes a weighted mean of the values, weighted by how well keys match.
 
-In the order the course meets them: one head, many heads, the causal mask, grouped heads, and the
-same through the extension, without the matrix of scores.
+In the order of the course: one head, many heads, the causal mask, grouped heads, and flash
+attention, which computes the same in the extension without a matrix of scores.
+
 Shapes use the course's letters: B batch, L queries, S keys, E hidden size, H_q query heads,
 H key/value heads, D head size, N.. any leading dimensions.
 """
@@ -243,7 +244,7 @@ def flash_attention(
         context_lens: for a query B×H_q×L×D, how many of its S keys each sequence has: B numbers
             from 0 to S, or None if all have S. Keys beyond are not read, and the causal rule counts
             from there: j ≤ i + context_lens[b] − L. So requests of different lengths attend in one
-            call. An array is not looked at before it is computed; what is out of range is clamped.
+            call. The numbers of an array are not checked; those out of range are clamped.
 
     Returns:
         N..×H_q×L×D in the dtype of `query`. A row that may see no key is zero, where a softmax
@@ -271,7 +272,7 @@ def flash_attention(
 
 
 def _check_context_lens(context_lens: Sequence[int] | mx.array | None, key: mx.array) -> None:
-    """Python numbers must be from 0 to S; an array's are not known before it is computed."""
+    """Refuses Python numbers outside 0 to S; an array's are not known before it is computed."""
     if context_lens is None or isinstance(context_lens, mx.array) or key.ndim < 2:
         return
     S = key.shape[-2]

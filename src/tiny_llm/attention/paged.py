@@ -5,7 +5,8 @@ two forms: the readable one gathers a sequence's pages into one array and attend
 MLX; the fast one is a kernel that walks the block table and gathers nothing. The first is the
 oracle of the second, and what runs where the extension was not built.
 
-Besides the course's letters, P is the number of physical pages and T that of all sequences' tokens.
+Besides the course's letters, P is the number of physical pages, and T the number of tokens of all
+sequences together.
 """
 
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ def paged_attention(
         key_pages: P×H×page_size×D of the same dtype.
         value_pages: P×H×page_size×D of the same dtype.
         block_table: B×max_pages int32: the pages of each sequence, in order. What is beyond its
-            last page is not looked at; −1 fills it.
+            last page is not read; −1 fills it.
         context_lens: B int32: how many keys each sequence has, the new ones included.
         page_size: tokens a page holds.
         scale: multiplies the scores; 1/√D if None.
@@ -55,9 +56,8 @@ def paged_attention(
 
     Raises:
         ValueError: shapes, dtypes, a page size or a mask that are not as above; lengths or pages,
-            given as Python numbers, that the pool does not have. An array's numbers are not looked
-            at before they are computed: lengths are clamped, and a page that is not there gives
-            NaN.
+            given as Python numbers, that the pool does not have. The numbers of an array are not
+            checked: lengths are clamped, and a page that does not exist gives NaN.
     """
     if not is_none_or_causal(mask):
         raise ValueError(f'[paged_attention] expected mask None or "causal", got {mask!r}.')
@@ -82,7 +82,7 @@ def paged_attention_reference(
     scale: float | None = None,
     mask: Literal["causal"] | None = "causal",
 ) -> mx.array:
-    """`paged_attention` in plain MLX, a sequence after the other, in float32."""
+    """`paged_attention` in plain MLX, one sequence after the other, in float32."""
     # [task 3.2.2 reference]
     rows = [
         _attend_to_one(
@@ -107,8 +107,8 @@ def paged_attention_varlen(
     """`paged_attention`, causal, for sequences with different numbers of queries: a ragged batch.
 
     Sequence s has queries cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1, the last of its
-    context_lens[s] tokens. So one call serves those that decode, with one query each, and those
-    whose prompt is being prefilled, with a chunk of it; no query is padding.
+    context_lens[s] tokens. So one call serves sequences that decode, with one query each, and
+    sequences that are being prefilled, with a chunk of the prompt. No query is padding.
 
         cu_seqlens_q    0 1 2       7       two that decode, and a chunk of five
         query           a b c c c c c
@@ -158,7 +158,7 @@ def paged_attention_varlen_reference(
     page_size: int,
     scale: float | None = None,
 ) -> mx.array:
-    """`paged_attention_varlen` in plain MLX, a sequence after the other, in float32."""
+    """`paged_attention_varlen` in plain MLX, one sequence after the other, in float32."""
     # [task 3.3.1 reference]
     ends = _numbers(cu_seqlens_q)
     rows = []
@@ -220,7 +220,7 @@ def _check_pages(
     block_table: BlockTable,
     context_lens: Integers,
 ) -> None:
-    """What the kernel cannot see, or only when it is too late to raise."""
+    """Refuses what the kernel cannot check, or only when it is too late to raise."""
     if key_pages.ndim == 4 and key_pages.shape[2] != page_size:
         raise ValueError(
             f"[{name}] expected pages of {page_size} tokens, the page_size given, got shape "

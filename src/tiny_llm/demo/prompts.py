@@ -1,7 +1,7 @@
 """The prompts that show the demo model: one for `main`, sixteen for `batch-main`.
 
-Eight of the sixteen open with the same paragraph, so a prefix cache has something to share. The
-demo model answers all of them rightly; a larger model does too.
+Eight of the sixteen begin with the same paragraph, so a prefix cache has something to share. The
+demo model answers all of them correctly, and so do larger models.
 """
 
 INTRODUCTION_PROMPT = "Give me a short introduction to large language model."

@@ -126,7 +126,7 @@ static Variable& variable(uint32_t id, const char* name, uint64_t size, uint64_t
     return v;
 }
 
-// NaN in every float type, and an index that nobody can take for right.
+// NaN in every float type, and obviously wrong as an index.
 static void clear(Variable& v) {
     if (v.group_number != group_number) {
         v.group_number = group_number;

@@ -89,7 +89,7 @@ static void thread_main() {
     simdgroup.ready &= ~bit(*current);
     --alive_count;
     leave();
-    abort();  // nobody resumes a thread that has returned
+    abort();  // a thread that has returned is never resumed
 }
 
 // ---- What to say when threads wait for each other ----

@@ -29,7 +29,7 @@ struct Past {
     bool atomic;
 };
 
-// Two readers of different simdgroups are enough: whoever writes is foreign to one of them. A
+// Two readers of different simdgroups are enough: a writer is foreign to at least one of them. A
 // reader of another threadgroup has its own place, as no barrier makes it harmless.
 struct Byte {
     Past writer, readers[2], foreign_reader;

@@ -1,0 +1,27 @@
+"""The book's page of commands and flags has the flags that the commands have."""
+
+import re
+from pathlib import Path
+
+import tiny_llm.cli
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "book" / "pages" / "commands.md").read_text(encoding="utf-8")
+SOURCES = "".join(
+    file.read_text(encoding="utf-8")
+    for file in sorted(Path(tiny_llm.cli.__file__).parent.glob("*.py"))
+)
+
+
+def test_every_flag_is_on_the_page():
+    flags = set(re.findall(r'"(--[a-z][a-z-]+)"', SOURCES))
+    assert "--model" in flags
+    missing = {flag for flag in flags if not re.search(rf"{flag}\b(?!-)", PAGE)}
+    assert not missing, f"book/pages/commands.md lacks {sorted(missing)}"
+
+
+def test_the_page_has_no_other_flags():
+    mentioned = set(re.findall(r"`--(?:no-)?([a-z][a-z-]+)", PAGE)) - {"help"}
+    names = {flag: (f"--{flag}", flag.replace("-", "_")) for flag in mentioned}
+    unknown = {flag for flag, forms in names.items() if not any(form in SOURCES for form in forms)}
+    assert not unknown, f"no command has {sorted(unknown)}"
