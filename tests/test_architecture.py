@@ -63,6 +63,8 @@ LAYERS = [
     {"cli.batch_runs"},
     {"cli.batch_view"},
     {"cli.main", "cli.chat", "cli.batch_main", "cli.bench", "cli.check_installation"},
+    {"cli.program"},
+    {"__main__"},
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 
