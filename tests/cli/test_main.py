@@ -41,9 +41,9 @@ def test_answer_and_statistics(capsys, loader):
 @pytest.mark.parametrize(
     ("solution", "loader", "expected"),
     [
-        ("tiny_llm", "week1", ("load_weights", {"interleave": False})),
-        ("tiny_llm", "week2", ("load_weights", {"interleave": True})),
-        ("tiny_llm", "week3", ("load_weights", {"interleave": True})),
+        ("tiny_llm", "week1", ("load_weights", {})),
+        ("tiny_llm", "week2", ("load_weights", {})),
+        ("tiny_llm", "week3", ("load_weights", {})),
         ("mine", "week2", ("load", {})),
         ("mlx", "week1", ("load", {})),
     ],
