@@ -1,9 +1,9 @@
-"""`pdm run batch-main`: sixteen prompts through continuous batching, with a live view."""
+"""Sixteen prompts through continuous batching, with a live view."""
 
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -29,9 +29,31 @@ REDRAW_SECONDS = 0.1  # drawing takes a few milliseconds that decoding could use
 DEFAULT_MAX_TOKENS = 512
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "batch-main") -> int:
     """Runs the command; the exit status is 0, or 2 if the flags ask for what cannot be."""
-    return run_command("batch-main", lambda: _answer_all(argv))
+    return run_command(prog, lambda: _answer_all(make_parser(prog).parse_args(argv)))
+
+
+def make_parser(prog: str) -> CommandParser:
+    """The command's flags."""
+    parser = CommandParser(prog, __doc__, "tiny_llm.cli.batch_main")
+    add_model_arguments(parser)
+    add_sampling_arguments(parser)
+    add_batch_arguments(parser)
+    parser.add_argument(
+        "--plain", action="store_true", help="lines instead of the live view, as into a file"
+    )
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="write what happened as JSON (week3)"
+    )
+    parser.add_argument(
+        "--kv-cache-bytes",
+        type=int,
+        metavar="N",
+        help="memory for keys and values (week3); enough for the batch if not given",
+    )
+    parser.set_defaults(max_tokens=DEFAULT_MAX_TOKENS)
+    return parser
 
 
 def run_live(run: BatchRun, num_prompts: int, screen: Console) -> float:
@@ -62,8 +84,7 @@ def _run(run: BatchRun, after_step: Callable[[float], None]) -> float:
     return time.perf_counter() - started
 
 
-def _answer_all(argv: list[str] | None) -> int:
-    args = _parse(argv)
+def _answer_all(args: argparse.Namespace) -> int:
     check_batch_arguments(args)
     _check_engine_arguments(args)
     sampler = sampler_from(args)
@@ -110,27 +131,6 @@ def _check_engine_arguments(args: argparse.Namespace) -> None:
             )
     if args.record is not None and not args.record.absolute().parent.is_dir():
         raise UserError(f"--record: there is no folder '{args.record.parent}'.")
-
-
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = CommandParser("batch-main", __doc__)
-    add_model_arguments(parser)
-    add_sampling_arguments(parser)
-    add_batch_arguments(parser)
-    parser.add_argument(
-        "--plain", action="store_true", help="lines instead of the live view, as into a file"
-    )
-    parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="write what happened as JSON (week3)"
-    )
-    parser.add_argument(
-        "--kv-cache-bytes",
-        type=int,
-        metavar="N",
-        help="memory for keys and values (week3); enough for the batch if not given",
-    )
-    parser.set_defaults(max_tokens=DEFAULT_MAX_TOKENS)
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

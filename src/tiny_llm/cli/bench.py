@@ -1,4 +1,4 @@
-"""`pdm run bench`: throughput on synthetic token ids; ends in one line of JSON.
+"""Throughput on synthetic token ids; ends in one line of JSON.
 
 All sequences arrive at once and are served through continuous batching. End tokens are ignored,
 so that each yields exactly the length that was drawn for it.
@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -27,9 +28,27 @@ from .workload import LengthRange, TokenClock, Workload, draw_workload, latencie
 WARMUP_TOKENS = 8  # enough to have run every kernel that decoding uses
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "bench") -> int:
     """Runs the command; the exit status is 0, or 2 if the flags ask for what cannot be."""
-    return run_command("bench", lambda: _bench(argv))
+    return run_command(prog, lambda: _bench(make_parser(prog).parse_args(argv)))
+
+
+def make_parser(prog: str) -> CommandParser:
+    """The command's flags."""
+    parser = CommandParser(prog, __doc__, "tiny_llm.cli.bench")
+    add_model_arguments(parser)
+    add_batch_arguments(parser)
+    for flag, default, text in (
+        ("--num-seqs", 16, "how many sequences"),
+        ("--min-input-len", 32, "tokens of the shortest prompt"),
+        ("--max-input-len", 256, "tokens of the longest prompt"),
+        ("--min-output-len", 32, "tokens of the shortest answer"),
+        ("--max-output-len", 128, "tokens of the longest answer"),
+        ("--warmup", 1, "sequences to serve before the clock starts"),
+        ("--seed", 0, "of the lengths and ids"),
+    ):
+        parser.add_argument(flag, type=int, default=default, metavar="N", help=text)
+    return parser
 
 
 def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload) -> dict[str, Any]:
@@ -92,8 +111,7 @@ def _serve(run: BatchRun, num_seqs: int) -> None:
                 progress.update(task, completed=finished, refresh=True)
 
 
-def _bench(argv: list[str] | None) -> int:
-    args = _parse(argv)
+def _bench(args: argparse.Namespace) -> int:
     check_batch_arguments(args)
     inputs = LengthRange("input", args.min_input_len, args.max_input_len)
     outputs = LengthRange("output", args.min_output_len, args.max_output_len)
@@ -149,23 +167,6 @@ def _print_table(result: dict[str, Any]) -> None:
     screen.print(table)
     screen.print(latency)
     screen.print(f"{result['seconds']:.2f} s, peak memory {result['peak_memory_gb']:.3f} GB")
-
-
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = CommandParser("bench", __doc__)
-    add_model_arguments(parser)
-    add_batch_arguments(parser)
-    for flag, default, text in (
-        ("--num-seqs", 16, "how many sequences"),
-        ("--min-input-len", 32, "tokens of the shortest prompt"),
-        ("--max-input-len", 256, "tokens of the longest prompt"),
-        ("--min-output-len", 32, "tokens of the shortest answer"),
-        ("--max-output-len", 128, "tokens of the longest answer"),
-        ("--warmup", 1, "sequences to serve before the clock starts"),
-        ("--seed", 0, "of the lengths and ids"),
-    ):
-        parser.add_argument(flag, type=int, default=default, metavar="N", help=text)
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

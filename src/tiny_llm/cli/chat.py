@@ -1,10 +1,12 @@
-"""`pdm run chat`: a conversation in the terminal.
+"""A conversation in the terminal.
 
 /reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer.
 """
 
+import argparse
 import contextlib
 import sys
+from collections.abc import Sequence
 
 from ..errors import UserError
 from .arguments import add_model_arguments, add_sampling_arguments
@@ -18,9 +20,18 @@ HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an
 THINK_END = "</think>"
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "chat") -> int:
     """Runs the command; the exit status is 0, or 2 if the flags ask for what cannot be."""
-    return run_command("chat", lambda: _converse(argv))
+    return run_command(prog, lambda: _converse(make_parser(prog).parse_args(argv)))
+
+
+def make_parser(prog: str) -> CommandParser:
+    """The command's flags."""
+    parser = CommandParser(prog, __doc__, "tiny_llm.cli.chat")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="how the assistant shall behave")
+    add_model_arguments(parser)
+    add_sampling_arguments(parser)
+    return parser
 
 
 class Conversation:
@@ -67,12 +78,7 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": said})
 
 
-def _converse(argv: list[str] | None) -> int:
-    parser = CommandParser("chat", __doc__)
-    parser.add_argument("--system-prompt", metavar="TEXT", help="how the assistant shall behave")
-    add_model_arguments(parser)
-    add_sampling_arguments(parser)
-    args = parser.parse_args(argv)
+def _converse(args: argparse.Namespace) -> int:
     conversation = Conversation(open_backend(args), args.system_prompt)
     console.print(HELP, style="dim")
     while True:

@@ -1,11 +1,12 @@
-"""`pdm run check-installation`: what works on this machine, what does not, and the fix."""
+"""What works on this machine, what does not, and the fix."""
 
+import argparse
 import importlib.util
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 
@@ -40,9 +41,14 @@ class Finding:
     fix: str = ""
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "check-installation") -> int:
     """Prints the table; the exit status is 1 if something that is needed is missing."""
-    return run_command("check-installation", lambda: _report(argv))
+    return run_command(prog, lambda: _report(make_parser(prog).parse_args(argv)))
+
+
+def make_parser(prog: str) -> CommandParser:
+    """The command's flags."""
+    return CommandParser(prog, __doc__)
 
 
 def findings() -> Iterator[Finding]:
@@ -71,8 +77,8 @@ def findings() -> Iterator[Finding]:
             yield Finding(f"model {name}", True, f"{weight_bytes(cached) / 1e9:.2f} GB in {cached}")
 
 
-def _report(argv: list[str] | None) -> int:
-    CommandParser("check-installation", __doc__).parse_args(argv)
+def _report(args: argparse.Namespace) -> int:
+    del args  # it has no flags
     table = Table("what", "", "found", "fix", title=f"tiny-llm {version('tiny-llm')}")
     needed_but_missing = 0
     for finding in findings():

@@ -22,23 +22,37 @@ console = Console(stderr=True, highlight=False)
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose errors are one sentence, without the usage in front of it."""
+    """An `ArgumentParser` whose errors are one sentence, without the usage in front of it.
 
-    def __init__(self, prog: str, description: str | None):
+    Args:
+        prog: how the command was called, for its help.
+        description: what it does.
+        module: the command's, which --solution mine runs once more; None without that flag.
+        formatter_class: lays out the help.
+    """
+
+    def __init__(
+        self,
+        prog: str,
+        description: str | None,
+        module: str | None = None,
+        formatter_class: Any = argparse.ArgumentDefaultsHelpFormatter,
+    ):
         super().__init__(
             prog=prog,
             description=description,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=formatter_class,
             allow_abbrev=False,
         )
+        self._module = module
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
         """Parses; with --solution mine the command goes on in a process of the learner's code."""
         parsed = super().parse_args(args, namespace)
-        if getattr(parsed, "solution", None) == "mine":
-            run_mine(f"tiny_llm.cli.{self.prog.replace('-', '_')}", args)
+        if self._module is not None and getattr(parsed, "solution", None) == "mine":
+            run_mine(self._module, args)
         return parsed
 
     def error(self, message: str) -> NoReturn:

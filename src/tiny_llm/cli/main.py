@@ -1,6 +1,8 @@
-"""`pdm run main`: answers one prompt, streaming."""
+"""Answers one prompt, streaming."""
 
+import argparse
 import sys
+from collections.abc import Sequence
 
 from ..demo.prompts import INTRODUCTION_PROMPT
 from ..errors import UserError
@@ -10,9 +12,20 @@ from .backend import open_backend
 from .command import CommandParser, run_command
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "main") -> int:
     """Runs the command; the exit status is 0, or 2 if the flags ask for what cannot be."""
-    return run_command("main", lambda: _answer(argv))
+    return run_command(prog, lambda: _answer(make_parser(prog).parse_args(argv)))
+
+
+def make_parser(prog: str) -> CommandParser:
+    """The command's flags."""
+    parser = CommandParser(prog, __doc__, "tiny_llm.cli.main")
+    parser.add_argument(
+        "--prompt", default=INTRODUCTION_PROMPT, metavar="TEXT", help="- reads standard input"
+    )
+    add_model_arguments(parser)
+    add_sampling_arguments(parser)
+    return parser
 
 
 def statistics_line(
@@ -27,14 +40,7 @@ def statistics_line(
     )
 
 
-def _answer(argv: list[str] | None) -> int:
-    parser = CommandParser("main", __doc__)
-    parser.add_argument(
-        "--prompt", default=INTRODUCTION_PROMPT, metavar="TEXT", help="- reads standard input"
-    )
-    add_model_arguments(parser)
-    add_sampling_arguments(parser)
-    args = parser.parse_args(argv)
+def _answer(args: argparse.Namespace) -> int:
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     if not prompt.strip():
         raise UserError("the prompt is empty; give some text after --prompt.")

@@ -1,0 +1,74 @@
+"""`tiny-llm COMMAND` and `python -m tiny_llm COMMAND`: what an installed package offers."""
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from tiny_llm.cli import program
+
+FRANCE = ["--model", "demo", "--prompt", "What is the capital of France?"]
+
+
+def test_a_command_gets_its_arguments(capsys):
+    assert program.main(["main", *FRANCE]) == 0
+    assert "Paris" in capsys.readouterr().out
+
+
+def test_as_a_module():
+    command = [sys.executable, "-m", "tiny_llm", "main", *FRANCE, "--max-tokens", "0"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.startswith("python -m tiny_llm main: --max-tokens is 0")
+
+
+@pytest.mark.parametrize("command", program.COMMANDS)
+def test_messages_name_the_command_as_it_was_called(capsys, command):
+    assert program.main([command, "--nonsense"]) == 2
+    assert capsys.readouterr().err.startswith(f"tiny-llm {command}: unrecognized arguments")
+    with pytest.raises(SystemExit) as ended:
+        program.main([command, "--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: tiny-llm {command} ")
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        program.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"tiny-llm {version('tiny-llm')}\n"
+
+
+def test_help_lists_the_commands(capsys):
+    with pytest.raises(SystemExit):
+        program.main(["--help"])
+    out = capsys.readouterr().out
+    assert all(text in out for text in program.COMMANDS.values())
+
+
+@pytest.mark.parametrize("shell", program.SHELLS)
+def test_completion_knows_commands_and_flags(capsys, shell):
+    assert program.main(["--print-completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in (*program.COMMANDS, "--sampler-temp", "--kv-cache-bytes", "--num-seqs"):
+        assert word in script if shell != "tcsh" else word.lstrip("-") in script
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "no command was given; give one of main, chat, batch, bench, check"),
+        (["serve-me"], "there is no command 'serve-me'; give one of main, chat"),
+        (["--print-completion", "dos"], "--print-completion 'dos' is unknown; give bash, zsh"),
+        (["--loader", "week2"], "unrecognized arguments: --loader"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_honoured_is_one_sentence(capsys, argv, message):
+    assert program.main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.startswith("tiny-llm: ")
+    assert len(captured.err.splitlines()) == 1

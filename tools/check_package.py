@@ -1,0 +1,146 @@
+"""`pdm run check-package`: what a user installs builds, has what it needs, and answers.
+
+Builds an sdist, from it a wheel, and installs that wheel with its dependencies into a new
+environment outside the tree, where the program answers from an empty folder. A wheel built from
+the tree itself must have the same files. Needs uv, which `./pdmw` brings.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SDIST_LIMIT = 12_000_000  # bytes; the models that ship take half of it
+SDIST_FOLDERS = {"src"}
+IN_THE_WHEEL = (
+    "tiny_llm/py.typed",
+    "tiny_llm/demo/target/model.safetensors",
+    "tiny_llm/demo/draft/model.safetensors",
+    "tiny_llm_ext/__init__.py",
+    "licenses/LICENSE",
+    "entry_points.txt",
+)
+QUESTION = ("--model", "demo", "--prompt", "What is the capital of France?")
+
+
+class PackageError(Exception):
+    """What is wrong with the package, in a sentence."""
+
+
+def main() -> int:
+    """Exit status 0 if everything holds."""
+    if shutil.which("uv") is None:
+        print("check-package: there is no uv; `./pdmw run check-package` brings it.")
+        return 2
+    with tempfile.TemporaryDirectory(prefix="tiny-llm-package-") as folder:
+        try:
+            check(Path(folder))
+        except PackageError as error:
+            print(f"check-package: {error}")
+            return 1
+    return 0
+
+
+def check(folder: Path) -> None:
+    """Builds in `folder`, installs there, and runs the program there.
+
+    Raises:
+        PackageError: the first thing that is wrong.
+    """
+    # From the tree with the environment's tools, which finds its extension compiled already.
+    run("uv", "build", "--wheel", "--no-build-isolation", "--python", sys.executable,
+        "--out-dir", str(folder / "direct"), cwd=ROOT)  # fmt: skip
+    run("uv", "build", "--sdist", "--python", sys.executable, "--out-dir", str(folder), cwd=ROOT)
+    sdist = next(folder.glob("*.tar.gz"))
+    check_sdist(sdist)
+    print(f"{sdist.name}: {sdist.stat().st_size / 1e6:.1f} MB")
+    run("uv", "build", "--wheel", "--python", sys.executable, "--out-dir", str(folder), str(sdist),
+        cwd=folder)  # fmt: skip
+    wheel = next(folder.glob("*.whl"))
+    check_wheel(wheel, next((folder / "direct").glob("*.whl")))
+    print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
+
+    empty, environment = folder / "empty", folder / "environment"
+    empty.mkdir()
+    run("uv", "venv", "--python", sys.executable, str(environment), cwd=empty)
+    python = environment / "bin" / "python"
+    run("uv", "pip", "install", "--python", str(python), str(wheel), cwd=empty)
+    program = str(environment / "bin" / "tiny-llm")
+    version = run(program, "--version", cwd=empty)
+    if version.strip() != f"tiny-llm {wheel.name.split('-')[1]}":
+        raise PackageError(f"`tiny-llm --version` prints '{version.strip()}'.")
+    for command in ([program, "main"], [str(python), "-m", "tiny_llm", "main"]):
+        answer = run(*command, *QUESTION, cwd=empty)
+        if "Paris" not in answer:
+            raise PackageError(f"`{' '.join(command)}` answers '{answer.strip()}'.")
+    if "built: " not in run(program, "check", cwd=empty):
+        raise PackageError("`tiny-llm check` does not find the extension.")
+    print(f"{version.strip()} answers from a new environment")
+
+
+def check_sdist(sdist: Path) -> None:
+    """Refuses what belongs to the repository alone, and a size that says so.
+
+    Raises:
+        PackageError: as said.
+    """
+    with tarfile.open(sdist) as archive:
+        paths = [Path(*Path(name).parts[1:]) for name in archive.getnames()]
+    folders = {path.parts[0] for path in paths if len(path.parts) > 1}
+    if folders != SDIST_FOLDERS:
+        raise PackageError(f"the sdist has the folders {sorted(folders)}, not only src.")
+    if sdist.stat().st_size > SDIST_LIMIT:
+        raise PackageError(
+            f"the sdist has {sdist.stat().st_size} bytes; {SDIST_LIMIT} are allowed."
+        )
+
+
+def check_wheel(wheel: Path, direct: Path) -> None:
+    """Refuses a wheel that lacks a file, or differs from one that was built from the tree.
+
+    Raises:
+        PackageError: as said.
+    """
+    names, others = (set(zipfile.ZipFile(file).namelist()) for file in (wheel, direct))
+    for name in IN_THE_WHEEL:
+        if not any(one.endswith(name) for one in names):
+            raise PackageError(f"the wheel lacks {name}.")
+    if not any("/_ext." in name for name in names):
+        raise PackageError("the wheel lacks the C++ extension.")
+    if names != others:
+        raise PackageError(f"only one of sdist's and tree's wheels has {sorted(names ^ others)}.")
+
+
+def run(*command: str, cwd: Path) -> str:
+    """The standard output of a command.
+
+    Raises:
+        PackageError: it failed; with all that it said.
+    """
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV", "TINY_LLM_MINE")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    # Without it an installation goes on where the extension does not build: see pyproject.toml.
+    environment["TINY_LLM_BUILD_EXT"] = "1"
+    result = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    if result.returncode != 0:
+        raise PackageError(
+            f"`{_shown(command)}` ended with status {result.returncode}:\n"
+            f"{result.stdout}{result.stderr}"
+        )
+    return result.stdout
+
+
+def _shown(command: Sequence[str]) -> str:
+    return " ".join(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
