@@ -51,11 +51,9 @@ def mark_thorough(items: Sequence[pytest.Item]) -> None:
 
 
 def is_compiled_again(item: pytest.Item) -> bool:
-    """Whether a Metal kernel is compiled for a mode of the emulator that watches memory."""
-    return item.nodeid.startswith("tests/metal/") and item.callspec.params.get("mode") in (
-        "asan",
-        "race",
-    )
+    """Whether a Metal kernel is compiled once more, for a mode of the emulator that watches it."""
+    kernels = ("tests/metal/", "tests/metal_emulator/test_mlx_kernels.py")
+    return item.nodeid.startswith(kernels) and item.callspec.params.get("mode", "plain") != "plain"
 
 
 def values_of(item: pytest.Item) -> frozenset[tuple[Hashable, ...]]:
