@@ -1,149 +1,125 @@
 """The shape of the tree: which file may import which, and that its page tells the truth."""
 
-import ast
 import re
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import tiny_llm
+from tools.architecture.__main__ import PICTURE, check, main
+from tools.architecture.imports import read_package
+from tools.architecture.rules import FLOOR, PACKAGE, WITHOUT_ARRAYS, find_circle, problems
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "src" / "tiny_llm"
 
-# Imports go from a line to the lines above it, never down. A module that is not here fails the
-# test: decide where it belongs when you add it.
-LAYERS = [
-    {"errors", "models.costs", "demo", "demo.prompts"},
-    {"basics", "kernels", "models.detokenizer"},
-    {"kernels.interleaved"},
-    {
-        "sampler",
-        "attention.dense",
-        "positional_encoding",
-        "layer_norm",
-        "embedding",
-        "quantize",
-        "kernels.recorded",
-    },
-    {"attention.paged"},
-    {"attention"},
-    {"kv_cache.full", "kv_cache.page_pool"},
-    {"kv_cache.paged"},
-    {"kv_cache.batching", "kv_cache.placement"},
-    {"kv_cache.plans", "kv_cache.ragged"},
-    {"kv_cache"},
-    {"paged_kv_cache", "qwen3_week1", "qwen3_week2"},
-    {"qwen3_week3"},
-    {"models.files", "models.layout", "models.chat_template"},
-    {"models.weights", "models.tokenizer", "models.names", "models.dispatch"},
-    {"models.loading"},
-    {"models"},
-    {"generate.stream"},
-    {"generate.speculative"},
-    {"generate.loops"},
-    {"generate"},
-    {"batch"},
-    {"engine", "engine.arguments", "engine.config", "engine.page_allocator", "engine.events"},
-    {"engine.sampling_params", "engine.prompt_forms", "engine.prefix_cache"},
-    {"engine.request"},
-    {"engine.page_manager", "engine.outputs"},
-    {"engine.step", "engine.answer_text"},
-    {"engine.scheduler", "engine.answer"},
-    {"engine.sampling", "engine.paged_model"},
-    {"engine.draft_model"},
-    {"engine.runner"},
-    {"engine.core"},
-    {"engine.llm"},
-    {"cli.learner", "cli.arguments"},
-    {"cli.command"},
-    {"cli.backend", "cli.workload", "cli.batch_progress"},
-    {"cli.engine_run"},
-    {"cli.batch_runs"},
-    {"cli.batch_view"},
-    {"cli.main", "cli.chat", "cli.batch_main", "cli.bench", "cli.check_installation"},
-    {"cli.program"},
-    {"__main__"},
-]
-RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 
-# Week 1 is importable and readable with nothing but MLX.
-MLX_ONLY = {"basics", "attention.dense", "positional_encoding", "layer_norm", "embedding"}
-MLX_ONLY |= {"quantize", "qwen3_week1", "sampler"}
+@pytest.fixture(scope="module")
+def modules():
+    return read_package(PACKAGE)
 
-# Which tokens are computed next, and in which pages, is decided without any array.
-NO_MLX = {
-    f"engine.{name}"
-    for name in (
-        "arguments",
-        "sampling_params",
-        "config",
-        "request",
-        "page_allocator",
-        "prefix_cache",
-        "page_manager",
-        "events",
-        "step",
-        "scheduler",
-        "answer_text",
-        "answer",
-        "prompt_forms",
-        "outputs",
+
+def test_the_house_is_in_order_and_its_picture_is_true():
+    assert check() == []
+
+
+def test_every_file_is_read(modules):
+    assert len(modules) == len(list(PACKAGE.rglob("*.py")))
+    assert modules["engine.scheduler"].own >= {"engine.request", "errors"}
+    assert modules["qwen3_week2"].own >= {"kernels.recorded", "kernels", "quantize"}
+    assert "mlx" in modules["basics"].foreign
+    assert modules[""].finder, "the package finds the engine's names when they are used"
+
+
+def test_the_engine_s_files_without_arrays_exist(modules):
+    assert modules.keys() >= WITHOUT_ARRAYS
+
+
+@pytest.mark.parametrize(
+    ("name", "statement", "sentence"),
+    [
+        ("basics", "from .attention import causal_mask", "basics imports attention, which is not"),
+        ("basics", "from . import sampler", "basics imports sampler, which is not on a floor"),
+        ("quantize", "from . import embedding", "quantize imports embedding, which is not on a"),
+        ("kv_cache.full", "from ..engine import step", "kv_cache.full imports engine.step, which"),
+        ("kv_cache.full", "from ..engine.step import Step", "kv_cache.full imports engine.step"),
+        ("kv_cache.full", "from .ragged import PagedStorage", "import each other in a circle: "),
+        ("kv_cache.full", "from . import TinyKvCache", "in a circle: kv_cache"),
+        ("batch", "from .cli.main import main", "batch imports cli, which is not on a floor below"),
+        ("batch", "from .errors import *", "batch has an `import *`"),
+        ("batch", "def __getattr__(name): ...", "batch has a __getattr__ of its own"),
+        ("batch", "if True:\n    def __getattr__(name): ...", "batch has a __getattr__"),
+        ("batch", "import importlib\nimportlib.import_module('x')", "batch uses import_module"),
+        ("batch", "from importlib import import_module as f", "batch uses import_module"),
+        ("batch", "cli = __import__('tiny_llm.cli')", "batch uses __import__"),
+        ("batch", "exec('import tiny_llm.cli')", "batch uses exec, which hides"),
+        ("batch", "from tiny_llm import cli", "batch imports tiny_llm by name"),
+        ("batch", "if TYPE_CHECKING:\n    from .cli import chat", "batch imports cli.chat, which"),
+        ("batch", "def f():\n    from .cli import chat", "batch imports cli.chat, which is not"),
+        ("batch", "import tiny_llm_ext", "batch imports the extension, which only kernels does"),
+        ("sampler", "import numpy", "sampler imports numpy; the mathematics needs MLX alone"),
+        ("kernels.interleaved", "import numpy", "interleaved, which Week 1 imports, imports numpy"),
+        ("engine.request", "import mlx.core", "engine.request imports mlx; the scheduler is plain"),
+        ("engine.step", "from .runner import x", "engine.step imports engine.runner; the sched"),
+        ("engine.step", "from ..sampler import x", "engine.step imports sampler; the scheduler"),
+        ("server", "", "server has no floor yet"),
+    ],
+)
+def test_what_breaks_a_rule_is_told(tmp_path, modules, name, statement, sentence):
+    folder = tmp_path / "package"
+    for known in modules:  # the same names, each file empty: `from .a import b` looks them up
+        is_folder = any(other.startswith(f"{known}.") for other in modules) or not known
+        path = folder / known.replace(".", "/")
+        file = path / "__init__.py" if is_folder else path.with_suffix(".py")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        if known == name:
+            file.write_text(statement)
+    if name not in modules:
+        (folder / f"{name}.py").write_text(statement)
+    changed = read_package(folder)[name]
+    before = modules.get(name, changed)
+    both = {
+        field: getattr(before, field) | getattr(changed, field)
+        for field in ("own", "foreign", "stars", "finder", "hidden")
+    }
+    found = problems({**modules, name: replace(before, **both)})
+    assert any(sentence in each for each in found), found
+    assert all(each.endswith(".") and "\n" not in each for each in found)
+
+
+def test_a_room_that_is_gone(modules):
+    rest = {name: module for name, module in modules.items() if module.room != "demo"}
+    assert "demo has a floor in FLOORS, and is not in the package." in problems(rest)
+
+
+def test_circles():
+    graph = {name: frozenset(others) for name, others in {"a": "b", "b": "c", "c": "d"}.items()}
+    assert find_circle(graph) == []
+    assert find_circle({**graph, "d": frozenset("b")}) in (
+        ["b", "c", "d", "b"],
+        ["c", "d", "b", "c"],
+        ["d", "b", "c", "d"],
     )
-}
-
-FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-def module_name(file: Path) -> str:
-    """`cli.main` for src/tiny_llm/cli/main.py, `demo` for a package's own __init__."""
-    parts = file.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def test_a_picture_of_the_past(tmp_path, capsys, monkeypatch):
+    old = tmp_path / "architecture.svg"
+    assert check(old) == [
+        "architecture.svg shows other imports than the package has: `pdm run architecture`."
+    ]
+    old.write_text(PICTURE.read_text())
+    assert check(old) == []
+    old.write_text(PICTURE.read_text().replace("engine/", "motor/"))
+    assert len(check(old)) == 1
+    monkeypatch.setattr("tools.architecture.__main__.problems", lambda modules: ["This is bad."])
+    assert main(["--check"]) == 1
+    assert capsys.readouterr().err == "architecture: This is bad.\n"
 
 
-def imports_of(file: Path) -> tuple[set[str], set[str]]:
-    """The package's own modules that a file imports, and the top-level names of all others."""
-    own, foreign = set(), set()
-    modules = {module_name(other) for other in FILES}
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            foreign |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            foreign.add((node.module or "").split(".")[0])
-        elif isinstance(node, ast.ImportFrom):
-            parents = file.relative_to(PACKAGE).parent.parts
-            base = [*parents[: len(parents) - node.level + 1]]
-            base += node.module.split(".") if node.module else []
-            for alias in node.names:
-                submodule = ".".join([*base, alias.name])
-                own.add(submodule if submodule in modules else ".".join(base))
-    return own, foreign
-
-
-@pytest.mark.parametrize("file", FILES, ids=module_name)
-def test_imports_go_one_way(file):
-    name = module_name(file)
-    if name in ("", "cli"):  # the package's own __init__ lists everything
-        return
-    assert name in RANK, f"{name} has no place in LAYERS yet"
-    own, foreign = imports_of(file)
-    assert "tiny_llm" not in foreign, "inside the package, imports are relative"
-    for imported in own:
-        assert RANK[imported] < RANK[name], f"{name} may not import {imported}"
-    if name in MLX_ONLY:
-        library = {"math", "typing", "collections", "dataclasses", "functools", "types"}
-        others = foreign - library - {"mlx"}
-        assert not others, f"{name} imports {others}; the mathematics needs MLX alone"
-    if name in NO_MLX:
-        others = foreign - set(sys.stdlib_module_names)
-        assert not others, f"{name} imports {others}; the scheduler is plain Python"
-        assert own <= NO_MLX | {"errors"}, f"{name} imports {own - NO_MLX}, which may need MLX"
-
-
-@pytest.mark.parametrize("file", FILES, ids=module_name)
-def test_no_star_imports(file):
-    assert "import *" not in file.read_text(encoding="utf-8")
+def test_the_picture_shows_every_room_once():
+    names = re.findall(r'text-anchor="middle">([^<]+)<', PICTURE.read_text())
+    assert sorted(name.rstrip("/") for name in names) == sorted(FLOOR)
 
 
 def test_public_names_exist_and_are_documented():

@@ -93,7 +93,7 @@ class QuantizedWeights:
 
 
 def check_readable(weights: QuantizedWeights) -> None:
-    """Refuses what `quantized_matmul` would, before a model is built of it.
+    """Refuses weights that `quantized_matmul` would refuse, before a model is built from them.
 
     Raises:
         ValueError: other bits, group sizes or scales than the kernels read.
@@ -155,16 +155,17 @@ def quantized_linear(x: mx.array, w: QuantizedWeights, bias: mx.array | None = N
 
 
 def project(x: mx.array, w: QuantizedWeights | mx.array) -> mx.array:
-    """A linear layer whichever way the checkpoint stores its weight: N..×I -> N..×O."""
+    """A linear layer with a quantized or a plain weight: N..×I -> N..×O."""
     if isinstance(w, QuantizedWeights):
         return quantized_linear(x, w)
     return kernels.matmul(x, w) if _extension_multiplies(x, w) else linear(x, w)
 
 
 def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) -> list[mx.array]:
-    """Several linear layers of one input: `project` of each, with the same bits, and sooner.
+    """Several linear layers of one input: the same bits as `project` of each, in less time.
 
-    Matrices quantized in one way are multiplied together: see `kernels.quantized_matmul_each`.
+    Matrices that are quantized in the same way are multiplied together: see
+    `kernels.quantized_matmul_each`.
     """
     quantized = [w for w in weights if isinstance(w, QuantizedWeights)]
     formats = {(w.group_size, w.bits) for w in quantized}

@@ -160,4 +160,4 @@ class PageManager:
         for page in range(self.allocator.num_pages):
             expected, actual = owners.get(page, 0), self.allocator.ref_count(page)
             assert actual == expected, f"page {page} has {actual} owners instead of {expected}"
-            assert page in in_tree or actual <= 1, f"page {page} has two requests, not the tree"
+            assert page in in_tree or actual <= 1, f"page {page} is shared outside the prefix cache"

@@ -1,10 +1,10 @@
 """Quantized weights in the order in which the CPU's kernels read them.
 
 The kernels for AVX-512 and AMX multiply a word of sixteen outputs at once, or of a few times as
-many. In MLX's layout those words are at as many places of memory, a row apart; *interleaved*, rows
-are stored word by word, and what is multiplied together lies together. Nothing else changes: not a
-bit of a result, not a byte of memory. An array says by its shape which it is: rows are O×W,
-interleaved (O/R)×W×R, where R is how many rows the kernels want together.
+many. In MLX's layout those words are a row apart in memory. *Interleaved*, the rows are stored word
+by word, and words that are multiplied together are neighbours. Results have the same bits, and the
+weights take as much memory. An array's shape says which it is: by row it is O×W, interleaved
+(O/R)×W×R, where R is how many rows the kernels want together.
 
 `load_weights` interleaves while it reads. Any other model is laid out when Week 2's or Week 3's is
 built from it: `lay_out`. So both have the same speed.
@@ -42,7 +42,7 @@ def interleave(matrix: mx.array, rows: int) -> mx.array:
 
 
 def by_row(matrix: mx.array) -> mx.array:
-    """(O/R)×W×R -> O×W, when it is evaluated, which may be in any thread; O×W stays as it is."""
+    """(O/R)×W×R -> O×W; O×W stays as it is. Any thread may evaluate the result."""
     if matrix.ndim == 2:
         return matrix
     blocks, W, rows = matrix.shape
@@ -63,9 +63,9 @@ def layer_by_row(mlx_layer: Any) -> Any:
 def lay_out(mlx_model: Any) -> Any:
     """A model's weights in the order in which this machine's kernels read them.
 
-    The model that is given stays what it is: its arrays have the same values by row, but they now
-    wait to be put together from the interleaved ones, should anybody compute with them. So the
-    weights are in memory once, and once more only if both models are used.
+    The given model stays usable, and its weights stay by row. But its own arrays are let go, layer
+    by layer: it gets new ones, which MLX computes from the interleaved weights when they are first
+    used. So the weights are in memory once, and a second time only if both models are used.
 
     Args:
         mlx_model: a model as `mlx_lm.load` returns it, or what `load_weights` returned.
@@ -89,8 +89,8 @@ def lay_out(mlx_model: Any) -> Any:
 class InterleavedMemory:
     """One piece of memory, in large pages, for a model's quantized layers that our kernels read.
 
-    They can be looked up and multiplied by the extension afterwards, and by nothing else. Others
-    stay as they are, and so does everything where the kernels want rows.
+    Afterwards only the extension can look them up and multiply them. Other layers stay as they are,
+    and so does everything where the kernels want rows.
 
     Args:
         model: an `mlx.nn` module; its weights may still have to be read from a file.
@@ -131,7 +131,7 @@ def interleavable_layers(module: Any) -> list[Any]:
 
 
 def _same_arrays(mlx_model: Any) -> Any:
-    """The same tree once more, with the same arrays in it."""
+    """A second tree with the same arrays."""
     arrays: Any = tree_flatten(mlx_model)
     return copy.deepcopy(mlx_model, {id(array): array for _, array in arrays})
 
@@ -143,5 +143,5 @@ def _room(array: mx.array) -> int:
 
 @functools.cache
 def _any_thread() -> mx.Stream:
-    """A stream whose operations any thread may evaluate; those of others belong to one thread."""
+    """A stream whose operations any thread may evaluate; other streams belong to one thread."""
     return mx.new_thread_unsafe_stream(mx.cpu)

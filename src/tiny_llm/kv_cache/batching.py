@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from .. import kernels
-from ..attention import Mask, causal_mask
+from ..attention import Mask, causal_mask, is_none_or_causal
 from .full import TinyKvCache, TinyKvFullCache, with_room
 from .paged import (
     OutOfPagesError,
@@ -173,7 +173,7 @@ class BatchingKvCache(TinyKvCache):
         Raises:
             ValueError: another mask, or no request; else as `append`.
         """
-        if mask is not None and not (isinstance(mask, str) and mask == "causal"):
+        if not is_none_or_causal(mask):
             raise ValueError("BatchingKvCache: the cache makes the mask; give None or 'causal'.")
         # [task 2.6.2 fetch]
         _, H, L, D = keys.shape

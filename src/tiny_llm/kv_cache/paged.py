@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..attention import Mask, gather_pages
+from ..attention import Mask, gather_pages, is_none_or_causal
 from ..errors import OutOfPagesError
 from .full import TinyKvCache
 from .page_pool import TinyKvPagedPool
@@ -220,7 +220,7 @@ def check_paged_mask(mask: Any) -> None:
     Raises:
         ValueError: neither None nor "causal".
     """
-    if mask is not None and not (isinstance(mask, str) and mask == "causal"):
+    if not is_none_or_causal(mask):
         raise ValueError(
             "paged KV cache: paged attention has no array masks; give None or 'causal'."
         )

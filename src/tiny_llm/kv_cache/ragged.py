@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from ..attention import as_int32
 from .placement import Placement, Places
 
 Integers = Sequence[int] | mx.array
@@ -45,10 +46,10 @@ class RaggedBatch:
             width = max([1, *map(len, block_table)])
             padded = [[*row, *[-1] * (width - len(row))] for row in block_table]
             block_table = mx.array(padded, dtype=mx.int32).reshape(-1, width)
-        self.positions = _int32(positions)
-        self.slot_mapping = _int32(slot_mapping)
-        self.cu_seqlens_q = _int32(cu_seqlens_q)
-        self.context_lens = _int32(context_lens)
+        self.positions = as_int32(positions)
+        self.slot_mapping = as_int32(slot_mapping)
+        self.cu_seqlens_q = as_int32(cu_seqlens_q)
+        self.context_lens = as_int32(context_lens)
         self.block_table = block_table
         T, B = self.num_tokens, self.num_seqs
         if (self.slot_mapping.size, self.cu_seqlens_q.size, block_table.shape[0]) != (T, B + 1, B):
@@ -126,7 +127,3 @@ class PagedStorage:
             self.key_pages[:], self.value_pages[:] = buffers[::2], buffers[1::2]
 
         return Placement(places, [pages for pair in pairs for pages in pair], commit)
-
-
-def _int32(numbers: Integers) -> mx.array:
-    return numbers if isinstance(numbers, mx.array) else mx.array(list(numbers), dtype=mx.int32)

@@ -1,8 +1,8 @@
 """Models by name: from a name to a model that a week's code or the engine can run.
 
-    names          short names and hub ids; what is on this machine; downloads
+    names          short names, hub ids and folders; downloads
     files          what a checkpoint's folder must hold, checked before anything is loaded
-    layout         the sizes in its config, and the shape of every tensor
+    layout         the sizes in its config, and the shapes of its tensors
     weights        its tensors as a tree of layers
     loading        all of that: `load`, `load_weights`
     dispatch       a week's model from loaded weights: `dispatch_model`
@@ -10,7 +10,7 @@
 
     tokenizer, detokenizer, chat_template   text into tokens and back
 
-Nothing here generates: a model is built, and others run it.
+Nothing here generates text: a model is built here, and run by `generate`, `batch` and `engine`.
 """
 
 from .dispatch import WEEK_MODELS, dispatch_model
@@ -22,7 +22,6 @@ from .names import (
     default_model,
     find_in_cache,
     find_model,
-    models_on_this_machine,
     shortcut_name_to_full_name,
 )
 
@@ -37,6 +36,5 @@ __all__ = [
     "find_model",
     "load",
     "load_weights",
-    "models_on_this_machine",
     "shortcut_name_to_full_name",
 ]

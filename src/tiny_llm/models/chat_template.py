@@ -63,7 +63,7 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variable
         variables: what else the template reads: `add_generation_prompt`, `enable_thinking`, …
 
     Raises:
-        jinja2.TemplateError: the template is none, or refuses the conversation.
+        jinja2.TemplateError: the template is not valid, or refuses the conversation.
     """
     given = [{key: value for key, value in m.items() if value is not None} for m in messages]
     text: str = _compile(template).render(messages=given, **variables)
@@ -72,7 +72,7 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variable
 
 @lru_cache(maxsize=8)
 def _compile(template: str) -> Any:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # here: not every answer is a chat's
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # only chats need it
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
@@ -90,7 +90,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is; Jinja's own filter makes it fit for HTML."""
+    """Plain JSON; Jinja's own filter escapes it for HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

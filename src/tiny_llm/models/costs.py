@@ -1,94 +1,96 @@
 """What a token costs a Qwen3 model: bytes to read and operations to compute, from its config.json.
 
-Counted is what no implementation can avoid: each weight matrix once a step, the keys and values of
-the past once a sequence. Activations, and the one row of the embedding that a token looks up, are
-too small to matter.
+These are the costs that no implementation can avoid: each weight matrix once a step, the keys and
+values of the past once a sequence. Activations are too small to matter, and so is the one row of
+the embedding that a token looks up.
 """
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .layout import Qwen3Args, matrices
+
 KV_BYTES = 2  # of a number in the cache: bfloat16 or float16
-CONFIG_FIELDS = (
-    "hidden_size",
-    "num_hidden_layers",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-)
 
 
 @dataclass(frozen=True)
 class ModelCosts:
-    """The sizes that costs depend on, under the names of `config.json`, and what follows from them.
+    """A model's sizes, and the costs that follow from them.
 
     Attributes:
+        args: the sizes; `mlx_lm`'s args have them too.
         weight_bits: of a stored weight, its share of scales and biases included.
         kv_item_bytes: of a number in the cache.
     """
 
-    hidden_size: int
-    num_hidden_layers: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
+    args: Qwen3Args
     weight_bits: float
     kv_item_bytes: int = KV_BYTES
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "ModelCosts":
-        """From a parsed `config.json`, of a quantized checkpoint or a plain one."""
+    def from_config(cls, config: Mapping[str, Any]) -> "ModelCosts":
+        """From a parsed `config.json`, of a quantized checkpoint or a plain one.
+
+        Raises:
+            ValueError: a field is missing, or makes no sense.
+        """
         quantization = config.get("quantization")
         bits = 16.0
         if quantization is not None:
             bits = affine_bits(quantization["bits"], quantization["group_size"])
-        return cls(**{name: config[name] for name in CONFIG_FIELDS}, weight_bits=bits)
+        return cls(Qwen3Args.from_config(config), bits)
 
     @classmethod
     def from_model(cls, args: Any, model: Any) -> "ModelCosts":
         """From a model, with its weights as they are stored.
 
         Args:
-            args: its configuration, as `mlx_lm` reads it.
+            args: its configuration, as `mlx_lm` or `load_weights` reads it.
             model: of Week 3.
         """
-        sizes = {name: getattr(args, name) for name in CONFIG_FIELDS}
-        weights = cls(**sizes, weight_bits=8).weight_bytes()
+        weights = cls(args, weight_bits=8).weight_bytes()
         bits = 8 * _matrix_bytes(model) / weights
-        return cls(**sizes, weight_bits=bits, kv_item_bytes=model.dtype.size)
+        return cls(args, weight_bits=bits, kv_item_bytes=model.dtype.size)
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelCosts":
         """From a checkpoint's folder."""
         return cls.from_config(json.loads((folder / "config.json").read_text()))
 
-    @property
+    @cached_property
     def layer_weights(self) -> int:
         """Weights of one layer's matrices."""
-        E, I, D = self.hidden_size, self.intermediate_size, self.head_dim
-        H_q, H = self.num_attention_heads, self.num_key_value_heads
-        return E * D * (2 * H_q + 2 * H) + 3 * E * I
+        return sum(
+            math.prod(shape)
+            for path, shape in matrices(self.args)
+            if path.startswith("model.layers.0.")
+        )
 
     @property
     def head_weights(self) -> int:
         """Weights that score the vocabulary: `lm_head`, or the embedding if it is tied."""
-        return self.vocab_size * self.hidden_size
+        head = "model.embed_tokens" if self.args.tie_word_embeddings else "lm_head"
+        return math.prod(dict(matrices(self.args))[head])
+
+    @property
+    def step_weights(self) -> int:
+        """Weights that a step multiplies: those of all layers, and of the head."""
+        return self.args.num_hidden_layers * self.layer_weights + self.head_weights
 
     def weight_bytes(self, weight_bits: float | None = None) -> float:
         """Bytes of weights that a step reads; `weight_bits` replaces the checkpoint's."""
-        weights = self.num_hidden_layers * self.layer_weights + self.head_weights
-        return weights * (weight_bits or self.weight_bits) / 8
+        return self.step_weights * (weight_bits or self.weight_bits) / 8
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values that a token of the past occupies in all layers."""
-        numbers = 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
+        args = self.args
+        numbers = 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim
         return numbers * self.kv_item_bytes
 
     def decode_bytes(self, batch: int, context: int, weight_bits: float | None = None) -> float:
@@ -97,17 +99,16 @@ class ModelCosts:
 
     def decode_flops(self, batch: int, context: int) -> float:
         """Operations of one step: a multiplication and an addition count as two."""
-        weights = self.num_hidden_layers * self.layer_weights + self.head_weights
-        return batch * (2.0 * weights + self._attention_flops(context))
+        return batch * (2.0 * self.step_weights + self._attention_flops(context))
 
     def prefill_flops(self, tokens: int) -> float:
         """Operations of a prompt whose last token alone is scored against the vocabulary.
 
         Each token attends to those before it and itself: (tokens + 1)/2 of them on average.
         """
-        matrices = 2.0 * tokens * self.num_hidden_layers * self.layer_weights
+        products = 2.0 * tokens * self.args.num_hidden_layers * self.layer_weights
         attention = tokens * self._attention_flops((tokens + 1) / 2)
-        return matrices + attention + 2.0 * self.head_weights
+        return products + attention + 2.0 * self.head_weights
 
     def bytes_per_token(self, context: int, batch: int = 1) -> float:
         """Bytes that decoding a token must read: its share of the weights, and its own past.
@@ -124,7 +125,8 @@ class ModelCosts:
 
     def _attention_flops(self, context: float) -> float:
         """One token's: query · key, then weight · value, in every head of every layer."""
-        return 4.0 * context * self.num_hidden_layers * self.num_attention_heads * self.head_dim
+        args = self.args
+        return 4.0 * context * args.num_hidden_layers * args.num_attention_heads * args.head_dim
 
 
 def affine_bits(bits: int, group_size: int) -> float:

@@ -1,7 +1,7 @@
 """Tokens into text as they come, where a token may be a part of a character.
 
-A byte-level BPE cuts UTF-8 where it likes: `é` can be two tokens, an emoji four. What is not a
-whole character yet is held back, and the text never has to be taken back.
+A byte-level BPE can cut UTF-8 anywhere: `é` can be two tokens, an emoji four. Bytes that are not a
+whole character yet are held back, so text that was given out never changes.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class StreamingDetokenizer:
         token_bytes: the UTF-8 of a token, by its id.
 
     Attributes:
-        text: all that is whole so far.
+        text: the whole characters so far.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]):
@@ -38,7 +38,7 @@ class StreamingDetokenizer:
             self.finalize()
 
     def finalize(self) -> None:
-        """Gives up waiting: what is held back becomes text, a cut character U+FFFD."""
+        """Makes text of the held bytes; a character that is cut off becomes U+FFFD."""
         text = self._held.decode(errors="replace")
         self.text += text if self.text else text.removeprefix(" ")
         self._held = b""

@@ -25,8 +25,8 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
         options: passed to it.
 
     Raises:
-        ModelError: not a Qwen3 model, a kind of RoPE or sizes that the course's layers do not
-            have, or a week that has no model.
+        ModelError: it is not a Qwen3 model; the course's layers do not have its kind of RoPE or its
+            sizes; or the week has no model.
     """
     if week not in WEEK_MODELS:
         weeks = ", ".join(str(known) for known in WEEK_MODELS)

@@ -44,10 +44,10 @@ def check_checkpoint(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: those its index names, else all there are.
+    """The safetensors files of a checkpoint: those that its index names; all, if it has no index.
 
     Raises:
-        ModelError: there are none, or the index names a file that is not there.
+        ModelError: there are none, or one that the index names is missing.
     """
     if (folder / "model.safetensors.index.json").exists():
         index = read_json(folder, "model.safetensors.index.json")
@@ -75,7 +75,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """A JSON object that a checkpoint must have.
 
     Raises:
-        ModelError: there is no such file, or it holds something else.
+        ModelError: the file is missing, or holds something else.
     """
     if not (folder / name).exists():
         raise ModelError(f"{folder} has no {name}; is it a model's folder?")

@@ -1,4 +1,4 @@
-"""What a checkpoint's `config.json` says that its files hold: sizes, and every tensor's shape.
+"""The sizes in a checkpoint's `config.json`, and the shapes of its tensors, which follow from them.
 
 A weight matrix O×I is stored plain, as `weight`, or quantized, as `weight` O×(I·bits/32) with
 `scales` and `biases` O×(I/group_size); see `quantize.py`. Norms are always plain.
@@ -51,7 +51,7 @@ class Qwen3Args:
         """From a parsed `config.json`.
 
         Raises:
-            ValueError: a field is not there, or makes no sense.
+            ValueError: a field is missing, or makes no sense.
         """
         # Newer checkpoints have both of RoPE's fields under one name.
         rope = config.get("rope_parameters") or {}
@@ -84,7 +84,7 @@ class Quantization:
         """From `config["quantization"]`, or from what is written there for one layer.
 
         Raises:
-            ValueError: a field is not there, or makes no sense.
+            ValueError: a field is missing, or makes no sense.
         """
         return cls(_number(fields, "group_size", int), _number(fields, "bits", int))
 

@@ -62,14 +62,14 @@ def _load(
         _evaluate(model, console, weight_bytes(folder) > PROGRESS_BYTES)
     except ModelError:
         raise
-    except Exception as error:  # a broken field of a config can lead to any
+    except Exception as error:  # a broken config can lead to any
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error
     return model, tokenizer
 
 
 def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
-    # Here and not at the top: it takes seconds, and a wrong name should be told at once.
+    # Imported here, because it takes seconds and a wrong name should be reported at once.
     import mlx_lm
 
     mlx_model, tokenizer = mlx_lm.load(str(folder), lazy=True)[:2]

@@ -1,6 +1,5 @@
-"""Names of models: short ones, hub ids and folders, and what is on this machine already."""
+"""Names of models: short names, hub ids and folders; and downloads of what is not here yet."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from rich import filesize
@@ -42,8 +41,8 @@ def default_model() -> tuple[str, str]:
 
 
 def find_in_cache(hub_id: str) -> Path | None:
-    """The folder of a hub model that is on this machine, whole; None if it is not."""
-    from huggingface_hub import constants  # a file of its own, while the package takes a while
+    """The folder of a hub model if all of it is on this machine; None otherwise."""
+    from huggingface_hub import constants  # quick; the names of the package itself take longer
 
     if not (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir():
         return None
@@ -70,7 +69,7 @@ def find_model(name: str, console: Console) -> Path:
         console: where a download says how big it is.
 
     Raises:
-        ModelError: there is no such model, it cannot be had now, or the folder is broken.
+        ModelError: there is no such model, it cannot be downloaded now, or its folder is broken.
     """
     full_name = shortcut_name_to_full_name(name)
     folder = Path(full_name).expanduser()
@@ -99,9 +98,8 @@ def download(hub_id: str, console: Console) -> Path:
     from huggingface_hub import errors
 
     try:
-        huggingface_hub.HfApi().model_info(
-            hub_id
-        )  # its errors say what is wrong, a dry run's do not
+        # Asked first: its errors say what is wrong, those of a dry run do not.
+        huggingface_hub.HfApi().model_info(hub_id)
         files = huggingface_hub.snapshot_download(
             hub_id, allow_patterns=DOWNLOAD_PATTERNS, dry_run=True
         )
@@ -132,12 +130,3 @@ def download(hub_id: str, console: Console) -> Path:
             f"'{hub_id}' is not on this machine and the Hugging Face hub cannot be reached; "
             "check the network, or use --model demo, which needs none."
         ) from error
-
-
-def models_on_this_machine() -> Iterator[tuple[str, Path]]:
-    """The models that a short name reaches without a download: (name, folder)."""
-    yield from SHIPPED.items()
-    for name, hub_id in SHORTCUTS.items():
-        folder = find_in_cache(hub_id)
-        if folder is not None:
-            yield name, folder

@@ -2,7 +2,7 @@
 
 The work is done by the `tokenizers` library, as in `transformers`, which takes seconds to import.
 Ids, texts and end tokens are those of `mlx_lm`'s tokenizer for the same folder. What this one does
-not do, it leaves to that one, loaded at that moment.
+not do is left to that one, which is loaded when it is first needed.
 """
 
 import re
@@ -17,7 +17,7 @@ from .chat_template import choose_template, find_chat_template, render_chat
 from .detokenizer import StreamingDetokenizer, byte_characters
 from .files import read_json
 
-# Those that are made from tokenizer.json as it stands; others may change what is in it.
+# Classes of `transformers` that use tokenizer.json as it stands; others may change it.
 KNOWN_CLASSES = {
     "PreTrainedTokenizerFast",
     "Qwen2Tokenizer",
@@ -101,7 +101,7 @@ class Tokenizer:
         """The token ids of a text.
 
         Args:
-            text: as it stands; special tokens written in it count as such.
+            text: special tokens that are written in it become those tokens.
             add_special_tokens: whether to add those that `tokenizer.json` puts around a text, if
                 it does.
             others: see `transformers`.
@@ -143,7 +143,7 @@ class Tokenizer:
 
         Args:
             conversation: {"role": …, "content": …}, and what else the template knows.
-            tools: what the model may call, each as JSON's schema has it.
+            tools: what the model may call, each a JSON schema.
             tokenize: whether to encode the text.
             variables: of the template: `add_generation_prompt`, `enable_thinking` (True where the
                 model can, if not given), …; other arguments as in `transformers`.
@@ -184,7 +184,7 @@ class Tokenizer:
         return load_mlx_lm_tokenizer(self._folder, self.eos_token_ids)
 
     def _token_bytes(self, token: int) -> bytes:
-        """A token's UTF-8; none for an id that has no token, which models' tables can have."""
+        """A token's UTF-8; empty for an id without a token, as models with padded tables have."""
         added = self._added_tokens.get(token)
         if added is not None:
             return added
@@ -208,7 +208,7 @@ class Tokenizer:
 
 
 def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
-    """The tokenizer of a checkpoint: a `Tokenizer`, or `mlx_lm`'s if that would not do.
+    """The tokenizer of a checkpoint: a `Tokenizer`, or `mlx_lm`'s where that cannot read it.
 
     Args:
         folder: with `tokenizer.json`, or what else `transformers` reads.
@@ -255,7 +255,7 @@ def load_mlx_lm_tokenizer(folder: Path, eos_token_ids: set[int]) -> Any:
 def _is_known(folder: Path, tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> bool:
     """Whether `transformers` would use `tokenizer.json` as it stands.
 
-    It adds tokens that only the other files name, and has defaults for end tokens that none names.
+    It adds tokens that only other files name, and has default end tokens where no file names one.
     """
     special = [settings.get(name) for name in NAMED_TOKENS]
     for name in ("additional_special_tokens", "extra_special_tokens"):
@@ -275,7 +275,7 @@ def _is_known(folder: Path, tokenizer: tokenizers.Tokenizer, settings: dict[str,
 
 
 def _content(token: str | Mapping[str, Any]) -> str:
-    """A token's text; files have it alone, or with what else is to be known of it."""
+    """A token's text, which files store alone or with the token's properties."""
     return token if isinstance(token, str) else token["content"]
 
 

@@ -1,7 +1,7 @@
 """A checkpoint's weights as a tree of layers, without `mlx_lm`: names and arrays, no more.
 
-The tree has the shape of `mlx_lm`'s model as far as the weeks' models read it, which take the
-weights out and bring their own layers. `mlx_lm` is the reader of whatever is not read here.
+The tree has those parts of `mlx_lm`'s model that the weeks' models read: they take the weights out
+and bring their own layers. Formats that are not read here are left to `mlx_lm`.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from mlx.utils import tree_unflatten
 from .files import weight_files
 from .layout import Quantization, Qwen3Args, Shape, matrices, norms
 
-# A config with one of these asks for something that only mlx_lm does.
+# A config with one of these asks for something that only mlx_lm can do.
 KEYS_OF_MLX_LM = ("model_file", "quantize_activations", "text_config")
 
 
@@ -36,7 +36,7 @@ class CheckpointModel(Module):
         parts: what `model` holds, and `lm_head` if it is not tied.
 
     Attributes:
-        model, lm_head: see there.
+        model, lm_head: what `parts` holds.
         layers: those of `model`.
     """
 

@@ -11,8 +11,8 @@ constexpr const char* CACHE_WRITE = "cache_write";
 
 void check_buffer(const mx::array& buffer, const mx::array& tokens, int64_t offsets) {
     check(buffer.ndim() == 4, CACHE_WRITE, "expected a buffer B×H×C×D, got shape ", buffer.shape());
-    check(tokens.dtype() == buffer.dtype(), CACHE_WRITE, "expected tokens in the dtype of the buffer, ",
-          buffer.dtype(), ", got ", tokens.dtype());
+    check(tokens.dtype() == buffer.dtype(), CACHE_WRITE,
+          "expected tokens in the dtype of the buffer, ", buffer.dtype(), ", got ", tokens.dtype());
     mx::Shape expected = buffer.shape();
     expected[2] = tokens.ndim() == 4 ? tokens.shape(2) : 1;
     check(tokens.shape() == expected, CACHE_WRITE, "expected tokens of shape ", expected,
@@ -38,9 +38,9 @@ mx::array cache_write(const mx::array& buffer, const mx::array& tokens,
     check_buffer(buffer, tokens, static_cast<int64_t>(offsets.size()));
     const int last = buffer.shape(2) - tokens.shape(2);
     for (int offset : offsets) {
-        check(offset == -1 || (offset >= 0 && offset <= last), CACHE_WRITE, "expected offsets from 0 to ",
-              last, " (", buffer.shape(2), " places, ", tokens.shape(2),
-              " new tokens), or -1 to leave a sequence as it is, got ", offset);
+        check(offset == -1 || (offset >= 0 && offset <= last), CACHE_WRITE,
+              "expected offsets from 0 to ", last, " (", buffer.shape(2), " places, ",
+              tokens.shape(2), " new tokens), or -1 to leave a sequence as it is, got ", offset);
     }
     return cache_write(buffer, tokens,
                        mx::array(offsets.begin(), {static_cast<int>(offsets.size())}, mx::int32),

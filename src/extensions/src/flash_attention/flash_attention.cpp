@@ -13,8 +13,8 @@ namespace {
 constexpr const char* FLASH_ATTENTION = "flash_attention";
 
 void check_query_key_value(const mx::array& query, const mx::array& key, const mx::array& value) {
-    check(is_float(query.dtype()), FLASH_ATTENTION, "expected query in float32, float16 or bfloat16, got ",
-          query.dtype());
+    check(is_float(query.dtype()), FLASH_ATTENTION,
+          "expected query in float32, float16 or bfloat16, got ", query.dtype());
     check(key.dtype() == query.dtype() && value.dtype() == query.dtype(), FLASH_ATTENTION,
           "expected key and value in the dtype of query, ", query.dtype(), ", got ", key.dtype(),
           " and ", value.dtype());
@@ -22,17 +22,17 @@ void check_query_key_value(const mx::array& query, const mx::array& key, const m
           query.shape());
     check(key.ndim() == query.ndim(), FLASH_ATTENTION, "expected key with the ", query.ndim(),
           " dimensions of query, got shape ", key.shape());
-    check(value.shape() == key.shape(), FLASH_ATTENTION, "expected value of the shape of key, ", key.shape(),
-          ", got ", value.shape());
+    check(value.shape() == key.shape(), FLASH_ATTENTION, "expected value of the shape of key, ",
+          key.shape(), ", got ", value.shape());
 
     auto expected = query.shape();  // but for heads and length, key is shaped like query
     expected.end()[-3] = key.shape(-3);
     expected.end()[-2] = key.shape(-2);
-    check(key.shape() == expected, FLASH_ATTENTION, "expected key of shape ", expected, " for query of shape ",
-          query.shape(), ", got ", key.shape());
+    check(key.shape() == expected, FLASH_ATTENTION, "expected key of shape ", expected,
+          " for query of shape ", query.shape(), ", got ", key.shape());
     const int D = query.shape(-1), H_q = query.shape(-3), H = key.shape(-3);
-    check(D >= 1 && D <= MAX_HEAD_SIZE, FLASH_ATTENTION, "expected a head size from 1 to ", MAX_HEAD_SIZE,
-          ", got ", D);
+    check(D >= 1 && D <= MAX_HEAD_SIZE, FLASH_ATTENTION, "expected a head size from 1 to ",
+          MAX_HEAD_SIZE, ", got ", D);
     check(H > 0 && H_q % H == 0, FLASH_ATTENTION,
           "expected the key/value heads to divide the query heads, got ", H, " and ", H_q);
 }
@@ -51,8 +51,8 @@ mx::array broadcast_mask(const mx::array& mask, const mx::Shape& scores, mx::Str
     for (int i = 1; fits && i <= static_cast<int>(mask.ndim()); i++) {
         fits = mask.shape(-i) == 1 || mask.shape(-i) == scores.end()[-i];
     }
-    check(fits, FLASH_ATTENTION, "expected a mask that can be broadcast to ", scores, ", got shape ",
-          mask.shape());
+    check(fits, FLASH_ATTENTION, "expected a mask that can be broadcast to ", scores,
+          ", got shape ", mask.shape());
     return flatten_batch(mx::broadcast_to(mask, scores, s), s);
 }
 
@@ -75,11 +75,11 @@ mx::array flash_attention(const mx::array& query, const mx::array& key, const mx
         check(query.ndim() == 4, FLASH_ATTENTION,
               "expected query with 4 dimensions when there are context_lens, got shape ",
               query.shape());
-        check(context_lens->dtype() == mx::int32, FLASH_ATTENTION, "expected context_lens in int32, got ",
-              context_lens->dtype());
+        check(context_lens->dtype() == mx::int32, FLASH_ATTENTION,
+              "expected context_lens in int32, got ", context_lens->dtype());
         const mx::Shape batch = {query.shape(0)};
-        check(context_lens->shape() == batch, FLASH_ATTENTION, "expected context_lens of shape ", batch,
-              " for query of shape ", query.shape(), ", got ", context_lens->shape());
+        check(context_lens->shape() == batch, FLASH_ATTENTION, "expected context_lens of shape ",
+              batch, " for query of shape ", query.shape(), ", got ", context_lens->shape());
         inputs.push_back(*context_lens);
     }
     const float factor = scale ? *scale : 1 / std::sqrt(static_cast<float>(query.shape(-1)));

@@ -60,14 +60,15 @@ void check_arguments(const mx::array& matrix, int rows, const mx::array& memory,
     check(rows >= 1, INTERLEAVE, "expected a positive number of rows, got ", rows);
     check(matrix.ndim() == 2 && matrix.shape(0) % rows == 0 &&
               (matrix.itemsize() == 2 || matrix.itemsize() == 4),
-          INTERLEAVE, "expected a matrix O×W of 2 or 4 bytes a number, O a multiple of ", rows, ", got ",
-          matrix.shape(), " in ", matrix.dtype());
-    check(memory.status() == mx::array::Status::available && memory.flags().row_contiguous, INTERLEAVE,
+          INTERLEAVE, "expected a matrix O×W of 2 or 4 bytes a number, O a multiple of ", rows,
+          ", got ", matrix.shape(), " in ", matrix.dtype());
+    check(memory.status() == mx::array::Status::available && memory.flags().row_contiguous,
+          INTERLEAVE,
           "expected memory of large_pages(), got an array that is not computed yet, or a view");
     const auto room = static_cast<int64_t>(memory.nbytes()) - offset;
-    check(offset >= 0 && offset % LINE == 0 && static_cast<int64_t>(matrix.nbytes()) <= room, INTERLEAVE,
-          "expected memory with room for the matrix from a multiple of ", LINE, " bytes on, got ",
-          matrix.nbytes(), " bytes at ", offset, " of ", memory.nbytes());
+    check(offset >= 0 && offset % LINE == 0 && static_cast<int64_t>(matrix.nbytes()) <= room,
+          INTERLEAVE, "expected memory with room for the matrix from a multiple of ", LINE,
+          " bytes on, got ", matrix.nbytes(), " bytes at ", offset, " of ", memory.nbytes());
 }
 
 }  // namespace

@@ -13,17 +13,19 @@ constexpr const char* PAGED_CACHE_WRITE = "paged_cache_write";
 
 mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, const mx::array& slots,
                             mx::StreamOrDevice s) {
-    check(pages.ndim() == 4, PAGED_CACHE_WRITE, "expected pages P×H×page_size×D, got shape ", pages.shape());
-    check(is_float(pages.dtype()), PAGED_CACHE_WRITE, "expected pages in float32, float16 or bfloat16, got ",
-          pages.dtype());
-    check(tokens.dtype() == pages.dtype(), PAGED_CACHE_WRITE, "expected tokens in the dtype of the pages, ",
-          pages.dtype(), ", got ", tokens.dtype());
+    check(pages.ndim() == 4, PAGED_CACHE_WRITE, "expected pages P×H×page_size×D, got shape ",
+          pages.shape());
+    check(is_float(pages.dtype()), PAGED_CACHE_WRITE,
+          "expected pages in float32, float16 or bfloat16, got ", pages.dtype());
+    check(tokens.dtype() == pages.dtype(), PAGED_CACHE_WRITE,
+          "expected tokens in the dtype of the pages, ", pages.dtype(), ", got ", tokens.dtype());
     check(tokens.ndim() == 3 || tokens.ndim() == 4, PAGED_CACHE_WRITE,
           "expected tokens T×H×D or B×H×L×D, got shape ", tokens.shape());
     const int H = pages.shape(1), D = pages.shape(3);
-    check(tokens.shape(-1) == D && tokens.shape(1) == H, PAGED_CACHE_WRITE, "expected tokens of ", H,
-          " heads of size ", D, ", as the pages have, got shape ", tokens.shape());
-    check(slots.dtype() == mx::int32, PAGED_CACHE_WRITE, "expected slots in int32, got ", slots.dtype());
+    check(tokens.shape(-1) == D && tokens.shape(1) == H, PAGED_CACHE_WRITE, "expected tokens of ",
+          H, " heads of size ", D, ", as the pages have, got shape ", tokens.shape());
+    check(slots.dtype() == mx::int32, PAGED_CACHE_WRITE, "expected slots in int32, got ",
+          slots.dtype());
     const bool flat = tokens.ndim() == 3;
     const mx::Shape expected =
         flat ? mx::Shape{tokens.shape(0)} : mx::Shape{tokens.shape(0), tokens.shape(2)};

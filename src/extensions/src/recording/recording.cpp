@@ -191,8 +191,8 @@ void Recording::find_overwritten() {
         const auto input = overwritten.find(buffer.index);
         const bool is_last = contains(step.last_use, buffer.index);
         const bool writes_itself = contains(memory_of(step.inputs[1]), buffer.index);
-        check(!buffer.is_constant && input != overwritten.end() && is_last && !writes_itself, RECORDING,
-              "expected writes into inputs alone, which nothing reads afterwards, got ",
+        check(!buffer.is_constant && input != overwritten.end() && is_last && !writes_itself,
+              RECORDING, "expected writes into inputs alone, which nothing reads afterwards, got ",
               step.primitive->name(), " on something else");
         overwrites_[input->second] = true;
         overwritten.insert({step.first_output, input->second});

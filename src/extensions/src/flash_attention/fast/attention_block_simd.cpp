@@ -160,7 +160,7 @@ void attend_few(const AttentionBlock& block, int first, const int* visible, cons
 }  // namespace
 
 void attend(const AttentionBlock& block, int first, const int* visible, const float* mask,
-                   const Tile& tile, Ahead& ahead) {
+            const Tile& tile, Ahead& ahead) {
     const Format format = block.format;
     if (block.rows - first <= FEW_ROWS) {
         switch (format) {
