@@ -33,7 +33,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--loader",
         metavar="{" + ",".join(LOADERS) + "}",
-        help="which week's model runs it; the fastest that this installation has if not given",
+        help="the model and the loop of a week, whose samplers filter before the temperature; if not "
+        "given, one prompt goes to the fastest week's model, and a batch to the engine, which "
+        "filters after it",
     )
     parser.add_argument(
         "--device", metavar="{cpu,gpu}", help="where to compute (gpu where there is one)"
