@@ -12,10 +12,18 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import mlx.core as mx
 import pytest
 
+from tests import quick
 from tests.support import DTYPES
 from tiny_llm import kernels
 
 DEVICES = [mx.cpu, mx.gpu] if mx.is_available(mx.Device(mx.gpu)) else [mx.cpu]
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what a quick run leaves out, and puts long files first."""
+    quick.mark_thorough(items)
+    quick.longest_first(items)
 
 
 @pytest.fixture(params=DEVICES, ids=lambda device: str(device).rpartition(".")[2])
@@ -37,10 +45,21 @@ def dtype(request: pytest.FixtureRequest) -> mx.Dtype:
 IS_LEARNERS_TREE = hasattr(sys.modules.get("sitecustomize"), "LearnersTree")
 
 
-@pytest.fixture(
-    params=kernels.extension().instruction_sets()
+INSTRUCTION_SETS = (
+    kernels.extension().instruction_sets()
     if kernels.is_built() and not IS_LEARNERS_TREE
     else ["portable"]
+)
+
+
+# A quick run takes plain C++ and the best that this machine has.
+@pytest.fixture(
+    params=[
+        name
+        if name in (INSTRUCTION_SETS[0], INSTRUCTION_SETS[-1])
+        else pytest.param(name, marks=pytest.mark.other_isa)
+        for name in INSTRUCTION_SETS
+    ]
 )
 def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Runs the test with every kind of CPU kernel that this machine can run.

@@ -13,13 +13,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
-from mlx_lm.models import qwen3
-from scipy import stats
+
+# SciPy and mlx_lm are imported where they are used: most tests need neither, and they take seconds.
+if TYPE_CHECKING:
+    from mlx_lm.models import qwen3
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
@@ -90,6 +91,8 @@ def assert_distributed(counts: np.ndarray, expected: np.ndarray, what: str = "to
         expected: how likely each is, up to a common factor.
         what: the outcomes, for the message.
     """
+    from scipy import stats
+
     expected = expected / expected.sum()
     told = f"expected shares {np.round(expected, 3)}, got {np.round(counts / counts.sum(), 3)}"
     if counts.size > 50:
@@ -112,8 +115,10 @@ def random(*shape: int, dtype: mx.Dtype = mx.float32, scale: float = 1.0) -> mx.
     return (mx.random.normal(shape) * scale).astype(dtype)
 
 
-def tiny_args(**changes: Any) -> qwen3.ModelArgs:
+def tiny_args(**changes: Any) -> "qwen3.ModelArgs":
     """The configuration of a very small Qwen3; `changes` replaces fields."""
+    from mlx_lm.models import qwen3
+
     fields: dict[str, Any] = {
         "model_type": "qwen3",
         "hidden_size": 48,
@@ -132,8 +137,11 @@ def tiny_args(**changes: Any) -> qwen3.ModelArgs:
     return qwen3.ModelArgs(**{**fields, **changes})
 
 
-def tiny_model(dtype: mx.Dtype = mx.float32, **changes: Any) -> qwen3.Model:
+def tiny_model(dtype: mx.Dtype = mx.float32, **changes: Any) -> "qwen3.Model":
     """A randomly initialised model of `mlx_lm`, with norms that are not all ones."""
+    from mlx.utils import tree_flatten
+    from mlx_lm.models import qwen3
+
     model = qwen3.Model(tiny_args(**changes))
     weights = []
     for name, weight in tree_flatten(model.parameters()):

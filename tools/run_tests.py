@@ -1,13 +1,20 @@
-"""`pdm run test`: all tests, or those of one day of the course.
+"""`pdm run test`: a quick run over everything, all tests, or those of one day of the course.
 
-    pdm run test
-    pdm run test --week 1 --day 3
+    pdm run test                            every layer, on up to four cores, in a few minutes
+    pdm run test --all                      all tests, as CI runs them
+    pdm run test --week 1 --day 3           one day's
     pdm run test --week 1 --day 3 -- -k task_2
+    pdm run test tests/ops/test_matmul.py   all of a file's
 
-Without --week all of the project's tests run, on up to four cores (`-n 0`: in one process), or
-those that are named. Those of a week or a day run on the learner's tree if there is one (`pdm run
-start-course` writes it), without the slow ones, and otherwise on the solution; --solution mine or
-ref chooses. All other flags go to pytest, with or without `--` in front.
+The quick run leaves out what is marked `slow` (long tests: each of the course's days and wrong
+solutions, `transformers` beside ours), `thorough` (more combinations of values that other cases
+have) and `other_isa` (instruction sets between plain C++ and this machine's best): see
+tests/quick.py. --rest runs only those. Files, -k and -m choose from all tests. `-n 0` keeps them in
+one process.
+
+The tests of a week or a day run on the learner's tree if there is one (`pdm run start-course`
+writes it), without the slow ones, and otherwise on the solution; --solution mine or ref chooses.
+All other flags go to pytest, with or without `--` in front.
 """
 
 import argparse
@@ -20,6 +27,10 @@ from tools.course.choice import add_solution_argument, chosen_tree
 from tools.course.tasks import DAYS, day_of
 from tools.course.tree import ROOT, environment, shown
 
+# What `pdm run test` runs.
+QUICK = "not (slow or thorough or other_isa)"
+REST = "slow or thorough or other_isa"
+
 
 def main() -> int:
     """Replaces this process by pytest on the chosen tests."""
@@ -31,6 +42,9 @@ def main() -> int:
     )
     parser.add_argument("--week", type=int, metavar="N")
     parser.add_argument("--day", type=int, metavar="M")
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument("--all", action="store_true", help="what the quick run leaves out too")
+    extent.add_argument("--rest", action="store_true", help="only what the quick run leaves out")
     add_solution_argument(parser)
     args, rest = parser.parse_known_args()
     rest = [argument for argument in rest if argument != "--"]
@@ -47,11 +61,15 @@ def main() -> int:
             print(f"testing your code in {shown(tree)}", flush=True)
             if is_stale(tree):
                 print(STALE, flush=True)
-            if "-m" not in rest:  # whole answers, which take minutes in plain loops
+            if not args.all and not has_flag(rest, "-m"):  # plain loops take minutes for answers
                 rest += ["-m", "not slow"]
+        if not has_flag(rest, "-n", "--dist", "-p"):  # loading plugins takes as long as the tests
+            rest = ["--disable-plugin-autoload", *rest]
     os.chdir(ROOT)
     if args.week is None and not any(names_tests(argument) for argument in rest):
-        # A file's tests may need one another. The long files come early: they keep their order.
+        if not args.all and not has_flag(rest, "-m", "-k"):
+            rest = ["-m", REST if args.rest else QUICK, *rest]
+        # A file's tests may need one another. The long files come first: they keep their order.
         workers = ["-n", str(min(4, num_cores())), "--dist", "loadfile", "--no-loadscope-reorder"]
         rest = [*workers, *rest]
     command = [sys.executable, "-m", "pytest", *rest]
@@ -78,6 +96,11 @@ def tests_of(week: int, day: int | None) -> list[str]:
 def names_tests(argument: str) -> bool:
     """Whether an argument is a file, a folder or one test: few begin sooner in one process."""
     return Path(ROOT, argument.partition("::")[0]).exists()
+
+
+def has_flag(arguments: list[str], *flags: str) -> bool:
+    """Whether one of pytest's flags was given, with its value behind it or in it."""
+    return any(argument.startswith(flags) for argument in arguments)
 
 
 def num_cores() -> int:

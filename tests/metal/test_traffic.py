@@ -37,6 +37,7 @@ CHOSEN_ATTENTION = [
 ]
 
 
+@pytest.mark.slow  # the emulator counts real sizes
 @pytest.mark.parametrize("name", CHOSEN_ATTENTION)
 def test_attention_stays_within_the_limit(name):
     row = compare(ATTENTION[name])
@@ -52,6 +53,7 @@ CHOSEN_PAGED = [
 ]
 
 
+@pytest.mark.slow  # the emulator counts real sizes
 @pytest.mark.parametrize("name", CHOSEN_PAGED)
 def test_pages_cost_little_beside_one_buffer(name):
     """The block table is all that is read besides; of everything else, as much."""
@@ -75,6 +77,7 @@ def test_attention_never_reads_a_mask_when_causal_and_each_key_once():
     assert read.get(4, 0) == 0
 
 
+@pytest.mark.slow  # the emulator counts real sizes
 @pytest.mark.parametrize("name", CHOSEN)
 def test_device_bytes_stay_within_the_limit(name):
     row = compare(job_named(name))

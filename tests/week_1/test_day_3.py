@@ -1,8 +1,9 @@
 """Week 1, day 3: grouped attention, the causal mask, and Qwen3's attention layer."""
 
+from typing import TYPE_CHECKING
+
 import mlx.core as mx
 import pytest
-from mlx_lm.models import qwen3
 
 from tests.support import assert_close, random, tiny_model
 from tiny_llm import (
@@ -10,6 +11,9 @@ from tiny_llm import (
     causal_mask,
     scaled_dot_product_attention_grouped,
 )
+
+if TYPE_CHECKING:
+    from mlx_lm.models import qwen3
 
 HEADS = [(1, 1), (4, 4), (6, 3), (8, 2), (7, 1)]
 
@@ -94,7 +98,7 @@ def test_task_2_unknown_mask():
         scaled_dot_product_attention_grouped(x, x, x, mask="casual")
 
 
-def attention_from(oracle: qwen3.Attention, args: qwen3.ModelArgs) -> Qwen3MultiHeadAttention:
+def attention_from(oracle: "qwen3.Attention", args: "qwen3.ModelArgs") -> Qwen3MultiHeadAttention:
     return Qwen3MultiHeadAttention(
         hidden_size=args.hidden_size,
         num_heads=args.num_attention_heads,

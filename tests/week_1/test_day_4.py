@@ -3,7 +3,6 @@
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from mlx_lm.models import qwen3
 
 from tests.support import as_numpy, assert_close, random
 from tiny_llm import Qwen3MLP, RMSNorm, silu
@@ -57,6 +56,8 @@ def test_task_2_silu_is_stable_far_from_zero(device, dtype):
 
 @pytest.mark.parametrize("shape", [(1, 1, 48), (2, 7, 48), (48,)])
 def test_task_2_mlp(device, dtype, shape):
+    from mlx_lm.models import qwen3
+
     oracle = qwen3.MLP(48, 80)
     oracle.set_dtype(dtype)
     x = random(*shape, dtype=dtype)

@@ -1,0 +1,36 @@
+"""One pass of the course's machinery, quickly: Week 1's Python, from the starter to the solution.
+
+test_days.py goes through the whole course, a day at a time, and builds the learner's extension.
+"""
+
+from pathlib import Path
+
+from tests.course.support import HAVE_CODE
+from tools.course.markers import all_blocks
+from tools.course.outcomes import Runner
+from tools.course.reveal import apply_tasks
+from tools.course.start import write_tree
+from tools.course.tasks import DAYS
+from tools.course.tree import ROOT
+
+IN_CPP = {block.task for path, block in all_blocks(ROOT / "src").values() if path.suffix != ".py"}
+WEEK = [day for day in DAYS if day.week == 1 and not {task.id for task in day.tasks} & IN_CPP]
+TASKS = {task.id for day in WEEK for task in day.tasks} & HAVE_CODE
+
+
+def test_from_the_starter_to_the_solution(tmp_path: Path):
+    tree = tmp_path / "mine"
+    write_tree(tree)
+    files = [day.test_file for day in WEEK]
+    with Runner() as runner:
+        starter = runner.run(tree, files, "-m", "not (slow or thorough)", "--tb=line")
+        apply_tasks(tree, TASKS)
+        solution = runner.run(tree, files, "-m", "not slow", "--tb=line")
+    failed = [outcome for outcome in starter if outcome.passed is False]
+    assert len(TASKS) > 10
+    assert {outcome.task for outcome in failed} == TASKS, "a task is done before it is begun"
+    for outcome in failed:
+        assert outcome.is_your_turn, f"{outcome.test}: {outcome.message}"
+    assert {outcome.task for outcome in solution} >= TASKS
+    for outcome in solution:
+        assert outcome.passed is not False, f"{outcome.test}: {outcome.message}"

@@ -1,0 +1,109 @@
+"""Which cases a quick run leaves out: `pdm run test` without --all.
+
+Many tests are a product: every shape, in every dtype, with every mask, on every instruction set.
+In a quick run each value of each parameter comes at least once, and not every combination. The
+others are marked `thorough`: `pdm run test --all` runs them, and so does naming their file.
+
+The instruction sets between plain C++ and this machine's best are left out by a mark of their own,
+`other_isa`: the sanitizers run few cases, but on all of them.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence, Set
+
+import pytest
+
+# Tests in which each of these runs the cases that the others run, instead of sharing them.
+REPEATED = ("instruction_set",)
+
+# The first of these begin when a run does: what takes long must not come last.
+LONGEST_FIRST = (
+    "tests/course/test_wrong_solutions.py",
+    "tests/course/test_days.py",
+    "tests/models/test_parity_transformers.py",
+    "tests/course/test_commands.py",
+    "tests/metal",
+    "tests/engine",
+    "tests/week_3/test_day_4.py",
+    "tests/week_2",
+    "tests/models/test_demo.py",
+    "tests/ops",
+    "tests/cli",
+    "tests/metal_emulator",
+)
+
+
+def mark_thorough(items: Sequence[pytest.Item]) -> None:
+    """Marks the cases that a quick run can do without."""
+    functions: dict[tuple[str, ...], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if getattr(item, "callspec", None) is not None:
+            if is_compiled_again(item):
+                item.add_marker(pytest.mark.thorough)
+                continue
+            repeated = [str(item.callspec.params.get(name)) for name in REPEATED]
+            functions[(item.nodeid.partition("[")[0], *repeated)].append(item)
+    for cases in functions.values():
+        cases = [case for case in cases if case.get_closest_marker("slow") is None]
+        kept = few_of([values_of(case) for case in cases])
+        for number in set(range(len(cases))) - kept:
+            cases[number].add_marker(pytest.mark.thorough)
+
+
+def is_compiled_again(item: pytest.Item) -> bool:
+    """Whether a Metal kernel is compiled once more, for a mode of the emulator that watches it."""
+    kernels = ("tests/metal/", "tests/metal_emulator/test_mlx_kernels.py")
+    return item.nodeid.startswith(kernels) and item.callspec.params.get("mode", "plain") != "plain"
+
+
+def values_of(item: pytest.Item) -> frozenset[tuple[Hashable, ...]]:
+    """What is particular to a case, of each of its parameters, to be compared.
+
+    Arguments of one `parametrize` count as one value. Values are told apart by their identity:
+    all cases of a function share them.
+    """
+    params = item.callspec.params
+    together = {name: name for name in params}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0]
+        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+        together |= dict.fromkeys(names, names[0])
+    values = defaultdict(list)
+    for name, value in params.items():
+        values[together[name]].append(id(value))
+    return frozenset((name, *value) for name, value in values.items())
+
+
+def few_of(cases: Sequence[Set[Hashable]]) -> set[int]:
+    """Places of a few cases in which every value of every parameter comes at least once.
+
+    Each next one has the most values that have not come yet, and those that have come least.
+
+    Args:
+        cases: for each, its parameters' values.
+    """
+    used: Counter[Hashable] = Counter()
+    missing = {value for case in cases for value in case}
+    kept: set[int] = set()
+    while missing:
+        best = max(
+            (number for number in range(len(cases)) if number not in kept),
+            key=lambda number: (
+                len(missing & cases[number]),
+                -sum(used[value] for value in cases[number]),
+            ),
+        )
+        kept.add(best)
+        used.update(cases[best])
+        missing -= cases[best]
+    return kept
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    """Orders files by what they take; the tests of a file keep their order."""
+
+    def place(item: pytest.Item) -> int:
+        matches = (n for n, path in enumerate(LONGEST_FIRST) if item.nodeid.startswith(path))
+        return next(matches, len(LONGEST_FIRST))
+
+    items.sort(key=place)
