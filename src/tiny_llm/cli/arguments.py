@@ -33,8 +33,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--loader",
         metavar="{" + ",".join(LOADERS) + "}",
-        help="the model and the loop of a week, whose samplers filter before the temperature; if not "
-        "given, one prompt goes to the fastest week's model, and a batch to the engine, which "
+        help="the model and the loop of a week, whose samplers filter before the temperature; if "
+        "not given, one prompt goes to the fastest week's model, and a batch to the engine, which "
         "filters after it",
     )
     parser.add_argument(
