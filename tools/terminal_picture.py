@@ -28,7 +28,7 @@ COLUMNS, ROWS = 100, 40
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
 
 MAIN = './pdmw run main --prompt "Why is decode slow?"'
-BATCH = "./pdmw run batch-main --loader week3 --draft-model demo-draft --kv-cache-bytes 13000000"
+BATCH = "./pdmw run batch-main --draft-model demo-draft --kv-cache-bytes 13000000"
 BATCH_RUNS = 8  # one takes a fifth of a second, which is two or three frames
 
 _CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")

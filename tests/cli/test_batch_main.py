@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 
 from tests.support import FLASH_FLAGS, ByteTokenizer, tiny_model
-from tiny_llm import Qwen3ModelWeek2, make_sampler, simple_generate_with_kv_cache
+from tiny_llm import Qwen3ModelWeek2, Qwen3ModelWeek3, make_sampler, simple_generate_with_kv_cache
 from tiny_llm.batch import BatchGeneration
-from tiny_llm.cli import backend, batch_main
+from tiny_llm.cli import backend, batch_main, engine_run
 from tiny_llm.cli.backend import Checkpoint
 from tiny_llm.cli.batch_progress import EngineState, Progress
 from tiny_llm.cli.batch_runs import MlxRun, TinyLlmRun
@@ -49,7 +49,9 @@ def test_into_a_file_answers_come_in_the_prompts_order(capsys):
         assert question == f"[{index}] {prompt.splitlines()[-1]}"
         assert answer
     assert blocks[3].endswith("The capital of Japan is Tokyo.")
-    assert STATISTICS.fullmatch(blocks[-1].strip())
+    state, statistics = blocks[-1].strip().split("\n")
+    assert state.startswith("prefix cache: ")
+    assert STATISTICS.fullmatch(statistics)
     assert "\x1b" not in out + err, "no control codes where there is no terminal"
     lines = err.splitlines()
     assert lines[0] == "model: demo"
@@ -70,11 +72,11 @@ def test_max_tokens_and_batch_shape(capsys):
 def test_pages_change_no_answer(capsys):
     argv = ["--max-tokens", "12", "--batch-size", "3", "--prefill-step", "16"]
     answers = []
-    for loader in ("week2", "week3"):
-        status, out, _ = run(capsys, *argv, "--loader", loader)
+    for loader in ([], ["--loader", "week2"], ["--loader", "week3"]):
+        status, out, _ = run(capsys, *argv, *loader)
         assert status == 0
         answers.append(out.rpartition("\n\n")[0])
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
 
 
 def test_thinking(capsys):
@@ -91,7 +93,8 @@ def test_flash_attention_reaches_the_model(capsys, monkeypatch, flag, flash):
         return Qwen3ModelWeek2(mlx_model)
 
     monkeypatch.setattr(backend, "dispatch_model", dispatch)
-    assert run(capsys, *flag, "--device", "cpu", "--max-tokens", "1")[0] == 0
+    argv = [*flag, "--loader", "week2", "--device", "cpu", "--max-tokens", "1"]
+    assert run(capsys, *argv)[0] == 0
     assert given == [(2, {"enable_flash_attn": flash})]
 
 
@@ -99,14 +102,15 @@ def test_flash_attention_reaches_the_model(capsys, monkeypatch, flag, flash):
     ("argv", "message"),
     [
         (["--loader", "week1"], "--loader week1 has no cache, and so no batches"),
-        (["--draft-model", "demo-draft"], "--draft-model: drafts are verified for one request"),
+        (["--loader", "week2", "--draft-model", "demo-draft"], "--draft-model: drafts are"),
+        (["--loader", "week3", "--draft-model", "demo-draft"], "--draft-model: drafts are"),
         (["--solution", "mlx", "--draft-model", "demo-draft"], "--draft-model: drafts are"),
         (["--solution", "mlx", "--loader", "week2"], "--loader chooses a week's model"),
         (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
-        (["--record", "run.json"], "--record is for the engine of Week 3; leave it out"),
-        (["--kv-cache-bytes", "9"], "--kv-cache-bytes is for the engine of Week 3; leave it out"),
-        (["--loader", "week3", "--kv-cache-bytes", "9"], "kv_cache_bytes is 9; a page of 32"),
-        (["--loader", "week3", "--record", "/no/such/run.json"], "there is no folder '/no/such'"),
+        (["--loader", "week2", "--record", "run.json"], "--record is for the engine; leave it"),
+        (["--loader", "week3", "--kv-cache-bytes", "9"], "--kv-cache-bytes is for the engine"),
+        (["--kv-cache-bytes", "9"], "kv_cache_bytes is 9; a page of 32"),
+        (["--record", "/no/such/run.json"], "there is no folder '/no/such'"),
         (["--solution", "mine"], "--solution mine runs a learner's tree"),
         (["--batch-size", "0"], "--batch-size is 0; it must be at least 1"),
         (["--prefill-step", "-1"], "--prefill-step is -1; it must be at least 1"),
@@ -323,6 +327,15 @@ def test_the_engine_tells_how_far_each_prompt_is():
         assert progress.prompt_tokens == progress.prefilled == len(PROMPTS[progress.index])
 
 
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
+def test_the_memory_is_what_the_longest_requests_take(dtype):
+    mlx_model = tiny_model(vocab_size=256)
+    mlx_model.set_dtype(dtype)
+    assert engine_run._kv_bytes_per_token(mlx_model) == (
+        Qwen3ModelWeek3(mlx_model).kv_bytes_per_token
+    )
+
+
 def test_view_of_the_pages():
     fixed = FixedRun()
     state = EngineState(PageCounts(free=8, cached=4, used=4, shared=2), 200, 50, 3, 10, 7)
@@ -335,10 +348,10 @@ def test_view_of_the_pages():
     assert "50 of 200 prompt tokens found (25%) | preemptions: 3 | guesses: 7 of 10" in lines[6]
 
 
-def test_the_engine_says_the_same_and_records_it(capsys, tmp_path):
+def test_the_engine_says_the_same_as_week_2_and_records_it(capsys, tmp_path):
     file = tmp_path / "run.json"
-    expected = run(capsys)[1].split("\n\n")[:16]
-    argv = ["--loader", "week3", "--record", str(file), "--kv-cache-bytes", str(2**24)]
+    expected = run(capsys, "--loader", "week2")[1].split("\n\n")[:16]
+    argv = ["--record", str(file), "--kv-cache-bytes", str(2**24)]
     status, out, err = run(capsys, *argv, "--draft-model", "demo-draft")
     assert status == 0
     assert out.split("\n\n")[:16] == expected
@@ -353,7 +366,7 @@ def test_the_engine_says_the_same_and_records_it(capsys, tmp_path):
 
 
 def test_the_engine_in_a_terminal():
-    status, screen = in_a_terminal("--loader", "week3", "--max-tokens", "64")
+    status, screen = in_a_terminal("--max-tokens", "64")
     assert status == 0
     for word in ("slot", "decoding", "waiting", "pages", "shared", "prefix cache", "16 of 16"):
         assert word in screen

@@ -32,7 +32,7 @@ def test_table_and_json(capsys):
     result = json.loads(out.splitlines()[-1])
     assert result["model"] == "demo"
     assert result["solution"] == "tiny_llm"
-    assert result["loader"] == "week2"
+    assert result["loader"] == "engine"
     assert result["num_seqs"] == 4
     assert result["batch_size"] == 2
     assert 4 * 3 <= result["prompt_tokens"] <= 4 * 20
@@ -48,10 +48,16 @@ def test_table_and_json(capsys):
         assert word in out
 
 
-def test_over_pages(capsys):
-    result = result_of(capsys, "--loader", "week3")
-    assert (result["loader"], result["flash_attn"]) == ("week3", False)
+@pytest.mark.parametrize(("loader", "has_flash"), [("week2", True), ("week3", False)])
+def test_a_week_s_own_loop(capsys, loader, has_flash):
+    result = result_of(capsys, "--loader", loader, "--device", "cpu")
+    assert (result["loader"], result["flash_attn"]) == (loader, has_flash)
     assert result["output_tokens"] > 0
+
+
+def test_a_draft_model(capsys):
+    result = result_of(capsys, "--draft-model", "demo-draft")
+    assert result["output_tokens"] == result_of(capsys)["output_tokens"]
 
 
 def test_the_same_flags_are_the_same_work(capsys):
@@ -106,7 +112,7 @@ def test_mlx_is_the_baseline(capsys):
         (["--seed", "-1"], "--seed is -1; it must be at least 0"),
         (["--batch-size", "0"], "--batch-size is 0"),
         (["--loader", "week1"], "--loader week1 has no cache, and so no batches"),
-        (["--draft-model", "demo-draft"], "--draft-model: drafts are verified for one request"),
+        (["--loader", "week2", "--draft-model", "demo-draft"], "--draft-model: drafts are"),
         (["--solution", "mlx", "--loader", "week2"], "--loader chooses a week's model"),
         (["--sampler-temp", "1"], "unrecognized arguments: --sampler-temp 1"),
         (["--num-seqs", "many"], "invalid int value: 'many'"),

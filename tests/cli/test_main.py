@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 from tests.support import FLASH_FLAGS
-from tiny_llm import models
+from tiny_llm import kernels, models
 from tiny_llm.cli import backend, chat, main
 
 STATISTICS = re.compile(
@@ -58,6 +58,16 @@ def test_only_our_own_code_does_without_mlx_lm_s_model(monkeypatch, solution, lo
 def test_default_model_is_named_with_the_reason(capsys):
     _, _, err = run(capsys, main, "--prompt", "Hello!", "--max-tokens", "1")
     assert err.startswith("model: demo (it ships with tiny-llm, and qwen3-0.6b is not in")
+
+
+def test_without_the_extension_week_1_answers_and_a_line_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(kernels, "is_built", lambda: False)
+    status, out, err = run(capsys, main, *FRANCE)
+    assert status == 0
+    assert "Paris" in out
+    assert err.startswith("loader: week1 (the C++ extension is not built; `pdm run build-ext`")
+    _, _, named = run(capsys, main, *FRANCE, "--loader", "week1", "--max-tokens", "1")
+    assert named == "model: demo\n"
 
 
 def test_thinking(capsys):

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import pytest
 
-from tiny_llm.cli import program
+from tiny_llm.cli import check_installation, program
 
 FRANCE = ["--model", "demo", "--prompt", "What is the capital of France?"]
 
@@ -45,6 +45,14 @@ def test_help_lists_the_commands(capsys):
         program.main(["--help"])
     out = capsys.readouterr().out
     assert all(text in out for text in program.COMMANDS.values())
+
+
+def test_a_pin_for_another_system_does_not_count(monkeypatch):
+    pins = ["mlx==9; sys_platform == 'nowhere'", "mlx[cpu]==8", "mlx-lm==7"]
+    monkeypatch.setattr(check_installation, "requires", lambda _: pins)
+    for found, ok in (("8", True), ("9", False), ("7", False)):
+        monkeypatch.setattr(check_installation, "version", lambda _, found=found: found)
+        assert check_installation._package("mlx").ok is ok
 
 
 @pytest.mark.parametrize("shell", program.SHELLS)

@@ -11,6 +11,7 @@ from ..sampler import Sampler, make_sampler
 
 SOLUTIONS = {"tiny_llm": "tiny_llm", "ref": "tiny_llm", "mine": "mine", "mlx": "mlx"}
 LOADERS = {f"week{week}": week for week in WEEK_MODELS}
+ENGINE = "engine"  # what serves a batch where no --loader is given
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--loader",
         metavar="{" + ",".join(LOADERS) + "}",
-        help="which week's model runs it; the fastest that this installation has if not given",
+        help="the model and the loop of a week, whose samplers filter before the temperature; if "
+        "not given, one prompt goes to the fastest week's model, and a batch to the engine, which "
+        "filters after it",
     )
     parser.add_argument(
         "--device", metavar="{cpu,gpu}", help="where to compute (gpu where there is one)"
@@ -136,15 +139,24 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
 def check_batch_arguments(args: argparse.Namespace) -> None:
     """As `check_model_arguments`, and refuses what a batch cannot do.
 
+    Our own code serves a batch with the engine unless a flag asks for a week's loop; `args.loader`
+    is `ENGINE` then.
+
     Raises:
         UserError: the first flag that cannot be honoured.
     """
-    if args.draft_model is not None and args.loader != "week3":
+    ours = SOLUTIONS.get(args.solution) == "tiny_llm"
+    uses_engine = ours and args.loader is None and args.enable_flash_attn is None
+    if args.draft_model is not None and not uses_engine:
         raise UserError(
-            "--draft-model: drafts are verified for one request at a time, not for a batch; leave "
-            "it out, use --loader week3, or `pdm run main`."
+            "--draft-model: drafts are verified for one request at a time, not for a batch, except "
+            "by the engine; leave it out, or --loader, --solution and --enable-flash-attn."
         )
-    check_model_arguments(args, needs_cache=True)
+    if uses_engine:
+        kernels.extension()  # if it is missing, better said now than after loading
+        args.solution, args.loader, args.enable_flash_attn = "tiny_llm", ENGINE, False
+    else:
+        check_model_arguments(args, needs_cache=True)
     for flag, value in (("--batch-size", args.batch_size), ("--prefill-step", args.prefill_step)):
         if value < 1:
             raise UserError(f"{flag} is {value}; it must be at least 1.")

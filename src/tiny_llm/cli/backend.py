@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from .. import kernels
 from ..errors import UserError
 from ..generate import (
     DecodingLoop,
@@ -74,8 +75,14 @@ def open_backend(args: argparse.Namespace) -> Backend:
     Raises:
         UserError: see `check_model_arguments`, `sampler_from` and `models.load`.
     """
+    was_free = args.loader is None
     check_model_arguments(args)
     sampler = sampler_from(args)
+    if was_free and args.solution == "tiny_llm" and not kernels.is_built():
+        console.print(
+            "loader: week1 (the C++ extension is not built; `pdm run build-ext` builds it)",
+            soft_wrap=True,
+        )
     checkpoint = open_checkpoint(args)
     tokenizer, max_tokens = checkpoint.tokenizer, args.max_tokens
     draft = None

@@ -13,6 +13,7 @@ from rich.live import Live
 from ..demo.prompts import BATCH_PROMPTS
 from ..errors import UserError
 from .arguments import (
+    ENGINE,
     add_batch_arguments,
     add_model_arguments,
     add_sampling_arguments,
@@ -44,13 +45,13 @@ def make_parser(prog: str) -> CommandParser:
         "--plain", action="store_true", help="lines instead of the live view, as into a file"
     )
     parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="write what happened as JSON (week3)"
+        "--record", type=Path, metavar="FILE", help="write what happened as JSON (engine)"
     )
     parser.add_argument(
         "--kv-cache-bytes",
         type=int,
         metavar="N",
-        help="memory for keys and values (week3); enough for the batch if not given",
+        help="memory for keys and values (engine); enough for the batch if not given",
     )
     parser.set_defaults(max_tokens=DEFAULT_MAX_TOKENS)
     return parser
@@ -125,9 +126,10 @@ def _answer_all(args: argparse.Namespace) -> int:
 def _check_engine_arguments(args: argparse.Namespace) -> None:
     """Refuses flags that only the engine can honour, where another serves."""
     for flag, value in (("--record", args.record), ("--kv-cache-bytes", args.kv_cache_bytes)):
-        if value is not None and args.loader != "week3":
+        if value is not None and args.loader != ENGINE:
             raise UserError(
-                f"{flag} is for the engine of Week 3; leave it out, or use --loader week3."
+                f"{flag} is for the engine; leave it out, or --loader, --solution and "
+                "--enable-flash-attn."
             )
     if args.record is not None and not args.record.absolute().parent.is_dir():
         raise UserError(f"--record: there is no folder '{args.record.parent}'.")

@@ -31,7 +31,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class EngineState:
-    """What only the engine of Week 3 has.
+    """What only the engine has.
 
     Attributes:
         pages: where they are.

@@ -1,4 +1,4 @@
-"""Many prompts at once: Week 2's continuous batching, Week 3's engine, or mlx_lm.
+"""Many prompts at once: the engine, continuous batching of Week 2 or 3, or mlx_lm.
 
 All look the same from outside: `step` until `is_done`, and between steps see how far each prompt
 is. `batch-main` shows it, `bench` measures it.
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from ..batch import BatchGeneration, Request
 from ..sampler import Sampler
+from .arguments import ENGINE
 from .backend import Checkpoint, build_model
 from .batch_progress import EngineState, Progress
 from .engine_run import EngineRun
@@ -73,7 +74,7 @@ def open_run(
         return MlxRun(
             checkpoint, prompts, max_tokens, sampler, args.batch_size, args.prefill_step, ignore_eos
         )
-    if args.loader == "week3":
+    if args.loader == ENGINE:
         return EngineRun(args, checkpoint, prompts, max_tokens, ignore_eos)
     longest = max((len(p) + n for p, n in zip(prompts, max_tokens, strict=True)), default=1)
     return TinyLlmRun(

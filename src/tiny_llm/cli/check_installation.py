@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 
 import mlx.core as mx
+from packaging.requirements import Requirement
 from rich.console import Console
 from rich.table import Table
 
@@ -95,18 +96,18 @@ def _python() -> Finding:
 
 
 def _package(name: str) -> Finding:
-    """A pinned dependency: its version must be the one that pyproject.toml pins."""
-    pinned = [
-        requirement.split(";")[0].split("==")[1].strip()
-        for requirement in requires("tiny-llm") or []
-        if requirement.split("==")[0].split("[")[0] == name
+    """A pinned dependency: its version must be the one that pyproject.toml pins here."""
+    pins = [
+        one.specifier
+        for one in map(Requirement, requires("tiny-llm") or [])
+        if one.name == name and (one.marker is None or one.marker.evaluate())
     ]
     fix = "`pdm install` puts the pinned version in place"
     try:
         found = version(name)
     except PackageNotFoundError:
         return Finding(name, False, "not installed", fix)
-    return Finding(name, found in pinned, found, fix)
+    return Finding(name, all(found in pin for pin in pins), found, fix)
 
 
 def _device() -> Finding:

@@ -1,9 +1,10 @@
-"""Prompts through the engine of Week 3, seen as a batch run."""
+"""Prompts through the engine, seen as a batch run."""
 
 import argparse
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..engine.events import Recorder
 from ..engine.llm import LLM
@@ -49,6 +50,9 @@ class EngineRun:
             longest = max((len(p) + n for p, n in zip(prompts, max_tokens, strict=True)), default=1)
             pages = args.batch_size * (-(-longest // PAGE_SIZE) + 1)
             memory = pages * PAGE_SIZE * sum(map(_kv_bytes_per_token, models))
+        described: dict[str, Any] = {}  # known once there is an engine
+        self._recorder = Recorder(described)
+        is_recorded = getattr(args, "record", None) is not None
         self._llm = LLM(
             model,
             kv_cache_bytes=memory,
@@ -58,10 +62,9 @@ class EngineRun:
             draft_model=draft,
             num_drafts=NUM_DRAFTS,
             seed=secrets.randbits(63),  # for those that have none
+            listener=self._recorder if is_recorded else None,
         )
-        self._recorder = Recorder(self._llm.describe())
-        if getattr(args, "record", None) is not None:
-            self._llm.scheduler.listener = self._recorder
+        described.update(self._llm.describe())
         self.answers: dict[int, str] = {}
         self._places: list[str | None] = [None] * args.batch_size  # request ids
         self._begun: dict[str, Progress] = {}
@@ -160,7 +163,7 @@ def _params(args: argparse.Namespace, max_tokens: int, ignore_eos: bool) -> Samp
     )
 
 
-def _kv_bytes_per_token(mlx_model: object) -> int:
-    """An upper bound before the week's model is built: activations have at most 4 bytes."""
-    args = mlx_model.args  # type: ignore[attr-defined]
-    return 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim * 4
+def _kv_bytes_per_token(mlx_model: Any) -> int:
+    """As `Qwen3ModelWeek3.kv_bytes_per_token` will be, before that model is built."""
+    args, item_bytes = mlx_model.args, mlx_model.model.norm.weight.dtype.size
+    return 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim * item_bytes
