@@ -1,7 +1,7 @@
 """Runs commands in a terminal and draws what they printed as SVG: the picture in the README.
 
 `./pdmw run python -m tools.terminal_picture` writes it again. Of the live view, the picture has the
-frame of several runs in which most requests are decoding; of `main`, what is there at the end.
+frame of several runs in which most requests decode; of `main`, what is there at the end.
 """
 
 import argparse
@@ -29,7 +29,7 @@ FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
 
 MAIN = './pdmw run main --prompt "Why is decode slow?"'
 BATCH = "./pdmw run batch-main --draft-model demo-draft --kv-cache-bytes 13000000"
-BATCH_RUNS = 8  # one takes a fifth of a second, which is two or three frames
+BATCH_RUNS = 12  # one takes a fifth of a second, which is two or three frames
 
 _CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 
@@ -133,8 +133,9 @@ def main() -> None:
     args = parser.parse_args()
     answer = run_in_terminal(MAIN).lines
     frames = [frame for _ in range(BATCH_RUNS) for frame in run_in_terminal(BATCH).frames]
-    frame = max(frames, key=lambda lines: "\n".join(lines).count("decoding"))
-    screens = [(MAIN, answer), (BATCH, frame)]
+    texts = ["\n".join(lines) for lines in frames]
+    fullest = max(range(len(frames)), key=lambda i: (texts[i].count("decoding"), len(texts[i])))
+    screens = [(MAIN, answer), (BATCH, frames[fullest])]
     trimmed = [(command, "\n".join(lines).rstrip().split("\n")) for command, lines in screens]
     args.output.write_text(draw(trimmed, "tiny-llm"), encoding="utf-8")
 
