@@ -1,6 +1,7 @@
-"""tiny-llm beside mlx-lm, transformers and llama.cpp: one machine, one run, the same shapes.
+"""tiny-llm beside other systems: one machine, one run, the same shapes.
 
-    python -m benchmark.peers --work FOLDER --llama-python PYTHON --torch-python PYTHON
+    python -m benchmark.peers --work FOLDER --llama-python PYTHON --torch-python PYTHON \
+        --openvino-python PYTHON --onnx-python PYTHON
 
 Each system runs in a process of its own with all cores. Measurements are interleaved: in every
 round each metric goes through all systems, so that a slow minute of the machine is everybody's.
@@ -10,6 +11,7 @@ once in --work, serve as the checkpoint. benchmark/README.md says how to set the
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,18 +25,22 @@ from .peers_plot import write_plot
 from .peers_results import Results
 from .peers_table import write_table
 from .roofline import ISA_FLAGS, Machine, NoProbeError, build_probe, usable_threads
-from .systems.client import WorkerError, WorkerProcess, checkpoint_bytes, exit_on_sigterm
+from .systems.client import ROOT, WorkerError, WorkerProcess, checkpoint_bytes, exit_on_sigterm
 
 WORKERS = {
     "tiny-llm": "tiny_llm_worker",
     "llama.cpp": "llama_cpp_worker",
     "transformers": "transformers_worker",
+    "openvino": "openvino_worker",
+    "onnxruntime": "onnxruntime_worker",
     "mlx-lm": "mlx_lm_worker",
 }
 GROUP_SIZE, BITS = 128, 4
 Q4_0_BITS = 4.5
 # What takes seconds a token is measured in the first round only.
 ONCE = {"mlx-lm"}
+# Those that quantize a plain folder with an exporter of their own.
+EXPORTED = {"openvino", "onnxruntime"}
 
 
 class Checkpoints:
@@ -65,6 +71,22 @@ class Checkpoints:
         if not file.exists():
             write_gguf(self.mlx(), file, "q4_0")
         return file
+
+    def exported(self, system: str, python: str) -> Path:
+        """The plain weights quantized by a system's own exporter, to 4 bits in groups of 128.
+
+        Args:
+            system: "openvino" or "onnxruntime".
+            python: an interpreter that has the exporter.
+        """
+        folder = self._work / f"{self._shape}-{system}-int4-g{GROUP_SIZE}"
+        if not (folder / "exported").exists():  # what is written last
+            folder.mkdir(exist_ok=True)
+            command = [python, "-m", f"benchmark.systems.{WORKERS[system]}", str(folder)]
+            command += ["--export", str(self.bfloat16())]
+            subprocess.run(command, check=True, cwd=ROOT, stdout=sys.stderr)
+            (folder / "exported").touch()
+        return folder
 
     def _folder(self, name: str, bits: int | None) -> Path:
         folder = self._work / name
@@ -110,18 +132,27 @@ class Fleet:
     def _checkpoint(self, system: str) -> Path:
         if system == "transformers":
             return self._checkpoints.bfloat16()
+        if system in EXPORTED:
+            return self._checkpoints.exported(system, self._python(system))
         return self._checkpoints.gguf() if system == "llama.cpp" else self._checkpoints.mlx()
 
+    def _python(self, system: str) -> str:
+        """The interpreter that has a system."""
+        options = {
+            "transformers": self._args.torch_python,
+            "llama.cpp": self._args.llama_python,
+            "openvino": self._args.openvino_python,
+            "onnxruntime": self._args.onnx_python,
+        }
+        return str(options.get(system, sys.executable))
+
     def _start(self, system: str) -> WorkerProcess:
-        python, arguments = sys.executable, [str(self._checkpoint(system))]
+        arguments = [str(self._checkpoint(system))]
         if system == "tiny-llm":
             arguments += {None: [], True: ["--flash"], False: ["--no-flash"]}[self._args.flash]
-        elif system == "transformers":
-            python = self._args.torch_python
         elif system == "llama.cpp":
-            python = self._args.llama_python
             arguments += ["--threads", str(usable_threads()), "--weight-bits", str(Q4_0_BITS)]
-        return WorkerProcess(python, WORKERS[system], arguments)
+        return WorkerProcess(self._python(system), WORKERS[system], arguments)
 
 
 def run_rounds(args: argparse.Namespace, results: Results, checkpoints: Checkpoints) -> None:
@@ -169,6 +200,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--limit", type=float, default=120, help="seconds that a measurement may take")
     add("--llama-python", default=sys.executable, help="interpreter that has llama-cpp-python")
     add("--torch-python", default=sys.executable, help="interpreter that has torch, transformers")
+    add("--openvino-python", default=sys.executable, help="interpreter that has openvino-genai")
+    add("--onnx-python", default=sys.executable, help="interpreter that has onnxruntime-genai")
     add("--flash", action=argparse.BooleanOptionalAction, help="tiny-llm's flash attention")
     add("--isa", choices=ISA_FLAGS, default="native", help="of the arithmetic peaks")
     return parser.parse_args()

@@ -108,7 +108,8 @@ class WorkerProcess:
 
 def checkpoint_bytes(path: Path) -> int:
     """The size of a checkpoint's weights: a folder's files, or one file."""
-    files = path.glob("*.safetensors") if path.is_dir() else [path]
+    endings = {".safetensors", ".bin", ".data"}  # the last two: OpenVINO's and ONNX's
+    files = [f for f in path.iterdir() if f.suffix in endings] if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files)
 
 

@@ -1,0 +1,101 @@
+"""OpenVINO GenAI as a worker: `python -m benchmark.systems.openvino_worker FOLDER`.
+
+`--export` makes the folder from a plain one first, through optimum-intel: every matrix, the table
+of tokens included, as symmetric 4-bit integers with a scale for 128 of them.
+
+OpenVINO rounds activations to 8 bits before it multiplies them (dynamic quantization), which none
+of the other systems does: its products are those of integers.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from .worker import DECODE_STEPS, serve, token_ids
+
+GROUP_SIZE = 128
+SCALE_BITS = 16
+CACHE_GIGABYTES = 4
+
+
+class OpenVino:
+    """A folder of OpenVINO's, through the pipeline that serves batches."""
+
+    def __init__(self, folder: Path):
+        import numpy as np
+        import openvino
+        import openvino_genai
+
+        self._np, self._openvino, self._api = np, openvino, openvino_genai
+        threads = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.enable_prefix_caching = False  # each prompt is measured more than once
+        scheduler.cache_size = CACHE_GIGABYTES
+        scheduler.max_num_batched_tokens = 8192  # a prompt at once
+        self._pipeline: Any = openvino_genai.LLMPipeline(
+            str(folder), "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=threads
+        )
+        self._vocab_size = _vocab_size(folder)
+        self.weight_bits = 4 + SCALE_BITS / GROUP_SIZE
+        self.about = (
+            f"openvino-genai {openvino_genai.__version__}, int4 in groups of {GROUP_SIZE}, "
+            f"activations in 8 bits, {threads} threads"
+        )
+        self._generate(1, 8, 1)
+
+    def prefill(self, tokens: int) -> dict[str, Any]:
+        """See `System`."""
+        seconds, _ = self._generate(1, tokens, 1)
+        return {"seconds": seconds}
+
+    def decode(self, batch: int, context: int) -> dict[str, Any]:
+        """See `System`; the past is a prompt that was prefilled."""
+        seconds, first = self._generate(batch, context, DECODE_STEPS)
+        return {"seconds": (seconds - first) / (DECODE_STEPS - 1)}
+
+    def _generate(self, batch: int, tokens: int, new_tokens: int) -> tuple[float, float]:
+        """Seconds of an answer, and until its first token."""
+        np = self._np
+        ids = np.tile(np.array(token_ids(tokens, self._vocab_size), np.int64), (batch, 1))
+        mask = np.ones_like(ids)
+        inputs = self._api.TokenizedInputs(self._openvino.Tensor(ids), self._openvino.Tensor(mask))
+        config = self._api.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = new_tokens, True, False
+        start = time.perf_counter()
+        result = self._pipeline.generate(inputs, config)
+        seconds = time.perf_counter() - start
+        return seconds, result.perf_metrics.get_ttft().mean / 1000
+
+
+def export(source: Path, folder: Path) -> None:
+    """Writes OpenVINO's folder for a plain Hugging Face one."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
+
+    config = OVWeightQuantizationConfig(
+        bits=4, group_size=GROUP_SIZE, sym=True, ratio=1.0, all_layers=True
+    )
+    model = OVModelForCausalLM.from_pretrained(
+        str(source), export=True, compile=False, quantization_config=config
+    )
+    model.save_pretrained(str(folder))
+
+
+def _vocab_size(folder: Path) -> int:
+    import json
+
+    size: int = json.loads((folder / "config.json").read_text())["vocab_size"]
+    return size
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--export", type=Path, metavar="SOURCE", help="make the folder from this")
+    arguments = parser.parse_args()
+    if arguments.export is not None:
+        export(arguments.export, arguments.folder)
+    else:
+        serve(lambda: OpenVino(arguments.folder))
