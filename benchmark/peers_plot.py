@@ -11,6 +11,8 @@ from .roofline import Machine
 COLOURS = {
     "tiny-llm": ("#0072B2", "white"),
     "llama.cpp": ("#E69F00", "black"),
+    "openvino": ("#56B4E9", "black"),
+    "onnxruntime": ("#F0E442", "black"),
     "transformers": ("#009E73", "white"),
     "mlx-lm": ("#CC79A7", "black"),
 }
