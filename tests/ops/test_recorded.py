@@ -15,7 +15,7 @@ from tiny_llm import BatchingKvCache, Qwen3ModelWeek2, Qwen3ModelWeek3, kernels
 from tiny_llm.errors import OutOfPagesError
 from tiny_llm.kernels.recorded import MOST_TOKENS, Recorded
 from tiny_llm.kv_cache.page_pool import TinyKvPagedPool
-from tiny_llm.kv_cache.ragged import RaggedBatch
+from tiny_llm.kv_cache.paged_storage import RaggedBatch
 from tiny_llm.quantize import QuantizedWeights, project, project_each
 
 E, H, D = 128, 4, 32

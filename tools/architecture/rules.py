@@ -57,7 +57,7 @@ MLX_ONLY_LIBRARY = {"math", "typing", "collections", "dataclasses", "functools",
 WITHOUT_ARRAYS = {
     f"engine.{name}"
     for name in (
-        "arguments",
+        "checks",
         "sampling_params",
         "config",
         "request",

@@ -2,7 +2,7 @@
 
 Read it in this order. The files before `sampling` are plain Python without MLX.
 
-    arguments         what callers give, checked
+    checks            what callers give, checked
     sampling_params   how tokens are chosen, and when an answer ends
     config            the limits that the scheduler keeps to
     request           one answer on its way: its tokens and its pages

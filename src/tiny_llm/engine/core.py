@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import UserError, check_token_ids
 from . import prompt_forms
 from .answer import Answer
-from .arguments import as_plain
+from .checks import as_plain
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .prompt_forms import Prompt
 from .request import EngineRequest, FinishReason

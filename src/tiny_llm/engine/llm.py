@@ -23,7 +23,7 @@ from ..generate import check_same_vocabulary
 from ..models import dispatch_model, load_weights
 from ..models.detokenizer import with_detokenizer
 from . import prompt_forms
-from .arguments import checked_seed
+from .checks import checked_seed
 from .config import SchedulerConfig
 from .core import EngineCore
 from .draft_model import DraftModel

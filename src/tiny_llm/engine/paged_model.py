@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..kv_cache.ragged import RaggedBatch
+from ..kv_cache.paged_storage import RaggedBatch
 
 
 @dataclass(frozen=True)

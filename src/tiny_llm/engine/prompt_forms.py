@@ -5,7 +5,7 @@ from numbers import Integral
 from typing import Any
 
 from ..errors import UserError, shortened
-from .arguments import as_plain
+from .checks import as_plain
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]

@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from ..errors import UserError, check_whole
-from .arguments import as_plain, check_range, checked_seed
+from .checks import as_plain, check_range, checked_seed
 
 GREEDY_BELOW = 1e-5  # a temperature this small is greedy, as in vLLM
 

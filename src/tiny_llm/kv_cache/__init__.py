@@ -1,13 +1,12 @@
 """The KV cache: keys and values of the past, and which tokens each piece of memory holds.
 
-    full        one request, in one buffer (Week 2)
-    batching    several requests, a slot each (Weeks 2 and 3)
-    page_pool   memory in pages, handed out one at a time (Week 3)
-    paged       one request, in pages of a pool (Week 3)
-    ragged      the pages of an engine: one block table for all layers
-
-    placement   where a step's tokens go, in all layers, and the layers run by such a plan
-    plans       the plans of a step over a request's own caches
+    full            one request, in one buffer (Week 2)
+    batching        several requests, a slot each (Weeks 2 and 3)
+    page_pool       memory in pages, handed out one at a time (Week 3)
+    paged           one request, in pages of a pool (Week 3)
+    paged_storage   the pages of an engine: one block table for all layers
+    placement       where a step's tokens go, in all layers, and the layers run by such a plan
+    plans           the plans of a step over a request's own caches
 
 A cache knows arrays and where tokens are in them. It knows nothing of models, prompts or text.
 """
@@ -17,7 +16,7 @@ from .batching import BatchingKvCache
 from .full import TinyKvCache, TinyKvFullCache
 from .page_pool import TinyKvPagedPool
 from .paged import PagedKvMetadata, TinyKvPagedCache
-from .ragged import PagedStorage, RaggedBatch
+from .paged_storage import PagedStorage, RaggedBatch
 
 __all__ = [
     "BatchingKvCache",

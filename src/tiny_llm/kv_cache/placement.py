@@ -10,7 +10,7 @@ have the new tokens, go back to where they came from (`Placement.commit`).
 
 So the layers are a function of arrays alone, and a function of arrays can be recorded: a decode
 step then is one node of MLX's graph (`kernels/recorded.py`). The plans themselves are in `plans.py`
-and, for an engine's ragged batches, in `ragged.py`.
+and, for an engine's ragged batches, in `paged_storage.py`.
 """
 
 from collections.abc import Callable, Sequence
