@@ -43,7 +43,11 @@ def test_the_engine_s_files_without_arrays_exist(modules):
         ("quantize", "from . import embedding", "quantize imports embedding, which is not on a"),
         ("kv_cache.full", "from ..engine import step", "kv_cache.full imports engine.step, which"),
         ("kv_cache.full", "from ..engine.step import Step", "kv_cache.full imports engine.step"),
-        ("kv_cache.full", "from .paged_storage import PagedStorage", "import each other in a circle: "),
+        (
+            "kv_cache.full",
+            "from .paged_storage import PagedStorage",
+            "import each other in a circle: ",
+        ),
         ("kv_cache.full", "from . import TinyKvCache", "in a circle: kv_cache"),
         ("batch", "from .cli.main import main", "batch imports cli, which is not on a floor below"),
         ("batch", "from .errors import *", "batch has an `import *`"),

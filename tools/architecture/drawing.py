@@ -16,20 +16,24 @@ WIDTH = 960
 LEFT, COLUMN_WIDTH = 200, 71  # where column 0 is, and how wide a column is
 TOP, FLOOR_HEIGHT, BOX_HEIGHT, GAP = 20, 68, 30, 6
 STYLE = """
-  svg { --paper: #ffffff; --band: #f3f5f9; --box: #ffffff; --edge: #47607f; --text: #16202e;
-        --soft: #5d6b7e; --folder: #dbe9fb; }
+  text { font: 13px "Helvetica Neue", Arial, "Liberation Sans", sans-serif; fill: #16202e; }
+  .floor { font-size: 12px; fill: #5d6b7e; }
+  .paper { fill: #ffffff; }
+  .band { fill: #f3f5f9; }
+  .room { fill: #ffffff; stroke: #47607f; }
+  .folder { fill: #dbe9fb; }
+  .import { fill: none; stroke: #47607f; stroke-width: 1.2; }
+  .head { fill: #47607f; }
   @media (prefers-color-scheme: dark) {
-    svg { --paper: #0e141b; --band: #172029; --box: #0e141b; --edge: #93a9c4; --text: #e6edf5;
-          --soft: #a0aec0; --folder: #1f4063; }
+    text { fill: #e6edf5; }
+    .floor { fill: #a0aec0; }
+    .paper { fill: #0e141b; }
+    .band { fill: #172029; }
+    .room { fill: #0e141b; stroke: #93a9c4; }
+    .folder { fill: #1f4063; }
+    .import { stroke: #93a9c4; }
+    .head { fill: #93a9c4; }
   }
-  text { font: 13px "Helvetica Neue", Arial, "Liberation Sans", sans-serif; fill: var(--text); }
-  .floor { font-size: 12px; fill: var(--soft); }
-  .paper { fill: var(--paper); }
-  .band { fill: var(--band); }
-  .room { fill: var(--box); stroke: var(--edge); }
-  .folder { fill: var(--folder); }
-  .import { fill: none; stroke: var(--edge); stroke-width: 1.2; }
-  .head { fill: var(--edge); }
 """
 
 
