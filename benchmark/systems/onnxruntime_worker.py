@@ -4,16 +4,14 @@
 level 4, its default for CPUs, multiplies activations of 8 bits. Keys and values are float32.
 """
 
-import argparse
 import json
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from .worker import DECODE_STEPS, decode_seconds, serve, token_ids
+from .worker import DECODE_STEPS, decode_seconds, num_threads, serve_or_export, token_ids
 
 BLOCK_SIZE = 128
 SCALE_BITS = 32
@@ -27,7 +25,7 @@ class OnnxRuntime:
         import onnxruntime_genai
 
         self._np, self._api = np, onnxruntime_genai
-        threads = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
+        threads = num_threads()
         config = onnxruntime_genai.Config(str(folder))
         options = {"session_options": {"intra_op_num_threads": threads}}
         config.overlay(json.dumps({"model": {"decoder": options}}))
@@ -71,15 +69,8 @@ def export(source: Path, folder: Path) -> None:
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source)]
     command += ["-o", str(folder), "-p", "int4", "-e", "cpu", "-c", str(folder / "cache")]
     command += ["--extra_options", f"block_size={BLOCK_SIZE}", "accuracy_level=4"]
-    subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--export", type=Path, metavar="SOURCE", help="make the folder from this")
-    arguments = parser.parse_args()
-    if arguments.export is not None:
-        export(arguments.export, arguments.folder)
-    else:
-        serve(lambda: OnnxRuntime(arguments.folder))
+    serve_or_export(__doc__ or "", OnnxRuntime, export)

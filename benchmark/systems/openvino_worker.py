@@ -8,13 +8,12 @@ are those of integers. Keys and values are kept in 16 bits, as in the other syst
 would round them to 8.
 """
 
-import argparse
-import os
+import json
 import time
 from pathlib import Path
 from typing import Any
 
-from .worker import DECODE_STEPS, serve, token_ids
+from .worker import DECODE_STEPS, num_threads, serve_or_export, token_ids
 
 GROUP_SIZE = 128
 SCALE_BITS = 16
@@ -30,7 +29,7 @@ class OpenVino:
         import openvino_genai
 
         self._np, self._openvino, self._api = np, openvino, openvino_genai
-        threads = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
+        threads = num_threads()
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False  # each prompt is measured more than once
         scheduler.cache_size = CACHE_GIGABYTES
@@ -42,7 +41,8 @@ class OpenVino:
             INFERENCE_NUM_THREADS=threads,
             KV_CACHE_PRECISION="f16",
         )
-        self._vocab_size = _vocab_size(folder)
+        config = json.loads((folder / "config.json").read_text())
+        self._vocab_size: int = config["vocab_size"]
         self.weight_bits = 4 + SCALE_BITS / GROUP_SIZE
         self.about = (
             f"openvino-genai {openvino_genai.__version__}, int4 in groups of {GROUP_SIZE}, "
@@ -76,7 +76,6 @@ class OpenVino:
 
 def export(source: Path, folder: Path) -> None:
     """Writes OpenVINO's folder for a plain Hugging Face one."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
     from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
     config = OVWeightQuantizationConfig(
@@ -88,19 +87,5 @@ def export(source: Path, folder: Path) -> None:
     model.save_pretrained(str(folder))
 
 
-def _vocab_size(folder: Path) -> int:
-    import json
-
-    size: int = json.loads((folder / "config.json").read_text())["vocab_size"]
-    return size
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--export", type=Path, metavar="SOURCE", help="make the folder from this")
-    arguments = parser.parse_args()
-    if arguments.export is not None:
-        export(arguments.export, arguments.folder)
-    else:
-        serve(lambda: OpenVino(arguments.folder))
+    serve_or_export(__doc__ or "", OpenVino, export)

@@ -4,6 +4,7 @@ Requests and replies are lines of JSON on standard input and output; whatever a 
 to standard error.
 """
 
+import argparse
 import json
 import os
 import resource
@@ -77,6 +78,32 @@ def serve(load: Callable[[], System]) -> None:
             reply({"unsupported": str(error)})
         except Exception as error:
             reply({"failed": f"{type(error).__name__}: {error}"})
+
+
+def serve_or_export(
+    description: str, load: Callable[[Path], System], export: Callable[[Path, Path], None]
+) -> None:
+    """The command of a system that quantizes a plain folder with an exporter of its own.
+
+    Args:
+        description: for --help.
+        load: loads the system from the exported folder, and computes one token.
+        export: (plain folder, exported folder) -> writes the second.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--export", type=Path, metavar="SOURCE", help="make the folder from this")
+    arguments = parser.parse_args()
+    if arguments.export is not None:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        export(arguments.export, arguments.folder)
+    else:
+        serve(lambda: load(arguments.folder))
+
+
+def num_threads() -> int:
+    """How many threads the parent wants a system to use."""
+    return int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
 
 
 def peak_bytes() -> int:

@@ -20,7 +20,7 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
         name: the model's name, for messages.
         mlx_model: from `load`, `load_weights` or `mlx_lm.load`. It stays usable, also for another
             week's model. Of an `mlx_lm` model that is laid out, the rows are let go; they are put
-            together again, and are in memory a second time, when somebody computes with them.
+            together again, and are in memory a second time, when that model is used.
         week: which week's model.
         options: passed to it.
 
