@@ -19,6 +19,7 @@ from ..generate import (
     stream_generate,
     token_budget,
 )
+from ..kernels import emulated_gpu
 from ..models import default_model, dispatch_model, load, load_weights
 from ..sampler import Sampler
 from .arguments import LOADERS, check_model_arguments, sampler_from
@@ -144,15 +145,19 @@ def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:
 
 
 def choose_device(name: str | None) -> None:
-    """Makes "cpu" or "gpu" MLX's default device; None leaves MLX's own choice.
+    """Makes "cpu" or "gpu" the device that computes; None leaves MLX's own choice.
 
     Raises:
-        UserError: another name, or a GPU where MLX has none.
+        UserError: another name, or a GPU where there is none.
     """
     if name is None:
         return
     if name not in ("cpu", "gpu"):
         raise UserError(f"--device '{name}' is unknown; give cpu or gpu.")
+    if name == "cpu":
+        emulated_gpu.detach()
+    elif emulated_gpu.is_attached():
+        return
     device = mx.Device(mx.cpu if name == "cpu" else mx.gpu)
     if not mx.is_available(device):
         raise UserError("--device gpu: MLX finds no GPU on this machine; leave the flag out.")

@@ -16,6 +16,7 @@ from types import ModuleType
 import mlx.core as mx
 
 from ..errors import UserError
+from . import emulated_gpu
 
 StreamOrDevice = mx.Stream | mx.Device | mx.DeviceType | None
 
@@ -49,29 +50,39 @@ def interleaved_rows() -> int:
     """How many rows of weights the CPU's kernels want interleaved (see `interleaved.py`).
 
     Returns:
-        Their number; 0 where the kernels, or MLX instead of them, read weights by row.
+        Their number; 0 where the kernels, MLX instead of them or a GPU read weights by row.
     """
-    return extension().interleaved_rows() if is_built() else 0
+    return extension().interleaved_rows() if computes_on_cpu() and is_built() else 0
 
 
-def metal_library() -> Path | None:
-    """The compiled Metal kernels, if the extension was built with them; nothing is imported."""
+def _is_there() -> bool:
+    """Whether the extension was built; nothing is imported."""
     package = importlib.util.find_spec("tiny_llm_ext")
-    for folder in (package.submodule_search_locations or []) if package else []:
-        if (library := Path(folder) / "tiny_llm_ext.metallib").exists():
-            return library
-    return None
+    folders = (package.submodule_search_locations or []) if package else []
+    return any(any(Path(folder).glob("_ext.*")) for folder in folders)
 
 
 def _default_stream() -> StreamOrDevice:
-    """MLX's default device (None) where there are GPU kernels for it, and the CPU elsewhere."""
-    return None if mx.metal.is_available() and metal_library() else mx.cpu
+    """MLX's default device (None) where our kernels run on it, and the CPU elsewhere."""
+    if emulated_gpu.is_wanted() and not mx.metal.is_available():
+        return emulated_gpu.attach(extension())
+    return None if mx.metal.is_available() and _is_there() else mx.cpu
 
 
-# Where an operation runs if a caller names no stream. On a machine without GPU kernels that is the
-# CPU, wherever the rest of the graph runs; memory is shared, so nothing is copied. Decided once:
+# Where an operation runs if a caller names no stream. On a machine without Metal that is the CPU,
+# wherever the rest of the graph runs; memory is shared, so nothing is copied. Decided once:
 # operations are called hundreds of times for a token.
 DEFAULT_STREAM = _default_stream()
+
+
+def computes_on_cpu() -> bool:
+    """Whether MLX's operations and ours run on the CPU where no stream is named."""
+    return mx.default_device() == mx.cpu and not emulated_gpu.is_attached()
+
+
+def run_where_mlx_does() -> bool:
+    """Whether our operations run on MLX's default device: not beside a GPU without Metal."""
+    return is_built() and (DEFAULT_STREAM is None or mx.default_device() == mx.cpu)
 
 
 def axpby(

@@ -53,7 +53,7 @@ class Recorded:
     def pays(x: mx.array) -> bool:
         """Whether it may pay for x B×L×E."""
         B, L, _ = x.shape
-        return 0 < B * L <= MOST_TOKENS and mx.default_device() == mx.cpu
+        return 0 < B * L <= MOST_TOKENS and kernels.computes_on_cpu()
 
     def _record(self, inputs: Sequence[mx.array]) -> bool:
         """Records the function for inputs of these shapes, if it can be."""

@@ -2,6 +2,7 @@
 #include "src/cache_write/cache_write.h"
 
 #include "common/checks.h"
+#include "common/gpu.h"
 
 namespace tiny_llm_ext {
 
@@ -29,7 +30,8 @@ mx::array cache_write(const mx::array& buffer, const mx::array& tokens, const mx
           "expected offsets in int32, one for each sequence, got ", offsets.dtype(), " of shape ",
           offsets.shape());
     check_buffer(buffer, tokens, offsets.size());
-    return mx::array(buffer.shape(), buffer.dtype(), std::make_shared<CacheWrite>(mx::to_stream(s)),
+    return mx::array(buffer.shape(), buffer.dtype(),
+                     std::make_shared<CacheWrite>(stream_for(CACHE_WRITE, buffer.dtype(), s)),
                      {buffer, tokens, offsets});
 }
 

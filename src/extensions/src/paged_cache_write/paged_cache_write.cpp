@@ -2,6 +2,7 @@
 #include "src/paged_cache_write/paged_cache_write.h"
 
 #include "common/checks.h"
+#include "common/gpu.h"
 
 namespace tiny_llm_ext {
 
@@ -34,8 +35,10 @@ mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, con
     // T×H×D is seen as 1×H×T×D.
     const auto by_head = flat ? mx::expand_dims(mx::swapaxes(tokens, 0, 1, s), 0, s) : tokens;
     const auto places = flat ? mx::expand_dims(slots, 0, s) : slots;
-    return mx::array(pages.shape(), pages.dtype(),
-                     std::make_shared<PagedCacheWrite>(mx::to_stream(s)), {pages, by_head, places});
+    return mx::array(
+        pages.shape(), pages.dtype(),
+        std::make_shared<PagedCacheWrite>(stream_for("paged_cache_write", pages.dtype(), s)),
+        {pages, by_head, places});
 }
 
 }  // namespace tiny_llm_ext
