@@ -19,7 +19,6 @@ from ..generate import (
     stream_generate,
     token_budget,
 )
-from ..kernels import emulated_gpu
 from ..models import default_model, dispatch_model, load, load_weights
 from ..sampler import Sampler
 from .arguments import LOADERS, check_model_arguments, sampler_from
@@ -155,13 +154,11 @@ def choose_device(name: str | None) -> None:
     if name not in ("cpu", "gpu"):
         raise UserError(f"--device '{name}' is unknown; give cpu or gpu.")
     if name == "cpu":
-        emulated_gpu.detach()
-    elif emulated_gpu.is_attached():
-        return
-    device = mx.Device(mx.cpu if name == "cpu" else mx.gpu)
-    if not mx.is_available(device):
-        raise UserError("--device gpu: MLX finds no GPU on this machine; leave the flag out.")
-    mx.set_default_device(device)
+        kernels.use_cpu()
+    elif kernels.computes_on_cpu():
+        if not mx.is_available(mx.Device(mx.gpu)):
+            raise UserError("--device gpu: MLX finds no GPU on this machine; leave the flag out.")
+        mx.set_default_device(mx.gpu)
 
 
 def _mlx_stream(
