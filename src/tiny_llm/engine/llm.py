@@ -50,8 +50,8 @@ class LLM:
 
     Args:
         model: a short name, a hub id, a folder, or what `load_weights` or `load` returned.
-        kv_cache_bytes: memory for keys and values, the draft model's included. It is taken at
-            once and does not grow. 2e9 is as good as 2_000_000_000.
+        kv_cache_bytes: memory for keys and values at most, the draft model's included. It is taken
+            when pages are first needed, in steps, and kept. 2e9 is as good as 2_000_000_000.
         block_size: tokens in a page. Requests share full pages from the first token on, so smaller
             pages share more; they cost a longer block table.
         max_num_batched_tokens: tokens that a step computes at most, guesses included. A larger
