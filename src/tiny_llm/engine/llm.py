@@ -16,7 +16,6 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 
 from ..errors import UserError, check_whole, shortened
 from ..generate import check_same_vocabulary
@@ -142,6 +141,9 @@ class LLM:
             UserError: something is not a prompt, or there are not as many `sampling_params` as
                 prompts.
         """
+        # Imported here, because a command that streams needs none.
+        from rich.progress import Progress
+
         console = Console(stderr=True)
         with Progress(
             console=console, disable=not (show_progress and console.is_terminal)
