@@ -67,16 +67,16 @@ NB_MODULE(_ext, m) {
           "context_lens"_a = nb::none(), nb::kw_only(), "stream"_a = nb::none(),
           docs::flash_attention);
 
-    m.def(
-        "cache_write",
-        nb::overload_cast<const mx::array&, const mx::array&, const mx::array&, mx::StreamOrDevice>(
-            &tiny_llm_ext::cache_write),
-        "buffer"_a, "tokens"_a, "offsets"_a, nb::kw_only(), "stream"_a = nb::none());
     m.def("cache_write",
-          nb::overload_cast<const mx::array&, const mx::array&, const std::vector<int>&,
+          nb::overload_cast<const mx::array&, const mx::array&, const mx::array&, bool,
                             mx::StreamOrDevice>(&tiny_llm_ext::cache_write),
-          "buffer"_a, "tokens"_a, "offsets"_a, nb::kw_only(), "stream"_a = nb::none(),
-          docs::cache_write);
+          "buffer"_a, "tokens"_a, "offsets"_a, "overwrite"_a = false, nb::kw_only(),
+          "stream"_a = nb::none());
+    m.def("cache_write",
+          nb::overload_cast<const mx::array&, const mx::array&, const std::vector<int>&, bool,
+                            mx::StreamOrDevice>(&tiny_llm_ext::cache_write),
+          "buffer"_a, "tokens"_a, "offsets"_a, "overwrite"_a = false, nb::kw_only(),
+          "stream"_a = nb::none(), docs::cache_write);
 
     m.def("paged_attention", &tiny_llm_ext::paged_attention, "query"_a, "key_pages"_a,
           "value_pages"_a, "block_table"_a, "context_lens"_a, "scale"_a = nb::none(),
@@ -88,7 +88,7 @@ NB_MODULE(_ext, m) {
           docs::paged_attention_varlen);
 
     m.def("paged_cache_write", &tiny_llm_ext::paged_cache_write, "pages"_a, "tokens"_a, "slots"_a,
-          nb::kw_only(), "stream"_a = nb::none(), docs::paged_cache_write);
+          "overwrite"_a = false, nb::kw_only(), "stream"_a = nb::none(), docs::paged_cache_write);
 
     m.def("quantized_embedding", &tiny_llm_ext::quantized_embedding, "ids"_a, "scales"_a,
           "biases"_a, "group_size"_a, "bits"_a, "weight"_a, nb::kw_only(), "stream"_a = nb::none(),

@@ -3,6 +3,7 @@
 #include "bindings_metal.h"
 
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -14,9 +15,10 @@
 #include <tuple>
 
 #include "common/metal_copy_launch.h"
-#include "common/metal_device.h"
 #include "common/metal_launch.h"
+#include "common/metal_library.h"
 #include "common/metal_run.h"
+#include "common/metal_sources.h"
 #include "src/axpby/axpby_launch.h"
 #include "src/cache_write/cache_write_launch.h"
 #include "src/qk_norm_rope/qk_norm_rope_launch.h"
@@ -68,9 +70,16 @@ void bind_launch(nb::module_& m) {
 void bind_metal(nb::module_& parent) {
     nb::module_ m = parent.def_submodule("metal", "How each operation starts its Metal kernels.");
     bind_launch(m);
-    m.def(
-        "library_path", [] { return metal::library_path(); },
-        "The compiled kernels beside the module; empty if they were not built.");
+    nb::class_<metal::LibraryState>(m, "LibraryState", "What became of a file's kernels.")
+        .def_ro("file", &metal::LibraryState::file, "The .metal file, without its ending.")
+        .def_ro("state", &metal::LibraryState::state, "compiled, not tried or failed.")
+        .def_ro("message", &metal::LibraryState::message, "The compiler's, if it failed.");
+    m.def("library_states", &metal::library_states,
+          "What became of the kernels of each file. They are compiled when they are first used.");
+    m.def("compile_file", &metal::compile_file, "file"_a,
+          "Compiles a file's kernels; `library_states` knows how it went.");
+    m.def("sources", &metal::sources,
+          "The texts that the GPU's compiler is given, by the names of the files.");
 
     m.def("run", &metal_run, "launch"_a, "inputs"_a, "outputs"_a, nb::kw_only(),
           "stream"_a = nb::none(),
@@ -157,6 +166,9 @@ Returns:
         "max_threads"_a = MAX_THREADS, "Buffers: ids, scales, biases, weight, out.");
     bind_metal_matmul(m);
     bind_metal_attention(m);
+#ifdef TINY_LLM_EMULATED_METAL
+    bind_emulator(m);
+#endif
 }
 
 }  // namespace tiny_llm_ext

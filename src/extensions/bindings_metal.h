@@ -17,6 +17,9 @@ void bind_metal_matmul(nanobind::module_& m);
 /// And attention.
 void bind_metal_attention(nanobind::module_& m);
 
+/// The submodule `metal.emulator`, where the build has no Metal: what stands in for a GPU.
+void bind_emulator(nanobind::module_& m);
+
 /// A dtype by name. Throws std::invalid_argument if there is none.
 Format format_named(const std::string& name);
 

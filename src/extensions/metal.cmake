@@ -1,34 +1,24 @@
-# The GPU side of the extension. Where MLX has Metal, SOURCES keeps the encoders (<op>_metal.cpp) and
-# loses the stubs; elsewhere it is the other way round. The kernels become tiny_llm_ext.metallib,
-# named by METAL_LIBRARY, if Apple's Metal compiler is there.
-file(GLOB METAL_ENCODERS CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/src/*/*_metal.cpp"
-     "${CMAKE_CURRENT_LIST_DIR}/common/metal_device.cpp")
-if(NOT MLX_BUILD_METAL)
-  list(REMOVE_ITEM SOURCES ${METAL_ENCODERS})
-  return()
-endif()
-list(REMOVE_ITEM SOURCES "${CMAKE_CURRENT_LIST_DIR}/common/gpu_not_built.cpp")
-
-execute_process(
-  COMMAND xcrun -sdk macosx metal --version
-  RESULT_VARIABLE METAL_COMPILER_MISSING
-  OUTPUT_QUIET ERROR_QUIET)
-if(METAL_COMPILER_MISSING)
-  message(WARNING "There is no Metal compiler, so operations will refuse to run on the GPU. Install "
-                  "Xcode, run `xcodebuild -downloadComponent MetalToolchain`, and build again.")
-  return()
+# The GPU side of the extension. The encoders (<op>_metal.cpp) are compiled everywhere: where MLX has
+# Metal against its interface, elsewhere against one of the same form behind which an emulator may
+# stand (emulated_metal/). The kernels' texts become a file of constants in C++: the GPU's own
+# compiler is given them when they are first used, so no Metal compiler is needed to build.
+if(MLX_BUILD_METAL)
+  set(GPU_INCLUDES "")
+else()
+  list(REMOVE_ITEM SOURCES "${CMAKE_CURRENT_LIST_DIR}/common/gpu_metal.cpp")
+  file(GLOB EMULATED_METAL CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/emulated_metal/*.cpp")
+  list(APPEND SOURCES ${EMULATED_METAL})
+  set(GPU_INCLUDES "${CMAKE_CURRENT_LIST_DIR}/emulated_metal/include")
+  set(GPU_DEFINITIONS TINY_LLM_EMULATED_METAL)
 endif()
 
-file(GLOB METAL_KERNELS CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/common/*.metal"
-     "${CMAKE_CURRENT_LIST_DIR}/src/*/*.metal")
-file(GLOB METAL_HEADERS CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/common/*.h"
-     "${CMAKE_CURRENT_LIST_DIR}/src/*/*.h")
-mlx_build_metallib(
-  TARGET tiny_llm_metallib
-  TITLE tiny_llm_ext
-  OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}"
-  SOURCES ${METAL_KERNELS}
-  INCLUDE_DIRS "${CMAKE_CURRENT_LIST_DIR}"
-  DEPS ${METAL_HEADERS}
-  COMPILE_OPTIONS -std=metal3.1) # the first with bfloat; macOS 14
-set(METAL_LIBRARY "${CMAKE_CURRENT_BINARY_DIR}/tiny_llm_ext.metallib")
+file(GLOB METAL_KERNELS CONFIGURE_DEPENDS RELATIVE "${CMAKE_CURRENT_LIST_DIR}" common/*.metal
+     src/*/*.metal)
+file(GLOB METAL_HEADERS CONFIGURE_DEPENDS common/metal_*.h src/*/*_params.h src/*/metal_*.h)
+set(METAL_SOURCES "${CMAKE_CURRENT_BINARY_DIR}/metal_sources.cpp")
+add_custom_command(
+  OUTPUT "${METAL_SOURCES}"
+  COMMAND "${Python_EXECUTABLE}" metal_sources.py "${METAL_SOURCES}" ${METAL_KERNELS}
+  WORKING_DIRECTORY "${CMAKE_CURRENT_LIST_DIR}"
+  DEPENDS metal_sources.py ${METAL_KERNELS} ${METAL_HEADERS})
+list(APPEND SOURCES "${METAL_SOURCES}")

@@ -186,7 +186,7 @@ def _extension_multiplies(x: mx.array, w: mx.array) -> bool:
     On a CPU MLX is fast in float32 alone; on a GPU it is fast in every dtype.
     """
     halves = x.dtype == w.dtype and x.dtype in (mx.float16, mx.bfloat16)
-    return halves and mx.default_device() == mx.cpu and kernels.is_built()
+    return halves and kernels.computes_on_cpu() and kernels.is_built()
 
 
 class QuantizedEmbedding:

@@ -11,7 +11,16 @@ from tests.support import as_numpy
 from tiny_llm import kernels
 from tools.metal_emulator import has_clang
 
-from .support import DTYPE_NAMES, NO_CLANG, NUMPY_TYPES, as_bound, check_is_written, empty, run
+from .support import (
+    DTYPE_NAMES,
+    NO_CLANG,
+    NUMPY_TYPES,
+    as_bound,
+    check_is_written,
+    empty,
+    on_gpu,
+    run,
+)
 
 VARIANTS = ["readable", "matvec", "tile64", "tile32", "tile32_parts"]
 TILES = ["tile64", "tile32", "tile32_parts"]
@@ -94,7 +103,7 @@ def readable_quantized(
     """
     check_is_written("quantized_matmul/quantized_matmul_readable.metal")
     metal, dtype = kernels.extension().metal, DTYPE_NAMES[a.dtype]
-    if metal.library_path():
+    if on_gpu():
         product = kernels.quantized_matmul(scales, biases, group_size, bits, a, b, stream=mx.gpu)
         return as_bound(product)
     if not has_clang():

@@ -67,7 +67,7 @@ def empty(shape: Sequence[int], dtype: str) -> np.ndarray:
 
 def on_gpu() -> bool:
     """Whether kernels can run on a GPU here."""
-    return mx.metal.is_available() and kernels.metal_library() is not None
+    return mx.metal.is_available() and kernels.is_built()
 
 
 def run(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,14 +41,30 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Argument:
-    """A bound value: its bytes, and the array that gets them back after the launch."""
+    """A bound value: its bytes, and the array that gets them back after the launch.
+
+    The kernel's pointer is `lead` bytes behind the first.
+    """
 
     parameter: Parameter
     data: NDArray[np.uint8]
     target: NDArray[np.generic] | None
+    lead: int = 0
 
 
-Bindable = object  # an array, a NumPy scalar, a number or bytes
+@dataclass(frozen=True)
+class Memory:
+    """An array of one dimension as a GPU's buffer with an offset.
+
+    The kernel's pointer is `lead` bytes behind its beginning. Two of one array in a launch are the
+    same memory.
+    """
+
+    array: NDArray[np.generic]
+    lead: int = 0
+
+
+Bindable = object  # an array, a NumPy scalar, a number, bytes or a Memory
 
 
 def bind(
@@ -70,6 +87,8 @@ def bind(
 
 def _bind_one(parameter: Parameter, value: Bindable) -> Argument:
     where = f"buffer({parameter.index}) '{parameter.name}'"
+    lead = value.lead if isinstance(value, Memory) else 0
+    value = value.array if isinstance(value, Memory) else value
     if isinstance(value, (bytes, bytearray)):
         array: NDArray[np.generic] = np.frombuffer(value, np.uint8)
     elif isinstance(value, (bool, int, float)):
@@ -84,8 +103,8 @@ def _bind_one(parameter: Parameter, value: Bindable) -> Argument:
     target = value if isinstance(value, np.ndarray) and parameter.writes else None
     if target is not None and not target.flags.writeable:
         raise ValueError(f"{where} is written by the kernel, and the array is read-only")
-    data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
-    return Argument(parameter, data, target)
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return Argument(parameter, data, target, lead)
 
 
 def _scalar(parameter: Parameter, where: str, value: float) -> NDArray[np.generic]:
@@ -105,6 +124,16 @@ def _scalar(parameter: Parameter, where: str, value: float) -> NDArray[np.generi
     raise ValueError(f"{where} is {parameter.metal_type}; the number {value} does not fit")
 
 
+def fits(parameter: Parameter, dtype: np.dtype[Any]) -> bool:
+    """Whether elements of a dtype are of the type that the kernel's parameter points at."""
+    element = parameter.element
+    if element in FLOATS:
+        return dtype.name == FLOATS[element]
+    if element == "?":
+        return dtype == np.bool_
+    return dtype.kind in "iu" and dtype.itemsize == parameter.element_size
+
+
 def _check_type(parameter: Parameter, where: str, array: NDArray[np.generic], raw: bool) -> None:
     """Elements must be of the kernel's type; integers of one size stand for each other."""
     element, dtype = parameter.element, array.dtype
@@ -116,13 +145,7 @@ def _check_type(parameter: Parameter, where: str, array: NDArray[np.generic], ra
                 f"{where} is {parameter.metal_type}, an element of {dtype.itemsize} bytes is bound"
             )
         return
-    if element in FLOATS:
-        fits = dtype.name == FLOATS[element]
-    elif element == "?":
-        fits = dtype == np.bool_
-    else:
-        fits = dtype.kind in "iu" and dtype.itemsize == parameter.element_size
-    if not fits:
+    if not fits(parameter, dtype):
         hint = ""
         if element == "b" and dtype.itemsize == 2:
             hint = "; an array's view(ml_dtypes.bfloat16) has the type"

@@ -65,6 +65,10 @@ class Library:
         """The buffer and threadgroup parameters of a kernel."""
         return self._kernel(kernel)[2]
 
+    def max_threads(self, kernel: str) -> int:
+        """How many threads a kernel says that its threadgroups have at most; 0 if it does not."""
+        return self._kernel(kernel)[1]
+
     def _kernel(self, name: str) -> tuple[int, int, list[Parameter]]:
         if name not in self._described:
             known = ", ".join(self.kernels) or "none"

@@ -26,6 +26,24 @@ def _round_up(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
+def _places(arguments: Sequence[Argument]) -> tuple[list[int], int]:
+    """Where each argument's pages begin in the file, and where the last ones end.
+
+    An array that is bound twice and written has one place.
+    """
+    offsets, end = [], 0
+    known: dict[tuple[int, int], int] = {}
+    for argument in arguments:
+        offset, target = end, argument.target
+        if target is not None and target.size:
+            memory = (target.__array_interface__["data"][0], argument.data.nbytes)
+            offset = known.setdefault(memory, end)
+        offsets.append(offset)
+        if offset == end:
+            end += _round_up(max(_round_up(argument.data.nbytes, ALIGNMENT), 1), PAGE)
+    return offsets, end
+
+
 class Process:
     """Runs launches of one program, each in a child of its own that sees the shared file.
 
@@ -62,11 +80,7 @@ class Process:
         timeout: float,
     ) -> list[list[str]]:
         """One launch: the lines that it wrote, split. Arrays have their new values afterwards."""
-        offsets, end = [], 0
-        for argument in arguments:
-            used = max(_round_up(argument.data.nbytes, ALIGNMENT), 1)
-            offsets.append(end)
-            end += _round_up(used, PAGE)
+        offsets, end = _places(arguments)
         if end > self._size:
             os.ftruncate(self._file.fileno(), end)
             self._size = end
@@ -87,7 +101,10 @@ class Process:
             used = _round_up(size, ALIGNMENT)
             starts.append(offset + max(_round_up(used, PAGE), PAGE) - used)
             parameter = argument.parameter
-            message += struct.pack("<4Q", parameter.index, offset, size, parameter.constant_space)
+            constant_space = parameter.constant_space
+            message += struct.pack(
+                "<5Q", parameter.index, offset, size, constant_space, argument.lead
+            )
         for index, size in memory:
             message += struct.pack("<2Q", index, size)
         if end == 0:
@@ -98,10 +115,11 @@ class Process:
                 view[start : start + argument.data.nbytes] = argument.data
             lines = self._exchange(message, timeout)
             for argument, start in zip(arguments, starts, strict=True):
-                if argument.target is not None and argument.target.size:
-                    data = bytes(view[start : start + argument.data.nbytes])
-                    target = argument.target
-                    target[...] = np.frombuffer(data, target.dtype).reshape(target.shape)
+                target = argument.target
+                if target is not None and target.size:
+                    written = view[start : start + argument.data.nbytes].view(target.dtype)
+                    target[...] = written.reshape(target.shape)
+                    del written
             del view
         return lines
 

@@ -21,8 +21,8 @@ template <typename T>
     copy[index] = source[from];
 }
 
-#define INSTANTIATE(bytes, T)                                                            \
-    template [[host_name("copy_strided_bytes" #bytes)]] [[kernel]] void copy_strided<T>( \
+#define INSTANTIATE(bytes, T)                                                                  \
+    template [[host_name("metal_copy_strided_bytes" #bytes)]] [[kernel]] void copy_strided<T>( \
         device const T*, device T*, constant const CopyParams&, uint);
 
 INSTANTIATE(1, uchar)

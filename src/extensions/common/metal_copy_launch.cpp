@@ -29,7 +29,7 @@ MetalLaunch copy_launch(const std::vector<int>& shape, const std::vector<int64_t
         params.strides[params.dims++] = strides[i];
     }
     const int threads = threads_for(params.size, 256, max_threads);
-    return {.kernel = "copy_strided_bytes" + std::to_string(item_size),
+    return {.kernel = "metal_copy_strided_bytes" + std::to_string(item_size),
             .groups = {.x = ceil_div(params.size, threads)},
             .threads = {.x = threads},
             .params = bytes_of(params)};

@@ -1,11 +1,9 @@
 #include "common/metal_device.h"
 
-#include <dlfcn.h>
-
-#include <filesystem>
 #include <stdexcept>
 
 #include "common/metal_copy_launch.h"
+#include "common/metal_library.h"
 #include "common/metal_run.h"
 #include "common/rows.h"
 #include "mlx/allocator.h"
@@ -14,18 +12,6 @@
 namespace tiny_llm_ext::metal {
 
 namespace {
-
-MTL::ComputePipelineState* pipeline_of(const mx::Stream& stream, const std::string& kernel) {
-    static const std::string path = library_path();
-    if (path.empty()) {
-        throw std::runtime_error(
-            "[tiny_llm_ext] the GPU kernels were not built, because the Metal compiler was not "
-            "there; install Xcode, run `xcodebuild -downloadComponent MetalToolchain` and then "
-            "`pdm run build-ext`, or pass stream=mx.cpu.");
-    }
-    auto& device = mx::metal::device(stream.device);
-    return device.get_kernel(kernel, device.get_library("tiny_llm_ext", path));
-}
 
 MTL::Size size_of(const Extent& extent) { return MTL::Size(extent.x, extent.y, extent.z); }
 
@@ -56,24 +42,15 @@ void encode(const mx::Stream& stream, MTL::ComputePipelineState* pipeline,
 
 }  // namespace
 
-std::string library_path() {
-    Dl_info info;
-    if (dladdr(reinterpret_cast<const void*>(&library_path), &info) == 0) {
-        return "";
-    }
-    const auto path = std::filesystem::path(info.dli_fname).parent_path() / "tiny_llm_ext.metallib";
-    return std::filesystem::exists(path) ? path.string() : "";
-}
-
 void encode(const mx::Stream& stream, const MetalLaunch& launch,
             const std::vector<mx::array>& inputs, std::vector<mx::array> outputs) {
-    encode(stream, pipeline_of(stream, launch.kernel), launch, inputs, outputs);
+    encode(stream, pipeline_of(launch.kernel), launch, inputs, outputs);
 }
 
 void encode(const mx::Stream& stream, const std::function<MetalLaunch(int)>& launch,
             const std::vector<mx::array>& inputs, std::vector<mx::array> outputs) {
     MetalLaunch chosen = launch(MAX_THREADS);
-    auto* pipeline = pipeline_of(stream, chosen.kernel);
+    auto* pipeline = pipeline_of(chosen.kernel);
     const auto allowed = static_cast<int>(pipeline->maxTotalThreadsPerThreadgroup());
     if (chosen.threads.count() > allowed) {
         chosen = launch(allowed);
@@ -97,9 +74,7 @@ mx::array row_contiguous(const mx::array& x, const mx::Stream& stream) {
     if (x.flags().row_contiguous || x.size() == 0) {
         return x;
     }
-    mx::array packed(x.shape(), x.dtype(), nullptr, {});
-    packed.set_data(mx::allocator::malloc(packed.nbytes()));
-    keep(packed, stream);
+    const mx::array packed = temporary(x.shape(), x.dtype(), stream);
     copy(x, packed, stream);
     return packed;
 }
@@ -109,8 +84,11 @@ Rows rows_of(const mx::array& x, const mx::Stream& stream) {
     return stride >= 0 ? Rows{x, stride} : Rows{row_contiguous(x, stream), x.shape(-1)};
 }
 
-void keep(const mx::array& x, const mx::Stream& stream) {
+mx::array temporary(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream) {
+    mx::array x(std::move(shape), dtype, nullptr, {});
+    x.set_data(mx::allocator::malloc(x.nbytes()));
     mx::metal::get_command_encoder(stream).add_temporary(x);
+    return x;
 }
 
 }  // namespace tiny_llm_ext::metal

@@ -1,5 +1,4 @@
-// The one place that knows how a kernel library is found and a launch becomes commands for the GPU.
-// common/metal_device.cpp is compiled where MLX has Metal, common/gpu_not_built.cpp elsewhere.
+// The one place that knows how a launch becomes commands for the GPU.
 #pragma once
 
 #include <functional>
@@ -13,15 +12,11 @@ namespace tiny_llm_ext::metal {
 
 namespace mx = mlx::core;
 
-/// Where the compiled kernels are: tiny_llm_ext.metallib beside the module, or nothing if the Metal
-/// compiler was not there when the extension was built.
-std::string library_path();
-
 /// Has the stream's GPU run a kernel. To be called in eval_gpu; returns before the kernel has run.
 ///
 /// inputs, outputs: the kernel's buffers in their order, with their memory; the launch's params
-/// follow them. Throws std::runtime_error if there is no kernel library, or if the pipeline allows
-/// fewer threads than the launch has.
+/// follow them. Throws std::runtime_error if the kernel does not compile, or if its
+/// pipeline allows fewer threads than the launch has.
 void encode(const mx::Stream& stream, const MetalLaunch& launch,
             const std::vector<mx::array>& inputs, std::vector<mx::array> outputs);
 
@@ -43,7 +38,8 @@ struct Rows {
 };
 Rows rows_of(const mx::array& x, const mx::Stream& stream);
 
-/// Keeps an array that only a kernel refers to until the kernel has run.
-void keep(const mx::array& x, const mx::Stream& stream);
+/// An array with memory, for what one kernel leaves to another of the same operation. It is kept
+/// until they have run.
+mx::array temporary(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream);
 
 }  // namespace tiny_llm_ext::metal

@@ -2,8 +2,6 @@
 
 import argparse
 
-import mlx.core as mx
-
 from .. import kernels
 from ..errors import UserError
 from ..models import SHIPPED, SHORTCUTS, WEEK_MODELS
@@ -139,7 +137,7 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     if args.loader != "week1":
         kernels.extension()  # if it is missing, better said now than after loading
     if args.enable_flash_attn is None:
-        args.enable_flash_attn = args.loader == "week2" and computes_on_cpu(args.device)
+        args.enable_flash_attn = args.loader == "week2" and kernels.run_where_mlx_does()
 
 
 def check_batch_arguments(args: argparse.Namespace) -> None:
@@ -157,20 +155,6 @@ def check_batch_arguments(args: argparse.Namespace) -> None:
     for flag, value in (("--batch-size", args.batch_size), ("--prefill-step", args.prefill_step)):
         if value < 1:
             raise UserError(f"{flag} is {value}; it must be at least 1.")
-
-
-def fastest_loader(device: str | None) -> str:
-    """The loader to use where none was named.
-
-    Week 2 needs the extension, and on a GPU its Metal kernels: without them Week 1 is faster there.
-    """
-    has_kernels = computes_on_cpu(device) or kernels.metal_library() is not None
-    return "week2" if kernels.is_built() and has_kernels else "week1"
-
-
-def computes_on_cpu(device: str | None) -> bool:
-    """Whether --device, or MLX's own choice if it was not given, is the CPU."""
-    return device == "cpu" or (device is None and mx.default_device() == mx.Device(mx.cpu))
 
 
 def sampler_from(args: argparse.Namespace) -> Sampler:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from .. import kernels
 from ..errors import UserError
 from ..sampler import make_sampler
 from .arguments import add_batch_arguments, add_model_arguments, check_batch_arguments
@@ -139,7 +140,7 @@ def _bench(args: argparse.Namespace) -> int:
         "model": checkpoint.name,
         "solution": args.solution,
         "loader": args.loader,
-        "device": "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu",
+        "device": "cpu" if kernels.computes_on_cpu() else "gpu",
         "flash_attn": args.enable_flash_attn,
         "batch_size": args.batch_size,
         "prefill_step": args.prefill_step,

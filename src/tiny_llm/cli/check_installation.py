@@ -59,9 +59,8 @@ def findings() -> Iterator[Finding]:
     yield _package("mlx-lm")
     yield _device()
     yield _compiler()
-    yield _metal_tools()
     yield _extension()
-    yield _metal_kernels()
+    yield from _metal_kernels()
     yield _torch()
     for name, folder in SHIPPED.items():
         try:
@@ -115,8 +114,10 @@ def _device() -> Finding:
         mx.eval(mx.ones(4) + 1)
     except RuntimeError as error:
         return Finding("device", False, f"MLX cannot compute: {error}", "`pdm install` again")
-    kind = "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu"
+    kind = "cpu" if kernels.computes_on_cpu() else "gpu"
     name = mx.device_info().get("device_name", platform.processor() or platform.machine())
+    if kind == "gpu" and mx.default_device() == mx.cpu:
+        name = "an emulator of Metal, on this CPU"
     return Finding("device", True, f"{kind}: {name}")
 
 
@@ -128,14 +129,6 @@ def _compiler() -> Finding:
     return Finding("C++ compiler", None, "none; Week 1 needs none", fix)
 
 
-def _metal_tools() -> Finding:
-    if sys.platform != "darwin":
-        return Finding("Metal tools", None, f"not on {platform.system()}", "nothing to do")
-    line = _first_line(["xcrun", "-sdk", "macosx", "metal", "--version"])
-    fix = "install Xcode, then `xcodebuild -downloadComponent MetalToolchain`"
-    return Finding("Metal tools", True if line else None, line or "not installed", fix)
-
-
 def _extension() -> Finding:
     try:
         module = kernels.extension()
@@ -144,14 +137,19 @@ def _extension() -> Finding:
     return Finding("extension", True, f"built: {', '.join(module.__all__)}")
 
 
-def _metal_kernels() -> Finding:
-    if sys.platform != "darwin":
-        return Finding("Metal kernels", None, f"not on {platform.system()}", "nothing to do")
-    library = kernels.metal_library()
-    if library is None:
-        fix = "with the Metal tools there, `pdm run build-ext`; until then operations use the CPU"
-        return Finding("Metal kernels", None, "not built", fix)
-    return Finding("Metal kernels", True, f"built, {library.stat().st_size / 1e6:.1f} MB")
+def _metal_kernels() -> Iterator[Finding]:
+    """A row for each file of Metal kernels, compiled here if there is a GPU."""
+    has_gpu = not kernels.computes_on_cpu() and kernels.run_where_mlx_does()
+    if not has_gpu:
+        yield Finding("Metal kernels", None, f"not on {platform.system()}", "nothing to do")
+        return
+    metal = kernels.extension().metal
+    for library in metal.library_states():
+        metal.compile_file(library.file)
+    for library in metal.library_states():
+        found = library.state + (f": {library.message}" if library.message else "")
+        fix = "its operation runs on the CPU until then; please report the message"
+        yield Finding(f"{library.file}.metal", library.state == "compiled", found, fix)
 
 
 def _torch() -> Finding:

@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from .. import kernels
 from ..errors import UserError
 from ..models import default_model, load, load_weights
 from .command import console
@@ -68,16 +69,18 @@ def load_for(args: argparse.Namespace, name: str) -> tuple[Any, Any]:
 
 
 def choose_device(name: str | None) -> None:
-    """Makes "cpu" or "gpu" MLX's default device; None leaves MLX's own choice.
+    """Makes "cpu" or "gpu" the device that computes; None leaves MLX's own choice.
 
     Raises:
-        UserError: another name, or a GPU where MLX has none.
+        UserError: another name, or a GPU where there is none.
     """
     if name is None:
         return
     if name not in ("cpu", "gpu"):
         raise UserError(f"--device '{name}' is unknown; give cpu or gpu.")
-    device = mx.Device(mx.cpu if name == "cpu" else mx.gpu)
-    if not mx.is_available(device):
-        raise UserError("--device gpu: MLX finds no GPU on this machine; leave the flag out.")
-    mx.set_default_device(device)
+    if name == "cpu":
+        kernels.use_cpu()
+    elif kernels.computes_on_cpu():
+        if not mx.is_available(mx.Device(mx.gpu)):
+            raise UserError("--device gpu: MLX finds no GPU on this machine; leave the flag out.")
+        mx.set_default_device(mx.gpu)

@@ -28,6 +28,7 @@ struct Launch {
 };
 struct BoundBuffer {
     uint64_t index, offset, size, constant_space;
+    uint64_t lead;  // from the buffer's beginning to where the kernel's pointer points
 };
 struct BoundMemory {
     uint64_t index, size;
@@ -66,7 +67,7 @@ static void describe() {
     for (uint32_t i = 0; i < launch.buffer_count; ++i) {
         const BoundBuffer& b = bound[i];
         map_buffer((uint32_t)b.index, file, b.offset, b.size, b.constant_space != 0);
-        bindings.buffers[b.index] = buffers[b.index].data;
+        bindings.buffers[b.index] = buffers[b.index].data + b.lead;
     }
     for (uint32_t i = 0; i < launch.memory_count; ++i) {
         const uint32_t index = (uint32_t)memory[i].index;

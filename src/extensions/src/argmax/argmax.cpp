@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "common/checks.h"
+#include "common/gpu.h"
 
 namespace tiny_llm_ext {
 
@@ -13,7 +14,7 @@ mx::array argmax(const mx::array& x, mx::StreamOrDevice s) {
     check(x.ndim() >= 1 && x.shape(-1) >= 1, NAME,
           "expected x with at least one element in its last dimension, got shape ", x.shape());
     const mx::Stream stream = mx::to_stream(s);
-    if (stream.device == mx::Device::gpu) {
+    if (is_gpu(stream)) {
         return mx::argmax(x, -1, false, stream);
     }
     const mx::Shape shape(x.shape().begin(), x.shape().end() - 1);

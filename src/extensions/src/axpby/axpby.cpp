@@ -2,6 +2,7 @@
 #include "src/axpby/axpby.h"
 
 #include "common/checks.h"
+#include "common/gpu.h"
 
 namespace tiny_llm_ext {
 
@@ -35,7 +36,9 @@ mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
         input = mx::contiguous(input, /*allow_col_major=*/false, s);
     }
     auto shape = inputs[0].shape();
-    return mx::array(shape, dtype, std::make_shared<Axpby>(mx::to_stream(s), alpha, beta), inputs);
+    return mx::array(shape, dtype,
+                     placed(std::make_shared<Axpby>(stream_for("axpby", dtype, s), alpha, beta)),
+                     inputs);
 }
 
 // z is linear in x and in y: its derivative in a direction is axpby of that direction.

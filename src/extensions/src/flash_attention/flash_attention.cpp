@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "common/checks.h"
+#include "common/gpu.h"
 #include "src/flash_attention/flash_attention_kernels.h"
 
 namespace tiny_llm_ext {
@@ -84,8 +85,9 @@ mx::array flash_attention(const mx::array& query, const mx::array& key, const mx
     }
     const float factor = scale ? *scale : 1 / std::sqrt(static_cast<float>(query.shape(-1)));
     const auto shape = inputs[0].shape();
-    const auto primitive = std::make_shared<FlashAttention>(
-        mx::to_stream(s), factor, causal, mask.has_value(), context_lens.has_value());
+    const auto primitive = placed(
+        std::make_shared<FlashAttention>(stream_for("flash_attention", query.dtype(), s), factor,
+                                         causal, mask.has_value(), context_lens.has_value()));
     const mx::array out(shape, query.dtype(), primitive, std::move(inputs));
     return query.ndim() == 4 ? out : mx::reshape(out, query.shape(), s);
 }

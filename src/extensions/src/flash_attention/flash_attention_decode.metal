@@ -55,7 +55,7 @@ template <typename T>
 #define INSTANTIATE_SIZES(name, T)                                                \
     INSTANTIATE_ROWS(name, T, 128)                                                \
     INSTANTIATE_ROWS(name, T, 256)                                                \
-    template [[host_name("flash_attention_merge_" #name)]] [[kernel]] void        \
+    template [[host_name("flash_attention_decode_merge_" #name)]] [[kernel]] void \
     flash_attention_merge<T>(device const float*, device const float*, device T*, \
                              constant const FlashAttentionParams&, uint, uint);
 

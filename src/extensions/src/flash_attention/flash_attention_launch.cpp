@@ -51,7 +51,7 @@ MetalLaunch flash_attention_decode_launch(const FlashAttentionParams& params, Fo
 }
 
 MetalLaunch flash_attention_merge_launch(const FlashAttentionParams& params, Format format) {
-    return {.kernel = kernel_name("flash_attention_merge", format),
+    return {.kernel = kernel_name("flash_attention_decode_merge", format),
             .groups = {.x = static_cast<int64_t>(params.B) * params.H_q * params.L},
             .threads = {.x = SIMD_WIDTH},
             .params = bytes_of(params)};

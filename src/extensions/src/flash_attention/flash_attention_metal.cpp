@@ -2,7 +2,6 @@
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"
-#include "mlx/allocator.h"
 #include "src/flash_attention/flash_attention.h"
 #include "src/flash_attention/flash_attention_launch.h"
 
@@ -11,7 +10,7 @@ namespace tiny_llm_ext {
 namespace {
 
 // x itself if its rows are contiguous, of any strides otherwise; or else a copy.
-mx::array with_contiguous_rows(const mx::array& x, mx::Stream stream) {
+mx::array with_rows(const mx::array& x, mx::Stream stream) {
     return x.strides(3) == 1 || x.shape(3) == 1 ? x : metal::row_contiguous(x, stream);
 }
 
@@ -35,29 +34,25 @@ int mask_kind_of(mx::Dtype dtype) {
 }
 
 // Runs kernels on inputs, which are those of flash_attention_launch.h.
-void encode_readable(const mx::Stream& stream, const FlashAttentionParams& params, Format format,
-                     const std::vector<mx::array>& inputs, const mx::array& out) {
+void encode_flash_readable(const mx::Stream& stream, const FlashAttentionParams& params,
+                           Format format, const std::vector<mx::array>& inputs,
+                           const mx::array& out) {
     metal::encode(stream, flash_attention_readable_launch(params, format), inputs, {out});
 }
 
 // [solution only]
-mx::array temporary(mx::Shape shape, const mx::Stream& stream) {
-    mx::array x(std::move(shape), mx::float32, nullptr, {});
-    x.set_data(mx::allocator::malloc(x.nbytes()));
-    metal::keep(x, stream);
-    return x;
-}
-
-void encode_fast(const mx::Stream& stream, const FlashAttentionParams& params, Format format,
-                 const std::vector<mx::array>& inputs, const mx::array& out) {
+void encode_flash_fast(const mx::Stream& stream, const FlashAttentionParams& params, Format format,
+                       const std::vector<mx::array>& inputs, const mx::array& out) {
     if (!attention_is_decode(params.L)) {
         metal::encode(stream, flash_attention_tile_launch(params, format), inputs, {out});
         return;
     }
     const int rows = params.B * params.H_q * params.L;
     const bool merges = params.splits > 1;
-    const auto partial = merges ? temporary({rows, params.splits, params.D}, stream) : out;
-    const auto statistics = merges ? temporary({rows, params.splits, 2}, stream) : out;
+    const auto partial =
+        merges ? metal::temporary({rows, params.splits, params.D}, mx::float32, stream) : out;
+    const auto statistics =
+        merges ? metal::temporary({rows, params.splits, 2}, mx::float32, stream) : out;
     metal::encode(stream, flash_attention_decode_launch(params, format), inputs,
                   {out, partial, statistics});
     if (merges) {
@@ -74,9 +69,9 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
     if (out.size() == 0) {
         return;
     }
-    const auto query = with_contiguous_rows(inputs[0], stream());
-    const auto key = with_contiguous_rows(inputs[1], stream());
-    const auto value = with_contiguous_rows(inputs[2], stream());
+    const auto query = with_rows(inputs[0], stream());
+    const auto key = with_rows(inputs[1], stream());
+    const auto value = with_rows(inputs[2], stream());
     // A kernel has a buffer for each of these; where there is none, it reads nothing.
     const auto& mask = has_mask_ ? inputs[3] : query;
     const auto context_lens =
@@ -104,9 +99,9 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
     set_strides(params.key_strides, key, 3);
     set_strides(params.value_strides, value, 3);
     set_strides(params.mask_strides, mask, 4);
-    auto encode = encode_readable;
+    auto encode = encode_flash_readable;
     // [solution only]
-    encode = encode_fast;
+    encode = encode_flash_fast;
     // [/solution only]
     encode(stream(), params, format, {query, key, value, mask, context_lens}, out);
 }

@@ -1,5 +1,4 @@
 #include "common/checks.h"
-#include "mlx/allocator.h"
 #include "src/matmul/matmul_encoder.h"
 #include "src/matmul/matmul_variants.h"
 
@@ -11,9 +10,7 @@ mx::array aligned(const mx::array& x, const mx::Stream& stream) {
     if (is_aligned(x)) {
         return x;
     }
-    mx::array moved(x.shape(), x.dtype(), nullptr, {});
-    moved.set_data(mx::allocator::malloc(moved.nbytes()));
-    keep(moved, stream);
+    const mx::array moved = temporary(x.shape(), x.dtype(), stream);
     copy(x, moved, stream);
     return moved;
 }
@@ -28,9 +25,7 @@ void encode_in_parts(const mx::Stream& stream,
     }
     mx::Shape shape = out.shape();
     shape.insert(shape.begin(), parts);
-    mx::array sums(shape, mx::float32, nullptr, {});
-    sums.set_data(mx::allocator::malloc(sums.nbytes()));
-    keep(sums, stream);
+    const mx::array sums = temporary(shape, mx::float32, stream);
     encode(stream, launch, inputs, {sums});
     const auto sum = [&](int max_threads) {
         return sum_parts_launch(parts, static_cast<int64_t>(out.size()), format_of(out.dtype()),

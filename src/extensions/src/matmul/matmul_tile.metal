@@ -93,8 +93,8 @@ INSTANTIATE_VARIANTS("bfloat16", bfloat)
 INSTANTIATE_PARTS("float16", half)
 INSTANTIATE_PARTS("bfloat16", bfloat)
 
-#define INSTANTIATE_SUM(name, T)                                                          \
-    template [[host_name("matmul_sum_parts_" name)]] [[kernel]] void matmul_sum_parts<T>( \
+#define INSTANTIATE_SUM(name, T)                                                               \
+    template [[host_name("matmul_tile_sum_parts_" name)]] [[kernel]] void matmul_sum_parts<T>( \
         device const float*, device T*, constant const SumPartsParams&, uint);
 
 INSTANTIATE_SUM("float32", float)

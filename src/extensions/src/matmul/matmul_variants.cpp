@@ -76,7 +76,7 @@ MatmulGrid matmul_grid(MatmulVariant variant, int64_t M, int64_t O, int64_t I, i
 MetalLaunch sum_parts_launch(int64_t parts, int64_t size, Format format, int max_threads) {
     const int threads = threads_for(size, 256, max_threads);
     const SumPartsParams params = {.parts = static_cast<int>(parts), .size = size};
-    return {.kernel = kernel_name("matmul_sum_parts", format),
+    return {.kernel = kernel_name("matmul_tile_sum_parts", format),
             .groups = {.x = ceil_div(size, threads)},
             .threads = {.x = threads},
             .params = bytes_of(params)};

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/checks.h"
+#include "common/gpu.h"
 #include "src/flash_attention/flash_attention_kernels.h"
 
 namespace tiny_llm_ext {
@@ -57,7 +58,8 @@ mx::array attention(const mx::array& query, std::optional<float> scale, bool cau
                     std::vector<mx::array> inputs, mx::StreamOrDevice s) {
     const float factor = scale ? *scale : 1 / std::sqrt(static_cast<float>(query.shape(-1)));
     return mx::array(query.shape(), query.dtype(),
-                     std::make_shared<PagedAttention>(mx::to_stream(s), factor, causal, ragged),
+                     placed(std::make_shared<PagedAttention>(
+                         stream_for("paged_attention", query.dtype(), s), factor, causal, ragged)),
                      std::move(inputs));
 }
 

@@ -123,7 +123,7 @@ template <typename T>
 #define INSTANTIATE_SIZES(name, T)                                                        \
     INSTANTIATE_ROWS(name, T, 128)                                                        \
     INSTANTIATE_ROWS(name, T, 256)                                                        \
-    template [[host_name("paged_attention_merge_" #name)]] [[kernel]] void                \
+    template [[host_name("paged_attention_decode_merge_" #name)]] [[kernel]] void         \
     paged_attention_merge<T>(device const float*, device const float*, device const int*, \
                              device T*, constant const PagedAttentionParams&, uint3, uint);
 

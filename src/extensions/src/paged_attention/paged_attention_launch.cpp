@@ -50,7 +50,7 @@ MetalLaunch paged_attention_decode_launch(const PagedAttentionParams& params, Fo
 }
 
 MetalLaunch paged_attention_merge_launch(const PagedAttentionParams& params, Format format) {
-    return {.kernel = kernel_name("paged_attention_merge", format),
+    return {.kernel = kernel_name("paged_attention_decode_merge", format),
             .groups = {.x = most_queries(params), .y = params.H_q, .z = params.B},
             .threads = {.x = SIMD_WIDTH},
             .params = bytes_of(params)};

@@ -2,7 +2,6 @@
 #include "common/checks.h"
 #include "common/metal_device.h"
 #include "common/rows.h"
-#include "mlx/allocator.h"
 #include "src/paged_attention/paged_attention.h"
 #include "src/paged_attention/paged_attention_launch.h"
 
@@ -11,25 +10,22 @@ namespace tiny_llm_ext {
 namespace {
 
 // Runs kernels on inputs, which are those of paged_attention_launch.h.
-void encode_readable(const mx::Stream& stream, const PagedAttentionParams& params, Format format,
-                     const std::vector<mx::array>& inputs, const mx::array& out) {
+void encode_paged_readable(const mx::Stream& stream, const PagedAttentionParams& params,
+                           Format format, const std::vector<mx::array>& inputs,
+                           const mx::array& out) {
     metal::encode(stream, paged_attention_readable_launch(params, format), inputs, {out});
 }
 
 // [solution only]
-mx::array temporary(int64_t rows, int splits, int D, const mx::Stream& stream) {
-    mx::array x({static_cast<int>(rows), splits, D}, mx::float32, nullptr, {});
-    x.set_data(mx::allocator::malloc(x.nbytes()));
-    metal::keep(x, stream);
-    return x;
-}
-
-void encode_decode(const mx::Stream& stream, const PagedAttentionParams& params, Format format,
-                   const std::vector<mx::array>& inputs, const mx::array& out) {
-    const int64_t rows = paged_attention_partial_rows(params);
+void encode_paged_decode(const mx::Stream& stream, const PagedAttentionParams& params,
+                         Format format, const std::vector<mx::array>& inputs,
+                         const mx::array& out) {
+    const auto rows = static_cast<int>(paged_attention_partial_rows(params));
     const bool merges = params.splits > 1 && rows > 0;
-    const auto partial = merges ? temporary(rows, params.splits, params.D, stream) : out;
-    const auto statistics = merges ? temporary(rows, params.splits, 2, stream) : out;
+    const auto partial =
+        merges ? metal::temporary({rows, params.splits, params.D}, mx::float32, stream) : out;
+    const auto statistics =
+        merges ? metal::temporary({rows, params.splits, 2}, mx::float32, stream) : out;
     metal::encode(stream, paged_attention_decode_launch(params, format), inputs,
                   {out, partial, statistics});
     if (merges) {
@@ -39,10 +35,10 @@ void encode_decode(const mx::Stream& stream, const PagedAttentionParams& params,
     }
 }
 
-void encode_fast(const mx::Stream& stream, const PagedAttentionParams& params, Format format,
-                 const std::vector<mx::array>& inputs, const mx::array& out) {
+void encode_paged_fast(const mx::Stream& stream, const PagedAttentionParams& params, Format format,
+                       const std::vector<mx::array>& inputs, const mx::array& out) {
     if (paged_attention_has_decode(params)) {
-        encode_decode(stream, params, format, inputs, out);
+        encode_paged_decode(stream, params, format, inputs, out);
     }
     if (paged_attention_has_tile(params)) {
         metal::encode(stream, paged_attention_tile_launch(params, format), inputs, {out});
@@ -51,7 +47,7 @@ void encode_fast(const mx::Stream& stream, const PagedAttentionParams& params, F
 // [/solution only]
 
 // Whether x, row-contiguous, begins at a multiple of four elements and so do its rows of D.
-bool rows_in_fours(const mx::array& x) {
+bool pages_in_fours(const mx::array& x) {
     return (x.offset() / x.itemsize()) % 4 == 0 && x.shape(-1) % 4 == 0;
 }
 
@@ -86,13 +82,13 @@ void PagedAttention::eval_gpu(const std::vector<mx::array>& inputs, mx::array& o
         .scale = scale_,
         .causal = causal_,
         .splits = paged_attention_splits(in[3].shape(1), key_pages.shape(2)),
-        .aligned = rows_in_fours(key_pages) && rows_in_fours(in[2]),
+        .aligned = pages_in_fours(key_pages) && pages_in_fours(in[2]),
         .query_strides = {static_cast<long>(query.strides(0)), static_cast<long>(query.strides(1)),
                           static_cast<long>(query.strides(token_axis))},
     };
-    auto encode = encode_readable;
+    auto encode = encode_paged_readable;
     // [solution only]
-    encode = encode_fast;
+    encode = encode_paged_fast;
     // [/solution only]
     encode(stream(), params, format_of(query.dtype()), in, out);
 }

@@ -2,6 +2,7 @@
 #include "src/paged_cache_write/paged_cache_write.h"
 
 #include "common/checks.h"
+#include "common/gpu.h"
 
 namespace tiny_llm_ext {
 
@@ -12,7 +13,7 @@ constexpr const char* PAGED_CACHE_WRITE = "paged_cache_write";
 }  // namespace
 
 mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, const mx::array& slots,
-                            mx::StreamOrDevice s) {
+                            bool overwrite, mx::StreamOrDevice s) {
     check(pages.ndim() == 4, PAGED_CACHE_WRITE, "expected pages P×H×page_size×D, got shape ",
           pages.shape());
     check(is_float(pages.dtype()), PAGED_CACHE_WRITE,
@@ -35,7 +36,9 @@ mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, con
     const auto by_head = flat ? mx::expand_dims(mx::swapaxes(tokens, 0, 1, s), 0, s) : tokens;
     const auto places = flat ? mx::expand_dims(slots, 0, s) : slots;
     return mx::array(pages.shape(), pages.dtype(),
-                     std::make_shared<PagedCacheWrite>(mx::to_stream(s)), {pages, by_head, places});
+                     placed(std::make_shared<PagedCacheWrite>(
+                         stream_for("paged_cache_write", pages.dtype(), s), overwrite)),
+                     {pages, by_head, places});
 }
 
 }  // namespace tiny_llm_ext

@@ -2,6 +2,7 @@
 #include "src/quantized_embedding/quantized_embedding.h"
 
 #include "common/checks.h"
+#include "common/gpu.h"
 #include "common/interleaved.h"
 
 namespace tiny_llm_ext {
@@ -19,7 +20,7 @@ mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
     check(weight.ndim() == 2 || is_interleaved(weight), NAME,
           "expected weight with 2 dimensions, or 3 if it is interleaved, got shape ",
           weight.shape());
-    check(!is_interleaved(weight) || mx::to_stream(s).device == mx::Device::cpu, NAME,
+    check(!is_interleaved(weight) || !is_gpu(mx::to_stream(s)), NAME,
           "expected weight with 2 dimensions, got shape ", weight.shape(),
           ": a GPU reads no interleaved weights");
     const int E = weight.shape(1) * (32 / bits);
@@ -37,7 +38,8 @@ mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
     auto shape = ids.shape();
     shape.push_back(E);
     return mx::array(shape, scales.dtype(),
-                     std::make_shared<QuantizedEmbedding>(mx::to_stream(s), group_size, bits),
+                     placed(std::make_shared<QuantizedEmbedding>(
+                         stream_for(NAME, scales.dtype(), s), group_size, bits)),
                      {ids, scales, biases, weight});
 }
 

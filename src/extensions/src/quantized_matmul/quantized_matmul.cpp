@@ -2,6 +2,7 @@
 #include "src/quantized_matmul/quantized_matmul.h"
 
 #include "common/checks.h"
+#include "common/gpu.h"
 #include "common/instruction_set.h"
 #include "common/interleaved.h"
 
@@ -53,10 +54,10 @@ mx::array quantized_matmul(const mx::array& scales, const mx::array& biases, int
                            mx::StreamOrDevice s) {
     constexpr const char* NAME = "quantized_matmul";
     check(transpose_b, NAME, "expected transpose_b=True (b is stored O×I), got False");
-    return mx::array(quantized_matmul_shape(NAME, scales, biases, group_size, bits, a, b),
-                     a.dtype(),
-                     std::make_shared<QuantizedMatmul>(mx::to_stream(s), group_size, bits),
-                     {scales, biases, a, b});
+    return mx::array(
+        quantized_matmul_shape(NAME, scales, biases, group_size, bits, a, b), a.dtype(),
+        placed(std::make_shared<QuantizedMatmul>(stream_for(NAME, a.dtype(), s), group_size, bits)),
+        {scales, biases, a, b});
 }
 
 bool QuantizedMatmul::is_equivalent(const mx::Primitive& other) const {

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "common/checks.h"
+#include "common/gpu.h"
 #include "common/interleaved.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 
@@ -20,7 +21,7 @@ std::vector<mx::array> quantized_matmul_each(const std::vector<mx::array>& scale
           "expected as many scales and biases as matrices, ", b.size(), ", got ", scales.size(),
           " and ", biases.size());
     const mx::Stream stream = mx::to_stream(s);
-    if (stream.device == mx::Device::gpu || b.size() == 1) {
+    if (is_gpu(stream) || b.size() == 1) {
         std::vector<mx::array> products;
         for (size_t n = 0; n < b.size(); n++) {
             products.push_back(

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/checks.h"
+#include "common/gpu.h"
 #include "common/recordable.h"
 #include "common/rows.h"
 #include "common/tasks.h"
@@ -130,7 +131,7 @@ class Recording::Tracer {
 Recording::Recording(const std::vector<mx::array>& placeholders,
                      const std::vector<mx::array>& outputs)
     : stream_(stream_of(outputs)) {
-    check(stream_.device == mx::Device::cpu, RECORDING,
+    check(!is_gpu(stream_), RECORDING,
           "expected operations on the CPU: recordings do not run on a GPU");
     for (const auto& input : placeholders) {
         input_shapes_.push_back(input.shape());

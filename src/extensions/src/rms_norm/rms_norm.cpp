@@ -2,6 +2,7 @@
 #include "src/rms_norm/rms_norm.h"
 
 #include "common/checks.h"
+#include "common/gpu.h"
 
 namespace tiny_llm_ext {
 
@@ -20,7 +21,8 @@ void check_inputs(const char* name, const mx::array& x, const mx::array& weight)
 
 mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps, mx::StreamOrDevice s) {
     check_inputs("rms_norm", x, weight);
-    return mx::array(x.shape(), x.dtype(), std::make_shared<RmsNorm>(mx::to_stream(s), eps),
+    return mx::array(x.shape(), x.dtype(),
+                     placed(std::make_shared<RmsNorm>(stream_for("rms_norm", x.dtype(), s), eps)),
                      {x, weight});
 }
 
@@ -33,9 +35,10 @@ std::pair<mx::array, mx::array> add_rms_norm(const mx::array& x, const mx::array
           y.shape());
     check(y.dtype() == x.dtype(), NAME, "expected y in the dtype of x, ", x.dtype(), ", got ",
           y.dtype());
-    auto outputs =
-        mx::array::make_arrays({x.shape(), x.shape()}, {x.dtype(), x.dtype()},
-                               std::make_shared<RmsNorm>(mx::to_stream(s), eps), {x, y, weight});
+    auto outputs = mx::array::make_arrays(
+        {x.shape(), x.shape()}, {x.dtype(), x.dtype()},
+        placed(std::make_shared<RmsNorm>(stream_for("rms_norm", x.dtype(), s), eps)),
+        {x, y, weight});
     return {outputs[0], outputs[1]};
 }
 

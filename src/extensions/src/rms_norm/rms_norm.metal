@@ -112,7 +112,7 @@ template <typename T>
     template [[host_name("rms_norm_row_" #name)]] [[kernel]] void rms_norm_row<T>(              \
         device const T*, device const T*, device T*, constant const RmsNormParams&, uint, uint, \
         uint, uint, uint, uint);                                                                \
-    template [[host_name("add_rms_norm_row_" #name)]] [[kernel]] void add_rms_norm_row<T>(      \
+    template [[host_name("rms_norm_add_row_" #name)]] [[kernel]] void add_rms_norm_row<T>(      \
         device const T*, device const T*, device const T*, device T*, device T*,                \
         constant const RmsNormParams&, uint, uint, uint, uint, uint, uint);
 

@@ -22,7 +22,7 @@ MetalLaunch rms_norm_launch(int64_t M, int D, float eps, int64_t x_stride, Forma
 MetalLaunch add_rms_norm_launch(int64_t M, int D, float eps, int64_t x_stride, int64_t y_stride,
                                 Format format, int max_threads) {
     const RmsNormParams params = {.D = D, .eps = eps, .x_stride = x_stride, .y_stride = y_stride};
-    return launch("add_rms_norm_row", M, params, format, max_threads);
+    return launch("rms_norm_add_row", M, params, format, max_threads);
 }
 
 }  // namespace tiny_llm_ext

@@ -2,6 +2,7 @@
 #include "src/swiglu/swiglu.h"
 
 #include "common/checks.h"
+#include "common/gpu.h"
 
 namespace tiny_llm_ext {
 
@@ -14,7 +15,8 @@ mx::array swiglu(const mx::array& gate, const mx::array& up, mx::StreamOrDevice 
     check(gate.ndim() >= 1, NAME, "expected gate with at least one dimension, got a scalar");
     check(up.shape() == gate.shape(), NAME, "expected up of the shape of gate, ", gate.shape(),
           ", got ", up.shape());
-    return mx::array(gate.shape(), gate.dtype(), std::make_shared<Swiglu>(mx::to_stream(s)),
+    return mx::array(gate.shape(), gate.dtype(),
+                     placed(std::make_shared<Swiglu>(stream_for("swiglu", gate.dtype(), s))),
                      {gate, up});
 }
 

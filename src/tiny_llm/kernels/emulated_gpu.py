@@ -1,0 +1,53 @@
+"""TINY_LLM_EMULATED_METAL=1: an emulator in the place of a GPU, on a machine without Metal.
+
+Operations run as on a Mac, with the same code up to the kernels and with the kernels themselves,
+about a thousand times as slowly: to find out what a Mac will do. The emulator is part of the source
+tree (tools/metal_emulator), not of the installed package.
+"""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import UserError
+
+VARIABLE = "TINY_LLM_EMULATED_METAL"
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def is_wanted() -> bool:
+    """Whether the variable asks for it.
+
+    Raises:
+        UserError: it is neither 0 nor 1.
+    """
+    value = os.environ.get(VARIABLE, "0")
+    if value not in ("", "0", "1"):
+        raise UserError(f"{VARIABLE} is '{value}'; give 1 for an emulated GPU, or 0.")
+    return value == "1"
+
+
+def attach(extension: ModuleType) -> Any:
+    """Makes the emulator the extension's GPU, and returns the stream that counts as the GPU's.
+
+    Raises:
+        UserError: the source tree or clang is not there.
+    """
+    if not (ROOT / "tools" / "metal_emulator").is_dir():
+        raise UserError(
+            f"{VARIABLE}=1 needs the emulator, which is in the source tree; run from a clone."
+        )
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    emulator = importlib.import_module("tools.metal_emulator")
+    if not emulator.has_clang():
+        raise UserError(
+            f"{VARIABLE}=1 needs clang 19 or later; on Debian and Ubuntu: `apt install clang-19 "
+            "libclang-rt-19-dev`."
+        )
+    device = emulator.Device.from_environment(extension)
+    device.attach()
+    return device.stream()

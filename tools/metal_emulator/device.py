@@ -1,0 +1,237 @@
+"""The emulator as the extension's GPU: TINY_LLM_EMULATED_METAL=1 on a machine without Metal.
+
+The extension's own code for the GPU runs (`eval_gpu`, launches, copies, temporaries), records what
+it would send to Metal, and finds where MLX would put barriers (src/extensions/emulated_metal). Here
+the recorded commands run: in the order in which they were sent, in reverse or in random order, as
+far as barriers allow, each in the emulator with all its checks.
+"""
+
+import ctypes
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .arguments import FLOATS, Memory, Parameter, fits
+from .compiler import BUILD, MODES
+from .errors import MetalError, MetalFault
+from .library import MAX_THREADS, Library
+from .process import ORDERS
+
+TEXTS = BUILD / "texts"
+
+
+@dataclass
+class Device:
+    """A GPU made of the emulator.
+
+    Attributes:
+        mode: of every launch: "plain", "asan" or "race".
+        order: in which commands run that no barrier separates, and lanes and threadgroups within
+            one: "forward", "reverse" or "random".
+        seed: of the random order.
+        delay: for how many more operations the GPU counts as busy with one. MLX keeps the
+            operation's inputs for that time.
+        max_threads: how many threads a threadgroup may have, as a pipeline says of itself.
+        launches: how many commands of each kernel ran so far.
+    """
+
+    extension: Any
+    mode: str = "plain"
+    order: str = "forward"
+    seed: int = 1
+    delay: int = 0
+    max_threads: int = MAX_THREADS
+    launches: dict[str, int] = field(default_factory=dict)
+    _libraries: dict[str, Library] = field(default_factory=dict)
+
+    @classmethod
+    def from_environment(cls, extension: Any) -> "Device":
+        """With the settings of TINY_LLM_EMULATED_METAL_MODE, _ORDER, _SEED and _DELAY."""
+        settings = {
+            name: os.environ[variable]
+            for name in ("mode", "order", "seed", "delay")
+            if (variable := f"TINY_LLM_EMULATED_METAL_{name.upper()}") in os.environ
+        }
+        numbers = {name: int(settings.pop(name)) for name in ("seed", "delay") if name in settings}
+        return cls(extension, **settings, **numbers)  # type: ignore[arg-type]
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        if self.order not in ORDERS:
+            raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {self.order!r}")
+
+    def attach(self) -> None:
+        """Operations of the extension on `stream()` run here from now on."""
+        self.extension.metal.emulator.set_delay(self.delay)
+        self.extension.metal.emulator.attach(self.compile, self.run)
+
+    def detach(self) -> None:
+        """There is no GPU any more."""
+        self.extension.metal.emulator.attach(None, None)
+
+    def stream(self) -> Any:
+        """The stream that counts as the GPU's."""
+        return self.extension.metal.emulator.stream()
+
+    def compile(self, name: str, text: str) -> dict[str, tuple[int, list[int]]]:
+        """Of each kernel of a text: threads in a threadgroup, and the buffers it may write to.
+
+        Raises:
+            RuntimeError: the text does not compile; the message is the compiler's.
+        """
+        file = TEXTS / f"{name}.metal"
+        TEXTS.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_text(text, encoding="utf-8")
+        part.replace(file)
+        try:
+            library = self._libraries[name] = Library(file)
+        except MetalError as error:
+            raise RuntimeError(str(error)) from None
+        described = {}
+        for kernel in library.kernels:
+            written = [p.index for p in library.parameters(kernel) if p.writes]
+            limit = library.max_threads(kernel) or MAX_THREADS
+            described[kernel] = (min(limit, self.max_threads), written)
+        return described
+
+    def run(self, commands: Sequence[dict[str, Any]]) -> None:
+        """Runs what was recorded.
+
+        Raises:
+            MetalFault: what a kernel must not do; two commands that touch the same memory, one of
+                them writing, without a barrier between them.
+        """
+        for between_barriers in _epochs(commands):
+            _check_hazards(between_barriers, self._written)
+            for command in self._ordered(between_barriers):
+                self._launch(command)
+
+    def _written(self, command: dict[str, Any]) -> set[int]:
+        parameters = self._libraries[command["library"]].parameters(command["kernel"])
+        return {parameter.index for parameter in parameters if parameter.writes}
+
+    def _ordered(self, commands: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if self.order == "reverse":
+            return commands[::-1]
+        if self.order == "random":
+            self.seed += 1
+            return random.Random(self.seed).sample(commands, len(commands))
+        return commands
+
+    def _launch(self, command: dict[str, Any]) -> None:
+        kernel, library = command["kernel"], self._libraries[command["library"]]
+        parameters = {p.index: p for p in library.parameters(kernel) if p.binding == "buffer"}
+        arguments: dict[int, object] = dict(command["bytes"])
+        memory: dict[tuple[int, int], NDArray[np.generic]] = {}
+        for index, address, size, lead, dtype in command["buffers"]:
+            if index in arguments:
+                text = f"buffer({index}) is set twice by {command['operation']}"
+                raise MetalFault("wrong-argument", kernel, text)
+            key = (address, size)
+            array = memory.get(key)
+            if array is None or array.dtype != _numpy_type(dtype):
+                array = memory[key] = _array_at(address, size, dtype)
+            arguments[index] = Memory(_as_pointed_at(parameters.get(index), array), lead)
+        self.launches[kernel] = self.launches.get(kernel, 0) + 1
+        try:
+            library.launch(
+                kernel,
+                arguments,
+                grid=tuple(command["grid"]),
+                threads=tuple(command["threads"]),
+                threadgroup_memory=command["threadgroup_memory"] or None,
+                mode=self.mode,
+                order=self.order,
+                seed=self.seed,
+            )
+        except MetalFault as fault:
+            fault.add_note(f"started by {command['operation']}")
+            raise
+
+
+def _epochs(commands: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The commands between one barrier and the next."""
+    epoch: list[dict[str, Any]] = []
+    for command in commands:
+        if command["has_barrier"] and epoch:
+            yield epoch
+            epoch = []
+        epoch.append(command)
+    if epoch:
+        yield epoch
+
+
+def _check_hazards(commands: Sequence[dict[str, Any]], written: Any) -> None:
+    """Finds commands that may run at the same time and share memory that one of them writes.
+
+    Raises:
+        MetalFault: there are two.
+    """
+    ranges = []
+    for command in commands:
+        writes = written(command)
+        for index, address, size, _, _ in command["buffers"]:
+            if size:
+                ranges.append((address, address + size, index in writes, command, index))
+    ranges.sort(key=lambda one: one[0])
+    for position, (_, end, is_write, command, index) in enumerate(ranges):
+        for start, _, other_is_write, other, other_index in ranges[position + 1 :]:
+            if start >= end:
+                break
+            if command is not other and (is_write or other_is_write):
+                text = (
+                    f"{command['operation']} and {other['operation']} share memory "
+                    f"(buffer({index}) of {command['kernel']}, buffer({other_index}) of "
+                    f"{other['kernel']}), one of them writes it, and no barrier stands between"
+                )
+                raise MetalFault("hazard", other["kernel"], text)
+
+
+def _as_pointed_at(parameter: Parameter | None, array: NDArray[np.generic]) -> NDArray[np.generic]:
+    """An array as a kernel's parameter sees it.
+
+    A pointer to bytes may point at anything, and one to unsigned integers at what has their size:
+    such kernels move bits. An array of another type stands where a kernel is given nothing: it has
+    no element that could be read or written.
+    """
+    if parameter is None or parameter.element in "vs" or fits(parameter, array.dtype):
+        return array
+    if parameter.element == "u" and parameter.element_size in (1, array.dtype.itemsize):
+        return array.view(f"u{parameter.element_size}")
+    element = FLOATS.get(parameter.element) or f"{parameter.element}{parameter.element_size}"
+    return np.empty(0, _numpy_type("bool" if parameter.element == "?" else element))
+
+
+def _numpy_type(dtype: str) -> np.dtype[Any]:
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype)
+
+
+def _array_at(address: int, size: int, dtype: str) -> NDArray[np.generic]:
+    """The memory of an array of MLX, as one of NumPy's."""
+    if size == 0:
+        return np.empty(0, _numpy_type(dtype))
+    memory = memoryview((ctypes.c_char * size).from_address(address))
+    return np.frombuffer(memory, _numpy_type(dtype))
+
+
+@contextmanager
+def emulated_gpu(extension: Any, **settings: Any) -> Iterator[Device]:
+    """A device for the time of a `with` block; `settings` are its attributes."""
+    device = Device(extension, **settings)
+    device.attach()
+    try:
+        yield device
+    finally:
+        device.detach()
