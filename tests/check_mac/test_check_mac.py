@@ -59,7 +59,7 @@ pytestmark = [
 
 @pytest.fixture
 def build_module(tmp_path):
-    """Builds the module with a statement in it: the module, if any, the tools' words, the objects."""
+    """Builds the module with a statement in it: the module, if any, the output, the objects."""
     wheel = macos_wheel(WORK)
     if wheel is None:
         pytest.skip("MLX's macOS wheel could not be downloaded")
