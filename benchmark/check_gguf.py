@@ -21,7 +21,7 @@ import numpy as np
 
 from tiny_llm import Qwen3ModelWeek2, load_weights, make_sampler
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.generate import decode_with_cache
+from tiny_llm.generate import decode_with_cache, read_tokens
 
 from .gguf_file import TYPES, write_gguf
 from .roofline import usable_threads
@@ -106,7 +106,7 @@ def demo_texts() -> list[Text]:
             messages, add_generation_prompt=True, enable_thinking=thinking
         )
         ids = list(prompt)
-        for token in decode_with_cache(model, prompt, sampler):
+        for token in read_tokens(decode_with_cache(model, prompt, sampler)):
             ids.append(token)
             if token in tokenizer.eos_token_ids or len(ids) == len(prompt) + MAX_TOKENS:
                 break

@@ -61,7 +61,7 @@ class Week2:
         tokens_of = decode_with_cache(
             self.model, token_ids(tokens, self.model.vocab_size), self._sampler
         )
-        next(tokens_of)
+        mx.eval(next(tokens_of))
 
     def sequences(self, batch: int, context: int, room: int) -> Sequences:
         """Sequences with a past of `context` random tokens, and room for `room` more.

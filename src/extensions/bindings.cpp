@@ -79,18 +79,21 @@ NB_MODULE(_ext, m) {
     m.def(
         "cache_write",
         [](const mx::array& buffer, const mx::array& tokens, const mx::array& offsets,
-           mx::StreamOrDevice s) {
-            return tiny_llm_ext::placed(tiny_llm_ext::cache_write(buffer, tokens, offsets, s));
+           bool overwrite, mx::StreamOrDevice s) {
+            return tiny_llm_ext::placed(
+                tiny_llm_ext::cache_write(buffer, tokens, offsets, overwrite, s));
         },
-        "buffer"_a, "tokens"_a, "offsets"_a, nb::kw_only(), "stream"_a = nb::none());
+        "buffer"_a, "tokens"_a, "offsets"_a, "overwrite"_a = false, nb::kw_only(),
+        "stream"_a = nb::none());
     m.def(
         "cache_write",
         [](const mx::array& buffer, const mx::array& tokens, const std::vector<int>& offsets,
-           mx::StreamOrDevice s) {
-            return tiny_llm_ext::placed(tiny_llm_ext::cache_write(buffer, tokens, offsets, s));
+           bool overwrite, mx::StreamOrDevice s) {
+            return tiny_llm_ext::placed(
+                tiny_llm_ext::cache_write(buffer, tokens, offsets, overwrite, s));
         },
-        "buffer"_a, "tokens"_a, "offsets"_a, nb::kw_only(), "stream"_a = nb::none(),
-        docs::cache_write);
+        "buffer"_a, "tokens"_a, "offsets"_a, "overwrite"_a = false, nb::kw_only(),
+        "stream"_a = nb::none(), docs::cache_write);
 
     m.def("paged_attention", on_device<&tiny_llm_ext::paged_attention>(), "query"_a, "key_pages"_a,
           "value_pages"_a, "block_table"_a, "context_lens"_a, "scale"_a = nb::none(),
@@ -102,7 +105,8 @@ NB_MODULE(_ext, m) {
           docs::paged_attention_varlen);
 
     m.def("paged_cache_write", on_device<&tiny_llm_ext::paged_cache_write>(), "pages"_a, "tokens"_a,
-          "slots"_a, nb::kw_only(), "stream"_a = nb::none(), docs::paged_cache_write);
+          "slots"_a, "overwrite"_a = false, nb::kw_only(), "stream"_a = nb::none(),
+          docs::paged_cache_write);
 
     m.def("quantized_embedding", on_device<&tiny_llm_ext::quantized_embedding>(), "ids"_a,
           "scales"_a, "biases"_a, "group_size"_a, "bits"_a, "weight"_a, nb::kw_only(),

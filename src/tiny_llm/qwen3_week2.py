@@ -16,7 +16,7 @@ from . import kernels
 from .attention import flash_attention, scaled_dot_product_attention_grouped
 from .embedding import Embedding
 from .kernels.interleaved import lay_out
-from .kernels.recorded import Recorded
+from .kernels.recorded import is_decode_step
 from .kv_cache import TinyKvCache, TinyKvFullCache
 from .kv_cache.placement import PlacedLayers, Placement
 from .kv_cache.plans import plan_dense
@@ -284,7 +284,7 @@ class Qwen3ModelWeek2:
     ) -> tuple[mx.array, mx.array]:
         """The same, from the tokens' embeddings B×L×E."""
         # [solution only]
-        if self._plan is not None and Recorded.pays(x):
+        if self._plan is not None and is_decode_step(x):
             B, L, _ = x.shape
             placement = self._plan(cache, B, L)
             if placement is not None:

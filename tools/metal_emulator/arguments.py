@@ -103,7 +103,7 @@ def _bind_one(parameter: Parameter, value: Bindable) -> Argument:
     target = value if isinstance(value, np.ndarray) and parameter.writes else None
     if target is not None and not target.flags.writeable:
         raise ValueError(f"{where} is written by the kernel, and the array is read-only")
-    data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return Argument(parameter, data, target, lead)
 
 

@@ -115,10 +115,11 @@ class Process:
                 view[start : start + argument.data.nbytes] = argument.data
             lines = self._exchange(message, timeout)
             for argument, start in zip(arguments, starts, strict=True):
-                if argument.target is not None and argument.target.size:
-                    data = bytes(view[start : start + argument.data.nbytes])
-                    target = argument.target
-                    target[...] = np.frombuffer(data, target.dtype).reshape(target.shape)
+                target = argument.target
+                if target is not None and target.size:
+                    written = view[start : start + argument.data.nbytes].view(target.dtype)
+                    target[...] = written.reshape(target.shape)
+                    del written
             del view
         return lines
 

@@ -91,11 +91,14 @@ def simple_generate_with_kv_cache(
     )
 
 
-def decode_with_cache(model: Any, prompt_ids: Sequence[int], sampler: Sampler) -> Iterator[int]:
+def decode_with_cache(
+    model: Any, prompt_ids: Sequence[int], sampler: Sampler
+) -> Iterator[mx.array]:
     """Computes the prompt once (prefill), then one token a step: N tokens cost O(N) layer runs.
 
     Yields:
-        Token ids, without end.
+        Token ids, without end, each an array of one that is computed when it is looked at. So the
+        caller may ask for the next before: its step is then a part of the same graph.
     """
     # [task 2.1.4]
     cache = model.create_kv_cache()
@@ -106,13 +109,12 @@ def decode_with_cache(model: Any, prompt_ids: Sequence[int], sampler: Sampler) -
             piece = mx.array([prompt_ids[offset : offset + PREFILL_STEP]])
             mx.eval(next_token_logits(model, piece, offset, cache))
             offset += PREFILL_STEP
-        new_ids = list(prompt_ids[offset:])
+        new_ids = mx.array([prompt_ids[offset:]])  # 1×L
         while True:
-            logits = next_token_logits(model, mx.array([new_ids]), offset, cache)  # 1×V
-            token = int(choose(sampler, logits)[0])
+            token = choose(sampler, next_token_logits(model, new_ids, offset, cache))  # 1
             yield token
-            offset += len(new_ids)
-            new_ids = [token]
+            offset += new_ids.shape[1]
+            new_ids = token[None]
     finally:  # the caller stops iterating when the answer ends
         for layer in cache:
             layer.release()

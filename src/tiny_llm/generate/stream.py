@@ -4,6 +4,7 @@ A *decoding loop* is an endless iterator of token ids: it knows the model and th
 knows the tokenizer, and when an answer stops.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from .. import kernels
 from ..errors import UserError, check_token_ids, check_whole
 from ..models.detokenizer import with_detokenizer
 from ..sampler import Sampler, make_sampler
 
-# (model, prompt ids, sampler) -> token ids, without end
-DecodingLoop = Callable[[Any, Sequence[int], Sampler], Iterator[int]]
+# (model, prompt ids, sampler) -> token ids, without end: numbers, or arrays of one
+DecodingLoop = Callable[[Any, Sequence[int], Sampler], Iterator[int | mx.array]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,31 @@ def stream_generate(
     prompt_ids = encode_prompt(tokenizer, prompt, getattr(model, "vocab_size", None))
     budget = token_budget(len(prompt_ids), max_tokens, getattr(model, "max_seq_len", None))
     tokens = decode(model, prompt_ids, sampler or make_sampler(temp=0))
-    return stream_text(tokens, tokenizer, len(prompt_ids), budget)
+    return stream_text(read_tokens(tokens, budget), tokenizer, len(prompt_ids), budget)
+
+
+def read_tokens(tokens: Iterator[int | mx.array], budget: int | None = None) -> Iterator[int]:
+    """A decoding loop's tokens as numbers.
+
+    On a GPU the step after a token is sent off before the token is read, so the GPU does not wait
+    for Python in between. The step after an answer's last token is computed for nothing. On a CPU
+    the two would share the cores, so there each step waits for the one before.
+
+    Args:
+        tokens: numbers, or arrays of one that are not computed yet.
+        budget: how many to ask for at most; None if there is no bound.
+    """
+    waiting: mx.array | None = None
+    for token in itertools.islice(tokens, budget):
+        if not isinstance(token, mx.array) or kernels.computes_on_cpu():
+            yield int(token)
+            continue
+        mx.async_eval(token)
+        if waiting is not None:
+            yield int(waiting)
+        waiting = token
+    if waiting is not None:
+        yield int(waiting)
 
 
 def encode_prompt(

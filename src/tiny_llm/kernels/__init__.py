@@ -231,6 +231,7 @@ def cache_write(
     buffer: mx.array,
     tokens: mx.array,
     offsets: list[int] | mx.array,
+    overwrite: bool = False,
     stream: StreamOrDevice = DEFAULT_STREAM,
 ) -> mx.array:
     """New keys or values into a cache's buffer: `help(tiny_llm_ext.cache_write)`.
@@ -238,11 +239,15 @@ def cache_write(
     They are written in place if the caller keeps no other reference:
     `buffer = cache_write(buffer, …)`.
     """
-    return extension().cache_write(buffer, tokens, offsets, stream=stream)
+    return extension().cache_write(buffer, tokens, offsets, overwrite, stream=stream)
 
 
 def paged_cache_write(
-    pages: mx.array, tokens: mx.array, slots: mx.array, stream: StreamOrDevice = DEFAULT_STREAM
+    pages: mx.array,
+    tokens: mx.array,
+    slots: mx.array,
+    overwrite: bool = False,
+    stream: StreamOrDevice = DEFAULT_STREAM,
 ) -> mx.array:
     """New keys or values into pages, as `cache_write`: `help(tiny_llm_ext.paged_cache_write)`."""
-    return extension().paged_cache_write(pages, tokens, slots, stream=stream)
+    return extension().paged_cache_write(pages, tokens, slots, overwrite, stream=stream)

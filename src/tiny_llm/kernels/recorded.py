@@ -18,6 +18,12 @@ from .. import kernels
 MOST_TOKENS = 32
 
 
+def is_decode_step(x: mx.array) -> bool:
+    """Whether x B×L×E is a token or a few of each sequence, and no prompt."""
+    B, L, _ = x.shape
+    return 0 < B * L <= MOST_TOKENS
+
+
 class Recorded:
     """A function of arrays, the first B×L×E, that becomes one node of the graph where that pays.
 
@@ -52,8 +58,7 @@ class Recorded:
     @staticmethod
     def pays(x: mx.array) -> bool:
         """Whether it may pay for x B×L×E."""
-        B, L, _ = x.shape
-        return 0 < B * L <= MOST_TOKENS and kernels.computes_on_cpu()
+        return is_decode_step(x) and kernels.computes_on_cpu()
 
     def _record(self, inputs: Sequence[mx.array]) -> bool:
         """Records the function for inputs of these shapes, if it can be."""

@@ -148,8 +148,8 @@ class TinyKvPagedPool:
         self.make_room(key)
         assert self.key_pages is not None
         assert self.value_pages is not None
-        self.key_pages = kernels.paged_cache_write(self.key_pages, key, slots)
-        self.value_pages = kernels.paged_cache_write(self.value_pages, value, slots)
+        self.key_pages = kernels.paged_cache_write(self.key_pages, key, slots, overwrite=True)
+        self.value_pages = kernels.paged_cache_write(self.value_pages, value, slots, overwrite=True)
         # [/task 3.1.1 write]
 
     def check_tokens(self, key: mx.array, value: mx.array) -> None:

@@ -100,8 +100,8 @@ class LayerWriter:
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """See `TinyKvCache`: for buffers B×H×C×D."""
         buffers, keys, values, slots = self._buffers, self._keys, self._values, self._places.slots
-        buffers[keys] = kernels.cache_write(buffers[keys], key, slots)
-        buffers[values] = kernels.cache_write(buffers[values], value, slots)
+        buffers[keys] = kernels.cache_write(buffers[keys], key, slots, overwrite=True)
+        buffers[values] = kernels.cache_write(buffers[values], value, slots, overwrite=True)
         return buffers[keys], buffers[values], self._places.context_lens
 
     def update_and_fetch_paged(
@@ -128,9 +128,9 @@ class LayerWriter:
             raise ValueError("paged KV cache: a ragged batch is causal; give mask='causal'.")
         assert places.block_table is not None
         # [task 3.3.1 ragged]
-        buffers, keys, values = self._buffers, self._keys, self._values
-        buffers[keys] = kernels.paged_cache_write(buffers[keys], key, places.slots)
-        buffers[values] = kernels.paged_cache_write(buffers[values], value, places.slots)
+        buffers, keys, values, slots = self._buffers, self._keys, self._values, places.slots
+        buffers[keys] = kernels.paged_cache_write(buffers[keys], key, slots, overwrite=True)
+        buffers[values] = kernels.paged_cache_write(buffers[values], value, slots, overwrite=True)
         return PagedKvMetadata(
             buffers[keys],
             buffers[values],

@@ -93,15 +93,18 @@ WRONG = [
         "x = kernels.rms_norm(x, self.norm, self.eps)",
     ),
     Wrong("2.1.4", "the caches are kept", "layer.release()", "pass"),
-    Wrong("2.1.4", "the offset does not move", "offset += len(new_ids)", "offset += 0"),
+    Wrong("2.1.4", "the offset does not move", "offset += new_ids.shape[1]", "offset += 0"),
     Wrong(
         "2.1.4",
         "the whole sequence again at each step",
-        "new_ids = [token]",
-        "new_ids = [*new_ids, token]",
+        "new_ids = token[None]",
+        "new_ids = mx.concatenate([new_ids, token[None]], axis=1)",
     ),
     Wrong(
-        "2.1.4", "the offset is one ahead", "offset += len(new_ids)", "offset += len(new_ids) + 1"
+        "2.1.4",
+        "the offset is one ahead",
+        "offset += new_ids.shape[1]",
+        "offset += new_ids.shape[1] + 1",
     ),
     Wrong(
         "2.2.1 weights",

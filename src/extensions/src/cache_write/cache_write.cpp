@@ -25,18 +25,19 @@ void check_buffer(const mx::array& buffer, const mx::array& tokens, int64_t offs
 }  // namespace
 
 mx::array cache_write(const mx::array& buffer, const mx::array& tokens, const mx::array& offsets,
-                      mx::StreamOrDevice s) {
+                      bool overwrite, mx::StreamOrDevice s) {
     check(offsets.dtype() == mx::int32 && offsets.ndim() == 1, CACHE_WRITE,
           "expected offsets in int32, one for each sequence, got ", offsets.dtype(), " of shape ",
           offsets.shape());
     check_buffer(buffer, tokens, offsets.size());
-    return mx::array(buffer.shape(), buffer.dtype(),
-                     std::make_shared<CacheWrite>(stream_for(CACHE_WRITE, buffer.dtype(), s)),
-                     {buffer, tokens, offsets});
+    return mx::array(
+        buffer.shape(), buffer.dtype(),
+        std::make_shared<CacheWrite>(stream_for(CACHE_WRITE, buffer.dtype(), s), overwrite),
+        {buffer, tokens, offsets});
 }
 
 mx::array cache_write(const mx::array& buffer, const mx::array& tokens,
-                      const std::vector<int>& offsets, mx::StreamOrDevice s) {
+                      const std::vector<int>& offsets, bool overwrite, mx::StreamOrDevice s) {
     check_buffer(buffer, tokens, static_cast<int64_t>(offsets.size()));
     const int last = buffer.shape(2) - tokens.shape(2);
     for (int offset : offsets) {
@@ -46,7 +47,7 @@ mx::array cache_write(const mx::array& buffer, const mx::array& tokens,
     }
     return cache_write(buffer, tokens,
                        mx::array(offsets.begin(), {static_cast<int>(offsets.size())}, mx::int32),
-                       s);
+                       overwrite, s);
 }
 
 std::vector<mx::Shape> CacheWrite::output_shapes(const std::vector<mx::array>& inputs) {

@@ -23,16 +23,22 @@ namespace mx = mlx::core;
 /// offsets: where each sequence's tokens go, B numbers from 0 to C − L; −1 leaves a sequence as it
 /// is. They may be an array, int32. Its numbers are known too late to be refused, so any other
 /// number leaves its sequence as it is, too.
+/// overwrite: whether the buffer may be overwritten although commands that read it still run on a
+/// GPU:
+///   they come first. MLX takes them for references, and it would be copied. The caller then has no
+///   other array of its memory.
 /// Returns B×H×C×D: the buffer with the tokens. Throws std::invalid_argument for anything else.
 mx::array cache_write(const mx::array& buffer, const mx::array& tokens, const mx::array& offsets,
-                      mx::StreamOrDevice s = {});
+                      bool overwrite = false, mx::StreamOrDevice s = {});
 mx::array cache_write(const mx::array& buffer, const mx::array& tokens,
-                      const std::vector<int>& offsets, mx::StreamOrDevice s = {});
+                      const std::vector<int>& offsets, bool overwrite = false,
+                      mx::StreamOrDevice s = {});
 
 /// The graph node. Inputs: buffer, tokens and offsets, of any strides.
 class CacheWrite : public mx::UnaryPrimitive, public Recordable {
    public:
-    explicit CacheWrite(mx::Stream stream) : mx::UnaryPrimitive(stream) {}
+    CacheWrite(mx::Stream stream, bool overwrite)
+        : mx::UnaryPrimitive(stream), overwrite_(overwrite) {}
 
     void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
     void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
@@ -41,6 +47,9 @@ class CacheWrite : public mx::UnaryPrimitive, public Recordable {
     bool is_equivalent(const mx::Primitive&) const override { return true; }
     bool writes_in_place() const override { return true; }
     std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+
+   private:
+    bool overwrite_;
 };
 
 }  // namespace tiny_llm_ext

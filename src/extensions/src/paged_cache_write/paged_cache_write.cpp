@@ -13,7 +13,7 @@ constexpr const char* PAGED_CACHE_WRITE = "paged_cache_write";
 }  // namespace
 
 mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, const mx::array& slots,
-                            mx::StreamOrDevice s) {
+                            bool overwrite, mx::StreamOrDevice s) {
     check(pages.ndim() == 4, PAGED_CACHE_WRITE, "expected pages P×H×page_size×D, got shape ",
           pages.shape());
     check(is_float(pages.dtype()), PAGED_CACHE_WRITE,
@@ -35,10 +35,10 @@ mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, con
     // T×H×D is seen as 1×H×T×D.
     const auto by_head = flat ? mx::expand_dims(mx::swapaxes(tokens, 0, 1, s), 0, s) : tokens;
     const auto places = flat ? mx::expand_dims(slots, 0, s) : slots;
-    return mx::array(
-        pages.shape(), pages.dtype(),
-        std::make_shared<PagedCacheWrite>(stream_for("paged_cache_write", pages.dtype(), s)),
-        {pages, by_head, places});
+    return mx::array(pages.shape(), pages.dtype(),
+                     std::make_shared<PagedCacheWrite>(
+                         stream_for("paged_cache_write", pages.dtype(), s), overwrite),
+                     {pages, by_head, places});
 }
 
 }  // namespace tiny_llm_ext

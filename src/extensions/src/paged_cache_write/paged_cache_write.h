@@ -25,17 +25,22 @@ namespace mx = mlx::core;
 /// tokens: T×H×D or B×H×L×D of the same dtype, of any strides.
 /// slots: T, or B×L, int32: each token's place, all different. A token whose slot is not in
 ///   0 … P · page_size − 1 is not written; −1 says so on purpose (an idle row of a batch).
+/// overwrite: whether the pages may be overwritten although commands that read them still run on a
+/// GPU:
+///   they come first. MLX takes them for references, and they would be copied. The caller then has
+///   no other array of their memory.
 ///
 /// Returns P×H×page_size×D: the pages with the tokens.
 /// Throws std::invalid_argument for anything else.
 mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, const mx::array& slots,
-                            mx::StreamOrDevice s = {});
+                            bool overwrite = false, mx::StreamOrDevice s = {});
 
 /// The graph node. Inputs, checked, of any strides: pages P×H×page_size×D, tokens B×H×L×D (T tokens
 /// are B = 1, L = T) and slots B×L.
 class PagedCacheWrite : public mx::UnaryPrimitive, public Recordable {
    public:
-    explicit PagedCacheWrite(mx::Stream stream) : mx::UnaryPrimitive(stream) {}
+    PagedCacheWrite(mx::Stream stream, bool overwrite)
+        : mx::UnaryPrimitive(stream), overwrite_(overwrite) {}
 
     void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
     void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
@@ -46,6 +51,9 @@ class PagedCacheWrite : public mx::UnaryPrimitive, public Recordable {
     std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
         return {inputs[0].shape()};
     }
+
+   private:
+    bool overwrite_;
 };
 
 }  // namespace tiny_llm_ext

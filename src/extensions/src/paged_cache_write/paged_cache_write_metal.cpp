@@ -9,7 +9,7 @@ namespace tiny_llm_ext {
 void PagedCacheWrite::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) {
     const auto& pages = inputs[0];
     const auto& tokens = inputs[1];
-    if (pages.is_donatable() && pages.flags().row_contiguous) {
+    if ((overwrite_ || pages.is_donatable()) && pages.flags().row_contiguous) {
         out.copy_shared_buffer(pages);
     } else {
         allocate(out);
