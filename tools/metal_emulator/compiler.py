@@ -15,6 +15,7 @@ from .counting import instrument
 from .diagnostics import read_diagnostics
 from .errors import Diagnostic, MetalError
 from .glue import KERNEL_TABLE, kernel_table
+from .members import unplaced_members
 from .preprocess import preprocess
 from .rewrite import Rewritten, rewrite
 from .storage import GlobalVariables
@@ -122,12 +123,13 @@ def _not_metal(dump: str) -> list[Diagnostic]:
     """What C++ allows and Metal does not, outside of the emulator's own headers."""
     found: dict[Diagnostic, None] = {}
     variables = GlobalVariables()
-    for node in nodes(dump):
-        file = node.place[0]
+    tree = list(nodes(dump))
+    for node in tree:
         for finding in (implicit_conversion(node), variables.misplaced(node)):
-            if finding is not None and file != KERNEL_TABLE and not file.startswith(str(HERE)):
+            if finding is not None:
                 found[finding] = None
-    return list(found)
+    found |= dict.fromkeys(unplaced_members(tree))
+    return [d for d in found if d.file != KERNEL_TABLE and not d.file.startswith(str(HERE))]
 
 
 @functools.cache
