@@ -1,5 +1,7 @@
 """Metal 4.1's rule about `this`: what is refused without `thread`, at its line, and what is not."""
 
+# ruff: noqa: E501 (a function is one row of a table)
+
 import pytest
 
 from tools.metal_emulator import MetalError, compiler
