@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .cache import fetch, fill
+from .contraction import choose_contraction
 from .conversions import implicit_conversion
 from .counting import instrument
 from .diagnostics import read_diagnostics
@@ -24,7 +25,7 @@ from .toolchain import clang, sources
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent.parent / "build" / "metal_emulator"
-MODES = ("plain", "asan", "race", "count")
+MODES = ("plain", "asan", "race", "count", "loose")
 
 LANGUAGE = [
     "-std=c++23",
@@ -66,14 +67,19 @@ MODE_FLAGS = {
     "asan": ["-O1", "-fsanitize=address", "-fsanitize-address-use-after-return=never"],
     "race": ["-O1", *REPORTED_ACCESSES],
     "count": ["-O1", *REPORTED_ACCESSES, "-fsanitize-coverage=bb,no-prune,trace-pc-guard"],
+    "loose": ["-O1", *CHECKED, "-DMSL_LOOSE", "-ffp-contract=on"],
 }
 RUNTIME = ["bfloat", "faults", "fibers", "memory", "scheduler", "server"]
 WATCHER = {
-    "plain": ["watch_nothing"],
-    "asan": ["watch_nothing", "watch_asan"],
-    "race": ["access", "watch_races"],
-    "count": ["access", "watch_counts"],
+    "plain": ["watch_nothing", "ieee"],
+    "asan": ["watch_nothing", "watch_asan", "ieee"],
+    "race": ["access", "watch_races", "ieee"],
+    "count": ["access", "watch_counts", "ieee"],
+    "loose": ["watch_nothing", "loose"],
 }
+
+# Modes that change what clang has made of the kernels, before it becomes machine code.
+CHANGED_IR = {"count": instrument, "loose": choose_contraction}
 
 
 @dataclass(frozen=True)
@@ -183,9 +189,9 @@ def _build(source: Source, mode: str, flags: list[str], folder: Path) -> None:
         check(source)
     text, object_file, ir = (folder / f"kernels{suffix}" for suffix in (".cpp", ".o", ".ll"))
     text.write_text(f'#include "{HERE / "msl" / "metal.h"}"\n{source.text}')
-    if mode == "count":
+    if mode in CHANGED_IR:
         warnings = _run_clang([clang(), *flags, "-S", "-emit-llvm", str(text), "-o", str(ir)])
-        ir.write_text(instrument(ir.read_text()))
+        ir.write_text(CHANGED_IR[mode](ir.read_text()))
         _run_clang([clang(), "-O1", "-Wno-everything", "-c", str(ir), "-o", str(object_file)])
     else:
         warnings = _run_clang([clang(), *flags, "-c", str(text), "-o", str(object_file)])

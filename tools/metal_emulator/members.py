@@ -1,11 +1,11 @@
 """Metal 4.1's rule about `this`, which C++ does not know: it is in no plain address space.
 
 Until Metal 4.0 `this` was in `thread`. Metal 4.1, which MLX asks for from macOS 27 on, has a
-generic address space, and `this` and the object's members are in it; a reference to `thread` cannot
-be bound to one, and a pointer to `thread` cannot point there. A member function with `thread` behind
-its parameters has the old meaning in all versions, but can then be called only where the object is
-known to be in `thread`: so this goes on to the functions that call it. What is known of this is in
-MLX's change for it, https://github.com/ml-explore/mlx/pull/3963.
+generic address space, and `this` and the object's members are in it; a reference to `thread`
+cannot be bound to one, and a pointer to `thread` cannot point there. A member function with
+`thread` behind its parameters has the old meaning in all versions, but can then be called only
+where the object is known to be in `thread`: so this goes on to the functions that call it. What is
+known of this is in MLX's change for it, https://github.com/ml-explore/mlx/pull/3963.
 
 Reading a member and assigning to it are allowed anywhere. What may bind a reference is refused
 here in all functions without `thread`, also where Metal's own function takes a value.
