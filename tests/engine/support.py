@@ -52,6 +52,12 @@ CASES: list[tuple[Any, SamplingParams]] = [
             ignore_eos=True,
         ),
     ),
+    (
+        PARAGRAPH + "Who is the mayor?",
+        SamplingParams(
+            seed=8, max_tokens=20, min_tokens=15, stop_token_ids=[13], prompt_logprobs=1
+        ),
+    ),
 ]
 
 

@@ -86,6 +86,7 @@ def test_the_product(demo, draft, alone):
             assert found[number].text == expected.text, where
             assert found[number].finish_reason == expected.finish_reason, where
             assert found[number].logprobs == expected.logprobs, where
+            assert found[number].prompt_logprobs == expected.prompt_logprobs, where
         assert found_logits.keys() == logits.keys()
         for key, row in logits.items():
             np.testing.assert_array_equal(found_logits[key], row, err_msg=f"{key} with {case}")

@@ -70,6 +70,7 @@ WITHOUT_ARRAYS = {
         "answer_text",
         "answer",
         "prompt_forms",
+        "chat_messages",
         "outputs",
     )
 }

@@ -10,6 +10,7 @@ Read it in this order. The files before `sampling` are plain Python without MLX.
     prefix_cache      pages found again by the tokens in them
     page_manager      the pages of each request
     events            what happens, for the live view and recordings
+    chat_messages     the messages of a chat in the form that templates read
     prompt_forms      a text, token ids or a chat, as token ids
     outputs           answers and news, as a caller gets them
     step              the chunks that are computed together, and their results
@@ -17,6 +18,7 @@ Read it in this order. The files before `sampling` are plain Python without MLX.
     answer_text       tokens into text, up to a stop string
     answer            from the scheduler's request to the caller's output
     sampling          logits into tokens
+    prompt_logprobs   how likely the model finds the prompt itself
     paged_model       tokens of many requests through a model at once
     draft_model       tokens that a small model guesses
     runner            a step of the scheduler through the models

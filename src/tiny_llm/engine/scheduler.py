@@ -24,7 +24,7 @@ This file knows requests and pages, and nothing of models, text, time or MLX.
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
-from ..errors import OutOfPagesError, UserError
+from ..errors import OutOfPagesError, QueueFullError, UserError
 from .config import SchedulerConfig
 from .events import (
     ChunkPlan,
@@ -88,7 +88,16 @@ class Scheduler:
             raise UserError(
                 f"request_id '{request.request_id}' is taken by a request that is not finished."
             )
-        request.max_tokens = self._fitting_max_tokens(request)
+        asked, params = request.max_tokens, request.params
+        if params.cut_max_tokens:
+            request.max_tokens = None
+        room = self._fitting_max_tokens(request)
+        if room < params.min_tokens:
+            raise UserError(
+                f"min_tokens is {params.min_tokens}, and after the prompt of "
+                f"{request.num_prompt_tokens} tokens there is room for {room}."
+            )
+        request.max_tokens = min(asked or room, room)
         request.arrival = self._num_arrived
         self._num_arrived += 1
         self._requests[request.request_id] = request
@@ -126,6 +135,22 @@ class Scheduler:
                 )
         return request.max_tokens or min(in_pages, in_context)
         # [/task 3.3.2 fits]
+
+    def check_room(self, num_requests: int) -> None:
+        """Refuses more requests than may run and wait.
+
+        Raises:
+            QueueFullError: see `SchedulerConfig.max_queue`.
+        """
+        config, present = self.config, len(self._requests)
+        if config.max_queue is None:
+            return
+        allowed = config.max_num_seqs + config.max_queue
+        if present + num_requests > allowed:
+            raise QueueFullError(
+                f"the engine has {present} requests and may have {allowed} (max_num_seqs and "
+                f"max_queue), so {num_requests} more cannot be added; try again later."
+            )
 
     def finish(
         self, request: EngineRequest, reason: FinishReason, error: str | None = None
@@ -234,8 +259,8 @@ class Scheduler:
 
         Args:
             step: from `schedule`.
-            results: for each chunk that samples, by request id. They have no tokens after one that
-                ends the answer.
+            results: for each chunk that samples or is scored, by request id. They have no tokens
+                after one that ends the answer.
         """
         for chunk in step.chunks:
             request = chunk.request
@@ -243,6 +268,8 @@ class Scheduler:
                 continue  # aborted while it was computed
             request.num_computed = chunk.end
             request.num_unguessed = 0
+            if request.request_id in results:
+                request.num_scored += len(results[request.request_id].prompt_logprobs)
             if chunk.samples:
                 result = results[request.request_id]
                 assert 1 <= len(result.token_ids) <= 1 + chunk.num_drafts
