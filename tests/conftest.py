@@ -13,10 +13,8 @@ import mlx.core as mx
 import pytest
 
 from tests import quick
-from tests.support import DTYPES
+from tests.support import DEVICES, DTYPES, computing_on
 from tiny_llm import kernels
-
-DEVICES = [mx.cpu, mx.gpu] if mx.is_available(mx.Device(mx.gpu)) else [mx.cpu]
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -26,13 +24,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     quick.longest_first(items)
 
 
-@pytest.fixture(params=DEVICES, ids=lambda device: str(device).rpartition(".")[2])
-def device(request: pytest.FixtureRequest) -> Iterator[mx.Device]:
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs the test on every device that this machine has."""
-    before = mx.default_device()
-    mx.set_default_device(request.param)
-    yield request.param
-    mx.set_default_device(before)
+    with computing_on(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def on_cpu() -> Iterator[None]:
+    """Runs the test on the CPU: for its kernels, or for bits that a GPU does not promise."""
+    with computing_on("cpu"):
+        yield
 
 
 @pytest.fixture(params=DTYPES, ids=lambda dtype: str(dtype).rpartition(".")[2])
@@ -61,8 +64,10 @@ INSTRUCTION_SETS = (
         for name in INSTRUCTION_SETS
     ]
 )
-def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Runs the test with every kind of CPU kernel that this machine can run.
+def instruction_set(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, on_cpu: None
+) -> str:
+    """Runs the test with every kind of CPU kernel that this machine can run, and on no GPU.
 
     A kernel is chosen when its operation is evaluated: call `mx.eval` inside the test.
     """

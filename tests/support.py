@@ -12,11 +12,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
+
+from tiny_llm import kernels
 
 # SciPy and mlx_lm are imported where they are used: most tests need neither, and they take seconds.
 if TYPE_CHECKING:
@@ -29,6 +32,23 @@ FLASH_FLAGS = [([], True), (["--enable-flash-attn"], True), (["--no-enable-flash
 
 # Spacing of the numbers just above 1.
 EPSILON = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
+
+
+# What computes here: "gpu" is MLX's on a Mac, and an emulated one where TINY_LLM_EMULATED_METAL=1.
+DEVICES = ["cpu", *(["gpu"] if not kernels.computes_on_cpu() else [])]
+
+
+@contextmanager
+def computing_on(device: str) -> Iterator[None]:
+    """MLX's operations and ours run on one of `DEVICES` where no stream is named."""
+    before = mx.default_device(), kernels._stream
+    if device == "cpu":
+        kernels.use_cpu()
+    try:
+        yield
+    finally:
+        mx.set_default_device(before[0])
+        kernels._stream = before[1]
 
 
 def as_numpy(x: mx.array) -> np.ndarray:

@@ -8,7 +8,6 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings_metal.h"
-#include "common/gpu.h"
 #include "common/instruction_set.h"
 #include "common/malloc_policy.h"
 #include "common/threads.h"
@@ -34,86 +33,69 @@ namespace nb = nanobind;
 namespace docs = tiny_llm_ext::docs;
 using namespace nb::literals;
 
-// A function of C++ as one of Python: its arrays with the nodes that the device evaluates.
-template <auto function>
-auto on_device() {
-    return []<typename Result, typename... Arguments>(Result (*)(Arguments...)) {
-        return [](Arguments... arguments) { return tiny_llm_ext::placed(function(arguments...)); };
-    }(function);
-}
-
 NB_MODULE(_ext, m) {
     tiny_llm_ext::keep_freed_memory();
 
-    m.def("axpby", on_device<&tiny_llm_ext::axpby>(), "x"_a, "y"_a, "alpha"_a, "beta"_a,
-          nb::kw_only(), "stream"_a = nb::none(), docs::axpby);
+    m.def("axpby", &tiny_llm_ext::axpby, "x"_a, "y"_a, "alpha"_a, "beta"_a, nb::kw_only(),
+          "stream"_a = nb::none(), docs::axpby);
 
     m.def("argmax", &tiny_llm_ext::argmax, "x"_a, nb::kw_only(), "stream"_a = nb::none(),
           docs::argmax);
 
-    m.def("quantized_matmul", on_device<&tiny_llm_ext::quantized_matmul>(), "scales"_a, "biases"_a,
+    m.def("quantized_matmul", &tiny_llm_ext::quantized_matmul, "scales"_a, "biases"_a,
           "group_size"_a, "bits"_a, "a"_a, "b"_a, "transpose_b"_a = true, nb::kw_only(),
           "stream"_a = nb::none(), docs::quantized_matmul);
 
-    m.def("quantized_matmul_each", on_device<&tiny_llm_ext::quantized_matmul_each>(), "scales"_a,
-          "biases"_a, "group_size"_a, "bits"_a, "a"_a, "b"_a, nb::kw_only(),
-          "stream"_a = nb::none(), docs::quantized_matmul_each);
+    m.def("quantized_matmul_each", &tiny_llm_ext::quantized_matmul_each, "scales"_a, "biases"_a,
+          "group_size"_a, "bits"_a, "a"_a, "b"_a, nb::kw_only(), "stream"_a = nb::none(),
+          docs::quantized_matmul_each);
 
-    m.def("rms_norm", on_device<&tiny_llm_ext::rms_norm>(), "x"_a, "weight"_a, "eps"_a,
-          nb::kw_only(), "stream"_a = nb::none(), docs::rms_norm);
+    m.def("rms_norm", &tiny_llm_ext::rms_norm, "x"_a, "weight"_a, "eps"_a, nb::kw_only(),
+          "stream"_a = nb::none(), docs::rms_norm);
 
-    m.def("add_rms_norm", on_device<&tiny_llm_ext::add_rms_norm>(), "x"_a, "y"_a, "weight"_a,
-          "eps"_a, nb::kw_only(), "stream"_a = nb::none(), docs::add_rms_norm);
+    m.def("add_rms_norm", &tiny_llm_ext::add_rms_norm, "x"_a, "y"_a, "weight"_a, "eps"_a,
+          nb::kw_only(), "stream"_a = nb::none(), docs::add_rms_norm);
 
-    m.def("swiglu", on_device<&tiny_llm_ext::swiglu>(), "gate"_a, "up"_a, nb::kw_only(),
-          "stream"_a = nb::none(), docs::swiglu);
+    m.def("swiglu", &tiny_llm_ext::swiglu, "gate"_a, "up"_a, nb::kw_only(), "stream"_a = nb::none(),
+          docs::swiglu);
 
-    m.def("qk_norm_rope", on_device<&tiny_llm_ext::qk_norm_rope>(), "x"_a, "weight"_a, "eps"_a,
-          "cos"_a, "sin"_a, nb::kw_only(), "stream"_a = nb::none(), docs::qk_norm_rope);
+    m.def("qk_norm_rope", &tiny_llm_ext::qk_norm_rope, "x"_a, "weight"_a, "eps"_a, "cos"_a, "sin"_a,
+          nb::kw_only(), "stream"_a = nb::none(), docs::qk_norm_rope);
 
-    m.def("flash_attention", on_device<&tiny_llm_ext::flash_attention>(), "query"_a, "key"_a,
-          "value"_a, "scale"_a = nb::none(), "causal"_a = false, "mask"_a = nb::none(),
+    m.def("flash_attention", &tiny_llm_ext::flash_attention, "query"_a, "key"_a, "value"_a,
+          "scale"_a = nb::none(), "causal"_a = false, "mask"_a = nb::none(),
           "context_lens"_a = nb::none(), nb::kw_only(), "stream"_a = nb::none(),
           docs::flash_attention);
 
-    m.def(
-        "cache_write",
-        [](const mx::array& buffer, const mx::array& tokens, const mx::array& offsets,
-           bool overwrite, mx::StreamOrDevice s) {
-            return tiny_llm_ext::placed(
-                tiny_llm_ext::cache_write(buffer, tokens, offsets, overwrite, s));
-        },
-        "buffer"_a, "tokens"_a, "offsets"_a, "overwrite"_a = false, nb::kw_only(),
-        "stream"_a = nb::none());
-    m.def(
-        "cache_write",
-        [](const mx::array& buffer, const mx::array& tokens, const std::vector<int>& offsets,
-           bool overwrite, mx::StreamOrDevice s) {
-            return tiny_llm_ext::placed(
-                tiny_llm_ext::cache_write(buffer, tokens, offsets, overwrite, s));
-        },
-        "buffer"_a, "tokens"_a, "offsets"_a, "overwrite"_a = false, nb::kw_only(),
-        "stream"_a = nb::none(), docs::cache_write);
+    m.def("cache_write",
+          nb::overload_cast<const mx::array&, const mx::array&, const mx::array&, bool,
+                            mx::StreamOrDevice>(&tiny_llm_ext::cache_write),
+          "buffer"_a, "tokens"_a, "offsets"_a, "overwrite"_a = false, nb::kw_only(),
+          "stream"_a = nb::none());
+    m.def("cache_write",
+          nb::overload_cast<const mx::array&, const mx::array&, const std::vector<int>&, bool,
+                            mx::StreamOrDevice>(&tiny_llm_ext::cache_write),
+          "buffer"_a, "tokens"_a, "offsets"_a, "overwrite"_a = false, nb::kw_only(),
+          "stream"_a = nb::none(), docs::cache_write);
 
-    m.def("paged_attention", on_device<&tiny_llm_ext::paged_attention>(), "query"_a, "key_pages"_a,
+    m.def("paged_attention", &tiny_llm_ext::paged_attention, "query"_a, "key_pages"_a,
           "value_pages"_a, "block_table"_a, "context_lens"_a, "scale"_a = nb::none(),
           "causal"_a = true, nb::kw_only(), "stream"_a = nb::none(), docs::paged_attention);
 
-    m.def("paged_attention_varlen", on_device<&tiny_llm_ext::paged_attention_varlen>(), "query"_a,
-          "key_pages"_a, "value_pages"_a, "cu_seqlens_q"_a, "context_lens"_a, "block_table"_a,
+    m.def("paged_attention_varlen", &tiny_llm_ext::paged_attention_varlen, "query"_a, "key_pages"_a,
+          "value_pages"_a, "cu_seqlens_q"_a, "context_lens"_a, "block_table"_a,
           "scale"_a = nb::none(), nb::kw_only(), "stream"_a = nb::none(),
           docs::paged_attention_varlen);
 
-    m.def("paged_cache_write", on_device<&tiny_llm_ext::paged_cache_write>(), "pages"_a, "tokens"_a,
-          "slots"_a, "overwrite"_a = false, nb::kw_only(), "stream"_a = nb::none(),
-          docs::paged_cache_write);
+    m.def("paged_cache_write", &tiny_llm_ext::paged_cache_write, "pages"_a, "tokens"_a, "slots"_a,
+          "overwrite"_a = false, nb::kw_only(), "stream"_a = nb::none(), docs::paged_cache_write);
 
-    m.def("quantized_embedding", on_device<&tiny_llm_ext::quantized_embedding>(), "ids"_a,
-          "scales"_a, "biases"_a, "group_size"_a, "bits"_a, "weight"_a, nb::kw_only(),
-          "stream"_a = nb::none(), docs::quantized_embedding);
+    m.def("quantized_embedding", &tiny_llm_ext::quantized_embedding, "ids"_a, "scales"_a,
+          "biases"_a, "group_size"_a, "bits"_a, "weight"_a, nb::kw_only(), "stream"_a = nb::none(),
+          docs::quantized_embedding);
 
-    m.def("matmul", on_device<&tiny_llm_ext::matmul>(), "a"_a, "b"_a, nb::kw_only(),
-          "stream"_a = nb::none(), docs::matmul);
+    m.def("matmul", &tiny_llm_ext::matmul, "a"_a, "b"_a, nb::kw_only(), "stream"_a = nb::none(),
+          docs::matmul);
 
     using tiny_llm_ext::Recorder;
     nb::class_<Recorder>(

@@ -14,7 +14,6 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "common/gpu.h"
 #include "common/metal_copy_launch.h"
 #include "common/metal_launch.h"
 #include "common/metal_library.h"
@@ -82,13 +81,9 @@ void bind_metal(nb::module_& parent) {
     m.def("sources", &metal::sources,
           "The texts that the GPU's compiler is given, by the names of the files.");
 
-    m.def(
-        "run",
-        [](const MetalLaunch& launch, const std::vector<mx::array>& inputs,
-           const std::vector<mx::array>& outputs,
-           mx::StreamOrDevice s) { return placed(metal_run(launch, inputs, outputs, s)); },
-        "launch"_a, "inputs"_a, "outputs"_a, nb::kw_only(), "stream"_a = nb::none(),
-        R"(Runs a launch on the GPU: what an emulator does elsewhere.
+    m.def("run", &metal_run, "launch"_a, "inputs"_a, "outputs"_a, nb::kw_only(),
+          "stream"_a = nb::none(),
+          R"(Runs a launch on the GPU: what an emulator does elsewhere.
 
 Args:
     launch: of one of the functions below.

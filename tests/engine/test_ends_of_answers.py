@@ -127,10 +127,9 @@ def test_logits_that_are_no_numbers_end_their_own_request(draft):
 
     def broken(ids, batch, rows, storage):
         logits = compute(ids, batch, rows, storage)
-        starts = batch.cu_seqlens_q.tolist()
-        for row, token in enumerate(rows.tolist()):
-            owner = max(i for i, start in enumerate(starts[:-1]) if start <= token)
-            position = batch.positions.tolist()[token]
+        for row, token in enumerate(rows):
+            owner = max(i for i, start in enumerate(batch.cu_seqlens_q[:-1]) if start <= token)
+            position = batch.positions[token]
             if owner == 0 and position >= len(expected.prompt_token_ids) - 1 + broken_after:
                 logits[row] = mx.nan
         return logits

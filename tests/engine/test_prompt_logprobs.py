@@ -50,3 +50,28 @@ def test_the_answers_of_a_prompt_share_them(demo, alone):
 def test_a_prompt_of_one_token_has_none_but_the_first(demo):
     [output] = LLM(demo, kv_cache_bytes=2**22).generate([17], PARAMS)
     assert output.prompt_logprobs == [None]
+
+
+def test_preemption_does_not_change_them(demo, alone):
+    """Pages for 200 tokens: the second request gives up its own in the middle of the answers."""
+    args = demo[0].args
+    per_token = 4 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim
+    llm = LLM(
+        demo,
+        kv_cache_bytes=200 * per_token,
+        block_size=4,
+        max_num_seqs=3,
+        max_num_batched_tokens=20,
+    )
+    length = len(alone.prompt_token_ids)
+    filler = SamplingParams(temperature=0, max_tokens=190 - length, ignore_eos=True)
+    long = SamplingParams(temperature=0, max_tokens=60, prompt_logprobs=2, ignore_eos=True)
+    requests = [llm.add_request([17] * length, filler), llm.add_request(PARAGRAPH, long)]
+    requests.append(llm.add_request([*alone.prompt_token_ids, *[17] * 20], long))
+    outputs = {}
+    while llm.has_unfinished_requests:
+        outputs |= {news.request_id: news.request_output for news in llm.step()}
+        llm.scheduler.check_integrity()
+    assert llm.scheduler.num_preemptions > 0
+    assert outputs[requests[1]].prompt_logprobs == alone.prompt_logprobs
+    assert outputs[requests[2]].prompt_logprobs[:length] == alone.prompt_logprobs

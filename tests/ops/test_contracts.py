@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import inspect
+import os
 from types import ModuleType
 
 import mlx.core as mx
@@ -25,7 +26,7 @@ def parameters_of_extension(name: str) -> dict[str, str | None]:
 
 
 def parameters_of_package(name: str) -> dict[str, str | None]:
-    """The same of the function in `tiny_llm.kernels`, but for the default of `stream`."""
+    """The same of the function in `tiny_llm.kernels`."""
     parameters = inspect.signature(getattr(kernels, name)).parameters
     return {
         key: None if parameter.default is parameter.empty else str(parameter.default)
@@ -36,8 +37,6 @@ def parameters_of_package(name: str) -> dict[str, str | None]:
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_package_has_the_names_and_defaults_of_the_extension(name):
     expected, actual = parameters_of_extension(name), parameters_of_package(name)
-    assert actual.pop("stream") is not None
-    assert expected.pop("stream") == "None"
     assert actual == expected
 
 
@@ -64,15 +63,13 @@ def kernels_of_a_mac(monkeypatch, tmp_path) -> ModuleType:
     return module
 
 
-def test_every_operation_runs_where_mlx_does_if_there_are_kernels_for_it(kernels_of_a_mac):
-    for name in OPERATIONS:
-        default = inspect.signature(getattr(kernels_of_a_mac, name)).parameters["stream"].default
-        assert default is None, f"{name} runs on {default}"
+def test_operations_run_where_mlx_does_on_a_mac(kernels_of_a_mac):
+    assert kernels_of_a_mac._at(None) is None
+    assert kernels_of_a_mac.run_where_mlx_does()
 
 
-def test_every_operation_runs_on_the_cpu_if_there_are_none():
-    if mx.metal.is_available():
-        pytest.skip("there are GPU kernels")
-    for name in OPERATIONS:
-        default = inspect.signature(getattr(kernels, name)).parameters["stream"].default
-        assert default == mx.cpu, f"{name} runs on {default}"
+def test_operations_run_on_the_cpu_where_there_is_no_metal():
+    if mx.metal.is_available() or os.environ.get("TINY_LLM_EMULATED_METAL") == "1":
+        pytest.skip("there is a GPU with Metal")
+    assert kernels._at(None) == mx.cpu
+    assert kernels._at(mx.gpu) == mx.gpu

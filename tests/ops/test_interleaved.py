@@ -22,6 +22,9 @@ from tiny_llm import (
 )
 from tiny_llm.kernels.interleaved import interleave, lay_out
 
+# A GPU's kernels read rows.
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
 HALVES = [mx.bfloat16, mx.float16]
 READERS = [name for name in kernels.extension().instruction_sets() if name in ("avx512", "amx")]
 

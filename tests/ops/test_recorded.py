@@ -21,13 +21,8 @@ from tiny_llm.quantize import QuantizedWeights, project, project_each
 E, H, D = 128, 4, 32
 
 
-@pytest.fixture(autouse=True)
-def _on_the_cpu():
-    """A GPU's graph has no such node."""
-    before = mx.default_device()
-    mx.set_default_device(mx.cpu)
-    yield
-    mx.set_default_device(before)
+# A GPU's graph has no such node.
+pytestmark = pytest.mark.usefixtures("on_cpu")
 
 
 def weights(outputs: int) -> QuantizedWeights:

@@ -240,7 +240,7 @@ def test_task_2_wrong_arguments_are_named(changes, message):
         quantized_matmul(**{**arguments, **changes})
 
 
-def test_task_2_unknown_instruction_set(monkeypatch):
+def test_task_2_unknown_instruction_set(on_cpu, monkeypatch):
     args = problem(1, 128, 64, 4, 64, mx.bfloat16)
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "sse9")
     with pytest.raises(ValueError, match='TINY_LLM_CPU_ISA is "sse9"'):

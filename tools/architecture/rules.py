@@ -67,7 +67,7 @@ WITHOUT_ARRAYS = {
         "events",
         "step",
         "scheduler",
-        "answer_text",
+        "stop_strings",
         "answer",
         "prompt_forms",
         "chat_messages",

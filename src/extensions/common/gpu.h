@@ -4,11 +4,11 @@
 // (emulated_metal/emulated_node.cpp).
 #pragma once
 
+#include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "mlx/mlx.h"
+#include "mlx/primitives.h"
 
 namespace tiny_llm_ext {
 
@@ -22,10 +22,8 @@ bool is_gpu(mx::Stream stream);
 /// operation: the name of its folder in src/. dtype: what its kernels are to compute in.
 mx::Stream stream_for(const std::string& operation, mx::Dtype dtype, mx::StreamOrDevice s);
 
-/// What an operation returns to Python: the same arrays; on an emulated GPU, with nodes that it
-/// evaluates.
-mx::array placed(mx::array x);
-std::vector<mx::array> placed(const std::vector<mx::array>& outputs);
-std::pair<mx::array, mx::array> placed(const std::pair<mx::array, mx::array>& outputs);
+/// An operation's node as it goes into the graph: itself, or on an emulated GPU one that evaluates
+/// it there.
+std::shared_ptr<mx::Primitive> placed(std::shared_ptr<mx::Primitive> operation);
 
 }  // namespace tiny_llm_ext

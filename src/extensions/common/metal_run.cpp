@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "common/gpu.h"
+
 namespace tiny_llm_ext {
 
 std::vector<mx::array> metal_run(const MetalLaunch& launch, std::vector<mx::array> inputs,
@@ -14,7 +16,8 @@ std::vector<mx::array> metal_run(const MetalLaunch& launch, std::vector<mx::arra
         inputs.push_back(output);
     }
     return mx::array::make_arrays(std::move(shapes), dtypes,
-                                  std::make_shared<MetalRun>(mx::to_stream(s), launch), inputs);
+                                  placed(std::make_shared<MetalRun>(mx::to_stream(s), launch)),
+                                  inputs);
 }
 
 void MetalRun::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) {

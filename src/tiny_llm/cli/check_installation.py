@@ -17,7 +17,6 @@ from rich.table import Table
 
 from .. import kernels
 from ..errors import UserError
-from ..kernels import emulated_gpu
 from ..models import SHIPPED, SHORTCUTS, find_in_cache
 from ..models.files import ModelError, check_checkpoint, weight_bytes
 from .command import CommandParser, run_command
@@ -117,7 +116,7 @@ def _device() -> Finding:
         return Finding("device", False, f"MLX cannot compute: {error}", "`pdm install` again")
     kind = "cpu" if kernels.computes_on_cpu() else "gpu"
     name = mx.device_info().get("device_name", platform.processor() or platform.machine())
-    if emulated_gpu.is_attached():
+    if kind == "gpu" and mx.default_device() == mx.cpu:
         name = "an emulator of Metal, on this CPU"
     return Finding("device", True, f"{kind}: {name}")
 
@@ -140,10 +139,9 @@ def _extension() -> Finding:
 
 def _metal_kernels() -> Iterator[Finding]:
     """A row for each file of Metal kernels, compiled here if there is a GPU."""
-    has_gpu = mx.metal.is_available() or emulated_gpu.is_attached()
+    has_gpu = not kernels.computes_on_cpu() and kernels.run_where_mlx_does()
     if not has_gpu:
         yield Finding("Metal kernels", None, f"not on {platform.system()}", "nothing to do")
-    if not has_gpu or not kernels.is_built():
         return
     metal = kernels.extension().metal
     for library in metal.library_states():

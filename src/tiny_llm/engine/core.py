@@ -16,11 +16,11 @@ from ..models.detokenizer import exact_detokenizer
 from . import prompt_forms
 from .answer import Answer
 from .checks import as_plain, check_range
+from .choose_tokens import TokenCounts, answer_seed
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .prompt_forms import ChatOptions, Prompt
 from .request import EngineRequest, FinishReason
 from .runner import Runner
-from .sampling import TokenCounts, answer_seed
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .step import ChunkResult, Step

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import mlx.core as mx
 
+from .choose_tokens import top_logprobs
 from .request import EngineRequest
-from .sampling import top_logprobs
 from .step import Chunk, ChunkResult
 
 # Log-probabilities of so many tokens are computed at once: each takes a row of the vocabulary.

@@ -70,8 +70,8 @@ class EngineRequest:
         num_to_score: how many tokens of the prompt, from the first on, are to tell the
             log-probabilities of the token that follows them.
         num_scored: how many of them have.
-        token_counts: what the sampler needs for penalties (`sampling.TokenCounts`), or None. The
-            scheduler does not use it.
+        token_counts: what penalties need (`choose_tokens.TokenCounts`), or None. The scheduler does
+            not use it.
     """
 
     def __init__(

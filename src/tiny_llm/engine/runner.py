@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from .choose_tokens import SamplingRow, choose_tokens, top_logprobs
 from .draft_model import DraftModel, count_right, num_unguessed
 from .outputs import Logprobs
 from .paged_model import PagedModel, Span
 from .prompt_logprobs import add_prompt_logprobs, rows_of_prompts
-from .sampling import SamplingRow, choose_tokens, top_logprobs
 from .step import Chunk, ChunkResult, Step
 
 NOT_A_NUMBER = (

@@ -70,36 +70,46 @@ def _default_stream() -> StreamOrDevice:
 
 
 # Where an operation runs if a caller names no stream. On a machine without Metal that is the CPU,
-# wherever the rest of the graph runs; memory is shared, so nothing is copied. Decided once:
-# operations are called hundreds of times for a token.
-DEFAULT_STREAM = _default_stream()
+# wherever the rest of the graph runs; memory is shared, so nothing is copied.
+_stream = _default_stream()
+
+
+def _at(stream: StreamOrDevice) -> StreamOrDevice:
+    return _stream if stream is None else stream
 
 
 def computes_on_cpu() -> bool:
     """Whether MLX's operations and ours run on the CPU where no stream is named."""
-    return mx.default_device() == mx.cpu and not emulated_gpu.is_attached()
+    return mx.default_device() == mx.cpu and (_stream is None or _stream == mx.cpu)
 
 
 def run_where_mlx_does() -> bool:
     """Whether our operations run on MLX's default device: not beside a GPU without Metal."""
-    return is_built() and (DEFAULT_STREAM is None or mx.default_device() == mx.cpu)
+    return is_built() and (_stream is None or mx.default_device() == mx.cpu)
+
+
+def use_cpu() -> None:
+    """Everything runs on the CPU from now on."""
+    global _stream
+    mx.set_default_device(mx.cpu)
+    _stream = mx.cpu
 
 
 def axpby(
-    x: mx.array, y: mx.array, alpha: float, beta: float, stream: StreamOrDevice = DEFAULT_STREAM
+    x: mx.array, y: mx.array, alpha: float, beta: float, stream: StreamOrDevice = None
 ) -> mx.array:
     """alpha · x + beta · y: `help(tiny_llm_ext.axpby)`."""
-    return extension().axpby(x, y, alpha, beta, stream=stream)
+    return extension().axpby(x, y, alpha, beta, stream=_at(stream))
 
 
-def argmax(x: mx.array, stream: StreamOrDevice = DEFAULT_STREAM) -> mx.array:
+def argmax(x: mx.array, stream: StreamOrDevice = None) -> mx.array:
     """The likeliest tokens: `help(tiny_llm_ext.argmax)`."""
-    return extension().argmax(x, stream=stream)
+    return extension().argmax(x, stream=_at(stream))
 
 
-def matmul(a: mx.array, b: mx.array, stream: StreamOrDevice = DEFAULT_STREAM) -> mx.array:
+def matmul(a: mx.array, b: mx.array, stream: StreamOrDevice = None) -> mx.array:
     """a · bᵀ, not quantized: `help(tiny_llm_ext.matmul)`."""
-    return extension().matmul(a, b, stream=stream)
+    return extension().matmul(a, b, stream=_at(stream))
 
 
 def quantized_matmul(
@@ -110,11 +120,11 @@ def quantized_matmul(
     a: mx.array,
     b: mx.array,
     transpose_b: bool = True,
-    stream: StreamOrDevice = DEFAULT_STREAM,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
     """a · bᵀ with a quantized b: `help(tiny_llm_ext.quantized_matmul)`."""
     return extension().quantized_matmul(
-        scales, biases, group_size, bits, a, b, transpose_b, stream=stream
+        scales, biases, group_size, bits, a, b, transpose_b, stream=_at(stream)
     )
 
 
@@ -125,10 +135,12 @@ def quantized_matmul_each(
     bits: int,
     a: mx.array,
     b: list[mx.array],
-    stream: StreamOrDevice = DEFAULT_STREAM,
+    stream: StreamOrDevice = None,
 ) -> list[mx.array]:
     """One input times several quantized matrices: `help(tiny_llm_ext.quantized_matmul_each)`."""
-    return extension().quantized_matmul_each(scales, biases, group_size, bits, a, b, stream=stream)
+    return extension().quantized_matmul_each(
+        scales, biases, group_size, bits, a, b, stream=_at(stream)
+    )
 
 
 def quantized_embedding(
@@ -138,31 +150,29 @@ def quantized_embedding(
     group_size: int,
     bits: int,
     weight: mx.array,
-    stream: StreamOrDevice = DEFAULT_STREAM,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
     """Rows of a quantized table: `help(tiny_llm_ext.quantized_embedding)`."""
     return extension().quantized_embedding(
-        ids, scales, biases, group_size, bits, weight, stream=stream
+        ids, scales, biases, group_size, bits, weight, stream=_at(stream)
     )
 
 
-def rms_norm(
-    x: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = DEFAULT_STREAM
-) -> mx.array:
+def rms_norm(x: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = None) -> mx.array:
     """`RMSNorm` in one pass: `help(tiny_llm_ext.rms_norm)`."""
-    return extension().rms_norm(x, weight, eps, stream=stream)
+    return extension().rms_norm(x, weight, eps, stream=_at(stream))
 
 
 def add_rms_norm(
-    x: mx.array, y: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = DEFAULT_STREAM
+    x: mx.array, y: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = None
 ) -> tuple[mx.array, mx.array]:
     """x + y, and its `rms_norm`: `help(tiny_llm_ext.add_rms_norm)`."""
-    return extension().add_rms_norm(x, y, weight, eps, stream=stream)
+    return extension().add_rms_norm(x, y, weight, eps, stream=_at(stream))
 
 
-def swiglu(gate: mx.array, up: mx.array, stream: StreamOrDevice = DEFAULT_STREAM) -> mx.array:
+def swiglu(gate: mx.array, up: mx.array, stream: StreamOrDevice = None) -> mx.array:
     """silu(gate) · up: `help(tiny_llm_ext.swiglu)`."""
-    return extension().swiglu(gate, up, stream=stream)
+    return extension().swiglu(gate, up, stream=_at(stream))
 
 
 def qk_norm_rope(
@@ -171,13 +181,13 @@ def qk_norm_rope(
     eps: float,
     cos: mx.array,
     sin: mx.array,
-    stream: StreamOrDevice = DEFAULT_STREAM,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
     """`rms_norm` of each head, then RoPE, laid out for attention: no `swapaxes` to copy.
 
     See `help(tiny_llm_ext.qk_norm_rope)`; cos and sin are from `RoPE.tables`.
     """
-    return extension().qk_norm_rope(x, weight, eps, cos, sin, stream=stream)
+    return extension().qk_norm_rope(x, weight, eps, cos, sin, stream=_at(stream))
 
 
 def flash_attention(
@@ -188,11 +198,11 @@ def flash_attention(
     causal: bool = False,
     mask: mx.array | None = None,
     context_lens: mx.array | None = None,
-    stream: StreamOrDevice = DEFAULT_STREAM,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
     """Tiled attention: `help(tiny_llm_ext.flash_attention)`."""
     return extension().flash_attention(
-        query, key, value, scale, causal, mask, context_lens, stream=stream
+        query, key, value, scale, causal, mask, context_lens, stream=_at(stream)
     )
 
 
@@ -204,11 +214,11 @@ def paged_attention(
     context_lens: mx.array,
     scale: float | None = None,
     causal: bool = True,
-    stream: StreamOrDevice = DEFAULT_STREAM,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
     """Attention to pages: `help(tiny_llm_ext.paged_attention)`."""
     return extension().paged_attention(
-        query, key_pages, value_pages, block_table, context_lens, scale, causal, stream=stream
+        query, key_pages, value_pages, block_table, context_lens, scale, causal, stream=_at(stream)
     )
 
 
@@ -220,11 +230,11 @@ def paged_attention_varlen(
     context_lens: mx.array,
     block_table: mx.array,
     scale: float | None = None,
-    stream: StreamOrDevice = DEFAULT_STREAM,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
     """The same for a ragged batch: `help(tiny_llm_ext.paged_attention_varlen)`."""
     pages = (key_pages, value_pages, cu_seqlens_q, context_lens, block_table)
-    return extension().paged_attention_varlen(query, *pages, scale, stream=stream)
+    return extension().paged_attention_varlen(query, *pages, scale, stream=_at(stream))
 
 
 def cache_write(
@@ -232,14 +242,14 @@ def cache_write(
     tokens: mx.array,
     offsets: list[int] | mx.array,
     overwrite: bool = False,
-    stream: StreamOrDevice = DEFAULT_STREAM,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
     """New keys or values into a cache's buffer: `help(tiny_llm_ext.cache_write)`.
 
     They are written in place if the caller keeps no other reference:
     `buffer = cache_write(buffer, …)`.
     """
-    return extension().cache_write(buffer, tokens, offsets, overwrite, stream=stream)
+    return extension().cache_write(buffer, tokens, offsets, overwrite, stream=_at(stream))
 
 
 def paged_cache_write(
@@ -247,7 +257,7 @@ def paged_cache_write(
     tokens: mx.array,
     slots: mx.array,
     overwrite: bool = False,
-    stream: StreamOrDevice = DEFAULT_STREAM,
+    stream: StreamOrDevice = None,
 ) -> mx.array:
     """New keys or values into pages, as `cache_write`: `help(tiny_llm_ext.paged_cache_write)`."""
-    return extension().paged_cache_write(pages, tokens, slots, overwrite, stream=stream)
+    return extension().paged_cache_write(pages, tokens, slots, overwrite, stream=_at(stream))

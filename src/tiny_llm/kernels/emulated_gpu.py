@@ -17,8 +17,6 @@ from ..errors import UserError
 VARIABLE = "TINY_LLM_EMULATED_METAL"
 ROOT = Path(__file__).resolve().parents[3]
 
-_device: Any = None
-
 
 def is_wanted() -> bool:
     """Whether the variable asks for it.
@@ -38,7 +36,6 @@ def attach(extension: ModuleType) -> Any:
     Raises:
         UserError: the source tree or clang is not there.
     """
-    global _device
     if not (ROOT / "tools" / "metal_emulator").is_dir():
         raise UserError(
             f"{VARIABLE}=1 needs the emulator, which is in the source tree; run from a clone."
@@ -51,19 +48,6 @@ def attach(extension: ModuleType) -> Any:
             f"{VARIABLE}=1 needs clang 19 or later; on Debian and Ubuntu: `apt install clang-19 "
             "libclang-rt-19-dev`."
         )
-    _device = emulator.Device.from_environment(extension)
-    _device.attach()
-    return _device.stream()
-
-
-def detach() -> None:
-    """Operations run on the CPU from now on."""
-    global _device
-    if _device is not None:
-        _device.detach()
-    _device = None
-
-
-def is_attached() -> bool:
-    """Whether operations run on the emulated GPU where no stream is named."""
-    return _device is not None
+    device = emulator.Device.from_environment(extension)
+    device.attach()
+    return device.stream()

@@ -37,7 +37,8 @@ mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
     }
     auto shape = inputs[0].shape();
     return mx::array(shape, dtype,
-                     std::make_shared<Axpby>(stream_for("axpby", dtype, s), alpha, beta), inputs);
+                     placed(std::make_shared<Axpby>(stream_for("axpby", dtype, s), alpha, beta)),
+                     inputs);
 }
 
 // z is linear in x and in y: its derivative in a direction is axpby of that direction.

@@ -32,7 +32,7 @@ mx::array cache_write(const mx::array& buffer, const mx::array& tokens, const mx
     check_buffer(buffer, tokens, offsets.size());
     return mx::array(
         buffer.shape(), buffer.dtype(),
-        std::make_shared<CacheWrite>(stream_for(CACHE_WRITE, buffer.dtype(), s), overwrite),
+        placed(std::make_shared<CacheWrite>(stream_for(CACHE_WRITE, buffer.dtype(), s), overwrite)),
         {buffer, tokens, offsets});
 }
 

@@ -17,8 +17,8 @@ mx::array matmul(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
           a.shape(-1), ", got shape ", b.shape());
     auto shape = a.shape();
     shape.back() = b.shape(0);
-    return mx::array(shape, a.dtype(), std::make_shared<Matmul>(stream_for("matmul", a.dtype(), s)),
-                     {a, b});
+    return mx::array(shape, a.dtype(),
+                     placed(std::make_shared<Matmul>(stream_for("matmul", a.dtype(), s))), {a, b});
 }
 
 std::vector<mx::Shape> Matmul::output_shapes(const std::vector<mx::array>& inputs) {

@@ -58,8 +58,8 @@ mx::array attention(const mx::array& query, std::optional<float> scale, bool cau
                     std::vector<mx::array> inputs, mx::StreamOrDevice s) {
     const float factor = scale ? *scale : 1 / std::sqrt(static_cast<float>(query.shape(-1)));
     return mx::array(query.shape(), query.dtype(),
-                     std::make_shared<PagedAttention>(
-                         stream_for("paged_attention", query.dtype(), s), factor, causal, ragged),
+                     placed(std::make_shared<PagedAttention>(
+                         stream_for("paged_attention", query.dtype(), s), factor, causal, ragged)),
                      std::move(inputs));
 }
 

@@ -36,8 +36,8 @@ mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, con
     const auto by_head = flat ? mx::expand_dims(mx::swapaxes(tokens, 0, 1, s), 0, s) : tokens;
     const auto places = flat ? mx::expand_dims(slots, 0, s) : slots;
     return mx::array(pages.shape(), pages.dtype(),
-                     std::make_shared<PagedCacheWrite>(
-                         stream_for("paged_cache_write", pages.dtype(), s), overwrite),
+                     placed(std::make_shared<PagedCacheWrite>(
+                         stream_for("paged_cache_write", pages.dtype(), s), overwrite)),
                      {pages, by_head, places});
 }
 

@@ -24,9 +24,10 @@ mx::array qk_norm_rope(const mx::array& x, const mx::array& weight, float eps, c
           shared, ", got ", cos.shape());
     check(sin.shape() == cos.shape(), NAME, "expected sin of the shape of cos, ", cos.shape(),
           ", got ", sin.shape());
-    return mx::array({B, H, L, D}, x.dtype(),
-                     std::make_shared<QkNormRope>(stream_for("qk_norm_rope", x.dtype(), s), eps),
-                     {x, weight, cos, sin});
+    return mx::array(
+        {B, H, L, D}, x.dtype(),
+        placed(std::make_shared<QkNormRope>(stream_for("qk_norm_rope", x.dtype(), s), eps)),
+        {x, weight, cos, sin});
 }
 
 bool QkNormRope::is_equivalent(const mx::Primitive& other) const {

@@ -37,10 +37,10 @@ mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
           biases.shape());
     auto shape = ids.shape();
     shape.push_back(E);
-    return mx::array(
-        shape, scales.dtype(),
-        std::make_shared<QuantizedEmbedding>(stream_for(NAME, scales.dtype(), s), group_size, bits),
-        {ids, scales, biases, weight});
+    return mx::array(shape, scales.dtype(),
+                     placed(std::make_shared<QuantizedEmbedding>(
+                         stream_for(NAME, scales.dtype(), s), group_size, bits)),
+                     {ids, scales, biases, weight});
 }
 
 bool QuantizedEmbedding::is_equivalent(const mx::Primitive& other) const {

@@ -56,7 +56,7 @@ mx::array quantized_matmul(const mx::array& scales, const mx::array& biases, int
     check(transpose_b, NAME, "expected transpose_b=True (b is stored O×I), got False");
     return mx::array(
         quantized_matmul_shape(NAME, scales, biases, group_size, bits, a, b), a.dtype(),
-        std::make_shared<QuantizedMatmul>(stream_for(NAME, a.dtype(), s), group_size, bits),
+        placed(std::make_shared<QuantizedMatmul>(stream_for(NAME, a.dtype(), s), group_size, bits)),
         {scales, biases, a, b});
 }
 

@@ -22,7 +22,7 @@ void check_inputs(const char* name, const mx::array& x, const mx::array& weight)
 mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps, mx::StreamOrDevice s) {
     check_inputs("rms_norm", x, weight);
     return mx::array(x.shape(), x.dtype(),
-                     std::make_shared<RmsNorm>(stream_for("rms_norm", x.dtype(), s), eps),
+                     placed(std::make_shared<RmsNorm>(stream_for("rms_norm", x.dtype(), s), eps)),
                      {x, weight});
 }
 
@@ -37,7 +37,8 @@ std::pair<mx::array, mx::array> add_rms_norm(const mx::array& x, const mx::array
           y.dtype());
     auto outputs = mx::array::make_arrays(
         {x.shape(), x.shape()}, {x.dtype(), x.dtype()},
-        std::make_shared<RmsNorm>(stream_for("rms_norm", x.dtype(), s), eps), {x, y, weight});
+        placed(std::make_shared<RmsNorm>(stream_for("rms_norm", x.dtype(), s), eps)),
+        {x, y, weight});
     return {outputs[0], outputs[1]};
 }
 

@@ -16,7 +16,8 @@ mx::array swiglu(const mx::array& gate, const mx::array& up, mx::StreamOrDevice 
     check(up.shape() == gate.shape(), NAME, "expected up of the shape of gate, ", gate.shape(),
           ", got ", up.shape());
     return mx::array(gate.shape(), gate.dtype(),
-                     std::make_shared<Swiglu>(stream_for("swiglu", gate.dtype(), s)), {gate, up});
+                     placed(std::make_shared<Swiglu>(stream_for("swiglu", gate.dtype(), s))),
+                     {gate, up});
 }
 
 }  // namespace tiny_llm_ext
