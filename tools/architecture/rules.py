@@ -71,6 +71,9 @@ WITHOUT_ARRAYS = {
         "answer",
         "prompt_forms",
         "chat_messages",
+        "structured_outputs",
+        "answer_grammar",
+        "forced_tokens",
         "outputs",
     )
 }

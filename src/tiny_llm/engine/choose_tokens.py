@@ -21,6 +21,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..sampler import keep_min_p, keep_top_k, keep_top_p, likeliest, log_softmax
+from .grammar_masks import only_allowed
 from .outputs import Logprobs
 from .request import EngineRequest
 from .sampling_params import SamplingParams
@@ -85,7 +86,7 @@ class SamplingRow:
         """Whether the token is the likeliest one of the unchanged logits."""
         params = self.params
         is_shaped = params.has_penalties or params.logit_bias or self.must_go_on
-        return params.is_greedy and not is_shaped
+        return params.is_greedy and not is_shaped and self.request.grammar is None
 
     @property
     def must_go_on(self) -> bool:
@@ -133,7 +134,7 @@ def shaped_logits(logits: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
         no filters, which would not change the likeliest token.
     """
     x = _penalized(_biased(logits.astype(mx.float32), rows), rows)
-    x = _without_end(x, rows)
+    x = only_allowed(_without_end(x, rows), rows)
     temperatures = [1.0 if row.params.is_greedy else row.params.temperature for row in rows]
     if any(temperature != 1 for temperature in temperatures):
         x = x / mx.array(temperatures)[:, None]

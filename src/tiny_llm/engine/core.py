@@ -15,8 +15,11 @@ from ..errors import UserError, check_token_ids
 from ..models.detokenizer import exact_detokenizer
 from . import prompt_forms
 from .answer import Answer
+from .answer_grammar import thinking_before
 from .checks import as_plain, check_range
 from .choose_tokens import TokenCounts, answer_seed
+from .forced_tokens import ForcedTokens
+from .grammars import AnswerGrammar, GrammarCompiler
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .prompt_forms import ChatOptions, Prompt
 from .request import EngineRequest, FinishReason
@@ -38,6 +41,7 @@ class EngineCore:
     Attributes:
         tokenizer, scheduler, runner, seed: as given.
         vocab_size: V of the model that answers.
+        grammars: compiles what requests ask for; a server may do so beforehand, in other threads.
         step_seconds: time spent in steps; `runner.seconds` of it were not bookkeeping.
     """
 
@@ -47,7 +51,9 @@ class EngineCore:
         self.runner = runner
         self.seed = seed
         self.vocab_size = runner.target.vocab_size
+        self.grammars = GrammarCompiler(tokenizer, self.vocab_size)
         self.step_seconds = 0.0
+        self._source = ForcedTokens()
         self._answers: dict[str, Answer] = {}  # by the id of the scheduler's request
         self._groups: dict[str, list[Answer]] = {}  # by the id of the caller's request
         self._num_added = 0
@@ -80,6 +86,7 @@ class EngineCore:
         own_ids = [name if params.n == 1 else f"{name}#{index}" for index in range(params.n)]
         if name in self._groups or any(own_id in self._answers for own_id in own_ids):
             raise UserError(f"request_id '{name}' is taken by a request that is not finished.")
+        grammars = self._grammars(prompt, ids, params, chat)
         seed = params.seed if params.seed is not None else answer_seed(self.seed, int(own_name))
         whole = RequestOutput(
             name,
@@ -91,9 +98,10 @@ class EngineCore:
         deadline = None if timeout is None else whole.metrics.arrival_time + timeout
         eos_token_ids = self.tokenizer.eos_token_ids
         answers = []
-        for own_id, output in zip(own_ids, whole.outputs, strict=True):
+        for own_id, output, grammar in zip(own_ids, whole.outputs, grammars, strict=True):
             own_seed = answer_seed(seed, output.index)
             request = EngineRequest(own_id, ids, params, params.max_tokens, own_seed)
+            request.grammar = grammar
             if params.has_penalties:
                 request.token_counts = TokenCounts(request, self.vocab_size)
             if params.prompt_logprobs is not None and output.index == 0:
@@ -106,6 +114,19 @@ class EngineCore:
             self._answers[own_id] = answers[-1]
         self._groups[name] = answers
         return whole
+
+    def _grammars(
+        self, prompt: Prompt, ids: Sequence[int], params: SamplingParams, chat: ChatOptions
+    ) -> list[AnswerGrammar | None]:
+        """A grammar for each of the `n` answers to a prompt; None where the form is free."""
+        if params.structured_outputs is None:
+            return [None] * params.n
+        tail = self.tokenizer.decode(ids[-8:])  # the template writes few tokens after <think>
+        can_think = bool(getattr(self.tokenizer, "has_thinking", False))
+        is_chat = not isinstance(prompt, str) and not prompt_forms.is_token_ids(prompt)
+        thinking = thinking_before(tail, is_chat and can_think and chat.lets_think)
+        form = params.structured_outputs
+        return [self.grammars.compile(form, thinking) for _ in range(params.n)]
 
     def new_id(self) -> str:
         """An id that no other request has: the next number."""
@@ -158,6 +179,10 @@ class EngineCore:
             if not result.token_ids:
                 continue
             taken, reason = answer.take(result)
+            refusal = None if answer.request.grammar is None else answer.request.grammar.take(taken)
+            if refusal is not None:
+                self._end(answer, [], "error", refusal)
+                continue
             results[name] = replace(result, token_ids=taken)
             news.append((answer, taken, reason))
         self.scheduler.commit(step, results)
@@ -165,6 +190,7 @@ class EngineCore:
             if answer.output.index == 0:  # the other answers find what the first has computed
                 answer.whole.num_cached_tokens = answer.request.num_cached_tokens
             if reason is None:
+                answer.request.offered = self._source.propose(answer.request)
                 answer.tell(taken, None)
             else:
                 self._end(answer, taken, reason)

@@ -40,6 +40,16 @@ class ChatOptions:
     tools: Sequence[Mapping[str, Any]] | None = None
     template_kwargs: Mapping[str, Any] | None = None
 
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Variables of the chat template."""
+        return {"enable_thinking": self.enable_thinking, **(self.template_kwargs or {})}
+
+    @property
+    def lets_think(self) -> bool:
+        """Whether the template is told to let the model think."""
+        return bool(self.variables["enable_thinking"])
+
 
 def as_list(prompts: Any) -> list[Any]:
     """A list of prompts, from one prompt or several.
@@ -90,7 +100,7 @@ def _encode_chat(tokenizer: Any, messages: Sequence[Message], chat: ChatOptions)
     tools = checked_tools(chat.tools)
     if tools and "tools" not in str(tokenizer.chat_template):
         raise UserError("the model's chat template has no place for tools; leave tools out.")
-    variables = {"enable_thinking": chat.enable_thinking, **(chat.template_kwargs or {})}
+    variables = chat.variables
     for name in variables.keys() & RESERVED:
         raise UserError(f"chat_template_kwargs has '{name}', which cannot be set there.")
     try:

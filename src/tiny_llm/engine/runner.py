@@ -63,7 +63,7 @@ class Runner:
             The results of the chunks that sample or are scored, by request id.
         """
         chunks = step.chunks
-        guesses: list[list[int]] = [[] for _ in chunks]
+        guesses = [list(chunk.request.offered[: chunk.num_drafts]) for chunk in chunks]
         if self.draft is not None:
             guesses = self.draft.propose(chunks)
         spans, rows = target_spans(chunks, guesses)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
-from ..errors import UserError, check_whole
+from ..errors import UserError, check_whole, shortened
 from .checks import as_plain, check_range, checked_seed
+from .structured_outputs import StructuredOutputs, ToolCalls
 
 GREEDY_BELOW = 1e-5  # a temperature this small is greedy, as in vLLM
 
@@ -16,8 +17,8 @@ GREEDY_BELOW = 1e-5  # a temperature this small is greedy, as in vLLM
 class SamplingParams:
     """How one request is sampled. Names, defaults and meaning are vLLM's.
 
-    The order: `logit_bias`, the three penalties, `temperature`, `min_p`, `top_k`, `top_p`. (The
-    samplers of `make_sampler` filter before the temperature.)
+    The order: `logit_bias`, the three penalties, `structured_outputs`, `temperature`, `min_p`,
+    `top_k`, `top_p`. (The samplers of `make_sampler` filter before the temperature.)
 
     Args:
         max_tokens: ends the answer after this many tokens, the end token included; None allows as
@@ -46,6 +47,9 @@ class SamplingParams:
         prompt_logprobs: returns the same for each token of the prompt but the first. The whole
             prompt is then computed, whatever the prefix cache holds.
         n: the number of answers. They share the prompt's pages.
+        structured_outputs: the form that the answer must have (`StructuredOutputs`, `ToolCalls`).
+            Only tokens that keep to it are chosen; an answer that is cut at `max_tokens` is a
+            beginning of one. What a model thinks before it answers is free.
         ignore_eos: whether to continue after the tokenizer's end tokens.
 
     Raises:
@@ -70,6 +74,7 @@ class SamplingParams:
     min_tokens: int = 0
     prompt_logprobs: int | None = None
     cut_max_tokens: bool = False
+    structured_outputs: StructuredOutputs | ToolCalls | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -88,6 +93,7 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 0)
         self._check_min_tokens()
+        self._check_form()
         check_whole("n", self.n, 1)
         if self.n > 1 and self.is_greedy:
             raise UserError(
@@ -105,6 +111,21 @@ class SamplingParams:
                 f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}; min_tokens may "
                 "be at most max_tokens."
             )
+
+    def _check_form(self) -> None:
+        form = self.structured_outputs
+        if form is None:
+            return
+        if not isinstance(form, StructuredOutputs | ToolCalls):
+            raise UserError(
+                f"structured_outputs is {shortened(form)}; it must be a StructuredOutputs."
+            )
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(self, name):
+                raise UserError(
+                    f"{name} is {getattr(self, name)!r} with structured_outputs, whose form says "
+                    f"where the answer ends; leave {name} out."
+                )
 
     @property
     def is_greedy(self) -> bool:

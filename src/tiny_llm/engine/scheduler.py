@@ -216,8 +216,10 @@ class Scheduler:
             and self._make_room(request)
         ]
         chunks = []
+        spare = self.config.max_num_batched_tokens - len(decoding) * (1 + self.config.num_drafts)
         for request in decoding:  # all have their token's page now; guesses get what is left
-            num_drafts = self._room_for_drafts(request)
+            num_drafts = self._room_for_drafts(request, spare)
+            spare -= max(0, num_drafts - self.config.num_drafts)
             start, end = request.num_computed, request.num_tokens
             chunks.append(Chunk(request, start, end, num_drafts, samples=True))
         assert sum(chunk.num_tokens for chunk in chunks) <= self.config.max_num_batched_tokens
@@ -300,11 +302,17 @@ class Scheduler:
                     return False
                 # [/task 3.3.4 room]
 
-    def _room_for_drafts(self, request: EngineRequest) -> int:
-        """How many guesses are of use to a request and have room without a preemption."""
+    def _room_for_drafts(self, request: EngineRequest, spare: int) -> int:
+        """How many guesses are of use to a request and have room without a preemption.
+
+        Args:
+            request: decodes a token.
+            spare: how many tokens this step has left over, for guesses without a draft model.
+        """
         assert request.max_tokens is not None
+        guesses = self.config.num_drafts or min(len(request.offered), spare)
         # The last token of an answer is never guessed: a step gives one more than it accepts.
-        useful = min(self.config.num_drafts, request.max_tokens - request.num_output_tokens - 1)
+        useful = min(guesses, request.max_tokens - request.num_output_tokens - 1)
         if useful <= 0:
             return 0
         room = self.pages.grow_if_possible(request, request.num_tokens + useful)
