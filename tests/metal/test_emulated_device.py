@@ -245,6 +245,7 @@ def test_the_engine_says_what_it_says_on_the_cpu(monkeypatch, demo, batch):
     def answers():
         llm = LLM(demo, kv_cache_bytes=CACHE_BYTES, block_size=16)
         outputs = llm.generate(prompts, params, show_progress=False)
+        assert (llm.runner.look_ahead.num_used > 0) == (not kernels.computes_on_cpu())
         return [output.outputs[0].token_ids for output in outputs]
 
     expected = answers()
