@@ -21,6 +21,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..sampler import keep_min_p, keep_top_k, keep_top_p, likeliest, log_softmax
+from .grammar_masks import only_allowed
 from .outputs import Logprobs
 from .request import EngineRequest
 from .sampling_params import SamplingParams
@@ -84,7 +85,13 @@ class SamplingRow:
     def is_plain(self) -> bool:
         """Whether the token is the likeliest one of the unchanged logits."""
         params = self.params
-        return params.is_greedy and not params.has_penalties and not params.logit_bias
+        is_shaped = params.has_penalties or params.logit_bias or self.must_go_on
+        return params.is_greedy and not is_shaped and self.request.grammar is None
+
+    @property
+    def must_go_on(self) -> bool:
+        """Whether the answer may not end here yet."""
+        return self.position < self.params.min_tokens
 
 
 def choose_tokens(
@@ -127,6 +134,7 @@ def shaped_logits(logits: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
         no filters, which would not change the likeliest token.
     """
     x = _penalized(_biased(logits.astype(mx.float32), rows), rows)
+    x = only_allowed(_without_end(x, rows), rows)
     temperatures = [1.0 if row.params.is_greedy else row.params.temperature for row in rows]
     if any(temperature != 1 for temperature in temperatures):
         x = x / mx.array(temperatures)[:, None]
@@ -164,6 +172,21 @@ def _penalized(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
     y = mx.where(present, mx.where(y > 0, y / repetition, y * repetition), y)
     y = y - frequency * counts - presence * (counts > 0)
     return _replace_rows(x, penalized, y)
+
+
+def _without_end(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
+    """Drops the tokens that would end an answer before its `min_tokens`."""
+    places = [
+        (index, token)
+        for index, row in enumerate(rows)
+        if row.must_go_on
+        for token in row.request.end_token_ids
+        if token < x.shape[-1]
+    ]
+    if not places:
+        return x
+    row_ids, tokens = zip(*places, strict=True)
+    return x.at[mx.array(row_ids), mx.array(tokens)].add(-mx.inf)
 
 
 def _filtered(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:

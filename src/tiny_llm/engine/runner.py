@@ -13,7 +13,12 @@ from .choose_tokens import SamplingRow, choose_tokens, top_logprobs
 from .draft_model import DraftModel, count_right, num_unguessed
 from .outputs import Logprobs
 from .paged_model import PagedModel, Span
+from .prompt_logprobs import add_prompt_logprobs, rows_of_prompts
 from .step import Chunk, ChunkResult, Step
+
+NOT_A_NUMBER = (
+    "the model computed logits that are not numbers (NaN), from which no token can be chosen."
+)
 
 
 @dataclass
@@ -55,16 +60,18 @@ class Runner:
         """Computes a step with at least one chunk.
 
         Returns:
-            The results of the chunks that sample, by request id.
+            The results of the chunks that sample or are scored, by request id.
         """
         chunks = step.chunks
-        guesses: list[list[int]] = [[] for _ in chunks]
+        guesses = [list(chunk.request.offered[: chunk.num_drafts]) for chunk in chunks]
         if self.draft is not None:
             guesses = self.draft.propose(chunks)
         spans, rows = target_spans(chunks, guesses)
-        logits = self.target.logits(spans, rows)
+        scored, rows_to_score = rows_of_prompts(chunks, guesses)
+        logits = self.target.logits(spans, rows + rows_to_score)
         started = time.perf_counter()
-        results = self._choose(chunks, guesses, logits)
+        results = self._choose(chunks, guesses, logits[: len(rows)] if scored else logits)
+        add_prompt_logprobs(results, scored, logits[len(rows) :])
         self.statistics.sampling_seconds += time.perf_counter() - started
         self.statistics.steps += 1
         return results
@@ -89,21 +96,26 @@ class Runner:
         ]
         if not rows:
             return {}
+        broken = rows_with_nan(logits)
         chosen = choose_tokens(logits, rows)
         logprobs = _wanted_logprobs(logits, rows, chosen)
         results, first = {}, 0
         for chunk, own in sampled:
             right = count_right(own, chosen[first:])
             end = first + right + 1
+            if broken:
+                end = min([end, *(row for row in broken if row >= first)])
+                right = end - first - 1
             wanted = chunk.request.params.logprobs is not None
             results[chunk.request.request_id] = ChunkResult(
                 chosen[first:end],
                 num_unguessed(len(own), right),
                 [logprobs[row] for row in range(first, end)] if wanted else None,
+                error=None if end > first else NOT_A_NUMBER,
             )
             self.statistics.decoded += chunk.request.num_output_tokens > 0
             self.statistics.proposed += len(own)
-            self.statistics.accepted += right
+            self.statistics.accepted += max(0, right)
             first += len(own) + 1
         return results
 
@@ -122,6 +134,12 @@ def target_spans(
         if chunk.samples:
             rows.extend(range(num_tokens - len(own) - 1, num_tokens))
     return spans, rows
+
+
+def rows_with_nan(logits: mx.array) -> list[int]:
+    """The rows, of R×V, that have a value that is not a number."""
+    is_broken: list[bool] = mx.isnan(mx.max(logits, axis=-1)).tolist()  # type: ignore[assignment]
+    return [row for row, broken in enumerate(is_broken) if broken]
 
 
 def _wanted_logprobs(

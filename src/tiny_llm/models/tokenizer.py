@@ -93,6 +93,11 @@ class Tokenizer:
         return self.chat_template is not None
 
     @property
+    def backend_tokenizer(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer, under the name that `transformers` gives it."""
+        return self._tokenizer
+
+    @property
     def detokenizer(self) -> StreamingDetokenizer:
         """A new one, for one answer."""
         return StreamingDetokenizer(self._token_bytes)
