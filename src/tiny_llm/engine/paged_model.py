@@ -35,7 +35,7 @@ class PagedModel:
 
     Args:
         model: a model of Week 3.
-        num_pages: how many pages it has.
+        num_pages: how many pages it may have.
 
     Attributes:
         seconds: time spent in the model so far.
@@ -50,8 +50,12 @@ class PagedModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pages."""
+        """Bytes that the pages take so far."""
         return self._storage.nbytes
+
+    def reserve(self) -> None:
+        """Takes the memory of all pages now."""
+        self._storage.make_room(self._storage.num_pages)
 
     def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         """Computes tokens, and writes their keys and values into the pages.
