@@ -77,6 +77,17 @@ def test_a_gpu_that_allows_few_threads(monkeypatch, max_threads):
         assert device.launches["rms_norm_row_float32"] == 1
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_loose_arithmetic_and_a_pipeline_that_allows_fewer_threads(monkeypatch, seed):
+    """A row that 1024 threads would share; the arithmetic of a launch is that of all others."""
+    x, weight = random(3, 9001), random(9001)
+    expected = kernels.rms_norm(x, weight, 1e-6)
+    with on_gpu(monkeypatch, mode="loose", order="random", seed=seed):
+        first, second = (kernels.rms_norm(x, weight, 1e-6) for _ in range(2))
+        assert_close(first, expected, "rms_norm")
+        assert_same_bits(first, second, "rms_norm, again")
+
+
 def test_derivatives(gpu):
     x, y = random(5), random(5)
 
