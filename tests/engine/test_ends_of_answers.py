@@ -5,6 +5,7 @@ import pytest
 
 from tests.engine.support import chat
 from tiny_llm import LLM, SamplingParams, UserError
+from tiny_llm.engine.runner import rows_with_nan
 from tiny_llm.errors import QueueFullError
 
 QUESTION = chat("What is 17 + 25?")
@@ -147,3 +148,12 @@ def test_logits_that_are_no_numbers_end_their_own_request(draft):
     assert "not numbers (NaN)" in outputs["breaks"].error
     assert outputs["breaks"].token_ids == expected.token_ids[:broken_after]
     assert outputs["goes on"].token_ids == expected.token_ids
+
+
+def test_rows_that_are_no_numbers():
+    logits = mx.random.normal((6, 300)).astype(mx.bfloat16)
+    logits[1] = mx.nan
+    logits[3, 17] = mx.nan
+    logits[4, 8] = mx.nan
+    logits[5, 0] = mx.inf
+    assert rows_with_nan(logits, [5, 0, 0, 17, 0, 0]) == [1, 3, 4]

@@ -219,6 +219,27 @@ def test_thoughts_that_the_template_has_begun(demo):
     assert body in ("yes", "no")
 
 
+def test_a_chat_may_come_as_token_ids(llm):
+    """As a server sends it, which prepares the grammar in another thread."""
+    messages, form = chat("What is 17 + 25?"), StructuredOutputs(json=PERSON)
+    params = SamplingParams(seed=1, temperature=0.7, max_tokens=200, structured_outputs=form)
+    for thinking in (False, True):
+        ids = llm.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, enable_thinking=thinking
+        )
+        num_compiled = len(llm.core.grammars._compiled)
+        thread = threading.Thread(
+            target=llm.prepare, args=(ids, params), kwargs={"enable_thinking": thinking}
+        )
+        thread.start()
+        thread.join()
+        [output] = llm.generate(ids, params, enable_thinking=thinking)
+        assert len(llm.core.grammars._compiled) <= num_compiled + 1
+        expected = answer(llm, form, thinking=thinking)
+        assert output.token_ids == expected.token_ids
+        assert output.text.startswith("<think>") == thinking
+
+
 CALL = re.compile(r'<tool_call>\n\{"name": "(\w+)", "arguments": (.*)\}\n</tool_call>', re.DOTALL)
 
 

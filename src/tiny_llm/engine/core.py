@@ -86,7 +86,7 @@ class EngineCore:
         own_ids = [name if params.n == 1 else f"{name}#{index}" for index in range(params.n)]
         if name in self._groups or any(own_id in self._answers for own_id in own_ids):
             raise UserError(f"request_id '{name}' is taken by a request that is not finished.")
-        grammars = self._grammars(prompt, ids, params, chat)
+        grammars = self._grammars(ids, params, chat.lets_think)
         seed = params.seed if params.seed is not None else answer_seed(self.seed, int(own_name))
         whole = RequestOutput(
             name,
@@ -115,17 +115,20 @@ class EngineCore:
         self._groups[name] = answers
         return whole
 
+    def prepare(self, ids: Sequence[int], params: SamplingParams, lets_think: bool) -> None:
+        """Compiles the grammar of a request; see `LLM.prepare`."""
+        self._grammars(ids, params, lets_think)
+
     def _grammars(
-        self, prompt: Prompt, ids: Sequence[int], params: SamplingParams, chat: ChatOptions
+        self, ids: Sequence[int], params: SamplingParams, lets_think: bool
     ) -> list[AnswerGrammar | None]:
         """A grammar for each of the `n` answers to a prompt; None where the form is free."""
-        if params.structured_outputs is None:
-            return [None] * params.n
-        tail = self.tokenizer.decode(ids[-8:])  # the template writes few tokens after <think>
-        can_think = bool(getattr(self.tokenizer, "has_thinking", False))
-        is_chat = not isinstance(prompt, str) and not prompt_forms.is_token_ids(prompt)
-        thinking = thinking_before(tail, is_chat and can_think and chat.lets_think)
         form = params.structured_outputs
+        if form is None:
+            return [None] * params.n
+        tail = self.tokenizer.decode(list(ids[-8:]))  # a template writes few tokens after <think>
+        can_think = bool(getattr(self.tokenizer, "has_thinking", False))
+        thinking = thinking_before(tail, can_think and lets_think)
         return [self.grammars.compile(form, thinking) for _ in range(params.n)]
 
     def new_id(self) -> str:

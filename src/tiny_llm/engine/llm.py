@@ -139,7 +139,8 @@ class LLM:
                 is a text or text parts; an assistant's may have `tool_calls` and
                 `reasoning_content`.
             sampling_params: for all prompts, or one for each; `SamplingParams()` if None.
-            enable_thinking: passed to the chat template.
+            enable_thinking: passed to the chat template. Whatever the prompt is, an answer with
+                `structured_outputs` may then begin with thoughts.
             tools: what the model may call, each as `{"type": "function", "function": {"name": …,
                 "description": …, "parameters": a JSON schema}}`; the chat template tells the model.
             chat_template_kwargs: more variables of the chat template.
@@ -258,6 +259,22 @@ class LLM:
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
         whole = self.core.add(prompt, params, request_id, chat, self._outbox, timeout)
         return whole.request_id
+
+    def prepare(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        enable_thinking: bool = False,
+    ) -> None:
+        """Compiles what a request asks for in `structured_outputs`, so that `add_request` is quick.
+
+        Unlike all else here, this may be called by any thread. No effect without a form.
+
+        Raises:
+            UserError: the grammar is refused, or `llguidance` is not installed.
+        """
+        self.core.prepare(prompt_token_ids, sampling_params, enable_thinking)
 
     def abort(self, request_id: str) -> bool:
         """Ends a request, whatever its state, and frees its memory at once.

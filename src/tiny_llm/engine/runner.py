@@ -109,7 +109,7 @@ class Runner:
         if self.look_ahead.is_on and all_decode:
             self.look_ahead.begin(chunks, tokens)
         chosen = as_ints(tokens)
-        broken = rows_with_nan(logits, tokens)
+        broken = rows_with_nan(logits, chosen)
         logprobs = _wanted_logprobs(logits, rows, chosen)
         results, first = {}, 0
         for chunk, own in sampled:
@@ -148,14 +148,22 @@ def target_spans(
     return spans, rows
 
 
-def rows_with_nan(logits: mx.array, tokens: mx.array) -> list[int]:
-    """The rows, of R×V, whose likeliest token has a logit that is not a number.
+def rows_with_nan(logits: mx.array, chosen: Sequence[int]) -> list[int]:
+    """The rows, of R×V, from which no token could be chosen, because they are not numbers.
 
-    What is not a number in a layer is in all of a token's logits. So one is looked at, and not V.
+    A broken hidden state makes its whole row NaN, and the token 0 is chosen, or one that is NaN. So
+    only such rows are looked at: reading all logits would take longer than choosing the tokens.
+
+    Args:
+        logits: R×V.
+        chosen: the token of each row.
     """
-    own = mx.take_along_axis(logits, tokens[:, None].astype(mx.int32), axis=1)[:, 0]
-    is_broken: list[bool] = mx.isnan(own).tolist()  # type: ignore[assignment]
-    return [row for row, broken in enumerate(is_broken) if broken]
+    own = mx.take_along_axis(logits, mx.array(list(chosen))[:, None], axis=1)[:, 0]  # R
+    is_nan: list[bool] = mx.isnan(own).tolist()  # type: ignore[assignment]
+    suspects = [row for row, token in enumerate(chosen) if token == 0 and not is_nan[row]]
+    for row in suspects:
+        is_nan[row] = bool(mx.any(mx.isnan(logits[row])))
+    return [row for row, broken in enumerate(is_nan) if broken]
 
 
 def _wanted_logprobs(

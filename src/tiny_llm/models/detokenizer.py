@@ -58,7 +58,7 @@ def exact_detokenizer(tokenizer: Any) -> Any:
     """
     detokenizer = tokenizer.detokenizer
     if hasattr(tokenizer, "encode"):  # a stand-in for benchmarks knows no text
-        for token in tokenizer.encode("a", add_special_tokens=False):
+        for token in tokenizer.encode("a"):
             detokenizer.add_token(token)  # what follows it is not the beginning of a text
         detokenizer.finalize()
         assert detokenizer.last_segment, "the letter is still to come"
