@@ -13,7 +13,7 @@ import itertools
 import json
 import sys
 import tempfile
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import mlx.core as mx
@@ -23,6 +23,7 @@ from tiny_llm import Qwen3ModelWeek2, load_weights, make_sampler
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.generate import decode_with_cache, read_tokens
 
+from .agreement import Agreement, agreement
 from .gguf_file import TYPES, write_gguf
 from .roofline import usable_threads
 from .systems.client import WorkerError, WorkerProcess
@@ -56,42 +57,10 @@ class Text:
     prompt_tokens: int
     logits: np.ndarray
 
-    def agreement(self, predicted: list[int]) -> "Agreement":
+    def agreement(self, predicted: list[int]) -> Agreement:
         """How the token predicted after each of `ids` compares with our most likely one."""
-        ours = self.logits.argmax(-1)
-        theirs = np.array(predicted)
-        top = self.logits.max(-1)
-        behind = top - np.take_along_axis(self.logits, theirs[:, None], -1)[:, 0]
-        tie = (ours != theirs) & (behind <= TIE * np.abs(top))
-        answer = slice(self.prompt_tokens - 1, -1)
-        return Agreement(
-            tokens=len(theirs),
-            equal=int((ours == theirs).sum()),
-            ties=int(tie.sum()),
-            answers=1,
-            equal_answers=int((ours == theirs)[answer].all()),
-        )
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Predictions compared: how many tokens, how many equal, how many ties; and whole answers."""
-
-    tokens: int = 0
-    equal: int = 0
-    ties: int = 0
-    answers: int = 0
-    equal_answers: int = 0
-
-    def __add__(self, other: "Agreement") -> "Agreement":
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return Agreement(*(a + b for a, b in pairs))
-
-    def __str__(self) -> str:
-        return (
-            f"{self.equal} of {self.tokens} predictions are equal, {self.ties} more are ties; "
-            f"{self.equal_answers} of {self.answers} greedy answers are equal token for token"
-        )
+        tie = TIE * np.abs(self.logits.max(-1))
+        return agreement(self.logits, predicted, tie, slice(self.prompt_tokens - 1, -1))
 
 
 def demo_texts() -> list[Text]:
@@ -147,8 +116,7 @@ def main() -> int:
                 return 2
             print(f"{kind}: {result[kind]}")
     print(json.dumps({kind: asdict(agreement) for kind, agreement in result.items()}))
-    exact = result["f32"]
-    return 0 if exact.equal + exact.ties == exact.tokens else 1
+    return 0 if result["f32"].is_whole else 1
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,11 @@ def weight_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
         yield "lm_head.weight", (V, E)
 
 
+def normal_matrix(shape: tuple[int, ...]) -> mx.array:
+    """A random matrix O×I. Variance 1/I keeps activations near unit size."""
+    return mx.random.normal(shape) * shape[1] ** -0.5
+
+
 def write_checkpoint(
     folder: Path,
     config: dict[str, Any],
@@ -96,6 +101,7 @@ def write_checkpoint(
     seed: int = 0,
     dtype: mx.Dtype = mx.bfloat16,
     shard_bytes: int = SHARD_BYTES,
+    matrix: Callable[[tuple[int, ...]], mx.array] = normal_matrix,
 ) -> None:
     """Writes a whole checkpoint folder, one shard in memory at a time.
 
@@ -108,6 +114,7 @@ def write_checkpoint(
         seed: of the weights.
         dtype: of what is not quantized, and of the scales and biases.
         shard_bytes: start a new file when a shard holds this much.
+        matrix: draws the weights of a shape O×I.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if bits is not None:
@@ -121,7 +128,10 @@ def write_checkpoint(
     total_bytes = 0
     mx.random.seed(seed)
     for name, shape in track(list(weight_shapes(config)), f"writing {folder.name}", transient=True):
-        shard.update(_random_weight(name, shape, dtype, bits, group_size))
+        if len(shape) == 1:
+            shard[name] = (1 + 0.1 * mx.random.normal(shape)).astype(dtype)
+        else:
+            shard.update(_stored(name, matrix(shape).astype(dtype), bits, group_size))
         if sum(tensor.nbytes for tensor in shard.values()) >= shard_bytes:
             total_bytes += _save_shard(folder, shard, shards)
     if shard:
@@ -129,13 +139,8 @@ def write_checkpoint(
     _write_index(folder, shards, total_bytes)
 
 
-def _random_weight(
-    name: str, shape: tuple[int, ...], dtype: mx.Dtype, bits: int | None, group_size: int
-) -> dict[str, mx.array]:
-    """One weight under its checkpoint names. Variance 1/I keeps activations near unit size."""
-    if len(shape) == 1:
-        return {name: (1 + 0.1 * mx.random.normal(shape)).astype(dtype)}
-    weight = (mx.random.normal(shape) * shape[1] ** -0.5).astype(dtype)
+def _stored(name: str, weight: mx.array, bits: int | None, group_size: int) -> dict[str, mx.array]:
+    """One matrix under its checkpoint names."""
     if bits is None:
         return {name: weight}
     packed, scales, biases = mx.quantize(weight, group_size=group_size, bits=bits)

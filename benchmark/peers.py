@@ -11,7 +11,6 @@ once in --work, serve as the checkpoint. benchmark/README.md says how to set the
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,7 +24,13 @@ from .peers_plot import write_plot
 from .peers_results import Results
 from .peers_table import write_table
 from .roofline import ISA_FLAGS, Machine, NoProbeError, build_probe, usable_threads
-from .systems.client import ROOT, WorkerError, WorkerProcess, checkpoint_bytes, exit_on_sigterm
+from .systems.client import (
+    WorkerError,
+    WorkerProcess,
+    checkpoint_bytes,
+    exit_on_sigterm,
+    export_once,
+)
 
 WORKERS = {
     "tiny-llm": "tiny_llm_worker",
@@ -72,20 +77,17 @@ class Checkpoints:
             write_gguf(self.mlx(), file, "q4_0")
         return file
 
-    def exported(self, system: str, python: str) -> Path:
+    def exported(self, system: str, python: str, exact: bool) -> Path:
         """The plain weights quantized by a system's own exporter, to 4 bits in groups of 128.
 
         Args:
             system: "openvino" or "onnxruntime".
             python: an interpreter that has the exporter.
+            exact: whether activations stay float32.
         """
-        folder = self._work / f"{self._shape}-{system}-int4-g{GROUP_SIZE}"
-        if not (folder / "exported").exists():  # what is written last
-            folder.mkdir(exist_ok=True)
-            command = [python, "-m", f"benchmark.systems.{WORKERS[system]}", str(folder)]
-            command += ["--export", str(self.bfloat16())]
-            subprocess.run(command, check=True, cwd=ROOT, stdout=sys.stderr)
-            (folder / "exported").touch()
+        name = f"{self._shape}-{system}-int4-g{GROUP_SIZE}"
+        folder = self._work / (f"{name}-exact" if exact else name)
+        export_once(python, WORKERS[system], self.bfloat16(), folder, exact)
         return folder
 
     def _folder(self, name: str, bits: int | None) -> Path:
@@ -133,7 +135,7 @@ class Fleet:
         if system == "transformers":
             return self._checkpoints.bfloat16()
         if system in EXPORTED:
-            return self._checkpoints.exported(system, self._python(system))
+            return self._checkpoints.exported(system, self._python(system), self._args.exact)
         return self._checkpoints.gguf() if system == "llama.cpp" else self._checkpoints.mlx()
 
     def _python(self, system: str) -> str:
@@ -152,6 +154,8 @@ class Fleet:
             arguments += {None: [], True: ["--flash"], False: ["--no-flash"]}[self._args.flash]
         elif system == "llama.cpp":
             arguments += ["--threads", str(usable_threads()), "--weight-bits", str(Q4_0_BITS)]
+        elif system in EXPORTED and self._args.exact:
+            arguments.append("--exact")
         return WorkerProcess(self._python(system), WORKERS[system], arguments)
 
 
@@ -203,6 +207,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--openvino-python", default=sys.executable, help="interpreter that has openvino-genai")
     add("--onnx-python", default=sys.executable, help="interpreter that has onnxruntime-genai")
     add("--flash", action=argparse.BooleanOptionalAction, help="tiny-llm's flash attention")
+    add("--exact", action="store_true", help="OpenVINO, ONNX Runtime: activations not in 8 bits")
     add("--isa", choices=ISA_FLAGS, default="native", help="of the arithmetic peaks")
     return parser.parse_args()
 

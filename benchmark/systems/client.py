@@ -106,6 +106,30 @@ class WorkerProcess:
         raise WorkerError(f"{self._name} ended: {lines[-1] if lines else 'it said nothing'}")
 
 
+def export_once(python: str, module: str, source: Path, folder: Path, exact: bool = False) -> None:
+    """Has a system's own exporter quantize a plain folder, if it has not yet.
+
+    Args:
+        python: an interpreter that has the exporter.
+        module: the worker's name in `benchmark.systems`.
+        source: a plain Hugging Face folder.
+        folder: is made.
+        exact: whether the system is to keep activations in float32.
+
+    Raises:
+        WorkerError: the exporter failed.
+    """
+    if (folder / "exported").exists():  # what is written last
+        return
+    folder.mkdir(exist_ok=True)
+    command = [python, "-m", f"benchmark.systems.{module}", str(folder), "--export", str(source)]
+    command += ["--exact"] if exact else []
+    done = subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
+    if done.returncode:
+        raise WorkerError(f"{module.removesuffix('_worker')} did not export {source}")
+    (folder / "exported").touch()
+
+
 def checkpoint_bytes(path: Path) -> int:
     """The size of a checkpoint's weights: a folder's files, or one file."""
     endings = {".safetensors", ".bin", ".data"}  # the last two: OpenVINO's and ONNX's

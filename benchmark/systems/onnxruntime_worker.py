@@ -1,7 +1,8 @@
 """ONNX Runtime GenAI as a worker: `python -m benchmark.systems.onnxruntime_worker FOLDER`.
 
 `--export` makes the folder from a plain one first, with the library's own model builder. Accuracy
-level 4, its default for CPUs, multiplies activations of 8 bits. Keys and values are float32.
+level 4, its default for CPUs, multiplies activations of 8 bits. `--exact`, with which the folder
+must have been made, is level 1: float32 activations. Keys and values are always float32.
 """
 
 import json
@@ -20,7 +21,7 @@ SCALE_BITS = 32
 class OnnxRuntime:
     """A folder of the model builder's."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, exact: bool = False):
         import numpy as np
         import onnxruntime_genai
 
@@ -32,10 +33,11 @@ class OnnxRuntime:
         self._model: Any = onnxruntime_genai.Model(config)
         settings = json.loads((folder / "genai_config.json").read_text())
         self._vocab_size: int = settings["model"]["vocab_size"]
+        self._end_tokens = settings["model"]["eos_token_id"]
         self.weight_bits = 4 + SCALE_BITS / BLOCK_SIZE
         self.about = (
             f"onnxruntime-genai {onnxruntime_genai.__version__}, int4 in blocks of {BLOCK_SIZE}, "
-            f"activations in 8 bits, {threads} threads"
+            f"activations in {'float32' if exact else '8 bits'}, {threads} threads"
         )
         self._begin(1, 8)
 
@@ -49,26 +51,39 @@ class OnnxRuntime:
         """See `System`; the past is a prompt that was prefilled."""
         return {"seconds": decode_seconds(self._begin(batch, context).generate_next_token)}
 
+    def answer(self, ids: list[int], tokens: int) -> dict[str, Any]:
+        """The greedy answer to a prompt: {"tokens": …, "never": tokens that it cannot have}."""
+        generator = self._generator([ids], tokens)
+        for _ in range(tokens - 1):
+            generator.generate_next_token()
+        ends = self._end_tokens
+        chosen = [int(token) for token in generator.get_sequence(0)[len(ids) :]]
+        return {"tokens": chosen, "never": ends if isinstance(ends, list) else [ends]}
+
     def _begin(self, batch: int, tokens: int) -> Any:
-        """A generator that has computed its prompts and their next tokens."""
-        length = tokens + DECODE_STEPS + 8
+        """A generator for prompts of so many tokens."""
+        return self._generator([token_ids(tokens, self._vocab_size)] * batch, DECODE_STEPS + 8)
+
+    def _generator(self, prompts: list[list[int]], new_tokens: int) -> Any:
+        """A generator that has computed prompts of one length and their next tokens."""
+        length = len(prompts[0]) + new_tokens
         parameters = self._api.GeneratorParams(self._model)
         # The end tokens of the folder mean nothing here: no sequence ends early.
         parameters.set_search_options(
-            max_length=length, min_length=length, batch_size=batch, do_sample=False
+            max_length=length, min_length=length, batch_size=len(prompts), do_sample=False
         )
         generator = self._api.Generator(self._model, parameters)
-        ids = self._np.array(token_ids(tokens, self._vocab_size), self._np.int32)
-        generator.append_tokens(self._np.tile(ids, (batch, 1)))
+        generator.append_tokens(self._np.array(prompts, self._np.int32))
         generator.generate_next_token()
         return generator
 
 
-def export(source: Path, folder: Path) -> None:
+def export(source: Path, folder: Path, exact: bool) -> None:
     """Writes ONNX Runtime's folder for a plain Hugging Face one."""
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source)]
     command += ["-o", str(folder), "-p", "int4", "-e", "cpu", "-c", str(folder / "cache")]
-    command += ["--extra_options", f"block_size={BLOCK_SIZE}", "accuracy_level=4"]
+    level = 1 if exact else 4
+    command += ["--extra_options", f"block_size={BLOCK_SIZE}", f"accuracy_level={level}"]
     subprocess.run(command, check=True)
 
 

@@ -5,7 +5,7 @@ of tokens included, as symmetric 4-bit integers with a scale for 128 of them.
 
 OpenVINO rounds activations to 8 bits before it multiplies them (dynamic quantization): its products
 are those of integers. Keys and values are kept in 16 bits, as in the other systems; by default it
-would round them to 8.
+would round them to 8. `--exact` rounds nothing but the weights: float32, keys and values too.
 """
 
 import json
@@ -18,12 +18,17 @@ from .worker import DECODE_STEPS, num_threads, serve_or_export, token_ids
 GROUP_SIZE = 128
 SCALE_BITS = 16
 CACHE_GIGABYTES = 4
+EXACT = {
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+    "INFERENCE_PRECISION_HINT": "f32",
+    "KV_CACHE_PRECISION": "f32",
+}
 
 
 class OpenVino:
     """A folder of OpenVINO's, through the pipeline that serves batches."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, exact: bool = False):
         import numpy as np
         import openvino
         import openvino_genai
@@ -39,43 +44,52 @@ class OpenVino:
             "CPU",
             scheduler_config=scheduler,
             INFERENCE_NUM_THREADS=threads,
-            KV_CACHE_PRECISION="f16",
+            **(EXACT if exact else {"KV_CACHE_PRECISION": "f16"}),
         )
         config = json.loads((folder / "config.json").read_text())
         self._vocab_size: int = config["vocab_size"]
         self.weight_bits = 4 + SCALE_BITS / GROUP_SIZE
         self.about = (
             f"openvino-genai {openvino_genai.__version__}, int4 in groups of {GROUP_SIZE}, "
-            f"activations in 8 bits, f16 KV, {threads} threads"
+            f"{'f32 activations and KV' if exact else 'activations in 8 bits, f16 KV'}, "
+            f"{threads} threads"
         )
-        self._generate(1, 8, 1)
+        self._time(1, 8, 1)
 
     def prefill(self, tokens: int) -> dict[str, Any]:
         """See `System`."""
-        seconds, _ = self._generate(1, tokens, 1)
+        seconds, _ = self._time(1, tokens, 1)
         return {"seconds": seconds}
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
         """See `System`; the past is a prompt that was prefilled."""
-        seconds, first = self._generate(batch, context, DECODE_STEPS)
+        seconds, first = self._time(batch, context, DECODE_STEPS)
         return {"seconds": (seconds - first) / (DECODE_STEPS - 1)}
 
-    def _generate(self, batch: int, tokens: int, new_tokens: int) -> tuple[float, float]:
+    def answer(self, ids: list[int], tokens: int) -> dict[str, Any]:
+        """The greedy answer to a prompt: {"tokens": …, "never": tokens that it cannot have}."""
+        return {"tokens": list(self._generate([ids], tokens).tokens[0]), "never": []}
+
+    def _time(self, batch: int, tokens: int, new_tokens: int) -> tuple[float, float]:
         """Seconds of an answer, and until its first token."""
-        np = self._np
-        ids = np.tile(np.array(token_ids(tokens, self._vocab_size), np.int64), (batch, 1))
-        mask = np.ones_like(ids)
-        inputs = self._api.TokenizedInputs(self._openvino.Tensor(ids), self._openvino.Tensor(mask))
-        config = self._api.GenerationConfig()
-        config.max_new_tokens, config.ignore_eos, config.do_sample = new_tokens, True, False
+        prompts = [token_ids(tokens, self._vocab_size)] * batch
         start = time.perf_counter()
-        result = self._pipeline.generate(inputs, config)
+        result = self._generate(prompts, new_tokens)
         seconds = time.perf_counter() - start
         return seconds, result.perf_metrics.get_ttft().mean / 1000
 
+    def _generate(self, prompts: list[list[int]], new_tokens: int) -> Any:
+        """The greedy answers of so many tokens to prompts of one length."""
+        ids = self._np.array(prompts, self._np.int64)
+        mask = self._np.ones_like(ids)
+        inputs = self._api.TokenizedInputs(self._openvino.Tensor(ids), self._openvino.Tensor(mask))
+        config = self._api.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = new_tokens, True, False
+        return self._pipeline.generate(inputs, config)
 
-def export(source: Path, folder: Path) -> None:
-    """Writes OpenVINO's folder for a plain Hugging Face one."""
+
+def export(source: Path, folder: Path, exact: bool) -> None:
+    """Writes OpenVINO's folder for a plain Hugging Face one; it serves both settings."""
     from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
     config = OVWeightQuantizationConfig(

@@ -69,6 +69,9 @@ def serve(load: Callable[[], System]) -> None:
             elif request["kind"] == "predict":
                 predict: Any = getattr(system, "predict", None)  # llama.cpp's has it
                 reply(predict(request["ids"]))
+            elif request["kind"] == "answer":
+                answer: Any = getattr(system, "answer", None)  # OpenVINO and ONNX Runtime have it
+                reply(answer(request["ids"], request["tokens"]))
             elif request["kind"] == "serve":
                 serving: Any = getattr(system, "serve", None)  # llama.cpp's has it
                 reply(serving(request["prompts"], request["output_lens"], request["places"]))
@@ -81,24 +84,27 @@ def serve(load: Callable[[], System]) -> None:
 
 
 def serve_or_export(
-    description: str, load: Callable[[Path], System], export: Callable[[Path, Path], None]
+    description: str,
+    load: Callable[[Path, bool], System],
+    export: Callable[[Path, Path, bool], None],
 ) -> None:
     """The command of a system that quantizes a plain folder with an exporter of its own.
 
     Args:
         description: for --help.
-        load: loads the system from the exported folder, and computes one token.
-        export: (plain folder, exported folder) -> writes the second.
+        load: (exported folder, exact) -> the system, which has computed one token.
+        export: (plain folder, exported folder, exact) -> writes the second.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--export", type=Path, metavar="SOURCE", help="make the folder from this")
+    parser.add_argument("--exact", action="store_true", help="do not round activations to 8 bits")
     arguments = parser.parse_args()
     if arguments.export is not None:
         os.environ["HF_HUB_OFFLINE"] = "1"
-        export(arguments.export, arguments.folder)
+        export(arguments.export, arguments.folder, arguments.exact)
     else:
-        serve(lambda: load(arguments.folder))
+        serve(lambda: load(arguments.folder, arguments.exact))
 
 
 def num_threads() -> int:

@@ -29,7 +29,8 @@ if(TINY_LLM_SANITIZE) # -O1 compiles sooner; the kernels, where the time of a ru
 endif()
 
 # GCC 12 warns of variables in its own intrinsics, which leave unused lanes undefined on purpose.
-set(SIMD_FLAGS -O3 -ffp-contract=off -Wno-uninitialized -Wno-maybe-uninitialized)
+set(SIMD_FLAGS -O3 -ffp-contract=off $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>
+               $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 set(AVX2_FLAGS ${SIMD_FLAGS} -mavx2 -mfma -mf16c)
 set(AVX512_FLAGS ${AVX2_FLAGS} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16)
 set(AMX_FLAGS ${AVX512_FLAGS} -mavx512vnni -mamx-tile -mamx-int8)

@@ -103,7 +103,8 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
     def create_paged_storage(self, num_pages: int) -> PagedStorage:
         """Pages of `page_size` tokens for all layers under one block table, for `ragged_logits`.
 
-        They take num_pages · page_size · `kv_bytes_per_token` bytes, allocated at once.
+        They take at most num_pages · page_size · `kv_bytes_per_token` bytes: memory is taken when
+        pages are first written to.
         """
         return PagedStorage(
             self.num_hidden_layers,

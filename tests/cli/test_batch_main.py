@@ -17,12 +17,13 @@ from rich.console import Console
 from tests.support import FLASH_FLAGS, ByteTokenizer, tiny_model
 from tiny_llm import Qwen3ModelWeek2, Qwen3ModelWeek3, make_sampler, simple_generate_with_kv_cache
 from tiny_llm.batch import BatchGeneration
-from tiny_llm.cli import backend, batch_main, engine_run
-from tiny_llm.cli.backend import Checkpoint
+from tiny_llm.cli import backend, batch_main
 from tiny_llm.cli.batch_progress import EngineState, Progress
 from tiny_llm.cli.batch_runs import MlxRun, TinyLlmRun
 from tiny_llm.cli.batch_view import PlainLines, batch_table, speed_line
+from tiny_llm.cli.checkpoint import Checkpoint
 from tiny_llm.cli.engine_run import EngineRun
+from tiny_llm.cli.open_engine import kv_bytes_per_token
 from tiny_llm.demo.prompts import BATCH_PROMPTS
 from tiny_llm.engine.events import PageCounts
 
@@ -331,9 +332,7 @@ def test_the_engine_tells_how_far_each_prompt_is():
 def test_the_memory_is_what_the_longest_requests_take(dtype):
     mlx_model = tiny_model(vocab_size=256)
     mlx_model.set_dtype(dtype)
-    assert engine_run._kv_bytes_per_token(mlx_model) == (
-        Qwen3ModelWeek3(mlx_model).kv_bytes_per_token
-    )
+    assert kv_bytes_per_token(mlx_model) == (Qwen3ModelWeek3(mlx_model).kv_bytes_per_token)
 
 
 def test_view_of_the_pages():

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import FLASH_FLAGS
 from tiny_llm import kernels, models
-from tiny_llm.cli import backend, chat, main
+from tiny_llm.cli import backend, chat, checkpoint, main
 
 STATISTICS = re.compile(
     r"prompt: \d+ tokens, [\d.]+ tokens/s \| generation: (\d+) tokens, [\d.]+ tokens/s "
@@ -50,9 +50,9 @@ def test_answer_and_statistics(capsys, loader):
 )
 def test_only_our_own_code_does_without_mlx_lm_s_model(monkeypatch, solution, loader, expected):
     for name in ("load", "load_weights"):
-        monkeypatch.setattr(backend, name, lambda *_, name=name, **options: (name, options))
+        monkeypatch.setattr(checkpoint, name, lambda *_, name=name, **options: (name, options))
     args = argparse.Namespace(solution=solution, loader=loader)
-    assert backend.load_for(args, "demo") == expected
+    assert checkpoint.load_for(args, "demo") == expected
 
 
 def test_default_model_is_named_with_the_reason(capsys):
@@ -154,7 +154,8 @@ def test_flash_attention_reaches_the_models(capsys, monkeypatch, flag, flash):
         return models.dispatch_model(name, mlx_model, week)
 
     monkeypatch.setattr(backend, "dispatch_model", dispatch)
-    argv = [*flag, "--device", "cpu", "--draft-model", "demo-draft", "--max-tokens", "2"]
+    loader = [] if flag else ["--loader", "week2"]  # either of the flags asks for Week 2
+    argv = [*flag, *loader, "--device", "cpu", "--draft-model", "demo-draft", "--max-tokens", "2"]
     status, _, _ = run(capsys, main, *FRANCE, *argv)
     assert status == 0
     options = {"enable_flash_attn": flash}

@@ -11,10 +11,10 @@ from tests.engine.support import chat
 from tests.support import tiny_model
 from tiny_llm import LLM, Qwen3ModelWeek3, SamplingParams
 from tiny_llm.demo.prompts import BATCH_PROMPTS
+from tiny_llm.engine.choose_tokens import SamplingRow, TokenCounts, shaped_logits
 from tiny_llm.engine.draft_model import count_right, num_unguessed
 from tiny_llm.engine.paged_model import PagedModel, Span
 from tiny_llm.engine.request import EngineRequest
-from tiny_llm.engine.sampling import SamplingRow, TokenCounts, shaped_logits
 
 V = 8
 

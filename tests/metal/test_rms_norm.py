@@ -7,7 +7,7 @@ import pytest
 from tests.support import DTYPES, assert_close, random
 from tiny_llm import kernels
 
-from .support import DTYPE_NAMES, ORDERS, as_array, as_bound, empty, run
+from .support import DTYPE_NAMES, ORDERS, as_array, as_bound, empty, fitting_launch, run
 
 SOURCE = "rms_norm/rms_norm.metal"
 EPS = 1e-6
@@ -17,8 +17,9 @@ def rms_norm(x, weight, D=None, max_threads=1024, **how):
     """Of the first D elements of the rows of x."""
     (M, stride), dtype = x.shape, DTYPE_NAMES[x.dtype]
     D = stride if D is None else D
-    launch = kernels.extension().metal.rms_norm_launch(
-        M, D, EPS, stride, dtype, max_threads=max_threads
+    make = kernels.extension().metal.rms_norm_launch
+    launch = fitting_launch(
+        SOURCE, lambda most: make(M, D, EPS, stride, dtype, max_threads=min(most, max_threads))
     )
     out = empty((M, D), dtype)
     run(SOURCE, launch, [as_bound(x), as_bound(weight), out], **how)

@@ -165,8 +165,8 @@ COMMAND = """if True:
 @pytest.mark.parametrize(
     ("program", "unwanted"),
     [
-        (ENGINE, ["transformers", "mlx_lm", "huggingface_hub"]),
-        (COMMAND, ["transformers", "mlx_lm", "huggingface_hub", "numpy"]),
+        (ENGINE, ["transformers", "mlx_lm", "huggingface_hub", "numpy"]),
+        (COMMAND, ["transformers", "mlx_lm", "huggingface_hub", "numpy", "rich.progress"]),
     ],
     ids=["LLM", "main"],
 )

@@ -278,6 +278,7 @@ CASES += [paged_attention, paged_attention_varlen, paged_cache_write]
 CASE_OF = {case.__name__: case for case in CASES}
 NO_OPERATIONS = {
     "Recorder",
+    "emulated_gpu",
     "instruction_set",
     "instruction_sets",
     "interleave",  # not lazy; tests/ops/test_interleaved.py

@@ -68,7 +68,7 @@ WITHOUT_ARRAYS = {
         "events",
         "step",
         "scheduler",
-        "answer_text",
+        "stop_strings",
         "answer",
         "prompt_forms",
         "outputs",

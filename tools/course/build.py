@@ -39,7 +39,8 @@ def build_tree(tree: Path, *options: str) -> str | None:
         )
         if run.returncode != 0:
             return run.stdout
-    shutil.copy(source / "tiny_llm_ext" / "__init__.py", package / "tiny_llm_ext")
+    for file in (source / "tiny_llm_ext").glob("*.py"):
+        shutil.copy(file, package / "tiny_llm_ext")
     _stamp(tree).touch()
     os.utime(_stamp(tree), (begun, begun))
     return None

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .cache import fetch, fill
+from .contraction import choose_contraction
 from .conversions import implicit_conversion
 from .counting import instrument
 from .diagnostics import read_diagnostics
 from .errors import Diagnostic, MetalError
 from .glue import KERNEL_TABLE, kernel_table
+from .members import unplaced_members
 from .preprocess import preprocess
 from .rewrite import Rewritten, rewrite
 from .storage import GlobalVariables
@@ -23,7 +25,7 @@ from .toolchain import clang, sources
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent.parent / "build" / "metal_emulator"
-MODES = ("plain", "asan", "race", "count")
+MODES = ("plain", "asan", "race", "count", "loose")
 
 LANGUAGE = [
     "-std=c++23",
@@ -65,14 +67,19 @@ MODE_FLAGS = {
     "asan": ["-O1", "-fsanitize=address", "-fsanitize-address-use-after-return=never"],
     "race": ["-O1", *REPORTED_ACCESSES],
     "count": ["-O1", *REPORTED_ACCESSES, "-fsanitize-coverage=bb,no-prune,trace-pc-guard"],
+    "loose": ["-O1", *CHECKED, "-DMSL_LOOSE", "-ffp-contract=on"],
 }
 RUNTIME = ["bfloat", "faults", "fibers", "memory", "scheduler", "server"]
 WATCHER = {
-    "plain": ["watch_nothing"],
-    "asan": ["watch_nothing", "watch_asan"],
-    "race": ["access", "watch_races"],
-    "count": ["access", "watch_counts"],
+    "plain": ["watch_nothing", "ieee"],
+    "asan": ["watch_nothing", "watch_asan", "ieee"],
+    "race": ["access", "watch_races", "ieee"],
+    "count": ["access", "watch_counts", "ieee"],
+    "loose": ["watch_nothing", "loose"],
 }
+
+# Modes that change what clang has made of the kernels, before it becomes machine code.
+CHANGED_IR = {"count": instrument, "loose": choose_contraction}
 
 
 @dataclass(frozen=True)
@@ -122,12 +129,13 @@ def _not_metal(dump: str) -> list[Diagnostic]:
     """What C++ allows and Metal does not, outside of the emulator's own headers."""
     found: dict[Diagnostic, None] = {}
     variables = GlobalVariables()
-    for node in nodes(dump):
-        file = node.place[0]
+    tree = list(nodes(dump))
+    for node in tree:
         for finding in (implicit_conversion(node), variables.misplaced(node)):
-            if finding is not None and file != KERNEL_TABLE and not file.startswith(str(HERE)):
+            if finding is not None:
                 found[finding] = None
-    return list(found)
+    found |= dict.fromkeys(unplaced_members(tree))
+    return [d for d in found if d.file != KERNEL_TABLE and not d.file.startswith(str(HERE))]
 
 
 @functools.cache
@@ -181,9 +189,9 @@ def _build(source: Source, mode: str, flags: list[str], folder: Path) -> None:
         check(source)
     text, object_file, ir = (folder / f"kernels{suffix}" for suffix in (".cpp", ".o", ".ll"))
     text.write_text(f'#include "{HERE / "msl" / "metal.h"}"\n{source.text}')
-    if mode == "count":
+    if mode in CHANGED_IR:
         warnings = _run_clang([clang(), *flags, "-S", "-emit-llvm", str(text), "-o", str(ir)])
-        ir.write_text(instrument(ir.read_text()))
+        ir.write_text(CHANGED_IR[mode](ir.read_text()))
         _run_clang([clang(), "-O1", "-Wno-everything", "-c", str(ir), "-o", str(object_file)])
     else:
         warnings = _run_clang([clang(), *flags, "-c", str(text), "-o", str(object_file)])

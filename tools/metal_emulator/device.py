@@ -31,10 +31,10 @@ class Device:
     """A GPU made of the emulator.
 
     Attributes:
-        mode: of every launch: "plain", "asan" or "race".
+        mode: of every launch: "plain", "asan", "race" or "loose".
         order: in which commands run that no barrier separates, and lanes and threadgroups within
             one: "forward", "reverse" or "random".
-        seed: of the random order.
+        seed: of the random order, and of the mode "loose": that has one arithmetic throughout.
         delay: for how many more operations the GPU counts as busy with one. MLX keeps the
             operation's inputs for that time.
         max_threads: how many threads a threadgroup may have, as a pipeline says of itself.
@@ -49,6 +49,7 @@ class Device:
     max_threads: int = MAX_THREADS
     launches: dict[str, int] = field(default_factory=dict)
     _libraries: dict[str, Library] = field(default_factory=dict)
+    _arithmetic: int = field(init=False)
 
     @classmethod
     def from_environment(cls, extension: Any) -> "Device":
@@ -62,6 +63,7 @@ class Device:
         return cls(extension, **settings, **numbers)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
+        self._arithmetic = self.seed
         if self.mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
         if self.order not in ORDERS:
@@ -99,6 +101,8 @@ class Device:
         for kernel in library.kernels:
             written = [p.index for p in library.parameters(kernel) if p.writes]
             limit = library.max_threads(kernel) or MAX_THREADS
+            if self.mode == "loose":
+                limit = library.threads_allowed(kernel, self._arithmetic)
             described[kernel] = (min(limit, self.max_threads), written)
         return described
 
@@ -150,7 +154,7 @@ class Device:
                 threadgroup_memory=command["threadgroup_memory"] or None,
                 mode=self.mode,
                 order=self.order,
-                seed=self.seed,
+                seed=self._arithmetic if self.mode == "loose" else self.seed,
             )
         except MetalFault as fault:
             fault.add_note(f"started by {command['operation']}")

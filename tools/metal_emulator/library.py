@@ -1,6 +1,7 @@
 """A .metal file as something to launch kernels from."""
 
 import os
+import random
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from .errors import Diagnostic, MetalFault
 from .process import ORDERS, Process, describe
 
 MAX_THREADS = 1024
+MIN_ALLOWED = 384  # an assumption: what a kernel of many registers is allowed at least
 
 
 class Launch:
@@ -94,8 +96,9 @@ class Library:
         `grid` counts threadgroups of `threads` threads, as dispatchThreadgroups does;
         `grid_threads` counts threads, as dispatchThreads does: the last threadgroups may be
         smaller. `threadgroup_memory` is the size in bytes of each `[[threadgroup(i)]]`. `mode` is
-        "plain", "asan", "race" or "count"; `order` is that of lanes and threadgroups: "forward",
-        "reverse" or "random" (with `seed`). Raises `MetalFault` for what the kernel must not do.
+        "plain", "asan", "race", "count" or "loose" (arithmetic as a GPU may do it, by `seed`);
+        `order` is that of lanes and threadgroups: "forward", "reverse" or "random" (with `seed`).
+        Raises `MetalFault` for what the kernel must not do.
         """
         number, limit, parameters = self._kernel(kernel)
         if (grid is None) == (grid_threads is None):
@@ -107,6 +110,8 @@ class Library:
         size = grid if grid is not None else grid_threads
         assert size is not None
         self._check_threads(kernel, threads, limit)
+        if mode == "loose":
+            self._check_pipeline(kernel, threads, seed)
         memory = self._check_memory(kernel, parameters, threadgroup_memory or {})
         try:
             bound = bind(parameters, arguments)
@@ -128,6 +133,21 @@ class Library:
             raise MetalFault("too-many-threads", kernel, text)
         if limit and x * y * z > limit:
             text = f"{x * y * z} threads; the kernel's max_total_threads_per_threadgroup is {limit}"
+            raise MetalFault("too-many-threads", kernel, text)
+
+    def threads_allowed(self, kernel: str, seed: int) -> int:
+        """How many threads a GPU may allow the kernel's threadgroups, as mode="loose" has it.
+
+        A pipeline that needs many registers gets fewer than 1024 (maxTotalThreadsPerThreadgroup).
+        """
+        drawn = random.Random(f"{kernel} {seed}").randrange(MIN_ALLOWED, MAX_THREADS + 1, 32)
+        return max(drawn, self.max_threads(kernel))
+
+    def _check_pipeline(self, kernel: str, threads: tuple[int, int, int], seed: int) -> None:
+        x, y, z = _three(threads)
+        allowed = self.threads_allowed(kernel, seed)
+        if x * y * z > allowed:
+            text = f"{x * y * z} threads; with seed {seed} the GPU allows this kernel {allowed}"
             raise MetalFault("too-many-threads", kernel, text)
 
     def _check_memory(

@@ -59,6 +59,7 @@ def rewrite(flat: str, constants: Mapping[int | str, object]) -> Rewritten:
     _place_threadgroup_variables(code)
     _array_parameters(code)
     _vector_constructors(code)
+    _mark_thread_members(code)
     _drop_qualified_members(code)
     _copyable_structs(code)
     code.replace(r"\bconstant\s+mlx::os_log\b", lambda m: "static const mlx::os_log")
@@ -220,6 +221,14 @@ def _vector_constructors(code: Rewritten) -> None:
             ]
             done = end
     code.text = "".join(pieces) + code.text[done:]
+
+
+def _mark_thread_members(code: Rewritten) -> None:
+    """`T f() const thread {…}`: in C++ all objects are, but members.py wants to know of it."""
+    code.replace(
+        r"(\)\s*(?:const\s+)?)thread(\s*(?:noexcept\s*)?)(?=[:{;])",
+        lambda m: f'{m[1]}{m[2]}__attribute__((annotate("thread")))',
+    )
 
 
 def _drop_qualified_members(code: Rewritten) -> None:

@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--mode", choices=MODES, default="plain")
     parser.add_argument("--order", choices=list(ORDERS), default="forward", help="of the lanes")
-    parser.add_argument("--seed", type=int, default=1, help="of random data and random order")
+    parser.add_argument("--seed", type=int, default=1, help="of random data, order and arithmetic")
     return parser
 
 

@@ -13,9 +13,10 @@ namespace tiny_llm_ext {
 
 namespace {
 
+#if defined(__x86_64__)
 // Linux gives a process the tile registers on request only: they are 8 KB of state a thread.
 bool machine_has_amx() {
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__linux__)
     unsigned eax, ebx, ecx, edx;
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
         return false;
@@ -30,6 +31,7 @@ bool machine_has_amx() {
     return false;
 #endif
 }
+#endif
 
 std::vector<InstructionSet> find_sets() {
     std::vector<InstructionSet> sets = {InstructionSet::portable};

@@ -78,7 +78,7 @@ void stage_rows(threadgroup T* tile, device const T* rows, long stride, int rows
 }
 
 /// The sums of one simdgroup: ROWS × COLUMNS matrices of 8×8, of BM/SIMDGROUPS_M rows and
-/// BN/SIMDGROUPS_N outputs.
+/// BN/SIMDGROUPS_N outputs. Its functions say that it is in `thread`: Metal 4.1 assumes nothing.
 template <int BM, int BN, int SIMDGROUPS_M, int SIMDGROUPS_N>
 struct TileSums {
     enum {
@@ -92,7 +92,7 @@ struct TileSums {
     int first_row, first_column;
 
     /// All zero.
-    explicit TileSums(uint simdgroup) {
+    explicit TileSums(uint simdgroup) thread {
         first_row = simdgroup / SIMDGROUPS_N * ROWS * 8;
         first_column = simdgroup % SIMDGROUPS_N * COLUMNS * 8;
         for (int r = 0; r < ROWS; r++) {
@@ -105,7 +105,7 @@ struct TileSums {
 
     /// part += x · wᵀ for the staged tiles x (BM × TILE_K) and w (BN × TILE_K).
     template <typename X, typename W>
-    void multiply(threadgroup const X* x, threadgroup const W* w) {
+    void multiply(threadgroup const X* x, threadgroup const W* w) thread {
         for (int k = 0; k < TILE_K; k += 8) {
             simdgroup_float8x8 left[ROWS], right[COLUMNS];
 #pragma unroll
@@ -129,7 +129,7 @@ struct TileSums {
     }
 
     /// A part of the numbers is complete: total += part, part = 0.
-    void finish_part() {
+    void finish_part() thread {
         for (int r = 0; r < ROWS; r++) {
             for (int c = 0; c < COLUMNS; c++) {
                 add_matrix(total[r][c], part[r][c]);
@@ -142,7 +142,7 @@ struct TileSums {
     /// To be called by all threads; begins with a barrier, as `memory` may be that of the tiles.
     template <typename U>
     void store(threadgroup float* memory, device U* out, long O, int rows_left, int columns_left,
-               uint thread_index) {
+               uint thread_index) thread {
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (int r = 0; r < ROWS; r++) {
             for (int c = 0; c < COLUMNS; c++) {

@@ -4,6 +4,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <stdexcept>
+
 #include "bindings_metal.h"
 #include "common/metal_library.h"
 #include "emulated_metal/emulated_node.h"
@@ -54,8 +56,7 @@ nb::dict as_dict(const gpu::Command& command) {
     nb::list buffers, bytes;
     for (const auto& buffer : command.buffers) {
         buffers.append(nb::make_tuple(buffer.index, reinterpret_cast<uintptr_t>(buffer.memory),
-                                      buffer.bytes, buffer.lead,
-                                      name_of_dtype(buffer.value.dtype())));
+                                      buffer.bytes, buffer.lead, name_of_dtype(buffer.dtype)));
     }
     for (const auto& constant : command.bytes) {
         bytes.append(
@@ -78,7 +79,12 @@ MTL::Library compiled(const nb::callable& compile, const std::string& name,
                       const std::string& text) {
     nb::gil_scoped_acquire gil;
     MTL::Library library;
-    const nb::object kernels = compile(name, text);
+    nb::object kernels;
+    try {
+        kernels = compile(name, text);
+    } catch (const nb::python_error& error) {
+        throw std::runtime_error(nb::str(error.value()).c_str());  // as MLX's device does
+    }
     for (const auto& [kernel, described] :
          nb::cast<std::map<std::string, std::tuple<size_t, std::vector<int>>>>(kernels)) {
         const auto& [max_threads, written] = described;

@@ -45,7 +45,8 @@ void CommandEncoder::set_compute_pipeline_state(MTL::ComputePipelineState* pipel
 
 void CommandEncoder::bind(const array& a, int index, int64_t offset, bool is_output) {
     const Span span = span_of(a, offset);
-    command_.buffers.push_back({index, a, span.memory, span.bytes, span.lead, is_output});
+    command_.buffers.push_back({index, a.dtype(), a.data_shared_ptr().get(), span.memory,
+                                span.bytes, span.lead, is_output});
 }
 
 void CommandEncoder::set_input_array(const array& a, int index, int64_t offset) {
@@ -172,7 +173,9 @@ void CommandEncoder::check_lifetimes(const std::vector<array>& inputs,
                                      const std::vector<array>& outputs) const {
     for (size_t c = first_command_; c < commands_.size(); c++) {
         for (const auto& buffer : commands_[c].buffers) {
-            const auto is_it = [&](const array& a) { return same_memory(a, buffer.value); };
+            const auto is_it = [&](const array& a) {
+                return a.data_shared_ptr().get() == buffer.data;
+            };
             if (std::none_of(inputs.begin(), inputs.end(), is_it) &&
                 std::none_of(outputs.begin(), outputs.end(), is_it) &&
                 std::none_of(temporaries_.begin(), temporaries_.end(), is_it)) {

@@ -6,6 +6,7 @@ The package `tiny_llm` reaches them through `tiny_llm.kernels` alone.
 # First: it loads libmlx and registers mx.array with nanobind, which the module below looks up.
 import mlx.core as _mx
 
+from . import emulated_gpu
 from ._ext import (
     Recorder,
     add_rms_norm,
@@ -38,6 +39,7 @@ __all__ = [
     "argmax",
     "axpby",
     "cache_write",
+    "emulated_gpu",
     "flash_attention",
     "instruction_set",
     "instruction_sets",

@@ -9,7 +9,7 @@ from ..sampler import Sampler, make_sampler
 
 SOLUTIONS = {"tiny_llm": "tiny_llm", "ref": "tiny_llm", "mine": "mine", "mlx": "mlx"}
 LOADERS = {f"week{week}": week for week in WEEK_MODELS}
-ENGINE = "engine"  # what serves a batch where no --loader is given
+ENGINE = "engine"  # what answers where no --loader is given
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +32,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--loader",
         metavar="{" + ",".join(LOADERS) + "}",
         help="the model and the loop of a week, whose samplers filter before the temperature; if "
-        "not given, one prompt goes to the fastest week's model, and a batch to the engine, which "
-        "filters after it",
+        "not given, the engine answers, which filters after it",
     )
     parser.add_argument(
         "--device", metavar="{cpu,gpu}", help="where to compute (gpu where there is one)"
@@ -80,7 +79,8 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
 def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -> None:
     """Refuses what is unknown, and what does not work together, with a sentence that says why.
 
-    Afterwards `args.solution` has its full name and `args.loader` a value, if it can have one.
+    Afterwards `args.solution` has its full name and `args.loader` a value, if it can have one. Our
+    own code answers with the engine, `ENGINE`, unless a flag asks for a week's loop.
 
     Args:
         args: with the flags of `add_model_arguments`.
@@ -105,9 +105,15 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
         if args.enable_flash_attn is not None:
             raise UserError("--enable-flash-attn has no effect on --solution mlx; leave it out.")
         return
+    beyond_week1 = needs_cache or args.draft_model is not None
+    is_free = args.loader is None and args.enable_flash_attn is None
+    if is_free and args.solution == "tiny_llm" and (beyond_week1 or kernels.is_built()):
+        kernels.extension()  # if it is missing, better said now than after loading
+        args.loader, args.enable_flash_attn = ENGINE, False
+        return
     if args.loader is None:
-        wants_week2 = needs_cache or args.enable_flash_attn or args.draft_model is not None
-        args.loader = "week2" if wants_week2 or kernels.is_built() else "week1"
+        wants_week2 = beyond_week1 or args.enable_flash_attn or kernels.is_built()
+        args.loader = "week2" if wants_week2 else "week1"
     if needs_cache and args.loader == "week1":
         raise UserError(
             "--loader week1 has no cache, and so no batches; use --loader week2, week3 or "
@@ -137,24 +143,15 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
 def check_batch_arguments(args: argparse.Namespace) -> None:
     """As `check_model_arguments`, and refuses what a batch cannot do.
 
-    Our own code serves a batch with the engine unless a flag asks for a week's loop; `args.loader`
-    is `ENGINE` then.
-
     Raises:
         UserError: the first flag that cannot be honoured.
     """
-    ours = SOLUTIONS.get(args.solution) == "tiny_llm"
-    uses_engine = ours and args.loader is None and args.enable_flash_attn is None
-    if args.draft_model is not None and not uses_engine:
+    check_model_arguments(args, needs_cache=True)
+    if args.draft_model is not None and args.loader != ENGINE:
         raise UserError(
             "--draft-model: drafts are verified for one request at a time, not for a batch, except "
             "by the engine; leave it out, or --loader, --solution and --enable-flash-attn."
         )
-    if uses_engine:
-        kernels.extension()  # if it is missing, better said now than after loading
-        args.solution, args.loader, args.enable_flash_attn = "tiny_llm", ENGINE, False
-    else:
-        check_model_arguments(args, needs_cache=True)
     for flag, value in (("--batch-size", args.batch_size), ("--prefill-step", args.prefill_step)):
         if value < 1:
             raise UserError(f"{flag} is {value}; it must be at least 1.")

@@ -1,17 +1,19 @@
-"""From the flags to something that answers: a loaded model behind one streaming function."""
+"""From the flags to something that answers one prompt after another, streaming."""
 
 import argparse
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
-from .. import kernels
+from ..engine.llm import LLM
 from ..errors import UserError
 from ..generate import (
     DecodingLoop,
     GenerationResponse,
+    SpeculationStatistics,
     SpeculativeDecoding,
     check_same_vocabulary,
     decode_by_recomputing,
@@ -19,39 +21,15 @@ from ..generate import (
     stream_generate,
     token_budget,
 )
-from ..models import default_model, dispatch_model, load, load_weights
+from ..generate.loops import PREFILL_STEP
+from ..models import dispatch_model
 from ..sampler import Sampler
-from .arguments import LOADERS, check_model_arguments, sampler_from
+from .arguments import ENGINE, LOADERS, check_model_arguments, sampler_from
+from .checkpoint import Checkpoint, load_for, open_checkpoint
 from .command import console
+from .open_engine import open_llm, params_from
 
 Stream = Callable[[Sequence[int]], Iterator[GenerationResponse]]
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A loaded model, before anybody's code runs it.
-
-    Attributes:
-        name: as the user knows it.
-        mlx_model, tokenizer: from `load_for`.
-        enable_thinking: what the chat template is told.
-    """
-
-    name: str
-    mlx_model: Any
-    tokenizer: Any
-    enable_thinking: bool = False
-
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """The token ids of a conversation, up to where the assistant's next turn begins.
-
-        A model without a chat template gets the text of the messages as it is.
-        """
-        if not self.tokenizer.has_chat_template:
-            return self.tokenizer.encode("\n".join(message["content"] for message in messages))
-        return self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, enable_thinking=self.enable_thinking
-        )
 
 
 @dataclass(frozen=True)
@@ -61,12 +39,12 @@ class Backend:
     Attributes:
         stream: prompt ids -> one response a token.
         encode_chat: a conversation -> prompt ids.
-        speculation: the loop that verifies drafts, if this package's does.
+        drafts: how many drafts were right, if this package verifies them.
     """
 
     stream: Stream
     encode_chat: Callable[[list[dict[str, str]]], list[int]]
-    speculation: SpeculativeDecoding | None = None
+    drafts: Callable[[], SpeculationStatistics | None] = lambda: None
 
 
 def open_backend(args: argparse.Namespace) -> Backend:
@@ -78,59 +56,92 @@ def open_backend(args: argparse.Namespace) -> Backend:
     was_free = args.loader is None
     check_model_arguments(args)
     sampler = sampler_from(args)
-    if was_free and args.solution == "tiny_llm" and not kernels.is_built():
+    if was_free and args.solution == "tiny_llm" and args.loader == "week1":
         console.print(
             "loader: week1 (the C++ extension is not built; `pdm run build-ext` builds it)",
             soft_wrap=True,
         )
     checkpoint = open_checkpoint(args)
-    tokenizer, max_tokens = checkpoint.tokenizer, args.max_tokens
+    if args.loader == ENGINE:
+        engine = EngineAnswers(args, checkpoint)
+        return Backend(engine.stream, checkpoint.encode_chat, engine.drafts)
     draft = None
     if args.draft_model is not None:
         draft = Checkpoint(args.draft_model, *load_for(args, args.draft_model))
-        check_same_vocabulary(draft.tokenizer, tokenizer)
+        check_same_vocabulary(draft.tokenizer, checkpoint.tokenizer)
     if args.solution == "mlx":
-        return Backend(_mlx_stream(checkpoint, draft, sampler, max_tokens), checkpoint.encode_chat)
-
-    model = build_model(args, checkpoint)
-    decode: DecodingLoop = decode_by_recomputing if args.loader == "week1" else decode_with_cache
-    speculation = None
-    if draft is not None:
-        decode = speculation = SpeculativeDecoding(build_model(args, draft))
-
-    def stream(prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
-        return stream_generate(decode, model, tokenizer, prompt_ids, sampler, max_tokens)
-
-    return Backend(stream, checkpoint.encode_chat, speculation)
+        stream = _mlx_stream(checkpoint, draft, sampler, args.max_tokens)
+        return Backend(stream, checkpoint.encode_chat)
+    return _loop(args, checkpoint, draft, sampler)
 
 
-def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
-    """Chooses the device, says which model is used, and loads it.
+class EngineAnswers:
+    """An engine that serves one request at a time, and keeps the pages of earlier ones.
+
+    The turns of a conversation begin alike, so a turn computes only what is new in it.
+
+    Args:
+        args: flags, checked by `check_model_arguments`.
+        checkpoint: the model.
 
     Raises:
-        UserError: see `choose_device` and `models.load`; thinking, where a model cannot.
+        UserError: see `open_llm`.
     """
-    choose_device(args.device)
-    name, reason = (args.model, None) if args.model is not None else default_model()
-    console.print(f"model: {name}" + (f" ({reason})" if reason else ""), soft_wrap=True)
-    mlx_model, tokenizer = load_for(args, name)
-    enable_thinking = getattr(args, "enable_thinking", False)  # `bench` reads no text
-    if enable_thinking and not tokenizer.has_thinking:
-        raise UserError(f"--enable-thinking: '{name}' has no thinking mode; leave the flag out.")
-    return Checkpoint(name, mlx_model, tokenizer, enable_thinking)
 
+    def __init__(self, args: argparse.Namespace, checkpoint: Checkpoint):
+        self._args = args
+        self._checkpoint = checkpoint
+        self._context: int = checkpoint.mlx_model.args.max_position_embeddings
+        self._llm = self._open()
 
-def load_for(args: argparse.Namespace, name: str) -> tuple[Any, Any]:
-    """A model's weights and tokenizer for the code that `args.solution` names.
+    def _open(self) -> LLM:
+        """Memory for a whole context is declared. What an answer does not need is not taken."""
+        return open_llm(
+            self._args,
+            self._checkpoint,
+            max_num_seqs=1,
+            kv_tokens=self._context,
+            prefill_step=PREFILL_STEP,
+        )
 
-    Ours needs no more than `load_weights`; `mlx_lm`'s and a learner's may call `mlx_lm`'s model.
+    def stream(self, prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
+        """One response a token.
 
-    Raises:
-        UserError: see `models.load`.
-    """
-    if args.solution != "tiny_llm":
-        return load(name, console)
-    return load_weights(name, console)
+        Raises:
+            UserError: see `token_budget`; a step failed.
+        """
+        budget = token_budget(len(prompt_ids), self._args.max_tokens, self._context)
+        started, count = time.perf_counter(), 0
+        try:
+            for news in self._llm.stream(list(prompt_ids), params_from(self._args, budget)):
+                if news.finish_reason == "error":
+                    raise UserError(f"{news.request_output.error}")
+                now = time.perf_counter()
+                if count == 0:
+                    first_token_at = now
+                for place, token in enumerate(news.token_ids, start=1):
+                    count += 1
+                    is_last = place == len(news.token_ids)  # right guesses come with their text
+                    yield GenerationResponse(
+                        text=news.text if is_last else "",
+                        token=token,
+                        finish_reason=news.finish_reason if is_last else None,  # type: ignore
+                        prompt_tokens=len(prompt_ids),
+                        prompt_tps=len(prompt_ids) / (first_token_at - started),
+                        generation_tokens=count,
+                        generation_tps=(count - 1) / (now - first_token_at) if count > 1 else 0.0,
+                        peak_memory=mx.get_peak_memory() / 1e9,
+                    )
+        except KeyboardInterrupt:
+            self._llm = self._open()  # the interrupt may have come in the middle of a step
+            raise
+
+    def drafts(self) -> SpeculationStatistics | None:
+        """How many drafts were right in all answers; None without a draft model."""
+        if self._args.draft_model is None:
+            return None
+        found = self._llm.runner.statistics
+        return SpeculationStatistics(found.steps, found.proposed, found.accepted)
 
 
 def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:
@@ -143,22 +154,24 @@ def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:
     return dispatch_model(checkpoint.name, checkpoint.mlx_model, LOADERS[args.loader], **options)
 
 
-def choose_device(name: str | None) -> None:
-    """Makes "cpu" or "gpu" the device that computes; None leaves MLX's own choice.
+def _loop(
+    args: argparse.Namespace, checkpoint: Checkpoint, draft: Checkpoint | None, sampler: Sampler
+) -> Backend:
+    """A week's model, and the course's loop."""
+    model = build_model(args, checkpoint)
+    decode: DecodingLoop = decode_by_recomputing if args.loader == "week1" else decode_with_cache
+    speculation = None
+    if draft is not None:
+        decode = speculation = SpeculativeDecoding(build_model(args, draft))
 
-    Raises:
-        UserError: another name, or a GPU where there is none.
-    """
-    if name is None:
-        return
-    if name not in ("cpu", "gpu"):
-        raise UserError(f"--device '{name}' is unknown; give cpu or gpu.")
-    if name == "cpu":
-        kernels.use_cpu()
-    elif kernels.computes_on_cpu():
-        if not mx.is_available(mx.Device(mx.gpu)):
-            raise UserError("--device gpu: MLX finds no GPU on this machine; leave the flag out.")
-        mx.set_default_device(mx.gpu)
+    def stream(prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
+        tokenizer, most = checkpoint.tokenizer, args.max_tokens
+        return stream_generate(decode, model, tokenizer, prompt_ids, sampler, most)
+
+    def drafts() -> SpeculationStatistics | None:
+        return None if speculation is None else speculation.statistics
+
+    return Backend(stream, checkpoint.encode_chat, drafts)
 
 
 def _mlx_stream(

@@ -20,9 +20,9 @@ from .arguments import (
     check_batch_arguments,
     sampler_from,
 )
-from .backend import open_checkpoint
 from .batch_runs import BatchRun, open_run
 from .batch_view import PlainLines, batch_table, speed_line
+from .checkpoint import open_checkpoint
 from .command import CommandParser, console, run_command
 from .engine_run import EngineRun
 

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from ..batch import BatchGeneration, Request
 from ..sampler import Sampler
 from .arguments import ENGINE
-from .backend import Checkpoint, build_model
+from .backend import build_model
 from .batch_progress import EngineState, Progress
+from .checkpoint import Checkpoint
 from .engine_run import EngineRun
 
 

@@ -21,8 +21,8 @@ from .. import kernels
 from ..errors import UserError
 from ..sampler import make_sampler
 from .arguments import add_batch_arguments, add_model_arguments, check_batch_arguments
-from .backend import Checkpoint, open_checkpoint
 from .batch_runs import BatchRun, open_run
+from .checkpoint import Checkpoint, open_checkpoint
 from .command import CommandParser, console, run_command
 from .workload import LengthRange, TokenClock, Workload, draw_workload, latencies
 

@@ -18,7 +18,7 @@ from .learner import run_mine
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # as shells report a command ended by Ctrl-C
 
-console = Console(stderr=True, highlight=False)
+console = Console(stderr=True, highlight=False, emoji=False)
 
 
 class CommandParser(argparse.ArgumentParser):

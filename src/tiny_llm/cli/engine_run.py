@@ -1,20 +1,15 @@
 """Prompts through the engine, seen as a batch run."""
 
 import argparse
-import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..engine.events import Recorder
-from ..engine.llm import LLM
-from ..engine.sampling_params import SamplingParams
 from ..errors import UserError
-from .backend import Checkpoint, load_for
 from .batch_progress import EngineState, Progress
-
-PAGE_SIZE = 32
-NUM_DRAFTS = 4
+from .checkpoint import Checkpoint
+from .open_engine import open_llm, params_from
 
 
 class EngineRun:
@@ -41,27 +36,16 @@ class EngineRun:
         max_tokens: Sequence[int],
         ignore_eos: bool,
     ):
-        draft = None if args.draft_model is None else load_for(args, args.draft_model)
-        model = checkpoint.mlx_model, checkpoint.tokenizer
-        per_request = 1 + (NUM_DRAFTS if draft else 0)
-        models = [model[0]] if draft is None else [model[0], draft[0]]
-        memory = getattr(args, "kv_cache_bytes", None)
-        if memory is None:
-            longest = max((len(p) + n for p, n in zip(prompts, max_tokens, strict=True)), default=1)
-            pages = args.batch_size * (-(-longest // PAGE_SIZE) + 1)
-            memory = pages * PAGE_SIZE * sum(map(_kv_bytes_per_token, models))
         described: dict[str, Any] = {}  # known once there is an engine
         self._recorder = Recorder(described)
         is_recorded = getattr(args, "record", None) is not None
-        self._llm = LLM(
-            model,
-            kv_cache_bytes=memory,
-            block_size=PAGE_SIZE,
+        longest = max((len(p) + n for p, n in zip(prompts, max_tokens, strict=True)), default=1)
+        self._llm = open_llm(
+            args,
+            checkpoint,
             max_num_seqs=args.batch_size,
-            max_num_batched_tokens=args.batch_size * per_request + args.prefill_step,
-            draft_model=draft,
-            num_drafts=NUM_DRAFTS,
-            seed=secrets.randbits(63),  # for those that have none
+            kv_tokens=longest,
+            prefill_step=args.prefill_step,
             listener=self._recorder if is_recorded else None,
         )
         described.update(self._llm.describe())
@@ -69,7 +53,7 @@ class EngineRun:
         self._places: list[str | None] = [None] * args.batch_size  # request ids
         self._begun: dict[str, Progress] = {}
         for index, (prompt, limit) in enumerate(zip(prompts, max_tokens, strict=True)):
-            params = _params(args, limit, ignore_eos)
+            params = params_from(args, limit, ignore_eos)
             self._llm.add_request(list(prompt), params, request_id=str(index))
 
     @property
@@ -149,21 +133,3 @@ class EngineRun:
             progress.prefilled = min(request.num_computed, request.num_prompt_tokens)
             if request.request_id not in self._places:
                 self._places[self._places.index(None)] = request.request_id
-
-
-def _params(args: argparse.Namespace, max_tokens: int, ignore_eos: bool) -> SamplingParams:
-    """What the flags ask for; `bench` has none, and is greedy."""
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=getattr(args, "sampler_temp", 0.0),
-        top_p=getattr(args, "sampler_top_p", None) or 1.0,
-        top_k=getattr(args, "sampler_top_k", None) or 0,
-        seed=getattr(args, "seed", None),
-        ignore_eos=ignore_eos,
-    )
-
-
-def _kv_bytes_per_token(mlx_model: Any) -> int:
-    """As `Qwen3ModelWeek3.kv_bytes_per_token` will be, before that model is built."""
-    args, item_bytes = mlx_model.args, mlx_model.model.norm.weight.dtype.size
-    return 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim * item_bytes

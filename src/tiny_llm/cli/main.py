@@ -48,8 +48,7 @@ def _answer(args: argparse.Namespace) -> int:
     backend = open_backend(args)
     for response in backend.stream(backend.encode_chat([{"role": "user", "content": prompt}])):
         print(response.text, end="", flush=True)
-    drafts = backend.speculation.statistics if backend.speculation is not None else None
-    print(f"\n\n{statistics_line(response, drafts)}")
+    print(f"\n\n{statistics_line(response, backend.drafts())}")
     return 0
 
 

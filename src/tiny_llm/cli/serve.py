@@ -14,7 +14,7 @@ from ..engine.llm import LLM
 from ..errors import UserError
 from ..models import default_model
 from ..models.names import find_model
-from .backend import choose_device
+from .checkpoint import choose_device
 from .command import CommandParser, console, run_command
 
 LIBRARIES = ("fastapi", "uvicorn", "pydantic", "prometheus_client")

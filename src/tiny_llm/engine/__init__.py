@@ -1,6 +1,6 @@
 """The serving engine: many requests at once, within a declared amount of memory.
 
-Read it in this order. The files before `sampling` are plain Python without MLX.
+Read it in this order. The files before `choose_tokens` are plain Python without MLX.
 
     checks            what callers give, checked
     sampling_params   how tokens are chosen, and when an answer ends
@@ -14,9 +14,9 @@ Read it in this order. The files before `sampling` are plain Python without MLX.
     outputs           answers and news, as a caller gets them
     step              the chunks that are computed together, and their results
     scheduler         which tokens are computed next
-    answer_text       tokens into text, up to a stop string
+    stop_strings      tokens into text, up to a stop string
     answer            from the scheduler's request to the caller's output
-    sampling          logits into tokens
+    choose_tokens     logits into tokens
     paged_model       tokens of many requests through a model at once
     draft_model       tokens that a small model guesses
     runner            a step of the scheduler through the models

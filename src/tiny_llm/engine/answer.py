@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from .answer_text import AnswerText
 from .outputs import CompletionOutput, RequestOutput, StreamOutput
 from .request import EngineRequest, FinishReason
 from .step import ChunkResult
+from .stop_strings import AnswerText
 
 
 class Answer:

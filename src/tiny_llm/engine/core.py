@@ -14,11 +14,11 @@ from ..errors import UserError, check_token_ids
 from . import prompt_forms
 from .answer import Answer
 from .checks import as_plain
+from .choose_tokens import TokenCounts, answer_seed
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .prompt_forms import Prompt
 from .request import EngineRequest, FinishReason
 from .runner import Runner
-from .sampling import TokenCounts, answer_seed
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .step import ChunkResult, Step

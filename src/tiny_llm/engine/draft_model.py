@@ -7,8 +7,8 @@ in one step, and keeps those that it would have chosen itself:
     draft, three rounds      of France .
     target, one step         of France is       two guesses were right, and one token more
 
-Both choose by the same noise (see `sampling.py`), so a guess is right exactly if it *is* the token
-that the target chooses in that place, greedy or sampled. Therefore an answer has the same tokens
+Both choose by the same noise (see `choose_tokens.py`), so a guess is right exactly if it *is* the
+token that the target chooses there, greedy or sampled. Therefore an answer has the same tokens
 with and without a draft model, and each token has the target's distribution.
 
 Rejection sampling (`tiny_llm.generate.speculative`) accepts a little more often: a share of 1 − d,
@@ -25,8 +25,8 @@ So one block table, one allocator and one prefix cache serve both models.
 import time
 from collections.abc import Sequence
 
+from .choose_tokens import SamplingRow, choose_tokens
 from .paged_model import PagedModel, Span
-from .sampling import SamplingRow, choose_tokens
 from .step import Chunk
 
 

@@ -16,7 +16,6 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 
 from ..errors import UserError, check_whole, shortened
 from ..generate import check_same_vocabulary
@@ -50,8 +49,8 @@ class LLM:
 
     Args:
         model: a short name, a hub id, a folder, or what `load_weights` or `load` returned.
-        kv_cache_bytes: memory for keys and values, the draft model's included. It is taken at
-            once and does not grow. 2e9 is as good as 2_000_000_000.
+        kv_cache_bytes: memory for keys and values at most, the draft model's included. It is taken
+            when pages are first needed, in steps, and kept. 2e9 is as good as 2_000_000_000.
         block_size: tokens in a page. Requests share full pages from the first token on, so smaller
             pages share more; they cost a longer block table.
         max_num_batched_tokens: tokens that a step computes at most, guesses included. A larger
@@ -142,6 +141,9 @@ class LLM:
             UserError: something is not a prompt, or there are not as many `sampling_params` as
                 prompts.
         """
+        # Imported here, because a command that streams needs none.
+        from rich.progress import Progress
+
         console = Console(stderr=True)
         with Progress(
             console=console, disable=not (show_progress and console.is_terminal)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from ..kv_cache.paged_storage import RaggedBatch
 
@@ -64,15 +63,13 @@ class PagedModel:
         Returns:
             len(rows)×V.
         """
-        ids = np.concatenate([np.asarray(span.token_ids, np.int32) for span in spans])  # T
         # An id that the model does not have is in the target's padding, and this is the draft: it
         # can only make a guess wrong.
-        ids = np.minimum(ids, self.vocab_size - 1)
+        last = self.vocab_size - 1
+        ids = [min(token, last) for span in spans for token in span.token_ids]  # T
         batch = ragged_batch(spans, self.page_size)
         started = time.perf_counter()
-        logits: mx.array = self.model.ragged_logits(
-            mx.array(ids), batch, mx.array(list(rows), dtype=mx.int32), self._storage
-        )
+        logits: mx.array = self.model.ragged_logits(ids, batch, rows, self._storage)
         # The logits of a chunk in the middle of a prompt are not asked for; its pages are needed.
         mx.eval(logits, self._storage.key_pages, self._storage.value_pages)
         self.seconds += time.perf_counter() - started
@@ -81,19 +78,13 @@ class PagedModel:
 
 def ragged_batch(spans: Sequence[Span], page_size: int) -> RaggedBatch:
     """Positions of the tokens, slots for their keys, and the pages that they may see."""
-    counts = np.array([len(span.token_ids) for span in spans], np.int32)  # B
-    starts = np.array([span.start for span in spans], np.int32)  # B
-    ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)  # B + 1
-    sequence = np.repeat(np.arange(len(spans)), counts)  # T: each token's span
-    positions = np.arange(ends[-1], dtype=np.int32) + np.repeat(starts - ends[:-1], counts)  # T
-    table = np.full((len(spans), max(len(span.page_ids) for span in spans)), -1, np.int32)
-    for row, span in zip(table, spans, strict=True):
-        row[: len(span.page_ids)] = np.frombuffer(span.page_ids, np.int32)
-    slots = table[sequence, positions // page_size] * page_size + positions % page_size  # T
-    return RaggedBatch(
-        positions=mx.array(positions),
-        slot_mapping=mx.array(slots),
-        cu_seqlens_q=mx.array(ends),
-        context_lens=mx.array(starts + counts),
-        block_table=mx.array(table),
-    )
+    positions: list[int] = []  # T
+    slots: list[int] = []  # T
+    ends = [0]  # B + 1
+    for span in spans:
+        own = range(span.start, span.start + len(span.token_ids))
+        positions += own
+        slots += [span.page_ids[p // page_size] * page_size + p % page_size for p in own]
+        ends.append(len(positions))
+    lengths = [span.start + len(span.token_ids) for span in spans]
+    return RaggedBatch(positions, slots, ends, lengths, [span.page_ids for span in spans])

@@ -65,8 +65,8 @@ class EngineRequest:
         num_unguessed: how many of the computed tokens, at the end, a draft model has not computed.
             Its keys and values are in the same pages, beside the target's.
         finish_reason: None until it ends.
-        token_counts: what the sampler needs for penalties (`sampling.TokenCounts`), or None. The
-            scheduler does not use it.
+        token_counts: what penalties need (`choose_tokens.TokenCounts`), or None. The scheduler does
+            not use it.
     """
 
     def __init__(

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from .choose_tokens import SamplingRow, choose_tokens, top_logprobs
 from .draft_model import DraftModel, count_right, num_unguessed
 from .outputs import Logprobs
 from .paged_model import PagedModel, Span
-from .sampling import SamplingRow, choose_tokens, top_logprobs
 from .step import Chunk, ChunkResult, Step
 
 

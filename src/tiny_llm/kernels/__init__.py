@@ -10,13 +10,13 @@ is not built.
 
 import functools
 import importlib.util
+import os
 from pathlib import Path
 from types import ModuleType
 
 import mlx.core as mx
 
 from ..errors import UserError
-from . import emulated_gpu
 
 StreamOrDevice = mx.Stream | mx.Device | mx.DeviceType | None
 
@@ -64,8 +64,10 @@ def _is_there() -> bool:
 
 def _default_stream() -> StreamOrDevice:
     """MLX's default device (None) where our kernels run on it, and the CPU elsewhere."""
-    if emulated_gpu.is_wanted() and not mx.metal.is_available():
-        return emulated_gpu.attach(extension())
+    if os.environ.get("TINY_LLM_EMULATED_METAL") and not mx.metal.is_available():
+        emulated = extension().emulated_gpu  # for tests: an emulator, as slow as that sounds
+        if emulated.is_wanted():
+            return emulated.attach(extension())
     return None if mx.metal.is_available() and _is_there() else mx.cpu
 
 

@@ -186,9 +186,9 @@ class TinyKvPagedPool:
         assert like is not None
         _, H, _, D = like.shape
         room = (growth, H, self.page_size, D)
-        self.key_pages = _enlarged(self.key_pages, room, like.dtype)
+        self.key_pages = enlarged(self.key_pages, room, like.dtype)
         mx.eval(self.key_pages)  # the smaller copy of one is let go before the other is made
-        self.value_pages = _enlarged(self.value_pages, room, like.dtype)
+        self.value_pages = enlarged(self.value_pages, room, like.dtype)
         mx.eval(self.value_pages)
         # [/task 3.1.1 room]
 
@@ -201,7 +201,7 @@ class TinyKvPagedPool:
             raise ValueError(f"TinyKvPagedPool: cannot {action} page {page_id}; it is free.")
 
 
-def _enlarged(pages: mx.array | None, room: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+def enlarged(pages: mx.array | None, room: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     """The pages, and new ones of zeros after them."""
     zeros = mx.zeros(room, dtype=dtype)
     return zeros if pages is None else mx.concatenate([pages, zeros])

@@ -7,10 +7,13 @@ this file has the memory, and the arrays that tell a step where to write and wha
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 
 from ..attention import as_int32
+from .full import FIRST_TOKENS, GROWTH_TOKENS
+from .page_pool import enlarged
 from .placement import Placement, Places
 
 Integers = Sequence[int] | mx.array
@@ -29,6 +32,7 @@ class RaggedBatch:
 
     Attributes:
         positions, slot_mapping, cu_seqlens_q, context_lens, block_table: as int32 arrays.
+        last_slot: the largest of `slot_mapping`; −1 if there is none.
 
     Raises:
         ValueError: numbers of tokens or of sequences that contradict each other.
@@ -46,6 +50,8 @@ class RaggedBatch:
             width = max([1, *map(len, block_table)])
             padded = [[*row, *[-1] * (width - len(row))] for row in block_table]
             block_table = mx.array(padded, dtype=mx.int32).reshape(-1, width)
+        slots: Any = slot_mapping.tolist() if isinstance(slot_mapping, mx.array) else slot_mapping
+        self.last_slot: int = max(slots, default=-1)
         self.positions = as_int32(positions)
         self.slot_mapping = as_int32(slot_mapping)
         self.cu_seqlens_q = as_int32(cu_seqlens_q)
@@ -72,11 +78,15 @@ class RaggedBatch:
 
 
 class PagedStorage:
-    """Key and value pages for each layer, all allocated at once and never more.
+    """Key and value pages for each layer, up to a declared number of them.
+
+    A page has memory from the first step on that writes to it or to one after it. Memory is taken
+    in steps, as `TinyKvFullCache` takes it, and not given back. Whoever hands out pages therefore
+    saves memory by handing out low numbers first.
 
     Args:
         num_layers: how many layers there are.
-        num_pages: P, of each layer.
+        num_pages: how many pages each layer may have.
         num_kv_heads: H.
         page_size: tokens a page holds.
         head_dim: D.
@@ -84,8 +94,8 @@ class PagedStorage:
 
     Attributes:
         num_pages, page_size: as given.
-        key_pages, value_pages: a P×H×page_size×D array for each layer. They are written in place;
-            do not keep references to the arrays.
+        key_pages, value_pages: a P×H×page_size×D array for each layer, of the P pages that have
+            memory. They are written in place; do not keep references to the arrays.
 
     Raises:
         ValueError: a number below 1.
@@ -106,18 +116,32 @@ class PagedStorage:
             )
         self.num_pages = num_pages
         self.page_size = page_size
-        shape = (num_pages, num_kv_heads, page_size, head_dim)
-        self.key_pages = [mx.zeros(shape, dtype=dtype) for _ in range(num_layers)]
-        self.value_pages = [mx.zeros(shape, dtype=dtype) for _ in range(num_layers)]
-        mx.eval(self.key_pages, self.value_pages)
+        empty = mx.zeros((0, num_kv_heads, page_size, head_dim), dtype=dtype)
+        self.key_pages = [empty] * num_layers
+        self.value_pages = [empty] * num_layers
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pages of all layers."""
+        """Bytes that the pages of all layers take so far."""
         return sum(pages.nbytes for pages in (*self.key_pages, *self.value_pages))
+
+    def make_room(self, num_pages: int) -> None:
+        """Gives the first `num_pages` pages memory, as far as they were declared."""
+        existing, *shape = self.value_pages[-1].shape
+        if existing >= min(num_pages, self.num_pages):
+            return
+        tokens = GROWTH_TOKENS if existing else FIRST_TOKENS
+        growth = max(num_pages - existing, existing // 2, -(-tokens // self.page_size))
+        enough = min(existing + growth, self.num_pages)
+        for pages in (self.key_pages, self.value_pages):
+            for layer in range(len(pages)):
+                room = (enough - len(pages[layer]), *shape)
+                pages[layer] = enlarged(pages[layer], room, pages[layer].dtype)
+                mx.eval(pages[layer])  # the smaller copy is let go before the next one is made
 
     def plan(self, batch: RaggedBatch) -> Placement:
         """A step's plan: the batch's tokens, each at its own place, the same in every layer."""
+        self.make_room(batch.last_slot // self.page_size + 1)
         places = Places(
             batch.slot_mapping, batch.context_lens, batch.block_table, batch.cu_seqlens_q
         )

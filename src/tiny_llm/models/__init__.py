@@ -2,7 +2,7 @@
 
     names          short names, hub ids and folders; downloads
     files          what a checkpoint's folder must hold, checked before anything is loaded
-    layout         the sizes in its config, and the shapes of its tensors
+    tensor_shapes  the sizes in its config, and the shapes of its tensors
     weights        its tensors as a tree of layers
     loading        all of that: `load`, `load_weights`
     dispatch       a week's model from loaded weights: `dispatch_model`

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .layout import Qwen3Args, matrices
+from .tensor_shapes import Qwen3Args, matrices
 
 KV_BYTES = 2  # of a number in the cache: bfloat16 or float16
 

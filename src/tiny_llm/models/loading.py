@@ -1,12 +1,11 @@
 """Loading: a checkpoint's weights and tokenizer, by the model's name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from rich.console import Console
-from rich.progress import Progress
 
 from ..kernels.interleaved import InterleavedMemory
 from .files import ModelError, read_json, weight_bytes
@@ -92,10 +91,17 @@ def _evaluate(model: Any, console: Console, show: bool) -> None:
     table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
     parts = [part for part in (table, head, *model.layers) if part is not None]
     memory = InterleavedMemory(model) if isinstance(model, CheckpointModel) else None
-    with Progress(console=console, transient=True, disable=not show) as progress:
-        for part in progress.track(parts, description="loading"):
-            if memory is not None:
-                memory.interleave_layers(part)
-            mx.eval(part.parameters())
+    for part in _tracked(parts, console) if show else parts:
+        if memory is not None:
+            memory.interleave_layers(part)
+        mx.eval(part.parameters())
     mx.eval(model.parameters())
     mx.clear_cache()  # interleaved rows leave memory of sizes that nothing else has
+
+
+def _tracked(parts: Iterable[Any], console: Console) -> Iterable[Any]:
+    """The same, with a progress bar."""
+    # Imported here, because a small model is loaded before this is.
+    from rich.progress import track
+
+    return track(parts, description="loading", console=console, transient=True)

@@ -13,7 +13,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
 
 from .files import weight_files
-from .layout import Quantization, Qwen3Args, Shape, matrices, norms
+from .tensor_shapes import Quantization, Qwen3Args, Shape, matrices, norms
 
 # A config with one of these asks for something that only mlx_lm can do.
 KEYS_OF_MLX_LM = ("model_file", "quantize_activations", "text_config")

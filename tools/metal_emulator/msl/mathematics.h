@@ -3,14 +3,13 @@
 // float.
 #pragma once
 
-#define MSL_FUNCTIONS_1(DO)                          \
+#define MSL_APPROXIMATE_1(DO)                        \
     DO(exp, __builtin_expf(x))                       \
     DO(exp2, __builtin_exp2f(x))                     \
     DO(exp10, __builtin_exp10f(x))                   \
     DO(log, __builtin_logf(x))                       \
     DO(log2, __builtin_log2f(x))                     \
     DO(log10, __builtin_log10f(x))                   \
-    DO(sqrt, __builtin_sqrtf(x))                     \
     DO(rsqrt, 1.0f / __builtin_sqrtf(x))             \
     DO(sin, __builtin_sinf(x))                       \
     DO(cos, __builtin_cosf(x))                       \
@@ -26,21 +25,24 @@
     DO(atanh, __builtin_atanhf(x))                   \
     DO(sinpi, __builtin_sinf(x * 3.14159265358979f)) \
     DO(cospi, __builtin_cosf(x * 3.14159265358979f)) \
-    DO(tanpi, __builtin_tanf(x * 3.14159265358979f)) \
-    DO(floor, __builtin_floorf(x))                   \
-    DO(ceil, __builtin_ceilf(x))                     \
-    DO(trunc, __builtin_truncf(x))                   \
-    DO(rint, __builtin_rintf(x))                     \
-    DO(round, __builtin_roundf(x))                   \
-    DO(fabs, __builtin_fabsf(x))                     \
-    DO(fract, x - __builtin_floorf(x))               \
-    DO(sign, x > 0 ? 1.0f : (x < 0 ? -1.0f : x))     \
+    DO(tanpi, __builtin_tanf(x * 3.14159265358979f))
+#define MSL_EXACT_1(DO)                          \
+    DO(sqrt, __builtin_sqrtf(x))                 \
+    DO(floor, __builtin_floorf(x))               \
+    DO(ceil, __builtin_ceilf(x))                 \
+    DO(trunc, __builtin_truncf(x))               \
+    DO(rint, __builtin_rintf(x))                 \
+    DO(round, __builtin_roundf(x))               \
+    DO(fabs, __builtin_fabsf(x))                 \
+    DO(fract, x - __builtin_floorf(x))           \
+    DO(sign, x > 0 ? 1.0f : (x < 0 ? -1.0f : x)) \
     DO(saturate, x < 0 ? 0.0f : (x > 1 ? 1.0f : x))
-#define MSL_FUNCTIONS_2(DO)                   \
-    DO(pow, __builtin_powf(x, y))             \
-    DO(powr, __builtin_powf(x, y))            \
+#define MSL_APPROXIMATE_2(DO)      \
+    DO(pow, __builtin_powf(x, y))  \
+    DO(powr, __builtin_powf(x, y)) \
+    DO(atan2, __builtin_atan2f(x, y))
+#define MSL_EXACT_2(DO)                       \
     DO(fmod, __builtin_fmodf(x, y))           \
-    DO(atan2, __builtin_atan2f(x, y))         \
     DO(fmin, __builtin_fminf(x, y))           \
     DO(fmax, __builtin_fmaxf(x, y))           \
     DO(copysign, __builtin_copysignf(x, y))   \
@@ -48,6 +50,8 @@
     DO(nextafter, __builtin_nextafterf(x, y)) \
     DO(divide, x / y)                         \
     DO(step, y < x ? 0.0f : 1.0f)
+#define MSL_FUNCTIONS_1(DO) MSL_APPROXIMATE_1(DO) MSL_EXACT_1(DO)
+#define MSL_FUNCTIONS_2(DO) MSL_APPROXIMATE_2(DO) MSL_EXACT_2(DO)
 #define MSL_FUNCTIONS_3(DO)                              \
     DO(fma, __builtin_fmaf(x, y, z))                     \
     DO(mix, x + (y - x) * z)                             \
@@ -57,6 +61,15 @@
     DO(fmedian3, msl::median(x, y, z))
 
 namespace msl {
+// What Metal promises to a few units in the last place only. In the mode "loose" chance moves it.
+constexpr float approximate(float x) {
+#ifdef MSL_LOOSE
+    if !consteval {
+        return msl_approximate(x);
+    }
+#endif
+    return x;
+}
 constexpr float smooth(float t) {
     t = t < 0 ? 0 : (t > 1 ? 1 : t);
     return t * t * (3 - 2 * t);
@@ -98,6 +111,9 @@ constexpr float median(float x, float y, float z) {
         return msl::each([](auto a, auto b, auto c) { return NAME(a, b, c); }, x, y, z); \
     }
 
+#define MSL_APPROXIMATED_1(NAME, VALUE) MSL_DEFINE_1(NAME, msl::approximate(VALUE))
+#define MSL_APPROXIMATED_2(NAME, VALUE) MSL_DEFINE_2(NAME, msl::approximate(VALUE))
+
 // min, max and clamp of one type; a NaN loses against a number, as in Metal.
 #define MSL_DEFINE_ORDER(T, LESS, MORE)                                      \
     MSL_INLINE constexpr T min(T x, T y) { return (T)(LESS); }               \
@@ -108,8 +124,10 @@ constexpr float median(float x, float y, float z) {
 #define MSL_DEFINE_FLOAT_ORDER(T) MSL_DEFINE_ORDER(T, __builtin_fminf(x, y), __builtin_fmaxf(x, y))
 
 #define MSL_DEFINE_ALL                    \
-    MSL_FUNCTIONS_1(MSL_DEFINE_1)         \
-    MSL_FUNCTIONS_2(MSL_DEFINE_2)         \
+    MSL_APPROXIMATE_1(MSL_APPROXIMATED_1) \
+    MSL_APPROXIMATE_2(MSL_APPROXIMATED_2) \
+    MSL_EXACT_1(MSL_DEFINE_1)             \
+    MSL_EXACT_2(MSL_DEFINE_2)             \
     MSL_FUNCTIONS_3(MSL_DEFINE_3)         \
     MSL_DEFINE_1(abs, __builtin_fabsf(x)) \
     MSL_DEFINE_FLOAT_ORDER(float)         \

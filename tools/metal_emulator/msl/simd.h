@@ -48,6 +48,38 @@ MSL_INLINE T reduce(T value, const char* name, Site site, Combine combine) {
     return meet<T>(value, Meeting::REDUCTION, name, site, compute);
 }
 
+#ifdef MSL_LOOSE
+// A sum or product in any order: of all that is left, two at random become one.
+template <class T, class Combine>
+MSL_INLINE T reduce_in_any_order(T value, const char* name, Site site, Combine combine) {
+    auto compute = [=] MSL_UNSEEN(uint lanes) {
+        T left[LANES];
+        uint count = 0;
+        for (uint lane = 0; lane < LANES; ++lane) {
+            if (takes_part(lanes, lane)) {
+                left[count++] = input<T>(lane);
+            }
+        }
+        while (count > 1) {
+            const uint first = msl_choice(2 * count) % count;
+            const T x = left[first];
+            left[first] = left[--count];
+            const uint second = msl_choice(2 * count + 1) % count;
+            left[second] = combine(left[second], x);
+        }
+        for (uint lane = 0; lane < LANES; ++lane) {
+            result<T>(lane) = left[0];
+        }
+    };
+    return meet<T>(value, Meeting::REDUCTION, name, site, compute);
+}
+#else
+template <class T, class Combine>
+MSL_INLINE T reduce_in_any_order(T value, const char* name, Site site, Combine combine) {
+    return reduce(value, name, site, combine);
+}
+#endif
+
 template <class T, class Combine>
 MSL_INLINE T scan(T value, T identity, bool inclusive, const char* name, Site site,
                   Combine combine) {
@@ -115,16 +147,18 @@ MSL_INLINE T shuffle_and_fill(T value, T fill, int from, const char* name, Site 
 namespace metal {
 using msl::Site;
 
-#define MSL_REDUCTION(NAME, CONSTRAINT, VALUE)                                                  \
-    template <msl::shareable T>                                                                 \
-        requires(CONSTRAINT)                                                                    \
-    MSL_INLINE T NAME(T value, Site site = Site::here()) {                                      \
-        return msl::reduce(value, #NAME, site, [] MSL_UNSEEN(T x, T y) { return (T)(VALUE); }); \
+#define MSL_REDUCTION_BY(REDUCE, NAME, CONSTRAINT, VALUE)              \
+    template <msl::shareable T>                                        \
+        requires(CONSTRAINT)                                           \
+    MSL_INLINE T NAME(T value, Site site = Site::here()) {             \
+        auto combine = [] MSL_UNSEEN(T x, T y) { return (T)(VALUE); }; \
+        return msl::REDUCE(value, #NAME, site, combine);               \
     }
+#define MSL_REDUCTION(NAME, CONSTRAINT, VALUE) MSL_REDUCTION_BY(reduce, NAME, CONSTRAINT, VALUE)
 #define MSL_ANY_ELEMENT true
 #define MSL_INTEGER_ELEMENT std::is_integral_v<msl::element_t<T>>
-MSL_REDUCTION(simd_sum, MSL_ANY_ELEMENT, x + y)
-MSL_REDUCTION(simd_product, MSL_ANY_ELEMENT, x* y)
+MSL_REDUCTION_BY(reduce_in_any_order, simd_sum, MSL_ANY_ELEMENT, x + y)
+MSL_REDUCTION_BY(reduce_in_any_order, simd_product, MSL_ANY_ELEMENT, x* y)
 MSL_REDUCTION(simd_max, MSL_ANY_ELEMENT, max(x, y))
 MSL_REDUCTION(simd_min, MSL_ANY_ELEMENT, min(x, y))
 MSL_REDUCTION(simd_and, MSL_INTEGER_ELEMENT, x& y)

@@ -76,30 +76,48 @@ struct Fragment {
     float elements[2];
 };
 
-// d = a · b + c in float, k upwards: the order of the sums on a GPU is not documented.
+// In which order a product adds up: the order on a GPU is not documented.
+struct Summands {
+    int k[8];
+    bool c_first;
+};
+MSL_UNSEEN inline Summands order_of_summands() {
+    Summands order{{0, 1, 2, 3, 4, 5, 6, 7}, true};
+#ifdef MSL_LOOSE
+    for (int i = 7; i > 0; --i) {
+        std::swap(order.k[i], order.k[msl_choice(100 + i) % (i + 1)]);
+    }
+    order.c_first = msl_choice(100) & 1;
+#endif
+    return order;
+}
+
+// d = a · b + c in float.
 MSL_UNSEEN inline void multiply_matrices() {
     typedef metal::simdgroup_matrix<float> Layout;
-    float a[8][8], b[8][8], d[8][8];
+    float a[8][8], b[8][8], c[8][8], d[8][8];
     for (uint lane = 0; lane < LANES; ++lane) {
         const Fragments& mine = input<Fragments>(lane);
         for (int i = 0; i < 2; ++i) {
-            const int r = Layout::row(lane), c = Layout::column(lane) + i;
-            a[r][c] = mine.a[i];
-            b[r][c] = mine.b[i];
-            d[r][c] = mine.c[i];
+            const int row = Layout::row(lane), column = Layout::column(lane) + i;
+            a[row][column] = mine.a[i];
+            b[row][column] = mine.b[i];
+            c[row][column] = mine.c[i];
         }
     }
-    for (int r = 0; r < 8; ++r) {
-        for (int k = 0; k < 8; ++k) {
-            for (int c = 0; c < 8; ++c) {
-                d[r][c] += a[r][k] * b[k][c];
+    const Summands order = order_of_summands();
+    for (int row = 0; row < 8; ++row) {
+        for (int column = 0; column < 8; ++column) {
+            float sum = order.c_first ? c[row][column] : 0.0f;
+            for (int k : order.k) {
+                sum += a[row][k] * b[k][column];
             }
+            d[row][column] = order.c_first ? sum : sum + c[row][column];
         }
     }
     for (uint lane = 0; lane < LANES; ++lane) {
         for (int i = 0; i < 2; ++i) {
-            const int r = Layout::row(lane), c = Layout::column(lane) + i;
-            result<Fragment>(lane).elements[i] = d[r][c];
+            result<Fragment>(lane).elements[i] = d[Layout::row(lane)][Layout::column(lane) + i];
         }
     }
     msl_matrix_multiply_accumulated();

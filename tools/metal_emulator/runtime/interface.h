@@ -82,5 +82,10 @@ void* msl_threadgroup_variable(uint32_t id, const char* name, uint64_t size, uin
                                msl::Site);
 [[noreturn]] void msl_fail(const char* kind, const char* text, msl::Site);
 void msl_atomic(const volatile void* address, uint32_t size, bool writes, void* caller);
+// Of the mode "loose" alone: a random number by its number, the same in the whole launch; a result
+// that need not be exact; whether a multiply-add is fused.
+uint32_t msl_choice(uint32_t number);
+float msl_approximate(float exact);
+bool msl_contracts(uint32_t place);
 void msl_matrix_multiply_accumulated();  // for the counters: one 8×8×8 product of a simdgroup
 }

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "access.h"
+#include "arithmetic.h"
 #include "counters.h"
 #include "faults.h"
 #include "memory.h"
@@ -78,6 +79,7 @@ static void describe() {
     memcpy(grid.size, launch.grid, sizeof grid.size);
     memcpy(grid.group, launch.group, sizeof grid.group);
     grid.in_threads = launch.in_threads != 0;
+    begin_arithmetic(launch.seed);
     run_grid(msl_kernels[launch.kernel], bindings, grid, (Order)launch.order, launch.seed);
     check_slack();
     write_counters();

@@ -93,7 +93,8 @@ void load_tiles(thread Source& source, int first, int count, int D, threadgroup 
     }
 }
 
-/// 8 query rows with their online softmax, in a simdgroup's registers.
+/// 8 query rows with their online softmax, in a simdgroup's registers: in `thread`, as its
+/// functions say, because Metal 4.1 assumes nothing of the kind.
 template <typename T, int DIM>
 struct EightRows {
     using Sizes = TileSizes<T, DIM>;
@@ -102,7 +103,7 @@ struct EightRows {
     float largest, sum;                         // of this lane's row
 
     /// query: this lane's row.
-    EightRows(device const T* query, int D, Place place) {
+    EightRows(device const T* query, int D, Place place) thread {
 #pragma unroll
         for (int i = 0; i < Sizes::SLICES; i++) {
             const int d = i * 8 + place.column;
@@ -115,7 +116,7 @@ struct EightRows {
     }
 
     /// scores = q · keysᵀ · scale.
-    void score(threadgroup const T* keys, float scale) {
+    void score(threadgroup const T* keys, float scale) thread {
 #pragma unroll
         for (int j = 0; j < Sizes::COLUMNS; j++) {
             elements(scores[j]) = float2(0.0f);
@@ -132,7 +133,8 @@ struct EightRows {
     /// −∞ for keys that this lane's row may not see, and what a mask adds to the others. first: the
     /// tile's first key, visible: how many the row sees.
     template <typename Source>
-    void hide(thread const Source& source, int head, int l, int first, int visible, Place place) {
+    void hide(thread const Source& source, int head, int l, int first, int visible,
+              Place place) thread {
         const bool masks = source.masks();
 #pragma unroll
         for (int j = 0; j < Sizes::COLUMNS; j++) {
@@ -148,7 +150,7 @@ struct EightRows {
     }
 
     /// Scores become weights. Returns what `o` must be multiplied with first.
-    float weigh() {
+    float weigh() thread {
         float larger = -INFINITY, added = 0;
 #pragma unroll
         for (int j = 0; j < Sizes::COLUMNS; j++) {
@@ -168,7 +170,7 @@ struct EightRows {
     }
 
     /// o = o · factor + weights · values.
-    void add(threadgroup const T* values, float factor) {
+    void add(threadgroup const T* values, float factor) thread {
 #pragma unroll
         for (int i = 0; i < Sizes::SLICES; i++) {
             elements(o[i]) *= factor;
@@ -182,7 +184,7 @@ struct EightRows {
     }
 
     /// out: this lane's row.
-    void store(device T* out, int D, Place place) {
+    void store(device T* out, int D, Place place) thread {
         for (int i = 0; i < Sizes::SLICES; i++) {
             const float2 pair = sum == 0 ? float2(0.0f) : elements(o[i]) / sum;
             const int d = i * 8 + place.column;

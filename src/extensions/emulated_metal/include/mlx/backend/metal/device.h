@@ -50,10 +50,11 @@ namespace mlx::core::metal {
 struct Command {
     struct Bound {
         int index;
-        array value;
-        const char* memory;  // the lowest address of an element
-        size_t bytes;        // up to the end of the highest
-        size_t lead;         // from the lowest address to the first element
+        Dtype dtype;
+        const array::Data* data;  // whose memory it is; it is not kept
+        const char* memory;       // the lowest address of an element
+        size_t bytes;             // up to the end of the highest
+        size_t lead;              // from the lowest address to the first element
         bool is_output;
     };
     struct Bytes {

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import ByteDetokenizer
-from tiny_llm.engine.answer_text import AnswerText
 from tiny_llm.engine.outputs import CompletionOutput
+from tiny_llm.engine.stop_strings import AnswerText
 
 
 def tell(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:

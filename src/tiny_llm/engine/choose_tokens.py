@@ -12,13 +12,13 @@ is a function of the logits.
 The filters are those of `sampler.py`. Rows with the same parameters are filtered together.
 """
 
+from array import array
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from ..sampler import keep_min_p, keep_top_k, keep_top_p, likeliest, log_softmax
 from .outputs import Logprobs
@@ -37,11 +37,13 @@ class TokenCounts:
     def __init__(self, request: EngineRequest, vocab_size: int):
         self._token_ids = request.token_ids  # of prompt and answer; the list grows
         self._num_counted = request.num_prompt_tokens
-        self._in_answer = np.zeros(vocab_size, np.float32)  # V
-        self._in_prompt = np.zeros(vocab_size, bool)  # V
-        self._in_prompt[self._token_ids[: self._num_counted]] = True
+        self._in_answer = array("f", bytes(4 * vocab_size))  # V
+        in_prompt = bytearray(vocab_size)
+        for token in self._token_ids[: self._num_counted]:
+            in_prompt[token] = 1
+        self._in_prompt = _from_buffer(in_prompt).astype(mx.bool_)  # V
 
-    def after(self, guesses: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def after(self, guesses: Sequence[int]) -> tuple[mx.array, mx.array]:
         """The counts that penalties would use if the answer went on with `guesses`.
 
         Returns:
@@ -51,10 +53,11 @@ class TokenCounts:
         for token in self._token_ids[self._num_counted :]:
             self._in_answer[token] += 1
         self._num_counted = len(self._token_ids)
-        counts = self._in_answer
-        if guesses:
-            counts = counts.copy()
-            np.add.at(counts, list(guesses), 1)
+        for token in guesses:
+            self._in_answer[token] += 1
+        counts = _from_buffer(self._in_answer)
+        for token in guesses:
+            self._in_answer[token] -= 1
         return counts, self._in_prompt | (counts > 0)
 
 
@@ -152,8 +155,8 @@ def _penalized(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
     own = [rows[index] for index in penalized]
     counted = [row.request.token_counts.after(row.guesses) for row in own]
     width = x.shape[-1]
-    counts = mx.array(np.stack([counts[:width] for counts, _ in counted]))  # R'×V
-    present = mx.array(np.stack([present[:width] for _, present in counted]))  # R'×V
+    counts = mx.stack([counts[:width] for counts, _ in counted])  # R'×V
+    present = mx.stack([present[:width] for _, present in counted])  # R'×V
     repetition = mx.array([row.params.repetition_penalty for row in own])[:, None]  # R'×1
     frequency = mx.array([row.params.frequency_penalty for row in own])[:, None]
     presence = mx.array([row.params.presence_penalty for row in own])[:, None]
@@ -240,6 +243,11 @@ def _replace_rows(x: mx.array, indices: Sequence[int], rows: mx.array) -> mx.arr
     x = mx.array(x)  # a copy: the caller's is not changed
     x[mx.array(list(indices))] = rows
     return x
+
+
+def _from_buffer(numbers: Any) -> mx.array:
+    """A copy of an `array` or of a `bytearray`: MLX reads buffers, which its types do not say."""
+    return mx.array(numbers)
 
 
 def _put(target: list[int], indices: Sequence[int], values: Sequence[int]) -> None:

@@ -7,8 +7,7 @@ from scipy.stats import chi2
 
 from tests.support import as_numpy
 from tiny_llm import SamplingParams, make_sampler
-from tiny_llm.engine.request import EngineRequest
-from tiny_llm.engine.sampling import (
+from tiny_llm.engine.choose_tokens import (
     SamplingRow,
     TokenCounts,
     answer_seed,
@@ -17,6 +16,7 @@ from tiny_llm.engine.sampling import (
     shaped_logits,
     top_logprobs,
 )
+from tiny_llm.engine.request import EngineRequest
 from tiny_llm.sampler import log_softmax
 
 V = 50

@@ -5,14 +5,11 @@ about a thousand times as slowly: to find out what a Mac will do. The emulator i
 tree (tools/metal_emulator), not of the installed package.
 """
 
-import importlib
 import os
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-from ..errors import UserError
 
 VARIABLE = "TINY_LLM_EMULATED_METAL"
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,11 +19,11 @@ def is_wanted() -> bool:
     """Whether the variable asks for it.
 
     Raises:
-        UserError: it is neither 0 nor 1.
+        ValueError: it is neither 0 nor 1.
     """
     value = os.environ.get(VARIABLE, "0")
     if value not in ("", "0", "1"):
-        raise UserError(f"{VARIABLE} is '{value}'; give 1 for an emulated GPU, or 0.")
+        raise ValueError(f"{VARIABLE} is '{value}'; give 1 for an emulated GPU, or 0.")
     return value == "1"
 
 
@@ -34,20 +31,21 @@ def attach(extension: ModuleType) -> Any:
     """Makes the emulator the extension's GPU, and returns the stream that counts as the GPU's.
 
     Raises:
-        UserError: the source tree or clang is not there.
+        ValueError: the source tree or clang is not there.
     """
     if not (ROOT / "tools" / "metal_emulator").is_dir():
-        raise UserError(
+        raise ValueError(
             f"{VARIABLE}=1 needs the emulator, which is in the source tree; run from a clone."
         )
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))
-    emulator = importlib.import_module("tools.metal_emulator")
-    if not emulator.has_clang():
-        raise UserError(
+    from tools.metal_emulator import Device, has_clang
+
+    if not has_clang():
+        raise ValueError(
             f"{VARIABLE}=1 needs clang 19 or later; on Debian and Ubuntu: `apt install clang-19 "
             "libclang-rt-19-dev`."
         )
-    device = emulator.Device.from_environment(extension)
+    device = Device.from_environment(extension)
     device.attach()
     return device.stream()

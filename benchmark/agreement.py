@@ -1,0 +1,54 @@
+"""How the tokens that another system predicts compare with ours."""
+
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Predictions compared: how many tokens, how many equal, how many ties; and whole answers."""
+
+    tokens: int = 0
+    equal: int = 0
+    ties: int = 0
+    answers: int = 0
+    equal_answers: int = 0
+
+    def __add__(self, other: "Agreement") -> "Agreement":
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Agreement(*(a + b for a, b in pairs))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.equal} of {self.tokens} predictions are equal, {self.ties} more are ties; "
+            f"{self.equal_answers} of {self.answers} greedy answers are equal token for token"
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all predictions agree but for ties."""
+        return self.equal + self.ties == self.tokens
+
+
+def agreement(
+    logits: np.ndarray, predicted: list[int], tie: np.ndarray, answer: slice = slice(None)
+) -> Agreement:
+    """Compares the tokens that were predicted with our most likely ones.
+
+    Args:
+        logits: ours, L×V.
+        predicted: L tokens.
+        tie: how far the logit of a token may be below the largest to count as a tie, L numbers.
+        answer: which of the L are an answer.
+    """
+    ours = logits.argmax(-1)
+    theirs = np.array(predicted)
+    behind = logits.max(-1) - np.take_along_axis(logits, theirs[:, None], -1)[:, 0]
+    return Agreement(
+        tokens=len(theirs),
+        equal=int((ours == theirs).sum()),
+        ties=int(((ours != theirs) & (behind <= tie)).sum()),
+        answers=1,
+        equal_answers=int((ours == theirs)[answer].all()),
+    )

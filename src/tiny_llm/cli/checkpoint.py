@@ -1,0 +1,86 @@
+"""From the flags to a loaded model, before anybody's code runs it."""
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from .. import kernels
+from ..errors import UserError
+from ..models import default_model, load, load_weights
+from .command import console
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded model, before anybody's code runs it.
+
+    Attributes:
+        name: as the user knows it.
+        mlx_model, tokenizer: from `load_for`.
+        enable_thinking: what the chat template is told.
+    """
+
+    name: str
+    mlx_model: Any
+    tokenizer: Any
+    enable_thinking: bool = False
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """The token ids of a conversation, up to where the assistant's next turn begins.
+
+        A model without a chat template gets the text of the messages as it is.
+        """
+        if not self.tokenizer.has_chat_template:
+            return self.tokenizer.encode("\n".join(message["content"] for message in messages))
+        return self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, enable_thinking=self.enable_thinking
+        )
+
+
+def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
+    """Chooses the device, says which model is used, and loads it.
+
+    Raises:
+        UserError: see `choose_device` and `models.load`; thinking, where a model cannot.
+    """
+    choose_device(args.device)
+    name, reason = (args.model, None) if args.model is not None else default_model()
+    console.print(f"model: {name}" + (f" ({reason})" if reason else ""), soft_wrap=True)
+    mlx_model, tokenizer = load_for(args, name)
+    enable_thinking = getattr(args, "enable_thinking", False)  # `bench` reads no text
+    if enable_thinking and not tokenizer.has_thinking:
+        raise UserError(f"--enable-thinking: '{name}' has no thinking mode; leave the flag out.")
+    return Checkpoint(name, mlx_model, tokenizer, enable_thinking)
+
+
+def load_for(args: argparse.Namespace, name: str) -> tuple[Any, Any]:
+    """A model's weights and tokenizer for the code that `args.solution` names.
+
+    Ours needs no more than `load_weights`; `mlx_lm`'s and a learner's may call `mlx_lm`'s model.
+
+    Raises:
+        UserError: see `models.load`.
+    """
+    if args.solution != "tiny_llm":
+        return load(name, console)
+    return load_weights(name, console)
+
+
+def choose_device(name: str | None) -> None:
+    """Makes "cpu" or "gpu" the device that computes; None leaves MLX's own choice.
+
+    Raises:
+        UserError: another name, or a GPU where there is none.
+    """
+    if name is None:
+        return
+    if name not in ("cpu", "gpu"):
+        raise UserError(f"--device '{name}' is unknown; give cpu or gpu.")
+    if name == "cpu":
+        kernels.use_cpu()
+    elif kernels.computes_on_cpu():
+        if not mx.is_available(mx.Device(mx.gpu)):
+            raise UserError("--device gpu: MLX finds no GPU on this machine; leave the flag out.")
+        mx.set_default_device(mx.gpu)

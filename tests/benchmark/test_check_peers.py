@@ -1,0 +1,121 @@
+"""OpenVINO and ONNX Runtime compute our model; and the check would say so if they did not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from benchmark import check_peers
+from benchmark.agreement import Agreement, agreement
+from benchmark.check_peers import NEW_TOKENS, TIES, WORKERS, Reference, exact_matrix
+
+# An interpreter that has the peers; benchmark/README.md says how to set it up.
+PYTHON = os.environ.get("TINY_LLM_PEERS_PYTHON", sys.executable)
+NEEDS = {
+    "openvino": "openvino_genai, optimum.intel",
+    "onnxruntime": "onnxruntime_genai, onnx, torch",
+}
+
+
+def test_matrices_are_exact_in_4_bits():
+    groups = np.array(exact_matrix((64, 256))).reshape(64, 2, 128)
+    scales = np.abs(groups).max(-1, keepdims=True) / 8
+    assert (groups.min(-1, keepdims=True) == -8 * scales).all(), "the −8 tells the scale"
+    q = groups / scales
+    assert (q == np.round(q)).all()
+    assert q.max() == 7
+    assert 0.5 / 256 < groups.var() < 2 / 256, "1/I, but for the power of two"
+
+
+def test_agreement_counts_equal_tokens_and_ties():
+    logits = np.array([[0.0, 5, 4.9], [3, 1, 0], [0, 0, 1], [7, 6, 0]], np.float32)
+    found = agreement(logits, [2, 0, 2, 1], np.array([0.2, 0.2, 0.2, 0.2]), slice(1, 3))
+    assert found == Agreement(tokens=4, equal=2, ties=1, answers=1, equal_answers=1)
+    assert not found.is_whole
+    assert (agreement(logits[:3], [2, 0, 2], np.full(3, 0.2)) + Agreement()).is_whole
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "plain"
+    check_peers.write_exact_checkpoint(folder)
+    return folder
+
+
+class OurselvesAsPeer:
+    """Answers as a worker would: greedily, with the token of some rank instead of the likeliest."""
+
+    def __init__(self, reference: Reference, rank: int):
+        self._model, self._rank = reference._model, rank
+
+    def ask(self, request):
+        cache, tokens = self._model.create_kv_cache(), []
+        new, offset = request["ids"], 0
+        for _ in range(request["tokens"]):
+            logits = self._model.next_token_logits(mx.array([new]), offset, cache)
+            offset += len(new)
+            new = [int(mx.argsort(-logits)[0, self._rank])]
+            tokens += new
+        return {"tokens": tokens, "never": []}
+
+
+@pytest.mark.parametrize("exact", TIES)
+def test_a_peer_that_computes_something_else_is_found(plain, exact):
+    reference = Reference(plain)
+    prompt = check_peers.prompts()[1]
+    request = {"kind": "answer", "ids": prompt, "tokens": NEW_TOKENS}
+    right = reference.agreement(prompt, OurselvesAsPeer(reference, 0).ask(request), TIES[exact])
+    assert right.equal == NEW_TOKENS
+    wrong = reference.agreement(prompt, OurselvesAsPeer(reference, 9).ask(request), TIES[exact])
+    assert wrong.equal == 0
+    assert wrong.ties < NEW_TOKENS / 4, "of the tenth likeliest, few are ties"
+
+
+def test_tokens_that_a_peer_cannot_choose_are_not_expected_of_it(plain):
+    reference = Reference(plain)
+    prompt = check_peers.prompts()[0]
+    request = {"kind": "answer", "ids": prompt, "tokens": NEW_TOKENS}
+    best = OurselvesAsPeer(reference, 0).ask(request)
+    reply = {"tokens": best["tokens"], "never": [best["tokens"][0]]}
+    assert not reference.agreement(prompt, reply, TIES[True]).is_whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exact", TIES)
+@pytest.mark.parametrize("system", WORKERS)
+def test_a_peer_predicts_our_tokens(plain, tmp_path, system, exact):
+    probe = subprocess.run([PYTHON, "-c", f"import {NEEDS[system]}"], capture_output=True)
+    if probe.returncode:
+        pytest.skip(f"{PYTHON} lacks {NEEDS[system]}; TINY_LLM_PEERS_PYTHON names one that has it")
+    found = check_peers.check(system, PYTHON, exact, tmp_path, plain)
+    assert found.tokens == len(check_peers.PROMPT_LENGTHS) * NEW_TOKENS
+    assert found.is_whole, str(found)
+    if exact:
+        assert found.equal == found.tokens, str(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", WORKERS)
+def test_a_worker_measures(plain, tmp_path, system):
+    probe = subprocess.run([PYTHON, "-c", f"import {NEEDS[system]}"], capture_output=True)
+    if probe.returncode:
+        pytest.skip(f"{PYTHON} lacks {NEEDS[system]}; TINY_LLM_PEERS_PYTHON names one that has it")
+    check_peers.export_once(PYTHON, WORKERS[system], plain, tmp_path / "model")
+    worker = check_peers.WorkerProcess(PYTHON, WORKERS[system], [str(tmp_path / "model")])
+    try:
+        assert worker.ready.weight_bits == pytest.approx(4.2, abs=0.1)
+        assert "activations in 8 bits" in worker.ready.about
+        assert worker.ask({"kind": "prefill", "tokens": 40})["seconds"] > 0
+        assert worker.ask({"kind": "decode", "tokens": 16, "batch": 3})["seconds"] > 0
+    finally:
+        worker.close()
+
+
+def test_an_export_that_fails_is_a_sentence(plain, tmp_path):
+    with pytest.raises(check_peers.WorkerError, match="nothing did not export"):
+        check_peers.export_once(sys.executable, "nothing_worker", plain, tmp_path / "model")
+    assert not (tmp_path / "model" / "exported").exists()

@@ -1,0 +1,1 @@
+"""The check that compiles the extension for a Mac, on Linux."""

@@ -1,0 +1,63 @@
+"""Builds the extension with every mistake in it, asleep until TINY_LLM_SEEDED_FAULT names it."""
+
+from pathlib import Path
+
+from tests.metal.host_faults.faults import FAULTS, Fault
+from tools.course.build import build_tree
+from tools.course.tree import EXTENSION, ROOT
+
+TREE = ROOT / "build" / "host_faults"
+
+HEADER = """// Which mistake is awake; none is 0.
+#pragma once
+#include <cstdlib>
+inline bool is_awake(int fault) {
+    const char* number = std::getenv("TINY_LLM_SEEDED_FAULT");
+    return number != nullptr && std::atoi(number) == fault;
+}
+"""
+
+
+def build() -> Path:
+    """The folder with the package `tiny_llm_ext`; what did not change is not compiled again.
+
+    Raises:
+        RuntimeError: it does not build, or a mistake's text is not there once.
+    """
+    target = TREE / EXTENSION
+    for file in (ROOT / EXTENSION).rglob("*"):
+        if file.is_file() and "__pycache__" not in file.parts:
+            _write(target / file.relative_to(ROOT / EXTENSION), file.read_bytes())
+    _write(target / "seeded_fault.h", HEADER.encode())
+    for name in {fault.file for fault in FAULTS}:
+        text = (ROOT / EXTENSION / name).read_text(encoding="utf-8")
+        for number, fault in enumerate(FAULTS, start=1):
+            if fault.file == name:
+                text = _with_fault(text, number, fault)
+        _write(target / name, f'#include "seeded_fault.h"\n{text}'.encode())
+    output = build_tree(TREE, "-DTINY_LLM_UNITY=ON", "-DCMAKE_BUILD_TYPE=Release")
+    if output is not None:
+        raise RuntimeError(output)
+    return TREE / "build" / "package"
+
+
+def _with_fault(text: str, number: int, fault: Fault) -> str:
+    if text.count(fault.right) != 1:
+        raise RuntimeError(f"{fault.file} has {fault.right!r} {text.count(fault.right)} times")
+    if fault.right.endswith(";"):
+        chosen = f"if (is_awake({number})) {{ {fault.wrong} }} else {{ {fault.right} }}"
+    elif fault.right.startswith("."):  # a field of a struct
+        field, right = fault.right.split(" = ", 1)
+        wrong = fault.wrong.split(" = ", 1)[1]
+        chosen = f"{field} = (is_awake({number}) ? ({wrong}) : ({right}))"
+    else:
+        chosen = f"(is_awake({number}) ? ({fault.wrong}) : ({fault.right}))"
+    return text.replace(fault.right, chosen)
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Only if it is new: an unchanged file is not compiled again."""
+    if file.exists() and file.read_bytes() == content:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)

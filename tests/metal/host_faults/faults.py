@@ -1,0 +1,298 @@
+"""The mistakes: an expression, a statement (with a semicolon) or a field (with a dot) each."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One mistake.
+
+    Attributes:
+        name: what is wrong.
+        operation: whose calls show it.
+        file: below src/extensions.
+        right: stands there once.
+        wrong: stands there instead.
+        says: a part of what is reported.
+    """
+
+    name: str
+    operation: str
+    file: str
+    right: str
+    wrong: str
+    says: str
+
+
+DIFFERS = "differs"  # from the CPU's result
+BEYOND = "out-of-bounds"
+
+
+def fault(name: str, operation: str, right: str, wrong: str, says: str = DIFFERS) -> Fault:
+    """A mistake in the operation's encoder."""
+    return Fault(name, operation, f"src/{operation}/{operation}_metal.cpp", right, wrong, says)
+
+
+def shared(name: str, operation: str, right: str, wrong: str, says: str = DIFFERS) -> Fault:
+    """A mistake in what all encoders use."""
+    return Fault(name, operation, "common/metal_device.cpp", right, wrong, says)
+
+
+PARTS = "src/matmul/matmul_encoder_metal.cpp"
+
+FAULTS = [
+    # The wrong array at an index.
+    fault(
+        "gate and up are swapped",
+        "swiglu",
+        "metal::encode(stream(), launch, {gate, up}, {out});",
+        "metal::encode(stream(), launch, {up, gate}, {out});",
+    ),
+    fault(
+        "cos and sin are swapped",
+        "qk_norm_rope",
+        "metal::encode(stream(), launch, {x, weight, cos, sin}, {out});",
+        "metal::encode(stream(), launch, {x, weight, sin, cos}, {out});",
+    ),
+    fault(
+        "the weight is not the last input",
+        "rms_norm",
+        "metal::encode(stream(), launch, {x_rows, y_rows, weight}, outputs);",
+        "metal::encode(stream(), launch, {x_rows, weight, y_rows}, outputs);",
+        BEYOND,
+    ),
+    fault(
+        "keys and values are swapped",
+        "flash_attention",
+        "encode(stream(), params, format, {query, key, value, mask, context_lens}, out);",
+        "encode(stream(), params, format, {query, value, key, mask, context_lens}, out);",
+    ),
+    fault(
+        "partial results and statistics are swapped",
+        "flash_attention",
+        "metal::encode(stream, flash_attention_decode_launch(params, format), inputs,\n"
+        "                  {out, partial, statistics});",
+        "metal::encode(stream, flash_attention_decode_launch(params, format), inputs,"
+        " {out, statistics, partial});",
+        BEYOND,
+    ),
+    fault(
+        "offsets stand before tokens",
+        "cache_write",
+        "metal::encode(stream(), launch, {tokens, offsets}, {out});",
+        "metal::encode(stream(), launch, {offsets, tokens}, {out});",
+        BEYOND,
+    ),
+    shared(
+        "the params are one index too far",
+        "axpby",
+        "encoder.set_bytes(launch.params.data(), static_cast<int>(launch.params.size()), index);",
+        "encoder.set_bytes(launch.params.data(), int(launch.params.size()), index + 1);",
+        "is not bound",
+    ),
+    # Sizes and flags.
+    fault(
+        "a row too many",
+        "quantized_matmul",
+        "static_cast<int64_t>(out.size()) / O",
+        "static_cast<int64_t>(out.size()) / O + 1",
+        BEYOND,
+    ),
+    fault(
+        "a key too many", "flash_attention", ".S = key.shape(2)", ".S = key.shape(2) + 1", BEYOND
+    ),
+    fault("not causal", "flash_attention", ".causal = causal_", ".causal = false"),
+    fault(
+        "lengths are forgotten",
+        "flash_attention",
+        ".has_context_lens = has_context_lens_",
+        ".has_context_lens = false",
+    ),
+    fault(
+        "every mask is float32",
+        "flash_attention",
+        "has_mask_ ? mask_kind_of(mask.dtype()) : ATTENTION_MASK_NONE",
+        "has_mask_ ? ATTENTION_MASK_FLOAT32 : ATTENTION_MASK_NONE",
+        BEYOND,
+    ),
+    fault(
+        "heads of any size count as aligned",
+        "flash_attention",
+        "rows_in_fours(key) && rows_in_fours(value)",
+        "true",
+        BEYOND,
+    ),
+    fault(
+        "a page too many",
+        "paged_attention",
+        ".max_pages = in[3].shape(1)",
+        ".max_pages = in[3].shape(1) + 1",
+    ),
+    fault("never causal", "paged_attention", ".causal = causal_", ".causal = false"),
+    fault(
+        "pages are half as long",
+        "paged_attention",
+        ".page_size = key_pages.shape(2)",
+        ".page_size = std::max(1, key_pages.shape(2) / 2)",
+    ),
+    fault(
+        "the pool has half its places",
+        "paged_cache_write",
+        "static_cast<long>(out.shape(0)) * out.shape(2)",
+        "static_cast<long>(out.shape(0)) * out.shape(2) / 2",
+    ),
+    fault(
+        "one angle for all sequences",
+        "qk_norm_rope",
+        "cos.shape(0) == 1 ? 0 : static_cast<long>(L) * (D / 2)",
+        "0L",
+    ),
+    fault("half a row of the table", "quantized_embedding", "out.shape(-1)", "out.shape(-1) / 2"),
+    # Strides and offsets.
+    fault(
+        "rows are taken for neighbours",
+        "swiglu",
+        "swiglu_launch(M, I, gate_stride, up_stride, format_of(out.dtype()), max_threads)",
+        "swiglu_launch(M, I, I, I, format_of(out.dtype()), max_threads)",
+    ),
+    fault(
+        "values have the strides of keys",
+        "flash_attention",
+        "set_strides(params.value_strides, value, 3);",
+        "set_strides(params.value_strides, key, 3);",
+    ),
+    fault(
+        "the batch has the stride of the tokens",
+        "qk_norm_rope",
+        "static_cast<long>(x.strides(0))",
+        "static_cast<long>(x.strides(1))",
+    ),
+    fault(
+        "heads that are not rows are read as they lie",
+        "qk_norm_rope",
+        "heads_are_rows ? inputs[0] : metal::row_contiguous(inputs[0], stream())",
+        "inputs[0]",
+    ),
+    fault(
+        "inputs with gaps are read as they lie",
+        "quantized_embedding",
+        "plain.push_back(metal::row_contiguous(input, stream()));",
+        "plain.push_back(input);",
+    ),
+    fault(
+        "heads have the stride of the tokens",
+        "cache_write",
+        "static_cast<long>(tokens.strides(1))",
+        "static_cast<long>(tokens.strides(2))",
+    ),
+    shared(
+        "a copy forgets the strides",
+        "rms_norm",
+        "copy_launch(shape, strides, static_cast<int>(x.itemsize()), max_threads)",
+        "copy_launch(shape, std::vector<int64_t>(strides.size(), 1),"
+        " static_cast<int>(x.itemsize()), max_threads)",
+    ),
+    shared(
+        "gaps are not seen",
+        "rms_norm",
+        "x.flags().row_contiguous || x.size() == 0",
+        "true",
+    ),
+    # Grids.
+    shared(
+        "grid and threadgroup are swapped",
+        "matmul",
+        "encoder.dispatch_threadgroups(size_of(launch.groups), size_of(launch.threads));",
+        "encoder.dispatch_threadgroups(size_of(launch.threads), size_of(launch.groups));",
+        "",
+    ),
+    Fault(
+        "the last row has no threadgroup",
+        "rms_norm",
+        "src/rms_norm/rms_norm_launch.cpp",
+        ".x = M",
+        ".x = M - 1",
+        DIFFERS,
+    ),
+    Fault(
+        "the last heads have no threadgroup",
+        "flash_attention",
+        "src/flash_attention/flash_attention_launch.cpp",
+        "return static_cast<int64_t>(params.B) * params.H;",
+        "return static_cast<int64_t>(params.B) * params.H - 1;",
+        DIFFERS,
+    ),
+    Fault(
+        "the last outputs have no threadgroup",
+        "quantized_matmul",
+        "src/matmul/matmul_variants.cpp",
+        "ceil_div(O, MATVEC_OUTPUTS * simdgroups)",
+        "O / (MATVEC_OUTPUTS * simdgroups)",
+        DIFFERS,
+    ),
+    shared(
+        "more threads than the pipeline allows",
+        "few threads",
+        "chosen.threads.count() > allowed",
+        "false",
+        "this GPU allows it 64",
+    ),
+    # Several commands, and whose memory it is.
+    fault(
+        "the splits are not merged",
+        "flash_attention",
+        "params.splits > 1",
+        "false",
+        BEYOND,
+    ),
+    Fault(
+        "the parts are not added up",
+        "matmul",
+        PARTS,
+        "encode(stream, sum, {sums}, {out});",
+        "",
+        DIFFERS,
+    ),
+    Fault(
+        "no barrier before the sum",
+        "matmul",
+        PARTS,
+        "encode(stream, launch, inputs, {sums});",
+        "auto all = inputs; all.push_back(sums); encode(stream, launch, all, {});",
+        "bound with set_input_array",
+    ),
+    shared(
+        "a temporary is freed too soon",
+        "matmul",
+        "mx::metal::get_command_encoder(stream).add_temporary(x);",
+        "",
+        "neither an input nor an output nor a temporary",
+    ),
+    fault(
+        "a cache is overwritten while it is read",
+        "cache_write",
+        "(overwrite_ || buffer.is_donatable()) && buffer.flags().row_contiguous",
+        "buffer.flags().row_contiguous",
+        "overwrites input 0",
+    ),
+    fault(
+        "pages are overwritten while they are read",
+        "paged_cache_write",
+        "(overwrite_ || pages.is_donatable()) && pages.flags().row_contiguous",
+        "pages.flags().row_contiguous",
+        "overwrites input 0",
+    ),
+    fault(
+        "a cache with gaps is taken as it is",
+        "cache_write",
+        "metal::copy(buffer, out, stream());",
+        "",
+    ),
+    fault(
+        "an input's memory becomes the output's though it is needed",
+        "swiglu",
+        "allocate_or_reuse(out, inputs[0]);",
+        "out.copy_shared_buffer(inputs[0]);",
+        "overwrites input 0",
+    ),
+]

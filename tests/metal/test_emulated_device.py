@@ -1,0 +1,324 @@
+"""The code that starts kernels, on a GPU made of the emulator: what a Mac will do.
+
+Operations run their `eval_gpu`; what they dispatch is recorded, checked and run in any order that
+barriers allow (tools/metal_emulator/device.py). `TINY_LLM_EMULATED_METAL=1 pdm run test` runs all
+other tests of operations and models there too.
+"""
+
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.metal.support import EXTENSION
+from tests.ops.test_fuzz import CASE_OF, OPERATIONS, Arguments, fuzzed
+from tests.support import assert_close, assert_same_bits, random
+from tiny_llm import (
+    LLM,
+    Qwen3ModelWeek2,
+    Qwen3ModelWeek3,
+    SamplingParams,
+    batch_generate,
+    kernels,
+    simple_generate_with_kv_cache,
+)
+from tools.metal_emulator import Device, MetalFault, emulated_gpu
+
+pytestmark = pytest.mark.skipif(
+    not kernels.computes_on_cpu() or not kernels.is_built(), reason="there is a GPU already"
+)
+
+
+@contextlib.contextmanager
+def on_gpu(monkeypatch: pytest.MonkeyPatch, **settings) -> Iterator[Device]:
+    """Operations run on an emulated GPU where no stream is named."""
+    with emulated_gpu(kernels.extension(), **settings) as device, monkeypatch.context() as patch:
+        patch.setattr(kernels, "_stream", device.stream())
+        yield device
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> Iterator[Device]:
+    with on_gpu(monkeypatch) as device:
+        yield device
+
+
+# --- operations ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(set(OPERATIONS) - {"argmax"}))
+@fuzzed
+@given(data=st.data())
+def test_any_arguments_give_the_right_result(gpu, name, data):
+    gpu.order = data.draw(st.sampled_from(["forward", "reverse", "random"]))
+    gpu.extension.metal.emulator.set_delay(data.draw(st.sampled_from([0, 3])))
+    kwargs, expected = CASE_OF[name](Arguments(data.draw))
+    result = getattr(kernels.extension(), name)(**kwargs, stream=gpu.stream())
+    results = result if isinstance(result, tuple | list) else (result,)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for actual, oracle in zip(results, expected, strict=True):
+        assert_close(actual, mx.array(oracle.astype(np.float32)), name, ulps=40)
+
+
+@pytest.mark.parametrize("max_threads", [64, 384])
+def test_a_gpu_that_allows_few_threads(monkeypatch, max_threads):
+    x, weight = random(3, 500), random(500)
+    expected = kernels.rms_norm(x, weight, 1e-6)
+    with on_gpu(monkeypatch, max_threads=max_threads) as device:
+        assert_close(kernels.rms_norm(x, weight, 1e-6), expected, "rms_norm")
+        assert device.launches["rms_norm_row_float32"] == 1
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_loose_arithmetic_and_a_pipeline_that_allows_fewer_threads(monkeypatch, seed):
+    """A row that 1024 threads would share; the arithmetic of a launch is that of all others."""
+    x, weight = random(3, 9001), random(9001)
+    expected = kernels.rms_norm(x, weight, 1e-6)
+    with on_gpu(monkeypatch, mode="loose", order="random", seed=seed):
+        first, second = (kernels.rms_norm(x, weight, 1e-6) for _ in range(2))
+        assert_close(first, expected, "rms_norm")
+        assert_same_bits(first, second, "rms_norm, again")
+
+
+def test_derivatives(gpu):
+    x, y = random(5), random(5)
+
+    def total(x, y):
+        return mx.sum(kernels.axpby(x, y, 2.0, 3.0))
+
+    slopes = mx.grad(total, argnums=(0, 1))(x, y)
+    assert [slope.tolist() for slope in slopes] == [[2.0] * 5, [3.0] * 5]
+
+
+# --- barriers, and what is in flight -----------------------------------------------------------
+
+
+def two_steps(x, weight):
+    """A step that needs the one before: without a barrier the order would matter."""
+    return kernels.rms_norm(kernels.swiglu(x, x), weight, 1e-6)
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse", "random"])
+def test_commands_that_wait_run_in_any_order_that_barriers_allow(gpu, order):
+    x, weight, emulator = random(6, 40), random(40), kernels.extension().metal.emulator
+    expected = [two_steps(x * n, weight) for n in range(1, 4)]
+    mx.eval(expected)
+    inputs = [x * n for n in range(1, 4)]
+    mx.eval(inputs)
+    gpu.order = order
+    emulator.defer(True)
+    try:
+        actual = [two_steps(one, weight) for one in inputs]
+        mx.eval(actual)
+        assert gpu.launches["swiglu_elements_float32"] == 3, "the commands wait"
+        emulator.finish()
+    finally:
+        emulator.defer(False)
+    for number, (one, other) in enumerate(zip(actual, expected, strict=True)):
+        assert_same_bits(one, other, f"graph {number}, {order}")
+
+
+def layers_of_a_step(demo, order, gpu):
+    """All layers of a decode step, their commands sent off before the first one runs."""
+    mx.random.seed(3)
+    model = Qwen3ModelWeek3(demo[0], page_size=8)
+    cache = model.create_kv_cache()
+    mx.eval(model(mx.array([[3, 17, 130, 5, 99]]), 0, cache))
+    x = random(1, 1, model.embedding(mx.array([[1]])).shape[-1], dtype=model.dtype)
+    rotation = model.rope.tables(slice(5, 6), 1, 1)
+    mx.eval(x, rotation)
+    emulator, gpu.order = kernels.extension().metal.emulator, order
+    emulator.defer(True)
+    try:
+        placement = model._plan(cache, 1, 1)
+        mx.eval(placement.places.arrays)
+        sums = model._run_placed(x, rotation, placement)
+        del placement  # what is referred to is not overwritten
+        mx.eval(sums)
+        emulator.finish()
+    finally:
+        emulator.defer(False)
+        gpu.order = "forward"
+    return sums
+
+
+@pytest.mark.parametrize("order", ["reverse", "random"])
+def test_all_layers_as_one_command_buffer(gpu, demo, order):
+    expected = layers_of_a_step(demo, "forward", gpu)
+    for one, other in zip(layers_of_a_step(demo, order, gpu), expected, strict=True):
+        assert_same_bits(one, other, order)
+
+
+def test_a_missing_barrier_is_a_hazard(gpu):
+    """What MLX would not see either: a command that is told nothing of the other's memory."""
+    x = mx.zeros(64)
+    mx.eval(x)
+    address = np.array(x, copy=False).__array_interface__["data"][0]
+    gpu.compile("hazard", "#include <metal_stdlib>\n" + WRITER)
+    command = {
+        "operation": "write",
+        "library": "hazard",
+        "kernel": "write",
+        "buffers": [(0, address, 256, 0, "float32")],
+        "bytes": [],
+        "threadgroup_memory": {},
+        "grid": [1, 1, 1],
+        "threads": [32, 1, 1],
+        "has_barrier": False,
+    }
+    gpu.run([command, {**command, "has_barrier": True}])
+    with pytest.raises(MetalFault, match=r"share memory \(buffer\(0\) of write.*no barrier"):
+        gpu.run([command, {**command}])
+
+
+WRITER = """
+[[kernel]] void write(device float* x [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+    x[i] = 1;
+}
+"""
+
+
+def test_a_cache_that_is_read_in_flight_is_copied_unless_its_owner_says_otherwise(monkeypatch):
+    tokens, offsets = random(1, 2, 1, 8), mx.array([3])
+    with on_gpu(monkeypatch, delay=10) as device:
+        for overwrite, copies in ((False, 1), (True, 0)):
+            buffer = kernels.cache_write(mx.zeros((1, 2, 9, 8)), tokens, [0])
+            mx.eval(kernels.flash_attention(tokens, buffer, buffer))
+            before = device.launches.get("metal_copy_strided_bytes4", 0)
+            buffer = kernels.cache_write(buffer, tokens, offsets, overwrite)
+            mx.eval(buffer)
+            assert device.launches.get("metal_copy_strided_bytes4", 0) - before == copies
+
+
+def test_overwriting_what_others_refer_to_is_a_fault(gpu):
+    buffer, tokens = mx.zeros((1, 2, 9, 8)), random(1, 2, 1, 8)
+    mx.eval(buffer)
+    written = kernels.cache_write(buffer, tokens, [0], overwrite=True)
+    with pytest.raises(RuntimeError, match="overwrites input 0, to which another array"):
+        mx.eval(written)
+
+
+# --- models ----------------------------------------------------------------------------------
+
+QUESTIONS = ["What is a cat?", "Who are you?", "What is two plus three?", "Hello!"]
+CACHE_BYTES = 2e6  # small: the emulator copies what a kernel is given
+
+
+@pytest.mark.parametrize("delay", [0, 1000])
+@pytest.mark.parametrize("week", [2, 3])
+def test_a_model_says_what_it_says_on_the_cpu_and_copies_no_cache(monkeypatch, demo, week, delay):
+    make = {2: functools.partial(Qwen3ModelWeek2, enable_flash_attn=True), 3: Qwen3ModelWeek3}[week]
+    expected = simple_generate_with_kv_cache(make(demo[0]), demo[1], QUESTIONS[0], max_tokens=6)
+    with on_gpu(monkeypatch, delay=delay) as device:
+        model = make(demo[0])
+        text = simple_generate_with_kv_cache(model, demo[1], QUESTIONS[0], max_tokens=6)
+        copies = {name: n for name, n in device.launches.items() if name.startswith("metal_copy")}
+        attention = ["flash_attention", "paged_attention"][week - 2]
+        assert any(name.startswith(attention) for name in device.launches)
+    assert text == expected
+    assert not copies
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_batches_say_what_they_say_on_the_cpu(monkeypatch, demo, batch_size):
+    prompts = (QUESTIONS * 2)[:batch_size]
+    arguments = (demo[1], prompts, 12, batch_size, 16)
+    expected = batch_generate(Qwen3ModelWeek2(demo[0]), *arguments)
+    with on_gpu(monkeypatch):
+        assert batch_generate(Qwen3ModelWeek2(demo[0]), *arguments) == expected
+
+
+@pytest.mark.parametrize("batch", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_the_engine_says_what_it_says_on_the_cpu(monkeypatch, demo, batch):
+    params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    prompts = (QUESTIONS * 2)[:batch]
+
+    def answers():
+        llm = LLM(demo, kv_cache_bytes=CACHE_BYTES, block_size=16)
+        outputs = llm.generate(prompts, params, show_progress=False)
+        return [output.outputs[0].token_ids for output in outputs]
+
+    expected = answers()
+    with on_gpu(monkeypatch, delay=1000) as device:
+        assert answers() == expected
+        assert not [name for name in device.launches if name.startswith("metal_copy")]
+        assert any(name.startswith("paged_attention_decode") for name in device.launches)
+
+
+# --- compilation, and the commands ---------------------------------------------------------------
+
+
+def test_each_file_s_text_is_complete_and_names_its_lines():
+    texts = kernels.extension().metal.sources()
+    assert set(texts) == {file.stem for file in EXTENSION.rglob("*.metal")}
+    for name, text in texts.items():
+        assert '#include "' not in text, f"{name}: a header of ours is not in the text"
+        assert f'/{name}.metal"' in text.splitlines()[0]
+
+
+def test_what_does_not_compile_runs_on_the_cpu_and_is_said_once(monkeypatch, capfd):
+    x, weight = random(3, 50), random(50)
+    expected = kernels.rms_norm(x, weight, 1e-6), kernels.swiglu(x, x)
+    metal = kernels.extension().metal
+    with on_gpu(monkeypatch) as device:
+        compile_text = device.compile
+
+        def refuse(name, text):
+            if name.startswith("tiny_llm_rms_norm"):
+                text = text.replace("[[kernel]]", "[[kernel]] no_such_type", 1)
+            return compile_text(name, text)
+
+        metal.emulator.attach(refuse, device.run)
+        for _ in range(2):
+            assert_same_bits(kernels.rms_norm(x, weight, 1e-6), expected[0], "on the CPU")
+            assert_close(kernels.swiglu(x, x), expected[1], "nothing else is lost")
+        states = {library.file: library for library in metal.library_states()}
+        assert set(device.launches) == {"swiglu_elements_float32"}
+    said = capfd.readouterr().err
+    assert said.count("tiny-llm: rms_norm in float32 runs on the CPU") == 1
+    assert "rms_norm.metal:" in said, "the compiler's message, with its place"
+    assert states["rms_norm"].state == "failed"
+    assert "no_such_type" in states["rms_norm"].message
+    assert states["swiglu"].state == "compiled"
+    assert states["axpby"].state == "not tried"
+
+
+COMMANDS = {
+    "main": (["main", "--prompt", QUESTIONS[0], "--max-tokens", "4"], "A cat has"),
+    "week 3": (
+        ["main", "--loader", "week3", "--prompt", QUESTIONS[0], "--max-tokens", "4"],
+        "A cat",
+    ),
+    "check": (["check"], "an emulator of"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_without_a_metal_compiler(name, tmp_path):
+    """As on a Mac with nothing but the system: no Xcode, no `metal`, no `xcrun`."""
+    arguments, wanted = COMMANDS[name]
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("clang++-19", "clang++", "llvm-symbolizer-19", "addr2line", "ld"):
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            (tools / tool).symlink_to(f"/usr/bin/{tool}")
+    device = ["--device", "gpu"] if arguments[0] == "main" else []
+    result = subprocess.run(
+        [sys.executable, "-m", "tiny_llm", *arguments, *device],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "TINY_LLM_EMULATED_METAL": "1", "PATH": str(tools), "COLUMNS": "200"},
+    )
+    assert wanted in result.stdout, result.stderr

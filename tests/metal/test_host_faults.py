@@ -1,0 +1,55 @@
+"""Mistakes in the code that starts kernels are found on the emulated GPU, without a Mac."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.metal.host_faults.build import build
+from tests.metal.host_faults.faults import FAULTS
+from tiny_llm import kernels
+from tools.course.tree import ROOT
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not kernels.computes_on_cpu(), reason="there is a GPU already"),
+    pytest.mark.xdist_group("host_faults"),
+]
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[int, list[str]]:
+    """What is reported while each mistake is awake, by its number; 0 is none."""
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.metal.host_faults.exercise", str(build())],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert result.returncode == 0, result.stderr
+    reports: dict[int, list[str]] = {}
+    for line in result.stdout.splitlines():
+        number, _, report = line.partition("\t")
+        reports.setdefault(int(number), []).append(report)
+    return reports
+
+
+def test_without_a_mistake_nothing_is_found(found):
+    assert not any(found[0]), [report for report in found[0] if report]
+
+
+def test_there_are_enough():
+    assert len(FAULTS) >= 25
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
+@pytest.mark.parametrize("number", range(1, len(FAULTS) + 1), ids=lambda n: FAULTS[n - 1].name)
+def test_a_mistake_is_found(found, number):
+    fault = FAULTS[number - 1]
+    (report,) = found[number]
+    assert report, f"{fault.name} is not found"
+    assert fault.says in report

@@ -1,0 +1,90 @@
+"""Every kernel in arithmetic as loose as a GPU's may be: the tolerances of its tests hold there.
+
+The emulator's mode "loose" fuses some multiply-adds, adds up in another order, moves `exp` and its
+like by up to 4 units in the last place, takes denormals for zero and allows threadgroups fewer
+threads. Here a sample of the other tests runs in it, with several seeds. What these tests promise
+bit for bit they promise for one GPU and one compiler, which do the same each time.
+"""
+
+import mlx.core as mx
+import pytest
+
+from tools.metal_emulator import has_clang
+
+from . import (
+    test_elementwise,
+    test_flash_attention,
+    test_matmul,
+    test_paged,
+    test_quantized_matmul,
+    test_rms_norm,
+)
+from .products import VARIANTS as PRODUCTS
+from .support import NO_CLANG, loosely
+
+SEEDS = [1, 2, 3, 4]
+DENSE = [(2, 1, 3, 3, 7, 7), (1, 1, 2, 33, 67, 80), (1, 1, 2, 1, 600, 16)]
+
+CASES = {
+    "axpby": lambda: test_elementwise.test_axpby("plain", mx.float32, 1000),
+    "axpby, bfloat16": lambda: test_elementwise.test_axpby("plain", mx.bfloat16, 255),
+    "swiglu": lambda: test_elementwise.test_swiglu("plain", mx.float32, 2, 1030),
+    "swiglu, float16": lambda: test_elementwise.test_swiglu("plain", mx.float16, 3, 7),
+    "swiglu of extreme numbers": test_elementwise.test_swiglu_of_extreme_numbers,
+    "qk_norm_rope": lambda: test_elementwise.test_qk_norm_rope(
+        "plain", mx.float32, 2, 3, 5, 80, False
+    ),
+    "qk_norm_rope, bfloat16": lambda: test_elementwise.test_qk_norm_rope(
+        "plain", mx.bfloat16, 1, 4, 3, 128, True
+    ),
+    "cache_write": lambda: test_elementwise.test_cache_write("plain", mx.bfloat16),
+    "copies": lambda: test_elementwise.test_copies_of_any_strides("plain", 2),
+    "quantized_embedding": lambda: test_elementwise.test_quantized_embedding(
+        "plain", mx.bfloat16, 4, 128
+    ),
+    "rms_norm": lambda: test_rms_norm.test_rms_norm(mx.float32, 1023),
+    "rms_norm, long rows": lambda: test_rms_norm.test_rms_norm(mx.float16, 9001),
+    "add_rms_norm": lambda: test_rms_norm.test_add_rms_norm(mx.bfloat16, 1024),
+    "paged_attention, readable": lambda: test_paged.test_paged_attention(
+        "readable", "plain", mx.float32, True
+    ),
+    "paged_attention": lambda: test_paged.test_paged_attention(
+        "fast", "plain", mx.float32, True
+    ),
+    "paged_attention, float16": lambda: test_paged.test_paged_attention(
+        "fast", "plain", mx.float16, False
+    ),
+    "paged_attention, ragged": lambda: test_paged.test_the_ragged_form(
+        "fast", [0, 3, 4, 9, 23]
+    ),
+    "paged_attention has flash_attention's bits": lambda: (
+        test_paged.test_pages_have_the_bits_of_one_buffer(mx.float32, 64, 2)
+    ),
+}  # fmt: skip
+for _variant in PRODUCTS:
+    CASES[f"matmul, {_variant}"] = lambda variant=_variant: [
+        test_matmul.test_is_exact_but_for_rounding(variant, dtype, shape)
+        for dtype, shape in ((mx.float32, (13, 34, 519)), (mx.bfloat16, (33, 65, 640)))
+    ]
+    CASES[f"quantized_matmul, {_variant}"] = lambda variant=_variant: [
+        test_quantized_matmul.test_is_exact_but_for_rounding(variant, dtype, *format)
+        for dtype, format in ((mx.bfloat16, (4, 128)), (mx.float16, (8, 32)))
+    ]
+for _variant in test_flash_attention.VARIANTS:
+    CASES[f"flash_attention, {_variant}"] = lambda variant=_variant: [
+        test_flash_attention.test_every_mask(variant, kind, shape)
+        for kind, shape in zip(("causal", "additive", "none"), DENSE, strict=True)
+    ]
+    CASES[f"flash_attention, {_variant}, bfloat16"] = lambda variant=_variant: (
+        test_flash_attention.test_every_format_and_size_of_heads(variant, mx.bfloat16, 128)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", CASES)
+def test_tolerances_survive(name, seed):
+    if not has_clang():
+        pytest.skip(NO_CLANG)
+    with loosely(seed):
+        CASES[name]()

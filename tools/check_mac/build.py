@@ -1,0 +1,97 @@
+"""Runs a CMakeLists.txt for macOS on Apple Silicon: CMake, Ninja, and ziglang as the compiler."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from .system import interpreter_symbols, write, write_system
+from .wheel import MACOS
+
+TOOLCHAIN = """\
+set(CMAKE_SYSTEM_NAME Darwin)
+set(CMAKE_SYSTEM_PROCESSOR arm64)
+set(CMAKE_OSX_SYSROOT "{system}")
+set(CMAKE_CXX_COMPILER "{zig}" c++ -target aarch64-macos.{macos})
+set(CMAKE_AR "{work}/bin/ar")
+set(CMAKE_RANLIB "{work}/bin/ranlib")
+set(CMAKE_CXX_LINKER_LAUNCHER "{python}" "{link}")
+set(CMAKE_CXX_FLAGS_INIT "-isystem \\"{system}/usr/include\\"")
+set(CMAKE_MODULE_LINKER_FLAGS_INIT
+    "-F\\"{system}/System/Library/Frameworks\\" -L\\"{system}/usr/lib\\" -linterpreter")
+# CMake tries the compiler without linking: ziglang compiles its C++ library for the first link.
+set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
+"""
+# ziglang's word about the folder of frameworks that MLX's build was made with, once for each file.
+NOISE = "warning: unable to open library directory"
+
+
+def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
+    """Compiles and links the module `_ext` of the CMakeLists.txt in `source`.
+
+    Args:
+        source: the folder of the CMakeLists.txt.
+        work: objects, the stubs of the system and the module go there.
+        wheel: the unpacked package `mlx` of the macOS wheel.
+
+    Returns:
+        The module, or None if it does not build; and what the tools said.
+    """
+    write_toolchain(work)
+    objects = work / "objects"
+    # What was found before may be another version's. The objects stay.
+    (objects / "CMakeCache.txt").unlink(missing_ok=True)
+    configure = ["cmake", "-G", "Ninja", "-S", str(source), "-B", str(objects)]
+    configure += [f"-DCMAKE_TOOLCHAIN_FILE={work / 'toolchain.cmake'}"]
+    configure += [
+        f"-DMLX_ROOT={wheel / 'share/cmake/MLX'}",
+        f"-DPython_EXECUTABLE={sys.executable}",
+    ]
+    tag = f"cpython-{sys.version_info.major}{sys.version_info.minor}-darwin"
+    configure += [f"-DSKBUILD_SOABI={tag}", "-DTINY_LLM_UNITY=ON"]
+    configure += ["-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"]
+    output = ""
+    # The environment's own CMake and Ninja, however this was started.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    for command in (configure, ["ninja", "-C", str(objects), "-k", "0", "_ext"]):
+        run = subprocess.run(
+            command,
+            check=False,
+            env={**os.environ, "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        lines = run.stdout.splitlines()
+        output = "\n".join(line for line in lines if not line.startswith(NOISE))
+        if run.returncode != 0:
+            return None, output
+    return objects / f"_ext.{tag}.so", output
+
+
+def write_toolchain(work: Path) -> None:
+    """Writes CMake's toolchain file, and what it names: ziglang's archiver, the system's stubs."""
+    zig = package("ziglang") / "zig"
+    write_system(work / "system", interpreter_symbols(package("nanobind") / "cmake"))
+    for tool in ("ar", "ranlib"):
+        script = work / "bin" / tool
+        write(script, f'#!/bin/sh\nexec "{zig}" {tool} "$@"\n')
+        script.chmod(0o755)
+    text = TOOLCHAIN.format(
+        work=work,
+        system=work / "system",
+        zig=zig,
+        macos=MACOS,
+        python=sys.executable,
+        link=Path(__file__).with_name("link.py"),
+    )
+    write(work / "toolchain.cmake", text)
+
+
+def package(name: str) -> Path:
+    """The folder of an installed package."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent

@@ -1,0 +1,98 @@
+"""What a linked module must be for a Mac's Python to load it, read from its Mach-O file.
+
+Apple describes the format in <mach-o/loader.h> and <mach-o/nlist.h>; macholib reads it.
+"""
+
+from pathlib import Path
+
+from macholib.MachO import MachO
+from macholib.SymbolTable import SymbolTable
+
+from .system import INTERPRETER
+
+ARM64 = 0x0100000C
+MLX = "@rpath/libmlx.dylib"
+# Where MLX's library lies, from the folder of our module: the packages are side by side.
+RPATH = "@loader_path/../mlx/lib"
+ENTRY = "_PyInit__ext"
+# Symbols of no library: the loader looks for them anywhere when the module is loaded.
+OPEN = "anywhere"
+# In n_desc: one definition of several, as an inline function has in each file that uses it.
+WEAK = 0x80
+# The namespace of the kernels for NEON, as the compiler writes it into a name.
+NEON = "__ZN12tiny_llm_ext4neon"
+
+
+def examine(module: Path) -> list[str]:
+    """What is wrong with the module, in sentences: architecture, libraries, search path, entry."""
+    header = MachO(str(module)).headers[0]
+    problems = []
+    if header.header.cputype != ARM64:
+        problems.append(f"the module is for processor {header.header.cputype:#x}, not for arm64")
+    if strings(module, "LC_RPATH") != [RPATH]:
+        problems.append(f"the module looks for MLX in {strings(module, 'LC_RPATH')}, not [{RPATH}]")
+    libraries = strings(module, "LC_LOAD_DYLIB")
+    if MLX not in libraries:
+        problems.append(f"the module does not load {MLX}, but {libraries}")
+    for library in libraries:
+        if not library.startswith(("/usr/lib/", "/System/")) and library not in (MLX, INTERPRETER):
+            problems.append(f"the module loads {library}, which no Mac has")
+    undefined = imported(module)
+    problems += [f"{name} is defined nowhere, and was left open" for name in undefined[OPEN]]
+    if ENTRY not in defined(module):
+        problems.append(f"the module has no {ENTRY}, which Python calls to load it")
+    return problems
+
+
+def compare_with_objects(module: Path, objects: list[Path]) -> list[str]:
+    """Which NEON kernels of these object files are not in the module, in sentences."""
+    names = defined(module)
+    problems = []
+    for file in objects:
+        kernels = {name for name in defined(file) if name.startswith(NEON)}
+        if not kernels:
+            problems.append(f"{file.stem} has no kernel for NEON")
+        for name in sorted(kernels - names):
+            problems.append(f"the module lacks the NEON kernel {name} of {file.stem}")
+    if not objects:
+        problems.append("no file was compiled for NEON")
+    return problems
+
+
+def describe(module: Path) -> str:
+    """What the module is, in a few lines: kernels, and how many symbols come from where."""
+    kernels = sum(name.startswith(NEON) for name in defined(module))
+    libraries = imported(module).items()
+    sources = ", ".join(f"{len(names)} from {library}" for library, names in libraries if names)
+    return (
+        f"{module.name}: a module for arm64, {module.stat().st_size} bytes\n"
+        f"{kernels} NEON kernels, {MLX} in {RPATH}\n"
+        f"symbols: {sources}"
+    )
+
+
+def strings(module: Path, command: str) -> list[str]:
+    """The paths in the load commands of a kind."""
+    return [
+        data.rstrip(b"\0").decode()
+        for load, _, data in MachO(str(module)).headers[0].commands
+        if load.get_cmd_name() == command
+    ]
+
+
+def defined(file: Path) -> set[str]:
+    """The names that a module or an object file has for others, but those of inline functions."""
+    symbols = SymbolTable(MachO(str(file))).extdefsyms or []
+    return {name.decode() for entry, name in symbols if not entry.n_desc & WEAK}
+
+
+def imported(module: Path) -> dict[str, list[str]]:
+    """The names that come from each library, or OPEN."""
+    libraries = strings(module, "LC_LOAD_DYLIB")
+    names: dict[str, list[str]] = {library: [] for library in [*libraries, OPEN]}
+    for entry, name in SymbolTable(MachO(str(module))).undefsyms or []:
+        # The upper byte of n_desc is the number of the library among those that are loaded, from 1.
+        number = (entry.n_desc >> 8) & 0xFF
+        library = libraries[number - 1] if 1 <= number <= len(libraries) else OPEN
+        names[library].append(name.decode())
+    return names

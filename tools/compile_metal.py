@@ -1,0 +1,110 @@
+"""`pdm run compile-metal`: each Metal file by itself through Apple's compiler, on a Mac with Xcode.
+
+    pdm run compile-metal
+    python3 -m tools.compile_metal --std metal3.2
+
+It needs nothing that is installed by this project. A file is compiled as the extension carries it:
+with our headers inlined, so that a message names our file and line. Each is compiled in every
+version of the language that is asked for, and a file that fails does not stop the others.
+
+A Mac without Xcode has the same compiler in the driver: `pdm run check-installation` uses that one.
+"""
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+EXTENSION = Path(__file__).resolve().parent.parent / "src" / "extensions"
+# What MLX asks for on macOS 14 and on macOS 15.
+VERSIONS = ["metal3.1", "metal3.2"]
+METAL = ["xcrun", "--sdk", "macosx", "metal"]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0 if all files compile, 1 if one does not, 2 if there is no compiler."""
+    parser = argparse.ArgumentParser(
+        prog="compile-metal",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument(
+        "--std", action="append", metavar="VERSION", help=f"default: {' and '.join(VERSIONS)}"
+    )
+    versions = parser.parse_args(argv).std or VERSIONS
+    missing = what_is_missing()
+    if missing:
+        print(f"compile-metal: {missing}", file=sys.stderr)
+        return 2
+    with in_folder(EXTENSION), tempfile.TemporaryDirectory() as folder:
+        files = sorted([*Path("common").glob("*.metal"), *Path("src").glob("*/*.metal")])
+        texts = [write_text(file, Path(folder)) for file in files]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            results = list(pool.map(lambda text: compile_text(text, versions), texts))
+    failed = 0
+    for file, messages in zip(files, results, strict=True):
+        failed += bool(messages)
+        print(f"{'FAIL' if messages else 'ok  '} src/extensions/{file}")
+        for version, message in messages.items():
+            print(f"  in {version}:\n{message}")
+    print(f"{len(files) - failed} of {len(files)} files compile in {', '.join(versions)}")
+    return 1 if failed else 0
+
+
+def what_is_missing() -> str | None:
+    """A sentence if there is no compiler for Metal."""
+    if shutil.which("xcrun") is None:
+        return "Apple's compiler runs on a Mac; elsewhere `pdm run metal-check` checks the kernels."
+    found = subprocess.run([*METAL, "--version"], check=False, capture_output=True, text=True)
+    if found.returncode != 0:
+        return (
+            "there is no `metal` compiler on this Mac. It comes with Xcode, and from Xcode 26 on "
+            "with `xcodebuild -downloadComponent MetalToolchain`. `pdm run check-installation` "
+            "needs neither: it has the driver compile the kernels."
+        )
+    return None
+
+
+@contextmanager
+def in_folder(folder: Path) -> Iterator[None]:
+    """The current folder: the headers' paths in the sources are relative to it."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def write_text(file: Path, folder: Path) -> Path:
+    """A Metal file with our headers inlined, as a file in the folder."""
+    spec = importlib.util.spec_from_file_location("metal_sources", EXTENSION / "metal_sources.py")
+    assert spec is not None
+    assert spec.loader is not None
+    metal_sources = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(metal_sources)
+    text = folder / file.name
+    text.write_text(metal_sources.inlined(file, set()), encoding="utf-8")
+    return text
+
+
+def compile_text(text: Path, versions: list[str]) -> dict[str, str]:
+    """What the compiler says in each version in which the file does not compile."""
+    messages = {}
+    for version in versions:
+        command = [*METAL, f"-std={version}", "-c", str(text), "-o", os.devnull]
+        result = subprocess.run(command, check=False, capture_output=True, text=True)
+        if result.returncode != 0:
+            messages[version] = result.stderr.rstrip()
+    return messages
+
+
+if __name__ == "__main__":
+    sys.exit(main())
