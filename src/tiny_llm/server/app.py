@@ -1,6 +1,7 @@
 """The web application: endpoints, guards, and errors in the form of their protocol."""
 
 import logging
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -8,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from . import chat, service
+from . import chat, completions, engine_view, messages, responses, service
 from .errors import ApiError
 from .guards import LimitBody, RequireKey
 from .replies import INSIDE
@@ -26,12 +27,13 @@ def make_app(server: Server) -> FastAPI:
         redoc_url=None,
     )
     app.state.server = server
-    for module in (service, chat):
+    for module in (service, chat, completions, responses, messages, engine_view):
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _tell)
     app.add_exception_handler(RequestValidationError, _tell_validation)
     app.add_exception_handler(HTTPException, _tell_http)
     app.add_exception_handler(Exception, _tell_failure)
+    _correct_document(app.openapi())
     settings = server.settings
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)
     if settings.api_key is not None:
@@ -44,6 +46,13 @@ def make_app(server: Server) -> FastAPI:
             allow_headers=["*"],
         )
     return app
+
+
+def _correct_document(document: dict[str, Any]) -> None:
+    """Leaves out 422, which FastAPI writes into its document and this server never answers."""
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
 
 
 async def _tell(request: Request, error: Exception) -> Response:

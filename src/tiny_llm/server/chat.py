@@ -35,13 +35,8 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_completion_tokens or body.max_tokens
     params = body.sampling_params(server.defaults, limit, logprobs)
-    generation = server.bridge.submit([prompt.token_ids], params)
+    generation = await server.begin([prompt.token_ids], params)
     reply = ChatReply(server, body, generation, prompt, params.n)
-    try:
-        await generation.accepted()
-    except BaseException:
-        generation.close()
-        raise
     if not body.stream:
         return await whole(request.receive, generation, reply.whole())
     return EventStream(reply.events(), generation, error_event, server.settings.keep_alive)

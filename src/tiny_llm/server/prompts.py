@@ -109,6 +109,7 @@ class Prompts:
         """
         if not getattr(self.tokenizer, "has_chat_template", False):
             raise refused("The model has no chat template; use /v1/completions.")
+        messages = [_with_objects(message) for message in messages]
         if tools and "tools" not in json.dumps(self.tokenizer.chat_template):
             messages, tools = with_tools_in_text(messages, tools), None
         elif "tool_calls" not in json.dumps(self.tokenizer.chat_template):
@@ -140,6 +141,21 @@ def with_tools_in_text(
         head = f"{written[0]['content']}\n\n{section}"
         return [{"role": "system", "content": head}, *written[1:]]
     return [{"role": "system", "content": section}, *written]
+
+
+def _with_objects(message: Message) -> Message:
+    """A message whose tool calls have their arguments as templates want them: not as a text."""
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": list(map(_with_object, calls))} if calls else message
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {"name": function["name"], "arguments": arguments}}
 
 
 def _as_text(message: Message) -> Message:

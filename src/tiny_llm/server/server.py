@@ -1,13 +1,14 @@
 """What every endpoint needs: the bridge to the engine, the prompts of its model, its defaults."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request
 
-from .bridge import Bridge
+from ..engine.sampling_params import SamplingParams
+from .bridge import Bridge, Generation
 from .errors import ApiError
 from .prompts import Prompts
 from .settings import Settings
@@ -21,7 +22,8 @@ class Server:
         settings: see there.
         bridge: to the engine.
         defaults: of sampling.
-        created: when the model was loaded, in seconds since 1970.
+        created: when the server began, in seconds since 1970.
+        loaded_prompts: None while the model is being loaded.
     """
 
     settings: Settings
@@ -46,6 +48,20 @@ class Server:
         """Tokens that a request may have, prompt and answer."""
         assert self.bridge.loaded is not None
         return self.bridge.loaded.max_seq_len
+
+    async def begin(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Generation:
+        """Puts prompts into the engine's queue.
+
+        Raises:
+            ApiError: the bridge or the engine refuses them; nothing is computed then.
+        """
+        generation = self.bridge.submit(prompts, params)
+        try:
+            await generation.accepted()
+        except BaseException:
+            generation.close()
+            raise
+        return generation
 
     def check_model(self, name: str | None) -> None:
         """Refuses a model that is not served; no name means the one that is.
