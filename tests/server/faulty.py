@@ -1,8 +1,10 @@
 """`python -m tests.server.faulty FAULT …`: the server with an engine that fails.
 
-A fault concerns steps that compute a prompt which contains the token 7: others succeed.
+`raises`, `hangs` and `dies` concern steps with a request whose prompt is `UNLUCKY`; other steps
+succeed. `slow` makes every step take a while. `impatient` is a server that drops slow readers soon.
 """
 
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -10,8 +12,9 @@ from typing import Any
 
 from tiny_llm.cli import serve
 from tiny_llm.engine.runner import Runner
+from tiny_llm.server import settings
 
-UNLUCKY = 7
+UNLUCKY = [7, 7, 7]
 
 
 def raises(step: Any) -> None:
@@ -35,6 +38,7 @@ FAULTS: dict[str, Callable[[Any], None]] = {
     "hangs": hangs,
     "dies": dies,
     "slow": is_slow,
+    "impatient": lambda step: time.sleep(0.03),
 }
 
 
@@ -42,11 +46,15 @@ def main() -> int:
     fault, run = FAULTS[sys.argv[1]], Runner.run
 
     def faulty(self: Runner, step: Any) -> Any:
-        if fault is is_slow or any(UNLUCKY in chunk.request.token_ids for chunk in step.chunks):
+        prompts = [chunk.request.token_ids[:3] for chunk in step.chunks]
+        if UNLUCKY in prompts or sys.argv[1] in ("slow", "impatient"):
             fault(step)
         return run(self, step)
 
     Runner.run = faulty  # type: ignore[method-assign]
+    if sys.argv[1] == "impatient":
+        impatient = {"buffer_pieces": 8, "slow_reader_seconds": 0.5, "keep_alive": 0.02}
+        settings.Settings = functools.partial(settings.Settings, **impatient)  # type: ignore
     return serve.main(sys.argv[2:])
 
 
