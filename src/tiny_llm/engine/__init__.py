@@ -20,6 +20,7 @@ Read it in this order. The files before `grammar_masks` are plain Python without
     answer              from the scheduler's request to the caller's output
     answer_grammar      one grammar for a whole answer: thoughts, and then its body
     grammars            grammars compiled, and a copy for each answer
+    try_grammar         a program: whether compiling a grammar ends
     forced_tokens       guesses without a model: what a grammar forces
     grammar_masks       which tokens grammars allow, for all rows of a step
     choose_tokens       logits into tokens
