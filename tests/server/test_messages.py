@@ -106,6 +106,17 @@ def test_tools_and_their_results_are_in_the_prompt(claude):
     assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == counted.input_tokens
 
 
+def test_what_claude_code_sends(claude):
+    answer = claude.messages.create(
+        **{**BODY, "messages": [*BODY["messages"], {"role": "system", "content": "Be brief."}]},
+        extra_body={
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "output_config": {"effort": "low"},
+        },
+    )
+    assert answer.type == "message"
+
+
 def test_there_is_a_server(server):
     assert httpx2.head(server.url + "/").status_code == 200
 

@@ -61,6 +61,7 @@ class EngineThread(threading.Thread):
             self._report(seam.Died(f"the engine failed: {type(error).__name__}."))
 
     def _serve(self, llm: LLM) -> None:
+        self._report(seam.StepReport((), _gauges(llm)))
         while True:
             news: list[seam.Accepted | seam.Refused | seam.Piece] = []
             for message in self._messages(wait=not llm.has_unfinished_requests):

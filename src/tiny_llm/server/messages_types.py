@@ -1,12 +1,15 @@
 """`POST /v1/messages`: what a client of Anthropic's protocol may send."""
 
 import json
+import logging
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from .errors import refused
 from .sampling import Body, Count
+
+log = logging.getLogger("tiny_llm.server")
 
 # Claude Code begins its system prompt with a line that changes; it would cost the cached prefix.
 CHANGING_LINE = "x-anthropic-billing-header"
@@ -59,9 +62,9 @@ AnyBlock = Annotated[
 
 
 class Turn(Body):
-    """What one side said."""
+    """What one side said; Claude Code writes as the system between two turns, too."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[AnyBlock]
 
 
@@ -92,6 +95,13 @@ class Thinking(Body):
     display: Literal["summarized", "omitted"] | None = None
 
 
+class OutputConfig(Body):
+    """How much work an answer may be; a form cannot be asked for."""
+
+    effort: str | None = None
+    format: None = None
+
+
 class CountBody(Body):
     """The body of a request whose tokens are counted."""
 
@@ -101,6 +111,8 @@ class CountBody(Body):
     tools: list[MessagesTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    context_management: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
 
     def check_honoured(self) -> None:
         """Refuses what this server cannot do.
@@ -108,6 +120,8 @@ class CountBody(Body):
         Raises:
             ApiError: the first such field.
         """
+        if self.context_management:
+            log.warning("context_management is left out: what the client sends is not edited")
         if self.tool_choice is not None and self.tool_choice.type in ("any", "tool"):
             raise refused("tool_choice can be auto or none; a call cannot be forced.")
 

@@ -91,6 +91,9 @@ class ResponsesBody(Body):
             raise refused(
                 "tool_choice can be 'auto' or 'none'; a call cannot be forced.", "tool_choice"
             )
+        for number, tool in enumerate(self.tools or ()):
+            if tool.get("type") != "function":
+                log.warning("tools[%d] of type %.40r is left out", number, tool.get("type"))
         form = self.text.format if self.text is not None else None
         if form is not None and form.type != "text":
             raise refused(f"text.format '{form.type}' is not supported; use 'text'.", "text.format")
@@ -101,13 +104,12 @@ class ResponsesBody(Body):
         found = []
         for number, tool in enumerate(self.tools or ()):
             if tool.get("type") != "function":
-                log.warning("tools[%d] of type %.40r is left out", number, tool.get("type"))
-            elif not isinstance(tool.get("name"), str):
+                continue  # `check_honoured` has warned
+            if not isinstance(tool.get("name"), str):
                 raise refused(f"tools[{number}] has no name.", f"tools[{number}].name")
-            else:
-                keys = ("name", "description", "parameters")
-                function = {key: tool[key] for key in keys if tool.get(key) is not None}
-                found.append({"type": "function", "function": function})
+            keys = ("name", "description", "parameters")
+            function = {key: tool[key] for key in keys if tool.get(key) is not None}
+            found.append({"type": "function", "function": function})
         return found
 
     @property
