@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from .engine.llm import LLM
     from .engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
     from .engine.sampling_params import SamplingParams
+    from .engine.structured_outputs import StructuredOutputs, ToolCalls
 else:
 
     def __getattr__(name: str) -> object:
@@ -80,9 +81,9 @@ else:
         With it comes NumPy, which takes longer to import than all the rest of the package.
         """
         if name in __all__:
-            from .engine import llm, outputs, sampling_params
+            from .engine import llm, outputs, sampling_params, structured_outputs
 
-            for module in (llm, outputs, sampling_params):
+            for module in (llm, outputs, sampling_params, structured_outputs):
                 if hasattr(module, name):
                     return getattr(module, name)
         raise AttributeError(f"module 'tiny_llm' has no attribute '{name}'")
@@ -120,10 +121,12 @@ __all__ = [
     "SpeculationStatistics",
     "SpeculativeDecoding",
     "StreamOutput",
+    "StructuredOutputs",
     "TinyKvCache",
     "TinyKvFullCache",
     "TinyKvPagedCache",
     "TinyKvPagedPool",
+    "ToolCalls",
     "UserError",
     "batch_generate",
     "causal_mask",

@@ -15,6 +15,10 @@ class UserError(ValueError):
     """
 
 
+class QueueFullError(UserError):
+    """The engine has as many requests as it may have; the same request fits later."""
+
+
 class OutOfPagesError(RuntimeError):
     """There are fewer pages of keys and values than were asked for.
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tests.support import as_numpy
-from tiny_llm import LLM, SamplingParams
+from tiny_llm import LLM, SamplingParams, StructuredOutputs
 
 Logits = dict[tuple[int, int], np.ndarray]  # by prompt and place in the answer
 
@@ -50,6 +50,32 @@ CASES: list[tuple[Any, SamplingParams]] = [
             frequency_penalty=0.4,
             logit_bias={300: 6, 301: -100},
             ignore_eos=True,
+        ),
+    ),
+]
+
+MAYOR = {
+    "type": "object",
+    "properties": {"mayor": {"type": "string"}, "of": {"enum": ["Lenmora", "Tavel"]}},
+    "required": ["mayor", "of"],
+    "additionalProperties": False,
+}
+
+# More, which take more memory.
+MORE_CASES = [
+    *CASES,
+    (
+        PARAGRAPH + "Who is the mayor?",
+        SamplingParams(seed=8, max_tokens=20, min_tokens=15, stop_token_ids=[13]),
+    ),
+    (
+        chat(PARAGRAPH + "Who is the mayor?"),
+        SamplingParams(
+            seed=9,
+            max_tokens=30,
+            logprobs=1,
+            repetition_penalty=1.2,
+            structured_outputs=StructuredOutputs(json=MAYOR),
         ),
     ),
 ]

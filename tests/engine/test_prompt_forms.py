@@ -26,13 +26,13 @@ def llm():
 @pytest.mark.parametrize(
     ("messages", "error"),
     [
-        ([{"role": "user"}], "message 0 of the chat has the content None; give one text"),
+        ([{"role": "user"}], "message 0 of the chat has the content None; give a text"),
         ([QUESTION, {"role": "user", "content": 5}], "message 1 of the chat has the content 5;"),
         (
-            [{"role": "user", "content": [{"type": "text", "text": "Why?"}]}],
-            "has the content [{'type': 'text', 'text': 'Why?'}]; give one text (several parts",
+            [{"role": "user", "content": [{"type": "audio", "text": "Why?"}]}],
+            "message 0 of the chat has a content part of type 'audio'; the model reads text only",
         ),
-        ([QUESTION, 5], 'message 1 of the chat is 5; give {"role": …, "content": …}, both texts.'),
+        ([QUESTION, 5], 'message 1 of the chat is 5; give {"role": …, "content": …}, the role a'),
         ([{"content": "Why?"}], "message 0 of the chat is {'content': 'Why?'}; give"),
         ([{"role": 5, "content": "Why?"}], "message 0 of the chat is {'role': 5, 'content'"),
         ([{"prompt_token_ids": [1, 2]}], "message 0 of the chat is {'prompt_token_ids': [1, 2]};"),

@@ -9,7 +9,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.engine.support import CASES, run_cases
+from tests.engine.support import MORE_CASES, run_cases
 from tiny_llm import LLM, Qwen3ModelWeek2, load, make_sampler
 from tiny_llm.generate import decode_with_cache
 
@@ -35,9 +35,9 @@ def draft():
 def alone(demo):
     """What each request says with an engine of its own, in one chunk."""
     outputs, logits = {}, {}
-    for case in range(len(CASES)):
+    for case in range(len(MORE_CASES)):
         llm = build(demo, AMPLE_TOKENS, max_num_seqs=1, enable_prefix_caching=False)
-        own_outputs, own_logits = run_cases(llm, [case])
+        own_outputs, own_logits = run_cases(llm, [case], cases=MORE_CASES)
         outputs |= own_outputs
         logits |= own_logits
     return outputs, logits
@@ -79,7 +79,7 @@ def test_the_product(demo, draft, alone):
             enable_prefix_caching=case["prefix"],
         )
         direction, gap = case["arrival"]
-        found, found_logits = run_cases(llm, range(len(CASES))[::direction], gap)
+        found, found_logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
         for number, expected in outputs.items():
             where = f"request {number} with {case}"
             assert found[number].token_ids == expected.token_ids, where

@@ -1,7 +1,6 @@
 """Week 2, day 4: flash attention, on the CPU and in Metal."""
 
 import functools
-import itertools
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,19 +11,17 @@ from hypothesis import strategies as st
 
 from tests.caches import ListCache
 from tests.metal.attention import attend
+from tests.ops.attention_problems import MASKS, assert_exact, evaluated, exact, make_mask, problem
 from tests.support import (
-    EPSILON,
     as_numpy,
     assert_close,
     assert_same_bits,
-    assert_same_on_any_number_of_threads,
     bits,
     random,
     tiny_model,
 )
 from tiny_llm import (
     Qwen3ModelWeek2,
-    TinyKvFullCache,
     causal_mask,
     flash_attention,
     kernels,
@@ -45,90 +42,6 @@ SHAPES += [
     (1, 1, 1, 1000, 33, 16),
 ]
 METAL_SHAPES = SHAPES[:6]  # an emulator runs them where there is no GPU
-MASKS = ["none", "causal", "additive", "boolean", "hidden rows"]
-
-
-def problem(B, H, group, L, S, D, dtype=mx.float32):
-    """Random (query, key, value)."""
-    return (
-        random(B, H * group, L, D, dtype=dtype),
-        random(B, H, S, D, dtype=dtype),
-        random(B, H, S, D, dtype=dtype),
-    )
-
-
-def make_mask(kind: str, B: int, H_q: int, L: int, S: int):
-    if kind == "none":
-        return None
-    if kind == "causal":
-        return "causal"
-    if kind == "additive":
-        mask = random(B, 1, L, S)
-        return mx.where(mx.random.uniform(shape=mask.shape) < 0.2, -mx.inf, mask)
-    if kind == "boolean":
-        return mx.random.uniform(shape=(H_q, 1, S)) < 0.6
-    mask = mx.zeros((L, S))  # every third row sees nothing, the others all but one stretch
-    mask[::3] = -mx.inf
-    mask[:, S // 4 : S // 2 + 1] = -mx.inf
-    return mask
-
-
-def as_additive(mask, L: int, S: int) -> np.ndarray:
-    """Any mask as float64 numbers to add to the scores."""
-    if mask is None:
-        return np.zeros((L, S))
-    if isinstance(mask, str):
-        return as_numpy(causal_mask(L, S, mx.float32)).astype(np.float64)
-    if mask.dtype == mx.bool_:
-        return np.where(np.array(mask), 0, -np.inf)
-    return as_numpy(mask).astype(np.float64)
-
-
-def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
-    """Attention in float64, zero for rows that see nothing, and a bound of float32's error.
-
-    A score is a sum of D products and errs by at most D·2⁻²⁴·Σ|q·k|; so does, relatively, its
-    weight. Weights and values are summed over S keys, one after the other.
-    """
-    q, k, v = (as_numpy(x).astype(np.float64) for x in (query, key, value))
-    (L, D), S, group = q.shape[-2:], k.shape[-2], q.shape[-3] // k.shape[-3]
-    k, v = np.repeat(k, group, axis=-3), np.repeat(v, group, axis=-3)
-    added = as_additive(mask, L, S)
-    scores = q @ k.swapaxes(-2, -1) * scale + added
-    largest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    weights = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
-    total = weights.sum(axis=-1, keepdims=True)
-    weights = weights / np.where(total == 0, 1, total)
-    magnitudes = np.abs(q) @ np.abs(k).swapaxes(-2, -1) * abs(scale)
-    magnitudes = magnitudes + np.where(np.isfinite(added), np.abs(added), 0)
-    magnitudes = np.where(weights > 0, magnitudes, 0)  # of scores that count
-    worst = magnitudes.max(axis=-1, keepdims=True, initial=0)
-    relative = 2.0**-24 * (2 * (D + 4) * worst + 2 * S + 32)
-    return weights @ v, relative * (weights @ np.abs(v))
-
-
-def evaluated(*args, **kwargs) -> mx.array:
-    result = flash_attention(*args, **kwargs)
-    mx.eval(result)  # while the environment names the instruction set
-    return result
-
-
-def assert_exact(actual: mx.array, expected: np.ndarray, error: np.ndarray) -> None:
-    assert actual.shape == expected.shape
-    smallest = 2.0**-24 if actual.dtype == mx.float16 else 2.0**-126  # subnormals round coarsely
-    bound = EPSILON[actual.dtype] / 2 * (np.abs(expected) + error) + error + smallest
-    came = as_numpy(actual)
-    times = np.abs(came - expected) / bound
-    times = np.where(np.isnan(times), np.inf, times)
-    if times.size == 0 or times.max() <= 1:
-        return
-    worst = np.unravel_index(times.argmax(), times.shape)
-    where = ", ".join(map(str, worst))
-    raise AssertionError(
-        f"{(times > 1).sum()} of {times.size} numbers are wrong; the worst at [{where}] of "
-        f"{'×'.join(map(str, times.shape))} (…, head, query, d): expected {expected[worst]:.6g}, "
-        f"got {came[worst]:.6g}, {times[worst]:.1f} × the error bound"
-    )
 
 
 # --- task 1: the wrapper --------------------------------------------------------------------------
@@ -170,65 +83,6 @@ def test_task_1_a_boolean_mask_is_true_where_a_key_may_be_seen():
         query, key, value, scale=0.25, mask=seen, stream=mx.cpu
     )
     assert_close(flash_attention(query, key, value, mask=seen), expected, "boolean mask", ulps=16)
-
-
-def test_task_1_swapping_the_result_back_copies_nothing():
-    query, key, value = problem(2, 2, 2, 5, 9, 16)
-    out = flash_attention(query, key, value)
-    mx.eval(out)
-    before = mx.get_active_memory()
-    back = out.swapaxes(1, 2).reshape(2, 5, 64)
-    mx.eval(back)
-    assert mx.get_active_memory() == before
-    np.testing.assert_array_equal(as_numpy(back)[1, 4, 48:], as_numpy(out)[1, 3, 4])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"mask": "Causal"}, 'expected mask None, "causal" or an array, got "Causal"'),
-        ({"mask": mx.zeros((5, 9), mx.int32)}, "expected mask in bool, float32.*, got int32"),
-        ({"mask": mx.zeros((5, 8))}, r"can be broadcast to \(2,4,5,9\), got shape \(5,8\)"),
-        ({"mask": mx.zeros((1, 2, 4, 5, 9))}, "can be broadcast"),
-        ({"query": mx.zeros((2, 4, 5, 16), mx.int32)}, "expected query in float32.*, got int32"),
-        ({"key": mx.zeros((2, 2, 9, 16), mx.float16)}, "in the dtype of query, float32, got"),
-        ({"value": mx.zeros((2, 2, 9, 16), mx.bfloat16)}, "in the dtype of query, float32, got"),
-        ({"query": mx.zeros((5, 16))}, "expected query of shape N..×H_q×L×D, got shape"),
-        ({"query": mx.array(1.0)}, "expected query of shape N..×H_q×L×D, got shape"),
-        ({"key": mx.zeros((2, 9, 16))}, "expected key with the 4 dimensions of query"),
-        ({"value": mx.zeros((2, 2, 8, 16))}, "expected value of the shape of key"),
-        ({"query": mx.zeros((3, 4, 5, 16))}, r"expected key of shape \(3,2,9,16\)"),
-        ({"query": mx.zeros((2, 4, 5, 15))}, r"expected key of shape \(2,2,9,15\)"),
-        ({"query": mx.zeros((2, 3, 5, 16))}, "to divide the query heads, got 2 and 3"),
-        ({"context_lens": [9]}, r"expected context_lens of shape \(2\).* got \(1\)"),
-        ({"context_lens": [9, 10]}, r"context_lens from 0 to 9.* got \[9, 10\]"),
-        ({"context_lens": [-1, 3]}, r"context_lens from 0 to 9.* got \[-1, 3\]"),
-        ({"context_lens": mx.array([9.0, 9.0])}, "expected context_lens in int32, got float32"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
-)
-def test_task_1_wrong_arguments_are_named(changes, message):
-    query, key, value = problem(2, 2, 2, 5, 9, 16)
-    arguments = {"query": query, "key": key, "value": value}
-    with pytest.raises(ValueError, match=rf"\[flash_attention\] .*{message}"):
-        flash_attention(**{**arguments, **changes})
-
-
-@pytest.mark.parametrize("D", [0, 257])
-def test_task_1_head_sizes_are_limited(D):
-    x = mx.zeros((1, 1, 2, D))
-    with pytest.raises(ValueError, match=f"a head size from 1 to 256, got {D}"):
-        flash_attention(x, x, x)
-
-
-def test_task_1_no_heads_and_two_masks():
-    x = mx.zeros((1, 2, 3, 4))
-    with pytest.raises(ValueError, match="to divide the query heads, got 0 and 2"):
-        flash_attention(x, x[:, :0], x[:, :0])
-    with pytest.raises(ValueError, match="a causal mask or an array as mask, got both"):
-        kernels.flash_attention(x, x, x, causal=True, mask=mx.zeros((3, 3)))
-    with pytest.raises(ValueError, match="query with 4 dimensions when there are context_lens"):
-        flash_attention(x[0], x[0], x[0], context_lens=[3])
 
 
 # --- task 2: the CPU kernels ----------------------------------------------------------------------
@@ -284,17 +138,6 @@ def test_task_2_a_row_is_the_same_in_every_chunk(instruction_set, dtype, S):
             assert_same_bits(part, whole[:, :, start:end], f"rows {start} to {end}")
 
 
-def test_task_2_a_row_does_not_depend_on_its_batch_or_its_heads(instruction_set, dtype):
-    query, key, value = problem(3, 4, 2, 9, 150, 72, dtype=dtype)
-    together = evaluated(query, key, value)
-    for b, h in itertools.product(range(3), range(4)):
-        of_query, of_key = slice(2 * h, 2 * h + 2), slice(h, h + 1)
-        alone = evaluated(
-            query[b : b + 1, of_query], key[b : b + 1, of_key], value[b, h][None, None]
-        )
-        assert_same_bits(alone, together[b : b + 1, of_query], f"sequence {b}, head {h}")
-
-
 def test_task_2_keys_beyond_do_not_matter(instruction_set, dtype):
     """Not even if they are NaN: a hidden key is not multiplied by zero."""
     query, key, value = problem(1, 1, 2, 9, 200, 24, dtype=dtype)
@@ -317,60 +160,6 @@ def test_task_2_a_causal_array_is_the_causal_mask(instruction_set, dtype):
     assert_same_bits(evaluated(query, key, value, mask=array == 0), causal, "boolean")
     strided = mx.contiguous(array.T).T
     assert_same_bits(evaluated(query, key, value, mask=strided), causal, "a transposed mask")
-
-
-def test_task_2_threads_do_not_change_a_bit():
-    program = (
-        "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
-        "x = lambda *shape: mx.random.normal(shape).astype(mx.bfloat16);"
-        "q, k, v = x(2, 4, 150, 80), x(2, 2, 333, 80), x(2, 2, 333, 80);"
-        "y = t.flash_attention(q, k, v, 0.1, True, stream=mx.cpu).astype(mx.float32);"
-        "print(t.num_threads(), hash(np.array(y).tobytes()))"
-    )
-    assert_same_on_any_number_of_threads(program)
-
-
-def test_task_2_reads_a_cache_where_it_lies(instruction_set, dtype):
-    cache = TinyKvFullCache()
-    B, H, group, D = 2, 2, 2, 40
-    for L in (70, 1, 3):
-        projected = random(B, L, H * group, D, dtype=dtype)
-        keys, values, S, mask = cache.update_and_fetch(
-            random(B, H, L, D, dtype=dtype), random(B, L, H, D, dtype=dtype).swapaxes(1, 2),
-            mask="causal",
-        )  # fmt: skip
-        query = projected.swapaxes(1, 2)
-        actual = evaluated(query, keys, values, mask=mask)
-        copies = (mx.contiguous(x) for x in (query, keys, values))
-        assert_same_bits(actual, evaluated(*copies, mask=mask), f"{L} of {S} tokens")
-
-
-def test_task_2_slices_are_not_copied():
-    buffer = mx.zeros((1, 2, 4096, 64))  # 2 MB
-    query = mx.zeros((1, 2, 1, 64))
-    mx.eval(buffer, query)
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    mx.eval(flash_attention(query, buffer[:, :, :4000], buffer[:, :, 96:4096]))
-    assert mx.get_peak_memory() - before < 100_000
-
-
-@pytest.mark.parametrize("which", ["query", "key", "value"])
-def test_task_2_any_strides_give_the_same_bits(instruction_set, dtype, which):
-    arrays = dict(zip(("query", "key", "value"), problem(2, 2, 2, 70, 70, 20, dtype), strict=True))
-    expected = evaluated(**arrays)
-    x = arrays[which]
-    views = {
-        "last dimension": mx.contiguous(x.swapaxes(2, 3)).swapaxes(2, 3),
-        "first dimension": mx.contiguous(x.swapaxes(0, 2)).swapaxes(0, 2),
-        "every second": mx.repeat(x, 2, axis=3)[..., ::2],
-        "backwards": mx.contiguous(x[:, :, ::-1])[:, :, ::-1],
-    }
-    for name, view in views.items():
-        assert_same_bits(evaluated(**{**arrays, which: view}), expected, name)
-    broadcast = mx.broadcast_to(x[:1, :1, :1], x.shape)
-    expected = evaluated(**{**arrays, which: mx.contiguous(broadcast)})
-    assert_same_bits(evaluated(**{**arrays, which: broadcast}), expected, "broadcast")
 
 
 @pytest.mark.parametrize("mask", [None, "causal", "array"])
@@ -446,25 +235,6 @@ def test_task_2_large_scores_do_not_overflow(instruction_set, dtype):
     out = as_numpy(evaluated(query * 100, key * 100, value))
     assert np.isfinite(out).all(), "expected numbers; an exp overflowed: is the maximum subtracted?"
     assert np.abs(out).max() <= np.abs(as_numpy(value)).max() * 1.01
-
-
-@pytest.mark.parametrize(
-    "shape", [(0, 2, 2, 3, 5, 8), (2, 2, 2, 0, 5, 8), (2, 2, 2, 3, 0, 8), (0, 2, 0, 0, 0, 8)]
-)
-@pytest.mark.parametrize("mask", MASKS)
-def test_task_2_nothing_to_do(instruction_set, dtype, shape, mask):
-    query, key, value = problem(*shape, dtype=dtype)
-    B, H, group, L, S, D = shape
-    out = evaluated(query, key, value, mask=make_mask(mask, B, H * group, L, S))
-    assert out.shape == (B, H * group, L, D)
-    assert not as_numpy(out).any(), "without keys the result is zero"
-
-
-def test_task_2_many_heads_share_one(instruction_set):
-    """More query heads in a group than a block has rows."""
-    query, key, value = problem(1, 1, 150, 3, 70, 8)
-    actual = evaluated(query, key, value, mask="causal")
-    assert_exact(actual, *exact(query, key, value, 8**-0.5, "causal"))
 
 
 # --- task 3: the Metal kernel ---------------------------------------------------------------------

@@ -71,6 +71,10 @@ WITHOUT_ARRAYS = {
         "stop_strings",
         "answer",
         "prompt_forms",
+        "chat_messages",
+        "structured_outputs",
+        "answer_grammar",
+        "forced_tokens",
         "outputs",
     )
 }

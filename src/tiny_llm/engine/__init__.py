@@ -2,24 +2,32 @@
 
 Read it in this order. The files before `choose_tokens` are plain Python without MLX.
 
-    checks            what callers give, checked
-    sampling_params   how tokens are chosen, and when an answer ends
-    config            the limits that the scheduler keeps to
-    request           one answer on its way: its tokens and its pages
-    page_allocator    pages of keys and values, by reference count
-    prefix_cache      pages found again by the tokens in them
-    page_manager      the pages of each request
-    events            what happens, for the live view and recordings
-    prompt_forms      a text, token ids or a chat, as token ids
-    outputs           answers and news, as a caller gets them
-    step              the chunks that are computed together, and their results
-    scheduler         which tokens are computed next
-    stop_strings      tokens into text, up to a stop string
-    answer            from the scheduler's request to the caller's output
-    choose_tokens     logits into tokens
-    paged_model       tokens of many requests through a model at once
-    draft_model       tokens that a small model guesses
-    runner            a step of the scheduler through the models
-    core              requests in, news of their answers out, a step at a time
-    llm               `LLM`, the interface
+    checks              what callers give, checked
+    chat_messages       the messages of a chat in the form that templates read
+    structured_outputs  the form that an answer must have
+    sampling_params     how tokens are chosen, and when an answer ends
+    config              the limits that the scheduler keeps to
+    request             one answer on its way: its tokens and its pages
+    page_allocator      pages of keys and values, by reference count
+    prefix_cache        pages found again by the tokens in them
+    page_manager        the pages of each request
+    events              what happens, for the live view and recordings
+    prompt_forms        a text, token ids or a chat, as token ids
+    outputs             answers and news, as a caller gets them
+    step                the chunks that are computed together, and their results
+    scheduler           which tokens are computed next
+    stop_strings        tokens into text, up to a stop string
+    answer              from the scheduler's request to the caller's output
+    answer_grammar      one grammar for a whole answer: thoughts, and then its body
+    grammars            grammars compiled, and a copy for each answer
+    grammar_masks       which tokens grammars allow, for all rows of a step
+    forced_tokens       guesses without a model: what a grammar forces
+    choose_tokens       logits into tokens
+    prompt_logprobs     how likely the model finds the prompt itself
+    paged_model         tokens of many requests through a model at once
+    draft_model         tokens that a small model guesses
+    look_ahead          the next step, sent to a GPU before the tokens of this one are read
+    runner              a step of the scheduler through the models
+    core                requests in, news of their answers out, a step at a time
+    llm                 `LLM`, the interface
 """

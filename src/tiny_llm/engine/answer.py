@@ -2,10 +2,10 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from .outputs import CompletionOutput, RequestOutput, StreamOutput
+from .outputs import CompletionOutput, Logprobs, RequestOutput, StreamOutput
 from .request import EngineRequest, FinishReason
 from .step import ChunkResult
 from .stop_strings import AnswerText
@@ -18,11 +18,13 @@ class Answer:
         request: the scheduler's side.
         whole: the prompt with all its answers, the caller's side.
         output: the one of `whole.outputs` that this is.
-        tokenizer: as `mlx_lm.load` returns it.
+        detokenizer: a fresh one.
+        eos_token_ids: the tokenizer's end tokens.
         sink: where news of the answer go.
+        deadline: when it ends at the latest, on the clock of `time.perf_counter`; None for never.
 
     Attributes:
-        request, whole, output: as given.
+        request, whole, output, deadline: as given.
     """
 
     def __init__(
@@ -30,15 +32,19 @@ class Answer:
         request: EngineRequest,
         whole: RequestOutput,
         output: CompletionOutput,
-        tokenizer: Any,
+        detokenizer: Any,
+        eos_token_ids: Collection[int],
         sink: deque[StreamOutput],
+        deadline: float | None = None,
     ):
         self.request = request
         self.whole = whole
         self.output = output
+        self.deadline = deadline
         params = request.params
-        self._text = AnswerText(output, tokenizer.detokenizer, params.stop_strings)
-        self._end_token_ids = () if params.ignore_eos else tokenizer.eos_token_ids
+        self._text = AnswerText(output, detokenizer, params.stop_strings, params.min_tokens)
+        self._end_token_ids = () if params.ignore_eos else eos_token_ids
+        request.end_token_ids = (*self._end_token_ids, *(params.stop_token_ids or ()))
         self._sink = sink
 
     def take(self, result: ChunkResult) -> tuple[list[int], FinishReason | None]:
@@ -63,6 +69,11 @@ class Answer:
             self.output.logprobs = self.output.logprobs or []
             self.output.logprobs += result.logprobs[: len(taken)]
         return taken, reason
+
+    def take_prompt_logprobs(self, logprobs: Sequence[Logprobs]) -> None:
+        """Adds the log-probabilities of the prompt's next tokens to the output."""
+        assert self.whole.prompt_logprobs is not None
+        self.whole.prompt_logprobs += logprobs
 
     def _reason_to_end(self, token: int) -> FinishReason | None:
         if token in self._end_token_ids:

@@ -21,6 +21,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..sampler import keep_min_p, keep_top_k, keep_top_p, likeliest, log_softmax
+from .grammar_masks import only_allowed
 from .outputs import Logprobs
 from .request import EngineRequest
 from .sampling_params import SamplingParams
@@ -84,12 +85,18 @@ class SamplingRow:
     def is_plain(self) -> bool:
         """Whether the token is the likeliest one of the unchanged logits."""
         params = self.params
-        return params.is_greedy and not params.has_penalties and not params.logit_bias
+        is_shaped = params.has_penalties or params.logit_bias or self.must_go_on
+        return params.is_greedy and not is_shaped and self.request.grammar is None
+
+    @property
+    def must_go_on(self) -> bool:
+        """Whether the answer may not end here yet."""
+        return self.position < self.params.min_tokens
 
 
 def choose_tokens(
     logits: mx.array, rows: Sequence[SamplingRow], noise_width: int | None = None
-) -> list[int]:
+) -> mx.array:
     """One token for each row.
 
     Args:
@@ -97,17 +104,16 @@ def choose_tokens(
         rows: R.
         noise_width: V of the model whose noise is used, if the logits are another model's. Both
             models then get the same noise for a token.
+
+    Returns:
+        R ids.
     """
     assert logits.shape[0] == len(rows)
     special = [index for index, row in enumerate(rows) if not row.is_plain]
     if not special:
-        return _ints(likeliest(logits))
-    chosen = [-1] * len(rows)
-    if len(special) < len(rows):
-        plain = [index for index, row in enumerate(rows) if row.is_plain]
-        _put(chosen, plain, _ints(likeliest(logits[mx.array(plain)])))
+        return likeliest(logits)
     own = [rows[index] for index in special]
-    shaped = shaped_logits(logits[mx.array(special)], own)
+    shaped = shaped_logits(_rows(logits, special), own)
     drawn = [index for index, row in enumerate(own) if not row.params.is_greedy]
     if drawn:
         noise = gumbel_noise([own[index] for index in drawn], noise_width or logits.shape[-1])
@@ -115,8 +121,18 @@ def choose_tokens(
         if len(drawn) < len(own):
             noise = mx.zeros(shaped.shape).at[mx.array(drawn)].add(noise)
         shaped = shaped + noise
-    _put(chosen, special, _ints(likeliest(shaped)))
-    return chosen
+    tokens = likeliest(shaped)
+    if len(special) == len(rows):
+        return tokens
+    plain = [index for index, row in enumerate(rows) if row.is_plain]
+    order = [*plain, *special]
+    places = [order.index(index) for index in range(len(rows))]
+    return mx.concatenate([likeliest(_rows(logits, plain)), tokens])[mx.array(places)]
+
+
+def as_ints(tokens: mx.array) -> list[int]:
+    """Token ids as numbers: waits for them."""
+    return tokens.tolist()  # type: ignore[return-value]
 
 
 def shaped_logits(logits: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
@@ -127,6 +143,7 @@ def shaped_logits(logits: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
         no filters, which would not change the likeliest token.
     """
     x = _penalized(_biased(logits.astype(mx.float32), rows), rows)
+    x = only_allowed(_without_end(x, rows), rows)
     temperatures = [1.0 if row.params.is_greedy else row.params.temperature for row in rows]
     if any(temperature != 1 for temperature in temperatures):
         x = x / mx.array(temperatures)[:, None]
@@ -164,6 +181,21 @@ def _penalized(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
     y = mx.where(present, mx.where(y > 0, y / repetition, y * repetition), y)
     y = y - frequency * counts - presence * (counts > 0)
     return _replace_rows(x, penalized, y)
+
+
+def _without_end(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
+    """Drops the tokens that would end an answer before its `min_tokens`."""
+    places = [
+        (index, token)
+        for index, row in enumerate(rows)
+        if row.must_go_on
+        for token in row.request.end_token_ids
+        if token < x.shape[-1]
+    ]
+    if not places:
+        return x
+    row_ids, tokens = zip(*places, strict=True)
+    return x.at[mx.array(row_ids), mx.array(tokens)].add(-mx.inf)
 
 
 def _filtered(x: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
@@ -237,6 +269,10 @@ def top_logprobs(logits: mx.array, counts: Sequence[int], chosen: Sequence[int])
     return result
 
 
+def _rows(x: mx.array, indices: Sequence[int]) -> mx.array:
+    return x if len(indices) == x.shape[0] else x[mx.array(list(indices))]
+
+
 def _replace_rows(x: mx.array, indices: Sequence[int], rows: mx.array) -> mx.array:
     if len(indices) == x.shape[0]:
         return rows
@@ -248,12 +284,3 @@ def _replace_rows(x: mx.array, indices: Sequence[int], rows: mx.array) -> mx.arr
 def _from_buffer(numbers: Any) -> mx.array:
     """A copy of an `array` or of a `bytearray`: MLX reads buffers, which its types do not say."""
     return mx.array(numbers)
-
-
-def _put(target: list[int], indices: Sequence[int], values: Sequence[int]) -> None:
-    for index, value in zip(indices, values, strict=True):
-        target[index] = value
-
-
-def _ints(array: mx.array) -> list[int]:
-    return array.tolist()  # type: ignore[return-value]

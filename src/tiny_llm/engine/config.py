@@ -17,6 +17,7 @@ class SchedulerConfig:
         max_seq_len: tokens that a request may have, prompt and answer together.
         num_drafts: guesses that follow a token that is decoded; 0 without a draft model.
         enable_prefix_caching: whether requests share pages.
+        max_queue: requests beyond `max_num_seqs` that may wait; None for any number.
 
     Raises:
         UserError: a number is not whole, or too small.
@@ -29,6 +30,7 @@ class SchedulerConfig:
     max_seq_len: int
     num_drafts: int = 0
     enable_prefix_caching: bool = True
+    max_queue: int | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -40,6 +42,8 @@ class SchedulerConfig:
         ):
             check_whole(name, getattr(self, name), 1)
         check_whole("num_drafts", self.num_drafts, 0)
+        if self.max_queue is not None:
+            check_whole("max_queue", self.max_queue, 0)
         decoding = self.max_num_seqs * (1 + self.num_drafts)
         if self.max_num_batched_tokens < decoding:
             guesses = f" and {self.num_drafts} guesses" if self.num_drafts else ""

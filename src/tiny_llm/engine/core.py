@@ -4,6 +4,7 @@ A step is three calls: the scheduler plans it, the runner computes it, and the n
 answers and back to the scheduler. This file does not know where models come from.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -11,12 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import UserError, check_token_ids
+from ..models.detokenizer import exact_detokenizer
 from . import prompt_forms
 from .answer import Answer
-from .checks import as_plain
+from .answer_grammar import thinking_before
+from .checks import as_plain, check_range
 from .choose_tokens import TokenCounts, answer_seed
+from .forced_tokens import ForcedTokens
+from .grammars import AnswerGrammar, GrammarCompiler
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
-from .prompt_forms import Prompt
+from .prompt_forms import ChatOptions, Prompt
 from .request import EngineRequest, FinishReason
 from .runner import Runner
 from .sampling_params import SamplingParams
@@ -36,6 +41,7 @@ class EngineCore:
     Attributes:
         tokenizer, scheduler, runner, seed: as given.
         vocab_size: V of the model that answers.
+        grammars: compiles what requests ask for; a server may do so beforehand, in other threads.
         step_seconds: time spent in steps; `runner.seconds` of it were not bookkeeping.
     """
 
@@ -45,7 +51,9 @@ class EngineCore:
         self.runner = runner
         self.seed = seed
         self.vocab_size = runner.target.vocab_size
+        self.grammars = GrammarCompiler(tokenizer, self.vocab_size)
         self.step_seconds = 0.0
+        self._source = ForcedTokens()
         self._answers: dict[str, Answer] = {}  # by the id of the scheduler's request
         self._groups: dict[str, list[Answer]] = {}  # by the id of the caller's request
         self._num_added = 0
@@ -55,17 +63,22 @@ class EngineCore:
         prompt: Prompt,
         params: SamplingParams,
         request_id: str | None,
-        enable_thinking: bool,
+        chat: ChatOptions,
         sink: deque[StreamOutput],
+        timeout: float | None = None,
     ) -> RequestOutput:
         """Adds the `n` requests of a prompt, or none of them if one is refused.
 
         Args:
-            prompt, params, request_id, enable_thinking: see `LLM.add_request`, errors too.
+            prompt, params, request_id, timeout: see `LLM.add_request`, errors too.
+            chat: how the messages of a chat become text.
             sink: where news of the answers go.
         """
+        self.scheduler.check_room(params.n)
+        if timeout is not None:
+            check_range("timeout", timeout, 0, math.inf, "a number of seconds > 0", above=True)
         prompt = as_plain(prompt)
-        ids = prompt_forms.encode(self.tokenizer, prompt, enable_thinking)
+        ids = prompt_forms.encode(self.tokenizer, prompt, chat)
         check_token_ids("the prompt", ids, self.vocab_size)
         check_token_ids("logit_bias", params.logit_bias or (), self.vocab_size)
         own_name = self.new_id()
@@ -73,6 +86,7 @@ class EngineCore:
         own_ids = [name if params.n == 1 else f"{name}#{index}" for index in range(params.n)]
         if name in self._groups or any(own_id in self._answers for own_id in own_ids):
             raise UserError(f"request_id '{name}' is taken by a request that is not finished.")
+        grammars = self._grammars(ids, params, chat.lets_think)
         seed = params.seed if params.seed is not None else answer_seed(self.seed, int(own_name))
         whole = RequestOutput(
             name,
@@ -81,17 +95,41 @@ class EngineCore:
             [CompletionOutput(index) for index in range(params.n)],
             RequestMetrics(time.perf_counter()),
         )
+        deadline = None if timeout is None else whole.metrics.arrival_time + timeout
+        eos_token_ids = self.tokenizer.eos_token_ids
         answers = []
-        for own_id, output in zip(own_ids, whole.outputs, strict=True):
+        for own_id, output, grammar in zip(own_ids, whole.outputs, grammars, strict=True):
             own_seed = answer_seed(seed, output.index)
             request = EngineRequest(own_id, ids, params, params.max_tokens, own_seed)
+            request.grammar = grammar
             if params.has_penalties:
                 request.token_counts = TokenCounts(request, self.vocab_size)
-            answers.append(Answer(request, whole, output, self.tokenizer, sink))
+            if params.prompt_logprobs is not None and output.index == 0:
+                request.num_to_score = len(ids) - 1
+                whole.prompt_logprobs = [None]
+            detokenizer = exact_detokenizer(self.tokenizer)
+            answer = Answer(request, whole, output, detokenizer, eos_token_ids, sink, deadline)
+            answers.append(answer)
             self.scheduler.add(request)  # refuses the first, or none
             self._answers[own_id] = answers[-1]
         self._groups[name] = answers
         return whole
+
+    def prepare(self, ids: Sequence[int], params: SamplingParams, lets_think: bool) -> None:
+        """Compiles the grammar of a request; see `LLM.prepare`."""
+        self._grammars(ids, params, lets_think)
+
+    def _grammars(
+        self, ids: Sequence[int], params: SamplingParams, lets_think: bool
+    ) -> list[AnswerGrammar | None]:
+        """A grammar for each of the `n` answers to a prompt; None where the form is free."""
+        form = params.structured_outputs
+        if form is None:
+            return [None] * params.n
+        tail = self.tokenizer.decode(list(ids[-8:]))  # a template writes few tokens after <think>
+        can_think = bool(getattr(self.tokenizer, "has_thinking", False))
+        thinking = thinking_before(tail, can_think and lets_think)
+        return [self.grammars.compile(form, thinking) for _ in range(params.n)]
 
     def new_id(self) -> str:
         """An id that no other request has: the next number."""
@@ -108,7 +146,8 @@ class EngineCore:
         return bool(answers)
 
     def advance(self) -> None:
-        """Computes one step and sends its news; no effect without requests."""
+        """Ends requests that are late, computes one step and sends its news."""
+        self._end_late()
         if not self.scheduler.has_requests:
             return
         started = time.perf_counter()
@@ -123,12 +162,30 @@ class EngineCore:
             self._fail(step, error)
         self.step_seconds += time.perf_counter() - started
 
+    def _end_late(self) -> None:
+        """Ends the requests whose time is up, wherever they are."""
+        now = time.perf_counter()
+        for answer in list(self._answers.values()):
+            if answer.deadline is not None and now >= answer.deadline:
+                self._end(answer, [], "timeout")
+
     def _hand_on(self, step: Step, results: dict[str, ChunkResult]) -> None:
         """Gives the new tokens to the answers and to the scheduler."""
         news = []
         for name, result in results.items():
             answer = self._answers[name]
+            if result.error is not None:
+                self._end(answer, [], "error", result.error)
+                continue
+            if result.prompt_logprobs:
+                answer.take_prompt_logprobs(result.prompt_logprobs)
+            if not result.token_ids:
+                continue
             taken, reason = answer.take(result)
+            refusal = None if answer.request.grammar is None else answer.request.grammar.take(taken)
+            if refusal is not None:
+                self._end(answer, [], "error", refusal)
+                continue
             results[name] = replace(result, token_ids=taken)
             news.append((answer, taken, reason))
         self.scheduler.commit(step, results)
@@ -136,6 +193,7 @@ class EngineCore:
             if answer.output.index == 0:  # the other answers find what the first has computed
                 answer.whole.num_cached_tokens = answer.request.num_cached_tokens
             if reason is None:
+                answer.request.offered = self._source.propose(answer.request)
                 answer.tell(taken, None)
             else:
                 self._end(answer, taken, reason)

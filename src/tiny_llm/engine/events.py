@@ -48,7 +48,7 @@ class RequestPreempted:
 
 @dataclass(frozen=True)
 class RequestEnded:
-    """A request ended; `reason` is stop, length, abort or error."""
+    """A request ended; `reason` is stop, length, timeout, abort or error."""
 
     request_id: str
     reason: str

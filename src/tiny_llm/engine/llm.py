@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -29,7 +29,7 @@ from .draft_model import DraftModel
 from .events import Listener
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .paged_model import PagedModel
-from .prompt_forms import Prompt, Prompts
+from .prompt_forms import ChatOptions, Prompt, Prompts
 from .runner import Runner
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
@@ -50,7 +50,8 @@ class LLM:
     Args:
         model: a short name, a hub id, a folder, or what `load_weights` or `load` returned.
         kv_cache_bytes: memory for keys and values at most, the draft model's included. It is taken
-            when pages are first needed, in steps, and kept. 2e9 is as good as 2_000_000_000.
+            when pages are first needed, in steps, and kept; `reserve` takes all of it at once.
+            2e9 is as good as 2_000_000_000.
         block_size: tokens in a page. Requests share full pages from the first token on, so smaller
             pages share more; they cost a longer block table.
         max_num_batched_tokens: tokens that a step computes at most, guesses included. A larger
@@ -61,6 +62,8 @@ class LLM:
         draft_model: a smaller model that guesses tokens, given as `model` is. It must have the same
             vocabulary. It changes how many steps an answer takes, and none of its tokens.
         num_drafts: how many guesses a step verifies for each request.
+        max_queue: requests beyond `max_num_seqs` that may wait; one more is refused
+            (`QueueFullError`). None for any number.
         seed: for requests that have none; None draws one.
         listener: is called with every event (`events.py`); a `Recorder`, for example.
 
@@ -84,6 +87,7 @@ class LLM:
         enable_prefix_caching: bool = True,
         draft_model: Model | None = None,
         num_drafts: int = 4,
+        max_queue: int | None = None,
         seed: int | None = 0,
         listener: Listener | None = None,
     ):
@@ -105,6 +109,7 @@ class LLM:
             max_seq_len=min(one.max_seq_len for one in models),
             num_drafts=0 if draft_model is None else num_drafts,
             enable_prefix_caching=enable_prefix_caching,
+            max_queue=max_queue,
         )
         target, *drafts = (PagedModel(one, config.num_pages) for one in models)
         draft = DraftModel(drafts[0], target.vocab_size) if drafts else None
@@ -122,15 +127,23 @@ class LLM:
         sampling_params: Params = None,
         *,
         enable_thinking: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         show_progress: bool = True,
     ) -> list[RequestOutput]:
         """Answers prompts.
 
         Args:
             prompts: one or several. Each is a text (encoded as it stands), token ids (a list or an
-                array), or the messages of a chat (`{"role": …, "content": …}`, both texts).
+                array), or the messages of a chat (`{"role": …, "content": …}`). A message's content
+                is a text or text parts; an assistant's may have `tool_calls` and
+                `reasoning_content`.
             sampling_params: for all prompts, or one for each; `SamplingParams()` if None.
-            enable_thinking: passed to the chat template.
+            enable_thinking: passed to the chat template. Whatever the prompt is, an answer with
+                `structured_outputs` may then begin with thoughts.
+            tools: what the model may call, each as `{"type": "function", "function": {"name": …,
+                "description": …, "parameters": a JSON schema}}`; the chat template tells the model.
+            chat_template_kwargs: more variables of the chat template.
             show_progress: whether to show a progress bar on standard error, if that is a terminal.
 
         Returns:
@@ -151,12 +164,19 @@ class LLM:
             outputs: list[RequestOutput] = []
             asked = _asked(prompts, sampling_params)
             task = progress.add_task("generating", total=len(asked))
-            for output in self._serve(asked, enable_thinking, outputs):
+            chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
+            for output in self._serve(asked, chat, outputs):
                 progress.advance(task, output.request_output.finished)
         return outputs
 
     def stream(
-        self, prompts: Prompts, sampling_params: Params = None, *, enable_thinking: bool = False
+        self,
+        prompts: Prompts,
+        sampling_params: Params = None,
+        *,
+        enable_thinking: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[StreamOutput]:
         """Answers prompts as `generate` does, and yields their tokens as they are computed.
 
@@ -164,13 +184,14 @@ class LLM:
         the `request_output` of a prompt is always the same object. The requests are added when the
         iteration begins, and aborted if it ends early.
         """
-        return self._serve(_asked(prompts, sampling_params), enable_thinking, [])
+        chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
+        return self._serve(_asked(prompts, sampling_params), chat, [])
 
     def _add_or_refuse(
-        self, prompt: Prompt, params: SamplingParams, thinking: bool, sink: deque[StreamOutput]
+        self, prompt: Prompt, params: SamplingParams, chat: ChatOptions, sink: deque[StreamOutput]
     ) -> RequestOutput:
         try:
-            return self.core.add(prompt, params, None, thinking, sink)
+            return self.core.add(prompt, params, None, chat, sink)
         except UserError as error:
             output = CompletionOutput(0, finish_reason="error")
             now = time.perf_counter()
@@ -183,7 +204,7 @@ class LLM:
     def _serve(
         self,
         asked: Sequence[tuple[Prompt, SamplingParams]],
-        thinking: bool,
+        chat: ChatOptions,
         outputs: list[RequestOutput],
     ) -> Iterator[StreamOutput]:
         """Adds requests, puts their outputs into `outputs`, and steps until all are finished.
@@ -193,7 +214,7 @@ class LLM:
         sink: deque[StreamOutput] = deque()
         try:
             for prompt, params in asked:
-                outputs.append(self._add_or_refuse(prompt, params, thinking, sink))
+                outputs.append(self._add_or_refuse(prompt, params, chat, sink))
             while sink or not all(output.finished for output in outputs):
                 if not sink:
                     self.core.advance()
@@ -213,23 +234,47 @@ class LLM:
         *,
         request_id: str | None = None,
         enable_thinking: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
     ) -> str:
         """Puts a request into the queue; `step` serves it.
 
         Args:
-            prompt, enable_thinking: see `generate`.
+            prompt, enable_thinking, tools, chat_template_kwargs: see `generate`.
             sampling_params: `SamplingParams()` if None.
             request_id: unique among requests that are not finished; a number if None.
+            timeout: seconds from now after which the answer ends as it is, in the queue too, with
+                finish_reason "timeout"; None for never.
 
         Returns:
             The request's id.
 
         Raises:
             UserError: an empty prompt, a token that the model does not have, more tokens than the
-                model's context or the declared memory can hold, or an id that is taken.
+                model's context or the declared memory can hold, or an id that is taken;
+                `QueueFullError` if the queue is full.
         """
         params = _checked(sampling_params or SamplingParams())
-        return self.core.add(prompt, params, request_id, enable_thinking, self._outbox).request_id
+        chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
+        whole = self.core.add(prompt, params, request_id, chat, self._outbox, timeout)
+        return whole.request_id
+
+    def prepare(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        enable_thinking: bool = False,
+    ) -> None:
+        """Compiles what a request asks for in `structured_outputs`, so that `add_request` is quick.
+
+        Unlike all else here, this may be called by any thread. No effect without a form.
+
+        Raises:
+            UserError: the grammar is refused, or `llguidance` is not installed.
+        """
+        self.core.prepare(prompt_token_ids, sampling_params, enable_thinking)
 
     def abort(self, request_id: str) -> bool:
         """Ends a request, whatever its state, and frees its memory at once.
@@ -262,6 +307,12 @@ class LLM:
     def step_seconds(self) -> float:
         """Time spent in steps; `runner.seconds` of it were not bookkeeping."""
         return self.core.step_seconds
+
+    def reserve(self) -> None:
+        """Takes all of `kv_cache_bytes` now: no step then spends time on it, or fails to get it."""
+        self.runner.target.reserve()
+        if self.runner.draft is not None:
+            self.runner.draft.model.reserve()
 
     def describe(self) -> dict[str, Any]:
         """The engine's configuration, for the head of a recording, as JSON has it."""

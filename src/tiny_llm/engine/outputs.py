@@ -1,6 +1,7 @@
 """The answers and news that a caller gets back: plain data."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from .request import FinishReason
 
@@ -49,8 +50,8 @@ class CompletionOutput:
         index: which of the prompt's `n`.
         text: the answer so far, without end token and stop string.
         token_ids: its tokens, the end token included.
-        finish_reason: "stop" (an end token or a stop string), "length", "abort" or "error"; None
-            until the answer ends.
+        finish_reason: "stop" (an end token or a stop string), "length", "timeout", "abort" or
+            "error"; None until the answer ends.
         stop_reason: the token or the string that stopped it; None for the tokenizer's end tokens.
         logprobs: one for each token, if `SamplingParams.logprobs` was given.
     """
@@ -76,15 +77,18 @@ class RequestOutput:
         outputs: the `n` answers.
         metrics: when things happened.
         num_cached_tokens: tokens of the prompt that were found in the prefix cache.
+        prompt_logprobs: for each token of the prompt, if `SamplingParams.prompt_logprobs` was
+            given; None for the first. They are complete when the first answer's first token comes.
         error: a sentence that says why the request failed or was refused.
     """
 
     request_id: str
-    prompt: str | list[dict[str, str]] | None
+    prompt: str | list[dict[str, Any]] | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     metrics: RequestMetrics
     num_cached_tokens: int = 0
+    prompt_logprobs: list[Logprobs | None] | None = None
     error: str | None = None
 
     @property

@@ -46,8 +46,12 @@ class PageManager:
     # ---------------------------------------------------------------- a request gets pages
 
     def match(self, request: EngineRequest) -> list[PrefixNode]:
-        """The pages of the prefix cache that a request can begin with."""
-        return self.cache.match(request.token_ids) if self._sharing else []
+        """The pages of the prefix cache that a request can begin with.
+
+        None if tokens of its prompt are still to be scored: that needs their logits.
+        """
+        is_scored = request.num_scored == request.num_to_score
+        return self.cache.match(request.token_ids) if self._sharing and is_scored else []
 
     def next_key(self, request: EngineRequest, path: Sequence[PrefixNode]) -> PageKey | None:
         """The next page after `path` that a request could share; None if it has no full one."""

@@ -1,17 +1,54 @@
 """The forms of a prompt: a text, token ids, or the messages of a chat."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
 from ..errors import UserError, shortened
+from .chat_messages import check_characters, checked_messages, checked_tools
 from .checks import as_plain
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 Prompts = Prompt | Sequence[Prompt]
 
 FORMS = 'a text, token ids or the messages of a chat ({"role": …, "content": …})'
+
+# What callers decide with arguments of their own, or what is none of a template's business.
+RESERVED = {
+    "add_generation_prompt",
+    "chat_template",
+    "conversation",
+    "messages",
+    "tokenize",
+    "tools",
+}
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How the messages of a chat become text.
+
+    Attributes:
+        enable_thinking: whether the model may think before it answers, if it can.
+        tools: what the model may call; None for nothing.
+        template_kwargs: more variables of the chat template.
+    """
+
+    enable_thinking: bool = False
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] | None = None
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Variables of the chat template."""
+        return {"enable_thinking": self.enable_thinking, **(self.template_kwargs or {})}
+
+    @property
+    def lets_think(self) -> bool:
+        """Whether the template is told to let the model think."""
+        return bool(self.variables["enable_thinking"])
 
 
 def as_list(prompts: Any) -> list[Any]:
@@ -30,7 +67,7 @@ def as_list(prompts: Any) -> list[Any]:
     raise UserError(f"{shortened(prompts)} is no prompt; give {FORMS}, or a list of such.")
 
 
-def encode(tokenizer: Any, prompt: Prompt, enable_thinking: bool = False) -> list[int]:
+def encode(tokenizer: Any, prompt: Prompt, chat: ChatOptions = ChatOptions()) -> list[int]:
     """A prompt's token ids. A text is encoded as it stands, a chat through the chat template.
 
     Returns:
@@ -38,63 +75,43 @@ def encode(tokenizer: Any, prompt: Prompt, enable_thinking: bool = False) -> lis
 
     Raises:
         UserError: the argument is not a prompt; a token is not a number; a message of a chat has no
-            role or no text; there is no chat template, or it refuses the chat.
+            role or no text; there is no chat template, it refuses the chat, or it has no place for
+            tools.
     """
     if not isinstance(prompt, str) and not _is_sequence(prompt):
         raise UserError(f"{shortened(prompt)} is no prompt; give {FORMS}.")
     if not prompt:
         return []
     if isinstance(prompt, str):
-        _check_characters("the prompt", prompt)
+        check_characters("the prompt", prompt)
         return list(tokenizer.encode(prompt))
     if _is_chat(prompt):
-        return _encode_chat(tokenizer, prompt, enable_thinking)  # type: ignore[arg-type]
+        return _encode_chat(tokenizer, prompt, chat)  # type: ignore[arg-type]
     for token in prompt:
         if not isinstance(token, Integral):
             raise UserError(f"the prompt has the token {shortened(token)}; ids are whole numbers.")
     return [int(token) for token in prompt]  # type: ignore[arg-type]
 
 
-def _encode_chat(tokenizer: Any, messages: Sequence[Message], enable_thinking: bool) -> list[int]:
+def _encode_chat(tokenizer: Any, messages: Sequence[Message], chat: ChatOptions) -> list[int]:
     if not getattr(tokenizer, "has_chat_template", False):
         raise UserError("the model has no chat template; give a text or token ids.")
-    for index, message in enumerate(messages):
-        _check_message(f"message {index} of the chat", message)
+    checked = checked_messages(messages)
+    tools = checked_tools(chat.tools)
+    if tools and "tools" not in str(tokenizer.chat_template):
+        raise UserError("the model's chat template has no place for tools; leave tools out.")
+    variables = chat.variables
+    for name in variables.keys() & RESERVED:
+        raise UserError(f"chat_template_kwargs has '{name}', which cannot be set there.")
     try:
         return list(
             tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, enable_thinking=enable_thinking
+                checked, tools=tools, add_generation_prompt=True, **variables
             )
         )
     except Exception as error:  # a template is a program, which can fail in any way
         reason = str(error).rstrip(".") or type(error).__name__
         raise UserError(f"the chat template refuses the chat: {reason}.") from error
-
-
-def _check_message(what: str, message: Any) -> None:
-    """Refuses a message without role or text, which many templates would drop silently."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise UserError(
-            f'{what} is {shortened(message)}; give {{"role": …, "content": …}}, both texts.'
-        )
-    content = message.get("content")
-    if content is None and message["role"] == "assistant":
-        return  # for example after a tool call
-    if not isinstance(content, str):
-        raise UserError(
-            f"{what} has the content {shortened(content)}; give one text (several parts joined), "
-            "which only an assistant's message can do without."
-        )
-    _check_characters(what, content)
-
-
-def _check_characters(what: str, text: str) -> None:
-    """Refuses half of a surrogate pair, which JSON that was cut can contain."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = text[error.start]
-        raise UserError(f"{what} has {half!r}, half of a character; give whole ones.") from error
 
 
 def is_token_ids(prompt: Any) -> bool:

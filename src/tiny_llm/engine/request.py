@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from .sampling_params import SamplingParams
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "timeout", "abort", "error"]
 
 
 class RequestState(StrEnum):
@@ -42,6 +42,7 @@ class RequestState(StrEnum):
 END_STATES = {
     "stop": RequestState.FINISHED,
     "length": RequestState.FINISHED,
+    "timeout": RequestState.ABORTED,
     "abort": RequestState.ABORTED,
     "error": RequestState.FAILED,
 }
@@ -65,6 +66,13 @@ class EngineRequest:
         num_unguessed: how many of the computed tokens, at the end, a draft model has not computed.
             Its keys and values are in the same pages, beside the target's.
         finish_reason: None until it ends.
+        grammar: what the answer is kept to (`grammars.AnswerGrammar`), or None. The scheduler does
+            not use it.
+        offered: guesses at the next tokens that cost nothing (`forced_tokens.py`).
+        end_token_ids: tokens that end the answer; none of them is chosen before `min_tokens`.
+        num_to_score: how many tokens of the prompt, from the first on, are to tell the
+            log-probabilities of the token that follows them.
+        num_scored: how many of them have.
         token_counts: what penalties need (`choose_tokens.TokenCounts`), or None. The scheduler does
             not use it.
     """
@@ -94,6 +102,11 @@ class EngineRequest:
         self.num_shared = 0
         self.node: Any = None  # the prefix cache's node of the last shared page
         self.token_counts: Any = None
+        self.grammar: Any = None
+        self.offered: Sequence[int] = ()
+        self.end_token_ids: Sequence[int] = ()
+        self.num_scored = 0
+        self.num_to_score = 0
 
     @property
     def num_tokens(self) -> int:

@@ -9,11 +9,17 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from .choose_tokens import SamplingRow, choose_tokens, top_logprobs
+from .choose_tokens import SamplingRow, as_ints, choose_tokens, top_logprobs
 from .draft_model import DraftModel, count_right, num_unguessed
+from .look_ahead import LookAhead
 from .outputs import Logprobs
 from .paged_model import PagedModel, Span
+from .prompt_logprobs import add_prompt_logprobs, rows_of_prompts
 from .step import Chunk, ChunkResult, Step
+
+NOT_A_NUMBER = (
+    "the model computed logits that are not numbers (NaN), from which no token can be chosen."
+)
 
 
 @dataclass
@@ -45,26 +51,35 @@ class Runner:
 
     Attributes:
         statistics: since the beginning.
+        look_ahead: what a GPU computes before the scheduler has asked for it.
     """
 
     target: PagedModel
     draft: DraftModel | None = None
     statistics: RunnerStatistics = field(default_factory=RunnerStatistics)
+    look_ahead: LookAhead = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.look_ahead = LookAhead(self.target)
 
     def run(self, step: Step) -> dict[str, ChunkResult]:
         """Computes a step with at least one chunk.
 
         Returns:
-            The results of the chunks that sample, by request id.
+            The results of the chunks that sample or are scored, by request id.
         """
         chunks = step.chunks
-        guesses: list[list[int]] = [[] for _ in chunks]
+        guesses = [list(chunk.request.offered[: chunk.num_drafts]) for chunk in chunks]
         if self.draft is not None:
             guesses = self.draft.propose(chunks)
         spans, rows = target_spans(chunks, guesses)
-        logits = self.target.logits(spans, rows)
+        scored, rows_to_score = rows_of_prompts(chunks, guesses)
+        logits = self.look_ahead.take(chunks)
+        if logits is None:
+            logits = self.target.logits(spans, rows + rows_to_score)
         started = time.perf_counter()
-        results = self._choose(chunks, guesses, logits)
+        results = self._choose(chunks, guesses, logits[: len(rows)] if scored else logits)
+        add_prompt_logprobs(results, scored, logits[len(rows) :])
         self.statistics.sampling_seconds += time.perf_counter() - started
         self.statistics.steps += 1
         return results
@@ -89,21 +104,30 @@ class Runner:
         ]
         if not rows:
             return {}
-        chosen = choose_tokens(logits, rows)
+        tokens = choose_tokens(logits, rows)
+        all_decode = len(sampled) == len(chunks) and self.draft is None and not any(guesses)
+        if self.look_ahead.is_on and all_decode:
+            self.look_ahead.begin(chunks, tokens)
+        chosen = as_ints(tokens)
+        broken = rows_with_nan(logits, chosen)
         logprobs = _wanted_logprobs(logits, rows, chosen)
         results, first = {}, 0
         for chunk, own in sampled:
             right = count_right(own, chosen[first:])
             end = first + right + 1
+            if broken:
+                end = min([end, *(row for row in broken if row >= first)])
+                right = end - first - 1
             wanted = chunk.request.params.logprobs is not None
             results[chunk.request.request_id] = ChunkResult(
                 chosen[first:end],
                 num_unguessed(len(own), right),
                 [logprobs[row] for row in range(first, end)] if wanted else None,
+                error=None if end > first else NOT_A_NUMBER,
             )
             self.statistics.decoded += chunk.request.num_output_tokens > 0
             self.statistics.proposed += len(own)
-            self.statistics.accepted += right
+            self.statistics.accepted += max(0, right)
             first += len(own) + 1
         return results
 
@@ -122,6 +146,24 @@ def target_spans(
         if chunk.samples:
             rows.extend(range(num_tokens - len(own) - 1, num_tokens))
     return spans, rows
+
+
+def rows_with_nan(logits: mx.array, chosen: Sequence[int]) -> list[int]:
+    """The rows, of R×V, from which no token could be chosen, because they are not numbers.
+
+    A broken hidden state makes its whole row NaN, and the token 0 is chosen, or one that is NaN. So
+    only such rows are looked at: reading all logits would take longer than choosing the tokens.
+
+    Args:
+        logits: R×V.
+        chosen: the token of each row.
+    """
+    own = mx.take_along_axis(logits, mx.array(list(chosen))[:, None], axis=1)[:, 0]  # R
+    is_nan: list[bool] = mx.isnan(own).tolist()  # type: ignore[assignment]
+    suspects = [row for row, token in enumerate(chosen) if token == 0 and not is_nan[row]]
+    for row in suspects:
+        is_nan[row] = bool(mx.any(mx.isnan(logits[row])))
+    return [row for row, broken in enumerate(is_nan) if broken]
 
 
 def _wanted_logprobs(

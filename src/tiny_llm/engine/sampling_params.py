@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
-from ..errors import UserError, check_whole
+from ..errors import UserError, check_whole, shortened
 from .checks import as_plain, check_range, checked_seed
+from .structured_outputs import StructuredOutputs, ToolCalls
 
 GREEDY_BELOW = 1e-5  # a temperature this small is greedy, as in vLLM
 
@@ -16,12 +17,16 @@ GREEDY_BELOW = 1e-5  # a temperature this small is greedy, as in vLLM
 class SamplingParams:
     """How one request is sampled. Names, defaults and meaning are vLLM's.
 
-    The order: `logit_bias`, the three penalties, `temperature`, `min_p`, `top_k`, `top_p`. (The
-    samplers of `make_sampler` filter before the temperature.)
+    The order: `logit_bias`, the three penalties, `structured_outputs`, `temperature`, `min_p`,
+    `top_k`, `top_p`. (The samplers of `make_sampler` filter before the temperature.)
 
     Args:
         max_tokens: ends the answer after this many tokens, the end token included; None allows as
             many as the model's context and the engine's memory hold.
+        min_tokens: the answer has at least this many tokens before an end token, a token of
+            `stop_token_ids` or a text of `stop` can end it.
+        cut_max_tokens: whether a `max_tokens` for which there is no room is cut to as many as fit;
+            False refuses the request.
         temperature: 0 takes the likeliest token; 1 samples the model's distribution.
         top_p: keeps the smallest set of likeliest tokens whose mass reaches this; in (0, 1].
         top_k: keeps this many likeliest tokens; 0 and −1 keep all.
@@ -39,7 +44,12 @@ class SamplingParams:
         logit_bias: numbers in [−100, 100], by token id, that are added to the logits.
         logprobs: returns with each token of the answer the log-probabilities of this many
             likeliest tokens and its own. They are the model's, before any parameter here.
+        prompt_logprobs: returns the same for each token of the prompt but the first. The whole
+            prompt is then computed, whatever the prefix cache holds.
         n: the number of answers. They share the prompt's pages.
+        structured_outputs: the form that the answer must have (`StructuredOutputs`, `ToolCalls`).
+            Only tokens that keep to it are chosen; an answer that is cut at `max_tokens` is a
+            beginning of one. What a model thinks before it answers is free.
         ignore_eos: whether to continue after the tokenizer's end tokens.
 
     Raises:
@@ -61,6 +71,10 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     ignore_eos: bool = False
+    min_tokens: int = 0
+    prompt_logprobs: int | None = None
+    cut_max_tokens: bool = False
+    structured_outputs: StructuredOutputs | ToolCalls | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -75,8 +89,11 @@ class SamplingParams:
         check_range("repetition_penalty", repetition, 0, math.inf, "a number > 0 (1 is none)", True)
         for name in ("presence_penalty", "frequency_penalty"):
             check_range(name, getattr(self, name), -2, 2, "in [-2, 2] (0 is none)")
-        if self.logprobs is not None:
-            check_whole("logprobs", self.logprobs, 0)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), 0)
+        self._check_min_tokens()
+        self._check_form()
         check_whole("n", self.n, 1)
         if self.n > 1 and self.is_greedy:
             raise UserError(
@@ -86,6 +103,29 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+
+    def _check_min_tokens(self) -> None:
+        check_whole("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise UserError(
+                f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}; min_tokens may "
+                "be at most max_tokens."
+            )
+
+    def _check_form(self) -> None:
+        form = self.structured_outputs
+        if form is None:
+            return
+        if not isinstance(form, StructuredOutputs | ToolCalls):
+            raise UserError(
+                f"structured_outputs is {shortened(form)}; it must be a StructuredOutputs."
+            )
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(self, name):
+                raise UserError(
+                    f"{name} is {getattr(self, name)!r} with structured_outputs, whose form says "
+                    f"where the answer ends; leave {name} out."
+                )
 
     @property
     def is_greedy(self) -> bool:

@@ -24,7 +24,7 @@ This file knows requests and pages, and nothing of models, text, time or MLX.
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
-from ..errors import OutOfPagesError, UserError
+from ..errors import OutOfPagesError, QueueFullError, UserError
 from .config import SchedulerConfig
 from .events import (
     ChunkPlan,
@@ -88,7 +88,16 @@ class Scheduler:
             raise UserError(
                 f"request_id '{request.request_id}' is taken by a request that is not finished."
             )
-        request.max_tokens = self._fitting_max_tokens(request)
+        asked, params = request.max_tokens, request.params
+        if params.cut_max_tokens:
+            request.max_tokens = None
+        room = self._fitting_max_tokens(request)
+        if room < params.min_tokens:
+            raise UserError(
+                f"min_tokens is {params.min_tokens}, and after the prompt of "
+                f"{request.num_prompt_tokens} tokens there is room for {room}."
+            )
+        request.max_tokens = min(asked or room, room)
         request.arrival = self._num_arrived
         self._num_arrived += 1
         self._requests[request.request_id] = request
@@ -126,6 +135,22 @@ class Scheduler:
                 )
         return request.max_tokens or min(in_pages, in_context)
         # [/task 3.3.2 fits]
+
+    def check_room(self, num_requests: int) -> None:
+        """Refuses more requests than may run and wait.
+
+        Raises:
+            QueueFullError: see `SchedulerConfig.max_queue`.
+        """
+        config, present = self.config, len(self._requests)
+        if config.max_queue is None:
+            return
+        allowed = config.max_num_seqs + config.max_queue
+        if present + num_requests > allowed:
+            raise QueueFullError(
+                f"the engine has {present} requests and may have {allowed} (max_num_seqs and "
+                f"max_queue), so {num_requests} more cannot be added; try again later."
+            )
 
     def finish(
         self, request: EngineRequest, reason: FinishReason, error: str | None = None
@@ -191,8 +216,10 @@ class Scheduler:
             and self._make_room(request)
         ]
         chunks = []
+        spare = self.config.max_num_batched_tokens - len(decoding) * (1 + self.config.num_drafts)
         for request in decoding:  # all have their token's page now; guesses get what is left
-            num_drafts = self._room_for_drafts(request)
+            num_drafts = self._room_for_drafts(request, spare)
+            spare -= max(0, num_drafts - self.config.num_drafts)
             start, end = request.num_computed, request.num_tokens
             chunks.append(Chunk(request, start, end, num_drafts, samples=True))
         assert sum(chunk.num_tokens for chunk in chunks) <= self.config.max_num_batched_tokens
@@ -234,8 +261,8 @@ class Scheduler:
 
         Args:
             step: from `schedule`.
-            results: for each chunk that samples, by request id. They have no tokens after one that
-                ends the answer.
+            results: for each chunk that samples or is scored, by request id. They have no tokens
+                after one that ends the answer.
         """
         for chunk in step.chunks:
             request = chunk.request
@@ -243,6 +270,8 @@ class Scheduler:
                 continue  # aborted while it was computed
             request.num_computed = chunk.end
             request.num_unguessed = 0
+            if request.request_id in results:
+                request.num_scored += len(results[request.request_id].prompt_logprobs)
             if chunk.samples:
                 result = results[request.request_id]
                 assert 1 <= len(result.token_ids) <= 1 + chunk.num_drafts
@@ -273,11 +302,17 @@ class Scheduler:
                     return False
                 # [/task 3.3.4 room]
 
-    def _room_for_drafts(self, request: EngineRequest) -> int:
-        """How many guesses are of use to a request and have room without a preemption."""
+    def _room_for_drafts(self, request: EngineRequest, spare: int) -> int:
+        """How many guesses are of use to a request and have room without a preemption.
+
+        Args:
+            request: decodes a token.
+            spare: how many tokens this step has left over, for guesses without a draft model.
+        """
         assert request.max_tokens is not None
+        guesses = self.config.num_drafts or min(len(request.offered), spare)
         # The last token of an answer is never guessed: a step gives one more than it accepts.
-        useful = min(self.config.num_drafts, request.max_tokens - request.num_output_tokens - 1)
+        useful = min(guesses, request.max_tokens - request.num_output_tokens - 1)
         if useful <= 0:
             return 0
         room = self.pages.grow_if_possible(request, request.num_tokens + useful)

@@ -47,14 +47,19 @@ class Step:
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """The outcome of a chunk that samples.
+    """The outcome of a chunk that samples, or whose tokens of the prompt are scored.
 
     Attributes:
-        token_ids: the answer's next tokens: the guesses that were right, and one more.
+        token_ids: the answer's next tokens: the guesses that were right, and one more. None if the
+            chunk does not sample, or there is an `error`.
         num_unguessed: see `EngineRequest`. A page is shared once both models have written it.
         logprobs: one for each token, if the request wants them.
+        prompt_logprobs: of the prompt's tokens after `num_scored`, as far as they are computed.
+        error: a sentence, if the request cannot go on.
     """
 
     token_ids: Sequence[int]
     num_unguessed: int = 0
     logprobs: Sequence[Logprobs] | None = None
+    prompt_logprobs: Sequence[Logprobs] = ()
+    error: str | None = None

@@ -20,20 +20,32 @@ class AnswerText:
         detokenizer: a fresh one, as `mlx_lm`'s tokenizers give them: `add_token`, `finalize`,
             `last_segment`.
         stop_strings: the first of them that the text contains ends it.
+        min_tokens: a stop string counts if it begins after the text of so many tokens.
     """
 
-    def __init__(self, output: CompletionOutput, detokenizer: Any, stop_strings: Sequence[str]):
+    def __init__(
+        self,
+        output: CompletionOutput,
+        detokenizer: Any,
+        stop_strings: Sequence[str],
+        min_tokens: int = 0,
+    ):
         self._output = output
         self._detokenizer = detokenizer
         self._stop_strings = stop_strings
         self._longest = max(map(len, stop_strings), default=0)
         self._held = ""  # follows `output.text`
+        self._num_exempt = 0  # characters of `_held` in which no stop string may begin
+        self._num_early = min_tokens  # tokens to come whose text is exempt
         self._is_final = False
 
     def add_token(self, token: int) -> bool:
         """Takes the next token; returns whether it completes a stop string."""
         self._detokenizer.add_token(token)
         stop_string = self._hold(self._detokenizer.last_segment)
+        if self._num_early > 0:
+            self._num_early -= 1
+            self._num_exempt = len(self._held)
         if stop_string is not None:
             self._output.stop_reason = stop_string
         return stop_string is not None
@@ -49,13 +61,17 @@ class AnswerText:
         """Adds the text that can be shown to the output, and returns it."""
         end = len(self._held) if self._is_final else self._num_safe()
         new, self._held = self._held[:end], self._held[end:]
+        self._num_exempt = max(0, self._num_exempt - end)
         self._output.text += new
         return new
 
     def _hold(self, piece: str) -> str | None:
         """Adds text, up to a stop string; returns that."""
         self._held += piece
-        found = [(self._held.find(stop), stop) for stop in self._stop_strings if stop in self._held]
+        if self._num_early > 0:
+            return None
+        places = [(self._held.find(stop, self._num_exempt), stop) for stop in self._stop_strings]
+        found = [(place, stop) for place, stop in places if place >= 0]
         if not found:
             return None
         place, stop_string = min(found)
@@ -65,7 +81,7 @@ class AnswerText:
 
     def _num_safe(self) -> int:
         """How many characters cannot be part of a stop string that is still to come."""
-        first = max(0, len(self._held) - self._longest + 1)
+        first = max(self._num_exempt, len(self._held) - self._longest + 1)
         for place in range(first, len(self._held)):
             if any(stop.startswith(self._held[place:]) for stop in self._stop_strings):
                 return place

@@ -5,7 +5,10 @@ settings and functions that `transformers` gives it; checkpoints are written for
 """
 
 import json
+import resource
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -108,3 +111,25 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
+
+
+def _render_for_parent() -> None:
+    """Renders what comes as JSON, a line each, until there is no more: see `template_process`."""
+    num_bytes = int(sys.argv[1])
+    _compile("")  # imports Jinja, which is not the template's time
+    with suppress(ValueError, OSError):  # macOS does not have this bound
+        resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+    print("{}", flush=True)
+    for line in sys.stdin:
+        try:
+            given = json.loads(line)
+            answer = {"text": render_chat(given["template"], given["messages"], **given["rest"])}
+        except MemoryError:
+            answer = {"error": "it takes too much memory"}
+        except Exception as error:  # a template is a program, which can fail in any way
+            answer = {"error": str(error) or type(error).__name__}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    _render_for_parent()

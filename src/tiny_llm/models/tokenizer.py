@@ -16,6 +16,7 @@ import tokenizers
 from .chat_template import choose_template, find_chat_template, render_chat
 from .detokenizer import StreamingDetokenizer, byte_characters
 from .files import read_json
+from .template_process import TemplateProcess
 
 # Classes of `transformers` that use tokenizer.json as it stands; others may change it.
 KNOWN_CLASSES = {
@@ -86,16 +87,39 @@ class Tokenizer:
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
         }
         self._byte_of = byte_characters()
+        self._template_process: TemplateProcess | None = None
 
     @property
     def has_chat_template(self) -> bool:
         """Whether `apply_chat_template` can be called."""
         return self.chat_template is not None
 
+    def bound_templates(self, seconds: float = 2.0, num_bytes: int = 2**29) -> None:
+        """From now on a chat template has so much time and memory for a conversation.
+
+        It then runs in a process of its own: for servers, which cannot trust what they are sent.
+        A template that takes more refuses the conversation (`ValueError`).
+        """
+        self._template_process = TemplateProcess(seconds, num_bytes)
+
+    @property
+    def backend_tokenizer(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer, under the name that `transformers` gives it."""
+        return self._tokenizer
+
     @property
     def detokenizer(self) -> StreamingDetokenizer:
         """A new one, for one answer."""
-        return StreamingDetokenizer(self._token_bytes)
+        return StreamingDetokenizer(self.token_bytes)
+
+    def token_bytes(self, token: int) -> bytes:
+        """A token's UTF-8; empty for an id without a token, as models with padded tables have."""
+        added = self._added_tokens.get(token)
+        if added is not None:
+            return added
+        characters = self._tokenizer.id_to_token(token) or ""
+        parts = (self._byte_of.get(character, character) for character in characters)
+        return b"".join(bytes([p]) if isinstance(p, int) else p.encode() for p in parts)
 
     def encode(self, text: str, add_special_tokens: bool = True, **others: Any) -> list[int]:
         """The token ids of a text.
@@ -167,7 +191,8 @@ class Tokenizer:
             **variables,
         }
         template = choose_template(self.chat_template, has_tools=tools is not None)
-        text = render_chat(template, conversation, **variables)
+        render = render_chat if self._template_process is None else self._template_process.render
+        text = render(template, conversation, **variables)
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def __len__(self) -> int:
@@ -182,15 +207,6 @@ class Tokenizer:
     def _mlx_lm(self) -> Any:
         """The same tokenizer as `mlx_lm` loads it."""
         return load_mlx_lm_tokenizer(self._folder, self.eos_token_ids)
-
-    def _token_bytes(self, token: int) -> bytes:
-        """A token's UTF-8; empty for an id without a token, as models with padded tables have."""
-        added = self._added_tokens.get(token)
-        if added is not None:
-            return added
-        characters = self._tokenizer.id_to_token(token) or ""
-        parts = (self._byte_of.get(character, character) for character in characters)
-        return b"".join(bytes([p]) if isinstance(p, int) else p.encode() for p in parts)
 
     def _can_render(self, messages: Any, variables: Mapping[str, Any]) -> bool:
         """Whether it is one conversation of plain data; `transformers` takes more than that."""

@@ -43,7 +43,7 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
         stop=body.stop_sequences,
     )
     prompt = await server.prompts.run(_make_prompt, server, body)
-    generation = await server.begin([prompt.token_ids], params)
+    generation = await server.begin([prompt.token_ids], params, may_think=True)
     reply = MessageReply(server, body, generation, prompt)
     if not body.stream:
         return await whole(request.receive, generation, reply.whole())

@@ -37,7 +37,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
         top_p=body.top_p,
     )
     prompt = await server.prompts.run(_make_prompt, server, body)
-    generation = await server.begin([prompt.token_ids], params)
+    generation = await server.begin([prompt.token_ids], params, may_think=True)
     reply = ResponseReply(server, body, generation, prompt)
     if not body.stream:
         return await whole(request.receive, generation, reply.whole())

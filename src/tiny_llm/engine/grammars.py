@@ -1,0 +1,167 @@
+"""Grammars that answers are kept to: compiled once for each text, then a copy for each answer.
+
+The work is done by `llguidance`, which is imported when the first request asks for it. Compiling
+takes well below a millisecond for a usual schema. What a caller sends is bounded: the length of the
+grammar here, its levels, states and steps in the library. So a hostile one is refused with a
+sentence, or takes a bounded time.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from ..errors import UserError, shortened
+from .answer_grammar import Thinking, answer_grammar, special_names
+from .structured_outputs import StructuredOutputs, ToolCalls
+
+MAX_CHARACTERS = 2**16  # of a grammar
+MAX_CACHED = 128  # grammars
+# The library's own bounds are for machines that do nothing else meanwhile; these are a quarter.
+LIMITS = {
+    "initial_lexer_fuel": 250_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 12_500,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 125_000,
+    "verbose_errors": False,
+}
+
+
+class AnswerGrammar:
+    """The grammar of one answer, and how far the answer has come.
+
+    Args:
+        matcher: an `llguidance.LLMatcher` of its own.
+        vocab_size: how many tokens it knows.
+        eos_token_ids: those that end an answer.
+
+    Attributes:
+        matcher, vocab_size: as given. Only `take` advances the matcher.
+    """
+
+    def __init__(self, matcher: Any, vocab_size: int, eos_token_ids: Collection[int]):
+        self.matcher = matcher
+        self.vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+
+    def take(self, token_ids: Sequence[int]) -> str | None:
+        """Advances by tokens that the answer has kept; returns why it cannot, in a sentence."""
+        for token in token_ids:
+            # A matcher that met a limit allows the end token, whatever is still missing.
+            has_failed = self.matcher.is_error()
+            if not has_failed and self.matcher.is_stopped() and token in self._eos_token_ids:
+                continue  # nothing else could follow, so the matcher has ended already
+            if has_failed or not self.matcher.consume_token(token):
+                reason = _reason(self.matcher.get_error())
+                return f"the grammar cannot be followed further: {reason}."
+        return None
+
+    def forced_tokens(self) -> list[int]:
+        """The tokens that must come next, as far as there is only one way to go on."""
+        tokens: list[int] = self.matcher.compute_ff_tokens()
+        return tokens
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer. May be used by several threads.
+
+    Args:
+        tokenizer: of the model; its `backend_tokenizer` is one of the library `tokenizers`.
+        vocab_size: V of the model.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int):
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._compiled: OrderedDict[str, Any] = OrderedDict()  # matchers by grammar, as new
+        self._lock = threading.Lock()
+        self._library: tuple[Any, Any] | None = None
+        self._special_names: frozenset[str] = frozenset()
+
+    def compile(
+        self, form: StructuredOutputs | ToolCalls, thinking: Thinking = Thinking.NONE
+    ) -> AnswerGrammar:
+        """A grammar at its beginning. The second time for the same form takes microseconds.
+
+        Raises:
+            UserError: it is not valid, too large, or what it asks for is not supported; or
+                `llguidance` is not installed.
+        """
+        with self._lock:
+            llguidance, tokenizer = self._open()
+        grammar = answer_grammar(_as_lark(form), thinking, self._special_names)
+        with self._lock:
+            matcher = self._compiled.get(grammar)
+        if matcher is None:  # without the lock: a slow grammar does not hold up the others
+            matcher = _compiled(llguidance, tokenizer, grammar)
+        with self._lock:
+            self._compiled[grammar] = matcher
+            self._compiled.move_to_end(grammar)
+            if len(self._compiled) > MAX_CACHED:
+                self._compiled.popitem(last=False)
+            own = matcher.deep_copy()
+        return AnswerGrammar(own, self._vocab_size, self._tokenizer.eos_token_ids)
+
+    def _open(self) -> tuple[Any, Any]:
+        """The library, and its form of the tokenizer: a second of work for 150,000 tokens."""
+        if self._library is None:
+            try:
+                import llguidance
+            except ImportError as error:
+                raise UserError(
+                    "structured outputs need the package llguidance, which is not installed; "
+                    "install tiny-llm[structured]."
+                ) from error
+            backend = getattr(self._tokenizer, "backend_tokenizer", None)
+            if backend is None or not self._tokenizer.eos_token_ids:
+                lack = "tokenizer.json" if backend is None else "end token"
+                raise UserError(f"structured outputs need a model with a {lack}; this has none.")
+            added = [token.content for token in backend.get_added_tokens_decoder().values()]
+            self._special_names = special_names(added)
+            tokenizer = llguidance.LLTokenizer(
+                backend.to_str(),
+                n_vocab=self._vocab_size,
+                eos_token=sorted(self._tokenizer.eos_token_ids),
+            )
+            self._library = llguidance, tokenizer
+        return self._library
+
+
+def _as_lark(form: StructuredOutputs | ToolCalls) -> StructuredOutputs | ToolCalls:
+    """The same with a grammar in Lark's notation, where it was in GBNF."""
+    if isinstance(form, ToolCalls) or form.grammar is None or "::=" not in form.grammar:
+        return form
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    _check_length(form.grammar)
+    try:
+        return StructuredOutputs(grammar=gbnf_to_lark(form.grammar))
+    except Exception as error:  # it raises whatever its parser meets
+        reason = _reason(str(error))
+        raise UserError(f"the grammar is not valid GBNF: {reason}.") from error
+
+
+def _compiled(llguidance: Any, tokenizer: Any, grammar: str) -> Any:
+    """A matcher at the grammar's beginning, which knows its first mask."""
+    _check_length(grammar)
+    limits = llguidance.LLParserLimits(**LIMITS)
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # a grammar that no text matches says so only now
+    if matcher.is_error():
+        raise UserError(f"the grammar is refused: {_reason(matcher.get_error())}.")
+    return matcher
+
+
+def _check_length(grammar: str) -> None:
+    if len(grammar) > MAX_CHARACTERS:
+        raise UserError(f"the grammar has {len(grammar)} characters; it may have {MAX_CHARACTERS}.")
+
+
+def _reason(text: str) -> str:
+    """The library's message as the end of a sentence; its other lines show where in the grammar."""
+    if "NoExtension" in text:
+        return "no text matches it"
+    first = " ".join(text.replace("<non-verbose/>", "").split())
+    return shortened(first).strip("'\"").rstrip(".") or "it is not valid"

@@ -1,0 +1,77 @@
+"""Log-probabilities of the prompt's own tokens: those of the model, however it was computed."""
+
+import pytest
+
+from tests.engine.support import PARAGRAPH
+from tiny_llm import LLM, SamplingParams
+
+PARAMS = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2)
+
+
+@pytest.fixture(scope="module")
+def alone(demo):
+    [output] = LLM(demo, kv_cache_bytes=2**24).generate(PARAGRAPH, PARAMS)
+    return output
+
+
+def test_they_are_those_of_an_answer_with_the_same_tokens(demo):
+    llm = LLM(demo, kv_cache_bytes=2**24)
+    params = SamplingParams(seed=3, max_tokens=12, logprobs=2, ignore_eos=True)
+    [said] = llm.generate(PARAGRAPH, params)
+    [read] = llm.generate([*said.prompt_token_ids, *said.token_ids], PARAMS)
+    assert read.prompt_logprobs[0] is None
+    assert len(read.prompt_logprobs) == len(read.prompt_token_ids)
+    assert read.prompt_logprobs[-len(said.token_ids) :] == said.logprobs
+
+
+@pytest.mark.parametrize("chunk", [7, 64])
+def test_chunks_and_a_full_prefix_cache_do_not_change_them(demo, alone, chunk):
+    llm = LLM(
+        demo, kv_cache_bytes=2**24, block_size=8, max_num_seqs=4, max_num_batched_tokens=4 + chunk
+    )
+    llm.generate(PARAGRAPH, SamplingParams(max_tokens=1))
+    [output] = llm.generate(PARAGRAPH, PARAMS)
+    assert output.num_cached_tokens == 0
+    assert output.prompt_logprobs == alone.prompt_logprobs
+    assert output.token_ids == alone.token_ids
+    [cached] = llm.generate(PARAGRAPH, SamplingParams(temperature=0, max_tokens=3))
+    assert cached.num_cached_tokens > 0
+    assert cached.prompt_logprobs is None
+
+
+def test_the_answers_of_a_prompt_share_them(demo, alone):
+    params = SamplingParams(max_tokens=2, n=2, seed=1, prompt_logprobs=2)
+    [output] = LLM(demo, kv_cache_bytes=2**24, max_num_batched_tokens=40).generate(
+        PARAGRAPH, params
+    )
+    assert output.prompt_logprobs == alone.prompt_logprobs
+
+
+def test_a_prompt_of_one_token_has_none_but_the_first(demo):
+    [output] = LLM(demo, kv_cache_bytes=2**22).generate([17], PARAMS)
+    assert output.prompt_logprobs == [None]
+
+
+def test_preemption_does_not_change_them(demo, alone):
+    """Pages for 200 tokens: the second request gives up its own in the middle of the answers."""
+    args = demo[0].args
+    per_token = 4 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim
+    llm = LLM(
+        demo,
+        kv_cache_bytes=200 * per_token,
+        block_size=4,
+        max_num_seqs=3,
+        max_num_batched_tokens=20,
+    )
+    length = len(alone.prompt_token_ids)
+    filler = SamplingParams(temperature=0, max_tokens=190 - length, ignore_eos=True)
+    long = SamplingParams(temperature=0, max_tokens=60, prompt_logprobs=2, ignore_eos=True)
+    requests = [llm.add_request([17] * length, filler), llm.add_request(PARAGRAPH, long)]
+    requests.append(llm.add_request([*alone.prompt_token_ids, *[17] * 20], long))
+    outputs = {}
+    while llm.has_unfinished_requests:
+        outputs |= {news.request_id: news.request_output for news in llm.step()}
+        llm.scheduler.check_integrity()
+    assert llm.scheduler.num_preemptions > 0
+    assert outputs[requests[1]].prompt_logprobs == alone.prompt_logprobs
+    assert outputs[requests[2]].prompt_logprobs[:length] == alone.prompt_logprobs

@@ -1,0 +1,174 @@
+"""What a GPU promises: which results have the same bits, and how far apart others may be.
+
+    bits     a call gives the same bits whenever it is made; a row the same alone as among up to
+             eight, and the same among nine as among any greater number
+    bound    between the two kinds of kernels: two orders of one sum
+
+The same text is in src/extensions/README.md. On the CPU all results have the same bits.
+"""
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.paging import cut_into_pages
+from tests.support import EPSILON, as_numpy, assert_same_bits, random
+from tiny_llm import kernels
+from tools.metal_emulator import Device, emulated_gpu
+
+pytestmark = pytest.mark.skipif(
+    not kernels.is_built() or not kernels.computes_on_cpu(), reason="there is a GPU already"
+)
+
+HALVES = [mx.float16, mx.bfloat16]
+FEW = 8  # rows of the one kind of kernels
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[Device]:
+    with emulated_gpu(kernels.extension()) as device:
+        yield device
+
+
+def quantized(O, I, dtype):
+    words, scales, biases = mx.quantize(random(O, I, dtype=dtype), 64, 4)
+    return scales, biases, 64, 4, words
+
+
+def multiply(gpu, a, weights):
+    scales, biases, group_size, bits, words = weights
+    return kernels.quantized_matmul(scales, biases, group_size, bits, a, words, stream=gpu.stream())
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("rows", [2, 3, 4, 5, FEW])
+def test_a_quantized_row_has_the_same_bits_alone_and_among_a_few(gpu, half, rows):
+    weights, a = quantized(37, 192, half), random(rows, 192, dtype=half)
+    together = multiply(gpu, a, weights)
+    for row in range(rows):
+        assert_same_bits(multiply(gpu, a[row : row + 1], weights)[0], together[row], f"row {row}")
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_quantized_row_has_the_same_bits_among_many_and_more(gpu, half):
+    weights, a = quantized(70, 192, half), random(131, 192, dtype=half)
+    together = multiply(gpu, a, weights)
+    for count in (FEW + 1, 33, 64, 100):
+        assert_same_bits(multiply(gpu, a[:count], weights), together[:count], f"{count} rows")
+
+
+@pytest.mark.parametrize("rows", [2, 3, FEW])
+def test_a_plain_row_has_the_same_bits_alone_and_among_a_few(gpu, dtype, rows):
+    a, b = random(rows, 100, dtype=dtype), random(37, 100, dtype=dtype)
+    together = kernels.matmul(a, b, stream=gpu.stream())
+    for row in range(rows):
+        alone = kernels.matmul(a[row : row + 1], b, stream=gpu.stream())
+        assert_same_bits(alone[0], together[row], f"row {row}")
+
+
+@pytest.mark.parametrize("rows", [1, 2, FEW, FEW + 1, 40])
+def test_rows_of_norms_and_activations_do_not_depend_on_their_company(gpu, dtype, rows):
+    x, y, weight = (random(*shape, dtype=dtype) for shape in ((rows, 96), (rows, 96), (96,)))
+    for name, function in {
+        "rms_norm": lambda x, y: kernels.rms_norm(x, weight, 1e-6, stream=gpu.stream()),
+        "add_rms_norm": lambda x, y: kernels.add_rms_norm(x, y, weight, 1e-6, stream=gpu.stream())[
+            1
+        ],
+        "swiglu": lambda x, y: kernels.swiglu(x, y, stream=gpu.stream()),
+    }.items():
+        together = function(x, y)
+        alone = function(x[-1:], y[-1:])
+        assert_same_bits(alone, together[-1:], name)
+
+
+@pytest.mark.parametrize("L", [1, 3, FEW])
+def test_a_sequence_that_decodes_has_the_same_bits_alone_and_in_a_batch(gpu, dtype, L):
+    query, key, value = random(3, 4, L, 64, dtype=dtype), *random_pair(3, 700, dtype)
+    lengths = mx.array([700, 9, 300])
+
+    def attend(which):
+        return kernels.flash_attention(
+            query[which],
+            key[which],
+            value[which],
+            causal=True,
+            context_lens=lengths[which],
+            stream=gpu.stream(),
+        )
+
+    together = attend(slice(0, 3))
+    for b in range(3):
+        assert_same_bits(attend(slice(b, b + 1)), together[b : b + 1], f"sequence {b}")
+
+
+def random_pair(B, S, dtype):
+    return random(B, 2, S, 64, dtype=dtype), random(B, 2, S, 64, dtype=dtype)
+
+
+@pytest.mark.parametrize("page_size", [4, 64])
+def test_a_sequence_in_pages_has_the_same_bits_alone_and_beside_longer_ones(gpu, dtype, page_size):
+    lengths = [900, 9, 300]
+    keys, values, table = cut_into_pages([random_pages(n, dtype) for n in lengths], page_size)
+    query = random(3, 4, 64, dtype=dtype)  # a token of each
+
+    def attend(which):
+        own = [table[b] for b in which]
+        width = max(map(len, own))
+        return kernels.paged_attention_varlen(
+            query[mx.array(which)],
+            keys,
+            values,
+            mx.arange(len(which) + 1, dtype=mx.int32),
+            mx.array([lengths[b] for b in which]),
+            mx.array([row + [-1] * (width - len(row)) for row in own]),
+            stream=gpu.stream(),
+        )
+
+    together = attend([0, 1, 2])
+    for b in range(3):
+        assert_same_bits(attend([b])[0], together[b], f"sequence {b}")
+
+
+def random_pages(S, dtype):
+    return random(2, S, 64, dtype=dtype), random(2, S, 64, dtype=dtype)
+
+
+@pytest.mark.parametrize("order", ["reverse", "random"])
+def test_the_order_of_threads_changes_no_bit(gpu, order):
+    weights, a = quantized(37, 192, mx.bfloat16), random(20, 192, dtype=mx.bfloat16)
+    query, (key, value) = random(1, 4, 2, 64), random_pair(1, 700, mx.float32)
+
+    def results():
+        attention = kernels.flash_attention(query, key, value, causal=True, stream=gpu.stream())
+        return [multiply(gpu, a[:3], weights), multiply(gpu, a, weights), attention]
+
+    expected = results()
+    mx.eval(expected)
+    gpu.order = order
+    try:
+        for one, other in zip(results(), expected, strict=True):
+            assert_same_bits(one, other, order)
+    finally:
+        gpu.order = "forward"
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("I", [64, 1024])
+def test_the_two_kinds_of_kernels_differ_by_two_orders_of_a_sum(gpu, half, I):
+    """|Σ − Σ'| ≤ 2 γ Σ|aᵢ wᵢ|, and a unit of the last place for the two roundings of the results.
+
+    γ = n u / (1 − n u) for n = I + 2 roundings (sums, a product and a scale) of u = 2⁻²⁴ each.
+    """
+    weights, a = quantized(33, I, half), random(FEW + 1, I, dtype=half)
+    scales, biases, group_size, bits, words = weights
+    few, many = multiply(gpu, a[:FEW], weights), multiply(gpu, a, weights)[:FEW]
+    # q · scale and bias are summed apart: they may cancel, and the sum of their sizes is the bound.
+    exact = as_numpy(mx.dequantize(words, scales, mx.zeros_like(biases), group_size, bits))
+    shift = np.repeat(as_numpy(biases), group_size, axis=1)
+    sizes = np.abs(as_numpy(a[:FEW])) @ (np.abs(exact) + np.abs(shift)).T
+    n, u = I + 2, 2.0**-24
+    bound = 2 * n * u / (1 - n * u) * sizes + EPSILON[half] * np.abs(as_numpy(few))
+    distance = np.abs(as_numpy(few) - as_numpy(many))
+    assert (distance <= bound).all(), (distance / bound).max()

@@ -1,0 +1,95 @@
+"""Chat templates with bounds: what is rendered is the same, and what is hostile ends in time."""
+
+import threading
+
+import pytest
+
+from tests.engine.support import chat
+from tiny_llm import LLM, SamplingParams
+from tiny_llm.models import load_weights
+from tiny_llm.models.chat_template import render_chat
+from tiny_llm.models.template_process import TemplateProcess
+
+MESSAGES = [{"role": "user", "content": "Why? é\n😀"}, {"role": "assistant", "content": None}]
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }} {{ tools | tojson }}.{% endfor %}"
+
+
+@pytest.fixture
+def process():
+    process = TemplateProcess(seconds=1.0, num_bytes=2**28, max_characters=10_000)
+    yield process
+    process.close()
+
+
+def test_the_same_text(process):
+    for rest in ({"tools": None}, {"tools": [{"name": "f"}]}):
+        assert process.render(TEMPLATE, MESSAGES, **rest) == render_chat(TEMPLATE, MESSAGES, **rest)
+
+
+HOSTILE = {
+    "time": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "memory": "{{ 'a' * 10 ** 10 }}",
+    "growth": (
+        "{% set n = namespace(x='abcdefgh') %}"
+        "{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
+    ),
+    "text": "{% for i in range(99999) %}abcdefgh{% endfor %}",
+    "insides": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "refusal": "{{ raise_exception('roles must alternate') }}",
+}
+REASONS = {
+    "time": "more than 1 second",
+    "memory": "too much memory",
+    "growth": "too much memory",
+    "text": "more than 10000 characters",
+    "insides": "unsafe",
+    "refusal": "roles must alternate",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_template_ends_and_the_next_one_is_rendered(process, kind):
+    with pytest.raises(ValueError, match=REASONS[kind]):
+        process.render(HOSTILE[kind], MESSAGES)
+    assert process.render("{{ messages[0].role }}", MESSAGES) == "user"
+
+
+def test_a_process_that_was_killed_is_started_again(process):
+    assert process.render("a", []) == "a"
+    process._process.kill()
+    process._process.wait()
+    assert process.render("b", []) == "b"
+
+
+def test_more_than_a_pipe_holds_goes_through(process):
+    text = "x" * 300_000
+    process._max_characters = 400_000
+    assert process.render("{{ messages[0].content }}", [{"content": text}]) == text
+
+
+def test_threads_wait_for_each_other(process):
+    found = {}
+
+    def render(number):
+        found[number] = process.render("{{ number }}", [], number=number)
+
+    threads = [threading.Thread(target=render, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {number: str(number) for number in range(8)}
+
+
+def test_a_tokenizer_with_bounds_refuses_in_a_sentence():
+    weights, tokenizer = load_weights("demo")
+    ask = SamplingParams(temperature=0, max_tokens=2)
+    [expected] = LLM((weights, tokenizer), kv_cache_bytes=2**22).generate(chat("Why?"), ask)
+    tokenizer.bound_templates(seconds=1.0)
+    llm = LLM((weights, tokenizer), kv_cache_bytes=2**22)
+    [output] = llm.generate(chat("Why?"), ask)
+    assert output.prompt_token_ids == expected.prompt_token_ids
+    tokenizer.chat_template = HOSTILE["time"]
+    [output] = llm.generate(chat("Why?"), ask)
+    assert output.error == "the chat template refuses the chat: it takes more than 1 seconds."
+    tokenizer._template_process.close()

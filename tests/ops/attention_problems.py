@@ -1,0 +1,92 @@
+"""Attention: problems, masks of all kinds, exact results and the error that a kernel may make."""
+
+import mlx.core as mx
+import numpy as np
+
+from tests.support import EPSILON, as_numpy, random
+from tiny_llm import causal_mask, flash_attention
+
+MASKS = ["none", "causal", "additive", "boolean", "hidden rows"]
+
+
+def problem(B, H, group, L, S, D, dtype=mx.float32):
+    """Random (query, key, value)."""
+    return (
+        random(B, H * group, L, D, dtype=dtype),
+        random(B, H, S, D, dtype=dtype),
+        random(B, H, S, D, dtype=dtype),
+    )
+
+
+def make_mask(kind: str, B: int, H_q: int, L: int, S: int):
+    if kind == "none":
+        return None
+    if kind == "causal":
+        return "causal"
+    if kind == "additive":
+        mask = random(B, 1, L, S)
+        return mx.where(mx.random.uniform(shape=mask.shape) < 0.2, -mx.inf, mask)
+    if kind == "boolean":
+        return mx.random.uniform(shape=(H_q, 1, S)) < 0.6
+    mask = mx.zeros((L, S))  # every third row sees nothing, the others all but one stretch
+    mask[::3] = -mx.inf
+    mask[:, S // 4 : S // 2 + 1] = -mx.inf
+    return mask
+
+
+def as_additive(mask, L: int, S: int) -> np.ndarray:
+    """Any mask as float64 numbers to add to the scores."""
+    if mask is None:
+        return np.zeros((L, S))
+    if isinstance(mask, str):
+        return as_numpy(causal_mask(L, S, mx.float32)).astype(np.float64)
+    if mask.dtype == mx.bool_:
+        return np.where(np.array(mask), 0, -np.inf)
+    return as_numpy(mask).astype(np.float64)
+
+
+def exact(query, key, value, scale, mask) -> tuple[np.ndarray, np.ndarray]:
+    """Attention in float64, zero for rows that see nothing, and a bound of float32's error.
+
+    A score is a sum of D products and errs by at most D·2⁻²⁴·Σ|q·k|; so does, relatively, its
+    weight. Weights and values are summed over S keys, one after the other.
+    """
+    q, k, v = (as_numpy(x).astype(np.float64) for x in (query, key, value))
+    (L, D), S, group = q.shape[-2:], k.shape[-2], q.shape[-3] // k.shape[-3]
+    k, v = np.repeat(k, group, axis=-3), np.repeat(v, group, axis=-3)
+    added = as_additive(mask, L, S)
+    scores = q @ k.swapaxes(-2, -1) * scale + added
+    largest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
+    total = weights.sum(axis=-1, keepdims=True)
+    weights = weights / np.where(total == 0, 1, total)
+    magnitudes = np.abs(q) @ np.abs(k).swapaxes(-2, -1) * abs(scale)
+    magnitudes = magnitudes + np.where(np.isfinite(added), np.abs(added), 0)
+    magnitudes = np.where(weights > 0, magnitudes, 0)  # of scores that count
+    worst = magnitudes.max(axis=-1, keepdims=True, initial=0)
+    relative = 2.0**-24 * (2 * (D + 4) * worst + 2 * S + 32)
+    return weights @ v, relative * (weights @ np.abs(v))
+
+
+def evaluated(*args, **kwargs) -> mx.array:
+    result = flash_attention(*args, **kwargs)
+    mx.eval(result)  # while the environment names the instruction set
+    return result
+
+
+def assert_exact(actual: mx.array, expected: np.ndarray, error: np.ndarray) -> None:
+    assert actual.shape == expected.shape
+    smallest = 2.0**-24 if actual.dtype == mx.float16 else 2.0**-126  # subnormals round coarsely
+    bound = EPSILON[actual.dtype] / 2 * (np.abs(expected) + error) + error + smallest
+    came = as_numpy(actual)
+    times = np.abs(came - expected) / bound
+    times = np.where(np.isnan(times), np.inf, times)
+    if times.size == 0 or times.max() <= 1:
+        return
+    worst = np.unravel_index(times.argmax(), times.shape)
+    where = ", ".join(map(str, worst))
+    raise AssertionError(
+        f"{(times > 1).sum()} of {times.size} numbers are wrong; the worst at [{where}] of "
+        f"{'×'.join(map(str, times.shape))} (…, head, query, d): expected {expected[worst]:.6g}, "
+        f"got {came[worst]:.6g}, {times[worst]:.1f} × the error bound"
+    )
