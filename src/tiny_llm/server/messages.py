@@ -41,6 +41,7 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
         top_p=body.top_p,
         top_k=body.top_k,
         stop=body.stop_sequences,
+        structured_outputs=body.form(),
     )
     prompt = await server.prompts.run(_make_prompt, server, body)
     generation = await server.begin([prompt.token_ids], params, may_think=True)

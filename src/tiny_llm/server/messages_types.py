@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ..engine.structured_outputs import ToolCalls
 from .errors import refused
-from .sampling import Body, Count
+from .sampling import Body, Count, make_form
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -122,8 +123,28 @@ class CountBody(Body):
         """
         if self.context_management:
             log.warning("context_management is left out: what the client sends is not edited")
-        if self.tool_choice is not None and self.tool_choice.type in ("any", "tool"):
-            raise refused("tool_choice can be auto or none; a call cannot be forced.")
+        if self.tool_choice is not None and not self.tools and self.tool_choice.type != "none":
+            raise refused("tool_choice is about tools, and there are none.")
+
+    def form(self) -> ToolCalls | None:
+        """Tool calls, if they are demanded.
+
+        Raises:
+            ApiError: there is no tool of that name.
+        """
+        choice = self.tool_choice
+        if choice is None or choice.type not in ("any", "tool"):
+            return None
+        if choice.type == "tool" and choice.name is None:
+            raise refused("tool_choice.name is missing; it is required for a tool.")
+        return make_form(
+            ToolCalls,
+            "tool_choice",
+            self.openai_tools(),
+            choice="required",
+            name=choice.name if choice.type == "tool" else None,
+            parallel=choice.type == "any" and not choice.disable_parallel_tool_use,
+        )
 
     @property
     def uses_tools(self) -> bool:
