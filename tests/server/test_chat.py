@@ -1,6 +1,7 @@
 """Chat completions, with OpenAI's own client."""
 
 import asyncio
+import json
 
 import httpx2
 import openai
@@ -152,8 +153,11 @@ def test_parts_of_a_content_and_a_system_message(client):
         ({"stream_options": {}}, "stream_options needs stream"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is not valid"),
-        ({"tool_choice": "required"}, "a call cannot be forced"),
-        ({"response_format": {"type": "json_object"}}, "response_format 'json_object' is not"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema.schema is missing"),
+        ({"structured_outputs": {}}, "give exactly one of"),
+        ({"structured_outputs": {"regex": "("}}, "("),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos is True"),
         ({"n": 2, "temperature": 0}, "n is 2 at temperature 0"),
         ({"n": 1000}, "this server takes at most"),
         ({"logit_bias": {"4096": 1}}, "logit_bias has the token 4096"),
@@ -196,3 +200,44 @@ def test_a_model_that_is_not_served(client):
 def test_models(client):
     assert [model.id for model in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").id == "demo"
+
+
+COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}}
+COLOUR |= {"required": ["colour"], "additionalProperties": False}
+PAINT = {"type": "function", "function": {"name": "paint", "parameters": COLOUR}}
+
+
+@pytest.mark.parametrize("effort", ["none", "high"])
+def test_an_answer_by_a_schema(client, effort):
+    form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR}}
+    answer = client.chat.completions.create(
+        model="demo", messages=FRANCE, reasoning_effort=effort, response_format=form
+    )
+    assert json.loads(answer.choices[0].message.content)["colour"] in ("red", "blue")
+
+
+def test_an_answer_by_a_choice(client):
+    body = {"structured_outputs": {"choice": ["tea", "coffee"]}}
+    answer = client.chat.completions.create(**PLAIN, extra_body=body)
+    assert answer.choices[0].message.content in ("tea", "coffee")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "paint"}}]
+)
+def test_a_call_that_is_demanded(client, choice, stream):
+    body = {**PLAIN, "tools": [PAINT], "tool_choice": choice, "parallel_tool_calls": False}
+    if stream:
+        deltas = [c.choices[0] for c in client.chat.completions.create(**body, stream=True)]
+        calls = [one.delta.tool_calls[0] for one in deltas if one.delta.tool_calls]
+        assert (calls[0].index, calls[0].type, calls[0].function.name) == (0, "function", "paint")
+        arguments = "".join(call.function.arguments for call in calls)
+        reason = deltas[-1].finish_reason
+    else:
+        (made,) = client.chat.completions.create(**body).choices
+        (call,) = made.message.tool_calls
+        assert call.function.name == "paint"
+        arguments, reason = call.function.arguments, made.finish_reason
+    assert json.loads(arguments)["colour"] in ("red", "blue")
+    assert reason == "tool_calls"

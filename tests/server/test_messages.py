@@ -106,6 +106,30 @@ def test_tools_and_their_results_are_in_the_prompt(claude):
     assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == counted.input_tokens
 
 
+def test_what_claude_code_sends(claude):
+    answer = claude.messages.create(
+        **{**BODY, "messages": [*BODY["messages"], {"role": "system", "content": "Be brief."}]},
+        extra_body={
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "output_config": {"effort": "low"},
+        },
+    )
+    assert answer.type == "message"
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_a_call_that_is_demanded(claude, choice):
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}}
+    schema |= {"required": ["city"], "additionalProperties": False}
+    choice = {**choice, "disable_parallel_tool_use": True}
+    body = {**BODY, "tools": [{**TOOL, "input_schema": schema}], "tool_choice": choice}
+    with claude.messages.stream(**body) as stream:
+        (block,) = stream.get_final_message().content
+    assert block.name == "weather"
+    assert block.input["city"] in ("Paris", "Rome")
+    assert claude.messages.create(**body).stop_reason == "tool_use"
+
+
 def test_there_is_a_server(server):
     assert httpx2.head(server.url + "/").status_code == 200
 
@@ -116,7 +140,8 @@ def test_there_is_a_server(server):
         ({"max_tokens": 0}, "max_tokens is not valid"),
         ({"messages": []}, "messages is not valid"),
         ({"containers": 1}, "containers is not a field"),
-        ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "cannot be forced"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice is about tools, and there are none"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "'x' cannot be required"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content[0]"),
     ],
 )

@@ -1,5 +1,7 @@
 """Responses, with OpenAI's own client."""
 
+import json
+
 import openai
 import pytest
 
@@ -83,11 +85,33 @@ def test_a_conversation_with_tools_goes_back_whole(client):
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "reads texts only"),
         ({"background": True}, "background is not supported"),
         ({"colour": "red"}, "colour is not a field"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format 'json_object' is not"),
-        ({"tool_choice": "required"}, "cannot be forced"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "schema is missing"),
+        ({"tool_choice": "required"}, "there are no tools"),
     ],
 )
 def test_what_cannot_be_is_400(client, change, sentence):
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(**BODY, extra_body=change)
     assert sentence in refused.value.message
+
+
+COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}}
+COLOUR |= {"required": ["colour"], "additionalProperties": False}
+
+
+def test_a_response_by_a_schema(client):
+    form = {"type": "json_schema", "name": "colour", "schema": COLOUR, "strict": True}
+    response = client.responses.create(**BODY, text={"format": form})
+    assert json.loads(response.output_text)["colour"] in ("red", "blue")
+    assert response.text.format.type == "json_schema"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "paint"}])
+def test_a_call_that_is_demanded(client, choice):
+    tool = {**TOOL, "name": "paint", "parameters": COLOUR}
+    body = {**BODY, "tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
+    (call,) = client.responses.create(**body).output
+    assert (call.type, call.name) == ("function_call", "paint")
+    assert json.loads(call.arguments)["colour"] in ("red", "blue")
+    *_, last = client.responses.create(**body, stream=True)
+    assert last.response.output[0].name == "paint"

@@ -156,8 +156,10 @@ class Bridge:
 
     # ---------------------------------------------------------------- from clients
 
-    def submit(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Generation:
-        """Asks the engine to answer prompts.
+    def submit(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, may_think: bool
+    ) -> Generation:
+        """Asks the engine to answer prompts; see `Submit`.
 
         Raises:
             ApiError: 503 if the server is not ready, 429 if the queue is full, 400 if a prompt
@@ -189,7 +191,7 @@ class Bridge:
         for request_id, prompt in zip(ids, prompts, strict=True):
             self._of[request_id] = generation
             self._unfinished[request_id] = params.n
-            self.inbox.put(Submit(request_id, tuple(prompt), params))
+            self.inbox.put(Submit(request_id, tuple(prompt), params, may_think))
         return generation
 
     def check_ready(self) -> None:

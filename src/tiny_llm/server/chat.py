@@ -34,8 +34,8 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     prompt = await prompts.run(_make_prompt, server, body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_completion_tokens or body.max_tokens
-    params = body.sampling_params(server.defaults, limit, logprobs)
-    generation = await server.begin([prompt.token_ids], params)
+    params = body.sampling_params(server.defaults, limit, logprobs, body.form())
+    generation = await server.begin([prompt.token_ids], params, may_think=True)
     reply = ChatReply(server, body, generation, prompt, params.n)
     if not body.stream:
         return await whole(request.receive, generation, reply.whole())

@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ..engine.structured_outputs import StructuredOutputs, ToolCalls
 from .errors import refused
-from .sampling import Body, Count, SamplingFields
+from .sampling import Body, Count, Form, SamplingFields, make_form
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -146,21 +147,53 @@ class ChatBody(SamplingFields):
     safety_identifier: str | None = None
 
     def check_honoured(self) -> None:
-        """See `SamplingFields`."""
-        super().check_honoured()
+        """Refuses fields that contradict each other.
+
+        Raises:
+            ApiError: the first such field.
+        """
         if self.stream_options is not None and not self.stream:
             raise refused("stream_options needs stream: true.", "stream_options")
         if self.top_logprobs is not None and not self.logprobs:
             raise refused("top_logprobs needs logprobs: true.", "top_logprobs")
-        if self.response_format is not None and self.response_format.type != "text":
+        if self.tool_choice not in (None, "auto", "none") and not self.tools:
+            raise refused("tool_choice asks for a call, and there are no tools.", "tool_choice")
+
+    def form(self) -> Form | None:
+        """The form that the answer must have; None if it is free.
+
+        Raises:
+            ApiError: a schema is missing, or two fields ask for a form.
+        """
+        calls = self._calls()
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return calls
+        if calls is not None:
             raise refused(
-                f"response_format '{self.response_format.type}' is not supported; use 'text'.",
+                "tool_choice asks for a call and response_format for a form; give one of them.",
                 "response_format",
             )
-        if self.tool_choice not in (None, "auto", "none"):
-            raise refused(
-                "tool_choice can be 'auto' or 'none'; a call cannot be forced.", "tool_choice"
-            )
+        if wanted.type == "json_object":
+            return make_form(StructuredOutputs, "response_format", json_object=True)
+        schema = (wanted.json_schema or {}).get("schema")
+        if schema is None:
+            raise refused("response_format.json_schema.schema is missing.", "response_format")
+        return make_form(StructuredOutputs, "response_format", json=schema)
+
+    def _calls(self) -> ToolCalls | None:
+        """Tool calls that were demanded."""
+        if self.tool_choice in (None, "auto", "none"):
+            return None
+        named = isinstance(self.tool_choice, NamedTool)
+        return make_form(
+            ToolCalls,
+            "tool_choice",
+            [tool.model_dump(exclude_none=True) for tool in self.tools or ()],
+            choice="required",
+            name=self.tool_choice.function.name if named else None,  # type: ignore[union-attr]
+            parallel=self.parallel_tool_calls is not False and not named,
+        )
 
     @property
     def uses_tools(self) -> bool:

@@ -48,8 +48,11 @@ class CompletionBody(SamplingFields):
     best_of: int | None = None
 
     def check_honoured(self) -> None:
-        """See `SamplingFields`."""
-        super().check_honoured()
+        """Refuses what this server cannot do, and fields that contradict each other.
+
+        Raises:
+            ApiError: the first such field.
+        """
         if self.stream_options is not None and not self.stream:
             raise refused("stream_options needs stream: true.", "stream_options")
         if self.suffix is not None:

@@ -5,7 +5,6 @@ computing share one. The thread takes messages between steps; a request that is 
 before the next step is planned.
 """
 
-import dataclasses
 import logging
 import queue
 import threading
@@ -61,6 +60,7 @@ class EngineThread(threading.Thread):
             self._report(seam.Died(f"the engine failed: {type(error).__name__}."))
 
     def _serve(self, llm: LLM) -> None:
+        self._report(seam.StepReport((), _gauges(llm)))
         while True:
             news: list[seam.Accepted | seam.Refused | seam.Piece] = []
             for message in self._messages(wait=not llm.has_unfinished_requests):
@@ -120,13 +120,12 @@ class EngineThread(threading.Thread):
 
 
 def _submit(llm: LLM, message: seam.Submit) -> seam.Accepted | seam.Refused:
-    """Adds a request; its answer may have as many tokens as there is room for."""
-    room = _max_seq_len(llm) - len(message.token_ids)
-    params = message.params
-    if params.max_tokens is not None and params.max_tokens > room >= 1:
-        params = dataclasses.replace(params, max_tokens=room)
+    """Adds a request, or says why not."""
+    ids, request_id = list(message.token_ids), message.request_id
     try:
-        llm.add_request(list(message.token_ids), params, request_id=message.request_id)
+        llm.add_request(
+            ids, message.params, request_id=request_id, enable_thinking=message.may_think
+        )
     except UserError as error:
         return seam.Refused(message.request_id, str(error))
     return seam.Accepted(message.request_id)

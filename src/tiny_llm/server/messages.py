@@ -41,9 +41,10 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
         top_p=body.top_p,
         top_k=body.top_k,
         stop=body.stop_sequences,
+        structured_outputs=body.form(),
     )
     prompt = await server.prompts.run(_make_prompt, server, body)
-    generation = await server.begin([prompt.token_ids], params)
+    generation = await server.begin([prompt.token_ids], params, may_think=True)
     reply = MessageReply(server, body, generation, prompt)
     if not body.stream:
         return await whole(request.receive, generation, reply.whole())

@@ -1,12 +1,16 @@
 """`POST /v1/messages`: what a client of Anthropic's protocol may send."""
 
 import json
+import logging
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ..engine.structured_outputs import ToolCalls
 from .errors import refused
-from .sampling import Body, Count
+from .sampling import Body, Count, make_form
+
+log = logging.getLogger("tiny_llm.server")
 
 # Claude Code begins its system prompt with a line that changes; it would cost the cached prefix.
 CHANGING_LINE = "x-anthropic-billing-header"
@@ -59,9 +63,9 @@ AnyBlock = Annotated[
 
 
 class Turn(Body):
-    """What one side said."""
+    """What one side said; Claude Code writes as the system between two turns, too."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[AnyBlock]
 
 
@@ -92,6 +96,13 @@ class Thinking(Body):
     display: Literal["summarized", "omitted"] | None = None
 
 
+class OutputConfig(Body):
+    """How much work an answer may be; a form cannot be asked for."""
+
+    effort: str | None = None
+    format: None = None
+
+
 class CountBody(Body):
     """The body of a request whose tokens are counted."""
 
@@ -101,6 +112,8 @@ class CountBody(Body):
     tools: list[MessagesTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    context_management: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
 
     def check_honoured(self) -> None:
         """Refuses what this server cannot do.
@@ -108,8 +121,30 @@ class CountBody(Body):
         Raises:
             ApiError: the first such field.
         """
-        if self.tool_choice is not None and self.tool_choice.type in ("any", "tool"):
-            raise refused("tool_choice can be auto or none; a call cannot be forced.")
+        if self.context_management:
+            log.warning("context_management is left out: what the client sends is not edited")
+        if self.tool_choice is not None and not self.tools and self.tool_choice.type != "none":
+            raise refused("tool_choice is about tools, and there are none.")
+
+    def form(self) -> ToolCalls | None:
+        """Tool calls, if they are demanded.
+
+        Raises:
+            ApiError: there is no tool of that name.
+        """
+        choice = self.tool_choice
+        if choice is None or choice.type not in ("any", "tool"):
+            return None
+        if choice.type == "tool" and choice.name is None:
+            raise refused("tool_choice.name is missing; it is required for a tool.")
+        return make_form(
+            ToolCalls,
+            "tool_choice",
+            self.openai_tools(),
+            choice="required",
+            name=choice.name if choice.type == "tool" else None,
+            parallel=choice.type == "any" and not choice.disable_parallel_tool_use,
+        )
 
     @property
     def uses_tools(self) -> bool:

@@ -35,9 +35,10 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
         max_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
+        structured_outputs=body.form(),
     )
     prompt = await server.prompts.run(_make_prompt, server, body)
-    generation = await server.begin([prompt.token_ids], params)
+    generation = await server.begin([prompt.token_ids], params, may_think=True)
     reply = ResponseReply(server, body, generation, prompt)
     if not body.stream:
         return await whole(request.receive, generation, reply.whole())
@@ -143,7 +144,7 @@ class ResponseReply:
             "service_tier": "default",
             "store": False,
             **self._params,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": self._format()},
             "tool_choice": body.tool_choice or "auto",
             "tools": [
                 {
@@ -163,6 +164,12 @@ class ResponseReply:
             "user": body.user,
             "metadata": body.metadata or {},
         }
+
+    def _format(self) -> dict[str, Any]:
+        text = self._body.text
+        if text is None or text.format is None:
+            return {"type": "text"}
+        return text.format.model_dump(by_alias=True, exclude_none=True)
 
     def _usage(self) -> dict[str, Any]:
         prompt, answer = self._generation.prompt_tokens, self._answer

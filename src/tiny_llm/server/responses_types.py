@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ..engine.structured_outputs import StructuredOutputs, ToolCalls
 from .chat_types import Effort
 from .errors import refused
-from .sampling import Body, Count
+from .sampling import Body, Count, Form, make_form
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -87,13 +88,34 @@ class ResponsesBody(Body):
             raise refused("truncation 'auto' is not supported: prompts are not cut.", "truncation")
         if self.top_logprobs:
             raise refused("top_logprobs is not supported here; leave it out.", "top_logprobs")
-        if self.tool_choice not in (None, "auto", "none"):
+        wants_call = self.tool_choice not in (None, "auto", "none")
+        if wants_call and not self.function_tools:
+            raise refused("tool_choice asks for a call, and there are no tools.", "tool_choice")
+        for number, tool in enumerate(self.tools or ()):
+            if tool.get("type") != "function":
+                log.warning("tools[%d] of type %.40r is left out", number, tool.get("type"))
+
+    def form(self) -> Form | None:
+        """The form that the answer must have; None if it is free.
+
+        Raises:
+            ApiError: a schema or a tool is missing, or two fields ask for a form.
+        """
+        wanted = self.text.format if self.text is not None else None
+        choice = self.tool_choice
+        if choice in (None, "auto", "none"):
+            return None if wanted is None else _text_form(wanted)
+        if wanted is not None and wanted.type != "text":
+            raise refused("tool_choice and text.format both ask for a form.", "text.format")
+        name = choice.get("name") if isinstance(choice, dict) else None
+        if choice != "required" and not isinstance(name, str):
             raise refused(
-                "tool_choice can be 'auto' or 'none'; a call cannot be forced.", "tool_choice"
+                "tool_choice must be 'auto', 'none', 'required' or a function with its name.",
+                "tool_choice",
             )
-        form = self.text.format if self.text is not None else None
-        if form is not None and form.type != "text":
-            raise refused(f"text.format '{form.type}' is not supported; use 'text'.", "text.format")
+        parallel = name is None and self.parallel_tool_calls is not False
+        fields: dict[str, Any] = {"choice": "required", "name": name, "parallel": parallel}
+        return make_form(ToolCalls, "tool_choice", self.function_tools, **fields)
 
     @property
     def function_tools(self) -> list[dict[str, Any]]:
@@ -101,13 +123,12 @@ class ResponsesBody(Body):
         found = []
         for number, tool in enumerate(self.tools or ()):
             if tool.get("type") != "function":
-                log.warning("tools[%d] of type %.40r is left out", number, tool.get("type"))
-            elif not isinstance(tool.get("name"), str):
+                continue  # `check_honoured` has warned
+            if not isinstance(tool.get("name"), str):
                 raise refused(f"tools[{number}] has no name.", f"tools[{number}].name")
-            else:
-                keys = ("name", "description", "parameters")
-                function = {key: tool[key] for key in keys if tool.get(key) is not None}
-                found.append({"type": "function", "function": function})
+            keys = ("name", "description", "parameters")
+            function = {key: tool[key] for key in keys if tool.get(key) is not None}
+            found.append({"type": "function", "function": function})
         return found
 
     @property
@@ -151,6 +172,16 @@ class ResponsesBody(Body):
         if not any(message["role"] != "system" for message in messages):
             raise refused("input has no message; give at least one.", "input")
         return messages
+
+
+def _text_form(wanted: TextFormat) -> StructuredOutputs | None:
+    if wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return make_form(StructuredOutputs, "text.format", json_object=True)
+    if wanted.schema_ is None:
+        raise refused("text.format.schema is missing.", "text.format")
+    return make_form(StructuredOutputs, "text.format", json=wanted.schema_)
 
 
 def _message(item: dict[str, Any], place: str) -> dict[str, Any] | None:

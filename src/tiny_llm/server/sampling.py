@@ -1,19 +1,23 @@
 """Sampling: the fields that OpenAI's protocols share, and the defaults of a model."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..engine.sampling_params import SamplingParams
+from ..engine.structured_outputs import StructuredOutputs, ToolCalls
 from ..errors import UserError
 from .errors import refused
 
 # Keys of generation_config.json that are defaults here, as in vLLM.
 KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 LARGEST = 2**63 - 1
+
+T = TypeVar("T")
+Form = StructuredOutputs | ToolCalls
 
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -23,6 +27,25 @@ class Body(BaseModel):
     """A request's body: a field that is not known is refused, and so is a value of another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class FormFields(Body):
+    """vLLM's `structured_outputs`: exactly one of these."""
+
+    json_: Annotated[dict[str, Any] | bool | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def form(self) -> StructuredOutputs:
+        """The form, as the engine takes it.
+
+        Raises:
+            ApiError: none of the fields is given, or several.
+        """
+        fields = self.model_dump(by_alias=True, exclude_none=True)
+        return make_form(StructuredOutputs, "structured_outputs", **fields)
 
 
 class SamplingFields(Body):
@@ -43,33 +66,33 @@ class SamplingFields(Body):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: FormFields | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
 
-    def check_honoured(self) -> None:
-        """Refuses what this server cannot do yet.
-
-        Raises:
-            ApiError: the first such field.
-        """
-        if self.min_tokens:
-            raise refused("min_tokens is not supported; leave it out.", "min_tokens")
-        if self.structured_outputs is not None:
-            raise refused(
-                "structured_outputs is not supported; leave it out.", "structured_outputs"
-            )
-
     def sampling_params(
-        self, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None
+        self,
+        defaults: Mapping[str, Any],
+        max_tokens: int | None,
+        logprobs: int | None,
+        form: Form | None = None,
     ) -> SamplingParams:
-        """The engine's parameters.
+        """The engine's parameters; `form` is the answer's, if another field asks for one.
 
         Raises:
             ApiError: parameters that contradict each other.
         """
+        if self.structured_outputs is not None:
+            if form is not None:
+                raise refused(
+                    "structured_outputs and another field both ask for a form; give one of them.",
+                    "structured_outputs",
+                )
+            form = self.structured_outputs.form()
         return make_params(
             defaults,
+            structured_outputs=form,
+            min_tokens=self.min_tokens,
             max_tokens=max_tokens,
             logprobs=logprobs,
             temperature=self.temperature,
@@ -97,13 +120,30 @@ def make_params(defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
     given = {name: value for name, value in fields.items() if value is not None}
     if "seed" in given:
         given["seed"] %= 2**64  # OpenAI's may be negative
-    chosen: dict[str, Any] = {"max_tokens": None, **defaults, **given}
+    chosen: dict[str, Any] = {"max_tokens": None, "cut_max_tokens": True, **defaults, **given}
     if chosen.get("n", 1) > 1 and "temperature" not in given:
         chosen["temperature"] = chosen.get("temperature") or 1.0  # several are to be different
     try:
         return SamplingParams(**chosen)
     except UserError as error:
         raise refused(str(error)) from error
+
+
+def make_form(kind: Callable[..., T], param: str, *args: Any, **fields: Any) -> T:
+    """A form of an answer.
+
+    Args:
+        kind: `StructuredOutputs` or `ToolCalls`.
+        param: the field that asks for it.
+        args, fields: of the form.
+
+    Raises:
+        ApiError: the engine refuses it.
+    """
+    try:
+        return kind(*args, **fields)
+    except UserError as error:
+        raise refused(str(error), param) from error
 
 
 def read_defaults(folder: Path, source: str) -> dict[str, Any]:

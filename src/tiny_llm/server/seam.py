@@ -22,12 +22,14 @@ class Submit:
     Attributes:
         request_id: unique for the life of the process.
         token_ids: the prompt.
-        params: how to answer; `max_tokens` beyond the room that is left is cut to it.
+        params: how to answer.
+        may_think: whether an answer that must have a form may begin with thoughts.
     """
 
     request_id: str
     token_ids: tuple[int, ...]
     params: SamplingParams
+    may_think: bool = False
 
 
 @dataclass(frozen=True)

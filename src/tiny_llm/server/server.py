@@ -49,13 +49,15 @@ class Server:
         assert self.bridge.loaded is not None
         return self.bridge.loaded.max_seq_len
 
-    async def begin(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Generation:
+    async def begin(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, may_think: bool = False
+    ) -> Generation:
         """Puts prompts into the engine's queue.
 
         Raises:
             ApiError: the bridge or the engine refuses them; nothing is computed then.
         """
-        generation = self.bridge.submit(prompts, params)
+        generation = self.bridge.submit(prompts, params, may_think)
         try:
             await generation.accepted()
         except BaseException:
