@@ -62,7 +62,9 @@ def build_engine(mlx_model: Any, options: ServingOptions, **changes: Any) -> LLM
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_num_seqs": options.max_num_seqs,
     }
-    return LLM((mlx_model, TokenClock()), **{**settings, **changes})
+    llm = LLM((mlx_model, TokenClock()), **{**settings, **changes})
+    llm.reserve()  # before the clock starts
+    return llm
 
 
 def serve_with_engine(mlx_model: Any, workload: Workload, options: ServingOptions) -> dict:

@@ -201,7 +201,7 @@ class ByteTokenizer:
     eos_token_ids = frozenset({0, 1})
     vocab_size = 256
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
     @property

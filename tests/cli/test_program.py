@@ -66,7 +66,7 @@ def test_completion_knows_commands_and_flags(capsys, shell):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "no command was given; give one of main, chat, batch, bench, check"),
+        ([], "no command was given; give one of main, chat, batch, serve, bench, check"),
         (["serve-me"], "there is no command 'serve-me'; give one of main, chat"),
         (["--print-completion", "dos"], "--print-completion 'dos' is unknown; give bash, zsh"),
         (["--loader", "week2"], "unrecognized arguments: --loader"),

@@ -90,7 +90,10 @@ def test_steps_that_were_recorded_do_not_write_where_the_pages_were(model):
 
 def test_an_engine_whose_memory_grows_has_the_bits_of_one_that_has_it_all(demo):
     growing, ample = (LLM(demo, kv_cache_bytes=2**26, block_size=4) for _ in range(2))
-    ample.runner.target._storage.make_room(ample.scheduler.config.num_pages)
+    ample.reserve()
+    config = ample.scheduler.config
+    per_page = config.page_size * ample.runner.target.model.kv_bytes_per_token
+    assert ample.runner.target.nbytes == config.num_pages * per_page
     assert growing.runner.target.nbytes == 0
     cases = range(len(CASES))
     found, found_logits = run_cases(growing, cases, 2)
@@ -110,3 +113,11 @@ def test_an_engine_keeps_its_memory_and_takes_no_more_for_the_same_work(demo):
         run_cases(llm, range(len(CASES)))
         taken.append(llm.runner.target.nbytes)
     assert taken[0] == taken[-1]
+
+
+def test_reserving_takes_the_draft_s_memory_too(demo):
+    llm = LLM(demo, kv_cache_bytes=2**24, draft_model="demo-draft")
+    draft = llm.runner.draft.model
+    assert (llm.runner.target.nbytes, draft.nbytes) == (0, 0)
+    llm.reserve()
+    assert 0.95 * 2**24 < llm.runner.target.nbytes + draft.nbytes <= 2**24

@@ -33,6 +33,7 @@ FLOORS: dict[str, dict[str, float]] = {
     "checkpoints": {"models": 4.0},
     "one answer": {"generate": 5.6},
     "many requests": {"batch": 4.6, "engine": 6.6},
+    "many clients": {"server": 6.6},
     "commands": {"cli": 5.6},
 }
 FLOOR = {room: number for number, rooms in enumerate(FLOORS.values()) for room in rooms}

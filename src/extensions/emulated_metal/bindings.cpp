@@ -16,6 +16,8 @@ using namespace nb::literals;
 
 namespace tiny_llm_ext {
 
+namespace mx = mlx::core;
+
 namespace {
 
 namespace gpu = mlx::core::metal;

@@ -48,6 +48,8 @@ class EngineRun:
             prefill_step=args.prefill_step,
             listener=self._recorder if is_recorded else None,
         )
+        if ignore_eos:
+            self._llm.reserve()  # each answer has its full length, and needs what was declared
         described.update(self._llm.describe())
         self.answers: dict[int, str] = {}
         self._places: list[str | None] = [None] * args.batch_size  # request ids

@@ -16,6 +16,7 @@ COMMANDS = {
     "main": "answer one prompt, streaming",
     "chat": "a conversation in the terminal",
     "batch": "sixteen prompts through continuous batching, with a live view",
+    "serve": "the HTTP server: OpenAI's and Anthropic's protocols",
     "bench": "throughput on synthetic token ids; ends in one line of JSON",
     "check": "what works on this machine, what does not, and the fix",
 }
@@ -52,6 +53,10 @@ def module_of(command: str) -> ModuleType:
             from . import batch_main
 
             return batch_main
+        case "serve":
+            from . import serve
+
+            return serve
         case "bench":
             from . import bench
 

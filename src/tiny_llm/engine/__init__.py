@@ -27,6 +27,7 @@ Read it in this order. The files before `grammar_masks` are plain Python without
     prompt_logprobs     how likely the model finds the prompt itself
     paged_model         tokens of many requests through a model at once
     draft_model         tokens that a small model guesses
+    look_ahead          the next step, sent to a GPU before the tokens of this one are read
     runner              a step of the scheduler through the models
     core                requests in, news of their answers out, a step at a time
     llm                 `LLM`, the interface

@@ -96,7 +96,7 @@ class SamplingRow:
 
 def choose_tokens(
     logits: mx.array, rows: Sequence[SamplingRow], noise_width: int | None = None
-) -> list[int]:
+) -> mx.array:
     """One token for each row.
 
     Args:
@@ -104,17 +104,16 @@ def choose_tokens(
         rows: R.
         noise_width: V of the model whose noise is used, if the logits are another model's. Both
             models then get the same noise for a token.
+
+    Returns:
+        R ids.
     """
     assert logits.shape[0] == len(rows)
     special = [index for index, row in enumerate(rows) if not row.is_plain]
     if not special:
-        return _ints(likeliest(logits))
-    chosen = [-1] * len(rows)
-    if len(special) < len(rows):
-        plain = [index for index, row in enumerate(rows) if row.is_plain]
-        _put(chosen, plain, _ints(likeliest(logits[mx.array(plain)])))
+        return likeliest(logits)
     own = [rows[index] for index in special]
-    shaped = shaped_logits(logits[mx.array(special)], own)
+    shaped = shaped_logits(_rows(logits, special), own)
     drawn = [index for index, row in enumerate(own) if not row.params.is_greedy]
     if drawn:
         noise = gumbel_noise([own[index] for index in drawn], noise_width or logits.shape[-1])
@@ -122,8 +121,18 @@ def choose_tokens(
         if len(drawn) < len(own):
             noise = mx.zeros(shaped.shape).at[mx.array(drawn)].add(noise)
         shaped = shaped + noise
-    _put(chosen, special, _ints(likeliest(shaped)))
-    return chosen
+    tokens = likeliest(shaped)
+    if len(special) == len(rows):
+        return tokens
+    plain = [index for index, row in enumerate(rows) if row.is_plain]
+    order = [*plain, *special]
+    places = [order.index(index) for index in range(len(rows))]
+    return mx.concatenate([likeliest(_rows(logits, plain)), tokens])[mx.array(places)]
+
+
+def as_ints(tokens: mx.array) -> list[int]:
+    """Token ids as numbers: waits for them."""
+    return tokens.tolist()  # type: ignore[return-value]
 
 
 def shaped_logits(logits: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
@@ -260,6 +269,10 @@ def top_logprobs(logits: mx.array, counts: Sequence[int], chosen: Sequence[int])
     return result
 
 
+def _rows(x: mx.array, indices: Sequence[int]) -> mx.array:
+    return x if len(indices) == x.shape[0] else x[mx.array(list(indices))]
+
+
 def _replace_rows(x: mx.array, indices: Sequence[int], rows: mx.array) -> mx.array:
     if len(indices) == x.shape[0]:
         return rows
@@ -271,12 +284,3 @@ def _replace_rows(x: mx.array, indices: Sequence[int], rows: mx.array) -> mx.arr
 def _from_buffer(numbers: Any) -> mx.array:
     """A copy of an `array` or of a `bytearray`: MLX reads buffers, which its types do not say."""
     return mx.array(numbers)
-
-
-def _put(target: list[int], indices: Sequence[int], values: Sequence[int]) -> None:
-    for index, value in zip(indices, values, strict=True):
-        target[index] = value
-
-
-def _ints(array: mx.array) -> list[int]:
-    return array.tolist()  # type: ignore[return-value]

@@ -25,7 +25,7 @@ So one block table, one allocator and one prefix cache serve both models.
 import time
 from collections.abc import Sequence
 
-from .choose_tokens import SamplingRow, choose_tokens
+from .choose_tokens import SamplingRow, as_ints, choose_tokens
 from .paged_model import PagedModel, Span
 from .step import Chunk
 
@@ -75,7 +75,7 @@ class DraftModel:
                 for index in guessing
             ]
             started = time.perf_counter()
-            tokens = choose_tokens(logits, choosing, self._target_vocab_size)
+            tokens = as_ints(choose_tokens(logits, choosing, self._target_vocab_size))
             self.sampling_seconds += time.perf_counter() - started
             for index, token in zip(guessing, tokens, strict=True):
                 guesses[index].append(token)

@@ -130,18 +130,18 @@ class Recorder:
     def recording(self) -> dict[str, Any]:
         """The recording as JSON has it: dictionaries, lists, texts and numbers."""
         events = [
-            {
-                "event": _snake_case(type(event).__name__),
-                "time": round(seconds, 6),
-                **dataclasses.asdict(event),
-            }
-            for seconds, event in self._events
+            {**event_fields(event), "time": round(seconds, 6)} for seconds, event in self._events
         ]
         return {"schema": SCHEMA, "version": VERSION, "engine": self._engine, "events": events}
 
     def write(self, file: Path) -> None:
         """Writes the recording as JSON."""
         file.write_text(json.dumps(self.recording(), separators=(",", ":")) + "\n")
+
+
+def event_fields(event: Event) -> dict[str, Any]:
+    """An event as JSON has it, without a time."""
+    return {"event": _snake_case(type(event).__name__), **dataclasses.asdict(event)}
 
 
 def _snake_case(name: str) -> str:

@@ -50,7 +50,8 @@ class LLM:
     Args:
         model: a short name, a hub id, a folder, or what `load_weights` or `load` returned.
         kv_cache_bytes: memory for keys and values at most, the draft model's included. It is taken
-            when pages are first needed, in steps, and kept. 2e9 is as good as 2_000_000_000.
+            when pages are first needed, in steps, and kept; `reserve` takes all of it at once.
+            2e9 is as good as 2_000_000_000.
         block_size: tokens in a page. Requests share full pages from the first token on, so smaller
             pages share more; they cost a longer block table.
         max_num_batched_tokens: tokens that a step computes at most, guesses included. A larger
@@ -306,6 +307,12 @@ class LLM:
     def step_seconds(self) -> float:
         """Time spent in steps; `runner.seconds` of it were not bookkeeping."""
         return self.core.step_seconds
+
+    def reserve(self) -> None:
+        """Takes all of `kv_cache_bytes` now: no step then spends time on it, or fails to get it."""
+        self.runner.target.reserve()
+        if self.runner.draft is not None:
+            self.runner.draft.model.reserve()
 
     def describe(self) -> dict[str, Any]:
         """The engine's configuration, for the head of a recording, as JSON has it."""

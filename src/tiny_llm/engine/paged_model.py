@@ -35,7 +35,7 @@ class PagedModel:
 
     Args:
         model: a model of Week 3.
-        num_pages: how many pages it has.
+        num_pages: how many pages it may have.
 
     Attributes:
         seconds: time spent in the model so far.
@@ -50,8 +50,12 @@ class PagedModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pages."""
+        """Bytes that the pages take so far."""
         return self._storage.nbytes
+
+    def reserve(self) -> None:
+        """Takes the memory of all pages now."""
+        self._storage.make_room(self._storage.num_pages)
 
     def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         """Computes tokens, and writes their keys and values into the pages.
@@ -67,12 +71,27 @@ class PagedModel:
         # can only make a guess wrong.
         last = self.vocab_size - 1
         ids = [min(token, last) for span in spans for token in span.token_ids]  # T
-        batch = ragged_batch(spans, self.page_size)
         started = time.perf_counter()
-        logits: mx.array = self.model.ragged_logits(ids, batch, rows, self._storage)
+        logits = self._graph(mx.array(ids, dtype=mx.int32), spans, rows)
         # The logits of a chunk in the middle of a prompt are not asked for; its pages are needed.
         mx.eval(logits, self._storage.key_pages, self._storage.value_pages)
         self.seconds += time.perf_counter() - started
+        return logits
+
+    def start(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
+        """As `logits` for other tokens than the spans', and returns before they are computed.
+
+        Args:
+            ids: T. They need not be computed yet.
+            spans, rows: see `logits`.
+        """
+        logits = self._graph(ids, spans, rows)
+        mx.async_eval(logits, self._storage.key_pages, self._storage.value_pages)
+        return logits
+
+    def _graph(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
+        batch = ragged_batch(spans, self.page_size)
+        logits: mx.array = self.model.ragged_logits(ids, batch, rows, self._storage)
         return logits
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from .choose_tokens import SamplingRow, choose_tokens, top_logprobs
+from .choose_tokens import SamplingRow, as_ints, choose_tokens, top_logprobs
 from .draft_model import DraftModel, count_right, num_unguessed
+from .look_ahead import LookAhead
 from .outputs import Logprobs
 from .paged_model import PagedModel, Span
 from .prompt_logprobs import add_prompt_logprobs, rows_of_prompts
@@ -50,11 +51,16 @@ class Runner:
 
     Attributes:
         statistics: since the beginning.
+        look_ahead: what a GPU computes before the scheduler has asked for it.
     """
 
     target: PagedModel
     draft: DraftModel | None = None
     statistics: RunnerStatistics = field(default_factory=RunnerStatistics)
+    look_ahead: LookAhead = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.look_ahead = LookAhead(self.target)
 
     def run(self, step: Step) -> dict[str, ChunkResult]:
         """Computes a step with at least one chunk.
@@ -68,7 +74,9 @@ class Runner:
             guesses = self.draft.propose(chunks)
         spans, rows = target_spans(chunks, guesses)
         scored, rows_to_score = rows_of_prompts(chunks, guesses)
-        logits = self.target.logits(spans, rows + rows_to_score)
+        logits = self.look_ahead.take(chunks)
+        if logits is None:
+            logits = self.target.logits(spans, rows + rows_to_score)
         started = time.perf_counter()
         results = self._choose(chunks, guesses, logits[: len(rows)] if scored else logits)
         add_prompt_logprobs(results, scored, logits[len(rows) :])
@@ -96,7 +104,11 @@ class Runner:
         ]
         if not rows:
             return {}
-        chosen = choose_tokens(logits, rows)
+        tokens = choose_tokens(logits, rows)
+        all_decode = len(sampled) == len(chunks) and self.draft is None and not any(guesses)
+        if self.look_ahead.is_on and all_decode:
+            self.look_ahead.begin(chunks, tokens)
+        chosen = as_ints(tokens)
         broken = rows_with_nan(logits, chosen)
         logprobs = _wanted_logprobs(logits, rows, chosen)
         results, first = {}, 0

@@ -1,0 +1,100 @@
+"""One answer as a protocol needs it: its parts, its tokens, its log-probabilities."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .answer_parser import AnswerParser, Part, Said, Thought, ToolCall
+from .prompts import Prompts
+from .seam import Piece
+
+
+@dataclass
+class Answer:
+    """Grows by pieces.
+
+    Args:
+        parser: splits its text.
+        one_call: whether tool calls after the first are left out.
+
+    Attributes:
+        text, thought: what it said, and what it thought.
+        calls: its tool calls.
+        tokens: how many it has; `thinking_tokens` of them are thoughts.
+        in_answer: whether the last piece was a part of the answer itself, not a thought or a tag.
+        finish_reason: "stop", "length" or "tool_calls"; None until it ends.
+        stop_reason: see `Piece`.
+    """
+
+    parser: AnswerParser
+    one_call: bool = False
+    text: str = ""
+    thought: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    tokens: int = 0
+    thinking_tokens: int = 0
+    in_answer: bool = True
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def take(self, piece: Piece) -> list[Part]:
+        """Adds a piece; returns its parts, as far as they are certain."""
+        was_thinking = self.parser.is_thinking
+        parts = self.parser.feed(piece.text)
+        self.in_answer = self.parser.is_answering and not was_thinking
+        self.tokens += len(piece.token_ids)
+        if was_thinking or self.parser.is_thinking:
+            self.thinking_tokens += len(piece.token_ids)
+        if piece.finish_reason is not None:
+            parts += self.parser.finish()
+        taken = [part for part in parts if self._add(part)]
+        if piece.finish_reason is not None:
+            self.stop_reason = piece.stop_reason
+            called = self.calls and piece.finish_reason == "stop"
+            self.finish_reason = "tool_calls" if called else piece.finish_reason
+        return taken
+
+    def _add(self, part: Part) -> bool:
+        match part:
+            case Said(text):
+                self.text += text
+            case Thought(text):
+                self.thought += text
+            case ToolCall():
+                if self.calls and self.one_call:
+                    return False
+                self.calls.append(part)
+        return True
+
+
+def text_tokens(piece: Piece) -> list[tuple[int, Mapping[int, float]]]:
+    """A piece's tokens and their log-probabilities, without the token that ended the answer."""
+    if piece.logprobs is None:
+        return []
+    pairs = list(zip(piece.token_ids, piece.logprobs, strict=True))
+    ends = piece.finish_reason == "stop" and not isinstance(piece.stop_reason, str)
+    return pairs[:-1] if ends else pairs
+
+
+def token_logprobs(prompts: Prompts, piece: Piece, top: int) -> list[dict[str, Any]]:
+    """The log-probabilities of a piece, as chats and responses have them."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        data = prompts.token_bytes(token)
+        return {
+            "token": data.decode(errors="replace"),
+            "logprob": max(logprob, -9999.0),  # JSON has no infinity
+            "bytes": list(data),
+        }
+
+    return [
+        {
+            **entry(token, likely[token]),
+            "top_logprobs": [entry(*pair) for pair in _likeliest(likely, top)],
+        }
+        for token, likely in text_tokens(piece)
+    ]
+
+
+def _likeliest(likely: Mapping[int, float], top: int) -> list[tuple[int, float]]:
+    return sorted(likely.items(), key=lambda pair: (-pair[1], pair[0]))[:top]

@@ -1,0 +1,85 @@
+"""The web application: endpoints, guards, and errors in the form of their protocol."""
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from . import chat, completions, engine_view, messages, responses, service
+from .errors import ApiError
+from .guards import LimitBody, RequireKey
+from .replies import INSIDE
+from .server import Server
+from .validation import refusal
+
+log = logging.getLogger("tiny_llm.server")
+
+
+def make_app(server: Server) -> FastAPI:
+    """The application for a server."""
+    app = FastAPI(
+        title="tiny-llm",
+        description="OpenAI's and Anthropic's protocols in front of the tiny-llm engine.",
+        redoc_url=None,
+    )
+    app.state.server = server
+    for module in (service, chat, completions, responses, messages, engine_view):
+        app.include_router(module.router)
+    app.add_exception_handler(ApiError, _tell)
+    app.add_exception_handler(RequestValidationError, _tell_validation)
+    app.add_exception_handler(HTTPException, _tell_http)
+    app.add_exception_handler(Exception, _tell_failure)
+    _correct_document(app.openapi())
+    settings = server.settings
+    app.add_middleware(LimitBody, limit=settings.max_body_bytes)
+    if settings.api_key is not None:
+        app.add_middleware(RequireKey, key=settings.api_key)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+        )
+    return app
+
+
+def _correct_document(document: dict[str, Any]) -> None:
+    """Leaves out 422, which FastAPI writes into its document and this server never answers."""
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+
+
+async def _tell(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response(request.url.path)
+
+
+async def _tell_validation(request: Request, error: Exception) -> Response:
+    """A body that is refused: 400, where FastAPI says 422."""
+    assert isinstance(error, RequestValidationError)
+    return refusal(error.errors()).response(request.url.path)
+
+
+async def _tell_http(request: Request, error: Exception) -> Response:
+    """What the framework refuses: an unknown path, another method, a body that is not JSON."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    sentences = {
+        400: "The body is not JSON.",
+        404: "There is no such path here; /docs lists those that there are.",
+        405: f"{request.method} is not a method of this path; /docs lists those that are.",
+    }
+    message = sentences.get(error.status_code, str(error.detail))
+    return ApiError(error.status_code, message, headers=error.headers).response(path)
+
+
+async def _tell_failure(request: Request, error: Exception) -> Response:
+    """Our own fault. The trace goes to the log, and not to the client."""
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return ApiError(500, INSIDE).response(request.url.path)

@@ -1,0 +1,178 @@
+"""`POST /v1/chat/completions`: what a client may send."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .errors import refused
+from .sampling import Body, Count, SamplingFields
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class TextPart(Body):
+    """A part of a message's content; images and sounds are not understood."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Function(Body):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool, which is always a function."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionCall(Body):
+    """A call that the assistant made; `arguments` is JSON."""
+
+    name: str
+    arguments: str
+
+
+class MadeCall(Body):
+    """A call that the assistant made, with its id."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class ChatMessage(Body):
+    """What was said. The last four fields are what clients send back of an answer."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[MadeCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+    def for_template(self, number: int) -> dict[str, Any]:
+        """The message with the keys that chat templates read.
+
+        Raises:
+            ApiError: it says nothing.
+        """
+        place = f"messages[{number}]"
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise refused(
+                f"{place} has no content; only an assistant's message with tool_calls can do "
+                "without.",
+                f"{place}.content",
+            )
+        content = self.content or ""
+        if not isinstance(content, str):
+            content = "".join(part.text for part in content)
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": content}
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+class StreamOptions(Body):
+    """What a stream contains besides the answer."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: Literal[False] | None = None
+
+
+class ResponseFormat(Body):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+
+class NamedFunction(Body):
+    """A function's name."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class TemplateVariables(Body):
+    """Variables of the chat template that a client may set."""
+
+    enable_thinking: bool | None = None
+
+
+class ChatBody(SamplingFields):
+    """The body of a request."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    def check_honoured(self) -> None:
+        """See `SamplingFields`."""
+        super().check_honoured()
+        if self.stream_options is not None and not self.stream:
+            raise refused("stream_options needs stream: true.", "stream_options")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refused("top_logprobs needs logprobs: true.", "top_logprobs")
+        if self.response_format is not None and self.response_format.type != "text":
+            raise refused(
+                f"response_format '{self.response_format.type}' is not supported; use 'text'.",
+                "response_format",
+            )
+        if self.tool_choice not in (None, "auto", "none"):
+            raise refused(
+                "tool_choice can be 'auto' or 'none'; a call cannot be forced.", "tool_choice"
+            )
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the model may call tools."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template is told."""
+        variables: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            variables["enable_thinking"] = self.reasoning_effort != "none"
+        chosen = self.chat_template_kwargs
+        if chosen is not None and chosen.enable_thinking is not None:
+            variables["enable_thinking"] = chosen.enable_thinking
+        return variables

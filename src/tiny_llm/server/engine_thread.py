@@ -1,0 +1,165 @@
+"""The engine's thread: it loads the model, steps it, and reports what each step did.
+
+Everything that touches the model happens here. MLX's streams belong to a thread, so loading and
+computing share one. The thread takes messages between steps; a request that is cancelled is gone
+before the next step is planned.
+"""
+
+import dataclasses
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..engine.events import Event, event_fields
+from ..engine.llm import LLM
+from ..engine.outputs import RequestMetrics, StreamOutput
+from ..errors import UserError
+from . import seam
+
+log = logging.getLogger("tiny_llm.server")
+
+Inbox = queue.SimpleQueue[seam.ToEngine]
+
+
+class EngineThread(threading.Thread):
+    """Runs an engine.
+
+    Args:
+        load: makes the engine; called in this thread.
+        inbox: messages for it.
+        report: takes its messages; called in this thread, and must not block.
+
+    Attributes:
+        step_began: when the current step began, on the clock of `time.monotonic`; None between
+            steps. The watchdog reads it.
+    """
+
+    def __init__(
+        self, load: Callable[[], LLM], inbox: Inbox, report: Callable[[seam.FromEngine], None]
+    ):
+        super().__init__(name="engine", daemon=True)
+        self.step_began: float | None = None
+        self._load = load
+        self._inbox = inbox
+        self._report = report
+        self._events: list[dict[str, Any]] = []
+        self._num_logprobs: dict[tuple[str, int], int] = {}  # that were reported, by answer
+
+    def run(self) -> None:
+        """Loads and steps until `Stop`; reports `Died` after anything else that ends it."""
+        try:
+            llm = self._load()
+            self._report(_loaded(llm))
+            self._serve(llm)
+        except UserError as error:  # the model cannot be loaded
+            self._report(seam.Died(str(error)))
+        except BaseException as error:
+            log.exception("the engine's thread ends")
+            self._report(seam.Died(f"the engine failed: {type(error).__name__}."))
+
+    def _serve(self, llm: LLM) -> None:
+        while True:
+            news: list[seam.Accepted | seam.Refused | seam.Piece] = []
+            for message in self._messages(wait=not llm.has_unfinished_requests):
+                match message:
+                    case seam.Submit():
+                        news.append(_submit(llm, message))
+                    case seam.Cancel(request_id):
+                        llm.abort(request_id)
+                    case seam.Watch(on):
+                        llm.scheduler.listener = self._note if on else None
+                    case seam.Stop():
+                        return
+            self.step_began = time.monotonic()
+            news += map(self._piece, llm.step())
+            self.step_began = None
+            events, self._events = tuple(self._events), []
+            self._report(seam.StepReport(tuple(news), _gauges(llm), events))
+
+    def _messages(self, wait: bool) -> Iterator[seam.ToEngine]:
+        """All messages that are there; with `wait`, at least one."""
+        if wait:
+            yield self._inbox.get()
+        while True:
+            try:
+                yield self._inbox.get_nowait()
+            except queue.Empty:
+                return
+
+    def _note(self, event: Event) -> None:
+        self._events.append({**event_fields(event), "time": time.time()})
+
+    def _piece(self, output: StreamOutput) -> seam.Piece:
+        whole = output.request_output
+        answer = whole.outputs[output.index]
+        key = (output.request_id, output.index)
+        logprobs = None
+        if answer.logprobs is not None:
+            first = self._num_logprobs.get(key, 0)
+            logprobs = tuple(answer.logprobs[first:])
+            self._num_logprobs[key] = len(answer.logprobs)
+        if output.finish_reason is not None:
+            self._num_logprobs.pop(key, None)
+        if whole.error is not None and output.finish_reason == "error":
+            log.error("request %s: %s", output.request_id, whole.error)
+        ended = output.finish_reason is not None and whole.finished
+        return seam.Piece(
+            output.request_id,
+            output.index,
+            output.text,
+            output.token_ids,
+            logprobs,
+            whole.num_cached_tokens,
+            output.finish_reason,
+            answer.stop_reason,
+            _times(whole.metrics) if ended else None,
+        )
+
+
+def _submit(llm: LLM, message: seam.Submit) -> seam.Accepted | seam.Refused:
+    """Adds a request; its answer may have as many tokens as there is room for."""
+    room = _max_seq_len(llm) - len(message.token_ids)
+    params = message.params
+    if params.max_tokens is not None and params.max_tokens > room >= 1:
+        params = dataclasses.replace(params, max_tokens=room)
+    try:
+        llm.add_request(list(message.token_ids), params, request_id=message.request_id)
+    except UserError as error:
+        return seam.Refused(message.request_id, str(error))
+    return seam.Accepted(message.request_id)
+
+
+def _max_seq_len(llm: LLM) -> int:
+    """Tokens that a request may have. The last of an answer needs no place in a page."""
+    config = llm.scheduler.config
+    return min(config.max_seq_len, config.num_pages * config.page_size + 1)
+
+
+def _loaded(llm: LLM) -> seam.Loaded:
+    config = llm.scheduler.config
+    return seam.Loaded(llm.vocab_size, _max_seq_len(llm), config.max_num_seqs, llm.describe())
+
+
+def _times(metrics: RequestMetrics) -> seam.Times:
+    assert metrics.finished_time is not None
+    total = metrics.finished_time - metrics.arrival_time
+    return seam.Times(metrics.queue_seconds, metrics.ttft, total)
+
+
+def _gauges(llm: LLM) -> seam.Gauges:
+    scheduler, statistics = llm.scheduler, llm.runner.statistics
+    return seam.Gauges(
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        pages=scheduler.config.num_pages,
+        free_pages=scheduler.pages.num_available,
+        prompt_tokens=scheduler.num_prompt_tokens,
+        cached_tokens=scheduler.num_cached_tokens,
+        preemptions=scheduler.num_preemptions,
+        steps=statistics.steps,
+        guesses=statistics.proposed,
+        accepted_guesses=statistics.accepted,
+    )

@@ -1,0 +1,80 @@
+"""`GET /engine/state` and `/engine/events`: the engine from inside, for the live view."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response, StreamingResponse
+
+from .bridge import Bridge
+from .errors import to_json
+from .replies import COMMENT, Events, event
+from .seam import StepReport, Watch
+from .server import server_of
+
+LIMIT = 1000  # reports that wait for a slow viewer; it misses those beyond
+
+router = APIRouter()
+
+
+@router.get("/engine/state", tags=["engine"])
+async def state(request: Request) -> dict[str, Any]:
+    """Slots, queue and pages in numbers, after the last step."""
+    return state_of(server_of(request).bridge)
+
+
+@router.get("/engine/events", tags=["engine"], include_in_schema=False)
+async def events(request: Request) -> Response:
+    """What happens, as it happens: the state first, then the events of each step."""
+    server = server_of(request)
+    viewer = Viewer(server.bridge)
+    return StreamingResponse(
+        viewer.events(server.settings.keep_alive),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+    )
+
+
+def state_of(bridge: Bridge) -> dict[str, Any]:
+    """The engine's state as JSON has it."""
+    gauges = bridge.gauges
+    return {
+        "phase": bridge.lifecycle.phase.value,
+        "config": None if bridge.loaded is None else dict(bridge.loaded.config),
+        "unfinished": bridge.num_unfinished,
+        "clients": len(bridge.open),
+        **{name: getattr(gauges, name) for name in gauges.__dataclass_fields__},
+    }
+
+
+class Viewer:
+    """Someone who watches the engine; while there is one, the engine reports its events."""
+
+    def __init__(self, bridge: Bridge):
+        self._bridge = bridge
+        self._reports: asyncio.Queue[StepReport] = asyncio.Queue(LIMIT)
+
+    async def events(self, keep_alive: float) -> Events:
+        """The stream."""
+        bridge = self._bridge
+        bridge.on_report.append(self._take)
+        bridge.inbox.put(Watch(True))
+        try:
+            yield event(state_of(bridge), "state")
+            while True:
+                try:
+                    report = await asyncio.wait_for(self._reports.get(), keep_alive)
+                except TimeoutError:
+                    yield COMMENT
+                    continue
+                data = b"".join(b"data: " + to_json(one) + b"\n\n" for one in report.events)
+                yield data + event(state_of(bridge), "state")
+        finally:
+            bridge.on_report.remove(self._take)
+            if not bridge.on_report:
+                bridge.inbox.put(Watch(False))
+
+    def _take(self, report: StepReport) -> None:
+        with contextlib.suppress(asyncio.QueueFull):
+            self._reports.put_nowait(report)

@@ -1,0 +1,90 @@
+"""Errors as clients see them: one sentence, in the form of the protocol that was spoken.
+
+What a client did wrong is told; what went wrong inside is in the log, and not in an answer.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+# The `type` of an error, by HTTP status: OpenAI's, and Anthropic's.
+TYPES = {
+    400: ("invalid_request_error", "invalid_request_error"),
+    401: ("authentication_error", "authentication_error"),
+    404: ("not_found_error", "not_found_error"),
+    405: ("invalid_request_error", "invalid_request_error"),
+    413: ("invalid_request_error", "request_too_large"),
+    429: ("rate_limit_error", "rate_limit_error"),
+    500: ("server_error", "api_error"),
+    503: ("service_unavailable_error", "overloaded_error"),
+    504: ("timeout_error", "timeout_error"),
+}
+ANTHROPIC_PATHS = ("/v1/messages",)
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: of HTTP, one of `TYPES`.
+        message: one sentence.
+        param: the field that it is about.
+        code: OpenAI's short name of it.
+        headers: of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self, path: str) -> dict[str, Any]:
+        """The error as the protocol of a path has it."""
+        openai_type, anthropic_type = TYPES.get(self.status, TYPES[500])
+        if path.startswith(ANTHROPIC_PATHS):
+            return {"type": "error", "error": {"type": anthropic_type, "message": self.message}}
+        return {
+            "error": {
+                "message": self.message,
+                "type": openai_type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self, path: str) -> Response:
+        """The error as an answer to a request of that path."""
+        return JsonResponse(self.body(path), self.status, headers=self.headers)
+
+
+def refused(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: what was asked for cannot be."""
+    return ApiError(400, message, param, code)
+
+
+class JsonResponse(Response):
+    """Plain JSON; half of a surrogate pair, which JSON can hold and UTF-8 cannot, becomes `?`."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return to_json(content)
+
+
+def to_json(content: Any) -> bytes:
+    """Compact JSON in UTF-8."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")

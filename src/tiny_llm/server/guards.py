@@ -1,0 +1,103 @@
+"""Before a request reaches its endpoint: the API key, and the size of the body."""
+
+import hmac
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import ApiError
+
+# What programs ask to see whether the server is there; they have no key.
+OPEN_PATHS = {
+    "/",
+    "/health",
+    "/ready",
+    "/version",
+    "/v1/models",
+    "/metrics",
+    "/openapi.json",
+    "/docs",
+}
+
+
+class RequireKey:
+    """Refuses requests without the API key.
+
+    Args:
+        app: what is guarded.
+        key: that clients send as `Authorization: Bearer KEY` or as `x-api-key: KEY`.
+    """
+
+    def __init__(self, app: ASGIApp, key: str):
+        self._app = app
+        self._key = key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lets a request through, or answers 401."""
+        if scope["type"] == "http" and not self._may_pass(scope):
+            error = ApiError(
+                401,
+                "The API key is missing or wrong; send `Authorization: Bearer KEY` or "
+                "`x-api-key: KEY`.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+            await error.response(scope["path"])(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _may_pass(self, scope: Scope) -> bool:
+        if scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
+            return True
+        headers = Headers(scope=scope)
+        bearer = headers.get("authorization", "")
+        given = headers.get("x-api-key") or bearer.removeprefix("Bearer ").strip()
+        # In constant time: how long a comparison takes must not tell how much of a key is right.
+        return hmac.compare_digest(given.encode("latin-1"), self._key)  # the bytes that came
+
+
+class LimitBody:
+    """Refuses bodies that are too large, whether they say so or not.
+
+    Args:
+        app: what is guarded.
+        limit: in bytes.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int):
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lets a request through, or answers 413."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "0")
+        if declared.isdecimal() and int(declared) > self._limit:
+            await self._refuse(scope, receive, send)
+            return
+        received, is_refused = 0, False
+
+        async def limited() -> Message:
+            nonlocal received
+            message = await receive()
+            if message["type"] == "http.request":
+                received += len(message.get("body", b""))
+            return message if received <= self._limit else {"type": "http.disconnect"}
+
+        async def answer(message: Message) -> None:
+            nonlocal is_refused
+            if received <= self._limit:
+                await send(message)
+            elif not is_refused:  # whatever the app makes of a body that was cut off
+                is_refused = True
+                await self._refuse(scope, receive, send)
+
+        await self._app(scope, limited, answer)
+
+    def _error(self) -> ApiError:
+        return ApiError(413, f"The body is larger than the {self._limit} bytes that are allowed.")
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._error().response(scope["path"])(scope, receive, send)

@@ -1,0 +1,80 @@
+"""A client's buffer: pieces of answers that the engine has made and the client has not read.
+
+The engine never waits for a reader. When the buffer is full, new text is joined to the last piece
+of the same answer, so that nothing is lost and the number of pieces stays bounded; a reader that
+leaves it full for too long is dropped.
+"""
+
+import asyncio
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable
+
+from .errors import ApiError
+from .seam import Piece
+
+Item = Piece | ApiError
+
+
+class Mailbox:
+    """Pieces on their way to one client; used by the event loop alone.
+
+    Args:
+        limit: pieces that wait, at most, for each answer of the request.
+        patience: seconds for which it may be full.
+        clock: the time in seconds.
+
+    Attributes:
+        overdue: whether it has been full for longer than that.
+    """
+
+    def __init__(
+        self, limit: int, patience: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limit = limit
+        self._patience = patience
+        self._clock = clock
+        self._items: deque[Item] = deque()
+        self._arrived = asyncio.Event()
+        self._full_since: float | None = None
+
+    def put(self, item: Item) -> None:
+        """Adds a piece, or the error that ends everything."""
+        if isinstance(item, Piece) and len(self._items) >= self._limit:
+            self._full_since = self._full_since or self._clock()
+            if self._join(item):
+                return
+        self._items.append(item)
+        self._arrived.set()
+
+    @property
+    def overdue(self) -> bool:
+        """See the class."""
+        return self._full_since is not None and self._clock() - self._full_since > self._patience
+
+    async def get(self) -> Item:
+        """The next piece or error; waits for it."""
+        while not self._items:
+            self._arrived.clear()
+            await self._arrived.wait()
+        self._full_since = None
+        return self._items.popleft()
+
+    def _join(self, new: Piece) -> bool:
+        """Joins a piece to the last of the same answer; False if there is none."""
+        for place in range(len(self._items) - 1, -1, -1):
+            old = self._items[place]
+            if isinstance(old, Piece) and (old.request_id, old.index) == (
+                new.request_id,
+                new.index,
+            ):
+                logprobs = None if new.logprobs is None else (old.logprobs or ()) + new.logprobs
+                self._items[place] = dataclasses.replace(
+                    new,
+                    text=old.text + new.text,
+                    token_ids=old.token_ids + new.token_ids,
+                    logprobs=logprobs,
+                )
+                return True
+        return False

@@ -1,0 +1,172 @@
+"""From texts and conversations to token ids, in worker threads.
+
+A conversation goes through the model's chat template. If it has tools and the template does not
+read any, they are written into the system's message as Qwen3's template writes them.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from .answer_parser import CALL, CALL_END, THINK
+from .errors import refused
+
+T = TypeVar("T")
+Message = dict[str, Any]
+
+WORKERS = 2  # tokenizing lets other threads run; templates do not
+
+TOOLS = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation that the model continues.
+
+    Attributes:
+        token_ids: the prompt.
+        in_thought: whether it ends inside the model's thoughts.
+    """
+
+    token_ids: list[int]
+    in_thought: bool
+
+
+class Prompts:
+    """Makes prompts for one tokenizer.
+
+    Args:
+        tokenizer: of the model; read by several threads.
+    """
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="prompts")
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Calls a function in a worker thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, function, *args)
+
+    @property
+    def may_think(self) -> bool:
+        """Whether the model has a thinking mode."""
+        return bool(getattr(self.tokenizer, "has_thinking", False))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """A text's tokens.
+
+        Raises:
+            ApiError: the text has half of a character, as JSON can.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = ascii(text[error.start])
+            raise refused(f"The prompt has {half}, half of a character; give whole ones.") from None
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        return str(self.tokenizer.decode(list(token_ids)))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """A token's UTF-8, which may be a part of a character."""
+        if hasattr(self.tokenizer, "token_bytes"):
+            return bytes(self.tokenizer.token_bytes(token_id))
+        return self.decode([token_id]).encode("utf-8", "replace")
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> ChatPrompt:
+        """A conversation's tokens, up to where the assistant's turn begins.
+
+        Args:
+            messages: with the keys that Qwen3's chat template reads.
+            tools: in OpenAI's form; None for none.
+            variables: of the template, such as `enable_thinking`.
+
+        Raises:
+            ApiError: there is no template, or it refuses the conversation.
+        """
+        if not getattr(self.tokenizer, "has_chat_template", False):
+            raise refused("The model has no chat template; use /v1/completions.")
+        messages = [_with_objects(message) for message in messages]
+        if tools and "tools" not in json.dumps(self.tokenizer.chat_template):
+            messages, tools = with_tools_in_text(messages, tools), None
+        elif "tool_calls" not in json.dumps(self.tokenizer.chat_template):
+            messages = with_tools_in_text(messages, [])
+        try:
+            text = self.tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **variables,
+            )
+        except Exception as error:  # a template is a program, which can fail in any way
+            reason = str(error).rstrip(".") or type(error).__name__
+            raise refused(f"The chat template refuses the conversation: {reason}.") from error
+        return ChatPrompt(self.encode(text, False), text.rstrip().endswith(THINK))
+
+
+def with_tools_in_text(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+) -> list[Message]:
+    """The same conversation for a template that knows only roles and texts."""
+    written = [_as_text(message) for message in messages]
+    if not tools:
+        return written
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    section = TOOLS.format(tools=listed)
+    if written and written[0]["role"] == "system":
+        head = f"{written[0]['content']}\n\n{section}"
+        return [{"role": "system", "content": head}, *written[1:]]
+    return [{"role": "system", "content": section}, *written]
+
+
+def _with_objects(message: Message) -> Message:
+    """A message whose tool calls have their arguments as templates want them: not as a text."""
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": list(map(_with_object, calls))} if calls else message
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _as_text(message: Message) -> Message:
+    content = message.get("content") or ""
+    if message["role"] == "tool":
+        return {
+            "role": "user",
+            "content": f"<tool_response>\n{content}\n</tool_response>",
+        }
+    calls = [
+        f"{CALL}\n{json.dumps(call['function'], ensure_ascii=False)}\n{CALL_END}"
+        for call in message.get("tool_calls") or ()
+    ]
+    return {"role": message["role"], "content": "\n".join([*filter(None, [content]), *calls])}

@@ -1,0 +1,120 @@
+"""The items of a response, and the events that tell how they grow.
+
+A thought is an item of type `reasoning`, text is a `message` with one part, a tool call is a
+`function_call`. One item is open at a time: it is added, grows, and is done before the next.
+"""
+
+import uuid
+from typing import Any
+
+from .answer_parser import Part, Said, Thought, ToolCall
+
+Event = dict[str, Any]
+
+# For items that grow: their prefix, the type of their part, and the events of their texts.
+KINDS = {
+    "message": ("msg", "output_text", "response.output_text"),
+    "reasoning": ("rs", "reasoning_text", "response.reasoning_text"),
+}
+
+
+class Items:
+    """A response's output.
+
+    Attributes:
+        items: those that were begun; complete after `finish`.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._is_open = False
+
+    def take(self, part: Part) -> list[Event]:
+        """Adds a part of the answer; returns what happened."""
+        match part:
+            case Said(text):
+                return self._grow("message", text)
+            case Thought(text):
+                return self._grow("reasoning", text)
+            case ToolCall():
+                return [*self._close("completed"), *self._call(part)]
+
+    def finish(self, is_cut: bool) -> list[Event]:
+        """Ends the last item; `is_cut` says that the answer reached its limit."""
+        return self._close("incomplete" if is_cut else "completed")
+
+    def _grow(self, kind: str, text: str) -> list[Event]:
+        happened: list[Event] = []
+        if not (self._is_open and self.items[-1]["type"] == kind):
+            happened += self._close("completed") + self._open(kind)
+        part = self.items[-1]["content"][0]
+        part["text"] += text
+        delta = {"type": f"{KINDS[kind][2]}.delta", **self._place(), "delta": text}
+        return [*happened, {**delta, "logprobs": []} if kind == "message" else delta]
+
+    def _open(self, kind: str) -> list[Event]:
+        prefix, part_type, _ = KINDS[kind]
+        item: dict[str, Any] = {
+            "type": kind,
+            "id": f"{prefix}_{uuid.uuid4().hex}",
+            "status": "in_progress",
+            "content": [],
+        }
+        if kind == "message":
+            item["role"] = "assistant"
+        else:
+            item["summary"] = []
+        part: dict[str, Any] = {"type": part_type, "text": ""}
+        if kind == "message":
+            part |= {"annotations": [], "logprobs": []}
+        added = self._added(item)
+        self.items[-1] = {**item, "content": [{**part}]}
+        self._is_open = True
+        return [added, {"type": "response.content_part.added", **self._place(), "part": part}]
+
+    def _close(self, status: str) -> list[Event]:
+        if not self._is_open:
+            return []
+        self._is_open = False
+        item = self.items[-1]
+        item["status"] = status
+        part = item["content"][0]
+        done = {"type": f"{KINDS[item['type']][2]}.done", **self._place(), "text": part["text"]}
+        if item["type"] == "message":
+            done["logprobs"] = []
+        part_done = {"type": "response.content_part.done", **self._place(), "part": {**part}}
+        return [done, part_done, self._done()]
+
+    def _call(self, call: ToolCall) -> list[Event]:
+        item = {
+            "type": "function_call",
+            "id": f"fc_{uuid.uuid4().hex}",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": "",
+            "status": "in_progress",
+        }
+        added = self._added(item)
+        self.items[-1] = {**item, "arguments": call.arguments, "status": "completed"}
+        place = {"item_id": item["id"], "output_index": len(self.items) - 1}
+        name = "response.function_call_arguments"
+        return [
+            added,
+            {"type": f"{name}.delta", **place, "delta": call.arguments},
+            {"type": f"{name}.done", **place, "arguments": call.arguments, "name": call.name},
+            self._done(),
+        ]
+
+    def _added(self, item: dict[str, Any]) -> Event:
+        self.items.append(item)
+        index = len(self.items) - 1
+        return {"type": "response.output_item.added", "output_index": index, "item": {**item}}
+
+    def _done(self) -> Event:
+        index = len(self.items) - 1
+        item = {**self.items[-1]}
+        return {"type": "response.output_item.done", "output_index": index, "item": item}
+
+    def _place(self) -> dict[str, Any]:
+        index = len(self.items) - 1
+        return {"item_id": self.items[-1]["id"], "output_index": index, "content_index": 0}

@@ -1,0 +1,175 @@
+"""`POST /v1/responses`: OpenAI's newer protocol. An answer is a list of items."""
+
+import time
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from .answer import Answer
+from .answer_parser import AnswerParser
+from .bridge import Generation
+from .documents import ERRORS, streams
+from .errors import ApiError, JsonResponse
+from .prompts import ChatPrompt
+from .replies import Events, EventStream, event, whole
+from .response_items import Event, Items
+from .responses_types import ResponsesBody
+from .sampling import make_params
+from .server import Server, server_of
+
+PATH = "/v1/responses"
+
+router = APIRouter()
+
+
+@router.post(PATH, tags=["OpenAI"], response_class=JsonResponse, responses=streams(ERRORS))
+async def create_response(body: ResponsesBody, request: Request) -> Response:
+    """Answers a conversation, at once or as a stream of events."""
+    server = server_of(request)
+    server.check_model(body.model)
+    body.check_honoured()
+    params = make_params(
+        server.defaults,
+        max_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+    )
+    prompt = await server.prompts.run(_make_prompt, server, body)
+    generation = await server.begin([prompt.token_ids], params)
+    reply = ResponseReply(server, body, generation, prompt)
+    if not body.stream:
+        return await whole(request.receive, generation, reply.whole())
+    return EventStream(reply.events(), generation, reply.error_event, server.settings.keep_alive)
+
+
+def _make_prompt(server: Server, body: ResponsesBody) -> ChatPrompt:
+    tools = body.function_tools if body.uses_tools else []
+    return server.prompts.chat(body.for_template(), tools, body.template_variables())
+
+
+class ResponseReply:
+    """Writes an answer as a response.
+
+    Args:
+        server, body, generation, prompt: of the request.
+    """
+
+    def __init__(
+        self, server: Server, body: ResponsesBody, generation: Generation, prompt: ChatPrompt
+    ):
+        self._body = body
+        self._generation = generation
+        self._model = server.settings.model_name
+        self._params = {"temperature": body.temperature, "top_p": body.top_p}
+        self._params = {
+            name: server.defaults.get(name, 1.0) if value is None else value
+            for name, value in self._params.items()
+        }
+        may_think = server.prompts.may_think
+        parser = AnswerParser(may_think, prompt.in_thought, body.uses_tools)
+        self._answer = Answer(parser, body.parallel_tool_calls is False)
+        self._items = Items()
+        self._id = f"resp_{uuid.uuid4().hex}"
+        self._created = time.time()
+        self._number = -1
+
+    async def whole(self) -> Response:
+        """The response when it is finished."""
+        async for _, piece in self._generation.pieces():
+            for part in self._answer.take(piece):
+                self._items.take(part)
+        self._items.finish(self._cut)
+        return JsonResponse(self._response(self._status))
+
+    async def events(self) -> Events:
+        """The response as it comes."""
+        yield self._about("response.created", "in_progress")
+        yield self._about("response.in_progress", "in_progress")
+        async for _, piece in self._generation.pieces():
+            for part in self._answer.take(piece):
+                for one in self._items.take(part):
+                    yield self._event(one)
+        for one in self._items.finish(self._cut):
+            yield self._event(one)
+        yield self._about(f"response.{self._status}", self._status)
+
+    def error_event(self, error: ApiError) -> bytes:
+        """The end of a stream that failed."""
+        response = self._response("failed")
+        response["error"] = {"code": "server_error", "message": error.message}
+        return self._event({"type": "response.failed", "response": response})
+
+    @property
+    def _cut(self) -> bool:
+        return self._answer.finish_reason == "length"
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._cut else "completed"
+
+    def _about(self, name: str, status: str) -> bytes:
+        return self._event({"type": name, "response": self._response(status)})
+
+    def _event(self, data: Event) -> bytes:
+        self._number += 1
+        return event({**data, "sequence_number": self._number}, data["type"])
+
+    def _response(self, status: str) -> dict[str, Any]:
+        body, is_done = self._body, status in ("completed", "incomplete")
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": int(self._created),
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if self._cut else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": None,
+            "model": self._model,
+            "output": self._items.items if is_done else [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "prompt_cache_key": body.prompt_cache_key,
+            "safety_identifier": body.safety_identifier,
+            "reasoning": {
+                "effort": body.reasoning.effort if body.reasoning else None,
+                "summary": None,
+            },
+            "service_tier": "default",
+            "store": False,
+            **self._params,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": [
+                {
+                    "type": "function",
+                    "description": None,
+                    "parameters": None,
+                    "strict": False,
+                    **tool["function"],
+                }
+                for tool in body.function_tools
+            ],
+            "top_logprobs": 0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "truncation": "disabled",
+            "usage": self._usage() if is_done else None,
+            "user": body.user,
+            "metadata": body.metadata or {},
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        prompt, answer = self._generation.prompt_tokens, self._answer
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": self._generation.cached_tokens},
+            "output_tokens": answer.tokens,
+            "output_tokens_details": {"reasoning_tokens": answer.thinking_tokens},
+            "total_tokens": prompt + answer.tokens,
+        }

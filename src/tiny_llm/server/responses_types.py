@@ -1,0 +1,200 @@
+"""`POST /v1/responses`: what a client may send. Nothing is stored between two requests."""
+
+import logging
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .chat_types import Effort
+from .errors import refused
+from .sampling import Body, Count
+
+log = logging.getLogger("tiny_llm.server")
+
+TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+class Reasoning(Body):
+    """How much the model thinks; summaries are not made."""
+
+    effort: Effort | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+    context: str | None = None
+
+
+class TextFormat(Body):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextOptions(Body):
+    """How an answer is written."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponsesBody(Body):
+    """The body of a request. Tools and items of unknown types are left out, with a warning."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    previous_response_id: str | None = None
+    background: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    store: bool | None = None
+    include: list[str] | None = None
+    metadata: dict[str, Any] | None = None
+    client_metadata: dict[str, Any] | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    stream_options: dict[str, Any] | None = None
+
+    def check_honoured(self) -> None:
+        """Refuses what this server cannot do.
+
+        Raises:
+            ApiError: the first such field.
+        """
+        if self.previous_response_id is not None:
+            raise refused(
+                "previous_response_id is not supported: this server keeps no responses; send the "
+                "whole conversation as input.",
+                "previous_response_id",
+            )
+        if self.background:
+            raise refused("background is not supported; leave it out.", "background")
+        if self.truncation == "auto":
+            raise refused("truncation 'auto' is not supported: prompts are not cut.", "truncation")
+        if self.top_logprobs:
+            raise refused("top_logprobs is not supported here; leave it out.", "top_logprobs")
+        if self.tool_choice not in (None, "auto", "none"):
+            raise refused(
+                "tool_choice can be 'auto' or 'none'; a call cannot be forced.", "tool_choice"
+            )
+        form = self.text.format if self.text is not None else None
+        if form is not None and form.type != "text":
+            raise refused(f"text.format '{form.type}' is not supported; use 'text'.", "text.format")
+
+    @property
+    def function_tools(self) -> list[dict[str, Any]]:
+        """The tools that are functions, in the form that chat templates read."""
+        found = []
+        for number, tool in enumerate(self.tools or ()):
+            if tool.get("type") != "function":
+                log.warning("tools[%d] of type %.40r is left out", number, tool.get("type"))
+            elif not isinstance(tool.get("name"), str):
+                raise refused(f"tools[{number}] has no name.", f"tools[{number}].name")
+            else:
+                keys = ("name", "description", "parameters")
+                function = {key: tool[key] for key in keys if tool.get(key) is not None}
+                found.append({"type": "function", "function": function})
+        return found
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the model may call tools."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template is told."""
+        effort = self.reasoning.effort if self.reasoning is not None else None
+        return {} if effort is None else {"enable_thinking": effort != "none"}
+
+    def for_template(self) -> list[dict[str, Any]]:
+        """The conversation with the keys that chat templates read.
+
+        Raises:
+            ApiError: an item is not as its type has it, or there is none.
+        """
+        messages: list[dict[str, Any]] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*messages, {"role": "user", "content": self.input}]
+        thought = None
+        for number, item in enumerate(self.input):
+            place = f"input[{number}]"
+            if item.get("type") == "reasoning":
+                thought = _texts(item.get("content") or [], f"{place}.content")
+                continue
+            message = _message(item, place)
+            if message is None:
+                log.warning("%s of type %.40r is left out", place, item.get("type"))
+                continue
+            if thought and message["role"] == "assistant":
+                message["reasoning_content"] = thought
+            thought = None
+            if "tool_calls" in message and messages and "tool_calls" in messages[-1]:
+                messages[-1]["tool_calls"] += message["tool_calls"]  # calls of one turn
+            else:
+                messages.append(message)
+        if not any(message["role"] != "system" for message in messages):
+            raise refused("input has no message; give at least one.", "input")
+        return messages
+
+
+def _message(item: dict[str, Any], place: str) -> dict[str, Any] | None:
+    """An item as a message; None for an item of an unknown type."""
+    match item.get("type", "message"):
+        case "message":
+            role = item.get("role")
+            if role not in ("user", "assistant", "system", "developer"):
+                raise refused(
+                    f"{place}.role must be user, assistant, system or developer.", f"{place}.role"
+                )
+            content = _texts(item.get("content"), f"{place}.content")
+            return {"role": "system" if role == "developer" else role, "content": content}
+        case "function_call":
+            function = {name: _text(item, name, place) for name in ("name", "arguments")}
+            call = {"id": _text(item, "call_id", place), "type": "function", "function": function}
+            return {"role": "assistant", "content": "", "tool_calls": [call]}
+        case "function_call_output":
+            output = item.get("output")
+            text = _texts(output, f"{place}.output") if output is not None else ""
+            return {"role": "tool", "content": text}
+    return None
+
+
+def _text(item: dict[str, Any], name: str, place: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise refused(f"{place}.{name} must be a text.", f"{place}.{name}")
+    return value
+
+
+def _texts(content: Any, place: str) -> str:
+    """The text of a content: one text, or a list of parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise refused(f"{place} must be a text, or a list of parts.", place)
+    texts = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in (*TEXT_PARTS, "reasoning_text") and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind == "refusal" and isinstance(part.get("refusal"), str):
+            texts.append(part["refusal"])
+        else:
+            raise refused(f"{place}[{number}] is not a text; this model reads texts only.", place)
+    return "".join(texts)

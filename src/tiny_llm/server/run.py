@@ -1,0 +1,200 @@
+"""The process: a socket, the engine's thread, the event loop, and how they end.
+
+SIGTERM or Ctrl-C: new requests get 503, those that run are finished, and the process exits with 0.
+A second signal ends it at once. If the engine's thread dies or a step hangs, requests end with an
+error, all stacks go to the log, and the process exits with 1.
+"""
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from ..engine.llm import LLM
+from ..models.files import read_json
+from ..models.tokenizer import open_tokenizer
+from . import seam
+from .app import make_app
+from .bridge import Bridge
+from .engine_thread import EngineThread
+from .errors import ApiError
+from .lifecycle import Lifecycle, Phase
+from .metrics import Metrics
+from .prompts import Prompts
+from .sampling import read_defaults
+from .server import Server
+from .settings import Settings
+
+log = logging.getLogger("tiny_llm.server")
+
+TICK = 0.1  # seconds between two looks at the engine
+LAST_WORDS = 1.0  # seconds for errors to reach the clients of a process that gives up
+STOPPED = "The server is shutting down, and its time to finish is over."
+
+
+class Process:
+    """Runs a server until it is told to stop.
+
+    Args:
+        settings: of the server.
+        folder: of the model.
+        load: makes the engine; called in the engine's thread.
+        listening: a socket that is bound.
+
+    Attributes:
+        server: what endpoints see.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        load: Callable[[], LLM],
+        listening: socket.socket,
+    ):
+        self._settings = settings
+        self._folder = folder
+        self._socket = listening
+        self._lifecycle = Lifecycle()
+        self._inbox: queue.SimpleQueue[seam.ToEngine] = queue.SimpleQueue()
+        self._bridge = Bridge(settings, self._inbox, self._lifecycle, Metrics(settings.model_name))
+        self._engine = EngineThread(load, self._inbox, self._report)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._web: uvicorn.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_signals = 0
+        self._status = 0
+        defaults = read_defaults(folder, settings.generation_config)
+        self.server = Server(settings, self._bridge, defaults)
+
+    def run(self) -> int:
+        """Serves; returns the exit status."""
+        return asyncio.run(self._run())
+
+    async def _run(self) -> int:
+        self._loop = asyncio.get_running_loop()
+        config = uvicorn.Config(
+            make_app(self.server),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=1,
+        )
+        self._web = _WebServer(config)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._on_signal)
+        tokenizer = self._loop.run_in_executor(None, self._open_tokenizer)
+        self._engine.start()
+        host, port = self._socket.getsockname()[:2]
+        log.info("listening: http://%s:%d", host, port)
+        self._start(self._get_ready(tokenizer))
+        self._start(self._watch())
+        await self._web.serve(sockets=[self._socket])
+        for task in self._tasks:
+            task.cancel()
+        faulthandler.cancel_dump_traceback_later()
+        self._inbox.put(seam.Stop())
+        if self._status:
+            sys.stderr.flush()
+            os._exit(self._status)  # the engine's thread may never return
+        await asyncio.to_thread(self._engine.join, 10)
+        return 0
+
+    # ---------------------------------------------------------------- beginning
+
+    def _report(self, message: seam.FromEngine) -> None:
+        """Called in the engine's thread: one call of the event loop for all news of a step."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+            self._loop.call_soon_threadsafe(self._take, message)
+
+    def _take(self, message: seam.FromEngine) -> None:
+        if isinstance(message, seam.Loaded):
+            self._bridge.loaded = message
+            return  # `_get_ready` waits for the tokenizer
+        self._bridge.deliver(message)
+        if isinstance(message, seam.Died):
+            self._start(self._give_up())
+
+    def _open_tokenizer(self) -> Any:
+        return open_tokenizer(self._folder, read_json(self._folder, "config.json"))
+
+    async def _get_ready(self, tokenizer: asyncio.Future[Any]) -> None:
+        self.server.loaded_prompts = Prompts(await tokenizer)
+        while self._bridge.loaded is None:
+            await asyncio.sleep(0.01)
+        self._bridge.deliver(self._bridge.loaded)
+        log.info("ready: the model is %s", self._settings.model_name)
+
+    # ---------------------------------------------------------------- the watchdog
+
+    async def _watch(self) -> None:
+        """Gives up when a step takes too long; a loop that hangs itself is ended by a timer."""
+        limit = self._settings.watchdog
+        while True:
+            faulthandler.dump_traceback_later(limit + 30, exit=True)
+            began = self._engine.step_began
+            if began is not None and time.monotonic() - began > limit:
+                self._bridge.give_up(f"The engine has not finished a step for {limit:g} s.")
+                await self._give_up()
+                return
+            await asyncio.sleep(TICK)
+
+    async def _give_up(self) -> None:
+        """Ends the process with 1, when clients have had a moment to read why."""
+        log.error("giving up: %s", self._lifecycle.reason)
+        faulthandler.dump_traceback(all_threads=True)
+        self._status = 1
+        await asyncio.sleep(LAST_WORDS)
+        self._stop()
+
+    # ---------------------------------------------------------------- the end
+
+    def _on_signal(self) -> None:
+        self._num_signals += 1
+        if self._num_signals > 1:
+            log.warning("a second signal: stopping at once")
+            os._exit(130)
+        log.info("stopping when %d requests are finished", len(self._bridge.open))
+        self._lifecycle.enter(Phase.DRAINING)
+        self._start(self._drain())
+
+    async def _drain(self) -> None:
+        deadline = time.monotonic() + self._settings.drain_timeout
+        while not self._bridge.is_idle and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        self._bridge.end_all(ApiError(503, STOPPED))
+        while self._bridge.open and time.monotonic() < deadline + LAST_WORDS:
+            await asyncio.sleep(0.02)
+        self._stop()
+
+    def _stop(self) -> None:
+        assert self._web is not None
+        self._web.should_exit = True
+
+    def _start(self, work: Any) -> None:
+        """Runs a coroutine beside the server; asyncio itself keeps no reference to it."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _WebServer(uvicorn.Server):
+    """uvicorn, which leaves signals to `Process`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Does nothing."""
+        yield

@@ -1,0 +1,168 @@
+"""What the event loop and the engine's thread say to each other.
+
+Plain data only: either side could be another process. The event loop sends `Submit`, `Cancel`,
+`Watch` and `Stop`; the engine's thread sends `Loaded` once, then a `StepReport` after each step,
+and `Died` if it ends against its will.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..engine.request import FinishReason
+from ..engine.sampling_params import SamplingParams
+
+# ---------------------------------------------------------------- to the engine
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Answer a prompt.
+
+    Attributes:
+        request_id: unique for the life of the process.
+        token_ids: the prompt.
+        params: how to answer; `max_tokens` beyond the room that is left is cut to it.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Stop answering a prompt, and free its memory; no effect if it has ended."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Whether step reports shall contain the engine's events."""
+
+    on: bool
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End the thread."""
+
+
+ToEngine = Submit | Cancel | Watch | Stop
+
+# ---------------------------------------------------------------- from the engine
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model is there.
+
+    Attributes:
+        vocab_size: token ids are below it.
+        max_seq_len: tokens of prompt and answer that a request may have: the context, or all pages.
+        max_num_seqs: requests that run at the same time.
+        config: the engine's configuration, for people.
+    """
+
+    vocab_size: int
+    max_seq_len: int
+    max_num_seqs: int
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A prompt was not accepted; `reason` is a sentence for the client."""
+
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A prompt is in the engine's queue."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class Times:
+    """When things happened to a request, in seconds since it arrived at the engine.
+
+    Attributes:
+        queue: until a step first computed some of it; None if none did.
+        first_token: until its first token; None if there was none.
+        total: until its end.
+    """
+
+    queue: float | None
+    first_token: float | None
+    total: float
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a step added to one answer.
+
+    Attributes:
+        request_id, index: which prompt, and which of its `n` answers.
+        text: new text.
+        token_ids: new tokens.
+        logprobs: for each new token, log-probabilities by token id; None if not asked for.
+        cached_tokens: tokens of the prompt that were found in the prefix cache.
+        finish_reason: None until the answer ends.
+        stop_reason: the token or string that stopped it, besides the model's own end tokens.
+        times: with the last piece of a prompt's last answer.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[Mapping[int, float], ...] | None
+    cached_tokens: int
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    times: Times | None
+
+
+@dataclass(frozen=True)
+class Gauges:
+    """The engine's state in numbers; totals count from its beginning."""
+
+    running: int = 0
+    waiting: int = 0
+    pages: int = 0
+    free_pages: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    guesses: int = 0
+    accepted_guesses: int = 0
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """Everything that happened in a step, in order.
+
+    Attributes:
+        news: outcomes of requests.
+        gauges: the state after it.
+        events: of the engine, as JSON has them; empty unless they are watched.
+    """
+
+    news: tuple[Accepted | Refused | Piece, ...]
+    gauges: Gauges
+    events: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Died:
+    """The thread has ended: `reason` says why, for the log and `/ready`."""
+
+    reason: str
+
+
+FromEngine = Loaded | StepReport | Died

@@ -1,0 +1,1 @@
+"""The HTTP server, over real sockets: what is promised to clients."""

@@ -1,0 +1,31 @@
+"""Servers that tests share, and the official clients."""
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server's libraries are not installed")
+
+import openai
+
+from tests.server.running import RunningServer
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RunningServer]:
+    """A server with the demo model."""
+    running = RunningServer()
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def client(server: RunningServer) -> openai.OpenAI:
+    """OpenAI's client for it."""
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="session")
+def async_client(server: RunningServer) -> openai.AsyncOpenAI:
+    """The same client, for coroutines."""
+    return openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)

@@ -1,0 +1,165 @@
+"""Clients of every kind at once, drawn by a seed: the server survives, and answers stay the same.
+
+Among them: some leave in the queue, in the prompt, in the answer, with FIN and with RST; some read
+slowly; some send nonsense; some make a step raise. At the end nothing is left in the engine, and
+every seeded answer that was finished is the one that the same request gets alone.
+"""
+
+import asyncio
+import json
+import random
+import socket
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.server.faulty import UNLUCKY
+from tests.server.running import RunningServer, eventually
+
+PROMPTS = ("The capital of France is", "RoPE is", "A long story: " + "word " * 300)
+CLIENTS = 12  # at a time
+
+
+class Chaos:
+    """Many clients of one server.
+
+    Args:
+        server: of them all.
+        seed: draws what each of them does.
+    """
+
+    def __init__(self, server: RunningServer, seed: int):
+        self.server = server
+        self.random = random.Random(seed)
+        self.finished: list[tuple[str, str]] = []  # body as JSON, answer
+
+    async def run(self, count: int) -> None:
+        """Lets `count` clients come, some at a time."""
+        kinds = [self.whole, self.stream, self.leaves, self.reads_slowly, self.nonsense]
+        weights = [4, 4, 4, 1, 2]
+        places = asyncio.Semaphore(CLIENTS)
+        async with httpx2.AsyncClient(base_url=self.server.url, timeout=120) as client:
+
+            async def one(kind, draw):
+                async with places:
+                    await kind(client, draw)
+
+            drawn = self.random.choices(kinds, weights, k=count)
+            clients = [one(kind, random.Random(self.random.random())) for kind in drawn]
+            await asyncio.gather(*clients)
+
+    def body(self, draw: random.Random, stream: bool) -> dict:
+        """A request: seeded, or one that makes its step raise."""
+        prompt = UNLUCKY if draw.random() < 0.03 else draw.choice(PROMPTS)
+        return {
+            "prompt": prompt,
+            "seed": draw.randrange(5),
+            "temperature": 1.2,
+            "max_tokens": draw.choice((1, 5, 40)),
+            "stream": stream,
+        }
+
+    async def whole(self, client, draw) -> None:
+        body = self.body(draw, stream=False)
+        response = await client.post("/v1/completions", json=body)
+        assert response.status_code in (200, 429, 500), response.text
+        if response.status_code == 200:
+            self.finished.append((json.dumps(body), response.json()["choices"][0]["text"]))
+
+    async def stream(self, client, draw) -> None:
+        body = self.body(draw, stream=True)
+        response = await client.post("/v1/completions", json=body)
+        if response.status_code == 429:
+            return
+        self.note_stream(body, response.text)
+
+    def note_stream(self, body, text) -> None:
+        """A stream ends once, with its protocol's end; it may have failed before."""
+        assert text.count("[DONE]") == 1
+        assert text.endswith("data: [DONE]\n\n")
+        data = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        if "error" not in data[-1]:
+            assert sum(one["choices"][0]["finish_reason"] is not None for one in data) == 1
+            said = "".join(one["choices"][0]["text"] for one in data)
+            self.finished.append((json.dumps({**body, "stream": False}), said))
+
+    async def leaves(self, client, draw) -> None:
+        content = json.dumps({**self.body(draw, draw.random() < 0.5), "max_tokens": 400}).encode()
+        host, port = self.server.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(content), content)
+        )
+        await asyncio.sleep(draw.choice((0, 0.01, 0.1, 0.3)))
+        if draw.random() < 0.5:  # RST
+            connection = writer.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        elif draw.random() < 0.5:  # half of the connection
+            writer.write_eof()
+            await reader.read(100)
+        writer.close()
+
+    async def reads_slowly(self, client, draw) -> None:
+        body = {**self.body(draw, stream=True), "max_tokens": 20}
+        text = ""
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            async for piece in response.aiter_text():
+                text += piece
+                await asyncio.sleep(0.05)
+        if response.status_code == 200:
+            self.note_stream(body, text)
+
+    async def nonsense(self, client, draw) -> None:
+        content = draw.choice(
+            (
+                b"",
+                b"{",
+                b"null",
+                b'{"prompt": 5}',
+                b"[" * 5000,
+                bytes(range(256)),
+                b'{"prompt": "\\ud800"}',
+            )
+        )
+        path = draw.choice(("/v1/completions", "/v1/chat/completions", "/v1/messages"))
+        headers = {"content-type": "application/json"}
+        response = await client.post(path, content=content, headers=headers)
+        assert response.status_code == 400
+        assert response.json()["error"]["message"]
+
+
+def survive(count: int, seed: int, *flags: str) -> int:
+    """Runs chaos and checks what must hold; returns the server's memory after it, in bytes."""
+    server = RunningServer("--max-num-seqs", "6", "--max-queue", "4", *flags, fault="raises")
+    chaos = Chaos(server, seed)
+    asyncio.run(chaos.run(count))
+    assert eventually(lambda: server.is_empty)
+    state = server.get("/engine/state").json()
+    assert (state["unfinished"], state["clients"]) == (0, 0)
+    assert len(chaos.finished) > count / 10, "too few requests were finished to compare"
+    alone = {}
+    for body, text in chaos.finished:
+        if body not in alone:
+            response = server.post("/v1/completions", json.loads(body))
+            alone[body] = response.json()["choices"][0]["text"]
+        assert text == alone[body], body
+    pages = Path(f"/proc/{server.process.pid}/statm")
+    memory = int(pages.read_text().split()[1]) * 4096 if pages.exists() else 0
+    assert server.stop() == 0
+    return memory
+
+
+def test_sixty_clients():
+    survive(60, 1)
+
+
+@pytest.mark.slow
+def test_five_hundred_clients_with_few_pages():
+    survive(500, 2, "--kv-cache-bytes", "8000000")
+
+
+@pytest.mark.slow
+def test_five_hundred_clients_with_drafts():
+    survive(500, 3, "--draft-model", "demo-draft")

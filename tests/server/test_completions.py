@@ -1,0 +1,65 @@
+"""Completions, with OpenAI's own client."""
+
+import openai
+import pytest
+
+RICE = {"model": "demo", "prompt": "The capital of France is", "max_tokens": 6}
+
+
+def test_a_text_and_its_tokens_lead_to_the_same(client, server):
+    tokens = server.post("/tokenize", {"prompt": RICE["prompt"]}).json()["tokens"]
+    assert server.post("/detokenize", {"tokens": tokens}).json() == {"prompt": RICE["prompt"]}
+    texts = [
+        client.completions.create(**{**RICE, "prompt": p}).choices for p in (RICE["prompt"], tokens)
+    ]
+    assert texts[0][0].text == texts[1][0].text
+    assert "Paris" in texts[0][0].text
+
+
+def test_several_prompts_with_several_answers(client):
+    body = {**RICE, "prompt": [RICE["prompt"], "Hello"], "n": 2, "seed": 3, "temperature": 1.0}
+    answer = client.completions.create(**body)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    alone = client.completions.create(**{**body, "prompt": "Hello"})
+    assert [c.text for c in answer.choices[2:]] == [c.text for c in alone.choices]
+    streamed = ["", "", "", ""]
+    for chunk in client.completions.create(**body, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == [choice.text for choice in answer.choices]
+
+
+def test_echo(client):
+    plain = client.completions.create(**RICE).choices[0].text
+    assert client.completions.create(**RICE, echo=True).choices[0].text == RICE["prompt"] + plain
+    chunks = client.completions.create(**RICE, echo=True, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == RICE["prompt"] + plain
+
+
+def test_logprobs_have_a_place_for_each_token(client):
+    choice = client.completions.create(**RICE, logprobs=2).choices[0]
+    found = choice.logprobs
+    assert len(found.tokens) == len(found.token_logprobs) == len(found.text_offset)
+    assert all(len(likely) <= 2 for likely in found.top_logprobs)
+    assert found.text_offset[0] == 0
+    assert "".join(found.tokens).strip() == choice.text.strip()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"suffix": "."}, "suffix is not supported"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "The prompt is empty"),
+        ({"prompt": [4096]}, "There is no token 4096"),
+        ({"prompt": [1] * 2048}, "2048 tokens"),
+        ({"best_of": 3}, "best_of must be n"),
+        ({"echo": True, "logprobs": 1}, "echo with logprobs is not supported"),
+        ({"max_tokens": 0}, "max_tokens is not valid"),
+        ({"logprobs": 21}, "logprobs is not valid"),
+        ({"messages": []}, "messages is not a field"),
+    ],
+)
+def test_what_cannot_be_is_400(client, change, sentence):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(**RICE, extra_body=change)
+    assert sentence in refused.value.message

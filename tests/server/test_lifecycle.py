@@ -1,0 +1,118 @@
+"""From the start to the end: flags that are refused, drain, an engine that fails."""
+
+import signal
+import threading
+
+import pytest
+
+from tests.server.faulty import UNLUCKY
+from tests.server.running import RunningServer, eventually
+from tests.server.test_leaving import LONG, connect
+from tiny_llm.cli import serve
+
+SHORT = {"messages": [{"role": "user", "content": "Hello"}], "reasoning_effort": "none"}
+UNLUCKY_BODY = {"prompt": UNLUCKY}
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--host", "0.0.0.0"], "lets other machines in, and there is no key"),
+        (["--port", "70000"], "--port is 70000; it must be between 0 and 65535."),
+        (["--watchdog", "0"], "--watchdog is 0.0; it must be at least 0.001."),
+        (["--max-queue", "-1"], "--max-queue is -1; it must be at least 0."),
+        (["--generation-config", "mine"], "--generation-config 'mine' is unknown"),
+        (["--model", "nothing"], "there is no model 'nothing'"),
+    ],
+)
+def test_flags_that_are_refused(capsys, monkeypatch, flags, sentence):
+    monkeypatch.delenv("TINY_LLM_API_KEY", raising=False)
+    assert serve.main(flags) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_without_its_libraries_the_command_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(serve, "LIBRARIES", ("fastapi", "no_such_library"))
+    assert serve.main([]) == 2
+    assert "needs no_such_library; `pip install 'tiny-llm[serve]'`" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken(capsys, server):
+    port = server.url.rpartition(":")[2]
+    assert serve.main(["--model", "demo", "--port", port]) == 2
+    assert "give another --port" in capsys.readouterr().err
+
+
+def test_sigterm_lets_requests_finish_and_refuses_new_ones():
+    server = RunningServer(fault="slow")
+    answers = []
+    body = {**LONG, "max_tokens": 30}
+    running = threading.Thread(
+        target=lambda: answers.append(server.post("/v1/chat/completions", body))
+    )
+    running.start()
+    assert eventually(lambda: server.metric("num_requests_running") == 1)
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_for("stopping when 1 requests")
+    refused = server.post("/v1/chat/completions", SHORT)
+    assert refused.status_code == 503
+    assert "shutting down" in refused.json()["error"]["message"]
+    assert server.get("/ready").status_code == 503
+    assert server.get("/health").status_code == 200
+    running.join()
+    assert answers[0].json()["usage"]["completion_tokens"] == 30
+    assert server.process.wait(30) == 0
+
+
+def test_what_is_not_finished_in_time_ends_with_an_error():
+    server = RunningServer("--drain-timeout", "0.5", fault="slow")
+    connection = connect(server, {**LONG, "stream": True})
+    assert connection.recv(10)
+    server.process.send_signal(signal.SIGTERM)
+    received = b""
+    while data := connection.recv(65536):
+        received += data
+    assert b"its time to finish is over" in received
+    assert b"data: [DONE]" in received
+    assert server.process.wait(30) == 0
+
+
+def test_a_second_signal_ends_it_at_once():
+    server = RunningServer(fault="slow")
+    connection = connect(server, {**LONG, "stream": True})
+    assert connection.recv(10)
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_for("stopping when")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(10) == 130
+    connection.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_step_that_raises_ends_its_requests_and_no_others(stream):
+    server = RunningServer(fault="raises")
+    failed = server.post("/v1/completions", {**UNLUCKY_BODY, "stream": stream})
+    assert "The engine failed" in failed.text
+    assert "secret" not in failed.text
+    assert failed.status_code == (200 if stream else 500)
+    assert server.post("/v1/chat/completions", SHORT).status_code == 200
+    assert server.is_empty
+    assert "broken in /secret/path" in "".join(server.lines)
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("fault", ["hangs", "dies"])
+def test_an_engine_that_computes_nothing_is_given_up(fault):
+    server = RunningServer("--watchdog", "2", fault=fault)
+    connection = connect(server, {**UNLUCKY_BODY, "stream": True}, "/v1/completions")
+    server.wait_for("giving up: ")
+    ready = server.get("/ready")
+    assert ready.status_code == 503
+    assert "engine" in ready.json()["error"]["message"]
+    assert server.post("/v1/chat/completions", SHORT).status_code == 503
+    received = b""
+    while data := connection.recv(65536):
+        received += data
+    assert b"The engine failed" in received
+    assert server.process.wait(30) == 1
+    assert 'File "' in "".join(server.lines), "no stack is in the log"

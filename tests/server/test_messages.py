@@ -1,0 +1,128 @@
+"""Messages, with Anthropic's own client."""
+
+import asyncio
+
+import anthropic
+import httpx2
+import pytest
+
+BODY = {
+    "model": "demo",
+    "max_tokens": 100,
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+}
+TOOL = {"name": "weather", "description": "The weather.", "input_schema": {"type": "object"}}
+
+
+@pytest.fixture(scope="module")
+def claude(server):
+    """Anthropic's client for the server."""
+    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+
+
+def test_an_answer(claude):
+    message = claude.messages.create(**BODY)
+    (block,) = message.content
+    assert block.text == "The capital of France is Paris."
+    assert message.stop_reason == "end_turn"
+    assert message.usage.input_tokens + message.usage.cache_read_input_tokens > 5
+    assert message.usage.output_tokens == 8
+
+
+def test_a_stream_of_blocks(claude):
+    body = {**BODY, "max_tokens": 1500, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    whole = claude.messages.create(**body)
+    assert [block.type for block in whole.content] == ["thinking", "text"]
+    with claude.messages.stream(**body) as stream:
+        events = [event.type for event in stream]
+        streamed = stream.get_final_message()
+    said = [[block.to_dict() for block in one.content] for one in (whole, streamed)]
+    assert [block["type"] for block in said[1]] == ["thinking", "text"]
+    assert said[0][0] == said[1][0]
+    assert said[0][1]["text"] == said[1][1]["text"]
+    assert streamed.stop_reason == "end_turn"
+    raw = list(claude.messages.create(**body, stream=True))
+    kinds = [event.type for event in raw]
+    assert kinds[0] == "message_start"
+    assert raw[0].message.usage.input_tokens > 0
+    assert kinds[-2:] == ["message_delta", "message_stop"]
+    assert "signature" in events
+    open_blocks = []
+    for event in raw:
+        if event.type == "content_block_start":
+            assert not open_blocks
+            open_blocks.append(event.index)
+        elif event.type == "content_block_delta":
+            assert open_blocks == [event.index]
+        elif event.type == "content_block_stop":
+            assert open_blocks.pop() == event.index
+    assert not open_blocks
+
+
+def test_the_asynchronous_client(server):
+    async def ask():
+        client = anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0)
+        async with client.messages.stream(**BODY) as stream:
+            return "".join([text async for text in stream.text_stream])
+
+    assert asyncio.run(ask()) == "The capital of France is Paris."
+
+
+def test_a_stop_sequence_and_a_limit(claude):
+    stopped = claude.messages.create(**BODY, stop_sequences=[" France"])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " France")
+    assert stopped.content[0].text == "The capital of"
+    cut = claude.messages.create(**{**BODY, "max_tokens": 2})
+    assert cut.stop_reason == "max_tokens"
+
+
+def test_counting_needs_no_max_tokens(claude):
+    messages = BODY["messages"]
+    short = claude.messages.count_tokens(model="demo", messages=messages).input_tokens
+    system = [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]
+    long = claude.messages.count_tokens(model="demo", messages=messages, system=system)
+    usage = claude.messages.create(**BODY).usage
+    assert short == usage.input_tokens + usage.cache_read_input_tokens
+    assert long.input_tokens > short
+    line = {"type": "text", "text": "x-anthropic-billing-header: cc_version=1; abc"}
+    with_line = claude.messages.count_tokens(
+        model="demo", messages=messages, system=[line, *system]
+    )
+    assert with_line.input_tokens == long.input_tokens
+
+
+def test_tools_and_their_results_are_in_the_prompt(claude):
+    use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Paris"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "sunny"}
+    messages = [
+        *BODY["messages"],
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result, {"type": "text", "text": "And now?"}]},
+    ]
+    without = claude.messages.count_tokens(model="demo", messages=messages).input_tokens
+    counted = claude.messages.count_tokens(model="demo", messages=messages, tools=[TOOL])
+    assert counted.input_tokens > without + 50
+    answer = claude.messages.create(model="demo", messages=messages, tools=[TOOL], max_tokens=9)
+    assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == counted.input_tokens
+
+
+def test_there_is_a_server(server):
+    assert httpx2.head(server.url + "/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"max_tokens": 0}, "max_tokens is not valid"),
+        ({"messages": []}, "messages is not valid"),
+        ({"containers": 1}, "containers is not a field"),
+        ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "cannot be forced"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content[0]"),
+    ],
+)
+def test_what_cannot_be_is_400_in_anthropic_s_form(claude, change, sentence):
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        claude.messages.create(**BODY, extra_body=change)
+    assert refused.value.body["type"] == "error"
+    assert refused.value.body["error"]["type"] == "invalid_request_error"
+    assert sentence in refused.value.body["error"]["message"]

@@ -1,0 +1,93 @@
+"""Responses, with OpenAI's own client."""
+
+import openai
+import pytest
+
+BODY = {
+    "model": "demo",
+    "input": "What is the capital of France?",
+    "reasoning": {"effort": "none"},
+}
+TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
+
+
+def test_a_response(client):
+    response = client.responses.create(**BODY)
+    assert response.output_text == "The capital of France is Paris."
+    assert response.status == "completed"
+    assert response.store is False
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+
+
+def test_a_thinking_model_s_response_has_an_item_for_its_thoughts(client):
+    response = client.responses.create(**{**BODY, "reasoning": {"effort": "high"}})
+    assert [item.type for item in response.output] == ["reasoning", "message"]
+    assert "Paris" in response.output[0].content[0].text
+    assert response.usage.output_tokens_details.reasoning_tokens > 0
+
+
+@pytest.mark.parametrize("effort", ["none", "high"])
+def test_a_stream_tells_how_items_grow(client, effort):
+    events = list(client.responses.create(**{**BODY, "reasoning": {"effort": effort}}, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    final = events[-1].response
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert done == final.output
+    deltas = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert deltas == final.output_text == "The capital of France is Paris."
+
+
+def test_the_client_s_own_stream(client):
+    with client.responses.stream(**BODY) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output_text == "The capital of France is Paris."
+
+
+def test_a_limit_makes_it_incomplete(client):
+    response = client.responses.create(**BODY, max_output_tokens=2)
+    assert response.status == "incomplete"
+    assert response.incomplete_details.reason == "max_output_tokens"
+    last = list(client.responses.create(**BODY, max_output_tokens=2, stream=True))[-1]
+    assert last.type == "response.incomplete"
+
+
+def test_a_conversation_with_tools_goes_back_whole(client):
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": []},
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "sunny"},
+        {"type": "from_the_future", "id": "x"},
+        {"role": "user", "content": "What is the capital of France?"},
+    ]
+    tools = [TOOL, {"type": "web_search"}, {"type": "local_shell"}]
+    response = client.responses.create(
+        **{**BODY, "input": items}, tools=tools, include=["reasoning.encrypted_content"], store=True
+    )
+    assert response.status == "completed"
+    assert [tool.name for tool in response.tools] == ["weather"]
+    assert response.store is False
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"previous_response_id": "resp_1"}, "this server keeps no responses"),
+        ({"input": []}, "input has no message"),
+        ({"input": [{"role": "robot", "content": ""}]}, "input[0].role must be"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "reads texts only"),
+        ({"background": True}, "background is not supported"),
+        ({"colour": "red"}, "colour is not a field"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format 'json_object' is not"),
+        ({"tool_choice": "required"}, "cannot be forced"),
+    ],
+)
+def test_what_cannot_be_is_400(client, change, sentence):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(**BODY, extra_body=change)
+    assert sentence in refused.value.message

@@ -1,0 +1,78 @@
+"""A slow reader holds up nobody, and is dropped in the end."""
+
+import json
+import socket
+
+import pytest
+
+from tests.server.running import RunningServer, eventually
+from tests.server.test_leaving import LONG
+from tiny_llm.server.mailbox import Mailbox
+from tiny_llm.server.seam import Piece
+
+
+def piece(text, index=0):
+    return Piece("1", index, text, (len(text),), None, 0, None, None, None)
+
+
+def test_a_full_mailbox_joins_pieces_and_loses_nothing():
+    box = Mailbox(limit=2, patience=10)
+    for number in range(6):
+        box.put(piece(str(number), index=number % 2))
+    items = []
+    while box._items:
+        items.append(box._items.popleft())
+    assert [(item.index, item.text, len(item.token_ids)) for item in items] == [
+        (0, "024", 3),
+        (1, "135", 3),
+    ]
+
+
+def test_a_mailbox_that_stays_full_is_overdue():
+    now = 0.0
+    box = Mailbox(limit=1, patience=10, clock=lambda: now)
+    box.put(piece("a"))
+    box.put(piece("b"))
+    now = 9.0
+    assert not box.overdue
+    now = 11.0
+    assert box.overdue
+
+
+@pytest.fixture(scope="module")
+def impatient():
+    """A server that drops slow readers after half a second, with slow steps."""
+    running = RunningServer(fault="impatient")
+    yield running
+    assert running.stop() == 0
+
+
+def test_a_reader_that_reads_nothing_is_dropped(impatient):
+    body = {
+        **LONG,
+        "stream": True,
+        "logprobs": True,
+        "top_logprobs": 20,
+        "max_tokens": 1500,
+        "n": 8,
+    }
+    content = json.dumps(body).encode()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    host, port = impatient.url.removeprefix("http://").split(":")
+    connection.connect((host, int(port)))
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(content), content)
+    )
+    impatient.wait_for("reads its stream too slowly")
+    assert eventually(lambda: impatient.is_empty)
+    connection.close()
+
+
+def test_silence_is_filled_with_comments(impatient):
+    response = impatient.post(
+        "/v1/completions", {"prompt": "Hello", "max_tokens": 3, "stream": True}
+    )
+    assert ": keep-alive\n\n" in response.text
+    assert response.text.endswith("data: [DONE]\n\n")
