@@ -506,6 +506,10 @@ HOSTILE = [
     StructuredOutputs(grammar='root ::= "a'),
     StructuredOutputs(grammar="not a grammar"),
     ToolCalls([{"type": "function", "function": {"name": "f", "parameters": {"type": "strung"}}}]),
+    # Minutes of work that the library does not bound.
+    StructuredOutputs(
+        json={"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(60)]}
+    ),
 ]
 
 

@@ -16,9 +16,9 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }} {{ tools | tojs
 
 @pytest.fixture
 def process():
-    process = TemplateProcess(seconds=1.0, num_bytes=2**28, max_characters=10_000)
+    process = TemplateProcess(seconds=1.0, num_bytes=2**28, max_bytes=10_000)
     yield process
-    process.close()
+    process.process.close()
 
 
 def test_the_same_text(process):
@@ -41,7 +41,7 @@ REASONS = {
     "time": "more than 1 second",
     "memory": "too much memory",
     "growth": "too much memory",
-    "text": "more than 10000 characters",
+    "text": "more than 10000 bytes",
     "insides": "unsafe",
     "refusal": "roles must alternate",
 }
@@ -56,14 +56,14 @@ def test_a_hostile_template_ends_and_the_next_one_is_rendered(process, kind):
 
 def test_a_process_that_was_killed_is_started_again(process):
     assert process.render("a", []) == "a"
-    process._process.kill()
-    process._process.wait()
+    process.process._process.kill()
+    process.process._process.wait()
     assert process.render("b", []) == "b"
 
 
 def test_more_than_a_pipe_holds_goes_through(process):
     text = "x" * 300_000
-    process._max_characters = 400_000
+    process.process._max_bytes = 400_000
     assert process.render("{{ messages[0].content }}", [{"content": text}]) == text
 
 
@@ -92,4 +92,4 @@ def test_a_tokenizer_with_bounds_refuses_in_a_sentence():
     tokenizer.chat_template = HOSTILE["time"]
     [output] = llm.generate(chat("Why?"), ask)
     assert output.error == "the chat template refuses the chat: it takes more than 1 seconds."
-    tokenizer._template_process.close()
+    tokenizer._template_process.process.close()

@@ -1,6 +1,6 @@
 """The serving engine: many requests at once, within a declared amount of memory.
 
-Read it in this order. The files before `choose_tokens` are plain Python without MLX.
+Read it in this order. The files before `grammar_masks` are plain Python without MLX.
 
     checks              what callers give, checked
     chat_messages       the messages of a chat in the form that templates read
@@ -20,8 +20,9 @@ Read it in this order. The files before `choose_tokens` are plain Python without
     answer              from the scheduler's request to the caller's output
     answer_grammar      one grammar for a whole answer: thoughts, and then its body
     grammars            grammars compiled, and a copy for each answer
-    grammar_masks       which tokens grammars allow, for all rows of a step
+    try_grammar         a program: whether compiling a grammar ends
     forced_tokens       guesses without a model: what a grammar forces
+    grammar_masks       which tokens grammars allow, for all rows of a step
     choose_tokens       logits into tokens
     prompt_logprobs     how likely the model finds the prompt itself
     paged_model         tokens of many requests through a model at once

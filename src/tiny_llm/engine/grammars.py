@@ -2,21 +2,27 @@
 
 The work is done by `llguidance`, which is imported when the first request asks for it. Compiling
 takes well below a millisecond for a usual schema. What a caller sends is bounded: the length of the
-grammar here, its levels, states and steps in the library. So a hostile one is refused with a
-sentence, or takes a bounded time.
+grammar here, its levels, states and steps in the library, and the time in a process that compiles
+it first and can be stopped (`try_grammar.py`). So a hostile one is refused with a sentence.
 """
 
+import json
+import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, shortened
+from ..models.bounded_process import BoundedProcess
 from .answer_grammar import Thinking, answer_grammar, special_names
 from .structured_outputs import StructuredOutputs, ToolCalls
 
 MAX_CHARACTERS = 2**16  # of a grammar
 MAX_CACHED = 128  # grammars
+SECONDS = 2.0  # that compiling one may take
+PROGRAM = Path(__file__).with_name("try_grammar.py")
 # The library's own bounds are for machines that do nothing else meanwhile; these are a quarter.
 LIMITS = {
     "initial_lexer_fuel": 250_000,
@@ -94,7 +100,7 @@ class GrammarCompiler:
         with self._lock:
             matcher = self._compiled.get(grammar)
         if matcher is None:  # without the lock: a slow grammar does not hold up the others
-            matcher = _compiled(llguidance, tokenizer, grammar)
+            matcher = _compiled(llguidance, tokenizer, grammar, self._process)
         with self._lock:
             self._compiled[grammar] = matcher
             self._compiled.move_to_end(grammar)
@@ -119,11 +125,24 @@ class GrammarCompiler:
                 raise UserError(f"structured outputs need a model with a {lack}; this has none.")
             added = [token.content for token in backend.get_added_tokens_decoder().values()]
             self._special_names = special_names(added)
+            text, eos_token_ids = backend.to_str(), sorted(self._tokenizer.eos_token_ids)
             tokenizer = llguidance.LLTokenizer(
-                backend.to_str(),
-                n_vocab=self._vocab_size,
-                eos_token=sorted(self._tokenizer.eos_token_ids),
+                text, n_vocab=self._vocab_size, eos_token=eos_token_ids
             )
+            self._settings = tempfile.NamedTemporaryFile(  # noqa: SIM115 - it lives as long as this
+                "w", encoding="utf-8", suffix=".json"
+            )
+            json.dump(
+                {
+                    "tokenizer": text,
+                    "vocab_size": self._vocab_size,
+                    "eos_token_ids": eos_token_ids,
+                    "limits": LIMITS,
+                },
+                self._settings,
+            )
+            self._settings.flush()
+            self._process = BoundedProcess(PROGRAM, [self._settings.name], SECONDS, 2**20)
             self._library = llguidance, tokenizer
         return self._library
 
@@ -142,9 +161,13 @@ def _as_lark(form: StructuredOutputs | ToolCalls) -> StructuredOutputs | ToolCal
         raise UserError(f"the grammar is not valid GBNF: {reason}.") from error
 
 
-def _compiled(llguidance: Any, tokenizer: Any, grammar: str) -> Any:
+def _compiled(llguidance: Any, tokenizer: Any, grammar: str, process: BoundedProcess) -> Any:
     """A matcher at the grammar's beginning, which knows its first mask."""
     _check_length(grammar)
+    try:
+        process.ask({"grammar": grammar})
+    except (ValueError, BrokenPipeError) as error:
+        raise UserError(f"the grammar is refused: {_reason(str(error))}.") from error
     limits = llguidance.LLParserLimits(**LIMITS)
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if not matcher.is_error():

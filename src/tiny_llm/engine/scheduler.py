@@ -217,6 +217,7 @@ class Scheduler:
         ]
         chunks = []
         spare = self.config.max_num_batched_tokens - len(decoding) * (1 + self.config.num_drafts)
+        spare //= 2  # the rest is for prompts, whatever is offered
         for request in decoding:  # all have their token's page now; guesses get what is left
             num_drafts = self._room_for_drafts(request, spare)
             spare -= max(0, num_drafts - self.config.num_drafts)
