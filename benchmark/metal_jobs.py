@@ -31,6 +31,15 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What a kernel of ours may ask for, divided by what the other asks for."""
+
+    device_bytes: float = 1.001
+    threadgroup_bytes: float = 1.05
+    instructions: float = 1.05
+
+
+@dataclass(frozen=True)
 class Job:
     """What is compared: the same slice of the same work by our kernel and by MLX's.
 
@@ -39,7 +48,7 @@ class Job:
         shape: of the whole work, in the letters of the operation.
         slice: what of it is run.
         times: how often the slice is in the whole.
-        limit: our device bytes may be so many times MLX's.
+        limits: so many times MLX's may ours be, of device bytes, threadgroup bytes, instructions.
         kernel, mlx_kernel: their names, for the table.
         ours, mlx: make the launches.
         peer: whose the other kernel is, if MLX has none for this work.
@@ -49,7 +58,7 @@ class Job:
     shape: str
     slice: str
     times: int
-    limit: float
+    limits: Limits
     kernel: str
     mlx_kernel: str
     ours: Callable[[], list[Step]] = field(repr=False)
@@ -68,6 +77,15 @@ class Totals:
     barriers: int
     matrix_multiply_adds: int
     multiply_adds: int
+    integers: int
+    integer_divisions: int
+    conversions: int
+    accesses: int
+
+    @property
+    def instructions(self) -> int:
+        """Integer operations and accesses to memory: what a kernel does besides its mathematics."""
+        return self.integers + self.accesses
 
 
 def run(steps: Sequence[Step]) -> Totals:
@@ -81,13 +99,15 @@ def run(steps: Sequence[Step]) -> Totals:
     return Totals(
         device_bytes=sum(count.device_bytes for count in counts),
         unique_device_bytes=sum(count.unique_device_bytes for count in counts),
-        threadgroup_bytes=sum(
-            count.threadgroup_bytes_read + count.threadgroup_bytes_written for count in counts
-        ),
+        threadgroup_bytes=sum(count.threadgroup_bytes for count in counts),
         simd_operations=sum(count.simd_operations for count in counts),
         barriers=sum(count.barriers for count in counts),
         matrix_multiply_adds=sum(count.simdgroup_matrix_multiply_adds for count in counts),
         multiply_adds=sum(count.multiply_adds for count in counts),
+        integers=sum(count.all_integers for count in counts),
+        integer_divisions=sum(count.integer_divisions for count in counts),
+        conversions=sum(count.conversions for count in counts),
+        accesses=sum(count.accesses for count in counts),
     )
 
 

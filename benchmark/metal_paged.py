@@ -12,10 +12,11 @@ import numpy as np
 
 from tiny_llm import kernels
 
-from .metal_attention import DECODE_LIMIT, HEADS, Attention, D, dense_decode, dense_tile
-from .metal_jobs import Job, Step, our_step
+from .metal_attention import HEADS, Attention, D, dense_decode, dense_tile
+from .metal_jobs import Job, Limits, Step, our_step
 
 FOLDER = "paged_attention/paged_attention"
+PAGES_COST = Limits(device_bytes=1.05, instructions=1.5)  # what the table may cost
 PAGE_SIZES = (128, 16)  # the default, and a small one
 
 
@@ -37,7 +38,7 @@ def _job(name: str, job: Attention, H: int, page_size: int, variant: str) -> Job
         shape=f"H_q {H * job.group}, H {H}, L {job.L}, S {job.S}, pages of {page_size}",
         slice="a key head",
         times=H,
-        limit=DECODE_LIMIT,
+        limits=PAGES_COST,
         kernel=f"paged_attention_{variant}",
         mlx_kernel=f"flash_attention_{variant}",
         ours=_steps(job, page_size, variant),

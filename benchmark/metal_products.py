@@ -11,14 +11,15 @@ import numpy as np
 
 from tiny_llm import kernels
 
-from .metal_jobs import Job, Size, Step, mlx_library, our_step
+from .metal_jobs import Job, Limits, Size, Step, mlx_library, our_step
 
-MATVEC_LIMIT, TILE_LIMIT = 1.05, 1.25
+DENSE_INSTRUCTIONS = 1.06  # of the tile, whose rows may end within a step; MLX's end with one
 
 # O×I of a layer's matrices. In order: query, output, gate and up, down; the last: the vocabulary.
 SHAPES = {
     "0.6b": [(2048, 1024), (1024, 2048), (3072, 1024), (1024, 3072), (151936, 1024)],
     "4b": [(4096, 2560), (2560, 4096), (9728, 2560), (2560, 9728), (151936, 2560)],
+    "8b": [(4096, 4096), (4096, 4096), (12288, 4096), (4096, 12288), (151936, 4096)],
 }
 NO_BATCH: list[Any] = [
     0,
@@ -69,13 +70,13 @@ class Product:
 
 
 def product_jobs() -> list[Job]:
-    """Decoding one sequence and four, sixteen, and prefill; quantized and dense."""
+    """Decoding one sequence, two to sixteen, and prefill; quantized and dense."""
     jobs = []
     for model, shapes in SHAPES.items():
-        for O, I in shapes:
+        for O, I in dict.fromkeys(shapes):
             jobs.append(_quantized(f"decode {model}", Product(1, O, I, 4, 128)))
         for O, I in shapes[2:4]:
-            for M in (4, 16, 128, 512):
+            for M in (2, 4, 8, 16, 128, 512):
                 name = "decode" if M <= 16 else "prefill"
                 jobs.append(_quantized(f"{name} {model}", Product(M, O, I, 4, 128)))
         O, I = shapes[2]
@@ -101,7 +102,7 @@ def _job(
         shape=f"{M}×{O}×{I}, {form}",
         slice=f"{product.m}×{product.o}",
         times=product.times,
-        limit=MATVEC_LIMIT if "matvec" in kernel else TILE_LIMIT,
+        limits=Limits() if product.group_size else Limits(instructions=DENSE_INSTRUCTIONS),
         kernel=kernel,
         mlx_kernel=mlx_kernel,
         ours=ours,

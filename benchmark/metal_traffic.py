@@ -6,13 +6,16 @@ No time is measured: the kernels run in the project's emulator (tools/metal_emul
 MLX's kernels come from the headers in its wheel, for the same job and shape. Both run a slice of
 the job, a few threadgroups with their whole inner loops, and the table has the slice's counts:
 threadgroups do the same work, so a whole job's are `times` as many. "Device" is what the threads
-ask for, "unique" counts a byte once: the difference is for caches to serve. "MLX" is our device
-bytes divided by MLX's, and the limit is what the project holds itself to. MLX has no attention to
-pages: that stands beside our own to one buffer.
+ask for, "unique" counts a byte once: the difference is for caches to serve. "Instructions" are
+integer operations and accesses to memory. The last three columns are ours divided by MLX's: device
+bytes, threadgroup bytes, instructions; "!" follows what exceeds the limit that the project holds
+itself to (Limits in metal_jobs.py). MLX has no attention to pages: that stands beside our own to
+one buffer.
 """
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -34,11 +37,26 @@ COLUMNS = {
     "barriers": "barriers",
     "matrix_multiply_adds": "matrix multiply-adds",
     "multiply_adds": "other multiply-adds",
+    "integers": "integer operations",
+    "accesses": "accesses",
 }
 
 
+RATIOS = {"device_bytes": "device", "threadgroup_bytes": "threadgroup", "instructions": "instr."}
+
+
+def _ratio(ours: int, mlx: int) -> float:
+    """1 if there is none on either side."""
+    return ours / mlx if mlx else 1.0 if ours == 0 else math.inf
+
+
+def exceeded(row: dict[str, Any]) -> list[str]:
+    """Which of a row's ratios are above their limits."""
+    return [name for name in RATIOS if row["ratios"][name] > row["limits"][name]]
+
+
 def compare(job: Job) -> dict[str, Any]:
-    """A job's row: the counts of both sides, and our device bytes as a fraction of MLX's."""
+    """A job's row: the counts of both sides, ours as fractions of MLX's, and their limits."""
     ours, mlx = run(job.ours()), run(job.mlx())
     return {
         "job": job.name,
@@ -50,8 +68,8 @@ def compare(job: Job) -> dict[str, Any]:
         "peer": job.peer,
         "ours": asdict(ours),
         "mlx": asdict(mlx),
-        "ratio": ours.device_bytes / mlx.device_bytes,
-        "limit": job.limit,
+        "ratios": {name: _ratio(getattr(ours, name), getattr(mlx, name)) for name in RATIOS},
+        "limits": asdict(job.limits),
     }
 
 
@@ -64,7 +82,9 @@ def show(row: dict[str, Any]) -> None:
         for field in COLUMNS:
             value = row[side][field]
             cells.append(f"{value / 1e3:,.1f}" if field.endswith("bytes") else f"{value:,}")
-        cells += [f"{row['ratio']:.2f}", f"{row['limit']:.2f}"] if ours else ["", ""]
+        for name in RATIOS:
+            mark = " !" if name in exceeded(row) else ""
+            cells.append(f"{row['ratios'][name]:.2f}{mark}" if ours else "")
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
@@ -79,7 +99,7 @@ def main() -> int:
     if not jobs:
         names = sorted({job.name for make in JOBS for job in make()})
         parser.error(f"there is no job '{args.only}'; there are {', '.join(names)}.")
-    columns = ["job", "shape", "slice", "times", "kernel", *COLUMNS.values(), "MLX", "limit"]
+    columns = ["job", "shape", "slice", "times", "kernel", *COLUMNS.values(), *RATIOS.values()]
     print(f"| {' | '.join(columns)} |")
     print(f"|---|---|---|---:|---|{'---:|' * (len(columns) - 5)}")
     rows = []
@@ -91,10 +111,10 @@ def main() -> int:
         print(f"metal_traffic: {error}", file=sys.stderr)
         return 2
     print(json.dumps({"rows": rows}))
-    return int(any(row["ratio"] > row["limit"] for row in rows))
+    return int(any(exceeded(row) for row in rows))
 
 
-__all__ = ["Totals", "compare", "main"]
+__all__ = ["Totals", "compare", "exceeded", "main"]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,7 +6,7 @@ from benchmark.metal_attention import attention_jobs
 from benchmark.metal_jobs import Job, run
 from benchmark.metal_paged import paged_jobs
 from benchmark.metal_products import product_jobs
-from benchmark.metal_traffic import compare
+from benchmark.metal_traffic import compare, exceeded
 
 
 def job_named(name: str) -> Job:
@@ -14,12 +14,17 @@ def job_named(name: str) -> Job:
     return next(job for job in product_jobs() if f"{job.name}, {job.shape}" == name)
 
 
-# One of each kind: decoding one sequence, four and sixteen, prefill; quantized and dense.
+# As many device bytes as MLX's kernels ask for, and hardly more of the others.
+MLX_LIMITS = {"device_bytes": 1.001, "threadgroup_bytes": 1.05, "instructions": 1.05}
+
+# One of each kind: decoding one sequence, four and sixteen, prefill; quantized and dense. A job is
+# a slice of 64 outputs with its whole inner loop, which is why true shapes take seconds.
 CHOSEN = [
     "quantized_matmul decode 0.6b, 1×3072×1024, 4 bits, groups of 128",
     "quantized_matmul decode 4b, 1×4096×2560, 4 bits, groups of 128",
     "quantized_matmul decode 0.6b, 1×3072×1024, 8 bits, groups of 64",
     "quantized_matmul decode 0.6b, 4×3072×1024, 4 bits, groups of 128",
+    "quantized_matmul decode 8b, 8×12288×4096, 4 bits, groups of 128",
     "quantized_matmul decode 0.6b, 16×3072×1024, 4 bits, groups of 128",
     "quantized_matmul prefill 0.6b, 512×3072×1024, 4 bits, groups of 128",
     "quantized_matmul prefill 4b, 512×9728×2560, 4 bits, groups of 128",
@@ -31,7 +36,7 @@ CHOSEN = [
 ATTENTION = {f"{job.name}, {job.shape}, beside {job.mlx_kernel}": job for job in attention_jobs()}
 CHOSEN_ATTENTION = [
     "flash_attention decode 0.6b, H_q 16, H 8, L 1, S 512, beside sdpa_vector",
-    "flash_attention decode 4b, H_q 32, H 8, L 1, S 512, beside sdpa_vector",
+    "flash_attention decode 4b and 8b, H_q 32, H 8, L 1, S 512, beside sdpa_vector",
     "flash_attention decode 0.6b, H_q 16, H 8, L 1, S 4096, beside sdpa_vector_2pass_1_gqa2",
     "flash_attention prefill 0.6b, H_q 16, H 8, L 128, S 512, beside attention_32_16_128",
 ]
@@ -41,14 +46,14 @@ CHOSEN_ATTENTION = [
 @pytest.mark.parametrize("name", CHOSEN_ATTENTION)
 def test_attention_stays_within_the_limit(name):
     row = compare(ATTENTION[name])
-    assert row["limit"] == (1.05 if "decode" in name else 1.25)
-    assert row["ratio"] <= row["limit"]
+    assert row["limits"] == MLX_LIMITS
+    assert exceeded(row) == []
 
 
 PAGED = {f"{job.name}, {job.shape}": job for job in paged_jobs()}
 CHOSEN_PAGED = [
     "paged_attention decode 0.6b, H_q 16, H 8, L 1, S 4096, pages of 128",
-    "paged_attention decode 4b, H_q 32, H 8, L 1, S 4096, pages of 16",
+    "paged_attention decode 4b and 8b, H_q 32, H 8, L 1, S 4096, pages of 16",
     "paged_attention prefill 0.6b, H_q 16, H 8, L 128, S 512, pages of 16",
 ]
 
@@ -58,8 +63,9 @@ CHOSEN_PAGED = [
 def test_pages_cost_little_beside_one_buffer(name):
     """The block table is all that is read besides; of everything else, as much."""
     row = compare(PAGED[name])
-    assert row["limit"] == 1.05
-    assert 1 <= row["ratio"] <= row["limit"]
+    assert row["limits"]["device_bytes"] == row["limits"]["threadgroup_bytes"] == 1.05
+    assert row["ratios"]["device_bytes"] >= 1
+    assert exceeded(row) == []
     assert row["ours"]["matrix_multiply_adds"] == row["mlx"]["matrix_multiply_adds"]
 
 
@@ -79,10 +85,10 @@ def test_attention_never_reads_a_mask_when_causal_and_each_key_once():
 
 @pytest.mark.slow  # the emulator counts real sizes
 @pytest.mark.parametrize("name", CHOSEN)
-def test_device_bytes_stay_within_the_limit(name):
+def test_products_stay_within_the_limits(name):
     row = compare(job_named(name))
-    assert row["limit"] == (1.05 if "matvec" in row["kernel"] else 1.25)
-    assert row["ratio"] <= row["limit"]
+    assert row["limits"] == MLX_LIMITS | ({"instructions": 1.06} if "dense" in name else {})
+    assert exceeded(row) == []
 
 
 def test_a_matvec_reads_each_weight_once_for_four_rows():

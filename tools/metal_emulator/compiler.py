@@ -62,11 +62,19 @@ for option in (
     "asan-opt-same-temp=0",
 ):
     REPORTED_ACCESSES += ["-mllvm", f"-{option}"]
+# Loops of a known number of rounds are unrolled and functions inlined, as compilers for GPUs do:
+# indices are no arithmetic then, and arrays of a thread are registers. No other loops are unrolled.
+UNROLLED = ["-funroll-loops", "-finline-functions", "-mllvm", "-inline-threshold=100000"]
+for option in ("threshold=4000", "allow-partial=false", "runtime=false"):
+    UNROLLED += ["-mllvm", f"-unroll-{option}"]
 MODE_FLAGS = {
     "plain": ["-O2", *CHECKED],
     "asan": ["-O1", "-fsanitize=address", "-fsanitize-address-use-after-return=never"],
     "race": ["-O1", *REPORTED_ACCESSES],
-    "count": ["-O1", *REPORTED_ACCESSES, "-fsanitize-coverage=bb,no-prune,trace-pc-guard"],
+    "count": [
+        *("-O1", *UNROLLED, *REPORTED_ACCESSES),
+        "-fsanitize-coverage=bb,no-prune,trace-pc-guard",
+    ],
     "loose": ["-O1", *CHECKED, "-DMSL_LOOSE", "-ffp-contract=on"],
 }
 RUNTIME = ["bfloat", "faults", "fibers", "memory", "scheduler", "server"]

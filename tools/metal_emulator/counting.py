@@ -1,42 +1,72 @@
-"""Counts multiplications: every basic block that has some says so when it is entered.
+"""Counts arithmetic: every basic block that has some says how much when it is entered.
 
 clang's coverage instrumentation puts a call at the start of each basic block of the LLVM text. Here
-that call becomes one with the block's number of multiplications (runtime/watch_counts.cpp adds them
+that call becomes one with the block's numbers of operations (runtime/watch_counts.cpp adds them
 up), or disappears where there are none. A multiplication counts whether an addition follows or not:
-a GPU fuses the two.
+a GPU fuses the two. Loads and stores are counted where they are watched (runtime/access.cpp).
 """
 
 import re
 
 GUARD = re.compile(r"call void @__sanitizer_cov_trace_pc_guard\(.*\)(?= #\d+|, !dbg|$)")
-FLOAT = re.compile(r" = (?:tail |musttail |notail )?(?:fmul |call [^(]*@llvm\.(?:fma|fmuladd)\.)")
-INTEGER = re.compile(r" = mul ")
 VECTOR = re.compile(r"<(\d+) x ")
+INTEGERS = r"(?:\w+ )*?(?:<\d+ x )?i(?:8|16|32|64)\b"
+
+# In the order of msl_count_block's arguments. A logical operation on conditions (i1) is none, and
+# neither is a conversion between integers. A signed division by a power of two is a shift.
+MULTIPLY_ADD = re.compile(
+    r" = (?:tail |musttail |notail )?(?:fmul |call [^(]*@llvm\.(?:fma|fmuladd)\.)"
+)
+INTEGER_MULTIPLY = re.compile(r" = mul ")
+DIVISION = re.compile(rf" = (?:[us]div|[us]rem) {INTEGERS} [^,]+, (?P<by>\S+)")
+INTEGER = re.compile(
+    rf" = (?:(?:add|sub|shl|lshr|ashr|and|or|xor) {INTEGERS}|icmp "
+    r"|(?:tail )?call [^(]*@llvm\.[su](?:min|max)\.)"
+)
+# The address of an element whose index is a variable: an addition.
+ADDRESS = re.compile(r" = getelementptr .*, i(?:32|64) %")
+CONVERSION = re.compile(r" = (?:[us]itofp|fpto[us]i|fpext|fptrunc) ")
+KINDS = ("multiply_adds", "integer_multiplies", "divisions", "integers", "conversions")
 
 
 def instrument(ir: str) -> str:
     """The LLVM text with calls that count; see the module."""
     lines = ir.splitlines()
     guard = -1  # the line of the current block's call
-    floats = integers = 0
+    numbers = dict.fromkeys(KINDS, 0)
 
     def close() -> None:
         if guard >= 0:
-            call = f"call void @msl_count_block(i32 {floats}, i32 {integers})"
-            lines[guard] = GUARD.sub(call, lines[guard]) if floats or integers else ""
+            arguments = ", ".join(f"i32 {number}" for number in numbers.values())
+            call = f"call void @msl_count_block({arguments})"
+            lines[guard] = GUARD.sub(call, lines[guard]) if any(numbers.values()) else ""
 
     for i, line in enumerate(lines):
         if GUARD.search(line):
             close()
-            guard, floats, integers = i, 0, 0
+            guard, numbers = i, dict.fromkeys(KINDS, 0)
         elif line.startswith("}"):
             close()
             guard = -1
-        elif FLOAT.search(line):
-            floats += _width(line)
-        elif INTEGER.search(line):
-            integers += _width(line)
-    return "\n".join([*lines, "declare void @msl_count_block(i32, i32)", ""])
+        elif kind := _kind(line):
+            numbers[kind] += _width(line)
+    declaration = f"declare void @msl_count_block({', '.join(['i32'] * len(KINDS))})"
+    return "\n".join([*lines, declaration, ""])
+
+
+def _kind(line: str) -> str:
+    """Which of KINDS an instruction is; none of them: empty."""
+    if MULTIPLY_ADD.search(line):
+        return "multiply_adds"
+    if INTEGER_MULTIPLY.search(line):
+        return "integer_multiplies"
+    if division := DIVISION.search(line):
+        by = division["by"].rstrip(",")
+        power = by.isdigit() and int(by).bit_count() == 1
+        return "integers" if power else "divisions"
+    if INTEGER.search(line) or ADDRESS.search(line):
+        return "integers"
+    return "conversions" if CONVERSION.search(line) else ""
 
 
 def _width(line: str) -> int:

@@ -23,6 +23,12 @@ class Counts:
     simdgroup_matrix_multiply_adds: int
     multiply_adds: int
     integer_multiplies: int
+    integer_divisions: int
+    integer_operations: int
+    conversions: int
+    device_accesses: int
+    constant_accesses: int
+    threadgroup_accesses: int
     device_bytes_read_by_buffer: dict[int, int]
     unique_device_bytes_read_by_buffer: dict[int, int]
     device_bytes_written_by_buffer: dict[int, int]
@@ -36,6 +42,21 @@ class Counts:
     def unique_device_bytes(self) -> int:
         """Read and written, each byte once."""
         return self.unique_device_bytes_read + self.unique_device_bytes_written
+
+    @property
+    def threadgroup_bytes(self) -> int:
+        """Read and written."""
+        return self.threadgroup_bytes_read + self.threadgroup_bytes_written
+
+    @property
+    def accesses(self) -> int:
+        """Loads and stores of device and threadgroup memory."""
+        return self.device_accesses + self.threadgroup_accesses
+
+    @property
+    def all_integers(self) -> int:
+        """Integer operations of every kind."""
+        return self.integer_operations + self.integer_multiplies + self.integer_divisions
 
     def __str__(self) -> str:
         width = max(len(field.name) for field in fields(self))

@@ -1,4 +1,9 @@
-// An array of any strides into row-major order, an element a thread.
+// An array of any strides into row-major order.
+//
+// The array is rows × columns: the last dimension is a row, all others together number the rows. A
+// thread has COPY_EACH elements of a row, as many columns apart as the threadgroup is wide, so that
+// neighbouring lanes read neighbours where the row lies in one piece. Where its row begins it works
+// out once, in 32 bits; an array in one piece has one row, and nothing to work out.
 #include <metal_stdlib>
 
 #include "common/metal_copy_params.h"
@@ -9,21 +14,32 @@ using namespace tiny_llm_ext;
 template <typename T>
 [[kernel]] void copy_strided(device const T* source [[buffer(0)]], device T* copy [[buffer(1)]],
                              constant const CopyParams& params [[buffer(2)]],
-                             uint index [[thread_position_in_grid]]) {
-    if (long(index) >= params.size) {
+                             uint3 group [[threadgroup_position_in_grid]],  // x: columns, y: rows
+                             uint3 thread_at [[thread_position_in_threadgroup]],
+                             uint3 threads [[threads_per_threadgroup]]) {
+    const uint row = group.y * threads.y + thread_at.y;
+    if (row >= params.rows) {
         return;
     }
-    long rest = index, from = 0;
+    uint rest = row;
     for (int dim = params.dims - 1; dim >= 0; dim--) {
-        from += rest % params.shape[dim] * params.strides[dim];
+        source += rest % params.shape[dim] * params.strides[dim];
         rest /= params.shape[dim];
     }
-    copy[index] = source[from];
+    uint column = group.x * threads.x * COPY_EACH + thread_at.x;
+    source += column * params.column_stride;
+    copy += ulong(row) * params.columns + column;
+    for (int i = 0; i < COPY_EACH && column < params.columns; i++) {
+        *copy = *source;
+        source += threads.x * params.column_stride;
+        copy += threads.x;
+        column += threads.x;
+    }
 }
 
 #define INSTANTIATE(bytes, T)                                                                  \
     template [[host_name("metal_copy_strided_bytes" #bytes)]] [[kernel]] void copy_strided<T>( \
-        device const T*, device T*, constant const CopyParams&, uint);
+        device const T*, device T*, constant const CopyParams&, uint3, uint3, uint3);
 
 INSTANTIATE(1, uchar)
 INSTANTIATE(2, ushort)

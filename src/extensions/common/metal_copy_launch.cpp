@@ -1,38 +1,76 @@
 #include "common/metal_copy_launch.h"
 
+#include <limits>
 #include <stdexcept>
 
 #include "common/metal_copy_params.h"
 
 namespace tiny_llm_ext {
 
-MetalLaunch copy_launch(const std::vector<int>& shape, const std::vector<int64_t>& strides,
-                        int item_size, int max_threads) {
-    // Neighbouring dimensions that lie in memory like one become one; ones are left out.
-    CopyParams params = {.size = 1, .dims = 0, .shape = {}, .strides = {}};
+namespace {
+
+struct Dimension {
+    int64_t size, stride;
+};
+
+// Neighbouring dimensions that lie in memory like one become one, as long as 32 bits can number
+// its elements; ones are left out.
+std::vector<Dimension> merged(const std::vector<int>& shape, const std::vector<int64_t>& strides) {
+    std::vector<Dimension> dimensions;
     for (size_t i = 0; i < shape.size(); i++) {
-        params.size *= shape[i];
         if (shape[i] == 1) {
             continue;
         }
-        const int last = params.dims - 1;
-        if (last >= 0 && params.strides[last] == strides[i] * shape[i]) {
-            params.shape[last] *= shape[i];
-            params.strides[last] = strides[i];
-            continue;
+        const bool like_one =
+            !dimensions.empty() && dimensions.back().stride == strides[i] * shape[i] &&
+            dimensions.back().size * shape[i] <= std::numeric_limits<int32_t>::max();
+        if (like_one) {
+            dimensions.back() = {dimensions.back().size * shape[i], strides[i]};
+        } else {
+            dimensions.push_back({shape[i], strides[i]});
         }
-        if (params.dims == COPY_MAX_DIMS) {
-            throw std::invalid_argument("[copy] expected at most 8 dimensions, got " +
-                                        std::to_string(shape.size()));
-        }
-        params.shape[params.dims] = shape[i];
-        params.strides[params.dims++] = strides[i];
     }
-    const int threads = threads_for(params.size, 256, max_threads);
-    return {.kernel = "metal_copy_strided_bytes" + std::to_string(item_size),
-            .groups = {.x = ceil_div(params.size, threads)},
-            .threads = {.x = threads},
-            .params = bytes_of(params)};
+    return dimensions;
+}
+
+}  // namespace
+
+MetalLaunch copy_launch(const std::vector<int>& shape, const std::vector<int64_t>& strides,
+                        int item_size, int max_threads) {
+    std::vector<Dimension> dimensions = merged(shape, strides);
+    Dimension last = {1, 1};
+    if (!dimensions.empty()) {
+        last = dimensions.back();
+        dimensions.pop_back();
+    }
+    if (dimensions.size() > COPY_MAX_DIMS) {
+        throw std::invalid_argument("[copy] expected at most 9 dimensions, got " +
+                                    std::to_string(shape.size()));
+    }
+    CopyParams params = {.rows = 1,
+                         .columns = static_cast<unsigned int>(last.size),
+                         .column_stride = last.stride,
+                         .dims = static_cast<int>(dimensions.size()),
+                         .shape = {},
+                         .strides = {}};
+    int64_t rows = 1;
+    for (size_t i = 0; i < dimensions.size(); i++) {
+        params.shape[i] = static_cast<unsigned int>(dimensions[i].size);
+        params.strides[i] = dimensions[i].stride;
+        rows *= dimensions[i].size;
+    }
+    if (rows > std::numeric_limits<int32_t>::max()) {
+        throw std::invalid_argument("[copy] expected at most 2^31 - 1 rows, got " +
+                                    std::to_string(rows));
+    }
+    params.rows = static_cast<unsigned int>(rows);
+    const int wide = threads_for(ceil_div(last.size, COPY_EACH), 256, max_threads);
+    const int64_t high = std::max<int64_t>(1, std::min<int64_t>(rows, 256 / wide));
+    return {
+        .kernel = "metal_copy_strided_bytes" + std::to_string(item_size),
+        .groups = {.x = ceil_div(last.size, int64_t{wide} * COPY_EACH), .y = ceil_div(rows, high)},
+        .threads = {.x = wide, .y = high},
+        .params = bytes_of(params)};
 }
 
 }  // namespace tiny_llm_ext

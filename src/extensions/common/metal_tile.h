@@ -2,7 +2,7 @@
 // quantized_matmul share. For Metal only.
 //
 // A threadgroup computes BM rows × BN outputs. For every BK numbers of the rows it stages BM rows
-// of x and BN rows of w in threadgroup memory (stage_rows, or what unpacks weights), and each of
+// of x and BN rows of w in threadgroup memory (RowStager, or what unpacks weights), and each of
 // its SIMDGROUPS_M × SIMDGROUPS_N simdgroups multiplies its part of the tile from there (multiply).
 // All arithmetic is float32.
 //
@@ -52,30 +52,80 @@ constexpr int tile_stride() {
     return TILE_K + 16 / sizeof(T);
 }
 
-/// Stages ROWS rows of TILE_K numbers, from `rows` on, in 16 bytes a thread and step.
+/// The two neighbours of an 8×8 matrix that this lane holds: (row, column) and (row, column + 1).
+/// Lanes of one row differ in bits 0 and 3 of their index.
+struct Place {
+    int row, column;
+
+    explicit Place(uint lane) thread {
+        const int quad = int(lane) / 4;
+        row = (quad & 4) + int(lane) / 2 % 4;
+        column = (quad & 2) * 2 + int(lane) % 2 * 2;
+    }
+};
+
+inline thread float2& elements(thread simdgroup_float8x8& matrix) {
+    return reinterpret_cast<thread float2&>(matrix.thread_elements());
+}
+
+/// Stages ROWS rows of numbers, TILE_K of each at a time, in 16 bytes a thread and round. A thread
+/// always has the same rows and columns of the tile, so that pointers only move along.
 ///
-/// rows: the first row's first number, `stride` numbers from one row to the next. Beyond rows_left
-/// rows and numbers_left numbers the tile is zero, and nothing is read. WHOLE: all 16 bytes of a
-/// step are in the row or none, and aligned.
+/// Beyond rows_left rows and numbers_left numbers of them the tile is zero, and nothing is read.
+/// WHOLE: all 16 bytes are in the row or none, and aligned.
 template <typename T, int ROWS, int THREADS, bool WHOLE>
-void stage_rows(threadgroup T* tile, device const T* rows, long stride, int rows_left,
-                int numbers_left, uint thread_index) {
-    constexpr int STEP = 16 / sizeof(T), STEPS = TILE_K / STEP;  // in a row
-    for (int step = thread_index; step < ROWS * STEPS; step += THREADS) {
-        const int row = step / STEPS, k = step % STEPS * STEP;
-        threadgroup T* to = tile + row * tile_stride<T>() + k;
-        device const T* from = rows + row * stride + k;
-        if (WHOLE) {
-            *(threadgroup uint4*)to = row < rows_left && k < numbers_left
-                                          ? *(device const uint4*)from
-                                          : uint4(0, 0, 0, 0);
-        } else {
-            for (int i = 0; i < STEP; i++) {
-                to[i] = row < rows_left && k + i < numbers_left ? from[i] : T(0.0f);
+struct RowStager {
+    enum {
+        NUMBERS = 16 / sizeof(T),
+        AT_ONCE = THREADS * NUMBERS / TILE_K,  // rows
+        ROUNDS = ROWS / AT_ONCE,
+    };
+    static_assert(ROUNDS * AT_ONCE == ROWS, "threads copy whole rows, several times");
+
+    device const T* from;  // this thread's next numbers in its first row
+    threadgroup T* to;     // and their place
+    long stride;           // numbers from there to its row in the next round
+    int rows_left;         // from its first row on
+    int end;               // of its rows: where the thread would begin behind the last number
+
+    /// rows: the first row's first number, row_stride numbers from one row to the next.
+    RowStager(threadgroup T* tile, device const T* rows, long row_stride, int rows_left,
+              int numbers_left, uint thread_index) thread
+        : rows_left(rows_left - int(thread_index) / (TILE_K / NUMBERS)) {
+        const int row = int(thread_index) / (TILE_K / NUMBERS);
+        const int column = int(thread_index) % (TILE_K / NUMBERS) * NUMBERS;
+        end = numbers_left - column;
+        from = rows + row * row_stride + column;
+        to = tile + row * tile_stride<T>() + column;
+        stride = AT_ONCE * row_stride;
+    }
+
+    /// The next TILE_K numbers, which come after `done` others. sums, if wanted: ROUNDS of them;
+    /// what this thread copies in each round is added.
+    void stage(int done, thread float* sums = nullptr) thread {
+#pragma unroll
+        for (int round = 0; round < ROUNDS; round++) {
+            const bool inside = round * AT_ONCE < rows_left;
+            device const T* next = from + round * stride;
+            threadgroup T* place = to + round * AT_ONCE * tile_stride<T>();
+            T numbers[NUMBERS];
+            if (WHOLE) {
+                thread uint4& all = reinterpret_cast<thread uint4&>(numbers);
+                all = inside && done < end ? *(device const uint4*)next : uint4(0, 0, 0, 0);
+                *(threadgroup uint4*)place = all;
+            } else {
+                for (int i = 0; i < NUMBERS; i++) {
+                    numbers[i] = inside && done + i < end ? next[i] : T(0.0f);
+                    place[i] = numbers[i];
+                }
+            }
+            for (int i = 0; sums != nullptr && i < NUMBERS; i++) {
+                sums[round] += float(numbers[i]);
             }
         }
+        from += TILE_K;
     }
-}
+};
 
 /// The sums of one simdgroup: ROWS × COLUMNS matrices of 8×8, of BM/SIMDGROUPS_M rows and
 /// BN/SIMDGROUPS_N outputs. Its functions say that it is in `thread`: Metal 4.1 assumes nothing.
@@ -106,23 +156,31 @@ struct TileSums {
     /// part += x · wᵀ for the staged tiles x (BM × TILE_K) and w (BN × TILE_K).
     template <typename X, typename W>
     void multiply(threadgroup const X* x, threadgroup const W* w) thread {
+        multiply_to(part, x, w);
+    }
+
+    /// The same, added to other sums.
+    template <typename X, typename W>
+    void multiply_to(thread simdgroup_float8x8 (&to)[ROWS][COLUMNS], threadgroup const X* x,
+                     threadgroup const W* w) thread {
+        x += first_row * tile_stride<X>();
+        w += first_column * tile_stride<W>();
+#pragma unroll
         for (int k = 0; k < TILE_K; k += 8) {
             simdgroup_float8x8 left[ROWS], right[COLUMNS];
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
-                load_matrix<false>(left[r], x + (first_row + r * 8) * tile_stride<X>() + k,
-                                   tile_stride<X>());
+                load_matrix<false>(left[r], x + r * 8 * tile_stride<X>() + k, tile_stride<X>());
             }
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++) {
-                load_matrix<true>(right[c], w + (first_column + c * 8) * tile_stride<W>() + k,
-                                  tile_stride<W>());
+                load_matrix<true>(right[c], w + c * 8 * tile_stride<W>() + k, tile_stride<W>());
             }
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
 #pragma unroll
                 for (int c = 0; c < COLUMNS; c++) {
-                    simdgroup_multiply_accumulate(part[r][c], left[r], right[c], part[r][c]);
+                    simdgroup_multiply_accumulate(to[r][c], left[r], right[c], to[r][c]);
                 }
             }
         }
@@ -138,34 +196,44 @@ struct TileSums {
         }
     }
 
-    /// Writes the totals that are inside of the matrix to out (M × O), through `memory` (BM × BN).
-    /// To be called by all threads; begins with a barrier, as `memory` may be that of the tiles.
+    /// Writes the totals that are inside of the matrix to out (M × O), from the registers: a lane
+    /// has two neighbours of each 8×8.
     template <typename U>
-    void store(threadgroup float* memory, device U* out, long O, int rows_left, int columns_left,
-               uint thread_index) thread {
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        for (int r = 0; r < ROWS; r++) {
-            for (int c = 0; c < COLUMNS; c++) {
-                simdgroup_store(total[r][c],
-                                memory + (first_row + r * 8) * BN + first_column + c * 8, BN);
-            }
+    void store(device U* out, long O, int rows_left, int columns_left, uint lane) thread {
+        const Place place(lane);
+        const int row = first_row + place.row, column = first_column + place.column;
+        out += row * O + column;
+        if (rows_left >= BM && columns_left >= BN) {
+            store_some<true>(out, O, 0, 0);
+        } else {
+            store_some<false>(out, O, rows_left - row, columns_left - column);
         }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        for (int i = thread_index; i < BM * BN; i += THREADS) {
-            const int row = i / BN, column = i % BN;
-            if (row < rows_left && column < columns_left) {
-                out[row * O + column] = U(memory[i]);
+    }
+
+    /// out: where this lane's first number goes. All of them do if ALL.
+    template <bool ALL, typename U>
+    void store_some(device U* out, long O, int rows_left, int columns_left) thread {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+                const float2 pair = elements(total[r][c]);
+                if (ALL || (r * 8 < rows_left && c * 8 < columns_left)) {
+                    out[c * 8] = U(pair.x);
+                }
+                if (ALL || (r * 8 < rows_left && c * 8 + 1 < columns_left)) {
+                    out[c * 8 + 1] = U(pair.y);
+                }
             }
+            out += 8 * O;
         }
     }
 };
 
-/// Bytes of threadgroup memory for staged tiles of x and w, which the totals use again.
+/// Bytes of threadgroup memory for staged tiles of x and w.
 template <typename X, typename W, int BM, int BN>
 constexpr int tile_bytes() {
-    constexpr int tiles = BM * tile_stride<X>() * sizeof(X) + BN * tile_stride<W>() * sizeof(W);
-    constexpr int totals = BM * BN * sizeof(float);
-    return tiles > totals ? tiles : totals;
+    return BM * tile_stride<X>() * sizeof(X) + BN * tile_stride<W>() * sizeof(W);
 }
 
 }  // namespace tiny_llm_ext

@@ -18,14 +18,14 @@ WRONG = [
     Wrong(
         "3.3.1 ragged",
         "values are keys",
-        "kernels.paged_cache_write(buffers[values], value, places.slots)",
-        "kernels.paged_cache_write(buffers[values], key, places.slots)",
+        "kernels.paged_cache_write(buffers[values], value, slots, overwrite=True)",
+        "kernels.paged_cache_write(buffers[values], key, slots, overwrite=True)",
     ),
     Wrong(
         "3.3.1 ragged",
         "every layer writes the first one's pages",
-        "buffers[keys] = kernels.paged_cache_write(buffers[keys], key, places.slots)",
-        "buffers[0] = kernels.paged_cache_write(buffers[0], key, places.slots)",
+        "buffers[keys] = kernels.paged_cache_write(buffers[keys], key, slots, overwrite=True)",
+        "buffers[0] = kernels.paged_cache_write(buffers[0], key, slots, overwrite=True)",
     ),
     Wrong(
         "3.3.1 attend",

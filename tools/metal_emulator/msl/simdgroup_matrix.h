@@ -22,8 +22,10 @@ struct simdgroup_matrix {
     const vec<T, 2>& thread_elements() const { return elements; }
 
     // Lane l = 16a + 8b + 2c + d … holds row 4a' + …: two blocks of four rows, two of four columns.
-    static constexpr int row(uint lane) { return (lane >> 4) * 4 + (lane >> 1 & 3); }
-    static constexpr int column(uint lane) { return (lane >> 3 & 1) * 4 + (lane & 1) * 2; }
+    MSL_UNSEEN static constexpr int row(uint lane) { return (lane >> 4) * 4 + (lane >> 1 & 3); }
+    MSL_UNSEEN static constexpr int column(uint lane) {
+        return (lane >> 3 & 1) * 4 + (lane & 1) * 2;
+    }
 };
 
 typedef simdgroup_matrix<float> simdgroup_float8x8;
@@ -37,29 +39,46 @@ MSL_INLINE simdgroup_matrix<T, ROWS, COLUMNS> make_filled_simdgroup_matrix(T val
     return matrix;
 }
 
+}  // namespace metal
+
+namespace msl {
+
+// This lane's element i of a matrix in memory. What finds it is not counted: a GPU does that once
+// for all loads of a loop, or in the instruction itself.
+template <class P>
+MSL_UNSEEN __attribute__((noinline)) P matrix_element(P memory, ulong i, ulong elements_per_row,
+                                                      ulong2 origin, bool transpose) {
+    const ulong r = metal::simdgroup_matrix<float>::row(msl_lane());
+    const ulong c = metal::simdgroup_matrix<float>::column(msl_lane());
+    const ulong y = transpose ? c + i : r, x = transpose ? r : c + i;
+    return memory + (origin.y + y) * elements_per_row + origin.x + x;
+}
+
+}  // namespace msl
+
+namespace metal {
+
 // `origin` is (column, row) of the first element; `transpose` swaps rows and columns in memory.
-#define MSL_MATRIX_MEMORY(SPACE)                                                                \
-    template <class T>                                                                          \
-    MSL_INLINE void simdgroup_load(thread simdgroup_matrix<T>& matrix, const SPACE T* source,   \
-                                   ulong elements_per_row = 8, ulong2 origin = ulong2{0, 0},    \
-                                   bool transpose = false, Site site = Site::here()) {          \
-        msl_meet(msl::Meeting::MATRIX, "simdgroup_load", site);                                 \
-        const ulong r = matrix.row(msl_lane()), c = matrix.column(msl_lane());                  \
-        for (ulong i = 0; i < 2; ++i) {                                                         \
-            const ulong y = transpose ? c + i : r, x = transpose ? r : c + i;                   \
-            matrix.elements[i] = source[(origin.y + y) * elements_per_row + origin.x + x];      \
-        }                                                                                       \
-    }                                                                                           \
-    template <class T>                                                                          \
-    MSL_INLINE void simdgroup_store(simdgroup_matrix<T> matrix, SPACE T* destination,           \
-                                    ulong elements_per_row = 8, ulong2 origin = ulong2{0, 0},   \
-                                    bool transpose = false, Site site = Site::here()) {         \
-        msl_meet(msl::Meeting::MATRIX, "simdgroup_store", site);                                \
-        const ulong r = matrix.row(msl_lane()), c = matrix.column(msl_lane());                  \
-        for (ulong i = 0; i < 2; ++i) {                                                         \
-            const ulong y = transpose ? c + i : r, x = transpose ? r : c + i;                   \
-            destination[(origin.y + y) * elements_per_row + origin.x + x] = matrix.elements[i]; \
-        }                                                                                       \
+#define MSL_MATRIX_MEMORY(SPACE)                                                              \
+    template <class T>                                                                        \
+    MSL_INLINE void simdgroup_load(thread simdgroup_matrix<T>& matrix, const SPACE T* source, \
+                                   ulong elements_per_row = 8, ulong2 origin = ulong2{0, 0},  \
+                                   bool transpose = false, Site site = Site::here()) {        \
+        msl_meet(msl::Meeting::MATRIX, "simdgroup_load", site);                               \
+        for (ulong i = 0; i < 2; ++i) {                                                       \
+            matrix.elements[i] =                                                              \
+                *msl::matrix_element(source, i, elements_per_row, origin, transpose);         \
+        }                                                                                     \
+    }                                                                                         \
+    template <class T>                                                                        \
+    MSL_INLINE void simdgroup_store(simdgroup_matrix<T> matrix, SPACE T* destination,         \
+                                    ulong elements_per_row = 8, ulong2 origin = ulong2{0, 0}, \
+                                    bool transpose = false, Site site = Site::here()) {       \
+        msl_meet(msl::Meeting::MATRIX, "simdgroup_store", site);                              \
+        for (ulong i = 0; i < 2; ++i) {                                                       \
+            *msl::matrix_element(destination, i, elements_per_row, origin, transpose) =       \
+                matrix.elements[i];                                                           \
+        }                                                                                     \
     }
 MSL_MATRIX_MEMORY(device)
 MSL_MATRIX_MEMORY(threadgroup)

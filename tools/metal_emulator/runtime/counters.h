@@ -7,8 +7,8 @@ namespace msl {
 struct Counters {
     uint64_t threads, simd_operations, barriers, matrix_multiply_adds;
     // Only in a library compiled to count:
-    uint64_t device_read, device_written, constant_read, threadgroup_read, threadgroup_written;
-    uint64_t multiply_adds, integer_multiplies;
+    uint64_t threadgroup_read, threadgroup_written, threadgroup_accesses;
+    uint64_t multiply_adds, integer_multiplies, integer_divisions, integer_operations, conversions;
 };
 extern Counters counters;
 

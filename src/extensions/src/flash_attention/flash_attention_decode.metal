@@ -19,12 +19,12 @@ template <typename T, int ROWS, int DIM>
     constant const FlashAttentionParams& params [[buffer(8)]],
     uint3 at [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    threadgroup float memory[split_memory<ROWS, DIM>()];
+    threadgroup float4 memory[split_memory<ROWS, DIM>()];
     const int b = int(at.z) / params.H, key_head = int(at.z) % params.H;
     const AttentionGroup group = dense_group(params, context_lens, b, key_head);
     DenseSource<T> source = {&params, b, key_head, query, key, value, mask, out, key, value};
     const Split split = {int(at.x), params.splits, partial, statistics};
-    attend_to_split<T, ROWS, DIM>(group, source, split, int(at.y) * ROWS, memory, simdgroup, lane);
+    attend_to_split<ROWS, DIM>(group, source, split, int(at.y) * ROWS, memory, simdgroup, lane);
 }
 
 // A simdgroup a row.
@@ -49,6 +49,7 @@ template <typename T>
             constant const FlashAttentionParams&, uint3, uint, uint);
 
 #define INSTANTIATE_ROWS(name, T, DIM) \
+    INSTANTIATE(name, T, 2, DIM)       \
     INSTANTIATE(name, T, 4, DIM)       \
     INSTANTIATE(name, T, 8, DIM)
 

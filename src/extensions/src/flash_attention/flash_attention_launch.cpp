@@ -41,7 +41,7 @@ MetalLaunch flash_attention_tile_launch(const FlashAttentionParams& params, Form
 
 MetalLaunch flash_attention_decode_launch(const FlashAttentionParams& params, Format format) {
     const int64_t rows = rows_of_group(params);
-    const int together = rows <= 4 ? 4 : 8;
+    const int together = rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
     const std::string variant =
         "flash_attention_decode_rows" + std::to_string(together) + head_size(params.D);
     return {.kernel = kernel_name(variant, format),

@@ -4,8 +4,9 @@
 // Few rows make little work, and all of it is reading keys and values: so the keys are split among
 // threadgroups, 256 each, and each key is read once for all rows of its group of heads. In a
 // threadgroup each of 8 simdgroups takes every eighth key, with an online softmax of its own; the 8
-// are merged in threadgroup memory, and the splits by a kernel after this one. A split begins at a
-// multiple of 256 keys, whatever S is: the result does not depend on how large the cache is.
+// are merged in threadgroup memory, by halves, and the splits by a kernel after this one. A split
+// begins at a multiple of 256 keys, whatever S is: the result of a row depends on its sequence
+// alone, neither on the batch nor on how large the cache is.
 #pragma once
 
 #include <metal_stdlib>
@@ -29,53 +30,107 @@ struct Split {
     }
 };
 
-/// Numbers of threadgroup memory that attend_to_split wants.
+/// Rows that are merged at a time: half of the simdgroups' leave 16 KB of threadgroup memory.
+template <int ROWS, int DIM>
+constexpr int rows_merged() {
+    return ROWS * DIM <= 1024 ? ROWS : 1024 / DIM;
+}
+
+/// Float4s of threadgroup memory that attend_to_split wants.
 template <int ROWS, int DIM>
 constexpr int split_memory() {
-    return ATTENTION_SPLIT_SIMDGROUPS * (DIM + 2 * ROWS);
+    constexpr int results = ATTENTION_SPLIT_SIMDGROUPS / 2 * rows_merged<ROWS, DIM>() * DIM;
+    return results / 4 + ATTENTION_SPLIT_SIMDGROUPS * ROWS / 2;
 }
 
 /// ROWS query rows with their online softmax, in a simdgroup's registers: a lane holds PER
-/// neighbours of each head of 32·PER elements.
+/// neighbours of each head of 32·PER elements. Beyond the last row nothing is visible.
 template <int ROWS, int PER>
 struct FewRows {
     float q[ROWS][PER], o[ROWS][PER], largest[ROWS], sum[ROWS];
+    int visible[ROWS];  // keys, from the first
 };
 
-/// The queries; rows beyond the last repeat it.
-template <int ROWS, int PER, typename Source>
+/// This lane's PER elements of a row, from `start` on; zeros beyond D. WHOLE: D and where the row
+/// begins are multiples of four.
+template <bool WHOLE, int PER, typename T>
+void load_elements(device const T* row, int start, int D, thread float* x) {
+    for (int i = 0; i < PER; i += 4) {
+        if (WHOLE) {
+            const vec<T, 4> four =
+                start + i < D ? *(device const vec<T, 4>*)(row + start + i) : vec<T, 4>(T(0.0f));
+            for (int j = 0; j < 4; j++) {
+                x[i + j] = float(four[j]);
+            }
+        } else {
+            for (int j = i; j < i + 4; j++) {
+                x[j] = start + j < D ? float(row[start + j]) : 0.0f;
+            }
+        }
+    }
+}
+
+/// The same, stored.
+template <bool WHOLE, int PER, typename T>
+void store_elements(device T* row, int start, int D, thread const float* x) {
+    for (int i = 0; i < PER; i += 4) {
+        vec<T, 4> four;
+        for (int j = 0; j < 4; j++) {
+            four[j] = T(x[i + j]);
+        }
+        if (WHOLE && start + i < D) {
+            *(device vec<T, 4>*)(row + start + i) = four;
+        }
+        for (int j = 0; !WHOLE && j < 4; j++) {
+            if (start + i + j < D) {
+                row[start + i + j] = four[j];
+            }
+        }
+    }
+}
+
+/// The queries. WHOLE: D is a multiple of four.
+template <bool WHOLE, int ROWS, int PER, typename Source>
 void load_rows(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group,
                thread const Source& source, int first_row, int row_count, int start) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        const int row = first_row + min(r, row_count - 1);
-        const auto from = source.query(group.head(row), group.token(row));
         for (int i = 0; i < PER; i++) {
-            of.q[r][i] = start + i < group.D ? float(from[start + i]) : 0.0f;
+            of.q[r][i] = 0;
             of.o[r][i] = 0;
         }
         of.largest[r] = -INFINITY;
         of.sum[r] = 0;
+        of.visible[r] = 0;
+        if (r < row_count) {  // all lanes alike
+            const int head = group.head(first_row + r), l = group.token(first_row + r);
+            const auto query = source.query(head, l) + start;
+            for (int i = 0; i < PER; i++) {
+                const int d = start + (WHOLE ? i / 4 * 4 : i);
+                of.q[r][i] = d < group.D ? float(query[i]) : 0.0f;
+            }
+            of.visible[r] = group.visible(first_row + r);
+        }
     }
 }
 
 /// Keys first, first + 8, … below `end`, for all rows. start: this lane's elements of a head.
-template <int ROWS, int PER, typename Source>
+template <bool WHOLE, int ROWS, int PER, typename Source>
 void attend_to_keys(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group,
-                    thread Source& source, int first_row, int row_count, int start, int first,
-                    int end) {
+                    thread Source& source, int first_row, int start, int first, int end) {
     const bool masks = source.masks();
-    for (int s = first; s < end; s += ATTENTION_SPLIT_SIMDGROUPS) {
+    int s = first;
+    if (s >= end) {
+        return;
+    }
+    source.seek(s);
+    while (true) {
         float k[PER], v[PER];
-        source.seek(s);
-        for (int i = 0; i < PER; i++) {
-            k[i] = start + i < group.D ? float(source.key[start + i]) : 0.0f;
-            v[i] = start + i < group.D ? float(source.value[start + i]) : 0.0f;
-        }
+        load_elements<WHOLE, PER>(source.key, start, group.D, k);
+        load_elements<WHOLE, PER>(source.value, start, group.D, v);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            const int row = first_row + r;
-            if (r >= row_count || s >= group.visible(row)) {
+            if (s >= of.visible[r]) {
                 continue;  // all lanes alike
             }
             float score = 0;
@@ -84,6 +139,7 @@ void attend_to_keys(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& 
             }
             score = simd_sum(score) * group.scale;
             if (masks) {
+                const int row = first_row + r;
                 score = source.masked(group.head(row), group.token(row), s, score);
             }
             const float larger = max(of.largest[r], score);
@@ -94,50 +150,124 @@ void attend_to_keys(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& 
                 of.o[r][i] = of.o[r][i] * factor + weight * v[i];
             }
         }
+        s += ATTENTION_SPLIT_SIMDGROUPS;
+        if (s >= end) {
+            return;
+        }
+        source.advance(s, ATTENTION_SPLIT_SIMDGROUPS);
     }
 }
 
-/// Row `row` of the group, of which `results` has each simdgroup's part, a DIM apart, and
-/// largest_of and sum_of their statistics, ROWS apart: merged in the simdgroups' order.
-template <typename T, int ROWS, int DIM, typename Source>
-void merge_simdgroups(thread const AttentionGroup& group, thread const Source& source,
-                      thread const Split& split, int row, threadgroup const float* results,
-                      threadgroup const float* largest_of, threadgroup const float* sum_of,
-                      uint simdgroup, uint lane) {
-    constexpr int SIMDGROUPS = ATTENTION_SPLIT_SIMDGROUPS;
-    float most = -INFINITY, total = 0;
-    for (int j = 0; j < SIMDGROUPS; j++) {
-        most = max(most, largest_of[j * ROWS]);
+/// Row r's largest score and sum over all simdgroups; and this simdgroup's o is scaled to the
+/// former. statistics: what each simdgroup has, ROWS apart.
+template <int ROWS, int PER>
+float2 scale_to_all(thread FewRows<ROWS, PER>& of, int r, threadgroup const float2* statistics,
+                    uint lane) {
+    float2 mine = float2(-INFINITY, 0.0f);  // a lane a simdgroup
+    if (int(lane) < ATTENTION_SPLIT_SIMDGROUPS) {
+        mine = statistics[int(lane) * ROWS + r];
     }
-    for (int j = 0; j < SIMDGROUPS; j++) {
-        total += sum_of[j * ROWS] * rescale(largest_of[j * ROWS], most);
+    const float largest = simd_max(mine.x);
+    const float factor = rescale(of.largest[r], largest);
+    for (int i = 0; i < PER; i++) {
+        of.o[r][i] *= factor;
     }
-    const int head = group.head(row), l = group.token(row);
+    return float2(largest, simd_sum(mine.y * rescale(mine.x, largest)));
+}
+
+/// Adds up the simdgroups' rows first … first + COUNT − 1, by halves: the upper half of them leaves
+/// its sums in memory, the lower half adds them to its own. The first simdgroup has the result.
+template <int COUNT, int ROWS, int PER>
+void add_simdgroups(thread FewRows<ROWS, PER>& of, int first, threadgroup float4* memory,
+                    int simdgroup, uint lane) {
+    constexpr int FOURS = PER / 4;
+#pragma unroll
+    for (int half = ATTENTION_SPLIT_SIMDGROUPS / 2; half > 0; half /= 2) {
+        threadgroup float4* place = memory + simdgroup % half * (COUNT * FOURS * 32) + int(lane);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (int i = 0; i < COUNT * FOURS && simdgroup >= half && simdgroup < 2 * half; i++) {
+            thread const float* o = of.o[first + i / FOURS] + i % FOURS * 4;
+            place[i * 32] = float4(o[0], o[1], o[2], o[3]);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (int i = 0; i < COUNT * FOURS && simdgroup < half; i++) {
+            thread float* o = of.o[first + i / FOURS] + i % FOURS * 4;
+            const float4 other = place[i * 32];
+            for (int j = 0; j < 4; j++) {
+                o[j] += other[j];
+            }
+        }
+    }
+}
+
+/// Row `row` of the group, as the first simdgroup has it, goes to out, or to the partial results.
+template <bool WHOLE, int PER, typename Source>
+void store_row(thread const AttentionGroup& group, thread const Source& source,
+               thread const Split& split, int row, thread const float* o, float2 statistics,
+               int start, uint lane) {
+    const int head = group.head(row), l = group.token(row), D = group.D;
+    const float sum = statistics.y;
+    if (split.count == 1) {
+        float divided[PER];
+        for (int i = 0; i < PER; i++) {
+            divided[i] = sum == 0 ? 0.0f : o[i] / sum;
+        }
+        store_elements<WHOLE, PER>(source.out(head, l), start, D, divided);
+        return;
+    }
     const long partial_row = source.partial_row(head, l);
-    for (int d = int(simdgroup) * 32 + int(lane); d < group.D; d += SIMDGROUPS * 32) {
-        float merged = 0;
-        for (int j = 0; j < SIMDGROUPS; j++) {
-            merged += results[j * DIM + d] * rescale(largest_of[j * ROWS], most);
-        }
-        if (split.count == 1) {
-            source.out(head, l)[d] = T(total == 0 ? 0.0f : merged / total);
-        } else {
-            split.partial[(partial_row * split.count + split.index) * group.D + d] = merged;
+    store_elements<WHOLE, PER>(split.partial + (partial_row * split.count + split.index) * D, start,
+                               D, o);
+    if (lane == 0) {
+        split.tell(partial_row, statistics.x, sum);
+    }
+}
+
+/// attend_to_split where there is something to be seen: keys first … end − 1.
+template <bool WHOLE, int ROWS, int DIM, typename Source>
+void attend_and_merge(thread const AttentionGroup& group, thread Source& source,
+                      thread const Split& split, int first_row, int row_count, int first, int end,
+                      threadgroup float4* memory, int simdgroup, uint lane) {
+    constexpr int PER = DIM / 32, MERGED = rows_merged<ROWS, DIM>();
+    const int start = int(lane) * PER;
+    FewRows<ROWS, PER> of;
+    load_rows<WHOLE>(of, group, source, first_row, row_count, start);
+    attend_to_keys<WHOLE>(of, group, source, first_row, start, first + simdgroup, end);
+
+    threadgroup float2* statistics =
+        (threadgroup float2*)(memory + ATTENTION_SPLIT_SIMDGROUPS / 2 * MERGED * DIM / 4);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        if (lane == 0) {
+            statistics[simdgroup * ROWS + r] = float2(of.largest[r], of.sum[r]);
         }
     }
-    if (split.count > 1 && simdgroup == 0 && lane == 0) {
-        split.tell(partial_row, most, total);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+    for (int r = 0; r < ROWS; r += MERGED) {
+        float2 of_all[MERGED];
+#pragma unroll
+        for (int i = 0; i < MERGED; i++) {
+            of_all[i] = scale_to_all(of, r + i, statistics, lane);
+        }
+        add_simdgroups<MERGED>(of, r, memory, simdgroup, lane);
+#pragma unroll
+        for (int i = 0; i < MERGED; i++) {
+            if (simdgroup == 0 && r + i < row_count) {
+                store_row<WHOLE, PER>(group, source, split, first_row + r + i, of.o[r + i],
+                                      of_all[i], start, lane);
+            }
+        }
     }
 }
 
 /// ROWS rows of a group, from first_row on, attend to the keys of a split. To be called by all
-/// threads of a threadgroup of 8 simdgroups; memory: split_memory<ROWS, DIM>() numbers.
-template <typename T, int ROWS, int DIM, typename Source>
+/// threads of a threadgroup of 8 simdgroups; memory: split_memory<ROWS, DIM>() of it.
+template <int ROWS, int DIM, typename Source>
 void attend_to_split(thread const AttentionGroup& group, thread Source& source,
-                     thread const Split& split, int first_row, threadgroup float* memory,
+                     thread const Split& split, int first_row, threadgroup float4* memory,
                      uint simdgroup, uint lane) {
-    constexpr int PER = DIM / 32, SIMDGROUPS = ATTENTION_SPLIT_SIMDGROUPS;
-    const int row_count = min(ROWS, group.rows() - first_row), start = int(lane) * PER;
+    const int row_count = min(ROWS, group.rows() - first_row);
     const int first = split.index * ATTENTION_SPLIT;
     const int end = min(first + ATTENTION_SPLIT, group.visible(first_row + row_count - 1));
     if (split.count > 1 && first >= end) {  // nothing to be seen: the partial results are not read
@@ -145,34 +275,12 @@ void attend_to_split(thread const AttentionGroup& group, thread Source& source,
         if (simdgroup == 0 && int(lane) < row_count) {
             split.tell(source.partial_row(group.head(row), group.token(row)), -INFINITY, 0);
         }
-        return;
-    }
-    FewRows<ROWS, PER> of;
-    load_rows(of, group, source, first_row, row_count, start);
-    attend_to_keys(of, group, source, first_row, row_count, start, first + int(simdgroup), end);
-
-    threadgroup float* results = memory;
-    threadgroup float* largest_of = memory + SIMDGROUPS * DIM;
-    threadgroup float* sum_of = largest_of + SIMDGROUPS * ROWS;
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        if (lane == 0) {
-            largest_of[int(simdgroup) * ROWS + r] = of.largest[r];
-            sum_of[int(simdgroup) * ROWS + r] = of.sum[r];
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        if (r >= row_count) {
-            break;  // all threads alike
-        }
-        for (int i = 0; i < PER; i++) {
-            results[int(simdgroup) * DIM + start + i] = of.o[r][i];
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        merge_simdgroups<T, ROWS, DIM>(group, source, split, first_row + r, results, largest_of + r,
-                                       sum_of + r, simdgroup, lane);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
+    } else if (source.aligned()) {
+        attend_and_merge<true, ROWS, DIM>(group, source, split, first_row, row_count, first, end,
+                                          memory, int(simdgroup), lane);
+    } else {
+        attend_and_merge<false, ROWS, DIM>(group, source, split, first_row, row_count, first, end,
+                                           memory, int(simdgroup), lane);
     }
 }
 

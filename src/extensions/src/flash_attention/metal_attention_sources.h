@@ -7,6 +7,7 @@
 //     query(head, l)                  the query of a head and a token
 //     seek(s)                         makes `key` and `value` the rows of key s; to be called by
 //                                     all lanes of a simdgroup for one s, which does not decrease
+//     advance(s, by)                  the same, if they are those of key s − by
 //     aligned()                       rows of key and value begin at, and have, multiples of four
 //     masks(), masked(head, l, s, x)  whether there is a mask, and the score x with it
 //     out(head, l)                    a row of the result
@@ -29,8 +30,9 @@ struct AttentionGroup {
     float scale;
 
     int rows() const { return L * G; }
-    int head(int row) const { return first_head + row % G; }
-    int token(int row) const { return row / G; }
+    // Of one token, as in decoding, without a division.
+    int head(int row) const { return first_head + (L == 1 ? row : row % G); }
+    int token(int row) const { return L == 1 ? 0 : row / G; }
 
     /// How many keys, from the first, a row may see, as far as no mask hides them.
     int visible(int row) const { return visible_keys(causal, S, L, token(row)); }
@@ -54,6 +56,10 @@ struct DenseSource {
     void seek(int s) {
         key = keys + row_offset(params->key_strides, b, key_head, s);
         value = values + row_offset(params->value_strides, b, key_head, s);
+    }
+    void advance(int, int by) {
+        key += by * params->key_strides[2];
+        value += by * params->value_strides[2];
     }
     bool aligned() const { return params->aligned; }
     bool masks() const { return params->mask_kind != ATTENTION_MASK_NONE; }

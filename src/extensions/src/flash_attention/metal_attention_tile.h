@@ -22,22 +22,6 @@
 
 namespace tiny_llm_ext {
 
-/// The two neighbours of an 8×8 matrix that this lane holds: (row, column) and (row, column + 1).
-/// Lanes of one row differ in bits 0 and 3 of their index.
-struct Place {
-    int row, column;
-
-    explicit Place(uint lane) {
-        const int quad = int(lane) / 4;
-        row = (quad & 4) + int(lane) / 2 % 4;
-        column = (quad & 2) * 2 + int(lane) % 2 * 2;
-    }
-};
-
-inline thread float2& elements(thread simdgroup_float8x8& matrix) {
-    return reinterpret_cast<thread float2&>(matrix.thread_elements());
-}
-
 inline float row_max(float x) {
     x = max(x, simd_shuffle_xor(x, ushort(1)));
     return max(x, simd_shuffle_xor(x, ushort(8)));

@@ -17,6 +17,10 @@ bool is_ragged(const MatmulShape& shape) {
 
 MetalLaunch matmul_launch(const MatmulShape& shape, MatmulVariant variant, int max_threads) {
     MatmulGrid grid = matmul_grid(variant, shape.M, shape.O, shape.I, max_threads);
+    if (variant == MatmulVariant::tile64) {
+        grid.threads.x =
+            128;  // a simdgroup multiplies 32×32 of the tile: it has no group's products
+    }
     if (shape.format == Format::float32 && grid.parts > 1) {
         grid.variant = "tile32";  // whose sums are in float32 already
     }

@@ -52,14 +52,17 @@ template <typename T, int ROWS, bool WHOLE>
     if (first_output >= O) {
         return;
     }
-    // Beyond the last output or row the last one is computed again, and not stored.
-    device const T* weights[OUTPUTS];
-    device const T* rows[ROWS];
+    // This lane's first numbers of each row. Beyond the last output or row the last one is computed
+    // again, and not stored.
+    const int first = int(lane) * VALUES;
+    a += long(first_row) * params.a_stride + first;
+    b += long(first_output) * params.b_stride + first;
+    long output[OUTPUTS], row[ROWS];  // from there to an output's numbers, and to a row's
     for (int o = 0; o < OUTPUTS; o++) {
-        weights[o] = b + long(min(first_output + o, O - 1)) * params.b_stride;
+        output[o] = min(o, O - 1 - first_output) * long(params.b_stride);
     }
     for (int r = 0; r < ROWS; r++) {
-        rows[r] = a + long(min(first_row + r, M - 1)) * params.a_stride;
+        row[r] = min(r, M - 1 - first_row) * long(params.a_stride);
     }
 
     float total[OUTPUTS][ROWS];
@@ -68,20 +71,22 @@ template <typename T, int ROWS, bool WHOLE>
             total[o][r] = 0;
         }
     }
-    for (int i = lane * VALUES; i < I; i += LANES * VALUES) {
+    for (int left = I - first; left > 0; left -= LANES * VALUES) {
         float x[ROWS][VALUES];
         for (int r = 0; r < ROWS; r++) {
-            load_numbers<T, WHOLE>(rows[r] + i, I - i, x[r]);
+            load_numbers<T, WHOLE>(a + row[r], left, x[r]);
         }
         for (int o = 0; o < OUTPUTS; o++) {
             float w[VALUES];
-            load_numbers<T, WHOLE>(weights[o] + i, I - i, w);
+            load_numbers<T, WHOLE>(b + output[o], left, w);
             for (int r = 0; r < ROWS; r++) {
                 for (int v = 0; v < VALUES; v++) {
                     total[o][r] = fma(w[v], x[r][v], total[o][r]);
                 }
             }
         }
+        a += LANES * VALUES;
+        b += LANES * VALUES;
     }
     for (int r = 0; r < ROWS; r++) {
         for (int o = 0; o < OUTPUTS; o++) {

@@ -21,7 +21,7 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
     constant const MatmulParams& params [[buffer(3)]],
     uint3 group [[threadgroup_position_in_grid]],  // x: rows, y: outputs, z: parts
     uint3 groups [[threadgroups_per_grid]], uint thread_index [[thread_index_in_threadgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
     threadgroup float4 memory[tile_bytes<T, T, BM, BN>() / 16];
     threadgroup T* left = (threadgroup T*)memory;
     threadgroup T* right = left + BM * tile_stride<T>();
@@ -33,24 +33,25 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
     const int begin = groups.z == 1 ? 0 : group.z * TILE_PART;
     const int end = groups.z == 1 ? I : min(I, begin + TILE_PART);
     const int rows_left = min(long(BM), M - m), outputs_left = min(long(BN), O - o);
-    a += m * params.a_stride;
-    b += o * params.b_stride;
+    a += m * params.a_stride + begin;
+    b += o * params.b_stride + begin;
 
     TileSums<BM, BN, SM, SN> sums(simdgroup);
-    for (int k = begin; k < end; k += TILE_K) {
-        threadgroup_barrier(mem_flags::mem_threadgroup);  // all have used the last tiles
-        stage_rows<T, BM, THREADS, WHOLE>(left, a + k, params.a_stride, rows_left, I - k,
-                                          thread_index);
-        stage_rows<T, BN, THREADS, WHOLE>(right, b + k, params.b_stride, outputs_left, I - k,
-                                          thread_index);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        sums.multiply(left, right);
-        if ((k + TILE_K) % TILE_PART == 0 || k + TILE_K >= end) {
-            sums.finish_part();
+    RowStager<T, BM, THREADS, WHOLE> left_rows(left, a, params.a_stride, rows_left, I - begin,
+                                               thread_index);
+    RowStager<T, BN, THREADS, WHOLE> right_rows(right, b, params.b_stride, outputs_left, I - begin,
+                                                thread_index);
+    for (int k = begin; k < end; k += TILE_PART) {
+        for (int i = k; i < min(end, k + TILE_PART); i += TILE_K) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);  // all have used the last tiles
+            left_rows.stage(i - begin);
+            right_rows.stage(i - begin);
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            sums.multiply(left, right);
         }
+        sums.finish_part();
     }
-    sums.store((threadgroup float*)memory, out + (group.z * M + m) * O + o, O, rows_left,
-               outputs_left, thread_index);
+    sums.store(out + (group.z * M + m) * O + o, O, rows_left, outputs_left, lane);
 }
 
 // out[i] = Σ_p parts[p, i], in the order of p: what is left to do where the tiles of matmul or of
@@ -71,15 +72,16 @@ template <typename T>
     out[i] = T(total);
 }
 
-#define INSTANTIATE(variant, name, T, U, WHOLE, ...)                                   \
-    template [[host_name("matmul_" variant "_" name)]] [[kernel]] void                 \
-    matmul_tile<T, U, WHOLE, __VA_ARGS__>(device const T*, device const T*, device U*, \
-                                          constant const MatmulParams&, uint3, uint3, uint, uint);
+#define INSTANTIATE(variant, name, T, U, WHOLE, ...)                                              \
+    template [[host_name("matmul_" variant "_" name)]] [[kernel]] void                            \
+    matmul_tile<T, U, WHOLE, __VA_ARGS__>(device const T*, device const T*, device U*,            \
+                                          constant const MatmulParams&, uint3, uint3, uint, uint, \
+                                          uint);
 
 #define INSTANTIATE_VARIANTS(name, T)                             \
-    INSTANTIATE("tile64", name, T, T, true, 64, 64, 2, 4)         \
+    INSTANTIATE("tile64", name, T, T, true, 64, 64, 2, 2)         \
     INSTANTIATE("tile32", name, T, T, true, 32, 32, 1, 2)         \
-    INSTANTIATE("tile64_ragged", name, T, T, false, 64, 64, 2, 4) \
+    INSTANTIATE("tile64_ragged", name, T, T, false, 64, 64, 2, 2) \
     INSTANTIATE("tile32_ragged", name, T, T, false, 32, 32, 1, 2)
 
 // In float32 that is tile32 itself.

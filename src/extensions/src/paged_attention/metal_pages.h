@@ -68,6 +68,15 @@ struct PageSource {
         value = value_pages + at;
     }
 
+    void advance(int s, int by) {
+        if (s - page_begin >= params->page_size) {
+            seek(s);
+        } else {
+            key += by * params->D;
+            value += by * params->D;
+        }
+    }
+
     bool aligned() const { return params->aligned; }
     bool masks() const { return false; }
     float masked(int, int, int, float score) const { return score; }

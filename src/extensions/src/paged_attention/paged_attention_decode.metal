@@ -61,7 +61,7 @@ template <typename T, int ROWS, int DIM>
     constant const PagedAttentionParams& params [[buffer(9)]],
     uint3 at [[threadgroup_position_in_grid]], uint3 groups [[threadgroups_per_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-    threadgroup float memory[split_memory<ROWS, DIM>()];
+    threadgroup float4 memory[split_memory<ROWS, DIM>()];
     const int b = int(at.z) / params.H, key_head = int(at.z) % params.H;
     if (b == params.B) {
         clear_tokens_of_no_sequence(params, cu_seqlens_q, key_head, out,
@@ -86,7 +86,7 @@ template <typename T, int ROWS, int DIM>
         }
         return;
     }
-    attend_to_split<T, ROWS, DIM>(group, source, split, first_row, memory, simdgroup, lane);
+    attend_to_split<ROWS, DIM>(group, source, split, first_row, memory, simdgroup, lane);
 }
 
 // A simdgroup a row: of token x of sequence z, and query head y.
@@ -117,6 +117,7 @@ template <typename T>
             constant const PagedAttentionParams&, uint3, uint3, uint, uint);
 
 #define INSTANTIATE_ROWS(name, T, DIM) \
+    INSTANTIATE(name, T, 2, DIM)       \
     INSTANTIATE(name, T, 4, DIM)       \
     INSTANTIATE(name, T, 8, DIM)
 

@@ -24,7 +24,8 @@ int64_t most_queries(const PagedAttentionParams& params) {
 // Rows that decode takes at a time. If there is a token a sequence, each is likely to have one.
 int rows_together(const PagedAttentionParams& params) {
     const bool one_each = is_ragged(params) && params.T <= params.B;
-    return group_of(params) * (one_each ? 1 : most_queries(params)) <= 4 ? 4 : 8;
+    const int64_t rows = group_of(params) * (one_each ? 1 : most_queries(params));
+    return rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
 }
 
 }  // namespace

@@ -20,27 +20,41 @@ constant constexpr int LANES = 32;
 constant constexpr int OUTPUTS = 4;  // of a simdgroup
 constant constexpr int VALUES = 16;  // of a row, that a lane takes at a time
 
-// The next numbers of a for this lane, and their sum.
-template <typename T>
+constant constexpr int STEP = LANES * VALUES;
+
+// The next numbers of a for this lane, and their sum. For weights of 4 bits, four in 16 bits, a
+// number is divided by 1, 16, 256 or 4,096, as load_weights wants it. That changes no digit of it.
+template <typename T, int BITS>
 float load_activations(device const T* a, thread float* x) {
     float sum = 0;
     for (int v = 0; v < VALUES; v += 4) {
         const vec<T, 4> four = *(device const vec<T, 4>*)(a + v);
         for (int i = 0; i < 4; i++) {
-            x[v + i] = float(four[i]);
-            sum += x[v + i];
+            const float value = float(four[i]);
+            sum += value;
+            x[v + i] = BITS == 4 ? value * (1.0f / float(1 << (i * 4))) : value;
         }
     }
     return sum;
 }
 
-// The next weights for this lane, as they are stored: integers.
+// The next weights for this lane, integers. Of 4 bits they stay where they lie in their 16 bits,
+// not shifted to the right: each is too large by a power of two, by which its number of a is too
+// small.
 template <int BITS>
-void load_weights(device const uint* words, thread float* q) {
-    constexpr int WORDS = VALUES * BITS / 32, PER_WORD = 32 / BITS;
-    const vec<uint, WORDS> packed = *(device const vec<uint, WORDS>*)words;
-    for (int v = 0; v < VALUES; v++) {
-        q[v] = float(packed[v / PER_WORD] >> (v % PER_WORD * BITS) & ((1u << BITS) - 1));
+void load_weights(device const uchar* b, thread float* q) {
+    for (int v = 0; v < VALUES; v += BITS == 4 ? 16 : 4) {
+        if (BITS == 4) {
+            const ushort4 packed = *(device const ushort4*)(b + v / 2);
+            for (int i = 0; i < 16; i++) {
+                q[v + i] = float(packed[i / 4] & (15u << (i % 4 * 4)));
+            }
+        } else {
+            const uchar4 four = *(device const uchar4*)(b + v);
+            for (int i = 0; i < 4; i++) {
+                q[v + i] = float(four[i]);
+            }
+        }
     }
 }
 
@@ -56,25 +70,28 @@ template <typename T, int BITS, int GROUP_SIZE, int ROWS>
                                         uint simdgroup [[simdgroup_index_in_threadgroup]],
                                         uint simdgroups [[simdgroups_per_threadgroup]],
                                         uint lane [[thread_index_in_simdgroup]]) {
-    constexpr int PER_WORD = 32 / BITS;
     const int M = params.M, O = params.O, I = params.I;
+    const int row_bytes = I / 8 * BITS, row_groups = I / GROUP_SIZE;
     const int first_output = (group.y * simdgroups + simdgroup) * OUTPUTS;
     const int first_row = group.x * ROWS;
     if (first_output >= O) {
         return;
     }
+    // This lane's first numbers in the first output's and the first row's arrays.
+    const int first = int(lane) * VALUES;
+    device const uchar* weights =
+        (device const uchar*)b + long(first_output) * row_bytes + first / 8 * BITS;
+    scales += long(first_output) * row_groups + first / GROUP_SIZE;
+    biases += long(first_output) * row_groups + first / GROUP_SIZE;
+    a += long(first_row) * I + first;
     // Beyond the last output or row the last one is computed again, and not stored: the loop has
     // no conditions, and nothing outside of the arrays is read.
-    scales += long(first_output) * (I / GROUP_SIZE);
-    biases += long(first_output) * (I / GROUP_SIZE);
-    b += long(first_output) * (I / PER_WORD);
-    a += long(first_row) * I;
-    uint weights[OUTPUTS], rows[ROWS];  // where they begin, in numbers from there
+    int output[OUTPUTS], row[ROWS];
     for (int o = 0; o < OUTPUTS; o++) {
-        weights[o] = min(o, O - 1 - first_output) * I;
+        output[o] = min(o, O - 1 - first_output);
     }
     for (int r = 0; r < ROWS; r++) {
-        rows[r] = min(r, M - 1 - first_row) * I;
+        row[r] = min(r, M - 1 - first_row) * I;
     }
 
     float total[OUTPUTS][ROWS];
@@ -83,16 +100,16 @@ template <typename T, int BITS, int GROUP_SIZE, int ROWS>
             total[o][r] = 0;
         }
     }
-    for (uint i = lane * VALUES; i < uint(I); i += LANES * VALUES) {
+    for (int i = first; i < I; i += STEP) {
         float x[ROWS][VALUES], sum[ROWS];
         for (int r = 0; r < ROWS; r++) {
-            sum[r] = load_activations(a + rows[r] + i, x[r]);
+            sum[r] = load_activations<T, BITS>(a + row[r], x[r]);
         }
         for (int o = 0; o < OUTPUTS; o++) {
             float q[VALUES];
-            load_weights<BITS>(b + (weights[o] + i) / PER_WORD, q);
-            const float scale = scales[(weights[o] + i) / GROUP_SIZE];
-            const float bias = biases[(weights[o] + i) / GROUP_SIZE];
+            load_weights<BITS>(weights + output[o] * row_bytes, q);
+            const float scale = scales[output[o] * row_groups];
+            const float bias = biases[output[o] * row_groups];
             for (int r = 0; r < ROWS; r++) {
                 float products = 0;
                 for (int v = 0; v < VALUES; v++) {
@@ -101,6 +118,10 @@ template <typename T, int BITS, int GROUP_SIZE, int ROWS>
                 total[o][r] = fma(scale, products, fma(bias, sum[r], total[o][r]));
             }
         }
+        a += STEP;
+        weights += STEP / 8 * BITS;
+        scales += STEP / GROUP_SIZE;
+        biases += STEP / GROUP_SIZE;
     }
     for (int r = 0; r < ROWS; r++) {
         for (int o = 0; o < OUTPUTS; o++) {

@@ -1,8 +1,13 @@
 // quantized_matmul for many rows of a, as in prefill: bound by arithmetic. common/metal_tile.h says
 // how a tile is multiplied, and in which order numbers are added up.
 //
-// A threadgroup reads a tile of weights once for its BM rows of a and unpacks it into float32 in
-// threadgroup memory: value = q · scale + bias, rounded to float32 and not to the format of a.
+// A threadgroup reads a tile of weights once for its BM rows of a and unpacks it in threadgroup
+// memory, as integers in the 16 bits of a's format, which holds them exactly. So the matrix units
+// multiply integers, and where a group of weights ends the products are scaled, in float32:
+//
+//     part += scale · Σ q·a + bias · Σ a
+//
+// which is the order of quantized_matmul_readable.metal, and loses nothing by rounding a weight.
 // Threadgroups with the same weights follow one another in the grid (x is the rows), so that
 // weights come from memory about once and a, which is smaller, from the cache.
 #include <metal_stdlib>
@@ -15,63 +20,119 @@ using namespace tiny_llm_ext;
 
 constant constexpr int UNPACKED = 8;  // values that a thread unpacks at a time, 4 or 8 bytes
 
-// Unpacks BN rows of TILE_K weights, numbers k to k + TILE_K − 1 of each. A thread always has the
-// same rows, so it reads scale and bias where a group begins, and keeps them.
-template <typename T, int BITS, int GROUP_SIZE, int BN, int THREADS>
+// Unpacks BN rows of TILE_K weights at a time, integers. A thread always has the same rows, and its
+// pointers only move along.
+template <typename T, int BITS, int BN, int THREADS>
 struct WeightStager {
     typedef vec<ushort, UNPACKED * BITS / 16> Packed;
     enum {
         PER_SHORT = 16 / BITS,
-        ROWS = THREADS * UNPACKED / TILE_K,  // that all threads unpack together
-        STEPS = BN / ROWS,
+        AT_ONCE = THREADS * UNPACKED / TILE_K,  // rows
+        ROUNDS = BN / AT_ONCE,
     };
-    static_assert(STEPS * ROWS == BN, "threads unpack whole rows, several times");
+    static_assert(ROUNDS * AT_ONCE == BN, "threads unpack whole rows, several times");
 
-    int row, column;     // in the tile; of the first step
-    int outputs_left;    // rows that are inside of b
-    ulong first;         // number of the first weight in the thread's first row
-    ulong row_distance;  // from there to its row in the next step
-    float scale[STEPS], bias[STEPS];
+    device const uchar* from;  // this thread's next weights in its first row
+    threadgroup T* to;         // and their place
+    int bytes;                 // from there to its row in the next round
+    int rows_left;             // from its first row on
 
-    WeightStager(long first_output, int outputs_left, int I, uint thread_index)
-        : outputs_left(outputs_left) {
-        row = thread_index / (TILE_K / UNPACKED);
-        column = thread_index % (TILE_K / UNPACKED) * UNPACKED;
-        first = (first_output + row) * I;
-        row_distance = ulong(ROWS) * I;
-        for (int s = 0; s < STEPS; s++) {
-            scale[s] = 0;
-            bias[s] = 0;
-        }
+    // b: the tile's first row, of row_bytes; its first weights are those that are staged first.
+    WeightStager(threadgroup T* tile, device const uchar* b, int row_bytes, int outputs_left,
+                 uint thread_index) thread {
+        const int row = int(thread_index) / (TILE_K / UNPACKED);
+        const int column = int(thread_index) % (TILE_K / UNPACKED) * UNPACKED;
+        from = b + long(row) * row_bytes + column / 8 * BITS;
+        to = tile + row * tile_stride<T>() + column;
+        bytes = AT_ONCE * row_bytes;
+        rows_left = outputs_left - row;
     }
 
-    void stage(threadgroup float* tile, device const T* scales, device const T* biases,
-               device const uint* b, int k) {
-        for (int s = 0; s < STEPS; s++) {
-            const ulong number = first + s * row_distance + k;
+    // The next TILE_K weights of each row; zeros beyond the last row.
+    void stage() thread {
+        for (int round = 0; round < ROUNDS; round++) {
             Packed packed = Packed(0);
-            if (row + s * ROWS < outputs_left) {
-                if (k % GROUP_SIZE == 0) {
-                    scale[s] = float(scales[number / GROUP_SIZE]);
-                    bias[s] = float(biases[number / GROUP_SIZE]);
-                }
-                packed = *(device const Packed*)(b + (number + column) / (32 / BITS));
+            if (round * AT_ONCE < rows_left) {
+                packed = *(device const Packed*)(from + round * bytes);
             }
-            unpack(packed, scale[s], bias[s],
-                   tile + (row + s * ROWS) * tile_stride<float>() + column);
+            for (int v = 0; v < UNPACKED; v += 4) {
+                vec<T, 4> four;
+                for (int i = 0; i < 4; i++) {
+                    const uint bits = packed[(v + i) / PER_SHORT];
+                    four[i] = T(float(bits >> ((v + i) % PER_SHORT * BITS) & ((1u << BITS) - 1)));
+                }
+                *(threadgroup vec<T, 4>*)(to + round * AT_ONCE * tile_stride<T>() + v) = four;
+            }
+        }
+        from += TILE_K / 8 * BITS;
+    }
+};
+
+// The sums of a group of numbers for each of a tile's rows: a thread has added up those that it
+// copied (see RowStager); the four of a row add up theirs, and the sum goes to `sums`, BM.
+template <int ROUNDS, int AT_ONCE>
+void tell_row_sums(thread float (&added)[ROUNDS], threadgroup float* sums, uint thread_index) {
+    for (int round = 0; round < ROUNDS; round++) {
+        float sum = added[round] + simd_shuffle_xor(added[round], ushort(1));
+        sum += simd_shuffle_xor(sum, ushort(2));
+        if (thread_index % 4 == 0) {
+            sums[int(thread_index) / 4 + round * AT_ONCE] = sum;
+        }
+        added[round] = 0;
+    }
+}
+
+// The products q·a of a simdgroup's rows and outputs for a group of weights, which become part of
+// its sums where the group ends.
+template <typename T, int GROUP_SIZE, int ROWS, int COLUMNS>
+struct GroupProducts {
+    simdgroup_float8x8 products[ROWS][COLUMNS];
+    device const T *scales, *biases;  // of the next group, for the tile's first output
+    int output[COLUMNS][2];           // from there to those of this lane's outputs
+    int row;                          // this lane's first in the tile
+
+    // scales, biases: of the tile's first output and first group. Beyond the last output that of
+    // the last is taken, and nothing is stored.
+    GroupProducts(device const T* scales, device const T* biases, int I, int outputs_left,
+                  int first_row, int first_column, uint lane) thread : scales(scales),
+                                                                       biases(biases) {
+        const Place place(lane);
+        row = first_row + place.row;
+        for (int c = 0; c < COLUMNS; c++) {
+            for (int i = 0; i < 2; i++) {
+                const int o = min(first_column + c * 8 + place.column + i, outputs_left - 1);
+                output[c][i] = o * (I / GROUP_SIZE);
+            }
+        }
+        clear();
+    }
+
+    void clear() thread {
+        for (int r = 0; r < ROWS; r++) {
+            for (int c = 0; c < COLUMNS; c++) {
+                products[r][c] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+            }
         }
     }
 
-    static void unpack(Packed packed, float scale, float bias, threadgroup float* to) {
-        for (int v = 0; v < UNPACKED; v += 4) {
-            float4 four;
-            for (int i = 0; i < 4; i++) {
-                const uint bits = packed[(v + i) / PER_SHORT];
-                const uint q = bits >> ((v + i) % PER_SHORT * BITS) & ((1u << BITS) - 1);
-                four[i] = fma(float(q), scale, bias);
-            }
-            *(threadgroup float4*)(to + v) = four;
+    // The group ends: part += scale · products + bias · row_sums, and the next one begins.
+    void finish(thread simdgroup_float8x8 (&part)[ROWS][COLUMNS],
+                threadgroup const float* row_sums) thread {
+        float sums[ROWS];
+        for (int r = 0; r < ROWS; r++) {
+            sums[r] = row_sums[row + r * 8];
         }
+        for (int c = 0; c < COLUMNS; c++) {
+            const float2 scale = float2(float(scales[output[c][0]]), float(scales[output[c][1]]));
+            const float2 bias = float2(float(biases[output[c][0]]), float(biases[output[c][1]]));
+            for (int r = 0; r < ROWS; r++) {
+                thread float2& sum = elements(part[r][c]);
+                sum = fma(bias, float2(sums[r]), fma(scale, elements(products[r][c]), sum));
+            }
+        }
+        scales++;
+        biases++;
+        clear();
     }
 };
 
@@ -86,10 +147,12 @@ template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int 
     constant const QuantizedMatmulParams& params [[buffer(5)]],
     uint3 group [[threadgroup_position_in_grid]],  // x: rows, y: outputs, z: parts
     uint3 groups [[threadgroups_per_grid]], uint thread_index [[thread_index_in_threadgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-    threadgroup float4 memory[tile_bytes<T, float, BM, BN>() / 16];
-    threadgroup float* weights = (threadgroup float*)memory;
-    threadgroup T* activations = (threadgroup T*)(weights + BN * tile_stride<float>());
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+    threadgroup float4 memory[tile_bytes<T, T, BM, BN>() / 16];
+    threadgroup float row_sums[BM];  // of a group of numbers
+    threadgroup T* weights = (threadgroup T*)memory;
+    threadgroup T* activations = weights + BN * tile_stride<T>();
+    constexpr int THREADS = SM * SN * 32;
 
     const long M = params.M, O = params.O;
     const int I = params.I;
@@ -98,21 +161,36 @@ template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int 
     const int end = groups.z == 1 ? I : min(I, begin + TILE_PART);
     const int rows_left = min(long(BM), M - m), outputs_left = min(long(BN), O - o);
 
-    TileSums<BM, BN, SM, SN> sums(simdgroup);
-    WeightStager<T, BITS, GROUP_SIZE, BN, SM * SN * 32> stager(o, outputs_left, I, thread_index);
-    for (int k = begin; k < end; k += TILE_K) {
-        threadgroup_barrier(mem_flags::mem_threadgroup);  // all have used the last tiles
-        stager.stage(weights, scales, biases, b, k);
-        stage_rows<T, BM, SM * SN * 32, true>(activations, a + m * I + k, I, rows_left, TILE_K,
-                                              thread_index);
+    const int row_bytes = I / 8 * BITS, row_groups = I / GROUP_SIZE;
+    WeightStager<T, BITS, BN, THREADS> weight_stager(
+        weights, (device const uchar*)b + o * row_bytes + begin / 8 * BITS, row_bytes, outputs_left,
+        thread_index);
+    typedef RowStager<T, BM, THREADS, true> Rows;
+    Rows row_stager(activations, a + m * I + begin, I, rows_left, TILE_K, thread_index);
+    float added[Rows::ROUNDS] = {};
+
+    typedef TileSums<BM, BN, SM, SN> Sums;
+    Sums sums(simdgroup);
+    GroupProducts<T, GROUP_SIZE, Sums::ROWS, Sums::COLUMNS> group_products(
+        scales + o * row_groups + begin / GROUP_SIZE, biases + o * row_groups + begin / GROUP_SIZE,
+        I, outputs_left, sums.first_row, sums.first_column, lane);
+    for (int k = begin + TILE_K; k <= end; k += TILE_K) {  // numbers up to k
+        threadgroup_barrier(mem_flags::mem_threadgroup);   // all have used the last tiles
+        weight_stager.stage();
+        row_stager.stage(0, added);
+        if (k % GROUP_SIZE == 0) {
+            tell_row_sums<Rows::ROUNDS, Rows::AT_ONCE>(added, row_sums, thread_index);
+        }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        sums.multiply(activations, weights);
-        if ((k + TILE_K) % TILE_PART == 0 || k + TILE_K == end) {
+        sums.multiply_to(group_products.products, activations, weights);
+        if (k % GROUP_SIZE == 0) {
+            group_products.finish(sums.part, row_sums);
+        }
+        if (k % TILE_PART == 0 || k == end) {
             sums.finish_part();
         }
     }
-    sums.store((threadgroup float*)memory, out + (group.z * M + m) * O + o, O, rows_left,
-               outputs_left, thread_index);
+    sums.store(out + (group.z * M + m) * O + o, O, rows_left, outputs_left, lane);
 }
 
 #define INSTANTIATE(variant, name, T, U, BITS, GROUP_SIZE, ...)                           \
@@ -120,7 +198,7 @@ template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int 
                          "_g" #GROUP_SIZE)]] [[kernel]] void                              \
     quantized_matmul_tile<T, U, BITS, GROUP_SIZE, __VA_ARGS__>(                           \
         device const T*, device const T*, device const T*, device const uint*, device U*, \
-        constant const QuantizedMatmulParams&, uint3, uint3, uint, uint);
+        constant const QuantizedMatmulParams&, uint3, uint3, uint, uint, uint);
 
 #define INSTANTIATE_VARIANTS(name, T, BITS, GROUP_SIZE)               \
     INSTANTIATE("tile64", name, T, T, BITS, GROUP_SIZE, 64, 64, 2, 4) \
