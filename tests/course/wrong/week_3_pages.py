@@ -31,8 +31,8 @@ WRONG = [
     Wrong(
         "3.1.1 write",
         "values are keys",
-        "kernels.paged_cache_write(self.value_pages, value, slots)",
-        "kernels.paged_cache_write(self.value_pages, key, slots)",
+        "kernels.paged_cache_write(self.value_pages, value, slots, overwrite=True)",
+        "kernels.paged_cache_write(self.value_pages, key, slots, overwrite=True)",
     ),
     Wrong(
         "3.1.1 write",
