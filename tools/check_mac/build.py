@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from .system import interpreter_symbols, write, write_system
@@ -47,6 +48,7 @@ def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
     configure += [
         f"-DMLX_ROOT={wheel / 'share/cmake/MLX'}",
         f"-DPython_EXECUTABLE={sys.executable}",
+        f"-DPython_INCLUDE_DIR={python_headers(work)}",
     ]
     tag = f"cpython-{sys.version_info.major}{sys.version_info.minor}-darwin"
     configure += [f"-DSKBUILD_SOABI={tag}", "-DTINY_LLM_UNITY=ON"]
@@ -87,6 +89,24 @@ def write_toolchain(work: Path) -> None:
         link=Path(__file__).with_name("link.py"),
     )
     write(work / "toolchain.cmake", text)
+
+
+def python_headers(work: Path) -> Path:
+    """The folder of Python.h.
+
+    Debian's chooses its pyconfig.h by the processor, and refuses a Mac's. There it is a copy with
+    the one of this machine: both have 64 bits.
+    """
+    installed = Path(sysconfig.get_path("include"))
+    architecture = sysconfig.get_config_var("MULTIARCH") or ""
+    chosen = installed.parent / architecture / installed.name / "pyconfig.h"
+    if not architecture or not chosen.exists():
+        return installed
+    folder = work / "python"
+    for file in installed.rglob("*.h"):
+        source = chosen if file.name == "pyconfig.h" else file
+        write(folder / file.relative_to(installed), source.read_text(encoding="utf-8"))
+    return folder
 
 
 def package(name: str) -> Path:
