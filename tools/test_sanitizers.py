@@ -77,7 +77,8 @@ def build() -> bool:
         if result.returncode != 0:
             print(result.stdout, result.stderr, sep="\n", file=sys.stderr)
             return False
-    shutil.copy(ROOT / "src/extensions/tiny_llm_ext/__init__.py", PACKAGE / "tiny_llm_ext")
+    for file in (ROOT / "src/extensions/tiny_llm_ext").glob("*.py"):
+        shutil.copy(file, PACKAGE / "tiny_llm_ext")
     return True
 
 
