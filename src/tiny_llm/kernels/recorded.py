@@ -27,22 +27,24 @@ def is_decode_step(x: mx.array) -> bool:
 class Recorded:
     """A function of arrays, the first B×L×E, that becomes one node of the graph where that pays.
 
-    On a GPU, for more than `MOST_TOKENS` tokens, and if it has an operation that cannot be recorded
-    (one that is not the extension's), the function is called as it is. The results are the same to
-    the last bit.
+    It is recorded when shapes come for the second time, because recording takes longer than one
+    call. On a GPU, for more than `MOST_TOKENS` tokens, and if it has an operation that cannot be
+    recorded (one that is not the extension's), the function is always called as it is. The results
+    are the same to the last bit.
 
     Arrays that the function writes into and returns, as the buffers of a KV cache, are overwritten
     in place if the caller keeps no reference to them, and copied otherwise.
 
     Args:
         function: returns arrays. It computes them from its arguments and from arrays that do not
-            change, because it is called once for each list of shapes. It may not look at values.
+            change, because it is not called for every input. It may not look at values.
     """
 
     def __init__(self, function: Callable[..., tuple[mx.array, ...]]):
         self._function = function
         self._recorder: Any = None
         self._can_be_recorded = True
+        self._seen_once: set[tuple[Any, ...]] = set()
 
     def __call__(self, *inputs: mx.array) -> Any:
         """What the function returns for `inputs`."""
@@ -51,7 +53,7 @@ class Recorded:
         if self._recorder is None:
             self._recorder = kernels.extension().Recorder()
         outputs = self._recorder.replay(inputs)
-        if outputs is None and self._record(inputs):
+        if outputs is None and self._seen_before(inputs) and self._record(inputs):
             outputs = self._recorder.replay(inputs)
         return self._function(*inputs) if outputs is None else outputs
 
@@ -59,6 +61,15 @@ class Recorded:
     def pays(x: mx.array) -> bool:
         """Whether it may pay for x B×L×E."""
         return is_decode_step(x) and kernels.computes_on_cpu()
+
+    def _seen_before(self, inputs: Sequence[mx.array]) -> bool:
+        """Whether inputs of these shapes came once already: a short prompt's may never come again."""
+        kind = tuple((x.dtype, *x.shape) for x in inputs)
+        if kind in self._seen_once:
+            self._seen_once.remove(kind)  # and if the recording is dropped, it all begins anew
+            return True
+        self._seen_once.add(kind)
+        return False
 
     def _record(self, inputs: Sequence[mx.array]) -> bool:
         """Records the function for inputs of these shapes, if it can be."""
