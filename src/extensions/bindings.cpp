@@ -16,6 +16,7 @@
 #include "src/axpby/axpby.h"
 #include "src/cache_write/cache_write.h"
 #include "src/flash_attention/flash_attention.h"
+#include "src/grouped_quantized_matmul/grouped_quantized_matmul.h"
 #include "src/interleave/interleave.h"
 #include "src/matmul/matmul.h"
 #include "src/paged_attention/paged_attention.h"
@@ -49,6 +50,10 @@ NB_MODULE(_ext, m) {
     m.def("quantized_matmul_each", &tiny_llm_ext::quantized_matmul_each, "scales"_a, "biases"_a,
           "group_size"_a, "bits"_a, "a"_a, "b"_a, nb::kw_only(), "stream"_a = nb::none(),
           docs::quantized_matmul_each);
+
+    m.def("grouped_quantized_matmul", &tiny_llm_ext::grouped_quantized_matmul, "scales"_a,
+          "biases"_a, "group_size"_a, "bits"_a, "a"_a, "b"_a, "experts"_a, nb::kw_only(),
+          "stream"_a = nb::none(), docs::grouped_quantized_matmul);
 
     m.def("rms_norm", &tiny_llm_ext::rms_norm, "x"_a, "weight"_a, "eps"_a, nb::kw_only(),
           "stream"_a = nb::none(), docs::rms_norm);

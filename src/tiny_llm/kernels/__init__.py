@@ -145,6 +145,22 @@ def quantized_matmul_each(
     )
 
 
+def grouped_quantized_matmul(
+    scales: mx.array,
+    biases: mx.array,
+    group_size: int,
+    bits: int,
+    a: mx.array,
+    b: mx.array,
+    experts: mx.array,
+    stream: StreamOrDevice = None,
+) -> mx.array:
+    """Each row times its expert's matrix: `help(tiny_llm_ext.grouped_quantized_matmul)`."""
+    return extension().grouped_quantized_matmul(
+        scales, biases, group_size, bits, a, b, experts, stream=_at(stream)
+    )
+
+
 def quantized_embedding(
     ids: mx.array,
     scales: mx.array,
