@@ -28,6 +28,8 @@
 #include "src/recording/recorder.h"
 #include "src/rms_norm/rms_norm.h"
 #include "src/swiglu/swiglu.h"
+#include "src/topk_softmax/topk_softmax.h"
+#include "src/weighted_sum/weighted_sum.h"
 
 namespace mx = mlx::core;
 namespace nb = nanobind;
@@ -63,6 +65,12 @@ NB_MODULE(_ext, m) {
 
     m.def("swiglu", &tiny_llm_ext::swiglu, "gate"_a, "up"_a, nb::kw_only(), "stream"_a = nb::none(),
           docs::swiglu);
+
+    m.def("topk_softmax", &tiny_llm_ext::topk_softmax, "logits"_a, "k"_a, "normalize"_a,
+          nb::kw_only(), "stream"_a = nb::none(), docs::topk_softmax);
+
+    m.def("weighted_sum", &tiny_llm_ext::weighted_sum, "x"_a, "weights"_a, nb::kw_only(),
+          "stream"_a = nb::none(), docs::weighted_sum);
 
     m.def("qk_norm_rope", &tiny_llm_ext::qk_norm_rope, "x"_a, "weight"_a, "eps"_a, "cos"_a, "sin"_a,
           nb::kw_only(), "stream"_a = nb::none(), docs::qk_norm_rope);

@@ -32,6 +32,8 @@ from ._ext import (
     quantized_matmul_each,
     rms_norm,
     swiglu,
+    topk_softmax,
+    weighted_sum,
 )
 
 __all__ = [
@@ -60,6 +62,8 @@ __all__ = [
     "quantized_matmul_each",
     "rms_norm",
     "swiglu",
+    "topk_softmax",
+    "weighted_sum",
 ]
 
 

@@ -193,6 +193,18 @@ def swiglu(gate: mx.array, up: mx.array, stream: StreamOrDevice = None) -> mx.ar
     return extension().swiglu(gate, up, stream=_at(stream))
 
 
+def topk_softmax(
+    logits: mx.array, k: int, normalize: bool, stream: StreamOrDevice = None
+) -> tuple[mx.array, mx.array]:
+    """The likeliest experts and their weights: `help(tiny_llm_ext.topk_softmax)`."""
+    return extension().topk_softmax(logits, k, normalize, stream=_at(stream))
+
+
+def weighted_sum(x: mx.array, weights: mx.array, stream: StreamOrDevice = None) -> mx.array:
+    """What the experts of each token add up to: `help(tiny_llm_ext.weighted_sum)`."""
+    return extension().weighted_sum(x, weights, stream=_at(stream))
+
+
 def qk_norm_rope(
     x: mx.array,
     weight: mx.array,

@@ -12,7 +12,6 @@
 #include "common/interleaved.h"
 #include "common/rows.h"
 #include "common/tasks.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "src/grouped_quantized_matmul/grouped_quantized_matmul.h"
 #include "src/quantized_matmul/quantized_matmul_jobs.h"
 
@@ -131,13 +130,7 @@ void run(const Products& products, InstructionSet set) {
 }  // namespace
 
 void GroupedQuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
-    auto& encoder = mx::cpu::get_command_encoder(stream());
-    const auto laid_out = [&](const mx::array& x) {
-        const mx::array rows = row_contiguous(x, stream());
-        encoder.set_input_array(rows);
-        return rows;
-    };
-    encoder.set_output_array(out);
+    const auto laid_out = [&](const mx::array& x) { return row_contiguous(x, stream()); };
     const auto &scales = inputs[0], &a = inputs[2], &b = inputs[3], &experts = inputs[4];
     const int64_t num_rows = experts.size(), I = a.shape(-1);
     const int64_t num_inputs = a.size() / I;
