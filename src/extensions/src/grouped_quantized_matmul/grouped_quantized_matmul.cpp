@@ -50,13 +50,12 @@ mx::array gathered(const mx::array& scales, const mx::array& biases, int group_s
 mx::array grouped_quantized_matmul(const mx::array& scales, const mx::array& biases, int group_size,
                                    int bits, const mx::array& a, const mx::array& b,
                                    const mx::array& experts, mx::StreamOrDevice s) {
-    check(b.ndim() >= 1 && b.shape(0) > 0, NAME, "expected b of one expert or more, got shape ",
-          b.shape());
+    const mx::array matrix = first_of("b", b);
+    check(b.shape(0) > 0, NAME, "expected b of one expert or more, got shape ", b.shape());
     for (const auto& [name, stack] : {std::pair{"scales", scales}, std::pair{"biases", biases}}) {
         check(stack.ndim() >= 1 && stack.shape(0) == b.shape(0), NAME, "expected ", name,
               " of as many experts as b has, ", b.shape(0), ", got shape ", stack.shape());
     }
-    const mx::array matrix = first_of("b", b);
     quantized_matmul_shape(NAME, first_of("scales", scales), first_of("biases", biases), group_size,
                            bits, a, matrix);
     check(experts.dtype() == mx::int32 || experts.dtype() == mx::uint32, NAME,
