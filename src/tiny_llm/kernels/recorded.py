@@ -63,7 +63,7 @@ class Recorded:
         return is_decode_step(x) and kernels.computes_on_cpu()
 
     def _seen_before(self, inputs: Sequence[mx.array]) -> bool:
-        """Whether inputs of these shapes came once already: a short prompt's may never come again."""
+        """Whether inputs of these shapes came before: those of a short prompt may never again."""
         kind = tuple((x.dtype, *x.shape) for x in inputs)
         if kind in self._seen_once:
             self._seen_once.remove(kind)  # and if the recording is dropped, it all begins anew

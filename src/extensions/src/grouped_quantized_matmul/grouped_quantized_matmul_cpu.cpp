@@ -110,8 +110,7 @@ void run(const Products& products, InstructionSet set) {
         const int64_t first = sorted.begins[expert], rows = sorted.begins[expert + 1] - first;
         if (rows == 1) {
             const int64_t row = sorted.rows[first];
-            jobs.push_back(
-                products.of(expert, 1, products.input_of(row), products.output_of(row)));
+            jobs.push_back(products.of(expert, 1, products.input_of(row), products.output_of(row)));
         } else if (rows > 1) {
             jobs.push_back(
                 products.of(expert, rows, a.get() + brought * I, out.get() + brought * O));

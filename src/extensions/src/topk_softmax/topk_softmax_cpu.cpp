@@ -32,15 +32,14 @@ void route(const Job& job, int64_t first, int64_t last) {
             logits[x] = load_element(job.logits.data, n * job.logits.stride + x, job.format);
         }
         std::iota(order.begin(), order.end(), 0);
-        std::partial_sort(order.begin(), order.begin() + job.K, order.end(),
-                          [&](uint32_t a, uint32_t b) {
-                              if (std::isnan(logits[a]) != std::isnan(logits[b])) {
-                                  return std::isnan(logits[a]);
-                              }
-                              return logits[a] != logits[b] && !std::isnan(logits[a])
-                                         ? logits[a] > logits[b]
-                                         : a < b;
-                          });
+        std::partial_sort(
+            order.begin(), order.begin() + job.K, order.end(), [&](uint32_t a, uint32_t b) {
+                if (std::isnan(logits[a]) != std::isnan(logits[b])) {
+                    return std::isnan(logits[a]);
+                }
+                return logits[a] != logits[b] && !std::isnan(logits[a]) ? logits[a] > logits[b]
+                                                                        : a < b;
+            });
         std::copy_n(order.begin(), job.K, job.experts + n * job.K);
 
         // What the others would weigh cancels if the chosen ones are to sum to 1.

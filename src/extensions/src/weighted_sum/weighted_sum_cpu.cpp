@@ -26,7 +26,8 @@ void WeightedSum::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out)
         .weights = weights.data<float>(),
         .out = memory,
     };
-    const auto kernel = TINY_LLM_CHOOSE_SIMD(instruction_set(), weighted_sum, weighted_sum_reference);
+    const auto kernel =
+        TINY_LLM_CHOOSE_SIMD(instruction_set(), weighted_sum, weighted_sum_reference);
     add_task(stream(), [job, kernel] {
         for_rows(job.N, job.K * job.E,
                  [&](int64_t first, int64_t last) { kernel(job, first, last); });

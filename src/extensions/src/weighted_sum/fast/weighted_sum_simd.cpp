@@ -11,8 +11,8 @@ inline Floats sum_of(const WeightedSumJob& job, int64_t n, int64_t e, int count)
     Floats sum = {};
     for (int64_t k = 0; k < job.K; k++) {
         const int64_t place = (n * job.K + k) * job.E + e;
-        const Floats x = count == LANES ? load(job.x, place, job.format)
-                                        : load(job.x, place, job.format, count);
+        const Floats x =
+            count == LANES ? load(job.x, place, job.format) : load(job.x, place, job.format, count);
         sum = sum + job.weights[n * job.K + k] * x;
     }
     return sum;
