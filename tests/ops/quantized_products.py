@@ -16,7 +16,7 @@ def problem(M, I, O, bits, group_size, dtype):
 
 
 def problem_in_floating_point(M, I, O, group_size, dtype):
-    """Weights of 4 bits without biases, as mxfp4 has them, with scales that are no powers of two."""
+    """Weights of 4 bits without biases, as in mxfp4, but with scales that are no powers of two."""
     words = mx.random.randint(0, 2**31 - 1, (O, I // 8)).astype(mx.uint32) * 2 + 1
     scales = random(O, I // group_size, dtype=dtype)
     return scales, None, group_size, 4, random(M, I, dtype=dtype), words
