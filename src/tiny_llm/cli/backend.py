@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx.nn import Module
 
 from ..engine.llm import LLM
 from ..errors import UserError, YourTurn
@@ -163,7 +162,7 @@ def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:
     try:
         return build()
     except YourTurn as unwritten:
-        if args.solution != "mine" or not isinstance(checkpoint.mlx_model, Module):
+        if args.solution != "mine":
             raise
         from mlx_lm.utils import dequantize_model
 
