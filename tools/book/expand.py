@@ -3,7 +3,7 @@
     {{ include src/tiny_llm/basics.py function softmax }}    a piece of source, see source.py
     {{ solution src/tiny_llm/basics.py function softmax }}   the same, folded away
     {{ figure attention_shapes: The shapes of attention. }}  a drawing of book/diagrams
-    {{ awaited 2.2.3: The kernel is not there yet. }}        a note while a task is in tasks.AWAITED
+    {{ awaited 2.3.3: The kernel is not there yet. }}        a note while a task is in tasks.AWAITED
 
 Under the heading of a task comes where to write, from the markers in the sources. A link to
 `src:PATH` becomes one to a page with that file. `runnable`, `clang` and `output` after a fence are
