@@ -301,7 +301,7 @@ def test_runs_tell_how_far_each_prompt_is(solution):
 
 
 def open_engine(**flags) -> EngineRun:
-    args = {"batch_size": 2, "prefill_step": 16, "draft_model": None, "sampler_temp": 0.0}
+    args = {"batch_size": 2, "prefill_step": 16, "draft_model": None, "speculative": None, "sampler_temp": 0.0}
     checkpoint = Checkpoint("tiny", tiny_model(vocab_size=256), ByteTokenizer())
     prompts = [list(prompt.encode()) for prompt in PROMPTS]
     return EngineRun(argparse.Namespace(**args | flags), checkpoint, prompts, LIMITS, True)

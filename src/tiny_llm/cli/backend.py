@@ -137,8 +137,8 @@ class EngineAnswers:
             raise
 
     def drafts(self) -> SpeculationStatistics | None:
-        """How many drafts were right in all answers; None without a draft model."""
-        if self._args.draft_model is None:
+        """How many guesses were right in all answers; None if none were asked for."""
+        if self._args.draft_model is None and self._args.speculative is None:
             return None
         found = self._llm.runner.statistics
         return SpeculationStatistics(found.steps, found.proposed, found.accepted)
