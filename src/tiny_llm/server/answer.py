@@ -19,7 +19,7 @@ class Answer:
 
     Attributes:
         text, thought: what it said, and what it thought.
-        calls: its tool calls.
+        calls: its tool calls; if they come in pieces, the first of each.
         tokens: how many it has; `thinking_tokens` of them are thoughts.
         in_answer: whether the last piece was a part of the answer itself, not a thought or a tag.
         finish_reason: "stop", "length" or "tool_calls"; None until it ends.
@@ -61,6 +61,8 @@ class Answer:
             case Thought(text):
                 self.thought += text
             case ToolCall():
+                if not part.is_new:
+                    return part.id == self.calls[-1].id  # it may be of a call that is left out
                 if self.calls and self.one_call:
                     return False
                 self.calls.append(part)

@@ -76,7 +76,10 @@ class ChatReply:
         one_call = body.parallel_tool_calls is False
         may_think = self._prompts.may_think
         self._answers = [
-            Answer(AnswerParser(may_think, prompt.in_thought, body.uses_tools), one_call)
+            Answer(
+                AnswerParser(may_think, prompt.in_thought, body.uses_tools, bool(body.stream)),
+                one_call,
+            )
             for _ in range(n)
         ]
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
@@ -128,8 +131,8 @@ class ChatReply:
             num_calls = len(answer.calls)
             deltas = []
             for part in answer.take(piece):
-                deltas += _deltas(part, num_calls)
-                num_calls += isinstance(part, ToolCall)
+                num_calls += isinstance(part, ToolCall) and part.is_new
+                deltas += _deltas(part, num_calls - 1)
             logprobs = self._token_logprobs(piece)
             if logprobs and not deltas:
                 deltas = [{"content": ""}]
@@ -173,22 +176,27 @@ class ChatReply:
         return {"content": content, "refusal": None} if self._body.logprobs else None
 
 
-def _deltas(part: Part, num_calls: int) -> list[dict[str, Any]]:
-    """A part as deltas: a tool call's name comes first, then its arguments."""
+def _deltas(part: Part, index: int) -> list[dict[str, Any]]:
+    """A part as deltas: a tool call's name comes first, then its arguments.
+
+    Args:
+        part: of the answer.
+        index: of the call that it is a part of.
+    """
     match part:
         case Said(text):
             return [{"content": text}]
         case Thought(text):
             return [{"reasoning_content": text}]
-        case ToolCall(name, arguments, call_id):
-            head = {
-                "index": num_calls,
-                "id": call_id,
-                "type": "function",
-                "function": {"name": name, "arguments": ""},
-            }
-            rest = {"index": num_calls, "function": {"arguments": arguments}}
-            return [{"tool_calls": [head]}, {"tool_calls": [rest]}]
+        case ToolCall(name, arguments, call_id, is_new):
+            function = {"name": name, "arguments": ""}
+            head = {"index": index, "id": call_id, "type": "function", "function": function}
+            more = {"index": index, "function": {"arguments": arguments}}
+            return [
+                {"tool_calls": [delta]}
+                for delta, is_told in ((head, is_new), (more, arguments))
+                if is_told
+            ]
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

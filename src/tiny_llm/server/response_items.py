@@ -36,8 +36,9 @@ class Items:
                 return self._grow("message", text)
             case Thought(text):
                 return self._grow("reasoning", text)
-            case ToolCall():
-                return [*self._close("completed"), *self._call(part)]
+            case ToolCall(arguments=more):
+                happened = self._begin_call(part) if part.is_new else []
+                return [*happened, self._more_arguments(more)] if more else happened
 
     def finish(self, is_cut: bool) -> list[Event]:
         """Ends the last item; `is_cut` says that the answer reached its limit."""
@@ -78,6 +79,8 @@ class Items:
         self._is_open = False
         item = self.items[-1]
         item["status"] = status
+        if item["type"] == "function_call":
+            return [self._arguments_done(), self._done()]
         part = item["content"][0]
         done = {"type": f"{KINDS[item['type']][2]}.done", **self._place(), "text": part["text"]}
         if item["type"] == "message":
@@ -85,7 +88,8 @@ class Items:
         part_done = {"type": "response.content_part.done", **self._place(), "part": {**part}}
         return [done, part_done, self._done()]
 
-    def _call(self, call: ToolCall) -> list[Event]:
+    def _begin_call(self, call: ToolCall) -> list[Event]:
+        happened = self._close("completed")
         item = {
             "type": "function_call",
             "id": f"fc_{uuid.uuid4().hex}",
@@ -94,16 +98,25 @@ class Items:
             "arguments": "",
             "status": "in_progress",
         }
-        added = self._added(item)
-        self.items[-1] = {**item, "arguments": call.arguments, "status": "completed"}
+        happened.append(self._added(item))
+        self._is_open = True
+        return happened
+
+    def _more_arguments(self, more: str) -> Event:
+        item = self.items[-1]
+        item["arguments"] += more
         place = {"item_id": item["id"], "output_index": len(self.items) - 1}
-        name = "response.function_call_arguments"
-        return [
-            added,
-            {"type": f"{name}.delta", **place, "delta": call.arguments},
-            {"type": f"{name}.done", **place, "arguments": call.arguments, "name": call.name},
-            self._done(),
-        ]
+        return {"type": "response.function_call_arguments.delta", **place, "delta": more}
+
+    def _arguments_done(self) -> Event:
+        item = self.items[-1]
+        return {
+            "type": "response.function_call_arguments.done",
+            "item_id": item["id"],
+            "output_index": len(self.items) - 1,
+            "arguments": item["arguments"],
+            "name": item["name"],
+        }
 
     def _added(self, item: dict[str, Any]) -> Event:
         self.items.append(item)

@@ -69,7 +69,7 @@ class ResponseReply:
             for name, value in self._params.items()
         }
         may_think = server.prompts.may_think
-        parser = AnswerParser(may_think, prompt.in_thought, body.uses_tools)
+        parser = AnswerParser(may_think, prompt.in_thought, body.uses_tools, bool(body.stream))
         self._answer = Answer(parser, body.parallel_tool_calls is False)
         self._items = Items()
         self._id = f"resp_{uuid.uuid4().hex}"
