@@ -106,6 +106,10 @@ class EngineThread(threading.Thread):
         if whole.error is not None and output.finish_reason == "error":
             log.error("request %s: %s", output.request_id, whole.error)
         ended = output.finish_reason is not None and whole.finished
+        scored = None
+        is_first = bool(output.token_ids) and len(output.token_ids) == len(answer.token_ids)
+        if whole.prompt_logprobs is not None and output.index == 0 and is_first:
+            scored = tuple(whole.prompt_logprobs)
         return seam.Piece(
             output.request_id,
             output.index,
@@ -116,6 +120,7 @@ class EngineThread(threading.Thread):
             output.finish_reason,
             answer.stop_reason,
             _times(whole.metrics) if ended else None,
+            scored,
         )
 
 

@@ -5,6 +5,8 @@ A thought is an item of type `reasoning`, text is a `message` with one part, a t
 """
 
 import uuid
+from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 from .answer_parser import Part, Said, Thought, ToolCall
@@ -29,11 +31,16 @@ class Items:
         self.items: list[dict[str, Any]] = []
         self._is_open = False
 
-    def take(self, part: Part) -> list[Event]:
-        """Adds a part of the answer; returns what happened."""
+    def take(self, part: Part, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        """Adds a part of the answer; returns what happened.
+
+        Args:
+            part: of the answer.
+            logprobs: of its tokens, if it is a text.
+        """
         match part:
             case Said(text):
-                return self._grow("message", text)
+                return self._grow("message", text, logprobs)
             case Thought(text):
                 return self._grow("reasoning", text)
             case ToolCall(arguments=more):
@@ -44,14 +51,17 @@ class Items:
         """Ends the last item; `is_cut` says that the answer reached its limit."""
         return self._close("incomplete" if is_cut else "completed")
 
-    def _grow(self, kind: str, text: str) -> list[Event]:
+    def _grow(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         happened: list[Event] = []
         if not (self._is_open and self.items[-1]["type"] == kind):
             happened += self._close("completed") + self._open(kind)
         part = self.items[-1]["content"][0]
         part["text"] += text
         delta = {"type": f"{KINDS[kind][2]}.delta", **self._place(), "delta": text}
-        return [*happened, {**delta, "logprobs": []} if kind == "message" else delta]
+        if kind == "message":
+            part["logprobs"] += logprobs
+            delta["logprobs"] = list(logprobs)
+        return [*happened, delta]
 
     def _open(self, kind: str) -> list[Event]:
         prefix, part_type, _ = KINDS[kind]
@@ -68,10 +78,11 @@ class Items:
         part: dict[str, Any] = {"type": part_type, "text": ""}
         if kind == "message":
             part |= {"annotations": [], "logprobs": []}
-        added = self._added(item)
-        self.items[-1] = {**item, "content": [{**part}]}
+        happened = [self._added(item)]
+        begun = {"type": "response.content_part.added", **self._place(), "part": deepcopy(part)}
+        self.items[-1] = {**item, "content": [part]}
         self._is_open = True
-        return [added, {"type": "response.content_part.added", **self._place(), "part": part}]
+        return [*happened, begun]
 
     def _close(self, status: str) -> list[Event]:
         if not self._is_open:
@@ -84,7 +95,7 @@ class Items:
         part = item["content"][0]
         done = {"type": f"{KINDS[item['type']][2]}.done", **self._place(), "text": part["text"]}
         if item["type"] == "message":
-            done["logprobs"] = []
+            done["logprobs"] = part["logprobs"]
         part_done = {"type": "response.content_part.done", **self._place(), "part": {**part}}
         return [done, part_done, self._done()]
 

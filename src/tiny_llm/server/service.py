@@ -1,16 +1,14 @@
 """What is not a model's answer: is the server alive, is it ready, which model, how much work."""
 
+from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import Field
 from starlette.responses import Response
 
 from .documents import ERRORS
-from .errors import JsonResponse, refused
-from .sampling import Body, TokenId
 from .server import server_of
 
 router = APIRouter()
@@ -60,59 +58,14 @@ async def models(request: Request) -> dict[str, Any]:
         "owned_by": "tiny-llm",
         "type": "model",
         "display_name": server.settings.model_name,
+        "created_at": datetime.fromtimestamp(server.created, UTC).isoformat(),
     }
     if server.bridge.loaded is not None:
         model["max_model_len"] = server.context
     listed = [{**model, "slug": server.settings.model_name}]
-    return {"object": "list", "data": [model], "models": listed, "has_more": False}
-
-
-class TokenizeBody(Body):
-    """A text."""
-
-    prompt: str
-    model: str | None = None
-    add_special_tokens: bool = True
-
-
-class DetokenizeBody(Body):
-    """Token ids."""
-
-    tokens: Annotated[list[TokenId], Field(max_length=1_000_000)]
-    model: str | None = None
-
-
-@router.post("/tokenize", tags=["service"], responses=ERRORS)
-async def tokenize(body: TokenizeBody, request: Request) -> dict[str, Any]:
-    """A text's tokens."""
-    server = server_of(request)
-    server.check_model(body.model)
-    prompts = server.prompts
-    ids = await prompts.run(prompts.encode, body.prompt, body.add_special_tokens)
-    return {"tokens": ids, "count": len(ids), "max_model_len": server.context}
-
-
-@router.post("/detokenize", tags=["service"], responses=ERRORS)
-async def detokenize(body: DetokenizeBody, request: Request) -> Response:
-    """The text of tokens."""
-    server = server_of(request)
-    server.check_model(body.model)
-    prompts = server.prompts
-    check_token_ids(server.bridge.loaded, body.tokens)
-    return JsonResponse({"prompt": await prompts.run(prompts.decode, body.tokens)})
-
-
-def check_token_ids(loaded: Any, tokens: list[int]) -> None:
-    """Refuses tokens that the model does not have.
-
-    Raises:
-        ApiError: 400.
-    """
-    for token in tokens:
-        if token >= loaded.vocab_size:
-            raise refused(
-                f"There is no token {token}; the model's are 0 to {loaded.vocab_size - 1}."
-            )
+    name = server.settings.model_name
+    ends = {"first_id": name, "last_id": name, "has_more": False}
+    return {"object": "list", "data": [model], "models": listed, **ends}
 
 
 @router.get("/v1/models/{name:path}", tags=["OpenAI"], responses={404: ERRORS[404]})
