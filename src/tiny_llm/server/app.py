@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from . import chat, completions, engine_view, messages, responses, service, tokens
 from .errors import ApiError, refused
-from .guards import LimitBody, RequireKey
+from .guards import CheckHost, LimitBody, RequireKey
 from .replies import INSIDE
 from .server import Server
 from .validation import refusal
@@ -38,6 +38,8 @@ def make_app(server: Server) -> FastAPI:
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)
     if settings.api_key is not None:
         app.add_middleware(RequireKey, key=settings.api_key)
+    else:
+        app.add_middleware(CheckHost, names=settings.allowed_hosts)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -14,12 +14,14 @@ from .server import server_of
 router = APIRouter()
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", tags=["service"])
 async def health() -> dict[str, str]:
     """Says that the process is alive. The event loop answers; the engine is not asked."""
     return {"status": "ok"}
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", tags=["service"], responses={503: ERRORS[503]})
 async def ready(request: Request) -> dict[str, str]:
     """Says whether requests are taken; if not, 503 and the reason."""
@@ -28,12 +30,14 @@ async def ready(request: Request) -> dict[str, str]:
     return {"status": "ready"}
 
 
+@router.head("/version", include_in_schema=False)
 @router.get("/version", tags=["service"])
 async def get_version() -> dict[str, str]:
     """The version of tiny-llm."""
     return {"version": version("tiny-llm")}
 
 
+@router.head("/metrics", include_in_schema=False)
 @router.get("/metrics", tags=["service"], response_class=Response)
 async def metrics(request: Request) -> Response:
     """Counts and times, for Prometheus."""
@@ -47,6 +51,7 @@ async def head() -> Response:
     return Response()
 
 
+@router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models", tags=["OpenAI"])
 async def models(request: Request) -> dict[str, Any]:
     """The model, as OpenAI lists it; Codex reads `models`, too."""
