@@ -46,6 +46,11 @@ class Backend:
     encode_chat: Callable[[list[dict[str, str]]], list[int]]
     drafts: Callable[[], SpeculationStatistics | None] = lambda: None
 
+    def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
+        """The next turn of a conversation, as it comes; thoughts stand before </think>."""
+        for response in self.stream(self.encode_chat(messages)):
+            yield response.text
+
 
 def open_backend(args: argparse.Namespace) -> Backend:
     """Checks the flags, says which model is used, and loads it.

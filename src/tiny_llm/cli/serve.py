@@ -76,6 +76,14 @@ def _add_access_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-anonymous", action="store_true", help="listen on another host without a key"
     )
     parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which clients may call a server without a key, such as tiny.example; "
+        "several times for several, '*' for any",
+    )
+    parser.add_argument(
         "--cors-origin",
         action="append",
         default=[],
@@ -126,6 +134,7 @@ def _serve(args: argparse.Namespace) -> int:
     settings = Settings(
         model_name=args.served_model_name or Path(name).name or name,
         api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
+        allowed_hosts=(args.host, *args.allowed_host),
         cors_origins=tuple(args.cors_origin),
         max_queue=args.max_queue,
         max_body_bytes=args.max_body_bytes,
