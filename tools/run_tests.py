@@ -24,7 +24,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.course.build import STALE, is_stale
+from tools.course.build import STALE, is_stale, num_cores
 from tools.course.choice import add_solution_argument, chosen_tree
 from tools.course.tasks import DAYS, day_of, day_with_task
 from tools.course.tree import ROOT, environment, shown
@@ -124,11 +124,6 @@ def names_tests(argument: str) -> bool:
 def has_flag(arguments: list[str], *flags: str) -> bool:
     """Whether one of pytest's flags was given, with its value behind it or in it."""
     return any(argument.startswith(flags) for argument in arguments)
-
-
-def num_cores() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 if __name__ == "__main__":

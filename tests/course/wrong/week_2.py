@@ -29,6 +29,12 @@ WRONG = [
     ),
     Wrong(
         "2.1.1 room",
+        "grows by a constant",
+        "growth = max(tokens - capacity, capacity // 2, step)",
+        "growth = max(tokens - capacity, step)",
+    ),
+    Wrong(
+        "2.1.1 room",
         "new room before the old tokens",
         "mx.concatenate([buffer, room], axis=2)",
         "mx.concatenate([room, buffer], axis=2)",
@@ -54,6 +60,13 @@ WRONG = [
         "heads are not swapped back",
         "attended.swapaxes(1, 2).reshape",
         "attended.reshape",
+    ),
+    Wrong(
+        "2.1.2 grouped",
+        "scores in the dtype of the activations",
+        "        query.astype(mx.float32),\n        keys.astype(mx.float32),\n"
+        "        values.astype(mx.float32),\n",
+        "        query,\n        keys,\n        values,\n",
     ),
     Wrong("2.1.2 grouped", "no mask", "mask=mask", "mask=None"),
     Wrong(
