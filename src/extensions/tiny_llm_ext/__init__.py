@@ -9,6 +9,7 @@ import mlx.core as _mx
 from . import emulated_gpu
 from ._ext import (
     Recorder,
+    add_bias,
     add_rms_norm,
     argmax,
     axpby,
@@ -35,6 +36,7 @@ from ._ext import (
 
 __all__ = [
     "Recorder",
+    "add_bias",
     "add_rms_norm",
     "argmax",
     "axpby",
