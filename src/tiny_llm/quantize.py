@@ -99,15 +99,15 @@ def check_readable(weights: QuantizedWeights) -> None:
         ValueError: other bits, group sizes or scales than the kernels read.
     """
     bits, group_size, dtype = weights.bits, weights.group_size, weights.scales.dtype
-    if bits not in (4, 8) or group_size not in (32, 64, 128):
+    if not kernels.reads(bits, group_size, mx.bfloat16):
         raise ValueError(
             f"the checkpoint has {bits} bits in groups of {group_size}; the kernels read 4 or 8 "
-            "bits in groups of 32, 64 or 128. Week 1 runs it."
+            "bits in groups of 32, 64 or 128. Week 1 and the engine run it."
         )
     if dtype not in (mx.float16, mx.bfloat16):
         raise ValueError(
             f"the checkpoint's scales are {dtype}; the kernels read float16 or bfloat16. Week 1 "
-            "runs it."
+            "and the engine run it."
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from . import extension, interleaved_rows
+from . import extension, interleaved_rows, reads
 
 LINE = 64  # bytes
 PARTS = ("weight", "scales", "biases")
@@ -125,6 +125,7 @@ def interleavable_layers(module: Any) -> list[Any]:
         for layer in module.modules()
         if "scales" in layer
         and getattr(layer, "mode", "affine") == "affine"
+        and reads(layer.bits, layer.group_size, layer.scales.dtype)
         and layer.weight.ndim == 2
         and layer.weight.shape[0] % rows == 0
     ]

@@ -1,4 +1,4 @@
-"""What a token costs a Qwen3 model: bytes to read and operations to compute, from its config.json.
+"""What a token costs a model: bytes to read and operations to compute, from its config.json.
 
 These are the costs that no implementation can avoid: each weight matrix once a step, the keys and
 values of the past once a sequence. Activations are too small to matter, and so is the one row of
@@ -13,7 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .tensor_shapes import Qwen3Args, matrices
+from .families.config import DecoderConfig
+from .families.registry import config_of, read_config
+from .formats import Quantization
+from .tensor_shapes import matrices
 
 KV_BYTES = 2  # of a number in the cache: bfloat16 or float16
 
@@ -23,12 +26,12 @@ class ModelCosts:
     """A model's sizes, and the costs that follow from them.
 
     Attributes:
-        args: the sizes; `mlx_lm`'s args have them too.
+        args: the sizes.
         weight_bits: of a stored weight, its share of scales and biases included.
         kv_item_bytes: of a number in the cache.
     """
 
-    args: Qwen3Args
+    args: DecoderConfig
     weight_bits: float
     kv_item_bytes: int = KV_BYTES
 
@@ -42,8 +45,8 @@ class ModelCosts:
         quantization = config.get("quantization")
         bits = 16.0
         if quantization is not None:
-            bits = affine_bits(quantization["bits"], quantization["group_size"])
-        return cls(Qwen3Args.from_config(config), bits)
+            bits = Quantization.from_config(quantization).bits_per_weight
+        return cls(read_config(config), bits)
 
     @classmethod
     def from_model(cls, args: Any, model: Any) -> "ModelCosts":
@@ -51,8 +54,9 @@ class ModelCosts:
 
         Args:
             args: its configuration, as `mlx_lm` or `load_weights` reads it.
-            model: of Week 3.
+            model: of Week 3, or a `Decoder`.
         """
+        args = config_of(args)
         weights = cls(args, weight_bits=8).weight_bytes()
         bits = 8 * _matrix_bytes(model) / weights
         return cls(args, weight_bits=bits, kv_item_bytes=model.dtype.size)
