@@ -27,6 +27,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {**SIZES, "model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "mistral": {**SIZES, "model_type": "mistral", "sliding_window": None},
 }
+MIXTURE = {
+    **FAMILIES["qwen3"],
+    "model_type": "qwen3_moe",
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 
 
 def write_family(folder: Path, config: dict[str, Any]) -> Path:

@@ -5,16 +5,18 @@ import json
 import mlx.core as mx
 import pytest
 
-from tests.models.families import FAMILIES, SIZES, write_family
+from tests.models.families import FAMILIES, MIXTURE, SIZES, write_family
 from tests.ops.recordings import node_names
 from tests.ops.test_recorded_models import run_alone, run_batch, run_ragged
-from tests.support import assert_same_bits
+from tests.support import assert_close, assert_same_bits, random
 from tiny_llm import LLM, ModelError, Qwen3ModelWeek3, SamplingParams, UserError, load_weights
 from tiny_llm.models.dispatch import dispatch_model, serving_model
 from tiny_llm.models.dummy import random_checkpoint
+from tiny_llm.models.families.config import Experts
 from tiny_llm.models.families.decoder import Decoder
 from tiny_llm.models.families.registry import read_config
 from tiny_llm.models.loading import load
+from tiny_llm.models.weights import read_checkpoint
 
 QUANTIZED = {"bits": 4, "group_size": 64}
 LLAMA, QWEN2, MISTRAL = FAMILIES["llama"], FAMILIES["qwen2"], {**SIZES, "model_type": "mistral"}
@@ -56,6 +58,14 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
             {**QWEN2, "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2},
             {"max_position_embeddings": 256},
         ),
+        (
+            {**MIXTURE, "decoder_sparse_step": 2},
+            {"experts": Experts(6, 2, 64, True, frozenset({1}))},
+        ),
+        (
+            {**MIXTURE, "num_local_experts": 6, "mlp_only_layers": [0, 1]},
+            {"experts": Experts(6, 2, 64, True, frozenset())},
+        ),
         ({**LLAMA, "unsloth_version": "1", "_name": "x", "use_mrope": False}, {}),
     ],
     ids=lambda value: value.get("model_type", "") if isinstance(value, dict) else "",
@@ -96,6 +106,9 @@ def test_what_a_config_means(changes, expected):
         ),
         ({**QWEN2, "layer_types": ["chunked_attention"]}, "tiny-llm knows full_attention, sliding"),
         ({**MISTRAL, "sliding_window": -1}, "sliding_window -1, expected a positive whole number"),
+        ({**MIXTURE, "num_experts_per_tok": 7}, "num_experts_per_tok 7 > num_experts 6"),
+        ({**MIXTURE, "mlp_only_layers": 1}, "mlp_only_layers 1, expected a list of layers"),
+        ({**MIXTURE, "num_experts": 0}, "num_experts 0, expected a positive whole number"),
         ({**LLAMA, "num_attention_heads": 3}, "hidden_size 128 is no multiple of .* 3"),
     ],
 )
@@ -169,10 +182,12 @@ def test_a_decoder_s_layers_are_one_node(family):
         ("llama", QUANTIZED),
         ("mistral", {"mode": "nvfp4"}),
         ("llama", None),
+        ("qwen3_moe", QUANTIZED),
     ],
 )
 def test_tokens_do_not_depend_on_company_drafts_or_chunks(demo, family, quantization):
-    config = {**FAMILIES[family], "quantization": quantization, "tie_word_embeddings": False}
+    config = {**FAMILIES, "qwen3_moe": MIXTURE}[family]
+    config = {**config, "quantization": quantization, "tie_word_embeddings": False}
     pair = random_checkpoint(config), demo[1]
     small = random_checkpoint({**config, "num_hidden_layers": 1}), demo[1]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -189,6 +204,39 @@ def test_tokens_do_not_depend_on_company_drafts_or_chunks(demo, family, quantiza
     assert answers(prompts, enable_prefix_caching=False) == alone
     assert answers(prompts, max_num_batched_tokens=7, max_num_seqs=4) == alone
     assert answers(prompts, draft_model=small, num_drafts=3) == alone
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("tokens", [1, 7, 50])
+@pytest.mark.parametrize("quantization", [None, QUANTIZED])
+def test_gathered_experts_are_those_that_are_run_one_by_one(quantization, tokens):
+    config = {**MIXTURE, "quantization": quantization, "torch_dtype": "float32"}
+    model = serving_model("mixture", random_checkpoint(config), page_size=16)
+    experts, x = model.layers[1].mlp, random(tokens, 128)
+    chosen, shares = experts.choose(x)
+    assert chosen.shape == (tokens, 2)
+    assert_close(shares.sum(axis=1), mx.ones(tokens), "normalized shares")
+    expected = experts._run_by_expert(x, chosen)
+    assert_close(experts._run_gathered(x, chosen), expected, "gathered", ulps=64)
+    assert experts(x[:0]).shape == (0, 128)
+
+
+def test_the_experts_of_hugging_face_s_checkpoints_are_put_together(tmp_path):
+    folder = write_family(tmp_path, MIXTURE)
+    expected = read_checkpoint(folder, MIXTURE).layers[1].mlp.switch_mlp
+    weights = dict(mx.load(str(folder / "model.safetensors")))
+    mx.eval(expected.parameters(), weights)  # before the file is written again
+    for name in [name for name in weights if ".switch_mlp." in name]:
+        for index, own in enumerate(weights.pop(name)):
+            weights[name.replace("switch_mlp", f"experts.{index}")] = own
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    actual = read_checkpoint(folder, MIXTURE).layers[1].mlp.switch_mlp
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        assert mx.array_equal(actual[name].weight, expected[name].weight)
+    del weights["model.layers.1.mlp.experts.3.up_proj.weight"]
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.switch_mlp\.up_proj.weight is not in"):
+        read_checkpoint(folder, MIXTURE)
 
 
 def test_a_request_beyond_the_window_is_refused(demo):
@@ -231,12 +279,12 @@ def test_dummy_weights_need_a_config_alone(tmp_path, capsys):
 
 
 def test_dummy_weights_of_a_folder_with_a_tokenizer(demo):
-    random, tokenizer = load_weights("demo", load_format="dummy")
+    drawn, tokenizer = load_weights("demo", load_format="dummy")
     trained, _ = load_weights("demo")
     assert tokenizer.encode("RoPE") == demo[1].encode("RoPE")
-    assert random.args == trained.args
+    assert drawn.args == trained.args
     assert not mx.array_equal(
-        random.layers[0].mlp.up_proj.weight, trained.layers[0].mlp.up_proj.weight
+        drawn.layers[0].mlp.up_proj.weight, trained.layers[0].mlp.up_proj.weight
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
 
-from tests.models.families import FAMILIES, write_family
+from tests.models.families import FAMILIES, MIXTURE, write_family
 from tests.support import as_numpy, assert_close, random
 from tiny_llm import kernels
 from tiny_llm.models.dispatch import serving_model
@@ -147,6 +147,8 @@ MIXED = {
     "model.layers.0.mlp.down_proj": {"bits": 6, "group_size": 32},
     "model.layers.1.self_attn.v_proj": {"bits": 8, "group_size": 64},
     "model.layers.1.mlp.gate_proj": False,
+    "model.layers.0.mlp.gate": {"bits": 8, "group_size": 64},
+    "model.layers.1.mlp.switch_mlp.up_proj": {"bits": 5, "group_size": 32},
     "model.layers.1.mlp.up_proj": {"mode": "mxfp4", "bits": 4, "group_size": 32},
 }
 QUANTIZATIONS = {
@@ -180,18 +182,23 @@ def test_a_whole_model_beside_mlx_lm(tmp_path, family, name):
     )
 
 
-@pytest.mark.parametrize("bits", [3, 4, 8])
-def test_float32_scales_are_exact(tmp_path, bits):
+@pytest.mark.parametrize("name", ["3 bits", "4 bits", "8 bits", "mxfp4", "nvfp4", "mixed", "plain"])
+@pytest.mark.parametrize("config", [FAMILIES["qwen2"], MIXTURE], ids=["qwen2", "qwen3_moe"])
+def test_a_whole_model_beside_mlx_lm_in_float32(tmp_path, config, name):
+    """A router turns a rounding into another expert, so that a mixture is compared in float32."""
     from mlx_lm.utils import load_model
 
-    quantization = {"bits": bits, "group_size": 64}
-    config = {**FAMILIES["qwen2"], "quantization": quantization, "torch_dtype": "float32"}
+    config = {**config, "torch_dtype": "float32"}
+    if QUANTIZATIONS[name] is not None:
+        config["quantization"] = {**QUANTIZATIONS[name], "model.embed_tokens": False}
     folder = write_family(tmp_path, config)
     ids = mx.array([[(7 * i) % 211 for i in range(20)]])
     model = serving_model("float32", read_checkpoint(folder, config), page_size=16)
-    expected = load_model(folder)[0](ids)
-    actual = model(ids, 0, model.create_kv_cache())
-    np.testing.assert_allclose(as_numpy(actual), as_numpy(expected), atol=1e-4)
+    theirs = load_model(folder)[0]
+    actual = as_numpy(model(ids, 0, model.create_kv_cache()))
+    np.testing.assert_allclose(actual, as_numpy(theirs(ids)), atol=1e-4)
+    given = serving_model("float32", theirs, page_size=16)
+    np.testing.assert_array_equal(as_numpy(given(ids, 0, given.create_kv_cache())), actual)
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,37 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
         },
     ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            **heads(4, 2, 12),
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3_moe-and-mlp": (
+        "Qwen3Moe",
+        {
+            **heads(4, 4, 16),
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 20,
+            "mlp_only_layers": [1],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_moe-top-1": (
+        "Qwen3Moe",
+        {
+            **heads(2, 1, 16),
+            "num_experts": 4,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 24,
+            "decoder_sparse_step": 2,
+        },
+    ),
     "mistral": ("Mistral", {**heads(8, 1, 34), "sliding_window": None}),
     "mistral-window": ("Mistral", {**heads(10, 5, 8), "sliding_window": 128}),
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .families.config import DecoderConfig
+from .families.decoder import Decoder
 from .families.registry import config_of, read_config
 from .formats import Quantization
 from .tensor_shapes import matrices
@@ -67,13 +68,11 @@ class ModelCosts:
         return cls.from_config(json.loads((folder / "config.json").read_text()))
 
     @cached_property
-    def layer_weights(self) -> int:
-        """Weights of one layer's matrices."""
-        return sum(
-            math.prod(shape)
-            for path, shape in matrices(self.args)
-            if path.startswith("model.layers.0.")
-        )
+    def layers_weights(self) -> int:
+        """Weights of the layers' matrices that a token goes through: of experts, those chosen."""
+        shapes = [shape for path, shape in matrices(self.args) if path.startswith("model.layers.")]
+        top_k = self.args.experts.top_k if self.args.experts is not None else 0
+        return sum(math.prod(s if len(s) == 2 else (top_k, *s[1:])) for s in shapes)
 
     @property
     def head_weights(self) -> int:
@@ -83,8 +82,8 @@ class ModelCosts:
 
     @property
     def step_weights(self) -> int:
-        """Weights that a step multiplies: those of all layers, and of the head."""
-        return self.args.num_hidden_layers * self.layer_weights + self.head_weights
+        """Weights that a token's step multiplies: those of all layers, and of the head."""
+        return self.layers_weights + self.head_weights
 
     def weight_bytes(self, weight_bits: float | None = None) -> float:
         """Bytes of weights that a step reads; `weight_bits` replaces the checkpoint's."""
@@ -110,7 +109,7 @@ class ModelCosts:
 
         Each token attends to those before it and itself: (tokens + 1)/2 of them on average.
         """
-        products = 2.0 * tokens * self.args.num_hidden_layers * self.layer_weights
+        products = 2.0 * tokens * self.layers_weights
         attention = tokens * self._attention_flops((tokens + 1) / 2)
         return products + attention + 2.0 * self.head_weights
 
@@ -144,5 +143,5 @@ def _matrix_bytes(model: Any) -> int:
     for layer in model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         weights += [attention.wq, attention.wk, attention.wv, attention.wo]
-        weights += [mlp.w_gate, mlp.w_up, mlp.w_down]
+        weights += [mlp] if isinstance(model, Decoder) else [mlp.w_gate, mlp.w_up, mlp.w_down]
     return sum(weight.nbytes for weight in weights)

@@ -11,7 +11,7 @@ from .formats import Shape
 
 
 def matrices(config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
-    """The path of each layer that has a matrix, and the matrix's shape O×I."""
+    """The path of each layer that has a matrix, and the matrix's shape O×I; X×O×I of X experts."""
     E, D = config.hidden_size, config.head_dim
     H_q, H = config.num_attention_heads, config.num_key_value_heads
     yield "model.embed_tokens", (config.vocab_size, E)
@@ -21,9 +21,15 @@ def matrices(config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
         yield f"{layer}.self_attn.k_proj", (H * D, E)
         yield f"{layer}.self_attn.v_proj", (H * D, E)
         yield f"{layer}.self_attn.o_proj", (E, H_q * D)
-        yield f"{layer}.mlp.gate_proj", (config.intermediate_size, E)
-        yield f"{layer}.mlp.up_proj", (config.intermediate_size, E)
-        yield f"{layer}.mlp.down_proj", (E, config.intermediate_size)
+        mlp, I = f"{layer}.mlp", config.intermediate_size
+        N: tuple[int, ...] = ()
+        if config.experts is not None and config.has_experts(index):
+            X, I = config.experts.num_experts, config.experts.intermediate_size
+            yield f"{mlp}.gate", (X, E)
+            mlp, N = f"{mlp}.switch_mlp", (X,)  # all experts' matrices in one array
+        yield f"{mlp}.gate_proj", (*N, I, E)
+        yield f"{mlp}.up_proj", (*N, I, E)
+        yield f"{mlp}.down_proj", (*N, E, I)
     if not config.tie_word_embeddings:
         yield "lm_head", (config.vocab_size, E)
 

@@ -13,6 +13,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
 
 from .families.config import DecoderConfig
+from .families.experts import stack_experts
 from .families.registry import read_config
 from .files import weight_files
 from .formats import Quantization, Shape
@@ -94,6 +95,8 @@ def read_checkpoint(folder: Path, config: Mapping[str, Any]) -> CheckpointModel:
     if args.tie_word_embeddings:
         weights.pop("lm_head.weight", None)  # the table once more; some converters write it
     weights = {name: array for name, array in weights.items() if not name.endswith(COMPUTED)}
+    if args.experts is not None:
+        stack_experts(weights, sorted(args.experts.layers), args.experts.num_experts)
     formats = _check_tensors(weights, args, config.get("quantization"))
     return as_model(args, weights, formats)
 
@@ -163,11 +166,11 @@ def _quantization(
     if scales is None:
         return None
     I = matrix[-1]
-    if common.mode != "affine" or weight is None or weight.ndim != 2 or scales.ndim != 2:
+    if common.mode != "affine" or weight is None or weight.ndim != scales.ndim:
         return common
-    if not 0 < scales.shape[1] <= I:
+    if weight.ndim != len(matrix) or not 0 < scales.shape[-1] <= I:
         return common
-    told = Quantization(I // scales.shape[1], weight.shape[1] * 32 // I)
+    told = Quantization(I // scales.shape[-1], weight.shape[-1] * 32 // I)
     return told if told.shapes(matrix)["weight"] == weight.shape else common
 
 

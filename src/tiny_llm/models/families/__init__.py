@@ -5,6 +5,8 @@
     config      a decoder's sizes and parts, settled once
     registry    from a `config.json` to such a config: the quirks of each family
     linear      a linear layer, in whatever form its weights are stored
+    mlp         the feed-forward layer
+    experts     a mixture of experts in its place
     decoder     the decoder that the config describes
 
 The course's models are Qwen3's, in `qwen3_week1.py` to `qwen3_week3.py`. The decoder here takes

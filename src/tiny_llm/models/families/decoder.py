@@ -4,6 +4,8 @@ What differs from Qwen3 is small: norms on heads or none, biases or none, anothe
 the place of the MLP. Pages, ragged batches and recorded steps are those of `Qwen3ModelWeek3`.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +18,9 @@ from ...kv_cache.plans import plan_paged
 from ...qwen3_week3 import Qwen3ModelWeek3, attend_paged
 from ..repack import repacked
 from .config import DecoderConfig
+from .experts import ExpertMlps
 from .linear import activation_dtype, linear_from, multiply_each, table_from
+from .mlp import Mlp
 from .registry import config_of
 from .rope import ScaledRoPE
 
@@ -66,37 +70,23 @@ class Attention:
         return self.wo(attended.swapaxes(1, 2).reshape(B, L, H_q * D))
 
 
-class Mlp:
-    """The SwiGLU feed-forward layer: w_down(silu(w_gate x) * (w_up x)).
-
-    Args:
-        layer: of the checkpoint, with `gate_proj` and its like.
-        dtype: of the activations.
-    """
-
-    def __init__(self, layer: Any, dtype: mx.Dtype):
-        self.w_gate = linear_from(layer.gate_proj, dtype)
-        self.w_up = linear_from(layer.up_proj, dtype)
-        self.w_down = linear_from(layer.down_proj, dtype)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """N..×E -> N..×E."""
-        gate, up = multiply_each(x, (self.w_gate, self.w_up))
-        return self.w_down(kernels.swiglu(gate, up))
-
-
 class Block:
-    """One layer: attention, then the MLP, each behind a norm and added to its own input.
+    """One layer: attention, then the MLP or experts, each behind a norm and added to its input.
 
     Args:
         config: the decoder's.
+        index: which layer it is.
         layer: of the checkpoint.
         dtype: of the activations.
     """
 
-    def __init__(self, config: DecoderConfig, layer: Any, dtype: mx.Dtype):
+    def __init__(self, config: DecoderConfig, index: int, layer: Any, dtype: mx.Dtype):
         self.self_attn = Attention(config, layer.self_attn, dtype)
-        self.mlp = Mlp(layer.mlp, dtype)
+        self.mlp: Mlp | ExpertMlps
+        if config.experts is not None and config.has_experts(index):
+            self.mlp = ExpertMlps(config.experts, layer.mlp, dtype)
+        else:
+            self.mlp = Mlp(layer.mlp, dtype)
         self.input_layernorm = layer.input_layernorm.weight.astype(dtype)
         self.post_attention_layernorm = layer.post_attention_layernorm.weight.astype(dtype)
         self.eps = config.rms_norm_eps
@@ -112,6 +102,13 @@ class Block:
         update = self.self_attn(normed, rotation, cache)
         x, normed = kernels.add_rms_norm(x, update, self.post_attention_layernorm, self.eps)
         return x, self.mlp(normed)
+
+
+class _PlainLayers(PlacedLayers):
+    """Layers that look at values, as a router does, and so cannot be recorded."""
+
+    def _function_of(self, num_places: int) -> Callable[..., Any]:
+        return partial(self._run, num_places)
 
 
 class Decoder(Qwen3ModelWeek3):
@@ -145,7 +142,9 @@ class Decoder(Qwen3ModelWeek3):
         self.embedding = table_from(
             parts.embed_tokens, (config.vocab_size, config.hidden_size), self.dtype
         )
-        self.layers = [Block(config, layer, self.dtype) for layer in parts.layers]
+        self.layers = [
+            Block(config, index, layer, self.dtype) for index, layer in enumerate(parts.layers)
+        ]
         self.norm = parts.norm.weight.astype(self.dtype)
         self.eps = config.rms_norm_eps
         self.rope = ScaledRoPE(
@@ -156,7 +155,8 @@ class Decoder(Qwen3ModelWeek3):
         self.page_size = page_size
         self.page_pool = TinyKvPagedPool(page_size)
         self._plan = plan_paged
-        self._run_placed = PlacedLayers(self._run_each_layer, self.num_hidden_layers)
+        run_placed = PlacedLayers if config.experts is None else _PlainLayers
+        self._run_placed = run_placed(self._run_each_layer, self.num_hidden_layers)
 
     def _logits(self, x: mx.array, update: mx.array) -> mx.array:
         """N..×E and N..×E, the last layer's two arrays -> N..×V."""

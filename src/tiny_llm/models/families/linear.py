@@ -5,7 +5,7 @@
     everything else                           MLX               `WeightsForMlx`
 
 On a CPU, `repack.py` has written most other formats in one of the first two when they were loaded.
-What is left there are scales in float32.
+What is left there are scales or activations in float32.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from ... import kernels
 from ...embedding import Embedding
+from ...kernels.interleaved import layer_by_row
 from ...quantize import QuantizedEmbedding, QuantizedWeights, project, project_each
 
 
@@ -121,10 +122,12 @@ def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
     if "scales" not in layer:
         return layer.weight.astype(dtype)
     mode = getattr(layer, "mode", "affine")
-    if mode == "affine" and kernels.reads(layer.bits, layer.group_size, layer.scales.dtype):
+    is_read = mode == "affine" and kernels.reads(layer.bits, layer.group_size, layer.scales.dtype)
+    if is_read and dtype != mx.float32:
         return QuantizedWeights.from_mlx_layer(layer)
     if "global_scale" in layer:
         raise ValueError("a layer has a global_scale, which tiny-llm does not read")
+    layer = layer_by_row(layer)
     return WeightsForMlx(
         layer.weight,
         layer.scales,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .config import DecoderConfig
+from .config import DecoderConfig, Experts
 from .fields import Fields, number, refuse_unknown, switch, whole
 from .rope import RopeScaling
 
@@ -28,6 +28,7 @@ class Family:
         mlp_bias: whether `mlp_bias` may be on.
         window: see `Window`.
         head_dim: where `head_dim` is missing; None for hidden_size / num_attention_heads.
+        has_experts: whether layers may have experts.
     """
 
     head_norms: bool = False
@@ -35,10 +36,12 @@ class Family:
     mlp_bias: bool = False
     window: Window = "none"
     head_dim: int | None = None
+    has_experts: bool = False
 
 
 FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(head_norms=True, bias="switched", window="switched", head_dim=128),
+    "qwen3_moe": Family(head_norms=True, bias="switched", window="switched", has_experts=True),
     "qwen2": Family(bias="qkv", window="switched"),
     "llama": Family(bias="switched", mlp_bias=True),
     "mistral": Family(window="always"),
@@ -71,6 +74,18 @@ READ = {
     "sliding_window",
     "max_window_layers",
     "layer_types",
+}
+
+READ_WITH_EXPERTS = READ | {
+    "num_experts",
+    "num_local_experts",  # the same, in newer configs
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "router_aux_loss_coef",  # of the training, as the next one
+    "output_router_logits",
 }
 
 # Fields that other files read, that concern training, or that say what is known anyway.
@@ -110,7 +125,7 @@ def read_config(config: Fields) -> DecoderConfig:
         for name, value in config.items()
         if name not in WITHOUT_EFFECT and not name.startswith(PREFIXES_WITHOUT_EFFECT)
     }
-    refuse_unknown(fields, READ)
+    refuse_unknown(fields, READ_WITH_EXPERTS if family.has_experts else READ)
     if fields.get("hidden_act", "silu") not in ACTIVATIONS:
         raise ValueError(f"config.json has hidden_act {fields['hidden_act']!r}, expected 'silu'")
     E, H_q = whole(fields, "hidden_size"), whole(fields, "num_attention_heads")
@@ -142,6 +157,7 @@ def read_config(config: Fields) -> DecoderConfig:
         output_bias=attention_bias,
         mlp_bias=mlp_bias,
         head_norms=family.head_norms,
+        experts=_experts(fields) if family.has_experts else None,
     )
 
 
@@ -200,6 +216,26 @@ def _window(fields: Fields, family: Family) -> int | None:
         if types is None and first >= fields["num_hidden_layers"] > 1:
             return None
     return None if fields.get("sliding_window") is None else whole(fields, "sliding_window")
+
+
+def _experts(fields: Fields) -> Experts | None:
+    """The experts; None if no layer has any."""
+    step, num_layers = whole(fields, "decoder_sparse_step", 1), whole(fields, "num_hidden_layers")
+    plain = fields.get("mlp_only_layers") or []
+    if not isinstance(plain, list) or not all(isinstance(index, int) for index in plain):
+        raise ValueError(f"config.json has mlp_only_layers {plain!r}, expected a list of layers")
+    layers = {i for i in range(num_layers) if (i + 1) % step == 0 and i not in plain}
+    name = "num_local_experts" if "num_local_experts" in fields else "num_experts"
+    num_experts, top_k = whole(fields, name), whole(fields, "num_experts_per_tok")
+    if top_k > num_experts:
+        raise ValueError(f"config.json has num_experts_per_tok {top_k} > num_experts {num_experts}")
+    return Experts(
+        num_experts,
+        top_k,
+        whole(fields, "moe_intermediate_size"),
+        switch(fields, "norm_topk_prob"),
+        frozenset(layers),
+    )
 
 
 def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) -> int:
