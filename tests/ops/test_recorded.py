@@ -56,6 +56,28 @@ def test_the_function_is_called_once_a_shape(make):
     assert calls.count == 3
 
 
+def test_shapes_are_recorded_when_they_come_again():
+    calls = Calls(block())
+    recorded = Recorded(calls, at_once=False)
+    counts = []
+    for B, L in [(1, 1), (2, 1), (1, 1), (1, 1), (1, 2), (2, 1), (2, 1), (1, 1)]:
+        given = inputs(B, L)
+        mx.eval(given)
+        outputs = recorded(*given)
+        counts.append((calls.count, node_names(outputs) == ["TinyLlmReplay"]))
+        assert_same(outputs, calls.function(*given), f"{B}×{L}")
+    assert counts == [
+        (1, False),
+        (2, False),
+        (3, True),  # 1×1 again: called with placeholders
+        (3, True),
+        (4, False),
+        (5, True),  # 2×1 again
+        (5, True),
+        (5, True),
+    ]
+
+
 def test_many_tokens_are_not_recorded():
     calls = Calls(block())
     recorded = Recorded(calls)

@@ -15,6 +15,7 @@ from ._ext import (
     axpby,
     cache_write,
     flash_attention,
+    grouped_quantized_matmul,
     instruction_set,
     instruction_sets,
     interleave,
@@ -32,6 +33,8 @@ from ._ext import (
     quantized_matmul_each,
     rms_norm,
     swiglu,
+    topk_softmax,
+    weighted_sum,
 )
 
 __all__ = [
@@ -43,6 +46,7 @@ __all__ = [
     "cache_write",
     "emulated_gpu",
     "flash_attention",
+    "grouped_quantized_matmul",
     "instruction_set",
     "instruction_sets",
     "interleave",
@@ -60,6 +64,8 @@ __all__ = [
     "quantized_matmul_each",
     "rms_norm",
     "swiglu",
+    "topk_softmax",
+    "weighted_sum",
 ]
 
 

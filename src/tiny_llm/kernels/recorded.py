@@ -36,13 +36,17 @@ class Recorded:
 
     Args:
         function: returns arrays. It computes them from its arguments and from arrays that do not
-            change, because it is called once for each list of shapes. It may not look at values.
+            change, because it is not called for every input. It may not look at values.
+        at_once: record shapes when they are first seen. Otherwise the second time: recording takes
+            longer than a call, and a short prompt's shapes may never come again.
     """
 
-    def __init__(self, function: Callable[..., tuple[mx.array, ...]]):
+    def __init__(self, function: Callable[..., tuple[mx.array, ...]], at_once: bool = True):
         self._function = function
+        self._at_once = at_once
         self._recorder: Any = None
         self._can_be_recorded = True
+        self._seen_once: set[tuple[Any, ...]] = set()
 
     def __call__(self, *inputs: mx.array) -> Any:
         """What the function returns for `inputs`."""
@@ -51,7 +55,7 @@ class Recorded:
         if self._recorder is None:
             self._recorder = kernels.extension().Recorder()
         outputs = self._recorder.replay(inputs)
-        if outputs is None and self._record(inputs):
+        if outputs is None and self._is_time_for(inputs) and self._record(inputs):
             outputs = self._recorder.replay(inputs)
         return self._function(*inputs) if outputs is None else outputs
 
@@ -59,6 +63,15 @@ class Recorded:
     def pays(x: mx.array) -> bool:
         """Whether it may pay for x B×L×E."""
         return is_decode_step(x) and kernels.computes_on_cpu()
+
+    def _is_time_for(self, inputs: Sequence[mx.array]) -> bool:
+        """Whether inputs of these shapes are to be recorded now."""
+        kind = tuple((x.dtype, *x.shape) for x in inputs)
+        if self._at_once or kind in self._seen_once:
+            self._seen_once.discard(kind)  # if the recording is dropped, it all begins anew
+            return True
+        self._seen_once.add(kind)
+        return False
 
     def _record(self, inputs: Sequence[mx.array]) -> bool:
         """Records the function for inputs of these shapes, if it can be."""
