@@ -9,17 +9,32 @@ from tests.models.families import FAMILIES, MIXTURE, SIZES, write_family
 from tests.ops.recordings import node_names
 from tests.ops.test_recorded_models import run_alone, run_batch, run_ragged
 from tests.support import assert_close, assert_same_bits, random
-from tiny_llm import LLM, ModelError, Qwen3ModelWeek3, SamplingParams, UserError, load_weights
+from tiny_llm import (
+    LLM,
+    ModelError,
+    Qwen3ModelWeek3,
+    SamplingParams,
+    UserError,
+    kernels,
+    load_weights,
+)
 from tiny_llm.models.dispatch import dispatch_model, serving_model
 from tiny_llm.models.dummy import random_checkpoint
 from tiny_llm.models.families.config import Experts
 from tiny_llm.models.families.decoder import Decoder
+from tiny_llm.models.families.expert_products import GatheredMlps, GroupedMlps, SeparateMlps
 from tiny_llm.models.families.registry import read_config
 from tiny_llm.models.loading import load
 from tiny_llm.models.weights import read_checkpoint
 
 QUANTIZED = {"bits": 4, "group_size": 64}
 LLAMA, QWEN2, MISTRAL = FAMILIES["llama"], FAMILIES["qwen2"], {**SIZES, "model_type": "mistral"}
+
+
+def name_of(config):
+    return config["model_type"]
+
+
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
 
@@ -144,10 +159,10 @@ def test_the_decoder_has_the_bits_of_week_3(demo):
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("run", [run_alone, run_batch, run_ragged])
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_a_decoder_s_recorded_steps_have_the_bits_of_plain_ones(family, run, monkeypatch):
-    config = {**FAMILIES[family], "quantization": {"bits": 3, "group_size": 64}}
-    model = serving_model(family, random_checkpoint(config), page_size=16)
+@pytest.mark.parametrize("config", [FAMILIES["llama"], FAMILIES["qwen2"], MIXTURE], ids=name_of)
+def test_a_decoder_s_recorded_steps_have_the_bits_of_plain_ones(config, run, monkeypatch):
+    config = {**config, "quantization": {"bits": 3, "group_size": 64}}
+    model = serving_model("it", random_checkpoint(config), page_size=16)
     runs = [run(model) for _ in range(3)]
     monkeypatch.setattr("tiny_llm.kernels.recorded.MOST_TOKENS", 0)
     expected = run(model)
@@ -156,10 +171,10 @@ def test_a_decoder_s_recorded_steps_have_the_bits_of_plain_ones(family, run, mon
 
 
 @pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_decoder_s_layers_are_one_node(family):
-    config = {**FAMILIES[family], "quantization": {"mode": "mxfp4"}}
-    model = serving_model(family, random_checkpoint(config), page_size=16)
+@pytest.mark.parametrize("config", [*FAMILIES.values(), MIXTURE], ids=name_of)
+def test_a_decoder_s_layers_are_one_node(config):
+    config = {**config, "quantization": {"mode": "mxfp4"}}
+    model = serving_model("it", random_checkpoint(config), page_size=16)
     run_ragged(model)
     run_ragged(model)
     layers, nodes = model._run_placed, []
@@ -208,17 +223,44 @@ def test_tokens_do_not_depend_on_company_drafts_or_chunks(demo, family, quantiza
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("tokens", [1, 7, 50])
-@pytest.mark.parametrize("quantization", [None, QUANTIZED])
-def test_gathered_experts_are_those_that_are_run_one_by_one(quantization, tokens):
+@pytest.mark.parametrize("quantization", [None, QUANTIZED, {"mode": "mxfp4"}], ids=str)
+def test_gathered_experts_are_the_separate_ones(quantization, tokens):
     config = {**MIXTURE, "quantization": quantization, "torch_dtype": "float32"}
-    model = serving_model("mixture", random_checkpoint(config), page_size=16)
-    experts, x = model.layers[1].mlp, random(tokens, 128)
-    chosen, shares = experts.choose(x)
-    assert chosen.shape == (tokens, 2)
-    assert_close(shares.sum(axis=1), mx.ones(tokens), "normalized shares")
-    expected = experts._run_by_expert(x, chosen)
-    assert_close(experts._run_gathered(x, chosen), expected, "gathered", ulps=64)
-    assert experts(x[:0]).shape == (0, 128)
+    stacked = random_checkpoint(config).layers[1].mlp.switch_mlp
+    x, experts = random(1, tokens, 128), mx.random.randint(0, 6, (1, tokens, 2))
+    separate = SeparateMlps(stacked, mx.float32)
+    assert_close(GatheredMlps(stacked)(x, experts), separate(x, experts), "gathered", ulps=64)
+    for way in (separate, GatheredMlps(stacked)):
+        assert way(x[:, :0], experts[:, :0]).shape == (1, 0, 2, 128)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("quantization", [QUANTIZED, {"bits": 6}, {"mode": "mxfp4"}], ids=str)
+def test_grouped_experts_have_the_bits_of_separate_ones_and_of_each_token_alone(quantization):
+    mixture = random_checkpoint({**MIXTURE, "quantization": quantization})
+    layer, given = serving_model("it", mixture, page_size=16).layers[1].mlp, mixture.layers[1].mlp
+    assert isinstance(layer.products, GroupedMlps)
+    x = random(2, 20, 128, dtype=mx.bfloat16)
+    experts, shares = layer.choose(x)
+    assert_close(shares.sum(axis=-1), mx.ones((2, 20)), "normalized shares")
+    separate = SeparateMlps(given.switch_mlp, mx.bfloat16)
+    assert_same_bits(layer.products(x, experts), separate(x, experts), "grouped beside separate")
+    together = layer(x)
+    for row, token in ((0, 0), (0, 7), (1, 19)):
+        alone = layer(x[row : row + 1, token : token + 1])
+        assert_same_bits(alone[0, 0], together[row, token], f"token {token} of row {row}")
+    assert layer(x[:, :0]).shape == (2, 0, 128)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_experts_are_interleaved_where_the_kernels_want_it():
+    rows = kernels.interleaved_rows()
+    if not rows:
+        pytest.skip("these kernels read weights by row")
+    config = {**MIXTURE, "quantization": {"mode": "mxfp4"}}
+    layer = serving_model("it", random_checkpoint(config), page_size=16).layers[0].mlp
+    assert layer.products.up.weight.shape == (6, 64 // rows, 16, rows)
+    assert layer.products.down.scales.shape == (6, 128 // rows, 2, rows)
 
 
 def test_the_experts_of_hugging_face_s_checkpoints_are_put_together(tmp_path):

@@ -10,12 +10,13 @@ from mlx.nn.layers.base import Module
 
 from tests.models.families import FAMILIES, MIXTURE, write_family
 from tests.support import as_numpy, assert_close, random
-from tiny_llm import kernels
+from tiny_llm.kernels.floating_point import exponents_of, scales_of
+from tiny_llm.kernels.interleaved import are_read, layer_by_row
 from tiny_llm.models.dispatch import serving_model
 from tiny_llm.models.dummy import random_checkpoint
-from tiny_llm.models.families.linear import WeightsForMlx, linear_from
+from tiny_llm.models.families.linear import WeightsForMlx, linear_from, table_from
 from tiny_llm.models.formats import MODES, Quantization, dequantized
-from tiny_llm.models.repack import FP4_AS_INTEGERS, integers, packed, repack
+from tiny_llm.models.repack import integers, packed, repack
 from tiny_llm.models.weights import read_checkpoint
 
 AFFINE = [(bits, group) for bits in MODES["affine"][0] for group in MODES["affine"][1]]
@@ -43,7 +44,7 @@ def layer_of(form: Quantization, weight: mx.array) -> Any:
 
 def exact(layer: Any) -> mx.array:
     """The weights as numbers that are not rounded, by MLX's own definition."""
-    wide = copy.copy(layer)
+    wide = copy.copy(layer_by_row(layer))
     if wide.mode == "affine":
         for name in PARTS:
             setattr(wide, name, layer[name].astype(mx.float32))
@@ -60,7 +61,7 @@ def test_repacked_weights_are_the_same_numbers(form):
     actual = own.weight.astype(mx.float32) if plain else exact(own)
     np.testing.assert_array_equal(as_numpy(actual), as_numpy(expected))
     assert plain == (form.mode in ("mxfp8", "nvfp4"))
-    assert plain or kernels.reads(own.bits, own.group_size, own.scales.dtype)
+    assert plain or are_read(own)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
@@ -77,18 +78,25 @@ def test_integers_are_those_of_the_words(bits):
 
 
 def test_every_value_of_mxfp4():
-    """The 16 codes at the scales 1, the least that is kept, the greatest, and none."""
+    """The 16 codes at the scales 1, the least and the greatest that are normal, and none."""
     values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
-    assert [(q - 12) / 2 for q in FP4_AS_INTEGERS] == values + [-value for value in values]
+    values += [-value for value in values]
     layer = Layer()
     codes = mx.broadcast_to(mx.arange(32, dtype=mx.uint32) % 16, (4, 32))
-    layer.weight, layer.scales = packed(codes, 4), mx.array([[127], [2], [254], [255]], mx.uint8)
+    layer.weight, layer.scales = packed(codes, 4), mx.array([[127], [1], [252], [255]], mx.uint8)
     layer.group_size, layer.bits, layer.mode = 32, 4, "mxfp4"
     repack(layer)
-    if not kernels.computes_on_cpu():
-        return
-    scales = as_numpy(layer.scales)[:, 0]
-    np.testing.assert_array_equal(scales, np.float32([0.5, 2.0**-126, 2.0**126, np.nan]))
+    table = table_from(layer, (4, 32), mx.bfloat16)
+    expected = np.outer([1, 2.0**-126, 2.0**125, np.nan], values + values)
+    np.testing.assert_array_equal(as_numpy(table(mx.arange(4))), expected)
+
+
+def test_a_scale_has_the_bits_of_its_exponent():
+    exponents = mx.arange(256).astype(mx.uint8)
+    scales = scales_of(exponents)
+    expected = np.float32([2.0 ** (e - 127) for e in range(255)] + [np.nan])
+    np.testing.assert_array_equal(as_numpy(scales), expected)
+    assert mx.array_equal(exponents_of(scales), exponents)
 
 
 def bound(x: np.ndarray, form: Quantization, layer: Any) -> np.ndarray:
@@ -101,7 +109,7 @@ def bound(x: np.ndarray, form: Quantization, layer: Any) -> np.ndarray:
     own = copy.copy(layer)
     repack(own)
     I = x.shape[1]
-    if "scales" in own and getattr(own, "mode", "affine") == "affine":
+    if "biases" in own:
         q = np.array(integers(own.weight, own.bits, own.group_size), dtype=np.float64)
         scales, biases = (np.repeat(as_numpy(own[n]), own.group_size, 1) for n in PARTS)
         terms = np.abs(x) @ (np.abs(q * scales) + np.abs(biases)).T

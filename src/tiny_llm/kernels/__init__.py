@@ -138,7 +138,7 @@ def quantized_matmul(
 
 def quantized_matmul_each(
     scales: list[mx.array],
-    biases: list[mx.array] | list[None],
+    biases: list[mx.array] | list[None] | list[mx.array | None],
     group_size: int,
     bits: int,
     a: mx.array,

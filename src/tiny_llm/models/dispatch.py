@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from .. import kernels
-from ..kernels.interleaved import lay_out
+from ..kernels.interleaved import are_read, lay_out
 from ..qwen3_week1 import Qwen3ModelWeek1
 from ..qwen3_week2 import Qwen3ModelWeek2
 from ..qwen3_week3 import Qwen3ModelWeek3
@@ -91,9 +90,4 @@ def _beyond_the_course(config: DecoderConfig) -> str | None:
 
 def _is_readable(mlx_model: Any) -> bool:
     """Whether all quantized layers are in a format that the course's kernels read."""
-    return all(
-        getattr(layer, "mode", "affine") == "affine"
-        and kernels.reads(layer.bits, layer.group_size, layer.scales.dtype)
-        for layer in mlx_model.modules()
-        if "scales" in layer
-    )
+    return all(are_read(layer) for layer in mlx_model.modules() if "scales" in layer)

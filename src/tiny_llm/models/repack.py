@@ -1,17 +1,17 @@
 """Quantized weights in a form that the CPU's kernels read, with the same values.
 
-The kernels read 4 and 8 bits in groups of 32, 64 and 128, with scales of 16 bits. On a CPU, MLX's
-own product takes hundreds of times as long, so other formats are written in one of these when a
-model is loaded. No weight changes:
+The kernels read affine weights of 4 and 8 bits, and floating-point ones of 4 bits, in groups of 32,
+64 and 128, with scales of 16 bits. On a CPU, MLX's own product takes hundreds of times as long, so
+other formats are written in one of these when a model is loaded. No weight changes:
 
     affine 2, 3 bits   affine 4 bits: the same integers, scales and biases
     affine 5, 6 bits   affine 8 bits, likewise
-    mxfp4              affine 8 bits: twice a value of 4 bits is a whole number from −12 to 12, so
-                       value · 2^e = q · 2^(e − 1) − 12 · 2^(e − 1)
+    mxfp4              the same, but that a scale is a bfloat16 (`kernels/floating_point.py`)
     mxfp8, nvfp4       plain bfloat16: products of two short mantissas have room in it
 
-They take more memory than they did in the file. On a GPU, weights stay as they are: MLX's kernels
-there are fast in each of these formats.
+The kernels have no floating-point weights of 8 bits, and no groups of 16, as nvfp4's are. What is
+written with more bits takes more memory than it did in the file. On a GPU, weights stay as they
+are: MLX's kernels there are fast in each of these formats.
 """
 
 import copy
@@ -22,11 +22,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from .. import kernels
+from ..kernels.floating_point import E2M1, scales_of
 from .formats import dequantized
-
-# The values of 4-bit floating point (1 bit of mantissa), as 2 · value + 12.
-FP4_AS_INTEGERS = [12 + half * sign for sign in (1, -1) for half in (0, 1, 2, 3, 4, 6, 8, 12)]
-MOST_NEGATIVE = 12.0
 
 
 def repack(module: Any) -> None:
@@ -85,16 +82,10 @@ def _widen(layer: Any) -> None:
     layer.bits = wide
 
 
-def _mxfp4_as_affine(layer: Any) -> None:
-    codes = integers(layer.weight, 4, layer.group_size)
-    layer.weight = packed(mx.array(FP4_AS_INTEGERS, dtype=mx.uint32)[codes], 8)
-    # A scale's 8 bits are the exponent of 2^(e − 127), as in bfloat16. 2^(e − 128) is one less;
-    # below the normal numbers it is nothing. All ones mean that it is no number.
-    exponent = layer.scales.astype(mx.uint16)
-    half = mx.where(exponent > 1, (exponent - 1) << 7, mx.array(0, mx.uint16)).view(mx.bfloat16)
-    layer.scales = mx.where(exponent == 255, mx.array(mx.nan, mx.bfloat16), half)
-    layer.biases = -MOST_NEGATIVE * layer.scales
-    layer.bits, layer.mode = 8, "affine"
+def _with_wide_scales(layer: Any) -> None:
+    """mxfp4."""
+    layer.scales = scales_of(layer.scales)
+    layer.biases, layer.mode = None, E2M1
 
 
 def _as_plain(layer: Any) -> None:
@@ -105,7 +96,7 @@ def _as_plain(layer: Any) -> None:
 
 _FORM_OF: dict[str, Callable[[Any], None]] = {
     "affine": _widen,
-    "mxfp4": _mxfp4_as_affine,
+    "mxfp4": _with_wide_scales,
     "mxfp8": _as_plain,
     "nvfp4": _as_plain,
 }

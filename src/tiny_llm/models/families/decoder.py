@@ -105,7 +105,7 @@ class Block:
 
 
 class _PlainLayers(PlacedLayers):
-    """Layers that look at values, as a router does, and so cannot be recorded."""
+    """Layers that look at values, as `SeparateMlps` do, and so cannot be recorded."""
 
     def _function_of(self, num_places: int) -> Callable[..., Any]:
         return partial(self._run, num_places)
@@ -155,8 +155,13 @@ class Decoder(Qwen3ModelWeek3):
         self.page_size = page_size
         self.page_pool = TinyKvPagedPool(page_size)
         self._plan = plan_paged
-        run_placed = PlacedLayers if config.experts is None else _PlainLayers
+        run_placed = _PlainLayers if self._looks_at_values() else PlacedLayers
         self._run_placed = run_placed(self._run_each_layer, self.num_hidden_layers)
+
+    def _looks_at_values(self) -> bool:
+        """Whether some layer has to know which experts were chosen before it goes on."""
+        mixtures = [layer.mlp for layer in self.layers if isinstance(layer.mlp, ExpertMlps)]
+        return any(mixture.products.looks_at_values for mixture in mixtures)
 
     def _logits(self, x: mx.array, update: mx.array) -> mx.array:
         """N..×E and N..×E, the last layer's two arrays -> N..×V."""

@@ -1,8 +1,8 @@
 """Linear layers and tables, in whatever form a checkpoint stores them: which code multiplies what.
 
-    affine, 4 or 8 bits, scales of 16 bits    the extension     `QuantizedWeights`
-    plain                                     the extension on a CPU, MLX on a GPU and in float32
-    everything else                           MLX               `WeightsForMlx`
+    4 or 8 bits, scales of 16 bits    the extension     `QuantizedWeights`
+    plain                             the extension on a CPU, MLX on a GPU and in float32
+    everything else                   MLX               `WeightsForMlx`
 
 On a CPU, `repack.py` has written most other formats in one of the first two when they were loaded.
 What is left there are scales or activations in float32.
@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from ... import kernels
 from ...embedding import Embedding
-from ...kernels.interleaved import layer_by_row
+from ...kernels.interleaved import are_read, layer_by_row
 from ...quantize import QuantizedEmbedding, QuantizedWeights, project, project_each
 
 
@@ -121,13 +121,12 @@ def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
     """The matrix of a layer; arguments as `linear_from`."""
     if "scales" not in layer:
         return layer.weight.astype(dtype)
-    mode = getattr(layer, "mode", "affine")
-    is_read = mode == "affine" and kernels.reads(layer.bits, layer.group_size, layer.scales.dtype)
-    if is_read and dtype != mx.float32:
+    if are_read(layer) and dtype != mx.float32:
         return QuantizedWeights.from_mlx_layer(layer)
     if "global_scale" in layer:
         raise ValueError("a layer has a global_scale, which tiny-llm does not read")
     layer = layer_by_row(layer)
+    mode = getattr(layer, "mode", "affine")
     return WeightsForMlx(
         layer.weight,
         layer.scales,
