@@ -70,23 +70,40 @@ def assert_close(
         what: named in the message, with a hint where to look.
         ulps: how many roundings' worth of error to allow, in epsilons of `actual`'s dtype.
     """
-    assert actual.shape == expected.shape, (
-        f"{what}: expected shape {expected.shape}, got {actual.shape}"
-    )
+    __tracebackhide__ = True
+    assert_same_shape(actual, expected, what)
     a, e = as_numpy(actual), as_numpy(expected)
     finite = np.isfinite(e)
-    np.testing.assert_array_equal(a[~finite], e[~finite], err_msg=f"{what}: at infinities and NaN")
-    if not finite.any():
-        return
-    scale = max(1.0, float(np.abs(e[finite]).max()))
+    scale = max(1.0, float(np.abs(e[finite]).max(initial=0)))
     tolerance = ulps * EPSILON[actual.dtype] * scale
-    error = np.where(finite, np.abs(a - e), 0)
-    assert not np.isnan(error).any(), f"{what}: NaN where {e[np.isnan(error)][0]} was expected"
-    worst = np.unravel_index(int(error.argmax()), error.shape)
-    assert error[worst] <= tolerance, (
-        f"{what}: at index {tuple(map(int, worst))} expected {e[worst]:.6g}, got {a[worst]:.6g} "
-        f"(error {error[worst]:.3g}, allowed {tolerance:.3g})"
-    )
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        error = np.where(finite, np.abs(a - e), np.inf)
+    error[(a == e) | (np.isnan(a) & np.isnan(e))] = 0
+    error[np.isnan(error)] = np.inf
+    if (error > tolerance).any():
+        worst = np.unravel_index(int(error.argmax()), error.shape)
+        raise AssertionError(
+            f"{told_difference(what, worst, a[worst], e[worst])} (error {error[worst]:.3g}, "
+            f"allowed {tolerance:.3g}); {told_count(error > tolerance)}"
+        )
+
+
+def assert_same_shape(actual: mx.array, expected: mx.array, what: str) -> None:
+    """Asserts that two arrays have one shape."""
+    __tracebackhide__ = True
+    if actual.shape != expected.shape:
+        raise AssertionError(f"{what}: expected shape {expected.shape}, got {actual.shape}")
+
+
+def told_difference(what: str, index: Sequence[Any], came: float, wanted: float) -> str:
+    """Where two arrays differ, and by what, for a message."""
+    place = ", ".join(str(int(i)) for i in index)
+    return f"{what}: at index [{place}] expected {wanted:.6g}, got {came:.6g}"
+
+
+def told_count(wrong: np.ndarray) -> str:
+    """In how many places an array is wrong, for a message."""
+    return f"{int(wrong.sum())} of {wrong.size} numbers are wrong"
 
 
 def bits(x: mx.array) -> np.ndarray:
@@ -96,8 +113,17 @@ def bits(x: mx.array) -> np.ndarray:
 
 def assert_same_bits(actual: mx.array, expected: mx.array, what: str) -> None:
     """Asserts that two floating arrays are equal to the last bit, NaN included."""
-    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), what
-    np.testing.assert_array_equal(bits(actual), bits(expected), what)
+    __tracebackhide__ = True
+    assert_same_shape(actual, expected, what)
+    assert actual.dtype == expected.dtype, f"{what}: expected {expected.dtype}, got {actual.dtype}"
+    wrong = bits(actual) != bits(expected)
+    if wrong.any():
+        first = tuple(np.argwhere(wrong)[0])
+        came, wanted = as_numpy(actual)[first], as_numpy(expected)[first]
+        raise AssertionError(
+            f"{told_difference(what, first, came, wanted)} (the same bits are expected); "
+            f"{told_count(wrong)}"
+        )
 
 
 def assert_distributed(counts: np.ndarray, expected: np.ndarray, what: str = "tokens") -> None:

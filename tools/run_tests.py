@@ -19,17 +19,21 @@ All other flags go to pytest, with or without `--` in front.
 
 import argparse
 import os
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from tools.course.build import STALE, is_stale
+from tools.course.build import STALE, is_stale, num_cores
 from tools.course.choice import add_solution_argument, chosen_tree
-from tools.course.tasks import DAYS, day_of
+from tools.course.tasks import DAYS, day_of, day_with_task
 from tools.course.tree import ROOT, environment, shown
 
 # What `pdm run test` runs.
 QUICK = "not (slow or thorough or other_isa)"
 REST = "slow or thorough or other_isa"
+# A learner's failures: what was compared, and the line; of an unwritten task, one line.
+BRIEF = ("-p", "tools.course.brief", "--tb=short", "--no-header", "-rN")
 
 
 def main() -> int:
@@ -54,7 +58,7 @@ def main() -> int:
     tree = chosen_tree(parser, args.solution or ("ref" if args.week is None else None))
     if args.week is not None:
         try:
-            rest = [*tests_of(args.week, args.day), *rest]
+            rest = [*tests_of(args.week, args.day, tasks_in(rest)), *rest]
         except LookupError as error:
             parser.error(str(error))
         if tree is not None:
@@ -65,6 +69,8 @@ def main() -> int:
                 rest += ["-m", "not slow"]
         if not has_flag(rest, "-n", "--dist", "-p"):  # loading plugins takes as long as the tests
             rest = ["--disable-plugin-autoload", *rest]
+        if tree is not None:
+            rest = [*BRIEF, *rest]  # pytest takes the last of a flag
     os.chdir(ROOT)
     if args.week is None and not any(names_tests(argument) for argument in rest):
         if not args.all and not has_flag(rest, "-m", "-k"):
@@ -76,14 +82,24 @@ def main() -> int:
     os.execve(sys.executable, command, environment(tree))
 
 
-def tests_of(week: int, day: int | None) -> list[str]:
+def tests_of(week: int, day: int | None, tasks: Sequence[int]) -> list[str]:
     """The files of a week's or a day's tests.
+
+    Args:
+        week: N.
+        day: M, or None for the whole week.
+        tasks: the numbers of the tasks that -k names; some may be of the other day of a pair.
 
     Raises:
         LookupError: there are none.
     """
     if day is not None:
-        files = [day_of(week, day).test_file]
+        asked = day_of(week, day)
+        days = dict.fromkeys(day_with_task(asked, task) for task in tasks) or {asked: None}
+        for other in days:
+            if other is not asked:
+                print(f"these tasks are of {other.name}: {other.title}", flush=True)
+        files = [chapter.test_file for chapter in days]
     else:
         files = [chapter.test_file for chapter in DAYS if chapter.week == week]
     files = [file for file in files if Path(ROOT, file).exists()]
@@ -91,6 +107,13 @@ def tests_of(week: int, day: int | None) -> list[str]:
         what = f"week {week}" if day is None else f"week {week}, day {day}"
         raise LookupError(f"there are no tests of {what}")
     return files
+
+
+def tasks_in(arguments: list[str]) -> list[int]:
+    """The numbers of the tasks that -k names: of `-k "task_1 or task_3"`, 1 and 3."""
+    flags = [n for n, argument in enumerate(arguments) if argument.startswith("-k")]
+    named = " ".join(" ".join(arguments[n : n + 2]) for n in flags)
+    return [int(number) for number in re.findall(r"task_(\d+)", named)]
 
 
 def names_tests(argument: str) -> bool:
@@ -101,11 +124,6 @@ def names_tests(argument: str) -> bool:
 def has_flag(arguments: list[str], *flags: str) -> bool:
     """Whether one of pytest's flags was given, with its value behind it or in it."""
     return any(argument.startswith(flags) for argument in arguments)
-
-
-def num_cores() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ BUILD = ROOT / "build" / "sanitized"
 PACKAGE = BUILD / "package"
 TESTS = (
     "tests/week_2/test_day_2.py",
+    "tests/week_2/test_day_3.py",
     "tests/week_2/test_day_4.py",
+    "tests/week_2/test_day_5.py",
     "tests/week_3/test_day_3.py",
     "tests/ops",
 )

@@ -1,5 +1,9 @@
 """Drawings of Week 2: the cache, quantized weights, flash attention, batches."""
 
+import mlx.core as mx
+
+from tiny_llm.kv_cache.full import with_room
+
 from ._svg import Drawing
 
 
@@ -29,34 +33,33 @@ def kv_cache_step() -> str:
 
 
 def cache_growth() -> str:
-    """Capacity and length over time."""
-    d = Drawing(620, 200)
+    """Capacity and length over time, as `with_room` decides."""
+    d = Drawing(460, 240)
 
     def at(tokens: float, size: float) -> tuple[float, float]:
-        return 60 + tokens / 1400 * 500, 170 - size / 2200 * 140
+        return 50 + tokens / 1400 * 380, 200 - size / 2000 * 170
 
     d.line(at(0, 0), at(1400, 0))
-    d.line(at(0, 0), at(0, 2200))
+    d.line(at(0, 0), at(0, 2000))
     d.line(at(0, 0), at(1400, 1400), style="dashed")
-    capacity, points, length = 0, [at(0, 0)], 0
-    steps = []
-    while length < 1400:
-        needed = length + 1
-        if needed > capacity:
-            growth = max(needed - capacity, capacity // 2, 256)
-            growth = -(-growth // 256) * 256
-            points.append(at(length, capacity))
-            capacity += growth
-            points.append(at(length, capacity))
-            steps.append((length, capacity))
-        length += 1
-    points.append(at(1400, capacity))
-    d.line(*points, style="curve")
+    token = mx.zeros((1, 1, 1, 1))
+    buffer, points, steps = None, [at(0, 0)], []
+    for length in range(1400):
+        before = 0 if buffer is None else buffer.shape[2]
+        buffer = with_room(buffer, token, length + 1)  # nothing is computed: shapes are known
+        if buffer.shape[2] != before:
+            points += [at(length, before), at(length, buffer.shape[2])]
+            steps.append((length, buffer.shape[2]))
+    assert buffer is not None
+    d.line(*points, at(1400, buffer.shape[2]), style="curve")
     for tokens, size in steps:
         x, y = at(tokens, size)
-        d.text(x + 6, y - 5, str(size), "small")
-    d.text(330, 192, "tokens appended", "small soft", "middle")
-    d.text(70, 22, "capacity (line), length (dashed); a copy at each step", "small soft")
+        if tokens:
+            d.text(x + 6, y - 5, f"{size:,}")
+        else:
+            d.text(x - 4, y + 4, f"{size:,}", anchor="end")
+    d.text(240, 226, "tokens appended, to 1,400", "soft", "middle")
+    d.text(60, 20, "line: capacity; dashed: length; a step: a copy", "soft")
     return d.svg()
 
 

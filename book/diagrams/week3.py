@@ -109,22 +109,25 @@ def step_plan() -> str:
 
 def prefix_tree() -> str:
     """Full pages shared by their tokens."""
-    d = Drawing(620, 200)
-    d.box(10, 80, 60, 34, "n", "root")
-    d.arrow((70, 97), (100, 97))
-    d.box(100, 80, 130, 34, "b", "page 0, 2 owners\n", "small")
-    d.text(165, 108, "“You are a help”", "small soft", "middle")
-    for y, page, text, kind, who in (
-        (20, 1, "“ful one. What”", "a", "A"),
-        (140, 3, "“ful one. Who”", "c", "B"),
+    d = Drawing(420, 268)
+    d.box(160, 8, 100, 30, "n", "root")
+    d.arrow((210, 38), (210, 58))
+    d.box(110, 58, 200, 46, "b")
+    d.text(210, 76, "page 0, 2 owners", "small", "middle")
+    d.text(210, 94, "“You are a help”", "small soft", "middle")
+    for x, page, text, kind, who in (
+        (10, 1, "“ful one. What”", "a", "A"),
+        (230, 3, "“ful one. Who”", "c", "B"),
     ):
-        d.arrow((230, 97), (270, y + 17))
-        d.box(270, y, 130, 34, kind, f"page {page}\n", "small")
-        d.text(335, y + 28, text, "small soft", "middle")
-        d.arrow((400, y + 17), (430, y + 17))
-        d.box(430, y, 120, 34, "none", f"tail: {who}'s alone\n", "small")
-        d.text(490, y + 28, "not full, not shared", "small soft", "middle")
-    d.text(10, 196, "A page in the tree is never written again, so sharing needs no copy.", "small")
+        d.arrow((210, 104), (x + 90, 126))
+        d.box(x, 126, 180, 46, kind)
+        d.text(x + 90, 144, f"page {page}, 1 owner", "small", "middle")
+        d.text(x + 90, 162, text, "small soft", "middle")
+        d.arrow((x + 90, 172), (x + 90, 192))
+        d.box(x, 192, 180, 46, "none")
+        d.text(x + 90, 210, f"{who}'s tail", "small", "middle")
+        d.text(x + 90, 228, "not full, so not shared", "small soft", "middle")
+    d.text(10, 260, "A page in the tree is never written again, so sharing needs no copy.", "small")
     return d.svg()
 
 

@@ -45,7 +45,7 @@ NB_MODULE(_ext, m) {
     m.def("argmax", &tiny_llm_ext::argmax, "x"_a, nb::kw_only(), "stream"_a = nb::none(),
           docs::argmax);
 
-    m.def("quantized_matmul", &tiny_llm_ext::quantized_matmul, "scales"_a, "biases"_a,
+    m.def("quantized_matmul", &tiny_llm_ext::quantized_matmul, "scales"_a, "biases"_a.none(),
           "group_size"_a, "bits"_a, "a"_a, "b"_a, "transpose_b"_a = true, nb::kw_only(),
           "stream"_a = nb::none(), docs::quantized_matmul);
 
@@ -54,7 +54,7 @@ NB_MODULE(_ext, m) {
           docs::quantized_matmul_each);
 
     m.def("grouped_quantized_matmul", &tiny_llm_ext::grouped_quantized_matmul, "scales"_a,
-          "biases"_a, "group_size"_a, "bits"_a, "a"_a, "b"_a, "experts"_a, nb::kw_only(),
+          "biases"_a.none(), "group_size"_a, "bits"_a, "a"_a, "b"_a, "experts"_a, nb::kw_only(),
           "stream"_a = nb::none(), docs::grouped_quantized_matmul);
 
     m.def("rms_norm", &tiny_llm_ext::rms_norm, "x"_a, "weight"_a, "eps"_a, nb::kw_only(),
@@ -104,8 +104,8 @@ NB_MODULE(_ext, m) {
           "overwrite"_a = false, nb::kw_only(), "stream"_a = nb::none(), docs::paged_cache_write);
 
     m.def("quantized_embedding", &tiny_llm_ext::quantized_embedding, "ids"_a, "scales"_a,
-          "biases"_a, "group_size"_a, "bits"_a, "weight"_a, nb::kw_only(), "stream"_a = nb::none(),
-          docs::quantized_embedding);
+          "biases"_a.none(), "group_size"_a, "bits"_a, "weight"_a, nb::kw_only(),
+          "stream"_a = nb::none(), docs::quantized_embedding);
 
     m.def("matmul", &tiny_llm_ext::matmul, "a"_a, "b"_a, nb::kw_only(), "stream"_a = nb::none(),
           docs::matmul);

@@ -74,7 +74,7 @@ class Request:
         """Computes the next chunk of the prompt; after the last one, samples the first token."""
         if self.is_prefilled:
             return
-        # [task 2.6.5]
+        # [task 2.7.5]
         chunk = self.prompt_ids[self.offset : self.offset + self._prefill_step]
         logits = next_token_logits(self._model, mx.array([chunk]), self.offset, self.cache)  # 1×V
         self.offset += len(chunk)
@@ -82,7 +82,7 @@ class Request:
         mx.eval([layer.state for layer in self.cache])
         if self.is_prefilled:
             self.add_token(int(choose(self.sampler, logits)[0]))
-        # [/task 2.6.5]
+        # [/task 2.7.5]
 
     def add_token(self, token: int) -> None:
         """Takes the next token of the answer; an end token ends it."""
@@ -177,7 +177,7 @@ class BatchGeneration:
 
     def step(self) -> None:
         """One chunk of prefill, if a prompt waits, and one token for every active request."""
-        # [task 2.6.4 step]
+        # [task 2.7.4 step]
         if self.prefilling is None and self.waiting:
             self.prefilling = self._admit(*self.waiting.popleft())
         if self.prefilling is not None:
@@ -185,7 +185,7 @@ class BatchGeneration:
             self._place_prefilled()
         if any(self.slots):
             self._decode()
-        # [/task 2.6.4 step]
+        # [/task 2.7.4 step]
 
     def release(self) -> None:
         """Gives up all caches, of a run that is stopped before its end."""
@@ -225,7 +225,7 @@ class BatchGeneration:
         if request is None or not request.is_prefilled:
             return
         self._end_if_full(request)
-        # [task 2.6.4 place]
+        # [task 2.7.4 place]
         if request.is_done:  # its first token was an end token, or the last that it may have
             request.release()
             self.answers[request.index] = request.text
@@ -237,11 +237,11 @@ class BatchGeneration:
             request.cache = []  # its tokens are the slot's now
             self.slots[slot] = request
             self.prefilling = None
-        # [/task 2.6.4 place]
+        # [/task 2.7.4 place]
 
     def _decode(self) -> None:
         """One token for every active request; the rows of idle slots are computed and ignored."""
-        # [task 2.6.4 decode]
+        # [task 2.7.4 decode]
         ids = [[0 if request is None else request.next_token] for request in self.slots]
         offsets = [0 if request is None else request.offset for request in self.slots]
         logits = next_token_logits(self._model, mx.array(ids), offsets, self._caches)  # B×V
@@ -258,7 +258,7 @@ class BatchGeneration:
                 self.slots[slot] = None
                 for cache in self._caches:
                     cache.remove_request(slot)
-        # [/task 2.6.4 decode]
+        # [/task 2.7.4 decode]
 
     def _end_if_full(self, request: Request) -> None:
         """Ends an answer when prompt and answer together have `max_seq_len` tokens."""

@@ -86,10 +86,10 @@ def attend_flash(
     query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache, scale: float
 ) -> mx.array:
     """`Attend` through the extension, which reads the cache where it lies."""
-    # [task 2.4.4]
+    # [task 2.5.4]
     keys, values, context_lens = cache.append(key, value)  # B×H×C×D
     return flash_attention(query, keys, values, scale, "causal", context_lens)
-    # [/task 2.4.4]
+    # [/task 2.5.4]
 
 
 def attend_grouped(
@@ -204,10 +204,10 @@ class Qwen3ModelWeek2:
         table = _weight(mlx_model.model.embed_tokens)
         self.embedding: Embedding | QuantizedEmbedding
         if isinstance(table, QuantizedWeights):
-            # [task 2.2.4 embedding]
+            # [task 2.3.4 embedding]
             dtype = table.scales.dtype
             self.embedding = QuantizedEmbedding(args.vocab_size, args.hidden_size, table)
-            # [/task 2.2.4 embedding]
+            # [/task 2.3.4 embedding]
         else:
             dtype = table.dtype
             self.embedding = Embedding(args.vocab_size, args.hidden_size, table)
@@ -329,17 +329,17 @@ def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> slic
         return slice(int(given), int(given) + L)
     if len(given) != B:
         raise ValueError(f"Qwen3: {len(given)} offsets were given for a batch of {B}.")
-    # [task 2.6.3 positions]
+    # [task 2.7.3 positions]
     return [slice(start, start + L) for start in given]
-    # [/task 2.6.3 positions]
+    # [/task 2.7.3 positions]
 
 
 def _weight(mlx_layer: Any) -> Weight:
     """A layer's weight as the checkpoint stores it. Raises ValueError if no kernel reads it."""
     if not hasattr(mlx_layer, "scales"):
         return mlx_layer.weight
-    # [task 2.2.4 weight]
+    # [task 2.3.4 weight]
     weight = QuantizedWeights.from_mlx_layer(mlx_layer)
-    # [/task 2.2.4 weight]
+    # [/task 2.3.4 weight]
     check_readable(weight)
     return weight

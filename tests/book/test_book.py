@@ -81,7 +81,7 @@ def test_a_task_that_the_starter_does_not_cut_says_so(chapter, monkeypatch):
 
 
 def test_every_task_with_a_marker_says_where_to_write():
-    unmarked = ("2.4.3", "3.1.", "3.2.", "3.3.")  # the learner's tree has these as they are
+    unmarked = ("2.5.3", "3.1.", "3.2.", "3.3.")  # the learner's tree has these as they are
     for task in TASKS.keys() - AWAITED:
         if not task.startswith(unmarked):
             assert told_places(task), f"no source has a marker of task {task}"
@@ -206,3 +206,16 @@ def test_a_task_without_a_test_is_found():
     errors = check_tasks(tasks_of_tests() - {"1.3.2"})
     assert "task 1.3.2 has no test" in errors
     assert any("-k task_2` runs no test" in error for error in errors)
+
+
+@pytest.mark.parametrize("heading", ["## Questions to think about", "## Self-check"])
+def test_every_question_has_an_answer(heading):
+    asked = 0
+    for chapter in chapters():
+        for part in chapter.read_text(encoding="utf-8").split(f"\n{heading}")[1:]:
+            section = part.partition("\n## ")[0]
+            questions = re.findall(r"^\d+\. ", section, re.MULTILINE)
+            answers = re.findall(r"^    \d+\. ", section, re.MULTILINE)
+            assert len(answers) == len(questions) > 0, f"{chapter}: {heading}"
+            asked += len(questions)
+    assert asked >= 15

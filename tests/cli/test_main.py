@@ -189,7 +189,7 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
         (["--seed", "-1"], "--seed is -1"),
         (
             ["--loader", "week9"],
-            "--loader 'week9' is unknown; this version has week1, week2 or week3",
+            "--loader 'week9' is unknown; this version has week1, week2, week3 or engine",
         ),
         (["--device", "tpu"], "--device 'tpu' is unknown; give cpu or gpu"),
         (["--solution", "theirs"], "--solution 'theirs' is unknown"),

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tools.course import reveal, start
+from tools.course import progress, reveal, start
 from tools.course.build import is_stale
 from tools.course.choice import chosen_tree
-from tools.course.outcomes import Outcome
+from tools.course.outcomes import Outcome, Runner
 from tools.course.progress import state
 from tools.course.tree import EXTENSION, ROOT, environment
 
@@ -86,9 +86,14 @@ def test_main_says_what_is_to_be_written(tree):
 @pytest.mark.slow
 def test_test_runs_the_learner_s_code(tree):
     command = ("-m", "tools.run_tests", "--week", "1", "--day", "1")
-    result = run(*command, "--", "-q", "-x", "-k", "task_2_linear")
+    result = run(*command, "--", "-q", "-k", "task_2_linear")
     assert result.returncode == 1
-    assert "task 2: linear is yours to write" in result.stdout
+    told = [line for line in result.stdout.splitlines() if "yours to write" in line]
+    assert told == [
+        "week 1, day 1, task 2 is yours to write: linear; see the book, 'Day 1.1: attention and "
+        "multi-head attention' (18 tests wait)"
+    ]
+    assert len(result.stdout.splitlines()) < 10, "no traceback"
     assert run(*command, "--solution", "ref", "-q", "-k", "task_2_linear").returncode == 0
 
 
@@ -145,6 +150,47 @@ def test_reveal_compares_with_what_was_written_and_keeps_it(tree, capsys):
     assert not (tree / "revealed" / "1.1.2-multi-head.py").exists(), "that one was the same"
 
 
+@pytest.mark.parametrize(("passed", "flags"), [(True, []), (True, ["--force"]), (False, [])])
+def test_reveal_leaves_code_alone_that_passes(tree, capsys, monkeypatch, passed, flags):
+    def runs(self, tree, tests, *options, timeout=None):
+        return [Outcome("tests/week_1/test_day_1.py::test_task_2_linear", passed, "")]
+
+    monkeypatch.setattr(Runner, "run", runs)
+    file = tree / "src" / "tiny_llm" / "basics.py"
+    reveal.apply_tasks(tree, {"1.1.2"})
+    file.write_text(file.read_text().replace("y = x @ w.T", "y = w @ x"))
+    argv = ["--week", "1", "--day", "1", "--apply", *flags]
+    assert reveal.main(argv) == 0
+    told = capsys.readouterr().out.replace("\n", "")
+    stays = passed and not flags
+    assert (
+        "task 1.1.2 passes its tests, so your code stays (--force replaces it)" in told
+    ) == stays
+    assert ("y = w @ x" in file.read_text()) == stays
+    assert ("what you had is in" in told) == (not stays)
+    assert "softmax is yours to write" not in file.read_text(), "what was not begun is put in"
+    if stays:
+        return
+    file.write_text(file.read_text().replace("y = x @ w.T", "y = None"))
+    reveal.main([*argv, "--force"])
+    revealed = tree / "revealed"
+    assert "w @ x" in (revealed / "1.1.2-linear.py").read_text(), "what was kept is not overwritten"
+    assert "None" in (revealed / "1.1.2-linear-2.py").read_text()
+
+
+def test_what_is_half_written_is_begun(tree):
+    file = tree / "src" / "tiny_llm" / "basics.py"
+    assert reveal.tasks_begun(tree) == set()
+    marker = "# [task 1.1.1 softmax]\n"
+    file.write_text(file.read_text().replace(marker, f"{marker}    x = (x\n"))
+    assert reveal.tasks_begun(tree) == {"1.1.1"}, "it need not be Python"
+    kernel = tree / EXTENSION / "src" / "axpby" / "axpby.metal"
+    text = kernel.read_text()
+    marker = next(line for line in text.split("\n") if "[/task 1.7.2" in line)
+    kernel.write_text(text.replace(marker, f"    z[i] = 0;\n{marker}"))
+    assert reveal.tasks_begun(tree) == {"1.1.1", "1.7.2"}, "the starter's comment may stay"
+
+
 def test_reveal_finds_its_way_by_the_markers(tree, capsys):
     file = tree / "src" / "tiny_llm" / "basics.py"
     file.write_text(file.read_text().replace("# [task 1.1.1 softmax]\n", "#\n"))
@@ -191,6 +237,7 @@ def test_whose_code(tree, monkeypatch, tmp_path):
         ([Outcome("t", True, "")], "done"),
         ([Outcome("t", None, "")], "skipped"),
         ([Outcome("t", True, ""), Outcome("t", False, "softmax is yours to write")], "to write"),
+        ([Outcome("t", False, "UserError: the C++ extension cannot be used (…)")], "not built yet"),
         ([Outcome("t", True, ""), Outcome("t", False, "expected 1, got 2")], "fails"),
     ],
 )
@@ -198,9 +245,50 @@ def test_progress_of_a_task(outcomes, mark):
     assert mark in state(outcomes)[0]
 
 
+def test_progress_of_a_new_tree(tree, capsys):
+    assert progress.main(["--week", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "0 of 15 tasks done" in told
+    assert told.count("to write") == 15
+
+
 @pytest.mark.slow
-def test_progress(tree):
+def test_progress_runs_the_tests(tree):
+    reveal.apply_tasks(tree, {"1.2.1"})
     result = run("-m", "tools.course.progress", "--week", "1")
-    assert result.returncode == 1
-    assert "0 of 15 tasks done" in result.stdout
-    assert result.stdout.count("to write") >= 14
+    assert result.returncode == 0, result.stderr
+    assert "1 of 15 tasks done" in result.stdout
+
+
+def test_progress_tests_what_has_changed(tree, capsys, monkeypatch):
+    asked = []
+
+    def passing(self, tree, tests, *options, timeout=None):
+        asked.extend(tests)
+        return [Outcome(f"{test}::test_task_1_x", True, "") for test in tests]
+
+    def days_tested() -> list[str]:
+        asked.clear()
+        assert progress.main([]) == 0
+        return sorted(test.rpartition("/")[2] for test in asked)
+
+    def change(file: str, text: str, other: str) -> None:
+        path = tree / "src" / "tiny_llm" / file
+        assert text in path.read_text()
+        path.write_text(path.read_text().replace(text, other))
+
+    monkeypatch.setattr(Runner, "run", passing)
+    assert days_tested() == []
+    reveal.apply_tasks(tree, {"1.1.1", "1.2.1", "1.4.1"})
+    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"]
+    assert days_tested() == []
+    assert "3 of 45 tasks done" in capsys.readouterr().out
+    change("positional_encoding.py", "range(start, ", "range(1 + start, ")
+    assert days_tested() == ["test_day_2.py", "test_day_4.py"], "a block counts from its day on"
+    change("positional_encoding.py", "import math", "import math  # mine")
+    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"], "other lines"
+    change("layer_norm.py", "mx.rsqrt(mean_square", "mx.rsqrt((mean_square")
+    assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"], "no Python"
+    asked.clear()
+    assert progress.main(["--again", "--week", "1"]) == 0
+    assert len(asked) == 3

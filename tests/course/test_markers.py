@@ -9,7 +9,7 @@ from tests.course.support import HAVE_CODE
 from tools.course.markers import MarkerError, all_blocks, find_blocks
 from tools.course.outcomes import task_of_test
 from tools.course.starter import starter_text
-from tools.course.tasks import DAYS, TASKS, day_of, day_of_task, told, with_needs
+from tools.course.tasks import DAYS, TASKS, day_of, day_of_task, day_with_task, told, with_needs
 from tools.course.tree import EXTENSION, PACKAGE, ROOT, starter_files
 
 # What the course will have and this version does not, or not between markers. Only ever shorter.
@@ -47,9 +47,11 @@ def test_days_and_tasks_are_numbered_in_order():
     ids = [tuple(map(int, task.split("."))) for task in TASKS]
     assert ids == sorted(ids)
     for day in DAYS:
-        assert [task.number for task in day.tasks] == list(range(1, len(day.tasks) + 1))
+        first = day.tasks[0].number
+        assert first == 1 or f"{day.week}.{day.day - 1}.{first - 1}" in TASKS, "a pair of days"
+        assert [task.number for task in day.tasks] == [first + n for n in range(len(day.tasks))]
         assert all(day_of_task(task.id) is day for task in day.tasks)
-        assert all(day_of(day.week, number) is day for number in day.days)
+        assert day_of(day.week, day.day) is day
     for task in TASKS.values():
         assert set(task.needs) <= TASKS.keys()
 
@@ -59,9 +61,33 @@ def test_a_day_that_is_not():
         day_of(1, 9)
 
 
+def test_a_day_is_called_as_its_chapter_is():
+    for day in DAYS:
+        page = ROOT / f"book/pages/week{day.week}/day{day.day}.md"
+        assert f"\n# {day.chapter}\n" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("asked", "number", "found"),
+    [
+        ("2.2", 1, "2.2"),
+        ("2.2", 3, "2.3"),
+        ("2.7", 2, "2.6"),
+        ("2.7", 4, "2.7"),
+        ("2.2", 9, "2.2"),
+        ("2.3", 1, "2.2"),
+        ("2.4", 3, "2.5"),
+        ("1.1", 3, "1.1"),
+    ],
+)
+def test_a_pair_of_days_answers_to_either_number(asked, number, found):
+    week, day = map(int, asked.split("."))
+    assert day_with_task(day_of(week, day), number).id == found
+
+
 def test_needs_are_followed_and_may_be_mutual():
     assert with_needs({"1.3.3"}) == {"1.3.3", "1.4.1"}
-    assert with_needs({"2.6.4"}) == {"2.6.4", "2.6.5"}
+    assert with_needs({"2.7.4"}) == {"2.7.4", "2.7.5"}
 
 
 GOOD = "def f(x):\n    # [task 1.1.1 a]\n    y = x\n    return y\n    # [/task 1.1.1 a]\n"

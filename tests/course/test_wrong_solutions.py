@@ -71,8 +71,8 @@ def test_wrong_solutions_change_one_place_of_their_block(wrong):
 
 def run_task(runner: Runner, tree: Path, wrong: Wrong) -> list[Outcome]:
     """Runs the tests of the mistake's task on a tree."""
-    number = TASKS[wrong.task].number
-    tests = day_of_task(wrong.task).test_file
+    number = TASKS[wrong.tested_by].number
+    tests = day_of_task(wrong.tested_by).test_file
     options = ("-x", "--tb=short", "-m", "not slow", "-k", f"task_{number}_")
     return runner.run(tree, [tests], *options, timeout=120)
 
@@ -122,7 +122,7 @@ def complete_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_caught(wrong: Wrong, outcomes: list[Outcome]) -> None:
     failed = [outcome for outcome in outcomes if outcome.passed is False]
-    assert failed, f"the tests of task {wrong.task} do not notice: {wrong.what}"
+    assert failed, f"the tests of task {wrong.tested_by} do not notice: {wrong.what}"
     outcome = failed[0]
     assert outcome.test, f"{wrong}: the process died: {outcome.message}"
     print(f"{wrong}\n    {outcome.test}\n    {outcome.message[:300]}")

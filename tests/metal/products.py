@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.support import as_numpy
+from tests.support import as_numpy, told_count
 from tiny_llm import kernels
 from tools.metal_emulator import has_clang
 
@@ -84,7 +84,7 @@ def assert_product(
     assert worst <= 1, (
         f"{what}: at {tuple(map(int, place))} expected {expected[place]:.6g}, got "
         f"{float(actual[place]):.6g}: {worst:.2f} × the error that float32 sums and one rounding "
-        "may have"
+        f"may have; {told_count(error > bound)}"
     )
 
 

@@ -9,6 +9,7 @@ from tests.support import assert_close, random, tiny_model
 from tiny_llm import (
     Qwen3MultiHeadAttention,
     causal_mask,
+    linear,
     scaled_dot_product_attention_grouped,
 )
 
@@ -127,6 +128,24 @@ def test_task_3_qwen3_attention(device, dtype, heads, mask):
     assert actual.dtype == dtype
     hint = "norm on each head, then RoPE over halves, then attention in float32"
     assert_close(actual, oracle(x, mask), f"Qwen3 attention ({hint})", ulps=8)
+
+
+def test_task_3_scores_are_in_float32(device):
+    # Large scores that lie close together: in bfloat16 those above 64 are multiples of a half.
+    model = tiny_model(mx.bfloat16)
+    oracle, args = model.model.layers[0].self_attn, model.args
+    oracle.q_norm.weight = oracle.k_norm.weight = mx.full(16, 5, dtype=mx.bfloat16)
+    layer, x = attention_from(oracle, args), random(1, 40, 48, dtype=mx.bfloat16)
+    query, key = (
+        layer.rope(norm(linear(x, weight).reshape(1, 40, heads, 16))).swapaxes(1, 2)
+        for norm, weight, heads in ((layer.q_norm, layer.wq, 4), (layer.k_norm, layer.wk, 2))
+    )
+    value = linear(x, layer.wv).reshape(1, 40, 2, 16).swapaxes(1, 2)
+    attended = mx.fast.scaled_dot_product_attention(
+        *(part.astype(mx.float32) for part in (query, key, value)), scale=16**-0.5, mask="causal"
+    ).astype(mx.bfloat16)
+    expected = linear(attended.swapaxes(1, 2).reshape(1, 40, 64), layer.wo)
+    assert_close(layer(x, "causal"), expected, "attention, whose scores are in float32", ulps=2)
 
 
 def test_task_3_mask_array(device, dtype):

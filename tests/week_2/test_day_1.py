@@ -19,6 +19,7 @@ from tiny_llm import (
     simple_generate,
     simple_generate_with_kv_cache,
 )
+from tiny_llm.kv_cache.full import with_room
 from tiny_llm.qwen3_week2 import Qwen3MultiHeadAttention, attend_grouped
 
 IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
@@ -87,6 +88,20 @@ def test_task_1_appending_does_not_copy_the_history(device):
     assert len(buffers) <= 4, "the buffer grows in steps, not with every token"
 
 
+def test_task_1_all_copies_together_are_a_few_times_the_tokens():
+    new, copied, buffer = mx.zeros((1, 1, 64, 1)), 0, None
+    for tokens in range(64, 16_385, 64):
+        capacity = 0 if buffer is None else buffer.shape[2]
+        buffer = with_room(buffer, new, tokens)
+        if buffer.shape[2] != capacity:
+            copied += capacity
+            mx.eval(buffer)
+    assert copied <= 8 * tokens, (
+        f"{copied / tokens:.0f} copies of each token instead of about 2: the buffer must grow by a "
+        "share of what it is, not by a constant"
+    )
+
+
 def test_task_3_a_cache_of_ones_own():
     model = Qwen3ModelWeek2(tiny_model())
     ours, theirs = model.create_kv_cache(), [ListCache() for _ in range(model.num_hidden_layers)]
@@ -135,6 +150,21 @@ def test_task_2_each_token_is_written_once(device):
         assert cache.offset == offset + L, "the cache grows by the new tokens alone"
     keys, values = cache.key_values
     assert keys.shape == values.shape == (1, 2, 7, 16), "key/value heads, not query heads"
+
+
+def test_task_2_scores_are_in_float32(device):
+    # Large scores that lie close together: in bfloat16 those above 64 are multiples of a half.
+    query, key, value = (
+        random(1, heads, 40, 16, dtype=mx.bfloat16, scale=scale)
+        for heads, scale in ((4, 5), (2, 5), (2, 1))
+    )
+    actual = attend_grouped(query, key, value, TinyKvFullCache(), 16**-0.5)
+    expected = mx.fast.scaled_dot_product_attention(
+        *(part.astype(mx.float32) for part in (query, key, value)), scale=16**-0.5, mask="causal"
+    )
+    assert actual.dtype == mx.bfloat16
+    expected = expected.astype(mx.bfloat16)
+    assert_close(actual, expected, "attention, whose scores are in float32", ulps=2)
 
 
 @pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 4, 3], [10, 1]])

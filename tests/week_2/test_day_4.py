@@ -1,16 +1,13 @@
-"""Week 2, day 4: flash attention, on the CPU and in Metal."""
+"""Week 2, day 4: flash attention, on the CPU."""
 
 import functools
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.caches import ListCache
-from tests.metal.attention import attend
 from tests.ops.attention_problems import MASKS, assert_exact, evaluated, exact, make_mask, problem
 from tests.support import (
     as_numpy,
@@ -18,30 +15,29 @@ from tests.support import (
     assert_same_bits,
     bits,
     random,
-    tiny_model,
 )
 from tiny_llm import (
-    Qwen3ModelWeek2,
     causal_mask,
     flash_attention,
-    kernels,
     scaled_dot_product_attention_grouped,
 )
 
 LENGTHS = [1, 2, 3, 7, 16, 33, 67, 128, 1000]
+
 HEAD_SIZES = [1, 7, 64, 80, 128, 256]
+
 # Every length as L and as S, every head size and every group, each beside several of the others.
 SHAPES = [  # B, H, H_q / H, L, S, D
     (1 + i % 2, 1 + i % 3 // 2, 2 ** (i % 4), L, LENGTHS[(3 * i + 8) % 9], HEAD_SIZES[i % 6])
     for i, L in enumerate(LENGTHS[:7] * 2)
 ]
+
 SHAPES += [
     (2, 2, 2, 1, 1000, 128),
     (1, 1, 1, 128, 1000, 7),
     (1, 1, 2, 128, 128, 64),
     (1, 1, 1, 1000, 33, 16),
 ]
-METAL_SHAPES = SHAPES[:6]  # an emulator runs them where there is no GPU
 
 
 # --- task 1: the wrapper --------------------------------------------------------------------------
@@ -235,84 +231,3 @@ def test_task_2_large_scores_do_not_overflow(instruction_set, dtype):
     out = as_numpy(evaluated(query * 100, key * 100, value))
     assert np.isfinite(out).all(), "expected numbers; an exp overflowed: is the maximum subtracted?"
     assert np.abs(out).max() <= np.abs(as_numpy(value)).max() * 1.01
-
-
-# --- task 3: the Metal kernel ---------------------------------------------------------------------
-
-
-# First, because a missing barrier or a wild address is told with its line; a wrong number is not.
-@pytest.mark.parametrize("mode", ["asan", "race"])
-def test_task_3_no_fault(mode):
-    query, key, value = problem(1, 1, 2, 5, 41, 33)
-    attend("readable", query, key, value, "causal", mode=mode)
-
-
-@pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize("shape", METAL_SHAPES, ids=str)
-def test_task_3_the_readable_metal_kernel(dtype, kind, shape):
-    B, H, group, L, S, _ = shape
-    query, key, value = problem(*shape, dtype)
-    mask = make_mask(kind, B, H * group, L, S)
-    expected, error = exact(query, key, value, shape[-1] ** -0.5, mask)
-    actual = attend("readable", query, key, value, mask, order=("random", 1))
-    assert_exact(actual, expected, error)
-
-
-def test_task_3_each_sequence_has_its_own_number_of_keys():
-    query, key, value = problem(3, 2, 2, 3, 40, 64)
-    lens = mx.array([0, 40, 17])
-    actual = attend("readable", query, key, value, "causal", lens)
-    expected = kernels.flash_attention(
-        query, key, value, causal=True, context_lens=lens, stream=mx.cpu
-    )
-    assert_close(actual, expected, "flash_attention_readable with context_lens", ulps=16)
-
-
-# --- task 4: in the model -------------------------------------------------------------------------
-
-IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
-
-
-def quantized_model() -> Qwen3ModelWeek2:
-    mlx_model = tiny_model(
-        dtype=mx.bfloat16, hidden_size=64, intermediate_size=96, max_position_embeddings=512
-    )
-    nn.quantize(mlx_model, group_size=32, bits=4)
-    return Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
-
-
-def test_task_4_the_model_without_flash_attention_is_the_oracle(dtype):
-    mlx_model = tiny_model(dtype=dtype)
-    grouped, flash = Qwen3ModelWeek2(mlx_model), Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
-    expected = grouped(mx.array([IDS]), 0, grouped.create_kv_cache())
-    actual = flash(mx.array([IDS]), 0, flash.create_kv_cache())
-    assert_close(actual, expected, "logits with and without flash attention", ulps=32)
-
-
-def test_task_4_a_cache_of_ones_own():
-    model = Qwen3ModelWeek2(tiny_model(), enable_flash_attn=True)
-    ours, theirs = model.create_kv_cache(), [ListCache() for _ in range(model.num_hidden_layers)]
-    for start, end in ((0, 5), (5, 6), (6, 11)):
-        ids = mx.array([IDS[start:end]])
-        assert_same_bits(model(ids, start, theirs), model(ids, start, ours), f"from {start} on")
-
-
-@pytest.mark.parametrize("chunks", [[11], [1] * 11, [4, 7], [10, 1], [1, 9, 1]])
-def test_task_4_the_same_bits_whatever_the_chunks(instruction_set, chunks):
-    model = quantized_model()
-    expected = model(mx.array([IDS]), 0, model.create_kv_cache())
-    mx.eval(expected)
-    cache, offset, logits = model.create_kv_cache(), 0, []
-    for length in chunks:
-        logits.append(model(mx.array([IDS[offset : offset + length]]), offset, cache))
-        mx.eval(logits)
-        offset += length
-    actual = mx.concatenate(logits, axis=1)
-    assert mx.array_equal(actual, expected), f"chunks {chunks} change the logits' bits"
-
-
-def test_task_4_only_the_last_logits():
-    model = quantized_model()
-    logits = model(mx.array([IDS]), 0, model.create_kv_cache())
-    last = model.next_token_logits(mx.array([IDS]), 0, model.create_kv_cache())
-    assert mx.array_equal(last, logits[:, -1])

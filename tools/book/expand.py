@@ -3,7 +3,7 @@
     {{ include src/tiny_llm/basics.py function softmax }}    a piece of source, see source.py
     {{ solution src/tiny_llm/basics.py function softmax }}   the same, folded away
     {{ figure attention_shapes: The shapes of attention. }}  a drawing of book/diagrams
-    {{ awaited 2.2.3: The kernel is not there yet. }}        a note while a task is in tasks.AWAITED
+    {{ awaited 2.3.3: The kernel is not there yet. }}        a note while a task is in tasks.AWAITED
 
 Under the heading of a task comes where to write, from the markers in the sources. A link to
 `src:PATH` becomes one to a page with that file. `runnable`, `clang` and `output` after a fence are
@@ -34,6 +34,7 @@ UNCUT = (
     "yourself, empty the functions named here, in a branch of the repository.*"
 )
 
+NARROW = 480  # units: a drawing of this width can be read on a phone without scrolling
 DIRECTIVE = re.compile(r"^(\s*)\{\{\s*(\w+)\s+(.*?)\s*\}\}\s*$")
 SOURCE_LINK = re.compile(r"\]\(src:([^)#\s]+)\)")
 
@@ -138,11 +139,13 @@ class Expander:
         caption = html.escape(caption.strip(), quote=False)
         svg = self._figures[name]().replace("\n", "")
         label = html.escape(re.sub(r"[`*$]", "", caption), quote=True)
+        width = re.search(r'viewBox="0 0 ([\d.]+)', svg)
+        narrow = " narrow" if width and float(width[1]) <= NARROW else ""
         svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
         caption = re.sub(r"`([^`]+)`", r"<code>\1</code>", caption)
         caption = re.sub(r"\*([^*]+)\*", r"<em>\1</em>", caption)
         return (  # one line, so that Markdown leaves it alone
-            f'<figure class="diagram"><div class="drawing">{svg}</div>'
+            f'<figure class="diagram{narrow}"><div class="drawing">{svg}</div>'
             f"<figcaption>{caption}</figcaption></figure>"
         )
 

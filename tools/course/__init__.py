@@ -4,4 +4,6 @@ tasks     which tasks there are, of which day, in which chapter
 markers   which lines of the solution a task is
 starter   those lines left out
 tree      where the learner's tree is, and what is in it
+outcomes  how tests end; kept and results: those of a day, run again when something changed
+brief     how `pdm run test` shows them
 """

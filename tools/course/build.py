@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -63,6 +64,16 @@ def _stamp(tree: Path) -> Path:
     return tree / "build" / "built"
 
 
+def solution_module() -> Path | None:
+    """The compiled module of the solution, if it is installed in this environment."""
+    return next((Path(sysconfig.get_path("platlib")) / "tiny_llm_ext").glob("_ext.*"), None)
+
+
 def built_module(tree: Path) -> Path | None:
     """The compiled module of a learner's tree, if it was built."""
     return next((tree / "build" / "package" / "tiny_llm_ext").glob("_ext.*"), None)
+
+
+def num_cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

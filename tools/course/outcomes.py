@@ -16,7 +16,9 @@ from typing import Any
 from .tasks import DAYS
 from .tree import ROOT, environment
 
+# What errors say of a task that is to be written, and of an extension that is to be built.
 YOUR_TURN = "is yours to write"
+NOT_BUILT = "the C++ extension cannot be used"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,11 @@ class Outcome:
     def is_your_turn(self) -> bool:
         """Whether it failed because a task is still to be written."""
         return YOUR_TURN in self.message
+
+    @property
+    def is_not_built(self) -> bool:
+        """Whether it failed because there is no extension to call."""
+        return NOT_BUILT in self.message
 
 
 def task_of_test(test: str) -> str | None:

@@ -1,24 +1,28 @@
-"""`pdm run progress`: which tasks of the course pass their tests."""
+"""`pdm run progress`: which tasks of the course pass their tests.
+
+A day is tested if something of it is written, and has changed since the last time: see kept.py.
+"""
 
 import argparse
 import sys
-from collections import defaultdict
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from .build import STALE, is_stale
 from .choice import add_solution_argument, chosen_tree
-from .outcomes import Outcome, Runner, first_line
-from .tasks import DAYS, TASKS, Day
+from .outcomes import Outcome, first_line
+from .results import is_done, outcomes_by_task
+from .reveal import tasks_begun
+from .tasks import DAYS, TASKS
 from .tree import ROOT
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the table; the exit status is 0 if all tasks are done, 1 if not."""
+    """Prints the table; the exit status is 0, or 1 if some tests could not be run."""
     parser = argparse.ArgumentParser(prog="progress", description=__doc__)
     parser.add_argument("--week", type=int, metavar="N", help="one week alone")
+    parser.add_argument("--again", action="store_true", help="test also what has not changed")
     add_solution_argument(parser)
     args = parser.parse_args(argv)
     tree = chosen_tree(parser, args.solution)
@@ -29,22 +33,27 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(highlight=False)
     if tree is not None and is_stale(tree):
         console.print(f"[yellow]{STALE}[/]")
-    outcomes = outcomes_by_task(tree, days, console)
+    begun = TASKS.keys() if tree is None else tasks_begun(tree)
+    days_begun = [day for day in days if any(task.id in begun for task in day.tasks)]
+    outcomes = outcomes_by_task(tree, days_begun, console, args.again)
     table = Table("task", "", "what", "next", title="the solution" if tree is None else str(tree))
     done = 0
     for day in days:
         table.add_section()
         for task in day.tasks:
-            mark, hint = state(outcomes.get(task.id, []))
+            is_begun = task.id in begun
+            mark, hint = state(outcomes.get(task.id, [])) if is_begun else (TO_WRITE, "")
             done += mark == DONE
             table.add_row(task.id, mark, task.title, hint)
     console.print(table)
     total = sum(len(day.tasks) for day in days)
     console.print(f"{done} of {total} tasks done")
-    return 0 if done == total else 1
+    could_not_run = any(not one.test for found in outcomes.values() for one in found)
+    return 1 if could_not_run else 0
 
 
 DONE = "[green]done[/]"
+TO_WRITE = "[dim]to write[/]"
 
 
 def state(outcomes: list[Outcome]) -> tuple[str, str]:
@@ -53,30 +62,16 @@ def state(outcomes: list[Outcome]) -> tuple[str, str]:
     if not outcomes:
         return "[dim]no tests[/]", ""
     if not failed:
-        passed = any(outcome.passed for outcome in outcomes)
-        return (DONE, "") if passed else ("[yellow]skipped[/]", "its tests do not run here")
+        return (
+            (DONE, "") if is_done(outcomes) else ("[yellow]skipped[/]", "its tests do not run here")
+        )
     waiting = next((outcome for outcome in failed if outcome.is_your_turn), None)
     if waiting is not None:
-        return "[dim]to write[/]", ""
+        return TO_WRITE, ""
+    if any(outcome.is_not_built for outcome in failed):
+        return "[yellow]not built yet[/]", "`pdm run build-ext` builds your extension"
     hint = f"{len(failed)} of {len(outcomes)} tests fail: {first_line(failed[0].message)}"
     return "[red]fails[/]", hint.replace("[", "\\[")
-
-
-def outcomes_by_task(
-    tree: Path | None, days: list[Day], console: Console
-) -> dict[str, list[Outcome]]:
-    """Runs the tests of some days, each day in a process of its own."""
-    found: dict[str, list[Outcome]] = defaultdict(list)
-    with Runner() as runner, console.status("running the tests") as status:
-        for day in days:
-            status.update(f"running the tests of {day.name}")
-            for outcome in runner.run(tree, [day.test_file], "-m", "not slow", "--tb=line"):
-                if outcome.task in TASKS:
-                    found[outcome.task].append(outcome)
-                elif not outcome.test:  # the process died: none of the day's tasks is done
-                    for task in day.tasks:
-                        found[task.id].append(outcome)
-    return found
 
 
 if __name__ == "__main__":

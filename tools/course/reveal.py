@@ -1,14 +1,16 @@
 """`pdm run reveal --week N --day M [--task K]`: the learner's code beside the solution's.
 
-Shows what the solution has instead of the learner's lines, block by block; --apply puts it in. What
-the learner had is kept in the tree, in revealed/.
+Shows what the solution has instead of the learner's lines, block by block; --apply puts it in, but
+for tasks that pass their tests. What the learner had is kept in the tree, in revealed/.
 """
 
 import argparse
 import difflib
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from rich.console import Console
@@ -16,9 +18,15 @@ from rich.syntax import Syntax
 
 from .choice import chosen_tree
 from .markers import Block, MarkerError, all_blocks, find_blocks
-from .starter import placeholder
-from .tasks import TASKS, Day, day_of
+from .results import is_done, outcomes_by_task
+from .starter import has_code
+from .tasks import TASKS, Day, day_of, day_of_task
 from .tree import ROOT, shown
+
+# What stands in a block until it is written, in Python and in C++.
+STARTER = re.compile(
+    r'(?:raise YourTurn|throw std::runtime_error)\(\s*"week \d[^"]*"(?:\s*"[^"]*")*\s*\);?'
+)
 
 
 @dataclass(frozen=True)
@@ -48,10 +56,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--day", type=int, required=True, metavar="M")
     parser.add_argument("--task", type=int, metavar="K", help="all of the day's if not given")
     parser.add_argument("--apply", action="store_true", help="put the solution's code in")
+    parser.add_argument(
+        "--force", action="store_true", help="also where your code passes its tests"
+    )
     args = parser.parse_args(argv)
     tree = chosen_tree(parser, "mine")
     assert tree is not None
     console = Console(highlight=False)
+    if args.force and not args.apply:
+        parser.error("--force is for --apply")
     try:
         tasks = tasks_of(day_of(args.week, args.day), args.task)
         found = list(differences(tree, tasks))
@@ -59,11 +72,26 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(str(error))
     if not found:
         console.print(f"the solution has no code yet for {', '.join(sorted(tasks))}")
+    if args.apply and not args.force:
+        passing = tasks_passing(tree, found, console)
+        for task in sorted(passing):
+            console.print(f"task {task} passes its tests, so your code stays (--force replaces it)")
+        found = [item for item in found if item.block.task not in passing]
     for difference in found:
         show(console, tree, difference, args.apply)
     if args.apply:
-        apply(tree, found)
+        for kept in apply(tree, found):
+            console.print(f"what you had is in {shown(kept)}", soft_wrap=True)
     return 0
+
+
+def tasks_passing(tree: Path, found: list[Difference], console: Console) -> set[str]:
+    """The tasks of these blocks that the learner has written, and whose tests pass."""
+    begun = {item.block.task for item in found if item.is_begun and item.mine != item.solution}
+    tasks = {task for task in begun if task is not None}
+    days = {day_of_task(task).id: day_of_task(task) for task in tasks}
+    outcomes = outcomes_by_task(tree, list(days.values()), console)
+    return {task for task in tasks if is_done(outcomes.get(task, []))}
 
 
 def tasks_of(day: Day, number: int | None) -> set[str]:
@@ -107,13 +135,24 @@ def differences(tree: Path, tasks: set[str]) -> Iterator[Difference]:
             block,
             lines,
             theirs[solution_block.start : solution_block.end],
-            # Compared with what the starter had there, whatever function it is called in.
-            lines != placeholder(text, block, file) and not _raises(lines),
+            _is_begun(lines, file),
         )
 
 
-def _raises(lines: list[str]) -> bool:
-    return "is yours to write" in " ".join(lines)
+def tasks_begun(tree: Path) -> set[str]:
+    """The tasks of which the learner has written something; all if that cannot be said."""
+    try:
+        found = list(differences(tree, set(TASKS)))
+    except MarkerError:
+        return set(TASKS)
+    return {item.block.task for item in found if item.is_begun and item.block.task is not None}
+
+
+def _is_begun(lines: list[str], file: Path) -> bool:
+    """Whether a block has anything but what the starter has there: comments, or an error."""
+    if file.suffix == ".metal":
+        return has_code(lines)
+    return bool(STARTER.sub("", "\n".join(lines)).strip())
 
 
 def show(console: Console, tree: Path, difference: Difference, applied: bool) -> None:
@@ -139,18 +178,31 @@ def show(console: Console, tree: Path, difference: Difference, applied: bool) ->
     console.print(code, crop=False, no_wrap=True, overflow="ignore")
 
 
-def apply(tree: Path, found: list[Difference]) -> None:
-    """Puts the solution's lines into the learner's blocks, the last of a file first."""
+def apply(tree: Path, found: list[Difference]) -> list[Path]:
+    """Puts the solution's lines into the learner's blocks, the last of a file first.
+
+    Returns:
+        The files that have what the learner had, where that was something of their own.
+    """
+    written = []
     for difference in sorted(found, key=lambda item: -item.block.start):
         path = tree / difference.file
         if difference.is_begun and difference.mine != difference.solution:
-            name = f"{difference.block.label.replace(' ', '-')}{difference.file.suffix}"
-            kept = tree / "revealed" / name
-            kept.parent.mkdir(exist_ok=True)
+            kept = _new_file(tree / "revealed", difference)
             kept.write_text("\n".join(difference.mine) + "\n", encoding="utf-8")
+            written.append(kept)
         lines = path.read_text(encoding="utf-8").split("\n")
         lines[difference.block.start : difference.block.end] = difference.solution
         path.write_text("\n".join(lines), encoding="utf-8")
+    return written[::-1]
+
+
+def _new_file(folder: Path, difference: Difference) -> Path:
+    """Such as revealed/1.1.2-linear.py, or 1.1.2-linear-2.py if that is there already."""
+    folder.mkdir(exist_ok=True)
+    name, suffix = difference.block.label.replace(" ", "-"), difference.file.suffix
+    paths = (folder / f"{name}{'' if n == 1 else f'-{n}'}{suffix}" for n in count(1))
+    return next(path for path in paths if not path.exists())
 
 
 def apply_tasks(tree: Path, tasks: set[str]) -> None:

@@ -6,6 +6,7 @@ Everything around a block stays: signature, docstring, shapes, checks of argumen
 import ast
 import re
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
 from .markers import Block, MarkerError, find_blocks
@@ -65,10 +66,14 @@ def first_unwritten(text: str, path: Path) -> str | None:
     """
     lines = text.split("\n")
     for block in find_blocks(text, path):
-        code = [line.strip() for line in lines[block.start : block.end]]
-        if block.task is not None and all(line[:2] in ("", "//") for line in code):
+        if block.task is not None and not has_code(lines[block.start : block.end]):
             return told(block.task, _c_function(lines, block))
     return None
+
+
+def has_code(lines: Iterable[str]) -> bool:
+    """Whether some lines of Metal have anything but comments."""
+    return any(line.strip()[:2] not in ("", "//") for line in lines)
 
 
 def _quoted(message: str, indent: str) -> list[str]:

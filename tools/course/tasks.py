@@ -43,40 +43,49 @@ class Task:
 
 @dataclass(frozen=True)
 class Day:
-    """One chapter; two days long if it says so, and then it answers to either number."""
+    """One chapter of the book and its tests.
+
+    Days 2.2 and 2.3, 2.4 and 2.5, 2.6 and 2.7 belong together: the numbers of the second day's
+    tasks go on from the first's.
+
+    Attributes:
+        week: 1, 2 or 3.
+        day: its number in the week.
+        title: the chapter's heading, after its number.
+        tasks: in the order of the chapter.
+    """
 
     week: int
-    days: tuple[int, ...]
+    day: int
     title: str
     tasks: tuple[Task, ...] = field(default=())
 
     @property
     def id(self) -> str:
-        """Such as "2.2", for 2.2 and 2.3."""
-        return f"{self.week}.{self.days[0]}"
+        """Such as "2.2"."""
+        return f"{self.week}.{self.day}"
 
     @property
     def name(self) -> str:
-        """Such as "week 2, days 2 and 3"."""
-        numbers = " and ".join(str(day) for day in self.days)
-        return f"week {self.week}, day{'s' if len(self.days) > 1 else ''} {numbers}"
+        """Such as "week 2, day 2"."""
+        return f"week {self.week}, day {self.day}"
 
     @property
     def chapter(self) -> str:
-        """The chapter, as the book calls it: "Week 2, days 2 and 3: quantized matmul"."""
-        return f"{self.name[0].upper()}{self.name[1:]}: {self.title}"
+        """The chapter's heading: "Day 2.2: quantized matmul on the CPU"."""
+        return f"Day {self.id}: {self.title}"
 
     @property
     def test_file(self) -> str:
         """Where its tests are, from the root of the project."""
-        return f"tests/week_{self.week}/test_day_{self.days[0]}.py"
+        return f"tests/week_{self.week}/test_day_{self.day}.py"
 
 
 DAYS = (
     Day(
         1,
-        (1,),
-        "attention",
+        1,
+        "attention and multi-head attention",
         (
             Task("1.1.1", "softmax and scaled_dot_product_attention_simple"),
             Task("1.1.2", "linear and SimpleMultiHeadAttention"),
@@ -84,14 +93,14 @@ DAYS = (
     ),
     Day(
         1,
-        (2,),
-        "RoPE",
+        2,
+        "rotary positional encoding",
         (Task("1.2.1", "traditional RoPE"), Task("1.2.2", "non-traditional RoPE")),
     ),
     Day(
         1,
-        (3,),
-        "grouped-query attention",
+        3,
+        "grouped-query attention and the causal mask",
         (
             Task("1.3.1", "grouped attention"),
             Task("1.3.2", "the causal mask"),
@@ -101,25 +110,25 @@ DAYS = (
     ),
     Day(
         1,
-        (4,),
+        4,
         "RMSNorm and the MLP",
         (Task("1.4.1", "RMSNorm"), Task("1.4.2", "silu and Qwen3MLP")),
     ),
     Day(
         1,
-        (5,),
-        "the model",
+        5,
+        "the Qwen3 model",
         (
             Task("1.5.1", "the transformer block"),
             Task("1.5.2", "Embedding"),
             Task("1.5.3", "Qwen3ModelWeek1"),
         ),
     ),
-    Day(1, (6,), "generating", (Task("1.6.1", "simple_generate"),)),
+    Day(1, 6, "generating text, prefill and decode", (Task("1.6.1", "simple_generate"),)),
     Day(
         1,
-        (7,),
-        "sampling, and the extension",
+        7,
+        "sampling, and building the extension",
         (
             Task("1.7.1", "temperature, top-k, top-p"),
             Task("1.7.2", "the extension and axpby"),
@@ -127,7 +136,7 @@ DAYS = (
     ),
     Day(
         2,
-        (1,),
+        1,
         "the KV cache",
         (
             Task("2.1.1", "TinyKvFullCache"),
@@ -138,41 +147,62 @@ DAYS = (
     ),
     Day(
         2,
-        (2, 3),
-        "quantized matmul",
+        2,
+        "quantized matmul on the CPU",
         (
             Task("2.2.1", "QuantizedWeights and quantized_linear", needs=("2.2.2",)),
             Task("2.2.2", "quantized_matmul on the CPU", needs=("2.2.1",)),
-            Task("2.2.3", "quantized_matmul in Metal", metal=True),
-            Task("2.2.4", "quantized weights in the model"),
         ),
     ),
     Day(
         2,
-        (4, 5),
-        "flash attention",
+        3,
+        "quantized matmul in Metal, and in the model",
+        (
+            Task("2.3.3", "quantized_matmul in Metal", metal=True),
+            Task("2.3.4", "quantized weights in the model"),
+        ),
+    ),
+    Day(
+        2,
+        4,
+        "flash attention on the CPU",
         (
             Task("2.4.1", "the wrapper of flash_attention", needs=("2.4.2",)),
             Task("2.4.2", "flash attention on the CPU", needs=("2.4.1",)),
-            Task("2.4.3", "flash attention in Metal", metal=True),
-            Task("2.4.4", "flash attention in the model"),
         ),
     ),
     Day(
         2,
-        (6, 7),
-        "prefill and batching",
+        5,
+        "flash attention in Metal, and in the model",
+        (
+            Task("2.5.3", "flash attention in Metal", metal=True),
+            Task("2.5.4", "flash attention in the model"),
+        ),
+    ),
+    Day(
+        2,
+        6,
+        "chunks of a prompt, and requests side by side",
         (
             Task("2.6.1", "RoPE with a list of offsets, the mask for L ≠ S"),
             Task("2.6.2", "BatchingKvCache"),
-            Task("2.6.3", "batches in the model"),
-            Task("2.6.4", "batch_generate", needs=("2.6.5",)),
-            Task("2.6.5", "chunked prefill", needs=("2.6.4",)),
+        ),
+    ),
+    Day(
+        2,
+        7,
+        "continuous batching",
+        (
+            Task("2.7.3", "batches in the model"),
+            Task("2.7.4", "batch_generate", needs=("2.7.5",)),
+            Task("2.7.5", "chunked prefill", needs=("2.7.4",)),
         ),
     ),
     Day(
         3,
-        (1,),
+        1,
         "the paged KV cache",
         (
             Task("3.1.1", "TinyKvPagedPool"),
@@ -182,7 +212,7 @@ DAYS = (
     ),
     Day(
         3,
-        (2,),
+        2,
         "paged attention",
         (
             Task("3.2.1", "the batch's metadata"),
@@ -193,8 +223,8 @@ DAYS = (
     ),
     Day(
         3,
-        (3,),
-        "the scheduler",
+        3,
+        "the scheduler, the prefix cache and preemption",
         (
             Task("3.3.1", "ragged batches"),
             Task("3.3.2", "admission and the token budget"),
@@ -204,7 +234,7 @@ DAYS = (
     ),
     Day(
         3,
-        (4,),
+        4,
         "speculative decoding",
         (
             Task("3.4.1", "greedy, with rewind"),
@@ -223,10 +253,25 @@ def day_of(week: int, day: int) -> Day:
         LookupError: there is none; the message lists those there are.
     """
     for chapter in DAYS:
-        if chapter.week == week and day in chapter.days:
+        if (chapter.week, chapter.day) == (week, day):
             return chapter
-    known = ", ".join(f"{chapter.week}.{number}" for chapter in DAYS for number in chapter.days)
+    known = ", ".join(chapter.id for chapter in DAYS)
     raise LookupError(f"there is no day {week}.{day}; the days: {known}.")
+
+
+def day_with_task(day: Day, number: int) -> Day:
+    """The day that has task K where a day was named: that one, or the other of its pair.
+
+    Returns:
+        `day` itself if neither has such a task.
+    """
+    place = DAYS.index(day)
+    for other in DAYS[max(0, place - 1) : place + 2]:
+        second = max(day, other, key=DAYS.index)
+        is_pair = other is day or (other.week == day.week and second.tasks[0].number > 1)
+        if is_pair and any(task.number == number for task in other.tasks):
+            return other
+    return day
 
 
 def day_of_task(task_id: str) -> Day:

@@ -22,17 +22,18 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-model", metavar="NAME", help="a smaller model that drafts tokens to be verified"
     )
+    add_speculative_argument(parser)
     parser.add_argument(
         "--solution",
-        default="tiny_llm",
         metavar="{" + ",".join(SOLUTIONS) + "}",
-        help="tiny_llm (or ref): this package; mine: the learner's; mlx: mlx_lm, as a baseline",
+        help="tiny_llm (or ref): this package; mine: the learner's tree, the default where there "
+        "is one; mlx: mlx_lm, as a baseline",
     )
     parser.add_argument(
         "--loader",
-        metavar="{" + ",".join(LOADERS) + "}",
-        help="the model and the loop of a week, whose samplers filter before the temperature; if "
-        "not given, the engine answers, which filters after it",
+        metavar="{" + ",".join([*LOADERS, ENGINE]) + "}",
+        help="the model and the loop of a week, whose samplers filter before the temperature; or "
+        "the engine, which filters after it, and is the default but for --solution mine",
     )
     parser.add_argument(
         "--device", metavar="{cpu,gpu}", help="where to compute (gpu where there is one)"
@@ -42,6 +43,29 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="attend without an L×S matrix (week2); the default where it is faster: on the CPU",
     )
+
+
+def add_speculative_argument(parser: argparse.ArgumentParser) -> None:
+    """Guesses without a second model."""
+    parser.add_argument(
+        "--speculative",
+        metavar="{ngram}",
+        help="guess what followed the same tokens earlier in the text, to be verified",
+    )
+
+
+def check_speculative(args: argparse.Namespace) -> None:
+    """Refuses other kinds of guesses than there are, and two at a time.
+
+    Raises:
+        UserError: it is as said.
+    """
+    if args.speculative not in (None, "ngram"):
+        raise UserError(f"--speculative '{args.speculative}' is unknown; give ngram.")
+    if args.speculative is not None and args.draft_model is not None:
+        raise UserError(
+            "--speculative and --draft-model would guess the same tokens; leave one of them out."
+        )
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,25 +116,41 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     if args.solution not in SOLUTIONS:
         raise UserError(f"--solution '{args.solution}' is unknown; give {_listed(SOLUTIONS)}.")
     args.solution = SOLUTIONS[args.solution]
-    if args.loader is not None and args.loader not in LOADERS:
+    check_speculative(args)
+    if args.loader is not None and args.loader not in (*LOADERS, ENGINE):
         raise UserError(
-            f"--loader '{args.loader}' is unknown; this version has {_listed(LOADERS)}."
+            f"--loader '{args.loader}' is unknown; this version has {', '.join(LOADERS)} or "
+            f"{ENGINE}."
         )
     if args.solution == "mlx":
         if args.loader is not None:
             raise UserError(
-                "--loader chooses a week's model of tiny-llm, which --solution mlx does not use; "
+                "--loader chooses a week's model of tiny-llm, or its engine, which --solution mlx "
+                "does not use; "
                 "leave one of the two out."
             )
-        if args.enable_flash_attn is not None:
-            raise UserError("--enable-flash-attn has no effect on --solution mlx; leave it out.")
+        for flag in ("enable_flash_attn", "speculative"):
+            if getattr(args, flag) is not None:
+                name = flag.replace("_", "-")
+                raise UserError(f"--{name} has no effect on --solution mlx; leave it out.")
         return
     beyond_week1 = needs_cache or args.draft_model is not None
+    if args.loader == ENGINE and args.enable_flash_attn is not None:
+        raise UserError(
+            "--enable-flash-attn: the engine attends through paged attention alone; leave it out, "
+            "or use --loader week2."
+        )
     is_free = args.loader is None and args.enable_flash_attn is None
-    if is_free and args.solution == "tiny_llm" and (beyond_week1 or kernels.is_built()):
+    is_ours = args.solution == "tiny_llm" and (beyond_week1 or kernels.is_built())
+    if args.loader == ENGINE or (is_free and is_ours):
         kernels.extension()  # if it is missing, better said now than after loading
         args.loader, args.enable_flash_attn = ENGINE, False
         return
+    if args.speculative is not None:
+        raise UserError(
+            "--speculative: only the engine guesses from the text; leave out --loader, --solution "
+            "and --enable-flash-attn, or give --draft-model instead."
+        )
     if args.loader is None:
         wants_week2 = beyond_week1 or args.enable_flash_attn or kernels.is_built()
         args.loader = "week2" if wants_week2 else "week1"
@@ -175,6 +215,6 @@ def sampler_from(args: argparse.Namespace) -> Sampler:
         raise UserError(str(error)) from error
 
 
-def _listed(names: dict[str, str] | dict[str, int]) -> str:
+def _listed(names: dict[str, str]) -> str:
     *head, last = names
     return f"{', '.join(head)} or {last}" if head else last

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..engine.llm import LLM
-from ..errors import UserError
+from ..errors import UserError, YourTurn
 from ..generate import (
     DecodingLoop,
     GenerationResponse,
@@ -142,8 +142,8 @@ class EngineAnswers:
             raise
 
     def drafts(self) -> SpeculationStatistics | None:
-        """How many drafts were right in all answers; None without a draft model."""
-        if self._args.draft_model is None:
+        """How many guesses were right in all answers; None if none were asked for."""
+        if self._args.draft_model is None and self._args.speculative is None:
             return None
         found = self._llm.runner.statistics
         return SpeculationStatistics(found.steps, found.proposed, found.accepted)
@@ -152,11 +152,33 @@ class EngineAnswers:
 def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:
     """The model of the week that `args.loader` names.
 
+    A learner's model that cannot read quantized weights yet gets plain ones, and one line says so.
+
     Raises:
         UserError: see `dispatch_model`.
+        YourTurn: the learner has still to write what builds that model.
     """
     options = {"enable_flash_attn": args.enable_flash_attn} if args.loader == "week2" else {}
-    return dispatch_model(checkpoint.name, checkpoint.mlx_model, LOADERS[args.loader], **options)
+
+    def build() -> Any:
+        week = LOADERS[args.loader]
+        return dispatch_model(checkpoint.name, checkpoint.mlx_model, week, **options)
+
+    try:
+        return build()
+    except YourTurn as unwritten:
+        if args.solution != "mine":
+            raise
+        from mlx_lm.utils import dequantize_model
+
+        dequantize_model(checkpoint.mlx_model)
+        try:
+            model = build()
+        except YourTurn:
+            raise unwritten from None
+        what = str(unwritten).partition(" is yours")[0]
+        console.print(f"weights: dequantized ({what} is yours to write)", soft_wrap=True)
+        return model
 
 
 def _loop(

@@ -127,10 +127,7 @@ def _check_engine_arguments(args: argparse.Namespace) -> None:
     """Refuses flags that only the engine can honour, where another serves."""
     for flag, value in (("--record", args.record), ("--kv-cache-bytes", args.kv_cache_bytes)):
         if value is not None and args.loader != ENGINE:
-            raise UserError(
-                f"{flag} is for the engine; leave it out, or --loader, --solution and "
-                "--enable-flash-attn."
-            )
+            raise UserError(f"{flag} is for the engine; leave it out, or use --loader engine.")
     if args.record is not None and not args.record.absolute().parent.is_dir():
         raise UserError(f"--record: there is no folder '{args.record.parent}'.")
 

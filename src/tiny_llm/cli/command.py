@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from ..errors import UserError, YourTurn
-from .learner import run_mine
+from .learner import find_tree, is_running_mine, run_mine
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # as shells report a command ended by Ctrl-C
@@ -49,9 +49,23 @@ class CommandParser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
-        """Parses; with --solution mine the command goes on in a process of the learner's code."""
+        """Parses; with --solution mine the command goes on in a process of the learner's code.
+
+        Without --solution that is done if there is a learner's tree, and one line says so.
+        """
         parsed = super().parse_args(args, namespace)
-        if self._module is not None and getattr(parsed, "solution", None) == "mine":
+        if self._module is None:
+            return parsed
+        if parsed.solution is None:
+            tree = find_tree()
+            parsed.solution = "tiny_llm" if tree is None else "mine"
+            if tree is not None and not is_running_mine(tree):
+                console.print(
+                    f"solution: mine (your tree in {tree}; --solution ref runs ours)",
+                    soft_wrap=True,
+                    markup=False,
+                )
+        if parsed.solution == "mine":
             run_mine(self._module, args)
         return parsed
 
@@ -69,8 +83,11 @@ def run_command(prog: str, command: Callable[[], int]) -> int:
     """
     try:
         return command()
-    except (UserError, YourTurn) as error:
+    except UserError as error:
         print(f"{prog}: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except YourTurn as error:
+        print(f"{prog}: {error} (--solution ref runs ours)", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print(file=sys.stderr)

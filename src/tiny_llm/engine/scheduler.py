@@ -111,7 +111,7 @@ class Scheduler:
         answer is never computed, so it needs no place.
 
         Raises:
-            UserError: see `add`; the sentence says how many tokens there is room for.
+            UserError: see `add`; the sentence says how many tokens the answer may have.
         """
         # [task 3.3.2 fits]
         config, prompt = self.config, request.num_prompt_tokens

@@ -116,7 +116,7 @@ def matmul(a: mx.array, b: mx.array, stream: StreamOrDevice = None) -> mx.array:
 
 def quantized_matmul(
     scales: mx.array,
-    biases: mx.array,
+    biases: mx.array | None,
     group_size: int,
     bits: int,
     a: mx.array,
@@ -132,7 +132,7 @@ def quantized_matmul(
 
 def quantized_matmul_each(
     scales: list[mx.array],
-    biases: list[mx.array],
+    biases: list[mx.array] | list[None],
     group_size: int,
     bits: int,
     a: mx.array,
@@ -147,7 +147,7 @@ def quantized_matmul_each(
 
 def grouped_quantized_matmul(
     scales: mx.array,
-    biases: mx.array,
+    biases: mx.array | None,
     group_size: int,
     bits: int,
     a: mx.array,
@@ -164,7 +164,7 @@ def grouped_quantized_matmul(
 def quantized_embedding(
     ids: mx.array,
     scales: mx.array,
-    biases: mx.array,
+    biases: mx.array | None,
     group_size: int,
     bits: int,
     weight: mx.array,

@@ -126,6 +126,14 @@ WRONG = [
         "value = linear(x, self.wv).reshape(B, L, H, D)",
         "value = self.rope(linear(x, self.wv).reshape(B, L, H, D))",
     ),
+    Wrong(
+        "1.3.3",
+        "scores in the dtype of the activations",
+        "query.swapaxes(1, 2).astype(mx.float32),  # B×H_q×L×D\n"
+        "            key.swapaxes(1, 2).astype(mx.float32),  # B×H×L×D\n"
+        "            value.swapaxes(1, 2).astype(mx.float32),",
+        "query.swapaxes(1, 2), key.swapaxes(1, 2), value.swapaxes(1, 2),",
+    ),
     Wrong("1.3.3", "the mask is dropped", "mask=mask", "mask=None"),
     Wrong("1.3.3", "float32 comes out", ").astype(x.dtype)", ")"),
     Wrong("1.4.1", "the mean is not in float32", "x.astype(mx.float32)", "x"),

@@ -77,6 +77,13 @@ WRONG = [
         "if budget > 0 and request.num_uncomputed > 1 and not chunks:",
     ),
     Wrong(
+        "3.3.2 schedule",
+        "a request is admitted in a step that preempted one",
+        "if self.num_preemptions == preempted_before:",
+        "if self.num_preemptions >= preempted_before:",
+        noticed_by="3.3.4",
+    ),
+    Wrong(
         "3.3.2 prefill",
         "the budget is ignored for prefill",
         "min(request.num_tokens, request.num_computed + budget)",

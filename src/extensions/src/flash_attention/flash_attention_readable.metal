@@ -19,12 +19,12 @@ constant constexpr int SLICES = 8;  // of 32 elements: D up to 256
 template <typename T>
 void load_tile(device const T* rows, long stride, int count, int D, threadgroup T* tile,
                uint thread_index) {
-    // [task 2.4.3 load]
+    // [task 2.5.3 load]
     for (int i = int(thread_index); i < count * D; i += TILE * 32) {
         tile[i] = rows[i / D * stride + i % D];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    // [/task 2.4.3 load]
+    // [/task 2.5.3 load]
 }
 
 template <typename T>
@@ -55,7 +55,7 @@ template <typename T>
         q[i] = inside ? float(query[row_offset(params.query_strides, b, head, l) + d]) : 0.0f;
     }
 
-    // [task 2.4.3 tiles]
+    // [task 2.5.3 tiles]
     for (int first = 0; first < most; first += TILE) {
         const int in_memory = min(TILE, most - first);
         const int in_view = clamp(visible - first, 0, in_memory);
@@ -97,7 +97,7 @@ template <typename T>
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);  // and the values, before the next keys
     }
-    // [/task 2.4.3 tiles]
+    // [/task 2.5.3 tiles]
 
     if (l < params.L) {
         device T* row = out + out_offset(params, b, head, l);

@@ -47,17 +47,22 @@ mx::array gathered(const mx::array& scales, const mx::array& biases, int group_s
 
 }  // namespace
 
-mx::array grouped_quantized_matmul(const mx::array& scales, const mx::array& biases, int group_size,
-                                   int bits, const mx::array& a, const mx::array& b,
+mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
+                                   int group_size, int bits, const mx::array& a, const mx::array& b,
                                    const mx::array& experts, mx::StreamOrDevice s) {
     const mx::array matrix = first_of("b", b);
     check(b.shape(0) > 0, NAME, "expected b of one expert or more, got shape ", b.shape());
-    for (const auto& [name, stack] : {std::pair{"scales", scales}, std::pair{"biases", biases}}) {
-        check(stack.ndim() >= 1 && stack.shape(0) == b.shape(0), NAME, "expected ", name,
+    std::optional<mx::array> first_biases;
+    if (biases) {
+        first_biases = first_of("biases", *biases);
+    }
+    quantized_matmul_shape(NAME, first_of("scales", scales), first_biases, group_size, bits, a,
+                           matrix);
+    for (const auto& [name, stack] :
+         {std::pair{"scales", scales}, std::pair{"biases", biases.value_or(scales)}}) {
+        check(stack.shape(0) == b.shape(0), NAME, "expected ", name,
               " of as many experts as b has, ", b.shape(0), ", got shape ", stack.shape());
     }
-    quantized_matmul_shape(NAME, first_of("scales", scales), first_of("biases", biases), group_size,
-                           bits, a, matrix);
     check(experts.dtype() == mx::int32 || experts.dtype() == mx::uint32, NAME,
           "expected experts in int32 or uint32, got ", experts.dtype());
     check(experts.ndim() >= 1, NAME, "expected experts N..×K, got a scalar");
@@ -70,11 +75,13 @@ mx::array grouped_quantized_matmul(const mx::array& scales, const mx::array& bia
     if (is_gpu(stream)) {
         check(!is_interleaved(matrix), NAME, "expected b with 3 dimensions, got shape ", b.shape(),
               ": a GPU reads no interleaved weights");
-        return gathered(scales, biases, group_size, bits, a, b, experts, stream);
+        check_biases_on(stream, NAME, biases.has_value());
+        return gathered(scales, *biases, group_size, bits, a, b, experts, stream);
     }
-    return mx::array(output_shape(experts, matrix), a.dtype(),
-                     std::make_shared<GroupedQuantizedMatmul>(stream, group_size, bits),
-                     {scales, biases, a, b, experts});
+    return mx::array(
+        output_shape(experts, matrix), a.dtype(),
+        std::make_shared<GroupedQuantizedMatmul>(stream, group_size, bits, biases.has_value()),
+        {scales, biases.value_or(scales), a, b, experts});
 }
 
 void GroupedQuantizedMatmul::eval_gpu(const std::vector<mx::array>&, mx::array&) {
@@ -83,7 +90,8 @@ void GroupedQuantizedMatmul::eval_gpu(const std::vector<mx::array>&, mx::array&)
 
 bool GroupedQuantizedMatmul::is_equivalent(const mx::Primitive& other) const {
     const auto& matmul = static_cast<const GroupedQuantizedMatmul&>(other);
-    return group_size_ == matmul.group_size_ && bits_ == matmul.bits_;
+    return group_size_ == matmul.group_size_ && bits_ == matmul.bits_ &&
+           has_biases_ == matmul.has_biases_;
 }
 
 std::vector<mx::Shape> GroupedQuantizedMatmul::output_shapes(const std::vector<mx::array>& inputs) {

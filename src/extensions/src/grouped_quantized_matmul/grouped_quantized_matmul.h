@@ -13,6 +13,7 @@
 // counts from the end, as everywhere in MLX, and one beyond the last gives a row of NaN.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "common/recordable.h"
@@ -25,7 +26,8 @@ namespace mx = mlx::core;
 
 /// a · bᵀ, where each row has one of several quantized matrices: value = q · scale + bias.
 ///
-/// scales, biases: X×O×(I/group_size) for X experts, float16 or bfloat16.
+/// scales, biases: X×O×(I/group_size) for X experts, float16 or bfloat16. On the CPU biases may be
+/// None for 4 bits, as for quantized_matmul.
 /// group_size: 32, 64 or 128. bits: 4 or 8.
 /// a: N..×I, each row for K experts, or N..×K×I, a row for each; float16 or bfloat16.
 /// b: X×O×(I·bits/32), uint32, the lowest bits of a word first.
@@ -34,15 +36,19 @@ namespace mx = mlx::core;
 /// (common/interleaved.h), where R = interleaved_rows() is not 0.
 /// On a GPU it is mx.gather_qmm, for which an expert beyond X is undefined.
 /// Returns N..×K×O in the dtype of a. Throws std::invalid_argument for anything else.
-mx::array grouped_quantized_matmul(const mx::array& scales, const mx::array& biases, int group_size,
-                                   int bits, const mx::array& a, const mx::array& b,
+mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
+                                   int group_size, int bits, const mx::array& a, const mx::array& b,
                                    const mx::array& experts, mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: scales, biases, a, b, experts, checked, of any strides.
+/// The graph node. Inputs: scales, biases (or scales again, if there are none), a, b, experts,
+/// checked, of any strides.
 class GroupedQuantizedMatmul : public mx::UnaryPrimitive, public Recordable {
    public:
-    GroupedQuantizedMatmul(mx::Stream stream, int group_size, int bits)
-        : mx::UnaryPrimitive(stream), group_size_(group_size), bits_(bits) {}
+    GroupedQuantizedMatmul(mx::Stream stream, int group_size, int bits, bool has_biases)
+        : mx::UnaryPrimitive(stream),
+          group_size_(group_size),
+          bits_(bits),
+          has_biases_(has_biases) {}
 
     void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
     void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
@@ -54,6 +60,7 @@ class GroupedQuantizedMatmul : public mx::UnaryPrimitive, public Recordable {
    private:
     int group_size_;
     int bits_;
+    bool has_biases_;
 };
 
 }  // namespace tiny_llm_ext

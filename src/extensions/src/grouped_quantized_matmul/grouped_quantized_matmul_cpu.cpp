@@ -48,7 +48,9 @@ struct Products {
         job.out = out;
         job.b += expert * (all.O * all.I * all.bits / 32);
         job.scales += expert * (all.O * all.I / all.group_size);
-        job.biases += expert * (all.O * all.I / all.group_size);
+        if (job.biases != nullptr) {
+            job.biases += expert * (all.O * all.I / all.group_size);
+        }
         return job;
     }
 };
@@ -141,7 +143,7 @@ void GroupedQuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::
                 .bits = bits_,
                 .b = laid_out(b).data<uint32_t>(),
                 .scales = laid_out(scales).data<uint16_t>(),
-                .biases = laid_out(inputs[1]).data<uint16_t>(),
+                .biases = has_biases_ ? laid_out(inputs[1]).data<uint16_t>() : nullptr,
                 .a = laid_out(a).data<uint16_t>(),
                 .out = static_cast<uint16_t*>(allocate(out)),
                 .scale_format = format_of(scales.dtype()),

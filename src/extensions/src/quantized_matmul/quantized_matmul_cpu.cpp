@@ -16,9 +16,9 @@ namespace tiny_llm_ext {
 namespace {
 
 // One of the products that a node computes, as its inputs and its output lie in memory.
-QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, int group_size,
-                          int bits, const mx::array& a, const mx::array& b, mx::array& out,
-                          mx::Stream stream) {
+QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, bool has_biases,
+                          int group_size, int bits, const mx::array& a, const mx::array& b,
+                          mx::array& out, mx::Stream stream) {
     auto& encoder = mx::cpu::get_command_encoder(stream);
     const auto laid_out = [&](const mx::array& x) {
         const mx::array rows = row_contiguous(x, stream);
@@ -35,7 +35,7 @@ QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, int 
         .bits = bits,
         .b = laid_out(b).data<uint32_t>(),
         .scales = laid_out(scales).data<uint16_t>(),
-        .biases = laid_out(biases).data<uint16_t>(),
+        .biases = has_biases ? laid_out(biases).data<uint16_t>() : nullptr,
         .a = laid_out(a).data<uint16_t>(),
         .out = static_cast<uint16_t*>(allocate(out)),
         .scale_format = format_of(scales.dtype()),
@@ -53,8 +53,8 @@ void dispatch(QuantizedMatmulJobs jobs, mx::Stream stream) {
 }  // namespace
 
 void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
-    const auto job =
-        job_of(inputs[0], inputs[1], group_size_, bits_, inputs[2], inputs[3], out, stream());
+    const auto job = job_of(inputs[0], inputs[1], has_biases_, group_size_, bits_, inputs[2],
+                            inputs[3], out, stream());
     if (out.size() > 0) {
         dispatch({job}, stream());
     }
@@ -66,8 +66,8 @@ void QuantizedMatmulEach::eval_cpu(const std::vector<mx::array>& inputs,
     QuantizedMatmulJobs jobs;
     for (size_t n = 0; n < outputs.size(); n++) {
         const mx::array* matrix = &inputs[1 + 3 * n];  // scales, biases, b
-        jobs.push_back(
-            job_of(matrix[0], matrix[1], group_size_, bits_, a, matrix[2], outputs[n], stream()));
+        jobs.push_back(job_of(matrix[0], matrix[1], has_biases_, group_size_, bits_, a, matrix[2],
+                              outputs[n], stream()));
     }
     if (a.size() > 0) {
         dispatch(std::move(jobs), stream());

@@ -128,7 +128,9 @@ void run(const QuantizedMatmulJobs& jobs, InstructionSet set) {
     }
     // [/solution only]
     for_outputs(jobs, 1, [&](size_t job, int64_t first, int64_t last) {
-        quantized_matmul_reference(jobs[job], first, last);
+        const auto multiply = jobs[job].biases == nullptr ? quantized_matmul_e2m1_reference
+                                                          : quantized_matmul_reference;
+        multiply(jobs[job], first, last);
     });
 }
 

@@ -33,7 +33,7 @@ template <typename T, typename S, int BITS, int GROUP_SIZE>
     if (o >= params.O || m >= params.M) {
         return;
     }
-    // [task 2.2.3 output]
+    // [task 2.3.3 output]
     constexpr int PER_WORD = 32 / BITS;
     constexpr uint MASK = (1u << BITS) - 1;
     const int groups = params.I / GROUP_SIZE;
@@ -57,7 +57,7 @@ template <typename T, typename S, int BITS, int GROUP_SIZE>
         total = fma(float(biases[o * groups + g]), sum, total);
     }
     out[m * params.O + o] = T(total);
-    // [/task 2.2.3 output]
+    // [/task 2.3.3 output]
 }
 
 // A template becomes a kernel by being instantiated, under the name that the host asks for.

@@ -1,0 +1,281 @@
+"""Week 2, day 7: continuous batching."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from tests.support import (
+    ByteTokenizer,
+    assert_close,
+    assert_same_answers,
+    assert_same_bits,
+    tiny_model,
+)
+from tiny_llm import (
+    BatchingKvCache,
+    Qwen3ModelWeek2,
+    UserError,
+    batch_generate,
+    make_sampler,
+    simple_generate_with_kv_cache,
+)
+from tiny_llm.batch import BatchGeneration, Request
+from tiny_llm.demo.prompts import BATCH_PROMPTS
+
+
+@pytest.mark.parametrize("lengths", [[3, 8, 5], [1, 1, 1], [6, None, 2]])
+def test_task_3_a_batch_of_requests_in_the_model(device, lengths):
+    model = Qwen3ModelWeek2(tiny_model())
+    rng = np.random.default_rng(0)
+    prompts = [None if n is None else rng.integers(0, 131, n).tolist() for n in lengths]
+    next_ids = rng.integers(0, 131, 3).tolist()
+    caches = [BatchingKvCache(3, 64) for _ in range(model.num_hidden_layers)]
+    expected = {}
+    for slot, prompt in enumerate(prompts):
+        if prompt is None:
+            continue
+        twin = model.create_kv_cache()
+        model(mx.array([prompt]), 0, twin)
+        expected[slot] = model(mx.array([[next_ids[slot]]]), len(prompt), twin)
+        single = model.create_kv_cache()
+        model(mx.array([prompt]), 0, single)
+        for layer, cache in enumerate(single):
+            caches[layer].add_request(cache, slot)
+    offsets = [0 if prompt is None else len(prompt) for prompt in prompts]
+    logits = model(mx.array(next_ids)[:, None], offsets, caches)
+    for slot, alone in expected.items():
+        assert_close(logits[slot : slot + 1], alone, f"slot {slot}'s logits", ulps=32)
+
+
+def test_task_3_offsets_of_a_batch(device):
+    model = Qwen3ModelWeek2(tiny_model())
+    ids = mx.array([[3, 17, 130, 0], [3, 99, 5, 41]])
+    by_number = model(ids, 0, model.create_kv_cache())
+    by_list = model(ids, [0, 0], model.create_kv_cache())
+    by_array = model(ids, mx.array([0, 0]), model.create_kv_cache())
+    by_numpy = model(ids, np.int64(0), model.create_kv_cache())
+    assert by_number.tolist() == by_list.tolist() == by_array.tolist() == by_numpy.tolist()
+    with pytest.raises(ValueError, match="3 offsets were given for a batch of 2"):
+        model(ids, [0, 0, 0], model.create_kv_cache())
+
+
+@pytest.mark.parametrize("lengths", [[3, 8, 5], [1, 1, 1], [6, None, 2], [40, 2, 300]])
+def test_task_3_a_request_in_a_batch_has_the_bits_that_it_has_alone(instruction_set, lengths):
+    mlx_model = tiny_model(
+        dtype=mx.bfloat16, hidden_size=64, intermediate_size=96, max_position_embeddings=512
+    )
+    nn.quantize(mlx_model, group_size=32, bits=4)
+    model = Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
+    rng = np.random.default_rng(0)
+    prompts = [None if n is None else rng.integers(0, 131, n).tolist() for n in lengths]
+    next_ids = rng.integers(0, 131, (3, 4))
+    batch = [BatchingKvCache(3, 512) for _ in range(model.num_hidden_layers)]
+    single = [model.create_kv_cache() for _ in prompts]
+    for slot, prompt in enumerate(prompts):
+        if prompt is not None:
+            mx.eval(model(mx.array([prompt]), 0, single[slot]))
+            for layer, cache in zip(batch, single[slot], strict=True):
+                layer.add_request(cache, slot)
+    for step in range(4):
+        offsets = [0 if prompt is None else len(prompt) + step for prompt in prompts]
+        ids = next_ids[:, step : step + 1].tolist()
+        together = model.next_token_logits(mx.array(ids), offsets, batch)
+        mx.eval(together)
+        for slot, prompt in enumerate(prompts):
+            if prompt is not None:
+                alone = model.next_token_logits(mx.array([ids[slot]]), offsets[slot], single[slot])
+                what = f"the logits of slot {slot} in step {step}"
+                assert_same_bits(together[slot], alone[0], what)
+
+
+PROMPTS = ["a", "hello there", "x" * 40, "one two three", "zz", "the longest of all prompts " * 2]
+
+
+@pytest.fixture(scope="module")
+def small_model() -> Qwen3ModelWeek2:
+    mx.random.seed(5)
+    return Qwen3ModelWeek2(tiny_model(vocab_size=256))
+
+
+def alone(model, prompt: str, max_seq_len: int) -> str:
+    room = max_seq_len - len(prompt.encode())
+    return simple_generate_with_kv_cache(model, ByteTokenizer(), prompt, max_tokens=room)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 16])
+@pytest.mark.parametrize("prefill_step", [1, 7, 128])
+def test_task_4_the_same_text_as_each_prompt_alone(small_model, batch_size, prefill_step):
+    prompts = list(PROMPTS)
+    answers = batch_generate(
+        small_model, ByteTokenizer(), prompts, 70, batch_size=batch_size, prefill_step=prefill_step
+    )
+    assert prompts == PROMPTS, "the caller's list is left alone"
+    expected = [(i, alone(small_model, prompt, 70)) for i, prompt in enumerate(PROMPTS)]
+    assert_same_answers(answers, expected)
+
+
+def test_task_4_what_cannot_be_run_is_answered_and_the_others_go_on(small_model):
+    answers = dict(
+        batch_generate(small_model, ByteTokenizer(), ["ok", "y" * 90, "", "fine"], max_seq_len=30)
+    )
+    assert answers[0] == alone(small_model, "ok", 30)
+    assert answers[1] == "[the prompt has 90 tokens; with its answer it may have 30.]"
+    assert answers[2] == "[the prompt is empty; give at least one token.]"
+    assert answers[3] == alone(small_model, "fine", 30)
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_task_4_prompt_and_answer_have_room_together(small_model, room):
+    prompt = "nearly full"
+    max_seq_len = len(prompt) + room
+    answers = batch_generate(small_model, ByteTokenizer(), [prompt, "short"], max_seq_len)
+    assert answers[0] == (0, alone(small_model, prompt, max_seq_len))
+
+
+def test_task_4_one_text_is_no_list_of_prompts(small_model):
+    with pytest.raises(UserError, match="prompts is one text"):
+        batch_generate(small_model, ByteTokenizer(), "abc")
+
+
+def test_task_4_no_prompts(small_model):
+    assert batch_generate(small_model, ByteTokenizer(), []) == []
+
+
+@pytest.mark.parametrize("name", ["max_seq_len", "batch_size", "prefill_step"])
+def test_task_4_numbers_below_one(small_model, name):
+    with pytest.raises(UserError, match=f"{name} is 0; it must be a whole number ≥ 1"):
+        batch_generate(small_model, ByteTokenizer(), ["a"], **{name: 0})
+
+
+def test_task_4_a_finished_request_leaves_its_slot_to_the_next(small_model):
+    batch = BatchGeneration(small_model, ByteTokenizer(), ["x" * 20, "y" * 5, "z" * 5], 24, 2)
+    seen = []
+    while not batch.is_done:
+        batch.step()
+        seen.append([None if request is None else request.index for request in batch.slots])
+        live = [request for request in batch.slots if request is not None]
+        for cache in batch._caches:
+            held = [length for length in cache.lengths if length is not None]
+            assert held == [request.offset for request in live]
+    assert [2, 1] in seen, "prompt 2 takes the slot that prompt 0 left"
+    assert all(length is None for cache in batch._caches for length in cache.lengths)
+
+
+def test_task_5_a_prompt_is_prefilled_a_chunk_at_a_time(small_model):
+    request = Request(0, small_model, ByteTokenizer(), list(range(2, 22)), prefill_step=8)
+    offsets = []
+    while not request.is_prefilled:
+        assert request.next_token is None, "the first token comes after the last chunk"
+        request.try_prefill()
+        offsets.append(request.offset)
+    assert offsets == [8, 16, 20]
+    assert request.next_token is not None
+    assert all(cache.offset == 20 for cache in request.cache)
+
+
+@pytest.mark.parametrize("prefill_step", [1, 7, 8, 19])
+def test_task_5_chunks_leave_what_the_whole_prompt_leaves(small_model, prefill_step):
+    def prefilled(step: int) -> Request:
+        request = Request(0, small_model, ByteTokenizer(), list(range(2, 22)), prefill_step=step)
+        while not request.is_prefilled:
+            request.try_prefill()
+        return request
+
+    chunks, whole = prefilled(prefill_step), prefilled(20)
+    for layer, (cache, expected) in enumerate(zip(chunks.cache, whole.cache, strict=True)):
+        hint = f"layer {layer}'s keys: a chunk begins where the one before ended"
+        assert_close(cache.key_values[0], expected.key_values[0], hint, ulps=64)
+    assert chunks.next_token == whole.next_token
+
+
+def test_task_5_active_requests_decode_between_chunks(small_model):
+    batch = BatchGeneration(small_model, ByteTokenizer(), ["a", "b" * 40], 60, 2, prefill_step=8)
+    batch.step()
+    before = batch.slots[0].offset
+    for chunk in range(1, 5):
+        batch.step()
+        assert batch.prefilling.offset == 8 * chunk
+        assert batch.slots[0] is None or batch.slots[0].offset == before + chunk
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, [1, 5, 2, 9]])
+def test_task_4_max_tokens_ends_an_answer(small_model, max_tokens):
+    batch = BatchGeneration(
+        small_model,
+        ByteTokenizer(),
+        ["a", "b" * 9, "c", "d"],
+        60,
+        2,
+        max_tokens=max_tokens,
+        ignore_eos=True,
+    )
+    while not batch.is_done:
+        batch.step()
+    limits = max_tokens if isinstance(max_tokens, list) else [max_tokens] * 4
+    assert [batch.requests[index].num_tokens for index in range(4)] == limits
+
+
+def test_task_4_max_tokens_that_cannot_be(small_model):
+    for max_tokens, message in ((0, "max_tokens is 0"), ([1], "1 max_tokens were given for 2")):
+        with pytest.raises(UserError, match=message):
+            BatchGeneration(small_model, ByteTokenizer(), ["a", "b"], max_tokens=max_tokens)
+
+
+def test_task_4_end_tokens_can_be_ignored(small_model):
+    class EndsAtOnce(ByteTokenizer):
+        eos_token_ids = frozenset(range(256))
+
+    for ignore_eos, count in ((False, 1), (True, 4)):
+        batch = BatchGeneration(
+            small_model, EndsAtOnce(), ["a"], max_tokens=4, ignore_eos=ignore_eos
+        )
+        while not batch.is_done:
+            batch.step()
+        assert batch.requests[0].num_tokens == count
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_task_4_a_seeded_request_draws_the_same_alone_and_in_a_batch(small_model, batch_size):
+    def sampler():
+        return make_sampler(temp=1.0, top_p=0.9, top_k=50, seed=7)
+
+    answers = batch_generate(
+        small_model, ByteTokenizer(), PROMPTS, 70, batch_size, prefill_step=7, sampler=sampler()
+    )
+    for index, prompt in enumerate(PROMPTS):
+        room = 70 - len(prompt.encode())
+        expected = simple_generate_with_kv_cache(
+            small_model, ByteTokenizer(), prompt, sampler(), max_tokens=room
+        )
+        assert answers[index] == (index, expected)
+
+
+@pytest.fixture(scope="module")
+def demo_answers(demo) -> list[tuple[int, str]]:
+    """The demo's answers, each alone, with attention in plain MLX."""
+    mlx_model, tokenizer = demo
+    model = Qwen3ModelWeek2(mlx_model)
+    return [
+        (index, simple_generate_with_kv_cache(model, tokenizer, chat(tokenizer, prompt)))
+        for index, prompt in enumerate(BATCH_PROMPTS[::2])
+    ]
+
+
+def chat(tokenizer, prompt: str) -> list[int]:
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], add_generation_prompt=True, enable_thinking=False
+    )
+
+
+@pytest.mark.slow  # with a learner's kernels, which are plain loops
+@pytest.mark.parametrize("flash", [False, True])
+@pytest.mark.parametrize(("batch_size", "prefill_step"), [(1, 7), (3, 128), (5, 1), (16, 128)])
+def test_task_5_real_answers_do_not_depend_on_the_batch(
+    demo, demo_answers, flash, batch_size, prefill_step
+):
+    mlx_model, tokenizer = demo
+    model = Qwen3ModelWeek2(mlx_model, enable_flash_attn=flash)
+    prompts = [chat(tokenizer, prompt) for prompt in BATCH_PROMPTS[::2]]
+    answers = batch_generate(model, tokenizer, prompts, 512, batch_size, prefill_step)
+    assert answers == demo_answers

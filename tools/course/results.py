@@ -1,0 +1,70 @@
+"""The tests of some days, run where their results are not known: see kept.py."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+
+from rich.console import Console
+
+from .build import num_cores
+from .kept import KeptResults
+from .outcomes import Outcome, Runner
+from .tasks import TASKS, Day
+
+
+def is_done(outcomes: Sequence[Outcome]) -> bool:
+    """Whether a task's tests pass, and not only because none could be run."""
+    passed = [outcome.passed for outcome in outcomes]
+    return any(passed) and False not in passed
+
+
+def outcomes_by_task(
+    tree: Path | None, days: list[Day], console: Console, again: bool = False
+) -> dict[str, list[Outcome]]:
+    """Runs the tests of some days, as many days at a time as there are cores (at most four).
+
+    Args:
+        tree: the learner's, or None for the solution.
+        days: whose tests.
+        console: says how far it is.
+        again: run tests whose results are known, too.
+    """
+    kept = KeptResults(tree)
+    by_day = {day.id: None if again else kept.of(day) for day in days}
+    to_run = SimpleQueue[Day]()
+    for day in days:
+        if by_day[day.id] is None:
+            to_run.put(day)
+    lock = Lock()
+
+    def work() -> None:
+        with Runner() as runner:
+            while not to_run.empty():
+                try:
+                    day = to_run.get_nowait()
+                except Empty:
+                    return
+                outcomes = runner.run(tree, [day.test_file], "-m", "not slow", "--tb=line")
+                with lock:
+                    kept.keep(day, outcomes)
+                    by_day[day.id] = outcomes
+                    left = sum(known is None for known in by_day.values())
+                    status.update(f"testing what has changed: {left} of {len(days)} days left")
+
+    with console.status("testing what has changed") as status:
+        workers = [Thread(target=work) for _ in range(min(4, num_cores(), to_run.qsize()))]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    found: dict[str, list[Outcome]] = defaultdict(list)
+    for day in days:
+        for outcome in by_day[day.id] or []:
+            if outcome.task in TASKS:
+                found[outcome.task].append(outcome)
+            elif not outcome.test:  # the process died: none of the day's tasks is done
+                for task in day.tasks:
+                    found[task.id].append(outcome)
+    return found
