@@ -154,6 +154,22 @@ def test_parts_of_a_content_and_a_system_message(client):
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is not valid"),
         ({"tool_choice": "required"}, "there are no tools"),
+        ({"tool_choice": {"type": "x"}}, "tool_choice.type is not valid"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f"}}],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {
+                        "mode": "auto",
+                        "tools": [{"type": "function", "function": {"name": "g"}}],
+                    },
+                },
+            },
+            "tool_choice allows 'g', which is no tool",
+        ),
+        ({"Text": 1}, "Text is not a field"),
+        ({"stop": [1]}, "stop[0] is not valid"),
         ({"response_format": {"type": "json_schema"}}, "json_schema.schema is missing"),
         ({"structured_outputs": {}}, "give exactly one of"),
         ({"structured_outputs": {"regex": "("}}, "("),
@@ -165,7 +181,7 @@ def test_parts_of_a_content_and_a_system_message(client):
         ({"messages": [{"role": "user"}]}, "messages[0] has no content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0]",
+            "messages[0].content[0] is of the type 'image_url'; this model reads texts only",
         ),
         ({"messages": [{"role": "user", "content": "word " * 3000}]}, "the context holds 2048"),
     ],
@@ -222,9 +238,38 @@ def test_an_answer_by_a_choice(client):
     assert answer.choices[0].message.content in ("tea", "coffee")
 
 
+PAINT_ALONE = {"type": "function", "function": {"name": "paint"}}
+SOME = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [PAINT_ALONE]}}
+OTHER = {"type": "function", "function": {"name": "sing", "parameters": {"type": "object"}}}
+
+
+def test_some_of_the_tools(client):
+    def prompt_tokens(tools, mode):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [PAINT_ALONE]}}
+        body = {**PLAIN, "tools": tools, "tool_choice": choice, "max_tokens": 80}
+        answer = client.chat.completions.create(**body, parallel_tool_calls=False)
+        calls = answer.choices[0].message.tool_calls or []
+        assert mode == "auto" or [call.function.name for call in calls] == ["paint"]
+        return answer.usage.prompt_tokens
+
+    counts = {
+        prompt_tokens(tools, mode)
+        for mode in ("auto", "required")
+        for tools in ([OTHER, PAINT], [PAINT])
+    }
+    assert len(counts) == 1, "the model is told of a tool that it may not call"
+
+
+def test_what_an_assistant_refused(client):
+    parts = [{"type": "refusal", "refusal": "No."}]
+    messages = [*FRANCE, {"role": "assistant", "content": parts}, *FRANCE]
+    answer = client.chat.completions.create(**{**PLAIN, "messages": messages})
+    assert "Paris" in answer.choices[0].message.content
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "paint"}}]
+    "choice", ["required", {"type": "function", "function": {"name": "paint"}}, SOME]
 )
 def test_a_call_that_is_demanded(client, choice, stream):
     body = {**PLAIN, "tools": [PAINT], "tool_choice": choice, "parallel_tool_calls": False}

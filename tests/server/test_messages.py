@@ -162,7 +162,10 @@ def test_there_is_a_server(server):
         ({"containers": 1}, "containers is not a field"),
         ({"tool_choice": {"type": "any"}}, "tool_choice is about tools, and there are none"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "'x' cannot be required"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "content[0] is of the type 'image'; this model reads texts only",
+        ),
     ],
 )
 def test_what_cannot_be_is_400_in_anthropic_s_form(claude, change, sentence):

@@ -11,6 +11,8 @@ BODY = {
     "reasoning": {"effort": "none"},
 }
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
+PAINT_ALONE = [{"type": "function", "name": "paint"}]
+SOME = {"type": "allowed_tools", "mode": "required", "tools": PAINT_ALONE}
 
 
 def test_a_response(client):
@@ -100,6 +102,9 @@ def test_logprobs(client, effort):
         ({"colour": "red"}, "colour is not a field"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "schema is missing"),
         ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice must be 'auto'"),
+        ({"tools": [TOOL], "tool_choice": {**SOME, "tools": "x"}}, "needs the mode"),
+        ({"tools": [TOOL], "tool_choice": SOME}, "among those of the request"),
     ],
 )
 def test_what_cannot_be_is_400(client, change, sentence):
@@ -119,7 +124,7 @@ def test_a_response_by_a_schema(client):
     assert response.text.format.type == "json_schema"
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "paint"}])
+@pytest.mark.parametrize("choice", ["required", PAINT_ALONE[0], SOME])
 def test_a_call_that_is_demanded(client, choice):
     tool = {**TOOL, "name": "paint", "parameters": COLOUR}
     body = {**BODY, "tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}

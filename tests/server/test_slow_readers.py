@@ -71,8 +71,7 @@ def test_a_reader_that_reads_nothing_is_dropped(impatient):
 
 
 def test_silence_is_filled_with_comments(impatient):
-    response = impatient.post(
-        "/v1/completions", {"prompt": "Hello", "max_tokens": 3, "stream": True}
-    )
+    body = {"prompt": "Hello", "max_tokens": 20, "ignore_eos": True, "stream": True}
+    response = impatient.post("/v1/completions", body)
     assert ": keep-alive\n\n" in response.text
     assert response.text.endswith("data: [DONE]\n\n")

@@ -49,9 +49,7 @@ def error_event(error: ApiError) -> bytes:
 
 def _make_prompt(server: Server, body: ChatBody) -> ChatPrompt:
     messages = [message.for_template(number) for number, message in enumerate(body.messages)]
-    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-    used = tools if body.uses_tools else None
-    return server.prompts.chat(messages, used, body.template_variables())
+    return server.prompts.chat(messages, body.usable_tools or None, body.template_variables())
 
 
 class ChatReply:

@@ -22,6 +22,7 @@ TYPES = {
     503: ("service_unavailable_error", "overloaded_error"),
     504: ("timeout_error", "timeout_error"),
 }
+ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 ANTHROPIC_PATHS = ("/v1/messages",)
 
 
@@ -87,5 +88,4 @@ class JsonResponse(Response):
 
 def to_json(content: Any) -> bytes:
     """Compact JSON in UTF-8."""
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace")
+    return ENCODER.encode(content).encode("utf-8", "replace")

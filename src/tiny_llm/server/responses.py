@@ -36,6 +36,8 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
         max_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
         logprobs=body.logprobs,
         structured_outputs=body.form(),
     )
@@ -48,8 +50,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
 
 
 def _make_prompt(server: Server, body: ResponsesBody) -> ChatPrompt:
-    tools = body.function_tools if body.uses_tools else []
-    return server.prompts.chat(body.for_template(), tools, body.template_variables())
+    return server.prompts.chat(body.for_template(), body.usable_tools, body.template_variables())
 
 
 class ResponseReply:
@@ -145,7 +146,7 @@ class ResponseReply:
             "incomplete_details": {"reason": "max_output_tokens"} if self._cut else None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "max_tool_calls": None,
+            "max_tool_calls": body.max_tool_calls,
             "model": self._model,
             "output": self._items.items if is_done else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
@@ -172,8 +173,8 @@ class ResponseReply:
                 for tool in body.function_tools
             ],
             "top_logprobs": body.top_logprobs or 0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
+            "presence_penalty": body.presence_penalty or 0.0,
+            "frequency_penalty": body.frequency_penalty or 0.0,
             "truncation": "disabled",
             "usage": self._usage() if is_done else None,
             "user": body.user,
