@@ -1,4 +1,4 @@
-"""The operations that `benchmark.ops` times, each at the shapes of Qwen3-0.6B.
+"""The operations that `benchmark.ops` times, at the shapes of Qwen3-0.6B and Qwen3-30B-A3B.
 
 `CASES` maps the name of a kernel to the function that makes its cases. A kernel that the extension
 does not have (yet) is left out by its name; nothing else needs to know.
@@ -6,14 +6,19 @@ does not have (yet) is left out by its name; nothing else needs to know.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from tiny_llm import kernels, quantized_matmul
+from tiny_llm.kernels.interleaved import interleave
 from tiny_llm.models.costs import affine_bits
 
 E, I, V = 1024, 3072, 151_936
+# A mixture of experts, as in Qwen3-30B-A3B: this many experts of O×I, of which a token has K.
+EXPERTS, EXPERT_O, EXPERT_I, K = 128, 768, 2048, 8
 H_q, H, D = 16, 8, 128
 GROUP_SIZE, BITS = 128, 4
 PAGE_SIZE = 128  # tokens
@@ -67,6 +72,49 @@ def quantized_matmul_cases() -> Iterator[Case]:
                 mlx_quantized_matmul if M == 1 else None,
                 mlx_is_slow=True,
             )
+
+
+def grouped_quantized_matmul_cases() -> Iterator[Case]:
+    """Gate or up of all experts, as the CPU's kernels want them laid out; experts at random."""
+    words = mx.random.randint(0, 2**31 - 1, (EXPERTS, EXPERT_O, EXPERT_I * BITS // 32))
+    scales = random(EXPERTS, EXPERT_O, EXPERT_I // GROUP_SIZE)
+    by_row = (words.astype(mx.uint32), scales, scales)
+    weights = tuple(interleaved_stack(x) for x in by_row)
+    for M in (1, 4, 16, 512):
+        order = mx.argsort(mx.random.uniform(shape=(8, M, EXPERTS)), axis=-1)[..., :K]
+        chosen = [experts.astype(mx.int32) for experts in order]
+        read = mean(len(np.unique(np.array(experts))) for experts in chosen)
+        matrix = EXPERT_O * EXPERT_I * affine_bits(BITS, GROUP_SIZE) / 8
+        yield Case(
+            "grouped_quantized_matmul",
+            f"{M} × {K} of {EXPERTS}×{EXPERT_O}×{EXPERT_I}",
+            read * matrix + 2 * M * (EXPERT_I + K * EXPERT_O),
+            2.0 * M * K * EXPERT_O * EXPERT_I,
+            [(random(M, EXPERT_I), experts) for experts in chosen[: 2 if M >= 64 else None]],
+            lambda a, experts: ops.grouped_quantized_matmul(
+                weights[1], weights[2], GROUP_SIZE, BITS, a, weights[0], experts
+            ),
+            (lambda a, experts: mlx_gather_qmm(a, *by_row, experts)) if M == 1 else None,
+            mlx_is_slow=True,
+        )
+
+
+def interleaved_stack(x: mx.array) -> mx.array:
+    """A matrix of each expert, as the CPU's kernels want it; by row where those want that."""
+    rows = kernels.interleaved_rows()
+    if not rows:
+        return x
+    tall = interleave(x.reshape(-1, x.shape[-1]), rows)
+    return tall.reshape(len(x), -1, *tall.shape[1:])
+
+
+def mlx_gather_qmm(
+    a: mx.array, w: mx.array, s: mx.array, b: mx.array, experts: mx.array
+) -> mx.array:
+    """MLX's own."""
+    return mx.gather_qmm(
+        a[:, None, None], w, s, b, rhs_indices=experts, group_size=GROUP_SIZE, bits=BITS
+    )
 
 
 def mlx_quantized_matmul(a: mx.array, w: mx.array, s: mx.array, b: mx.array) -> mx.array:
@@ -226,8 +274,47 @@ def matmul_cases() -> Iterator[Case]:
         )
 
 
+def topk_softmax_cases() -> Iterator[Case]:
+    """A router, and its weights."""
+
+    def mlx(logits: mx.array) -> tuple[mx.array, mx.array]:
+        p = mx.softmax(logits, axis=-1, precise=True)
+        experts = mx.argpartition(-p, K - 1, axis=-1)[..., :K]
+        weights = mx.take_along_axis(p, experts, axis=-1)
+        return experts, weights / weights.sum(axis=-1, keepdims=True)
+
+    for M in (1, 16, 512):
+        yield Case(
+            "topk_softmax",
+            f"{K} of {M}×{EXPERTS}",
+            2.0 * M * EXPERTS + 8.0 * M * K,
+            2.0 * M * EXPERTS,
+            [(random(M, EXPERTS),)],
+            lambda logits: ops.topk_softmax(logits, K, True),
+            mlx,
+        )
+
+
+def weighted_sum_cases() -> Iterator[Case]:
+    """What the chosen experts add up to."""
+    for M in (1, 16, 512):
+        weights = random(M, K).astype(mx.float32)
+        yield Case(
+            "weighted_sum",
+            f"{M}×{K}×{EXPERT_I}",
+            2.0 * M * (K + 1) * EXPERT_I,
+            2.0 * M * K * EXPERT_I,
+            [(random(M, K, EXPERT_I), weights)],
+            lambda x, weights: ops.weighted_sum(x, weights),
+            lambda x, weights: (x * weights[..., None]).sum(axis=-2).astype(x.dtype),
+        )
+
+
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "quantized_matmul": quantized_matmul_cases,
+    "grouped_quantized_matmul": grouped_quantized_matmul_cases,
+    "topk_softmax": topk_softmax_cases,
+    "weighted_sum": weighted_sum_cases,
     "flash_attention": flash_attention_cases,
     "paged_attention": paged_attention_cases,
     "rms_norm": rms_norm_cases,

@@ -16,6 +16,7 @@
 #include "src/axpby/axpby.h"
 #include "src/cache_write/cache_write.h"
 #include "src/flash_attention/flash_attention.h"
+#include "src/grouped_quantized_matmul/grouped_quantized_matmul.h"
 #include "src/interleave/interleave.h"
 #include "src/matmul/matmul.h"
 #include "src/paged_attention/paged_attention.h"
@@ -27,6 +28,8 @@
 #include "src/recording/recorder.h"
 #include "src/rms_norm/rms_norm.h"
 #include "src/swiglu/swiglu.h"
+#include "src/topk_softmax/topk_softmax.h"
+#include "src/weighted_sum/weighted_sum.h"
 
 namespace mx = mlx::core;
 namespace nb = nanobind;
@@ -42,13 +45,17 @@ NB_MODULE(_ext, m) {
     m.def("argmax", &tiny_llm_ext::argmax, "x"_a, nb::kw_only(), "stream"_a = nb::none(),
           docs::argmax);
 
-    m.def("quantized_matmul", &tiny_llm_ext::quantized_matmul, "scales"_a, "biases"_a,
+    m.def("quantized_matmul", &tiny_llm_ext::quantized_matmul, "scales"_a, "biases"_a.none(),
           "group_size"_a, "bits"_a, "a"_a, "b"_a, "transpose_b"_a = true, nb::kw_only(),
           "stream"_a = nb::none(), docs::quantized_matmul);
 
     m.def("quantized_matmul_each", &tiny_llm_ext::quantized_matmul_each, "scales"_a, "biases"_a,
           "group_size"_a, "bits"_a, "a"_a, "b"_a, nb::kw_only(), "stream"_a = nb::none(),
           docs::quantized_matmul_each);
+
+    m.def("grouped_quantized_matmul", &tiny_llm_ext::grouped_quantized_matmul, "scales"_a,
+          "biases"_a.none(), "group_size"_a, "bits"_a, "a"_a, "b"_a, "experts"_a, nb::kw_only(),
+          "stream"_a = nb::none(), docs::grouped_quantized_matmul);
 
     m.def("rms_norm", &tiny_llm_ext::rms_norm, "x"_a, "weight"_a, "eps"_a, nb::kw_only(),
           "stream"_a = nb::none(), docs::rms_norm);
@@ -58,6 +65,12 @@ NB_MODULE(_ext, m) {
 
     m.def("swiglu", &tiny_llm_ext::swiglu, "gate"_a, "up"_a, nb::kw_only(), "stream"_a = nb::none(),
           docs::swiglu);
+
+    m.def("topk_softmax", &tiny_llm_ext::topk_softmax, "logits"_a, "k"_a, "normalize"_a,
+          nb::kw_only(), "stream"_a = nb::none(), docs::topk_softmax);
+
+    m.def("weighted_sum", &tiny_llm_ext::weighted_sum, "x"_a, "weights"_a, nb::kw_only(),
+          "stream"_a = nb::none(), docs::weighted_sum);
 
     m.def("qk_norm_rope", &tiny_llm_ext::qk_norm_rope, "x"_a, "weight"_a, "eps"_a, "cos"_a, "sin"_a,
           nb::kw_only(), "stream"_a = nb::none(), docs::qk_norm_rope);
@@ -91,8 +104,8 @@ NB_MODULE(_ext, m) {
           "overwrite"_a = false, nb::kw_only(), "stream"_a = nb::none(), docs::paged_cache_write);
 
     m.def("quantized_embedding", &tiny_llm_ext::quantized_embedding, "ids"_a, "scales"_a,
-          "biases"_a, "group_size"_a, "bits"_a, "weight"_a, nb::kw_only(), "stream"_a = nb::none(),
-          docs::quantized_embedding);
+          "biases"_a.none(), "group_size"_a, "bits"_a, "weight"_a, nb::kw_only(),
+          "stream"_a = nb::none(), docs::quantized_embedding);
 
     m.def("matmul", &tiny_llm_ext::matmul, "a"_a, "b"_a, nb::kw_only(), "stream"_a = nb::none(),
           docs::matmul);

@@ -106,6 +106,10 @@ def test_flash_attention_reaches_the_model(capsys, monkeypatch, flag, flash):
         (["--loader", "week2", "--draft-model", "demo-draft"], "--draft-model: drafts are"),
         (["--loader", "week3", "--draft-model", "demo-draft"], "--draft-model: drafts are"),
         (["--solution", "mlx", "--draft-model", "demo-draft"], "--draft-model: drafts are"),
+        (["--speculative", "suffix"], "--speculative 'suffix' is unknown; give ngram"),
+        (["--speculative", "ngram", "--loader", "week2"], "only the engine guesses from the text"),
+        (["--speculative", "ngram", "--solution", "mlx"], "--speculative has no effect on"),
+        (["--speculative", "ngram", "--draft-model", "demo-draft"], "would guess the same tokens"),
         (["--solution", "mlx", "--loader", "week2"], "--loader chooses a week's model"),
         (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
         (["--loader", "week2", "--record", "run.json"], "--record is for the engine; leave it"),
@@ -301,7 +305,13 @@ def test_runs_tell_how_far_each_prompt_is(solution):
 
 
 def open_engine(**flags) -> EngineRun:
-    args = {"batch_size": 2, "prefill_step": 16, "draft_model": None, "sampler_temp": 0.0}
+    args = {
+        "batch_size": 2,
+        "prefill_step": 16,
+        "draft_model": None,
+        "speculative": None,
+        "sampler_temp": 0.0,
+    }
     checkpoint = Checkpoint("tiny", tiny_model(vocab_size=256), ByteTokenizer())
     prompts = [list(prompt.encode()) for prompt in PROMPTS]
     return EngineRun(argparse.Namespace(**args | flags), checkpoint, prompts, LIMITS, True)

@@ -42,7 +42,11 @@ def asked(monkeypatch) -> list:
     return outputs
 
 
-@pytest.mark.parametrize("more", [[], ["--draft-model", "demo-draft"]], ids=["alone", "drafts"])
+@pytest.mark.parametrize(
+    "more",
+    [[], ["--draft-model", "demo-draft"], ["--speculative", "ngram"]],
+    ids=["alone", "drafts", "ngram"],
+)
 def test_greedy_tokens_are_those_of_the_weeks_loops(asked, more):
     engine = open_backend(flags("--max-tokens", "60", *more))
     loop = open_backend(flags("--max-tokens", "60", "--loader", "week2"))

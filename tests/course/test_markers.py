@@ -176,6 +176,6 @@ def test_what_the_solution_has_alone_is_not_in_the_starter(starter):
     names = {path.name for path in starter}
     assert "quantized_matmul_reference.cpp" in names
     assert not names & {"quantized_matmul_avx512.cpp", "flash_attention_simd.cpp"}
-    text = starter[EXTENSION / "src/quantized_matmul/quantized_matmul_cpu.cpp"]
+    text = starter[EXTENSION / "src/quantized_matmul/quantized_matmul_jobs.cpp"]
     assert "solution only" not in text
     assert "avx512" not in text

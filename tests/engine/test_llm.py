@@ -427,7 +427,7 @@ def serve_and_measure(demo, num_requests: int) -> None:
         ),
         (
             {"draft_model": "demo-draft", "num_drafts": 0},
-            "num_drafts is 0; it must be a whole number ≥ 1 with a draft model.",
+            "num_drafts is 0; it must be a whole number ≥ 1.",
         ),
         ({"draft_model": 5}, "the model is 5; give a name, a folder, or the pair"),
         ({"seed": "a"}, "seed is 'a'; it must be a whole number ≥ 0."),

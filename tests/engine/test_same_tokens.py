@@ -96,3 +96,19 @@ def test_the_product(demo, draft, alone):
     assert hits > 500
     assert preemptions > 20
     assert accepted > 200
+
+
+@pytest.mark.parametrize("tokens", [TIGHT_TOKENS, AMPLE_TOKENS])
+@pytest.mark.parametrize(("chunk", "direction", "gap"), [(3, 1, 0), (200, -1, 2)])
+def test_with_guesses_from_the_text(demo, alone, tokens, chunk, direction, gap):
+    outputs, logits = alone
+    options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 32 + chunk}
+    llm = build(demo, tokens, speculative="ngram", **options)
+    found, found_logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
+    for number, expected in outputs.items():
+        assert found[number].token_ids == expected.token_ids, f"request {number}"
+        assert found[number].logprobs == expected.logprobs, f"request {number}"
+    for key, row in logits.items():
+        np.testing.assert_array_equal(found_logits[key], row, err_msg=str(key))
+    assert llm.runner.statistics.accepted > 20
+    assert tokens == AMPLE_TOKENS or llm.scheduler.num_preemptions > 0

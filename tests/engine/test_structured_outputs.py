@@ -351,7 +351,7 @@ def alone(demo):
     outputs = {}
     for number in range(len(FORMS)):
         llm = LLM(demo, kv_cache_bytes=2**24, max_num_seqs=1, enable_prefix_caching=False)
-        llm.core._source.propose = lambda request: []  # forced tokens are chosen one by one
+        llm.core._sources = []  # forced tokens are chosen one by one
         outputs |= run(llm, [number])
         assert llm.runner.statistics.proposed == 0
     return outputs
@@ -411,6 +411,14 @@ def test_with_a_draft_model(demo, alone):
     assert_same(run(llm, range(len(FORMS)), 1), alone)
     assert num_checked > 100
     assert llm.runner.statistics.accepted > 50
+
+
+def test_with_guesses_from_the_text(demo, alone):
+    llm = LLM(demo, speculative="ngram", kv_cache_bytes=2**24)
+    assert_same(run(llm, range(len(FORMS)), 1), alone)
+    forced = LLM(demo, kv_cache_bytes=2**24)
+    run(forced, range(len(FORMS)), 1)
+    assert llm.runner.statistics.accepted > forced.runner.statistics.accepted
 
 
 def test_logprobs_are_the_models_own(llm):

@@ -15,16 +15,27 @@ def problem(M, I, O, bits, group_size, dtype):
     return scales, biases, group_size, bits, a, b
 
 
+def problem_in_floating_point(M, I, O, group_size, dtype):
+    """Weights of 4 bits without biases, as in mxfp4, but with scales that are no powers of two."""
+    words = mx.random.randint(0, 2**31 - 1, (O, I // 8)).astype(mx.uint32) * 2 + 1
+    scales = random(O, I // group_size, dtype=dtype)
+    return scales, None, group_size, 4, random(M, I, dtype=dtype), words
+
+
+def plain(scales, biases, group_size, bits, b) -> np.ndarray:
+    """The weights O×I in float64."""
+    if biases is not None:
+        scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+        return as_numpy(mx.dequantize(b, scales, biases, group_size, bits)).astype(np.float64)
+    codes = np.array(b)[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    numbers = np.concatenate([magnitudes, -magnitudes])[codes].reshape(len(b), -1, group_size)
+    return (numbers * as_numpy(scales).astype(np.float64)[..., None]).reshape(len(b), -1)
+
+
 def exact(scales, biases, group_size, bits, a, b) -> tuple[np.ndarray, np.ndarray]:
     """The product in float64, and Σ |w·a|, which bounds the error of any order of summation."""
-    w = mx.dequantize(
-        b,
-        scales.astype(mx.float32),
-        biases.astype(mx.float32),
-        group_size=group_size,
-        bits=bits,
-    )
-    w, a = as_numpy(w).astype(np.float64), as_numpy(a).astype(np.float64)
+    w, a = plain(scales, biases, group_size, bits, b), as_numpy(a).astype(np.float64)
     return a @ w.T, np.abs(a) @ np.abs(w).T
 
 
@@ -39,9 +50,8 @@ def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -
         return 0
     groups = as_numpy(mx.abs(a)).reshape(*a.shape[:-1], -1, group_size).astype(np.float64)
     rounded = 2.0 ** (-15 if a.dtype == mx.bfloat16 else -30) * 128 / 127.5 * groups.max(-1)
-    w = mx.dequantize(b, scales.astype(mx.float32), biases.astype(mx.float32), group_size, bits)
-    sums = as_numpy(mx.abs(w)).reshape(w.shape[0], -1, group_size).astype(np.float64).sum(-1)
-    return rounded @ sums.T
+    w = plain(scales, biases, group_size, bits, b)
+    return rounded @ np.abs(w).reshape(len(w), -1, group_size).sum(-1).T
 
 
 def evaluated(*args) -> mx.array:
@@ -57,7 +67,8 @@ def assert_exact_but_for_rounding(instruction_set, args):
     expected, magnitude = exact(*args)
     # One rounding to the output's format, and float32 sums of I terms each for q·a and for a,
     # whose own terms are larger than those of w·a: q·scale is up to 2^bits steps of a group.
-    steps = 2.0**bits * as_numpy(mx.abs(args[0])).max() + as_numpy(mx.abs(args[1])).max()
+    largest_bias = mx.abs(args[1] if args[1] is not None else 6 * args[0])
+    steps = 2.0**bits * as_numpy(mx.abs(args[0])).max() + as_numpy(largest_bias).max()
     sums = 2.0**-24 * np.sqrt(I) * steps * np.abs(as_numpy(args[4])).sum(1, keepdims=True)
     bound = EPSILON[half] / 2 * np.abs(expected) + sums + 1e-7 * magnitude
     bound += fixed_point_error(instruction_set, *args)

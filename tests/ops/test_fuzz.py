@@ -172,6 +172,44 @@ def quantized_matmul_each(arguments: Arguments) -> Case:
     return kwargs, (product[..., : rows * cut], product[..., rows * cut :])
 
 
+def grouped_quantized_matmul(arguments: Arguments) -> Case:
+    draw = arguments.draw
+    parts, w = quantized(arguments, HALVES)  # of all experts, one below the other
+    X = draw(st.sampled_from([n for n in (1, 2, 3, 17) if len(parts["words"]) % n == 0]))
+    for name in ("words", "scales", "biases"):
+        first, *rest = parts[name].shape
+        parts[name] = parts[name].reshape(X, first // X, *rest)
+    w = w.reshape(X, -1, w.shape[-1]) if w.size else w.reshape(X, 0, w.shape[-1])
+    tokens, K = arguments.shape(2), draw(SIZES)
+    shape = (*tokens, K) if draw(st.booleans()) else tokens
+    a = arguments.array((*shape, w.shape[-1]), draw(st.sampled_from(HALVES)))
+    experts = arguments.laid_out(mx.array(arguments.rng.integers(-X, X, (*tokens, K)), mx.int32))
+    rows = as_numpy(a) if shape != tokens else np.repeat(as_numpy(a)[..., None, :], K, -2)
+    out = np.einsum("...i,...oi->...o", rows, w[np.array(experts)])
+    return dict(b=parts.pop("words"), a=a, experts=experts, **parts), out
+
+
+def topk_softmax(arguments: Arguments) -> Case:
+    draw = arguments.draw
+    X, dtype = draw(POSITIVE), draw(st.sampled_from(FLOATS))
+    logits = arguments.array((*arguments.shape(), X), dtype)
+    k, normalize = draw(st.integers(1, X)), draw(st.booleans())
+    x = as_numpy(logits)
+    experts = np.argsort(-x, axis=-1, kind="stable")[..., :k]
+    weights = np.exp(x - x.max(-1, keepdims=True, initial=-1e30))
+    weights /= weights.sum(-1, keepdims=True)
+    weights = np.take_along_axis(weights, experts, -1)
+    weights = weights / weights.sum(-1, keepdims=True) if normalize else weights
+    return {"logits": logits, "k": k, "normalize": normalize}, (experts, weights)
+
+
+def weighted_sum(arguments: Arguments) -> Case:
+    dtype, shape = arguments.draw(st.sampled_from(FLOATS)), arguments.shape(least=2)
+    x, weights = arguments.array(shape, dtype), arguments.array(shape[:-1], mx.float32)
+    out = (as_numpy(x) * as_numpy(weights)[..., None]).sum(-2)
+    return {"x": x, "weights": weights}, out
+
+
 def argmax(arguments: Arguments) -> Case:
     dtype, shape = arguments.draw(st.sampled_from(FLOATS)), arguments.shape()
     x = arguments.array((*shape, arguments.draw(POSITIVE)), dtype)
@@ -274,6 +312,7 @@ def paged_cache_write(arguments: Arguments) -> Case:
 
 CASES = [axpby, swiglu, rms_norm, add_rms_norm, qk_norm_rope, flash_attention, matmul]
 CASES += [quantized_matmul, quantized_matmul_each, argmax, quantized_embedding, cache_write]
+CASES += [grouped_quantized_matmul, topk_softmax, weighted_sum]
 CASES += [paged_attention, paged_attention_varlen, paged_cache_write]
 CASE_OF = {case.__name__: case for case in CASES}
 NO_OPERATIONS = {

@@ -155,7 +155,7 @@ def test_a_model_s_layers_are_one_node(make, run):
 def decoding(model):
     """A request's caches whose steps are recorded."""
     cache = model.create_kv_cache()
-    for position, length in ((0, 2), (2, 1), (3, 1), (4, 1)):
+    for position, length in ((0, 3), (3, 1), (4, 1)):
         mx.eval(model(ids_at(position, length), position, cache))
     return cache
 

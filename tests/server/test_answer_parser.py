@@ -72,3 +72,63 @@ def test_text_is_given_out_as_soon_as_it_is_certain():
     assert parser.feed("Hello") == [Said("Hello")]
     assert parser.feed(" wor<") == [Said(" wor")]
     assert parser.feed("b>") == [Said("<b>")]
+
+
+def pieces(text, size):
+    """What a stream tells: texts, and for each call its name and the pieces of its arguments."""
+    parser = AnswerParser(True, False, True, in_pieces=True)
+    parts = []
+    for start in range(0, len(text), size):
+        parts += parser.feed(text[start : start + size])
+    texts, calls = "", {}
+    for part in parts + parser.finish():
+        if isinstance(part, Said):
+            texts += part.text
+        else:
+            assert part.is_new == (part.id not in calls)
+            calls.setdefault(part.id, [part.name]).append(part.arguments)
+    return texts, [(name, *filter(None, arguments)) for name, *arguments in calls.values()]
+
+
+LONG_CALL = CALL.replace('"x"', r'"</tool_call> \" }{ é", "b": [1, {"c": -2.5e3}, null]')
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_a_call_is_told_in_pieces(size):
+    text, (first, second) = pieces(f"Well. {LONG_CALL}\n{CALL}\n", size)
+    assert text.strip() == "Well."
+    assert first[0] == second[0] == "f"
+    assert json.loads("".join(first[1:])) == json.loads(LONG_CALL[12:-12])["arguments"]
+    assert json.loads("".join(second[1:])) == {"a": "x"}
+    assert size > 7 or len(first) > 5
+
+
+@pytest.mark.parametrize("cut", range(1, len(LONG_CALL)))
+def test_a_call_that_is_cut_off_is_the_beginning_of_one(cut):
+    whole = LONG_CALL[LONG_CALL.index('{"a"') : -13]
+    text, calls = pieces(LONG_CALL[:cut], 3)
+    if calls:
+        ((name, *arguments),) = calls
+        assert (name, text) == ("f", "")
+        assert whole.startswith("".join(arguments))
+    else:
+        assert text == LONG_CALL[:cut]
+
+
+def test_arguments_that_cannot_be_json_are_text_from_there_on():
+    text, ((_, *arguments),) = pieces('<tool_call>{"name": "f", "arguments": {"a": yes}}', 1)
+    assert "".join(arguments) == '{"a": '
+    assert text == "yes}}"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"arguments": {"a": "x"}, "name": "f"}',
+        '{"name": "f", "arguments": {"a": "x"}, "why": "?"}',
+    ],
+)
+def test_calls_in_another_order(call):
+    found = pieces(f"<tool_call>{call}</tool_call> Done.", 2)
+    assert (found[0], found[1][0][0]) == ("Done.", "f")
+    assert json.loads("".join(found[1][0][1:])) == {"a": "x"}

@@ -44,6 +44,49 @@ def test_logprobs_have_a_place_for_each_token(client):
     assert "".join(found.tokens).strip() == choice.text.strip()
 
 
+@pytest.mark.parametrize("limit", [0, 6])
+@pytest.mark.parametrize("n", [1, 2])
+def test_echo_scores_the_prompt(client, limit, n):
+    sampled = {} if n == 1 else {"n": n, "temperature": 1.0, "seed": 2}
+    body = {**RICE, **sampled, "max_tokens": limit, "echo": True, "logprobs": 1}
+    whole = client.completions.create(**body)
+    assert whole.usage.completion_tokens == limit * n
+    for choice in whole.choices:
+        found = choice.logprobs
+        assert "".join(found.tokens) == choice.text
+        assert found.token_logprobs[0] is None
+        assert all(number < 0 for number in found.token_logprobs[1:])
+        assert [
+            choice.text[offset:].startswith(text)
+            for offset, text in zip(found.text_offset, found.tokens, strict=True)
+        ]
+        mine = [
+            chunk.choices[0]
+            for chunk in client.completions.create(**body, stream=True)
+            if chunk.choices[0].index == choice.index
+        ]
+        assert "".join(one.text for one in mine) == choice.text
+        assert [text for one in mine for text in one.logprobs.tokens] == found.tokens
+        assert mine[-1].finish_reason == choice.finish_reason == "length"
+
+
+def test_scores_are_those_that_the_answer_had(client):
+    answer = client.completions.create(**RICE, logprobs=0).choices[0]
+    again = {**RICE, "prompt": RICE["prompt"] + answer.text, "max_tokens": 0}
+    scored = client.completions.create(**again, echo=True, logprobs=0).choices[0].logprobs
+    own = answer.logprobs.token_logprobs
+    assert scored.token_logprobs[-len(own) :] == pytest.approx(own, abs=0.02)
+    assert [len(top) for top in scored.top_logprobs[1:]] == [1] * (len(scored.tokens) - 1)
+
+
+def test_usage_so_far(client):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *told, last = client.completions.create(**RICE, stream=True, stream_options=options)
+    assert [one.usage.completion_tokens for one in told] == list(range(1, 7))
+    assert last.usage == told[-1].usage
+    assert last.choices == []
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -53,7 +96,6 @@ def test_logprobs_have_a_place_for_each_token(client):
         ({"prompt": [4096]}, "There is no token 4096"),
         ({"prompt": [1] * 2048}, "2048 tokens"),
         ({"best_of": 3}, "best_of must be n"),
-        ({"echo": True, "logprobs": 1}, "echo with logprobs is not supported"),
         ({"max_tokens": 0}, "max_tokens is not valid"),
         ({"logprobs": 21}, "logprobs is not valid"),
         ({"messages": []}, "messages is not a field"),

@@ -16,6 +16,7 @@ def limited():
     running = RunningServer(
         *("--max-num-seqs", "1", "--max-queue", "1", "--max-body-bytes", "5000"),
         *("--request-timeout", "2", "--cors-origin", "https://page.example"),
+        *("--allowed-host", "tiny.example"),
         fault="slow",
     )
     yield running
@@ -66,6 +67,36 @@ def test_a_page_of_another_origin(limited):
 
     assert allowed("https://page.example") == "https://page.example"
     assert allowed("https://other.example") is None
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("localhost", 200),
+        ("page.localhost:1", 200),
+        ("[::1]:8000", 200),
+        ("192.168.1.7", 200),
+        ("a-container:8000", 200),
+        ("tiny.example", 200),
+        ("TINY.example.:80", 200),
+        ("evil.example:8000", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("[a.b", 403),
+    ],
+)
+def test_a_page_whose_name_was_changed_to_mean_this_machine(limited, host, status):
+    response = httpx2.get(limited.url + "/health", headers={"Host": host})
+    assert response.status_code == status
+    if status == 403:
+        assert response.json()["error"]["type"] == "permission_error"
+        assert "--allowed-host" in response.json()["error"]["message"]
+
+
+def test_with_a_key_every_name_may_be_used(guarded):
+    headers = {"Host": "evil.example", "Authorization": f"Bearer {KEY}".encode()}
+    body = {"prompt": "Paris"}
+    assert guarded.post("/tokenize", body, headers=headers).status_code == 200
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Messages, with Anthropic's own client."""
 
 import asyncio
+import json
 
 import anthropic
 import httpx2
@@ -128,6 +129,25 @@ def test_a_call_that_is_demanded(claude, choice):
     assert block.name == "weather"
     assert block.input["city"] in ("Paris", "Rome")
     assert claude.messages.create(**body).stop_reason == "tool_use"
+
+
+def test_an_answer_by_a_schema(claude):
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}}
+    schema |= {"required": ["city"], "additionalProperties": False}
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    (block,) = claude.messages.create(**BODY, extra_body={"output_config": form}).content
+    assert json.loads(block.text)["city"] in ("Paris", "Rome")
+
+
+def test_only_the_line_that_changes_is_left_out(claude):
+    def count(system):
+        messages = BODY["messages"]
+        body = {"model": "demo", "messages": messages, "system": system}
+        return claude.messages.count_tokens(**body).input_tokens
+
+    line = "x-anthropic-billing-header: cc_version=1; abc"
+    assert count(f"{line}\nBe kind.") == count("Be kind.")
+    assert count([{"type": "text", "text": f"{line}\nBe kind."}]) == count("Be kind.")
 
 
 def test_there_is_a_server(server):

@@ -76,6 +76,19 @@ def test_a_conversation_with_tools_goes_back_whole(client):
     assert response.store is False
 
 
+@pytest.mark.parametrize("effort", ["none", "high"])
+def test_logprobs(client, effort):
+    body = {**BODY, "reasoning": {"effort": effort}, "top_logprobs": 2}
+    *events, last = client.responses.create(**body, stream=True)
+    (part,) = last.response.output[-1].content
+    assert "".join(one.token for one in part.logprobs) == part.text
+    assert all(len(one.top_logprobs) == 2 for one in part.logprobs)
+    told = [one for e in events if e.type == "response.output_text.delta" for one in e.logprobs]
+    assert [one.logprob for one in told] == [one.logprob for one in part.logprobs]
+    whole = client.responses.create(**BODY, include=["message.output_text.logprobs"])
+    assert whole.output[-1].content[0].logprobs[0].top_logprobs == []
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -43,6 +43,12 @@ def test_events_tell_what_the_engine_does(server):
     assert "step_scheduled" in seen
 
 
+def test_head_is_get_without_the_body(server):
+    for path in ("/health", "/ready", "/version", "/metrics", "/v1/models"):
+        response = httpx2.head(server.url + path)
+        assert (response.status_code, response.content) == (200, b"")
+
+
 def test_versions_and_the_document(server):
     assert server.get("/version").json()["version"]
     assert server.get("/docs").status_code == 200

@@ -75,6 +75,7 @@ WITHOUT_ARRAYS = {
         "structured_outputs",
         "answer_grammar",
         "forced_tokens",
+        "repetition",
         "outputs",
     )
 }

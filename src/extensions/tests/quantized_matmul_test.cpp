@@ -19,6 +19,7 @@ struct Problem {
     std::vector<uint32_t> b;
     std::vector<uint16_t> scales, biases, a;
     bool interleaved = false;
+    bool floating_point = false;  // no biases
 
     Problem(int64_t M, int64_t O, int64_t I, int group_size, int bits, Format format,
             Format scale_format)
@@ -45,7 +46,7 @@ struct Problem {
                 bits,
                 b.data(),
                 scales.data(),
-                biases.data(),
+                floating_point ? nullptr : biases.data(),
                 a.data() + first_row * I,
                 out,
                 scale_format,
@@ -77,9 +78,17 @@ struct Problem {
         return out;
     }
 
+    // The same problem with weights that are floating-point numbers of 4 bits.
+    Problem without_biases() const {
+        Problem other = *this;
+        other.floating_point = true;
+        return other;
+    }
+
     std::string name() const {
         return "M " + std::to_string(M) + ", O " + std::to_string(O) + ", I " + std::to_string(I) +
                ", group " + std::to_string(group_size) + ", bits " + std::to_string(bits) +
+               (floating_point ? " in floating point" : "") +
                (format == Format::float16 ? ", float16" : ", bfloat16") +
                (scale_format == Format::float16 ? ", scales float16" : ", scales bfloat16");
     }
@@ -144,7 +153,9 @@ float tolerance(const Problem& problem, int64_t m, int64_t o, float expected) {
 
 void compare_with_reference(const Problem& problem, InstructionSet set) {
     Guarded<uint16_t> expected(problem.M * problem.O);
-    quantized_matmul_reference(problem.job(expected.data(), 0, problem.M), 0, problem.O);
+    const auto reference =
+        problem.floating_point ? quantized_matmul_e2m1_reference : quantized_matmul_reference;
+    reference(problem.job(expected.data(), 0, problem.M), 0, problem.O);
     Guarded<uint16_t> actual = multiply(problem, set, 0, problem.M);
     expect(actual.intact(), [&] { return problem.name() + ": wrote beyond its output"; });
     for (int64_t m = 0; m < problem.M; m++) {
@@ -163,21 +174,31 @@ void compare_with_reference(const Problem& problem, InstructionSet set) {
 
 constexpr Format HALVES[] = {Format::bfloat16, Format::float16};
 
+// Problems of one size: weights, groups, activations and scales of every kind.
+std::vector<Problem> problems(int64_t M, int64_t O, int64_t I) {
+    std::vector<Problem> all;
+    for (int group_size : {32, 64, 128}) {
+        for (Format format : HALVES) {
+            for (Format scale_format : HALVES) {
+                for (int bits : {4, 8}) {
+                    all.emplace_back(M, O, I, group_size, bits, format, scale_format);
+                }
+                all.push_back(
+                    Problem(M, O, I, group_size, 4, format, scale_format).without_biases());
+            }
+        }
+    }
+    return all;
+}
+
 }  // namespace
 
 KERNEL_TEST(quantized_matmul_equals_the_reference) {
     const int64_t shapes[][3] = {{1, 64, 128}, {1, 67, 1280}, {2, 1, 128},
                                  {3, 33, 384}, {5, 70, 640},  {20, 129, 256}};
     for (const auto& [M, O, I] : shapes) {
-        for (int group_size : {32, 64, 128}) {
-            for (int bits : {4, 8}) {
-                for (Format format : HALVES) {
-                    for (Format scale_format : HALVES) {
-                        compare_with_reference(
-                            Problem(M, O, I, group_size, bits, format, scale_format), set);
-                    }
-                }
-            }
+        for (const Problem& problem : problems(M, O, I)) {
+            compare_with_reference(problem, set);
         }
     }
 }
@@ -190,21 +211,12 @@ KERNEL_TEST(quantized_matmul_of_interleaved_weights_has_the_same_bits) {
     const int64_t shapes[][3] = {{1, 4, 128}, {1, 5, 1280}, {1, 1, 640}, {2, 7, 384},
                                  {3, 9, 256}, {5, 6, 640},  {20, 8, 384}};
     for (const auto& [M, blocks, I] : shapes) {
-        const int64_t O = blocks * rows;
-        for (int group_size : {32, 64, 128}) {
-            for (int bits : {4, 8}) {
-                for (Format format : HALVES) {
-                    for (Format scale_format : HALVES) {
-                        const Problem problem(M, O, I, group_size, bits, format, scale_format);
-                        Guarded<uint16_t> expected = multiply(problem, set, 0, M);
-                        Guarded<uint16_t> actual =
-                            multiply(problem.with_interleaved_weights(rows), set, 0, M);
-                        expect(actual.intact() && std::memcmp(actual.data(), expected.data(),
-                                                              M * O * sizeof(uint16_t)) == 0,
-                               [&] { return problem.name() + ": interleaved weights"; });
-                    }
-                }
-            }
+        for (const Problem& problem : problems(M, blocks * rows, I)) {
+            Guarded<uint16_t> expected = multiply(problem, set, 0, M);
+            Guarded<uint16_t> actual = multiply(problem.with_interleaved_weights(rows), set, 0, M);
+            const size_t bytes = M * problem.O * sizeof(uint16_t);
+            expect(actual.intact() && std::memcmp(actual.data(), expected.data(), bytes) == 0,
+                   [&] { return problem.name() + ": interleaved weights"; });
         }
     }
 }

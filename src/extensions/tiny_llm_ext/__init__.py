@@ -14,6 +14,7 @@ from ._ext import (
     axpby,
     cache_write,
     flash_attention,
+    grouped_quantized_matmul,
     instruction_set,
     instruction_sets,
     interleave,
@@ -31,6 +32,8 @@ from ._ext import (
     quantized_matmul_each,
     rms_norm,
     swiglu,
+    topk_softmax,
+    weighted_sum,
 )
 
 __all__ = [
@@ -41,6 +44,7 @@ __all__ = [
     "cache_write",
     "emulated_gpu",
     "flash_attention",
+    "grouped_quantized_matmul",
     "instruction_set",
     "instruction_sets",
     "interleave",
@@ -58,6 +62,8 @@ __all__ = [
     "quantized_matmul_each",
     "rms_norm",
     "swiglu",
+    "topk_softmax",
+    "weighted_sum",
 ]
 
 

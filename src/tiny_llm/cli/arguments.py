@@ -22,6 +22,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-model", metavar="NAME", help="a smaller model that drafts tokens to be verified"
     )
+    add_speculative_argument(parser)
     parser.add_argument(
         "--solution",
         metavar="{" + ",".join(SOLUTIONS) + "}",
@@ -42,6 +43,29 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="attend without an L×S matrix (week2); the default where it is faster: on the CPU",
     )
+
+
+def add_speculative_argument(parser: argparse.ArgumentParser) -> None:
+    """Guesses without a second model."""
+    parser.add_argument(
+        "--speculative",
+        metavar="{ngram}",
+        help="guess what followed the same tokens earlier in the text, to be verified",
+    )
+
+
+def check_speculative(args: argparse.Namespace) -> None:
+    """Refuses other kinds of guesses than there are, and two at a time.
+
+    Raises:
+        UserError: it is as said.
+    """
+    if args.speculative not in (None, "ngram"):
+        raise UserError(f"--speculative '{args.speculative}' is unknown; give ngram.")
+    if args.speculative is not None and args.draft_model is not None:
+        raise UserError(
+            "--speculative and --draft-model would guess the same tokens; leave one of them out."
+        )
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,6 +116,7 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     if args.solution not in SOLUTIONS:
         raise UserError(f"--solution '{args.solution}' is unknown; give {_listed(SOLUTIONS)}.")
     args.solution = SOLUTIONS[args.solution]
+    check_speculative(args)
     if args.loader is not None and args.loader not in (*LOADERS, ENGINE):
         raise UserError(
             f"--loader '{args.loader}' is unknown; this version has {', '.join(LOADERS)} or "
@@ -104,8 +129,10 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
                 "does not use; "
                 "leave one of the two out."
             )
-        if args.enable_flash_attn is not None:
-            raise UserError("--enable-flash-attn has no effect on --solution mlx; leave it out.")
+        for flag in ("enable_flash_attn", "speculative"):
+            if getattr(args, flag) is not None:
+                name = flag.replace("_", "-")
+                raise UserError(f"--{name} has no effect on --solution mlx; leave it out.")
         return
     beyond_week1 = needs_cache or args.draft_model is not None
     if args.loader == ENGINE and args.enable_flash_attn is not None:
@@ -119,6 +146,11 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
         kernels.extension()  # if it is missing, better said now than after loading
         args.loader, args.enable_flash_attn = ENGINE, False
         return
+    if args.speculative is not None:
+        raise UserError(
+            "--speculative: only the engine guesses from the text; leave out --loader, --solution "
+            "and --enable-flash-attn, or give --draft-model instead."
+        )
     if args.loader is None:
         wants_week2 = beyond_week1 or args.enable_flash_attn or kernels.is_built()
         args.loader = "week2" if wants_week2 else "week1"

@@ -46,6 +46,11 @@ class Backend:
     encode_chat: Callable[[list[dict[str, str]]], list[int]]
     drafts: Callable[[], SpeculationStatistics | None] = lambda: None
 
+    def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
+        """The next turn of a conversation, as it comes; thoughts stand before </think>."""
+        for response in self.stream(self.encode_chat(messages)):
+            yield response.text
+
 
 def open_backend(args: argparse.Namespace) -> Backend:
     """Checks the flags, says which model is used, and loads it.
@@ -137,8 +142,8 @@ class EngineAnswers:
             raise
 
     def drafts(self) -> SpeculationStatistics | None:
-        """How many drafts were right in all answers; None without a draft model."""
-        if self._args.draft_model is None:
+        """How many guesses were right in all answers; None if none were asked for."""
+        if self._args.draft_model is None and self._args.speculative is None:
             return None
         found = self._llm.runner.statistics
         return SpeculationStatistics(found.steps, found.proposed, found.accepted)

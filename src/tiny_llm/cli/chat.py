@@ -1,6 +1,7 @@
 """A conversation in the terminal.
 
-/reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer.
+/reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer. With --url the
+model is behind an OpenAI server.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from ..errors import UserError
 from .arguments import add_model_arguments, add_sampling_arguments
 from .backend import Backend, open_backend
 from .command import CommandParser, console, run_command
+from .remote_chat import RemoteModel, add_remote_arguments, check_remote_arguments
 
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401  (importing it gives input() its history and line editing)
@@ -29,6 +31,7 @@ def make_parser(prog: str) -> CommandParser:
     """The command's flags."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.chat")
     parser.add_argument("--system-prompt", metavar="TEXT", help="how the assistant shall behave")
+    add_remote_arguments(parser)
     add_model_arguments(parser)
     add_sampling_arguments(parser)
     return parser
@@ -38,11 +41,11 @@ class Conversation:
     """What was said so far, and how the next turn is answered.
 
     Args:
-        backend: the model.
+        backend: the model, in this process or behind a URL.
         system_prompt: how the assistant shall behave, or None.
     """
 
-    def __init__(self, backend: Backend, system_prompt: str | None = None):
+    def __init__(self, backend: Backend | RemoteModel, system_prompt: str | None = None):
         self._backend = backend
         self._system_prompt = system_prompt
         self.reset()
@@ -59,14 +62,15 @@ class Conversation:
         Ctrl-C stops the answer; what was said until then stays in the conversation.
 
         Raises:
-            UserError: the conversation is too long for the model; this turn is then forgotten.
+            UserError: the conversation is too long for the model, or the server refuses it; this
+                turn is then forgotten.
         """
         self.messages.append({"role": "user", "content": text})
         answer = ""
         try:
-            for response in self._backend.stream(self._backend.encode_chat(self.messages)):
-                answer += response.text
-                print(response.text, end="", flush=True)
+            for piece in self._backend.answer(self.messages):
+                answer += piece
+                print(piece, end="", flush=True)
         except KeyboardInterrupt:
             console.print(" [stopped]", markup=False, end="")
         except UserError:
@@ -79,7 +83,10 @@ class Conversation:
 
 
 def _converse(args: argparse.Namespace) -> int:
-    conversation = Conversation(open_backend(args), args.system_prompt)
+    check_remote_arguments(args)
+    backend = open_backend(args) if args.url is None else RemoteModel(args)
+    hint = " /reset starts afresh." if args.url is None else ""
+    conversation = Conversation(backend, args.system_prompt)
     console.print(HELP, style="dim")
     while True:
         try:
@@ -100,7 +107,7 @@ def _converse(args: argparse.Namespace) -> int:
             try:
                 conversation.ask(line)
             except UserError as error:
-                console.print(f"{error} /reset starts afresh.", markup=False)
+                console.print(f"{error}{hint}", markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

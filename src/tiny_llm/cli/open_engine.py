@@ -5,12 +5,11 @@ import secrets
 from typing import Any
 
 from ..engine.events import Listener
-from ..engine.llm import LLM
+from ..engine.llm import LLM, NUM_DRAFTS
 from ..engine.sampling_params import SamplingParams
 from .checkpoint import Checkpoint, load_for
 
 PAGE_SIZE = 32
-NUM_DRAFTS = 4
 
 
 def open_llm(
@@ -49,7 +48,7 @@ def open_llm(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs * per_request + prefill_step,
         draft_model=draft,
-        num_drafts=NUM_DRAFTS,
+        speculative=args.speculative,
         seed=secrets.randbits(63),  # for requests that have none
         listener=listener,
     )

@@ -14,6 +14,7 @@ from ..engine.llm import LLM
 from ..errors import UserError
 from ..models import default_model
 from ..models.names import find_model
+from .arguments import add_speculative_argument, check_speculative
 from .checkpoint import choose_device
 from .command import CommandParser, console, run_command
 
@@ -39,6 +40,7 @@ def make_parser(prog: str) -> CommandParser:
 def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME", help="as for `main`: a name, hub id or folder")
     parser.add_argument("--draft-model", metavar="NAME", help="a smaller model that guesses tokens")
+    add_speculative_argument(parser)
     parser.add_argument("--device", metavar="{cpu,gpu}", help="where to compute")
     parser.add_argument(
         "--kv-cache-bytes",
@@ -74,6 +76,14 @@ def _add_access_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-anonymous", action="store_true", help="listen on another host without a key"
     )
     parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which clients may call a server without a key, such as tiny.example; "
+        "several times for several, '*' for any",
+    )
+    parser.add_argument(
         "--cors-origin",
         action="append",
         default=[],
@@ -102,6 +112,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def _serve(args: argparse.Namespace) -> int:
     _check(args)
+    check_speculative(args)
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise UserError(
@@ -123,6 +134,7 @@ def _serve(args: argparse.Namespace) -> int:
     settings = Settings(
         model_name=args.served_model_name or Path(name).name or name,
         api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
+        allowed_hosts=(args.host, *args.allowed_host),
         cors_origins=tuple(args.cors_origin),
         max_queue=args.max_queue,
         max_body_bytes=args.max_body_bytes,
@@ -142,6 +154,7 @@ def _load(args: argparse.Namespace, folder: Path) -> LLM:
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         draft_model=args.draft_model,
+        speculative=args.speculative,
         seed=None,  # answers without a seed of their own differ from run to run
     )
 

@@ -22,6 +22,7 @@ Read it in this order. The files before `grammar_masks` are plain Python without
     grammars            grammars compiled, and a copy for each answer
     try_grammar         a program: whether compiling a grammar ends
     forced_tokens       guesses without a model: what a grammar forces
+    repetition          guesses without a model: what followed the same tokens before
     grammar_masks       which tokens grammars allow, for all rows of a step
     choose_tokens       logits into tokens
     prompt_logprobs     how likely the model finds the prompt itself

@@ -18,7 +18,7 @@ from .answer import Answer
 from .answer_grammar import thinking_before
 from .checks import as_plain, check_range
 from .choose_tokens import TokenCounts, answer_seed
-from .forced_tokens import ForcedTokens
+from .forced_tokens import ForcedTokens, GuessSource
 from .grammars import AnswerGrammar, GrammarCompiler
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .prompt_forms import ChatOptions, Prompt
@@ -37,6 +37,7 @@ class EngineCore:
         scheduler: plans the steps.
         runner: computes them.
         seed: for requests that have none.
+        sources: guesses of the next tokens; the first that has any is listened to.
 
     Attributes:
         tokenizer, scheduler, runner, seed: as given.
@@ -45,7 +46,14 @@ class EngineCore:
         step_seconds: time spent in steps; `runner.seconds` of it were not bookkeeping.
     """
 
-    def __init__(self, tokenizer: Any, scheduler: Scheduler, runner: Runner, seed: int):
+    def __init__(
+        self,
+        tokenizer: Any,
+        scheduler: Scheduler,
+        runner: Runner,
+        seed: int,
+        sources: Sequence[GuessSource] = (ForcedTokens(),),
+    ):
         self.tokenizer = tokenizer
         self.scheduler = scheduler
         self.runner = runner
@@ -53,7 +61,7 @@ class EngineCore:
         self.vocab_size = runner.target.vocab_size
         self.grammars = GrammarCompiler(tokenizer, self.vocab_size)
         self.step_seconds = 0.0
-        self._source = ForcedTokens()
+        self._sources = sources
         self._answers: dict[str, Answer] = {}  # by the id of the scheduler's request
         self._groups: dict[str, list[Answer]] = {}  # by the id of the caller's request
         self._num_added = 0
@@ -193,10 +201,16 @@ class EngineCore:
             if answer.output.index == 0:  # the other answers find what the first has computed
                 answer.whole.num_cached_tokens = answer.request.num_cached_tokens
             if reason is None:
-                answer.request.offered = self._source.propose(answer.request)
+                answer.request.offered = self._guesses(answer.request)
                 answer.tell(taken, None)
             else:
                 self._end(answer, taken, reason)
+
+    def _guesses(self, request: EngineRequest) -> Sequence[int]:
+        """The next tokens of an answer, as the first source that has any guesses them."""
+        num_running = len(self.scheduler.running)
+        proposals = (source.propose(request, num_running) for source in self._sources)
+        return next(filter(len, proposals), ())
 
     def _fail(self, step: Step, error: Exception) -> None:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__

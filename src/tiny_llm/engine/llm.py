@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -27,9 +27,11 @@ from .config import SchedulerConfig
 from .core import EngineCore
 from .draft_model import DraftModel
 from .events import Listener
+from .forced_tokens import ForcedTokens, GuessSource
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .paged_model import PagedModel
 from .prompt_forms import ChatOptions, Prompt, Prompts
+from .repetition import MOST_GUESSES, RepeatedText
 from .runner import Runner
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
@@ -38,6 +40,7 @@ Model = str | os.PathLike[str] | tuple[Any, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None  # for all prompts, or one for each
 
 DEFAULT_KV_CACHE_BYTES = 2**29
+NUM_DRAFTS = 4  # of a draft model
 
 
 class LLM:
@@ -61,7 +64,10 @@ class LLM:
             kept for later requests while there is room.
         draft_model: a smaller model that guesses tokens, given as `model` is. It must have the same
             vocabulary. It changes how many steps an answer takes, and none of its tokens.
-        num_drafts: how many guesses a step verifies for each request.
+        num_drafts: how many guesses a step verifies for each request at most: 4 of a draft model if
+            it is not given, 7 of the text.
+        speculative: "ngram" guesses what followed the same tokens earlier in the prompt or in the
+            answer. It needs no second model, and changes no token either.
         max_queue: requests beyond `max_num_seqs` that may wait; one more is refused
             (`QueueFullError`). None for any number.
         seed: for requests that have none; None draws one.
@@ -86,14 +92,14 @@ class LLM:
         max_num_seqs: int = 32,
         enable_prefix_caching: bool = True,
         draft_model: Model | None = None,
-        num_drafts: int = 4,
+        num_drafts: int | None = None,
+        speculative: Literal["ngram"] | None = None,
         max_queue: int | None = None,
         seed: int | None = 0,
         listener: Listener | None = None,
     ):
         check_whole("block_size", block_size, 1)
-        if draft_model is not None:
-            check_whole("num_drafts", num_drafts, 1, " with a draft model")
+        sources = _sources(speculative, draft_model, num_drafts)
         self.seed = secrets.randbits(64) if seed is None else checked_seed(seed)
         week3, self.tokenizer = _open(model, block_size)
         models = [week3]
@@ -107,7 +113,7 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             max_seq_len=min(one.max_seq_len for one in models),
-            num_drafts=0 if draft_model is None else num_drafts,
+            num_drafts=0 if draft_model is None else num_drafts or NUM_DRAFTS,
             enable_prefix_caching=enable_prefix_caching,
             max_queue=max_queue,
         )
@@ -115,7 +121,7 @@ class LLM:
         draft = DraftModel(drafts[0], target.vocab_size) if drafts else None
         self.runner = Runner(target, draft)
         self.scheduler = Scheduler(config, listener)
-        self.core = EngineCore(self.tokenizer, self.scheduler, self.runner, self.seed)
+        self.core = EngineCore(self.tokenizer, self.scheduler, self.runner, self.seed, sources)
         self.vocab_size = self.core.vocab_size
         self._outbox: deque[StreamOutput] = deque()
 
@@ -334,6 +340,33 @@ def _checked(params: Any) -> SamplingParams:
     if not isinstance(params, SamplingParams):
         raise UserError(f"sampling_params is {params!r}; it must be a SamplingParams.")
     return params
+
+
+def _sources(
+    speculative: str | None, draft_model: Model | None, num_drafts: int | None
+) -> list[GuessSource]:
+    """Where guesses come from that need no model.
+
+    Raises:
+        UserError: arguments that contradict each other.
+    """
+    if num_drafts is not None:
+        check_whole("num_drafts", num_drafts, 1)
+        if draft_model is None and speculative is None:
+            raise UserError(
+                f"num_drafts is {num_drafts}, and nothing guesses; give draft_model or "
+                "speculative='ngram', or leave num_drafts out."
+            )
+    if speculative is None:
+        return [ForcedTokens()]
+    if speculative != "ngram":
+        raise UserError(f"speculative is {speculative!r}; it must be 'ngram' or None.")
+    if draft_model is not None:
+        raise UserError(
+            "speculative is 'ngram', and there is a draft model, which would guess the same "
+            "tokens; leave one of the two out."
+        )
+    return [ForcedTokens(), RepeatedText(num_drafts or MOST_GUESSES)]
 
 
 def _open(model: Model, page_size: int) -> tuple[Any, Any]:

@@ -68,7 +68,8 @@ class EngineRequest:
         finish_reason: None until it ends.
         grammar: what the answer is kept to (`grammars.AnswerGrammar`), or None. The scheduler does
             not use it.
-        offered: guesses at the next tokens that cost nothing (`forced_tokens.py`).
+        offered: guesses at the next tokens that cost nothing (`forced_tokens.py`,
+            `repetition.py`).
         end_token_ids: tokens that end the answer; none of them is chosen before `min_tokens`.
         num_to_score: how many tokens of the prompt, from the first on, are to tell the
             log-probabilities of the token that follows them.

@@ -116,7 +116,7 @@ def matmul(a: mx.array, b: mx.array, stream: StreamOrDevice = None) -> mx.array:
 
 def quantized_matmul(
     scales: mx.array,
-    biases: mx.array,
+    biases: mx.array | None,
     group_size: int,
     bits: int,
     a: mx.array,
@@ -132,7 +132,7 @@ def quantized_matmul(
 
 def quantized_matmul_each(
     scales: list[mx.array],
-    biases: list[mx.array],
+    biases: list[mx.array] | list[None],
     group_size: int,
     bits: int,
     a: mx.array,
@@ -145,10 +145,26 @@ def quantized_matmul_each(
     )
 
 
+def grouped_quantized_matmul(
+    scales: mx.array,
+    biases: mx.array | None,
+    group_size: int,
+    bits: int,
+    a: mx.array,
+    b: mx.array,
+    experts: mx.array,
+    stream: StreamOrDevice = None,
+) -> mx.array:
+    """Each row times its expert's matrix: `help(tiny_llm_ext.grouped_quantized_matmul)`."""
+    return extension().grouped_quantized_matmul(
+        scales, biases, group_size, bits, a, b, experts, stream=_at(stream)
+    )
+
+
 def quantized_embedding(
     ids: mx.array,
     scales: mx.array,
-    biases: mx.array,
+    biases: mx.array | None,
     group_size: int,
     bits: int,
     weight: mx.array,
@@ -175,6 +191,18 @@ def add_rms_norm(
 def swiglu(gate: mx.array, up: mx.array, stream: StreamOrDevice = None) -> mx.array:
     """silu(gate) · up: `help(tiny_llm_ext.swiglu)`."""
     return extension().swiglu(gate, up, stream=_at(stream))
+
+
+def topk_softmax(
+    logits: mx.array, k: int, normalize: bool, stream: StreamOrDevice = None
+) -> tuple[mx.array, mx.array]:
+    """The likeliest experts and their weights: `help(tiny_llm_ext.topk_softmax)`."""
+    return extension().topk_softmax(logits, k, normalize, stream=_at(stream))
+
+
+def weighted_sum(x: mx.array, weights: mx.array, stream: StreamOrDevice = None) -> mx.array:
+    """What the experts of each token add up to: `help(tiny_llm_ext.weighted_sum)`."""
+    return extension().weighted_sum(x, weights, stream=_at(stream))
 
 
 def qk_norm_rope(

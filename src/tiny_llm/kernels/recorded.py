@@ -27,10 +27,9 @@ def is_decode_step(x: mx.array) -> bool:
 class Recorded:
     """A function of arrays, the first B×L×E, that becomes one node of the graph where that pays.
 
-    It is recorded when shapes come for the second time, because recording takes longer than one
-    call. On a GPU, for more than `MOST_TOKENS` tokens, and if it has an operation that cannot be
-    recorded (one that is not the extension's), the function is always called as it is. The results
-    are the same to the last bit.
+    On a GPU, for more than `MOST_TOKENS` tokens, and if it has an operation that cannot be recorded
+    (one that is not the extension's), the function is called as it is. The results are the same to
+    the last bit.
 
     Arrays that the function writes into and returns, as the buffers of a KV cache, are overwritten
     in place if the caller keeps no reference to them, and copied otherwise.
@@ -38,10 +37,13 @@ class Recorded:
     Args:
         function: returns arrays. It computes them from its arguments and from arrays that do not
             change, because it is not called for every input. It may not look at values.
+        at_once: record shapes when they are first seen. Otherwise the second time: recording takes
+            longer than a call, and a short prompt's shapes may never come again.
     """
 
-    def __init__(self, function: Callable[..., tuple[mx.array, ...]]):
+    def __init__(self, function: Callable[..., tuple[mx.array, ...]], at_once: bool = True):
         self._function = function
+        self._at_once = at_once
         self._recorder: Any = None
         self._can_be_recorded = True
         self._seen_once: set[tuple[Any, ...]] = set()
@@ -53,7 +55,7 @@ class Recorded:
         if self._recorder is None:
             self._recorder = kernels.extension().Recorder()
         outputs = self._recorder.replay(inputs)
-        if outputs is None and self._seen_before(inputs) and self._record(inputs):
+        if outputs is None and self._is_time_for(inputs) and self._record(inputs):
             outputs = self._recorder.replay(inputs)
         return self._function(*inputs) if outputs is None else outputs
 
@@ -62,11 +64,11 @@ class Recorded:
         """Whether it may pay for x B×L×E."""
         return is_decode_step(x) and kernels.computes_on_cpu()
 
-    def _seen_before(self, inputs: Sequence[mx.array]) -> bool:
-        """Whether inputs of these shapes came once already: a short prompt's may never come again."""
+    def _is_time_for(self, inputs: Sequence[mx.array]) -> bool:
+        """Whether inputs of these shapes are to be recorded now."""
         kind = tuple((x.dtype, *x.shape) for x in inputs)
-        if kind in self._seen_once:
-            self._seen_once.remove(kind)  # and if the recording is dropped, it all begins anew
+        if self._at_once or kind in self._seen_once:
+            self._seen_once.discard(kind)  # if the recording is dropped, it all begins anew
             return True
         self._seen_once.add(kind)
         return False

@@ -66,6 +66,9 @@ class Places:
         return replace(self, slots=slots, block_table=block_table)
 
 
+NUM_RAGGED_PLACES = len(fields(Places))  # only a ragged batch has all of them
+
+
 @dataclass(frozen=True)
 class Placement:
     """One step's plan.
@@ -175,7 +178,10 @@ class PlacedLayers:
         if num_places not in self._functions:
             function: Callable[..., Any] = partial(self._run, num_places)
             # [solution only]
-            function = Recorded(function)
+            # A ragged batch may be a short prompt alone. Other plans are those of decode steps, and
+            # layers that share their pages have to be recorded at once: as single nodes, each of
+            # them would copy the pages, which the attention before it is still to read.
+            function = Recorded(function, at_once=num_places < NUM_RAGGED_PLACES)
             # [/solution only]
             self._functions[num_places] = function
         return self._functions[num_places]

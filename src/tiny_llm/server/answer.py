@@ -1,5 +1,6 @@
 """One answer as a protocol needs it: its parts, its tokens, its log-probabilities."""
 
+import codecs
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ class Answer:
 
     Attributes:
         text, thought: what it said, and what it thought.
-        calls: its tool calls.
+        calls: its tool calls; if they come in pieces, the first of each.
         tokens: how many it has; `thinking_tokens` of them are thoughts.
         in_answer: whether the last piece was a part of the answer itself, not a thought or a tag.
         finish_reason: "stop", "length" or "tool_calls"; None until it ends.
@@ -61,6 +62,8 @@ class Answer:
             case Thought(text):
                 self.thought += text
             case ToolCall():
+                if not part.is_new:
+                    return part.id == self.calls[-1].id  # it may be of a call that is left out
                 if self.calls and self.one_call:
                     return False
                 self.calls.append(part)
@@ -76,25 +79,50 @@ def text_tokens(piece: Piece) -> list[tuple[int, Mapping[int, float]]]:
     return pairs[:-1] if ends else pairs
 
 
-def token_logprobs(prompts: Prompts, piece: Piece, top: int) -> list[dict[str, Any]]:
-    """The log-probabilities of a piece, as chats and responses have them."""
+class TokenTexts:
+    """The texts of an answer's tokens, which joined are the answer's text.
 
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        data = prompts.token_bytes(token)
-        return {
-            "token": data.decode(errors="replace"),
-            "logprob": max(logprob, -9999.0),  # JSON has no infinity
-            "bytes": list(data),
-        }
+    A character that several tokens share is the text of the last of them; the others have none.
 
-    return [
-        {
-            **entry(token, likely[token]),
-            "top_logprobs": [entry(*pair) for pair in _likeliest(likely, top)],
-        }
-        for token, likely in text_tokens(piece)
-    ]
+    Args:
+        prompts: knows the bytes of tokens.
+    """
+
+    def __init__(self, prompts: Prompts):
+        self._prompts = prompts
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(self, token: int) -> str:
+        """The text of the next token."""
+        return self._decoder.decode(self._prompts.token_bytes(token))
+
+    def would_be(self, token: int) -> str:
+        """The text of a token that could be the next one."""
+        state = self._decoder.getstate()
+        text = self.take(token)
+        self._decoder.setstate(state)
+        return text
+
+    def logprobs(self, piece: Piece, top: int) -> list[dict[str, Any]]:
+        """The log-probabilities of a piece, as chats and responses have them."""
+        entries = []
+        for token, likely in text_tokens(piece):
+            pairs = likeliest(likely)[:top]
+            alternatives = [self._entry(self.would_be(other), other, own) for other, own in pairs]
+            entry = self._entry(self.take(token), token, likely[token])
+            entries.append({**entry, "top_logprobs": alternatives})
+        return entries
+
+    def _entry(self, text: str, token: int, logprob: float) -> dict[str, Any]:
+        data = list(self._prompts.token_bytes(token))
+        return {"token": text, "logprob": finite(logprob), "bytes": data}
 
 
-def _likeliest(likely: Mapping[int, float], top: int) -> list[tuple[int, float]]:
-    return sorted(likely.items(), key=lambda pair: (-pair[1], pair[0]))[:top]
+def finite(logprob: float) -> float:
+    """A log-probability as JSON can have it, which knows no infinity."""
+    return max(logprob, -9999.0)
+
+
+def likeliest(likely: Mapping[int, float]) -> list[tuple[int, float]]:
+    """Tokens and their log-probabilities, the likeliest first."""
+    return sorted(likely.items(), key=lambda pair: (-pair[1], pair[0]))

@@ -7,17 +7,26 @@ thoughts already, or closed them. Tool calls have the form that Qwen3 learnt fro
     {"name": "weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-Text that may be the beginning of a tag is held back until it is clear. A tool call is held back
-until it is whole, because one that is cut off, or is not JSON, is text.
+Text that may be the beginning of a tag is held back until it is clear.
+
+For an answer that is sent at once, a tool call is held back until it is whole, because one that is
+cut off, or is not JSON, is text. For a stream, a call is told in pieces: its name as soon as its
+arguments begin, then each piece of them as long as they can still become JSON. So nothing that was
+sent is wrong, and a call that is cut off is the beginning of one.
 """
 
 import json
+import re
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+from .json_pieces import ObjectEnd, can_become_json
 
 THINK, THINK_END = "<think>", "</think>"
 CALL, CALL_END = "<tool_call>", "</tool_call>"
+# A call up to its arguments, if they are an object and come after the name.
+HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
 
 
 @dataclass(frozen=True)
@@ -40,11 +49,19 @@ def _new_call_id() -> str:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A whole tool call; `arguments` is JSON."""
+    """A tool call, or a piece of one.
+
+    Attributes:
+        name: of the tool.
+        arguments: JSON; in a piece, what it adds to them.
+        id: the same in all pieces.
+        is_new: False for pieces after the first.
+    """
 
     name: str
     arguments: str
     id: str = field(default_factory=_new_call_id)
+    is_new: bool = True
 
 
 Part = Thought | Said | ToolCall
@@ -55,6 +72,8 @@ class _State(StrEnum):
     THINKING = "thinking"
     ANSWERING = "answering"
     CALLING = "calling"
+    ARGUMENTS = "arguments"  # of a call that is told in pieces
+    CLOSING = "closing"  # after them
 
 
 class AnswerParser:
@@ -64,10 +83,14 @@ class AnswerParser:
         may_think: whether the model has a thinking mode.
         in_thought: whether the prompt has opened the thoughts.
         may_call: whether tool calls are looked for.
+        in_pieces: whether tool calls are told in pieces.
     """
 
-    def __init__(self, may_think: bool, in_thought: bool, may_call: bool):
+    def __init__(self, may_think: bool, in_thought: bool, may_call: bool, in_pieces: bool = False):
         self._may_call = may_call
+        self._in_pieces = in_pieces
+        self._call = ToolCall("", "")  # the one that is told in pieces, so far
+        self._begin_object()
         self._held = ""
         self._at_start = False  # of a part: white space before it is left out
         self._state = _State.ANSWERING
@@ -84,7 +107,8 @@ class AnswerParser:
     @property
     def is_answering(self) -> bool:
         """Whether the last text was a part of the answer itself."""
-        return self._state in (_State.ANSWERING, _State.CALLING) and not self._at_start
+        is_before = self._state in (_State.BEGINNING, _State.THINKING)
+        return not is_before and not self._at_start
 
     def feed(self, text: str) -> list[Part]:
         """Takes more text, and returns the parts that are certain."""
@@ -102,6 +126,9 @@ class AnswerParser:
         if self._state is _State.THINKING:
             rest = rest.rstrip()
             return [Thought(rest)] if rest and not (self._at_start and not rest.strip()) else []
+        if self._state is _State.CLOSING:
+            rest = rest.strip().removeprefix("}").strip()
+            rest = "" if CALL_END.startswith(rest) else rest
         return [Said(rest)] if rest else []
 
     def _enter(self, state: _State) -> None:
@@ -118,7 +145,11 @@ class AnswerParser:
             case _State.ANSWERING:
                 return self._answer(parts)
             case _State.CALLING:
-                return self._call(parts)
+                return self._begin_call(parts) or self._whole_call(parts)
+            case _State.ARGUMENTS:
+                return self._more_arguments(parts)
+            case _State.CLOSING:
+                return self._close_call()
 
     def _begin(self) -> bool:
         """Thoughts are only looked for at the very beginning."""
@@ -161,8 +192,14 @@ class AnswerParser:
         self._emit(parts, Said, CALL)
         return False
 
-    def _call(self, parts: list[Part]) -> bool:
-        end = _end_of_json(self._held)
+    def _begin_object(self) -> None:
+        """Gets ready for a call's text."""
+        self._object = ObjectEnd()
+        self._num_read = 0  # characters that it has read
+        self._end: int | None = None  # of the object, in the text that is held back
+
+    def _whole_call(self, parts: list[Part]) -> bool:
+        end = self._end_of_object()
         if end is None:
             return False
         rest = self._held[end:].lstrip()
@@ -172,6 +209,7 @@ class AnswerParser:
             call = None
         else:
             call = _tool_call(self._held[:end])
+        self._begin_object()
         if call is None:  # it is text after all
             parts.append(Said(CALL + self._held[:end]))
             self._held = self._held[end:]
@@ -179,6 +217,67 @@ class AnswerParser:
             return True
         parts.append(call)
         self._held = rest[len(CALL_END) :]
+        self._enter(_State.ANSWERING)
+        return True
+
+    def _end_of_object(self) -> int | None:
+        """Where a call's object ends; 0 if the text begins with none, None while it is open."""
+        if self._end is None:
+            text = self._held.lstrip()
+            if text and text[0] != "{":
+                return 0
+            if self._num_read == 0:
+                self._num_read = len(self._held) - len(text)
+            end = self._object.feed(self._held[self._num_read :])
+            if end is not None:
+                self._end = self._num_read + end
+            self._num_read = len(self._held)
+        return self._end
+
+    # ---------------------------------------------------------------- calls in pieces
+
+    def _begin_call(self, parts: list[Part]) -> bool:
+        """Tells a call's name when its arguments begin."""
+        head = HEAD.match(self._held) if self._in_pieces else None
+        if head is None:
+            return False
+        try:
+            name = json.loads(head[1])
+        except ValueError:
+            return False
+        self._call = ToolCall(name, "")
+        parts.append(self._call)
+        self._held = self._held[head.end() :]
+        self._begin_object()
+        self._state = _State.ARGUMENTS
+        return True
+
+    def _more_arguments(self, parts: list[Part]) -> bool:
+        """Tells more of the arguments, as long as they can become JSON; what cannot is text."""
+        if not self._held:
+            return False
+        end = self._object.feed(self._held)
+        more, self._held = self._held[:end], "" if end is None else self._held[end:]
+        arguments = self._call.arguments + more
+        if not can_become_json(arguments):
+            self._begin_object()
+            self._held = more + self._held
+            self._state = _State.ANSWERING
+            return True
+        self._call = replace(self._call, arguments=arguments)
+        parts.append(replace(self._call, arguments=more, is_new=False))
+        if end is None:
+            return False
+        self._begin_object()
+        self._state = _State.CLOSING
+        return True
+
+    def _close_call(self) -> bool:
+        """Leaves out what is between the arguments and the closing tag, which is a brace."""
+        _, tag, rest = self._held.partition(CALL_END)
+        if not tag:
+            return False
+        self._held = rest
         self._enter(_State.ANSWERING)
         return True
 
@@ -198,38 +297,6 @@ class AnswerParser:
         if safe:
             parts.append(kind(safe))
             self._held = self._held[len(safe) :]
-
-
-def _end_of_json(text: str) -> int | None:
-    """Where the object that a text begins with ends; 0 if it begins with none.
-
-    Returns:
-        None while the object is not whole.
-    """
-    start = len(text) - len(text.lstrip())
-    if start == len(text):
-        return None
-    if text[start] != "{":
-        return 0
-    depth, in_string, escaped = 0, False, False
-    for place in range(start, len(text)):
-        character = text[place]
-        if in_string:
-            if escaped:
-                escaped = False
-            elif character == "\\":
-                escaped = True
-            elif character == '"':
-                in_string = False
-        elif character == '"':
-            in_string = True
-        elif character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                return place + 1
-    return None
 
 
 def _tool_call(text: str) -> ToolCall | None:

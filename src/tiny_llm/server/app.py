@@ -9,9 +9,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from . import chat, completions, engine_view, messages, responses, service
-from .errors import ApiError
-from .guards import LimitBody, RequireKey
+from . import chat, completions, engine_view, messages, responses, service, tokens
+from .errors import ApiError, refused
+from .guards import CheckHost, LimitBody, RequireKey
 from .replies import INSIDE
 from .server import Server
 from .validation import refusal
@@ -27,7 +27,7 @@ def make_app(server: Server) -> FastAPI:
         redoc_url=None,
     )
     app.state.server = server
-    for module in (service, chat, completions, responses, messages, engine_view):
+    for module in (service, tokens, chat, completions, responses, messages, engine_view):
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _tell)
     app.add_exception_handler(RequestValidationError, _tell_validation)
@@ -38,6 +38,8 @@ def make_app(server: Server) -> FastAPI:
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)
     if settings.api_key is not None:
         app.add_middleware(RequireKey, key=settings.api_key)
+    else:
+        app.add_middleware(CheckHost, names=settings.allowed_hosts)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -63,6 +65,10 @@ async def _tell(request: Request, error: Exception) -> Response:
 async def _tell_validation(request: Request, error: Exception) -> Response:
     """A body that is refused: 400, where FastAPI says 422."""
     assert isinstance(error, RequestValidationError)
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.method == "POST" and kind != "application/json" and not kind.endswith("+json"):
+        reason = f"The Content-Type is '{kind[:100]}'; it must be application/json."
+        return refused(reason).response(request.url.path)
     return refusal(error.errors()).response(request.url.path)
 
 

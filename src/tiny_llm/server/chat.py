@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from .answer import Answer, token_logprobs
+from .answer import Answer, TokenTexts
 from .answer_parser import AnswerParser, Part, Said, Thought, ToolCall
 from .bridge import Generation
 from .chat_types import ChatBody
@@ -67,18 +67,21 @@ class ChatReply:
     ):
         self._body = body
         self._generation = generation
-        self._prompts = server.prompts
+        may_think = server.prompts.may_think
         self._head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": server.settings.model_name,
         }
         one_call = body.parallel_tool_calls is False
-        may_think = self._prompts.may_think
         self._answers = [
-            Answer(AnswerParser(may_think, prompt.in_thought, body.uses_tools), one_call)
+            Answer(
+                AnswerParser(may_think, prompt.in_thought, body.uses_tools, bool(body.stream)),
+                one_call,
+            )
             for _ in range(n)
         ]
+        self._texts = [TokenTexts(server.prompts) for _ in range(n)]
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
 
     # ---------------------------------------------------------------- at once
@@ -128,8 +131,8 @@ class ChatReply:
             num_calls = len(answer.calls)
             deltas = []
             for part in answer.take(piece):
-                deltas += _deltas(part, num_calls)
-                num_calls += isinstance(part, ToolCall)
+                num_calls += isinstance(part, ToolCall) and part.is_new
+                deltas += _deltas(part, num_calls - 1)
             logprobs = self._token_logprobs(piece)
             if logprobs and not deltas:
                 deltas = [{"content": ""}]
@@ -140,7 +143,7 @@ class ChatReply:
                 yield self._chunk(piece.index, {}, [], answer)
         options = self._body.stream_options
         if options is not None and options.include_usage:
-            yield event(self._whole_chunk([], usage_of(self._generation, self._answers)))
+            yield event(self._whole_chunk([], with_usage=True))
         yield b"data: [DONE]\n\n"
 
     def _chunk(
@@ -158,37 +161,45 @@ class ChatReply:
         }
         if ended is not None:
             choice["stop_reason"] = ended.stop_reason
-        return event(self._whole_chunk([choice], None))
+        options = self._body.stream_options
+        return event(self._whole_chunk([choice], options is not None and options.is_continuous))
 
-    def _whole_chunk(self, choices: list[Any], usage: dict[str, Any] | None) -> dict[str, Any]:
+    def _whole_chunk(self, choices: list[Any], with_usage: bool) -> dict[str, Any]:
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": choices}
-        return chunk if usage is None else {**chunk, "usage": usage}
+        if with_usage:
+            chunk["usage"] = usage_of(self._generation, self._answers)
+        return chunk
 
     def _token_logprobs(self, piece: Piece) -> list[dict[str, Any]]:
         if not self._answers[piece.index].in_answer:
             return []
-        return token_logprobs(self._prompts, piece, self._body.top_logprobs or 0)
+        return self._texts[piece.index].logprobs(piece, self._body.top_logprobs or 0)
 
     def _logprobs_field(self, content: list[dict[str, Any]]) -> dict[str, Any] | None:
         return {"content": content, "refusal": None} if self._body.logprobs else None
 
 
-def _deltas(part: Part, num_calls: int) -> list[dict[str, Any]]:
-    """A part as deltas: a tool call's name comes first, then its arguments."""
+def _deltas(part: Part, index: int) -> list[dict[str, Any]]:
+    """A part as deltas: a tool call's name comes first, then its arguments.
+
+    Args:
+        part: of the answer.
+        index: of the call that it is a part of.
+    """
     match part:
         case Said(text):
             return [{"content": text}]
         case Thought(text):
             return [{"reasoning_content": text}]
-        case ToolCall(name, arguments, call_id):
-            head = {
-                "index": num_calls,
-                "id": call_id,
-                "type": "function",
-                "function": {"name": name, "arguments": ""},
-            }
-            rest = {"index": num_calls, "function": {"arguments": arguments}}
-            return [{"tool_calls": [head]}, {"tool_calls": [rest]}]
+        case ToolCall(name, arguments, call_id, is_new):
+            function = {"name": name, "arguments": ""}
+            head = {"index": index, "id": call_id, "type": "function", "function": function}
+            more = {"index": index, "function": {"arguments": arguments}}
+            return [
+                {"tool_calls": [delta]}
+                for delta, is_told in ((head, is_new), (more, arguments))
+                if is_told
+            ]
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

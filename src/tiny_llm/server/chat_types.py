@@ -96,7 +96,12 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
-    continuous_usage_stats: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether each chunk tells the usage so far; vLLM's, which needs `include_usage`."""
+        return bool(self.include_usage and self.continuous_usage_stats)
 
 
 class ResponseFormat(Body):

@@ -2,24 +2,26 @@
 
 import time
 import uuid
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from .answer import Answer, text_tokens
+from .answer import Answer
 from .answer_parser import AnswerParser
 from .bridge import Generation
 from .chat_types import StreamOptions
 from .documents import ERRORS, streams
 from .errors import ApiError, JsonResponse, refused
-from .prompts import Prompts
 from .replies import Events, EventStream, event, whole
-from .sampling import Count, SamplingFields, TokenId
+from .sampling import LARGEST, SamplingFields, TokenId
 from .seam import Piece
 from .server import Server, server_of
-from .service import check_token_ids
+from .text_logprobs import TextLogprobs
+from .tokens import check_token_ids
 from .usage import usage_of
 
 PATH = "/v1/completions"
@@ -39,7 +41,7 @@ class CompletionBody(SamplingFields):
         | Annotated[list[str], Field(min_length=1, max_length=256)]
         | Annotated[list[TokenIds], Field(min_length=1, max_length=256)]
     )
-    max_tokens: Count | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     echo: bool | None = None
@@ -59,9 +61,9 @@ class CompletionBody(SamplingFields):
             raise refused("suffix is not supported: the model writes forwards only.", "suffix")
         if self.best_of not in (None, 1, self.n):
             raise refused("best_of must be n, or be left out.", "best_of")
-        if self.echo and self.logprobs is not None:
+        if self.max_tokens == 0 and not self.echo:
             raise refused(
-                "echo with logprobs is not supported; leave one of the two out.", "logprobs"
+                "max_tokens is not valid: it must be at least 1, or 0 with echo.", "max_tokens"
             )
 
     def prompts(self) -> list[str | list[int]]:
@@ -78,13 +80,13 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
     server = server_of(request)
     server.check_model(body.model)
     body.check_honoured()
-    limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    params = body.sampling_params(server.defaults, limit, body.logprobs)
+    limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
+    scored = body.logprobs if body.echo else None
+    params = body.sampling_params(server.defaults, limit, body.logprobs, prompt_logprobs=scored)
     prompts = server.prompts
     encoded = await prompts.run(_encode, server, body.prompts())
     generation = await server.begin([ids for ids, _ in encoded], params)
-    echoed = [text if body.echo else "" for _, text in encoded]
-    reply = CompletionReply(server, body, generation, echoed, params.n)
+    reply = CompletionReply(server, body, generation, encoded, params.n)
     if not body.stream:
         return await whole(request.receive, generation, reply.whole())
     return EventStream(reply.events(), generation, error_event, server.settings.keep_alive)
@@ -112,7 +114,7 @@ class CompletionReply:
 
     Args:
         server, body, generation: of the request.
-        echoed: a text before the answers to each prompt.
+        encoded: the prompts, as token ids and texts.
         n: how many answers a prompt has.
     """
 
@@ -121,7 +123,7 @@ class CompletionReply:
         server: Server,
         body: CompletionBody,
         generation: Generation,
-        echoed: list[str],
+        encoded: list[tuple[list[int], str]],
         n: int,
     ):
         self._body = body
@@ -133,7 +135,9 @@ class CompletionReply:
             "created": int(time.time()),
             "model": server.settings.model_name,
         }
-        self._echoed = [text for text in echoed for _ in range(n)]
+        self._prompt_ids = [ids for ids, _ in encoded]
+        self._scores_prompt = bool(body.echo) and body.logprobs is not None
+        self._echoed = [text if body.echo else "" for _, text in encoded for _ in range(n)]
         self._answers = [
             Answer(AnswerParser(may_think=False, in_thought=False, may_call=False))
             for _ in self._echoed
@@ -142,12 +146,12 @@ class CompletionReply:
 
     async def whole(self) -> Response:
         """The answers when they are finished."""
-        async for number, piece in self._generation.pieces():
+        async for number, piece in self._pieces():
             index = number * self._n + piece.index
             self._answers[index].take(piece)
             self._logprobs[index].take(piece)
         choices = [
-            self._choice(index, self._echoed[index] + answer.text, self._logprobs[index], answer)
+            self._choice(index, self._echoed[index] + answer.text, answer)
             for index, answer in enumerate(self._answers)
         ]
         usage = usage_of(self._generation, self._answers)
@@ -155,87 +159,64 @@ class CompletionReply:
 
     async def events(self) -> Events:
         """The answers as they come."""
-        for index, text in enumerate(self._echoed):
-            if text:
-                yield self._chunk([self._choice(index, text, None, None)])
-        async for number, piece in self._generation.pieces():
+        if not self._scores_prompt:
+            for index, text in enumerate(self._echoed):
+                if text:
+                    yield self._chunk([self._choice(index, text, None)])
+        async for number, piece in self._pieces():
             index = number * self._n + piece.index
             answer, logprobs = self._answers[index], self._logprobs[index]
+            if logprobs:  # those of the prompt
+                yield self._chunk([self._choice(index, self._echoed[index], None)])
+                logprobs.clear()
             answer.take(piece)
             logprobs.take(piece)
-            if piece.text or piece.finish_reason or logprobs.tokens:
+            if piece.text or piece.finish_reason or logprobs:
                 ended = answer if answer.finish_reason is not None else None
-                yield self._chunk([self._choice(index, piece.text, logprobs, ended)])
+                yield self._chunk([self._choice(index, piece.text, ended)])
                 logprobs.clear()
         options = self._body.stream_options
         if options is not None and options.include_usage:
-            yield self._chunk([], usage_of(self._generation, self._answers))
+            yield self._chunk([], with_usage=True)
         yield b"data: [DONE]\n\n"
 
-    def _choice(
-        self, index: int, text: str, logprobs: "TextLogprobs | None", ended: Answer | None
-    ) -> dict[str, Any]:
-        wanted = self._body.logprobs is not None and logprobs is not None
+    async def _pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """The pieces, with the number of the prompt.
+
+        If the prompts' log-probabilities are told, a prompt's pieces wait for them: they come with
+        its answer 0.
+        """
+        early: dict[int, list[Piece]] = {number: [] for number in range(len(self._prompt_ids))}
+        async for number, piece in self._generation.pieces():
+            if self._body.max_tokens == 0:  # the engine computes one token, which nobody asked for
+                reason = piece.finish_reason and "length"
+                piece = replace(piece, text="", token_ids=(), logprobs=(), finish_reason=reason)
+            if not self._scores_prompt or number not in early:
+                yield number, piece
+                continue
+            early[number].append(piece)
+            if piece.prompt_logprobs is None:
+                continue
+            for index in range(number * self._n, (number + 1) * self._n):
+                self._logprobs[index].take_prompt(self._prompt_ids[number], piece.prompt_logprobs)
+            for waiting in early.pop(number):
+                yield number, waiting
+
+    def _choice(self, index: int, text: str, ended: Answer | None) -> dict[str, Any]:
+        is_wanted = self._body.logprobs is not None
         choice: dict[str, Any] = {
             "index": index,
             "text": text,
-            "logprobs": logprobs.field(self._body.logprobs or 0) if wanted and logprobs else None,
+            "logprobs": self._logprobs[index].field() if is_wanted else None,
             "finish_reason": None if ended is None else ended.finish_reason,
         }
         if ended is not None:
             choice["stop_reason"] = ended.stop_reason
         return choice
 
-    def _chunk(self, choices: list[Any], usage: dict[str, Any] | None = None) -> bytes:
-        chunk = {**self._head, "choices": choices}
-        return event(chunk if usage is None else {**chunk, "usage": usage})
-
-
-class TextLogprobs:
-    """The log-probabilities of a completion: lists, with a place for each token.
-
-    Args:
-        prompts: knows the texts of tokens.
-
-    Attributes:
-        tokens: the tokens' texts, since `clear`.
-    """
-
-    def __init__(self, prompts: Prompts):
-        self._prompts = prompts
-        self._offset = 0
-        self.clear()
-
-    def clear(self) -> None:
-        """Forgets what was told."""
-        self.tokens: list[str] = []
-        self._own: list[float] = []
-        self._top: list[list[tuple[int, float]]] = []
-        self._offsets: list[int] = []
-
-    def take(self, piece: Piece) -> None:
-        """Adds the tokens of a piece."""
-        for token, likely in text_tokens(piece):
-            text = self._text(token)
-            self.tokens.append(text)
-            self._own.append(likely[token])
-            self._top.append(sorted(likely.items(), key=lambda pair: (-pair[1], pair[0])))
-            self._offsets.append(self._offset)
-            self._offset += len(text)
-
-    def field(self, top: int) -> dict[str, Any]:
-        """What `logprobs` of a choice is; `top` alternatives for each token."""
-        return {
-            "tokens": self.tokens,
-            "token_logprobs": self._own,
-            "top_logprobs": [
-                {self._text(token): logprob for token, logprob in likely[:top]}
-                for likely in self._top
-            ]
-            if top
-            else None,
-            "text_offset": self._offsets,
-        }
-
-    def _text(self, token: int) -> str:
-        return self._prompts.token_bytes(token).decode(errors="replace")
+    def _chunk(self, choices: list[Any], with_usage: bool = False) -> bytes:
+        chunk: dict[str, Any] = {**self._head, "choices": choices}
+        options = self._body.stream_options
+        if with_usage or (options is not None and options.is_continuous):
+            chunk["usage"] = usage_of(self._generation, self._answers)
+        return event(chunk)

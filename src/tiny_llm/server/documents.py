@@ -33,6 +33,7 @@ _ANTHROPIC_ERROR = {
 _TEXTS = {
     400: "The request asks for what cannot be.",
     401: "The API key is missing or wrong.",
+    403: "The request was sent to a name that is not the server's.",
     404: "There is no such model.",
     413: "The body is too large.",
     429: "The queue is full.",

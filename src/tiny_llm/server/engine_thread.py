@@ -3,6 +3,8 @@
 Everything that touches the model happens here. MLX's streams belong to a thread, so loading and
 computing share one. The thread takes messages between steps; a request that is cancelled is gone
 before the next step is planned.
+
+Grammars do not touch the model. Worker threads compile them, so that a slow one holds up no step.
 """
 
 import logging
@@ -10,6 +12,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from ..engine.events import Event, event_fields
@@ -20,7 +24,18 @@ from . import seam
 
 log = logging.getLogger("tiny_llm.server")
 
-Inbox = queue.SimpleQueue[seam.ToEngine]
+WORKERS = 2  # that compile grammars
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The grammar of a request is compiled, or refused for a reason; a worker's message."""
+
+    request: seam.Submit
+    refusal: str | None
+
+
+Inbox = queue.SimpleQueue[seam.ToEngine | Prepared]
 
 
 class EngineThread(threading.Thread):
@@ -44,6 +59,8 @@ class EngineThread(threading.Thread):
         self._load = load
         self._inbox = inbox
         self._report = report
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="grammars")
+        self._preparing: set[str] = set()  # requests whose grammars are being compiled
         self._events: list[dict[str, Any]] = []
         self._num_logprobs: dict[tuple[str, int], int] = {}  # that were reported, by answer
 
@@ -65,8 +82,16 @@ class EngineThread(threading.Thread):
             news: list[seam.Accepted | seam.Refused | seam.Piece] = []
             for message in self._messages(wait=not llm.has_unfinished_requests):
                 match message:
+                    case seam.Submit(request_id) if message.params.structured_outputs is not None:
+                        self._preparing.add(request_id)
+                        self._workers.submit(self._prepare, llm, message)
                     case seam.Submit():
                         news.append(_submit(llm, message))
+                    case Prepared(request, refusal):
+                        news += self._take_prepared(llm, request, refusal)
+                    case seam.Cancel(request_id) if request_id in self._preparing:
+                        self._preparing.remove(request_id)
+                        news.append(seam.Refused(request_id, "It was cancelled."))
                     case seam.Cancel(request_id):
                         llm.abort(request_id)
                     case seam.Watch(on):
@@ -79,7 +104,31 @@ class EngineThread(threading.Thread):
             events, self._events = tuple(self._events), []
             self._report(seam.StepReport(tuple(news), _gauges(llm), events))
 
-    def _messages(self, wait: bool) -> Iterator[seam.ToEngine]:
+    def _prepare(self, llm: LLM, request: seam.Submit) -> None:
+        """Compiles a request's grammar; called by a worker."""
+        ids, may_think = request.token_ids, request.may_think
+        refusal = None
+        try:
+            llm.prepare(ids, request.params, enable_thinking=may_think)
+        except UserError as error:
+            refusal = str(error)
+        except Exception:  # it is told to the client of this request, and to the log
+            log.exception("a grammar was not compiled")
+            refusal = "The form of the answer could not be compiled."
+        self._inbox.put(Prepared(request, refusal))
+
+    def _take_prepared(
+        self, llm: LLM, request: seam.Submit, refusal: str | None
+    ) -> list[seam.Accepted | seam.Refused]:
+        """Adds a request whose grammar is ready, unless it was cancelled meanwhile."""
+        if request.request_id not in self._preparing:
+            return []
+        self._preparing.remove(request.request_id)
+        if refusal is not None:
+            return [seam.Refused(request.request_id, refusal)]
+        return [_submit(llm, request)]
+
+    def _messages(self, wait: bool) -> Iterator[seam.ToEngine | Prepared]:
         """All messages that are there; with `wait`, at least one."""
         if wait:
             yield self._inbox.get()
@@ -106,6 +155,10 @@ class EngineThread(threading.Thread):
         if whole.error is not None and output.finish_reason == "error":
             log.error("request %s: %s", output.request_id, whole.error)
         ended = output.finish_reason is not None and whole.finished
+        scored = None
+        is_first = bool(output.token_ids) and len(output.token_ids) == len(answer.token_ids)
+        if whole.prompt_logprobs is not None and output.index == 0 and is_first:
+            scored = tuple(whole.prompt_logprobs)
         return seam.Piece(
             output.request_id,
             output.index,
@@ -116,6 +169,7 @@ class EngineThread(threading.Thread):
             output.finish_reason,
             answer.stop_reason,
             _times(whole.metrics) if ended else None,
+            scored,
         )
 
 

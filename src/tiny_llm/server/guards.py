@@ -1,6 +1,9 @@
-"""Before a request reaches its endpoint: the API key, and the size of the body."""
+"""Before a request reaches its endpoint: the host's name, the API key, and the size of the body."""
 
 import hmac
+from collections.abc import Collection
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,6 +21,54 @@ OPEN_PATHS = {
     "/openapi.json",
     "/docs",
 }
+
+
+class CheckHost:
+    """Refuses requests that were sent to a name that is not the server's.
+
+    Without a key, a web page could use the server of the person who reads it: the page's name is
+    changed to mean this machine after the page was loaded (DNS rebinding), and then its requests
+    are of the same origin. They still carry the page's name. Addresses are allowed, and so are
+    names without a dot, because the public DNS has none of those.
+
+    Args:
+        app: what is guarded.
+        names: that are allowed besides; "*" allows every name.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str]):
+        self._app = app
+        self._names = {name.lower() for name in names}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lets a request through, or answers 403."""
+        name = _host_name(Headers(scope=scope).get("host", ""))
+        if scope["type"] == "http" and not self._is_allowed(name):
+            error = ApiError(
+                403,
+                f"The host '{name[:100]}' is not a name of this server; start it with "
+                "--allowed-host NAME, or with a key.",
+            )
+            await error.response(scope["path"])(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _is_allowed(self, name: str) -> bool:
+        if "." not in name or name.endswith(".localhost") or self._names & {name, "*"}:
+            return True
+        try:
+            ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _host_name(header: str) -> str:
+    """The name in a Host header, without the port."""
+    try:
+        return (urlsplit(f"//{header}").hostname or "").rstrip(".")
+    except ValueError:  # brackets that are not an address
+        return header
 
 
 class RequireKey:

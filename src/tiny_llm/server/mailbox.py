@@ -75,6 +75,7 @@ class Mailbox:
                     text=old.text + new.text,
                     token_ids=old.token_ids + new.token_ids,
                     logprobs=logprobs,
+                    prompt_logprobs=old.prompt_logprobs or new.prompt_logprobs,
                 )
                 return True
         return False

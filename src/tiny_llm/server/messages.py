@@ -85,7 +85,8 @@ class MessageReply:
         choice = body.tool_choice
         one_call = choice is not None and bool(choice.disable_parallel_tool_use)
         may_think = server.prompts.may_think
-        self._answer = Answer(AnswerParser(may_think, prompt.in_thought, body.uses_tools), one_call)
+        parser = AnswerParser(may_think, prompt.in_thought, body.uses_tools, bool(body.stream))
+        self._answer = Answer(parser, one_call)
         self._head = {
             "id": f"msg_{uuid.uuid4().hex[:24]}",
             "type": "message",
@@ -139,6 +140,8 @@ class MessageReply:
             case Thought(text):
                 block = {"type": "thinking", "thinking": text, "signature": SIGNATURE}
                 self._blocks.append(block)
+            case ToolCall(is_new=False):
+                return False
             case ToolCall(name, arguments, call_id):
                 head = {"type": "tool_use", "id": f"toolu_{call_id[5:]}", "name": name}
                 self._blocks.append({**head, "input": _object(arguments)})
@@ -155,16 +158,16 @@ class MessageReply:
             case Thought(text):
                 empty = {"type": "thinking", "thinking": "", "signature": ""}
                 delta = {"type": "thinking_delta", "thinking": text}
-            case ToolCall():
-                block = self._blocks[-1]
-                empty = {**block, "input": {}}
-                arguments = json.dumps(block["input"], ensure_ascii=False)
-                delta = {"type": "input_json_delta", "partial_json": arguments}
-        more = _event({"type": "content_block_delta", "index": index, "delta": delta})
+            case ToolCall(arguments=more):
+                empty = {**self._blocks[-1], "input": {}}
+                if is_new and more:  # a whole call
+                    more = json.dumps(self._blocks[-1]["input"], ensure_ascii=False)
+                delta = {"type": "input_json_delta", "partial_json": more}
+        grown = _event({"type": "content_block_delta", "index": index, "delta": delta})
         if not is_new:
-            return more
+            return grown
         begin = {"type": "content_block_start", "index": index, "content_block": empty}
-        return _event(begin) + more
+        return _event(begin) + grown
 
     def _end_block(self, index: int) -> bytes:
         end = _event({"type": "content_block_stop", "index": index})
@@ -196,6 +199,8 @@ def _event(data: dict[str, Any]) -> bytes:
 
 def _object(arguments: str) -> dict[str, Any]:
     """A call's arguments, which Anthropic's protocol has as an object."""
+    if not arguments:  # they are still to come
+        return {}
     try:
         found = json.loads(arguments)
     except ValueError:

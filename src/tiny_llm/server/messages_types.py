@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..engine.structured_outputs import ToolCalls
+from ..engine.structured_outputs import StructuredOutputs, ToolCalls
 from .errors import refused
-from .sampling import Body, Count, make_form
+from .sampling import Body, Count, Form, make_form
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -96,11 +96,18 @@ class Thinking(Body):
     display: Literal["summarized", "omitted"] | None = None
 
 
+class OutputFormat(Body):
+    """The form of an answer."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
 class OutputConfig(Body):
-    """How much work an answer may be; a form cannot be asked for."""
+    """How much work an answer may be, and its form."""
 
     effort: str | None = None
-    format: None = None
+    format: OutputFormat | None = None
 
 
 class CountBody(Body):
@@ -126,15 +133,20 @@ class CountBody(Body):
         if self.tool_choice is not None and not self.tools and self.tool_choice.type != "none":
             raise refused("tool_choice is about tools, and there are none.")
 
-    def form(self) -> ToolCalls | None:
-        """Tool calls, if they are demanded.
+    def form(self) -> Form | None:
+        """The form that the answer must have; None if it is free.
 
         Raises:
-            ApiError: there is no tool of that name.
+            ApiError: there is no tool of that name, or two fields ask for a form.
         """
         choice = self.tool_choice
+        wanted = self.output_config.format if self.output_config is not None else None
         if choice is None or choice.type not in ("any", "tool"):
-            return None
+            if wanted is None:
+                return None
+            return make_form(StructuredOutputs, "output_config.format", json=wanted.schema_)
+        if wanted is not None:
+            raise refused("tool_choice and output_config.format both ask for a form.")
         if choice.type == "tool" and choice.name is None:
             raise refused("tool_choice.name is missing; it is required for a tool.")
         return make_form(
@@ -172,7 +184,7 @@ class CountBody(Body):
 
     def for_template(self) -> list[dict[str, Any]]:
         """The conversation with the keys that chat templates read."""
-        system = _joined(self.system, CHANGING_LINE)
+        system = "\n".join(filter(None, map(_without_changing_line, _texts(self.system))))
         messages = [{"role": "system", "content": system}] if system else []
         for turn in self.messages:
             messages += _turn(turn)
@@ -192,12 +204,15 @@ class MessagesBody(CountBody):
     service_tier: Literal["auto", "standard_only"] | None = None
 
 
-def _joined(content: str | list[TextBlock] | None, without: str | None = None) -> str:
-    """A content's texts, without blocks that begin with a line that is left out."""
+def _texts(content: str | list[TextBlock] | None) -> list[str]:
     if content is None or isinstance(content, str):
-        return content or ""
-    texts = [block.text for block in content]
-    return "\n".join(text for text in texts if not (without and text.startswith(without)))
+        return [content or ""]
+    return [block.text for block in content]
+
+
+def _without_changing_line(text: str) -> str:
+    """The same without its first line, if that is the one that changes."""
+    return text.partition("\n")[2] if text.startswith(CHANGING_LINE) else text
 
 
 def _turn(turn: Turn) -> list[dict[str, Any]]:
@@ -216,7 +231,7 @@ def _turn(turn: Turn) -> list[dict[str, Any]]:
                 function = {"name": block.name, "arguments": arguments}
                 calls.append({"id": block.id, "type": "function", "function": function})
             case ToolResultBlock():
-                results.append({"role": "tool", "content": _joined(block.content)})
+                results.append({"role": "tool", "content": "\n".join(_texts(block.content))})
     if not (texts or thoughts or calls):
         return results
     message: dict[str, Any] = {"role": turn.role, "content": "\n".join(texts)}

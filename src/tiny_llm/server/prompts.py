@@ -91,11 +91,16 @@ class Prompts:
             return bytes(self.tokenizer.token_bytes(token_id))
         return self.decode([token_id]).encode("utf-8", "replace")
 
+    def token_text(self, token_id: int) -> str:
+        """A token's text; what is no whole character becomes `�`."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
     def chat(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
+        add_generation_prompt: bool = True,
     ) -> ChatPrompt:
         """A conversation's tokens, up to where the assistant's turn begins.
 
@@ -103,6 +108,7 @@ class Prompts:
             messages: with the keys that Qwen3's chat template reads.
             tools: in OpenAI's form; None for none.
             variables: of the template, such as `enable_thinking`.
+            add_generation_prompt: whether it ends where the assistant begins to speak.
 
         Raises:
             ApiError: there is no template, or it refuses the conversation.
@@ -119,7 +125,7 @@ class Prompts:
                 list(messages),
                 tools=list(tools) if tools else None,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
                 **variables,
             )
         except Exception as error:  # a template is a program, which can fail in any way

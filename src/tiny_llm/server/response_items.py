@@ -5,6 +5,8 @@ A thought is an item of type `reasoning`, text is a `message` with one part, a t
 """
 
 import uuid
+from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 from .answer_parser import Part, Said, Thought, ToolCall
@@ -29,28 +31,37 @@ class Items:
         self.items: list[dict[str, Any]] = []
         self._is_open = False
 
-    def take(self, part: Part) -> list[Event]:
-        """Adds a part of the answer; returns what happened."""
+    def take(self, part: Part, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        """Adds a part of the answer; returns what happened.
+
+        Args:
+            part: of the answer.
+            logprobs: of its tokens, if it is a text.
+        """
         match part:
             case Said(text):
-                return self._grow("message", text)
+                return self._grow("message", text, logprobs)
             case Thought(text):
                 return self._grow("reasoning", text)
-            case ToolCall():
-                return [*self._close("completed"), *self._call(part)]
+            case ToolCall(arguments=more):
+                happened = self._begin_call(part) if part.is_new else []
+                return [*happened, self._more_arguments(more)] if more else happened
 
     def finish(self, is_cut: bool) -> list[Event]:
         """Ends the last item; `is_cut` says that the answer reached its limit."""
         return self._close("incomplete" if is_cut else "completed")
 
-    def _grow(self, kind: str, text: str) -> list[Event]:
+    def _grow(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         happened: list[Event] = []
         if not (self._is_open and self.items[-1]["type"] == kind):
             happened += self._close("completed") + self._open(kind)
         part = self.items[-1]["content"][0]
         part["text"] += text
         delta = {"type": f"{KINDS[kind][2]}.delta", **self._place(), "delta": text}
-        return [*happened, {**delta, "logprobs": []} if kind == "message" else delta]
+        if kind == "message":
+            part["logprobs"] += logprobs
+            delta["logprobs"] = list(logprobs)
+        return [*happened, delta]
 
     def _open(self, kind: str) -> list[Event]:
         prefix, part_type, _ = KINDS[kind]
@@ -67,10 +78,11 @@ class Items:
         part: dict[str, Any] = {"type": part_type, "text": ""}
         if kind == "message":
             part |= {"annotations": [], "logprobs": []}
-        added = self._added(item)
-        self.items[-1] = {**item, "content": [{**part}]}
+        happened = [self._added(item)]
+        begun = {"type": "response.content_part.added", **self._place(), "part": deepcopy(part)}
+        self.items[-1] = {**item, "content": [part]}
         self._is_open = True
-        return [added, {"type": "response.content_part.added", **self._place(), "part": part}]
+        return [*happened, begun]
 
     def _close(self, status: str) -> list[Event]:
         if not self._is_open:
@@ -78,14 +90,17 @@ class Items:
         self._is_open = False
         item = self.items[-1]
         item["status"] = status
+        if item["type"] == "function_call":
+            return [self._arguments_done(), self._done()]
         part = item["content"][0]
         done = {"type": f"{KINDS[item['type']][2]}.done", **self._place(), "text": part["text"]}
         if item["type"] == "message":
-            done["logprobs"] = []
+            done["logprobs"] = part["logprobs"]
         part_done = {"type": "response.content_part.done", **self._place(), "part": {**part}}
         return [done, part_done, self._done()]
 
-    def _call(self, call: ToolCall) -> list[Event]:
+    def _begin_call(self, call: ToolCall) -> list[Event]:
+        happened = self._close("completed")
         item = {
             "type": "function_call",
             "id": f"fc_{uuid.uuid4().hex}",
@@ -94,16 +109,25 @@ class Items:
             "arguments": "",
             "status": "in_progress",
         }
-        added = self._added(item)
-        self.items[-1] = {**item, "arguments": call.arguments, "status": "completed"}
+        happened.append(self._added(item))
+        self._is_open = True
+        return happened
+
+    def _more_arguments(self, more: str) -> Event:
+        item = self.items[-1]
+        item["arguments"] += more
         place = {"item_id": item["id"], "output_index": len(self.items) - 1}
-        name = "response.function_call_arguments"
-        return [
-            added,
-            {"type": f"{name}.delta", **place, "delta": call.arguments},
-            {"type": f"{name}.done", **place, "arguments": call.arguments, "name": call.name},
-            self._done(),
-        ]
+        return {"type": "response.function_call_arguments.delta", **place, "delta": more}
+
+    def _arguments_done(self) -> Event:
+        item = self.items[-1]
+        return {
+            "type": "response.function_call_arguments.done",
+            "item_id": item["id"],
+            "output_index": len(self.items) - 1,
+            "arguments": item["arguments"],
+            "name": item["name"],
+        }
 
     def _added(self, item: dict[str, Any]) -> Event:
         self.items.append(item)

@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from .answer import Answer
-from .answer_parser import AnswerParser
+from .answer import Answer, TokenTexts
+from .answer_parser import AnswerParser, Thought
 from .bridge import Generation
 from .documents import ERRORS, streams
 from .errors import ApiError, JsonResponse
@@ -17,6 +17,7 @@ from .replies import Events, EventStream, event, whole
 from .response_items import Event, Items
 from .responses_types import ResponsesBody
 from .sampling import make_params
+from .seam import Piece
 from .server import Server, server_of
 
 PATH = "/v1/responses"
@@ -35,6 +36,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
         max_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
+        logprobs=body.logprobs,
         structured_outputs=body.form(),
     )
     prompt = await server.prompts.run(_make_prompt, server, body)
@@ -69,8 +71,10 @@ class ResponseReply:
             for name, value in self._params.items()
         }
         may_think = server.prompts.may_think
-        parser = AnswerParser(may_think, prompt.in_thought, body.uses_tools)
+        parser = AnswerParser(may_think, prompt.in_thought, body.uses_tools, bool(body.stream))
         self._answer = Answer(parser, body.parallel_tool_calls is False)
+        self._texts = TokenTexts(server.prompts)
+        self._logprobs: list[dict[str, Any]] = []  # that were not told yet
         self._items = Items()
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = time.time()
@@ -79,8 +83,7 @@ class ResponseReply:
     async def whole(self) -> Response:
         """The response when it is finished."""
         async for _, piece in self._generation.pieces():
-            for part in self._answer.take(piece):
-                self._items.take(part)
+            self._take(piece)
         self._items.finish(self._cut)
         return JsonResponse(self._response(self._status))
 
@@ -89,12 +92,24 @@ class ResponseReply:
         yield self._about("response.created", "in_progress")
         yield self._about("response.in_progress", "in_progress")
         async for _, piece in self._generation.pieces():
-            for part in self._answer.take(piece):
-                for one in self._items.take(part):
-                    yield self._event(one)
+            for one in self._take(piece):
+                yield self._event(one)
         for one in self._items.finish(self._cut):
             yield self._event(one)
         yield self._about(f"response.{self._status}", self._status)
+
+    def _take(self, piece: Piece) -> list[Event]:
+        """Adds a piece to the items. Its log-probabilities go to the first text that follows."""
+        parts = self._answer.take(piece)
+        if self._answer.in_answer:
+            self._logprobs += self._texts.logprobs(piece, self._body.logprobs or 0)
+        happened = []
+        for part in parts:
+            logprobs = []
+            if not isinstance(part, Thought):  # tokens of calls are not told
+                logprobs, self._logprobs = self._logprobs, []
+            happened += self._items.take(part, logprobs)
+        return happened
 
     def error_event(self, error: ApiError) -> bytes:
         """The end of a stream that failed."""
@@ -156,7 +171,7 @@ class ResponseReply:
                 }
                 for tool in body.function_tools
             ],
-            "top_logprobs": 0,
+            "top_logprobs": body.top_logprobs or 0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "truncation": "disabled",

@@ -12,6 +12,7 @@ from .sampling import Body, Count, Form, make_form
 
 log = logging.getLogger("tiny_llm.server")
 
+LOGPROBS = "message.output_text.logprobs"  # a value of `include`
 TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -86,8 +87,6 @@ class ResponsesBody(Body):
             raise refused("background is not supported; leave it out.", "background")
         if self.truncation == "auto":
             raise refused("truncation 'auto' is not supported: prompts are not cut.", "truncation")
-        if self.top_logprobs:
-            raise refused("top_logprobs is not supported here; leave it out.", "top_logprobs")
         wants_call = self.tool_choice not in (None, "auto", "none")
         if wants_call and not self.function_tools:
             raise refused("tool_choice asks for a call, and there are no tools.", "tool_choice")
@@ -116,6 +115,13 @@ class ResponsesBody(Body):
         parallel = name is None and self.parallel_tool_calls is not False
         fields: dict[str, Any] = {"choice": "required", "name": name, "parallel": parallel}
         return make_form(ToolCalls, "tool_choice", self.function_tools, **fields)
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many alternatives are told for each token of a text; None for no log-probability."""
+        if self.top_logprobs is not None or LOGPROBS in (self.include or ()):
+            return self.top_logprobs or 0
+        return None
 
     @property
     def function_tools(self) -> list[dict[str, Any]]:

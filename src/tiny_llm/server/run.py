@@ -27,7 +27,7 @@ from ..models.tokenizer import Tokenizer, open_tokenizer
 from . import seam
 from .app import make_app
 from .bridge import Bridge
-from .engine_thread import EngineThread
+from .engine_thread import EngineThread, Inbox
 from .errors import ApiError
 from .lifecycle import Lifecycle, Phase
 from .metrics import Metrics
@@ -67,7 +67,7 @@ class Process:
         self._folder = folder
         self._socket = listening
         self._lifecycle = Lifecycle()
-        self._inbox: queue.SimpleQueue[seam.ToEngine] = queue.SimpleQueue()
+        self._inbox: Inbox = queue.SimpleQueue()
         self._bridge = Bridge(settings, self._inbox, self._lifecycle, Metrics(settings.model_name))
         self._engine = EngineThread(load, self._inbox, self._report)
         self._loop: asyncio.AbstractEventLoop | None = None

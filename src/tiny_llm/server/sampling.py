@@ -76,6 +76,7 @@ class SamplingFields(Body):
         max_tokens: int | None,
         logprobs: int | None,
         form: Form | None = None,
+        prompt_logprobs: int | None = None,
     ) -> SamplingParams:
         """The engine's parameters; `form` is the answer's, if another field asks for one.
 
@@ -95,6 +96,7 @@ class SamplingFields(Body):
             min_tokens=self.min_tokens,
             max_tokens=max_tokens,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,

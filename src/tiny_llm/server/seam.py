@@ -116,6 +116,8 @@ class Piece:
         finish_reason: None until the answer ends.
         stop_reason: the token or string that stopped it, besides the model's own end tokens.
         times: with the last piece of a prompt's last answer.
+        prompt_logprobs: for each token of the prompt, what `logprobs` has, and None for the first;
+            with the first tokens of answer 0, if asked for.
     """
 
     request_id: str
@@ -127,6 +129,7 @@ class Piece:
     finish_reason: FinishReason | None
     stop_reason: int | str | None
     times: Times | None
+    prompt_logprobs: tuple[Mapping[int, float] | None, ...] | None = None
 
 
 @dataclass(frozen=True)

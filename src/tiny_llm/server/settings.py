@@ -11,6 +11,8 @@ class Settings:
     Attributes:
         model_name: as clients see it.
         api_key: what clients must send; None lets everyone ask.
+        allowed_hosts: names by which clients may call the server if there is no key, besides
+            addresses and names without a dot; "*" for any.
         cors_origins: web pages of other origins that may ask.
         max_queue: answers that may wait beyond those that run; one more is refused with 429.
         max_body_bytes: size of a request's body.
@@ -26,6 +28,7 @@ class Settings:
 
     model_name: str = "demo"
     api_key: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     max_queue: int = 256
     max_body_bytes: int = 16 * 2**20

@@ -4,11 +4,12 @@
 #include "common/checks.h"
 #include "common/gpu.h"
 #include "common/interleaved.h"
+#include "src/quantized_matmul/quantized_matmul.h"
 
 namespace tiny_llm_ext {
 
 mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
-                              const mx::array& biases, int group_size, int bits,
+                              const std::optional<mx::array>& biases, int group_size, int bits,
                               const mx::array& weight, mx::StreamOrDevice s) {
     constexpr const char* NAME = "quantized_embedding";
     check(ids.dtype() == mx::int32 || ids.dtype() == mx::uint32, NAME,
@@ -28,24 +29,30 @@ mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
           " numbers, to be a positive multiple of group_size, ", group_size);
     check(is_float(scales.dtype()), NAME, "expected scales in float32, float16 or bfloat16, got ",
           scales.dtype());
-    check(biases.dtype() == scales.dtype(), NAME, "expected biases in the dtype of scales, ",
-          scales.dtype(), ", got ", biases.dtype());
+    check(biases || bits == 4, NAME, "expected biases for ", bits,
+          " bits, got None: numbers without them have 4");
+    check(!biases || biases->dtype() == scales.dtype(), NAME,
+          "expected biases in the dtype of scales, ", scales.dtype(), ", got ",
+          biases.value_or(scales).dtype());
     const mx::Shape groups = shape_like(weight, E / group_size);
     check(scales.shape() == groups, NAME, "expected scales of shape ", groups, ", got ",
           scales.shape());
-    check(biases.shape() == groups, NAME, "expected biases of shape ", groups, ", got ",
-          biases.shape());
+    check(!biases || biases->shape() == groups, NAME, "expected biases of shape ", groups, ", got ",
+          biases.value_or(scales).shape());
+    const mx::Stream stream = stream_for(NAME, scales.dtype(), s);
+    check_biases_on(stream, NAME, biases.has_value());
     auto shape = ids.shape();
     shape.push_back(E);
-    return mx::array(shape, scales.dtype(),
-                     placed(std::make_shared<QuantizedEmbedding>(
-                         stream_for(NAME, scales.dtype(), s), group_size, bits)),
-                     {ids, scales, biases, weight});
+    return mx::array(
+        shape, scales.dtype(),
+        placed(std::make_shared<QuantizedEmbedding>(stream, group_size, bits, biases.has_value())),
+        {ids, scales, biases.value_or(scales), weight});
 }
 
 bool QuantizedEmbedding::is_equivalent(const mx::Primitive& other) const {
     const auto& embedding = static_cast<const QuantizedEmbedding&>(other);
-    return group_size_ == embedding.group_size_ && bits_ == embedding.bits_;
+    return group_size_ == embedding.group_size_ && bits_ == embedding.bits_ &&
+           has_biases_ == embedding.has_biases_;
 }
 
 std::vector<mx::Shape> QuantizedEmbedding::output_shapes(const std::vector<mx::array>& inputs) {

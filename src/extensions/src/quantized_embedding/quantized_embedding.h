@@ -11,6 +11,7 @@
 // no later layer can hide. Nothing outside the table is ever read.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "mlx/mlx.h"
@@ -23,20 +24,23 @@ namespace mx = mlx::core;
 /// Rows of a quantized table: value = q · scale + bias, the bits of mx.dequantize of those rows.
 ///
 /// ids: N.., int32 or uint32. A negative one counts from the end, one beyond the table gives NaN.
-/// scales, biases: V×(E/group_size), float32, float16 or bfloat16.
-/// group_size: 32, 64 or 128. bits: 4 or 8.
-/// weight: V×(E·bits/32), uint32, the lowest bits of a word first.
-/// On the CPU, weight, scales and biases may be interleaved (common/interleaved.h).
-/// Returns N..×E in the dtype of scales. Throws std::invalid_argument for anything else.
+/// scales, biases: V×(E/group_size), float32, float16 or bfloat16. On the CPU biases may be None
+/// for 4 bits: then value = number · scale, as for quantized_matmul. group_size: 32, 64 or 128.
+/// bits: 4 or 8. weight: V×(E·bits/32), uint32, the lowest bits of a word first. On the CPU,
+/// weight, scales and biases may be interleaved (common/interleaved.h). Returns N..×E in the dtype
+/// of scales. Throws std::invalid_argument for anything else.
 mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
-                              const mx::array& biases, int group_size, int bits,
+                              const std::optional<mx::array>& biases, int group_size, int bits,
                               const mx::array& weight, mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: ids, scales, biases, weight.
+/// The graph node. Inputs: ids, scales, biases (or scales again, if there are none), weight.
 class QuantizedEmbedding : public mx::UnaryPrimitive {
    public:
-    QuantizedEmbedding(mx::Stream stream, int group_size, int bits)
-        : mx::UnaryPrimitive(stream), group_size_(group_size), bits_(bits) {}
+    QuantizedEmbedding(mx::Stream stream, int group_size, int bits, bool has_biases)
+        : mx::UnaryPrimitive(stream),
+          group_size_(group_size),
+          bits_(bits),
+          has_biases_(has_biases) {}
 
     void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
     void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
@@ -48,6 +52,7 @@ class QuantizedEmbedding : public mx::UnaryPrimitive {
    private:
     int group_size_;
     int bits_;
+    bool has_biases_;
 };
 
 }  // namespace tiny_llm_ext

@@ -7,6 +7,7 @@
 #include "common/rows.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "src/quantized_embedding/quantized_embedding.h"
+#include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 namespace tiny_llm_ext {
 
@@ -20,7 +21,7 @@ struct Job {
     bool is_signed;          // the ids
     const uint32_t* ids;     // N
     const void* scales;      // V × (E/group_size)
-    const void* biases;      // V × (E/group_size)
+    const void* biases;      // V × (E/group_size); nullptr for floating-point numbers of 4 bits
     const uint32_t* weight;  // V × (E·bits/32)
     void* out;               // N × E
 };
@@ -56,11 +57,14 @@ void look_up(const Job& job, int64_t n) {
     for (int64_t g = 0; g < groups; g++) {
         const int64_t group = place_of(job, row, g, groups);
         const float scale = load_element(job.scales, group, job.format);
-        const float bias = load_element(job.biases, group, job.format);
+        const float bias =
+            job.biases == nullptr ? 0.0f : load_element(job.biases, group, job.format);
         for (int64_t w = g * words_per_group; w < (g + 1) * words_per_group; w++) {
             const uint32_t word = job.weight[place_of(job, row, w, groups * words_per_group)];
             for (int shift = 0; shift < 32; shift += job.bits) {
-                const float q = static_cast<float>(word >> shift & mask);
+                const uint32_t code = word >> shift & mask;
+                const float q =
+                    job.biases == nullptr ? 0.5f * TWICE_E2M1[code] : static_cast<float>(code);
                 store_element(job.out, i++, job.format, round_to(q * scale, job.format) + bias);
             }
         }
@@ -85,7 +89,7 @@ void QuantizedEmbedding::eval_cpu(const std::vector<mx::array>& inputs, mx::arra
         .is_signed = inputs[0].dtype() == mx::int32,
         .ids = row_contiguous(inputs[0], stream()).data<uint32_t>(),
         .scales = row_contiguous(inputs[1], stream()).data<char>(),
-        .biases = row_contiguous(inputs[2], stream()).data<char>(),
+        .biases = has_biases_ ? row_contiguous(inputs[2], stream()).data<char>() : nullptr,
         .weight = row_contiguous(inputs[3], stream()).data<uint32_t>(),
         .out = memory,
     };

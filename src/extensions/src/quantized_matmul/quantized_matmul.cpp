@@ -9,7 +9,7 @@
 namespace tiny_llm_ext {
 
 mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
-                                 const mx::array& biases, int group_size, int bits,
+                                 const std::optional<mx::array>& biases, int group_size, int bits,
                                  const mx::array& a, const mx::array& b) {
     check(bits == 4 || bits == 8, operation, "expected bits 4 or 8, got ", bits);
     check(group_size == 32 || group_size == 64 || group_size == 128, operation,
@@ -18,8 +18,11 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
     check(b.dtype() == mx::uint32, operation, "expected b in uint32, got ", b.dtype());
     check(is_half(scales.dtype()), operation, "expected scales in float16 or bfloat16, got ",
           scales.dtype());
-    check(biases.dtype() == scales.dtype(), operation, "expected biases in the dtype of scales, ",
-          scales.dtype(), ", got ", biases.dtype());
+    check(biases || bits == 4, operation, "expected biases for ", bits,
+          " bits, got None: numbers without them have 4");
+    check(!biases || biases->dtype() == scales.dtype(), operation,
+          "expected biases in the dtype of scales, ", scales.dtype(), ", got ",
+          biases.value_or(scales).dtype());
     check(a.ndim() >= 1, operation, "expected a with at least one dimension, got a scalar");
     check(b.ndim() == 2 || is_interleaved(b), operation,
           "expected b with 2 dimensions, or 3 if it is interleaved, got shape ", b.shape());
@@ -41,28 +44,37 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
     const mx::Shape groups = shape_like(b, I / group_size);
     check(scales.shape() == groups, operation, "expected scales of shape ", groups, ", got ",
           scales.shape());
-    check(biases.shape() == groups, operation, "expected biases of shape ", groups, ", got ",
-          biases.shape());
+    check(!biases || biases->shape() == groups, operation, "expected biases of shape ", groups,
+          ", got ", biases.value_or(scales).shape());
 
     auto shape = a.shape();
     shape.back() = matrix_rows(b);
     return shape;
 }
 
-mx::array quantized_matmul(const mx::array& scales, const mx::array& biases, int group_size,
-                           int bits, const mx::array& a, const mx::array& b, bool transpose_b,
-                           mx::StreamOrDevice s) {
+void check_biases_on(mx::Stream stream, const char* operation, bool has_biases) {
+    check(has_biases || !is_gpu(stream), operation,
+          "expected biases, got None: a GPU reads no floating-point weights");
+}
+
+mx::array quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
+                           int group_size, int bits, const mx::array& a, const mx::array& b,
+                           bool transpose_b, mx::StreamOrDevice s) {
     constexpr const char* NAME = "quantized_matmul";
     check(transpose_b, NAME, "expected transpose_b=True (b is stored O×I), got False");
+    const mx::Shape shape = quantized_matmul_shape(NAME, scales, biases, group_size, bits, a, b);
+    const mx::Stream stream = stream_for(NAME, a.dtype(), s);
+    check_biases_on(stream, NAME, biases.has_value());
     return mx::array(
-        quantized_matmul_shape(NAME, scales, biases, group_size, bits, a, b), a.dtype(),
-        placed(std::make_shared<QuantizedMatmul>(stream_for(NAME, a.dtype(), s), group_size, bits)),
-        {scales, biases, a, b});
+        shape, a.dtype(),
+        placed(std::make_shared<QuantizedMatmul>(stream, group_size, bits, biases.has_value())),
+        {scales, biases.value_or(scales), a, b});
 }
 
 bool QuantizedMatmul::is_equivalent(const mx::Primitive& other) const {
     const auto& matmul = static_cast<const QuantizedMatmul&>(other);
-    return group_size_ == matmul.group_size_ && bits_ == matmul.bits_;
+    return group_size_ == matmul.group_size_ && bits_ == matmul.bits_ &&
+           has_biases_ == matmul.has_biases_;
 }
 
 std::vector<mx::Shape> QuantizedMatmul::output_shapes(const std::vector<mx::array>& inputs) {

@@ -10,10 +10,14 @@
 // The integers are multiplied as they are, exactly, and no weight is rounded: the result is more
 // precise than that of a matrix multiplication with weights dequantized to bfloat16.
 //
+// Weights of 4 bits without biases are floating-point numbers, as in MLX's mode mxfp4: q stands for
+// one of ±{0, 0.5, 1, 1.5, 2, 3, 4, 6}, the highest bit being the sign, and w = number · scale.
+//
 // Every out[m, o] is summed in one order that depends on i alone: the result of a row is the same
 // to the last bit however many rows are computed with it, and however many threads compute them.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "common/recordable.h"
@@ -26,7 +30,8 @@ namespace mx = mlx::core;
 
 /// a · bᵀ, where b is quantized: value = q · scale + bias.
 ///
-/// scales, biases: O×(I/group_size), float16 or bfloat16.
+/// scales, biases: O×(I/group_size), float16 or bfloat16. On the CPU biases may be None for 4 bits:
+/// then b has floating-point numbers of 4 bits (e2m1), and value = number · scale.
 /// group_size: 32, 64 or 128. bits: 4 or 8.
 /// a: N..×I, float16 or bfloat16.
 /// b: O×(I·bits/32), uint32, the lowest bits of a word first.
@@ -34,9 +39,9 @@ namespace mx = mlx::core;
 /// b, scales and biases may be interleaved, (O/R)×W×R for O×W (common/interleaved.h), where
 /// R = interleaved_rows() is not 0.
 /// Returns N..×O in the dtype of a. Throws std::invalid_argument for anything else.
-mx::array quantized_matmul(const mx::array& scales, const mx::array& biases, int group_size,
-                           int bits, const mx::array& a, const mx::array& b, bool transpose_b,
-                           mx::StreamOrDevice s = {});
+mx::array quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
+                           int group_size, int bits, const mx::array& a, const mx::array& b,
+                           bool transpose_b, mx::StreamOrDevice s = {});
 
 /// How many rows of weights the CPU's kernels, as chosen now, want interleaved
 /// (common/interleaved.h); 0 if they only read weights by row.
@@ -44,14 +49,21 @@ int interleaved_rows();
 
 /// The shape of that, N..×O; throws in the name of `operation` for arguments that are not as above.
 mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
-                                 const mx::array& biases, int group_size, int bits,
+                                 const std::optional<mx::array>& biases, int group_size, int bits,
                                  const mx::array& a, const mx::array& b);
 
-/// The graph node. Inputs: scales, biases, a, b, checked, of any strides.
+/// Throws in the name of `operation` if biases are missing on a GPU, whose kernels want them.
+void check_biases_on(mx::Stream stream, const char* operation, bool has_biases);
+
+/// The graph node. Inputs: scales, biases (or scales again, if there are none), a, b, checked, of
+/// any strides.
 class QuantizedMatmul : public mx::UnaryPrimitive, public Recordable {
    public:
-    QuantizedMatmul(mx::Stream stream, int group_size, int bits)
-        : mx::UnaryPrimitive(stream), group_size_(group_size), bits_(bits) {}
+    QuantizedMatmul(mx::Stream stream, int group_size, int bits, bool has_biases)
+        : mx::UnaryPrimitive(stream),
+          group_size_(group_size),
+          bits_(bits),
+          has_biases_(has_biases) {}
 
     void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
     void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
@@ -63,6 +75,7 @@ class QuantizedMatmul : public mx::UnaryPrimitive, public Recordable {
    private:
     int group_size_;
     int bits_;
+    bool has_biases_;
 };
 
 }  // namespace tiny_llm_ext

@@ -11,8 +11,8 @@
 namespace tiny_llm_ext {
 
 std::vector<mx::array> quantized_matmul_each(const std::vector<mx::array>& scales,
-                                             const std::vector<mx::array>& biases, int group_size,
-                                             int bits, const mx::array& a,
+                                             const std::vector<std::optional<mx::array>>& biases,
+                                             int group_size, int bits, const mx::array& a,
                                              const std::vector<mx::array>& b,
                                              mx::StreamOrDevice s) {
     constexpr const char* NAME = "quantized_matmul_each";
@@ -20,6 +20,10 @@ std::vector<mx::array> quantized_matmul_each(const std::vector<mx::array>& scale
     check(scales.size() == b.size() && biases.size() == b.size(), NAME,
           "expected as many scales and biases as matrices, ", b.size(), ", got ", scales.size(),
           " and ", biases.size());
+    const bool has_biases = biases[0].has_value();
+    for (const auto& others : biases) {
+        check(others.has_value() == has_biases, NAME, "expected biases of all matrices or of none");
+    }
     const mx::Stream stream = mx::to_stream(s);
     if (is_gpu(stream) || b.size() == 1) {
         std::vector<mx::array> products;
@@ -32,13 +36,13 @@ std::vector<mx::array> quantized_matmul_each(const std::vector<mx::array>& scale
     std::vector<mx::array> inputs = {a};
     std::vector<mx::Shape> shapes;
     for (size_t n = 0; n < b.size(); n++) {
-        inputs.insert(inputs.end(), {scales[n], biases[n], b[n]});
+        inputs.insert(inputs.end(), {scales[n], biases[n].value_or(scales[n]), b[n]});
         shapes.push_back(
             quantized_matmul_shape(NAME, scales[n], biases[n], group_size, bits, a, b[n]));
     }
-    return mx::array::make_arrays(std::move(shapes), std::vector<mx::Dtype>(b.size(), a.dtype()),
-                                  std::make_shared<QuantizedMatmulEach>(stream, group_size, bits),
-                                  inputs);
+    return mx::array::make_arrays(
+        std::move(shapes), std::vector<mx::Dtype>(b.size(), a.dtype()),
+        std::make_shared<QuantizedMatmulEach>(stream, group_size, bits, has_biases), inputs);
 }
 
 void QuantizedMatmulEach::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
@@ -47,7 +51,8 @@ void QuantizedMatmulEach::eval_gpu(const std::vector<mx::array>&, std::vector<mx
 
 bool QuantizedMatmulEach::is_equivalent(const mx::Primitive& other) const {
     const auto& matmul = static_cast<const QuantizedMatmulEach&>(other);
-    return group_size_ == matmul.group_size_ && bits_ == matmul.bits_;
+    return group_size_ == matmul.group_size_ && bits_ == matmul.bits_ &&
+           has_biases_ == matmul.has_biases_;
 }
 
 std::vector<mx::Shape> QuantizedMatmulEach::output_shapes(const std::vector<mx::array>& inputs) {

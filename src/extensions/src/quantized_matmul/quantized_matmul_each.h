@@ -8,6 +8,7 @@
 // kernels one after another without waiting: there it is nothing but the single multiplications.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "common/recordable.h"
@@ -21,20 +22,22 @@ namespace mx = mlx::core;
 /// a · bᵀ for each of several quantized matrices b: the same bits as one quantized_matmul each.
 ///
 /// scales, biases, b: as many of each as there are matrices, at least one; their shapes and dtypes,
-/// group_size, bits and a: as for quantized_matmul. Matrices may differ in O.
+/// group_size, bits and a: as for quantized_matmul. Matrices may differ in O. All of them have
+/// biases, or none.
 /// Returns N..×O in the dtype of a for each of them.
 /// Throws std::invalid_argument for anything else.
 std::vector<mx::array> quantized_matmul_each(const std::vector<mx::array>& scales,
-                                             const std::vector<mx::array>& biases, int group_size,
-                                             int bits, const mx::array& a,
+                                             const std::vector<std::optional<mx::array>>& biases,
+                                             int group_size, int bits, const mx::array& a,
                                              const std::vector<mx::array>& b,
                                              mx::StreamOrDevice s = {});
 
-/// The graph node on the CPU. Inputs: a, then scales, biases and b of each matrix.
+/// The graph node on the CPU. Inputs: a, then scales, biases (or scales again) and b of each
+/// matrix.
 class QuantizedMatmulEach : public mx::Primitive, public Recordable {
    public:
-    QuantizedMatmulEach(mx::Stream stream, int group_size, int bits)
-        : mx::Primitive(stream), group_size_(group_size), bits_(bits) {}
+    QuantizedMatmulEach(mx::Stream stream, int group_size, int bits, bool has_biases)
+        : mx::Primitive(stream), group_size_(group_size), bits_(bits), has_biases_(has_biases) {}
 
     void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
     void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
@@ -46,6 +49,7 @@ class QuantizedMatmulEach : public mx::Primitive, public Recordable {
    private:
     int group_size_;
     int bits_;
+    bool has_biases_;
 };
 
 }  // namespace tiny_llm_ext

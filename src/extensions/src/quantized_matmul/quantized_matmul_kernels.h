@@ -17,7 +17,7 @@ struct QuantizedMatmulJob {
     int group_size, bits;
     const uint32_t* b;       // O × (I·bits/32)
     const uint16_t* scales;  // O × (I/group_size)
-    const uint16_t* biases;  // O × (I/group_size)
+    const uint16_t* biases;  // O × (I/group_size); nullptr for floating-point numbers of 4 bits
     const uint16_t* a;       // M × I
     uint16_t* out;           // M × O
     Format scale_format;     // of scales and biases
@@ -28,6 +28,14 @@ struct QuantizedMatmulJob {
 /// The reference: three loops. Computes outputs first_output … last_output − 1 of every row.
 void quantized_matmul_reference(const QuantizedMatmulJob& job, int64_t first_output,
                                 int64_t last_output);
+
+/// The same for weights without biases.
+void quantized_matmul_e2m1_reference(const QuantizedMatmulJob& job, int64_t first_output,
+                                     int64_t last_output);
+
+/// Floating-point numbers of 4 bits: a bit for the sign, two for the exponent, one for the
+/// mantissa. Twice a number is whole.
+constexpr int8_t TWICE_E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 /// The other kernels work on activations that were laid out anew once, before the threads start.
 struct QuantizedMatmulKernel {

@@ -8,6 +8,7 @@
 
 #include "common/avx512.h"
 #include "src/quantized_matmul/fast/fixed_point_rounding.h"
+#include "src/quantized_matmul/fast/floating_point_weights.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
@@ -56,6 +57,41 @@ struct PlanesLayout {
                byte % VECTOR;
     }
 };
+
+// What 64 bytes of b are, in so many vectors of bytes.
+struct EightBits {
+    static constexpr int PARTS = 1;
+    static void unpack(__m512i bytes, __m512i* weights) { weights[0] = bytes; }
+};
+struct FourBits {
+    static constexpr int PARTS = 2;
+    static void unpack(__m512i bytes, __m512i* weights) {
+        const __m512i four_bits = _mm512_set1_epi8(15);
+        weights[0] = _mm512_and_si512(bytes, four_bits);
+        weights[1] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), four_bits);
+    }
+};
+struct FloatingPoint : FourBits {
+    static void unpack(__m512i bytes, __m512i* weights) {
+        const __m128i table =
+            _mm_add_epi8(_mm_loadu_si128((const __m128i*)TWICE_E2M1), _mm_set1_epi8(OFFSET));
+        FourBits::unpack(bytes, weights);
+        weights[0] = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), weights[0]);
+        weights[1] = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), weights[1]);
+    }
+};
+
+// Calls f.operator()<Numbers>() for what b's numbers are.
+template <typename Function>
+inline void with_numbers(const QuantizedMatmulJob& job, const Function& f) {
+    if (job.biases == nullptr) {
+        f.template operator()<FloatingPoint>();
+    } else if (job.bits == 4) {
+        f.template operator()<FourBits>();
+    } else {
+        f.template operator()<EightBits>();
+    }
+}
 
 // The high or the low bytes of a group's integers, in the order of its weights' bytes: part × byte.
 inline void bytes_of(const RoundedGroup& rounded, int group_size, int plane, int parts,

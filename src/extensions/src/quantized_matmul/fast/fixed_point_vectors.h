@@ -19,6 +19,19 @@ inline Shorts load_bytes(const uint8_t* from) {
 #endif
 }
 
+/// What a table of 16 bytes, which may be negative, has at the numbers 0 … 15 in x.
+inline Shorts look_up(const int8_t (&table)[16], Shorts x) {
+#if defined(__AVX2__)
+    const __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+    const __m256i high = _mm256_slli_epi16((__m256i)x, 8);  // and in the low bytes nothing
+    return (Shorts)_mm256_srai_epi16(_mm256_shuffle_epi8(bytes, high), 8);
+#elif defined(__aarch64__)
+    const int8x16_t high = vreinterpretq_s8_s16(vshlq_n_s16((int16x8_t)x, 8));
+    const int8x16_t found = vqtbl1q_s8(vld1q_s8(table), vreinterpretq_u8_s8(high));
+    return (Shorts)vshrq_n_s16(vreinterpretq_s16_s8(found), 8);
+#endif
+}
+
 /// sums + a · b, the products of two 16-bit lanes to a 32-bit one; which two is left open.
 inline Ints multiply_add(Ints sums, Shorts a, Shorts b) {
 #if defined(__AVX2__)

@@ -158,11 +158,11 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
     Products products[2];
     const Products* before = nullptr;
     for (int64_t unit = 0; unit < units.count; unit++) {
-        if (panel.job->interleaved) {
-            unpack_interleaved(layout, units, b, unit, panel.outputs, weights);
-        } else {
-            unpack_rows(layout, units, b, unit, panel.outputs, weights);
-        }
+        with_numbers(*panel.job, [&]<typename Numbers>() {
+            const auto unpack =
+                panel.job->interleaved ? unpack_interleaved<Numbers> : unpack_rows<Numbers>;
+            unpack(layout, units, b, unit, panel.outputs, weights);
+        });
         for (int i = 0; i < units.groups && unit * units.groups + i < layout.groups; i++) {
             const int64_t group = unit * units.groups + i;
             const int64_t byte = group * layout.group_bytes;
@@ -243,7 +243,11 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
                                 o,     outputs, scales, biases,
                                 totals};
         load_by_group(panel, job.scales, scales);
-        load_by_group(panel, job.biases, biases);
+        if (job.biases != nullptr) {
+            load_by_group(panel, job.biases, biases);
+        } else {
+            make_affine(scales, biases, layout.groups * PANEL_TILES);
+        }
         for (int64_t block = 0; block < layout.blocks; block += most) {
             run_rows(panel, block, layout.blocks - block < most ? layout.blocks - block : most,
                      *weights);

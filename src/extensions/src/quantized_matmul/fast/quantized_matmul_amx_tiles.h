@@ -70,15 +70,13 @@ struct Weights {
 constexpr int64_t TILE_BYTES = SIDE * VECTOR;
 
 // A word of each of 16 outputs, as bytes: `v` is the vector it comes from, within its unit.
-inline void unpack_word(const PlanesLayout& layout, __m512i bytes, int v, int word,
-                        __m512i (&out)[MAX_STEPS][SIDE]) {
-    const __m512i four_bits = _mm512_set1_epi8(15);
-    if (layout.parts == 1) {
-        out[v][word] = bytes;
-        return;
+template <typename Numbers>
+inline void unpack_word(__m512i bytes, int v, int word, __m512i (&out)[MAX_STEPS][SIDE]) {
+    __m512i parts[Numbers::PARTS];
+    Numbers::unpack(bytes, parts);
+    for (int part = 0; part < Numbers::PARTS; part++) {
+        out[v + part][word] = parts[part];
     }
-    out[0][word] = _mm512_and_si512(bytes, four_bits);
-    out[1][word] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), four_bits);
 }
 
 // How many words of a row its vector number `vector` has.
@@ -90,6 +88,7 @@ inline int words_in(const PlanesLayout& layout, int64_t vector) {
 // Unpacks a unit of the `outputs` rows of b that begin at `b`. 64 rows are more places in memory
 // than a processor follows by itself: as many bytes of the next panel are fetched meanwhile, from a
 // few places that go forward. Those it does follow, and runs ahead of; one is not enough for it.
+template <typename Numbers>
 inline void unpack_rows(const PlanesLayout& layout, const Units& units, const uint32_t* b,
                         int64_t unit, int outputs, Weights& weights) {
     const int64_t stride = layout.row_bytes / 4;
@@ -112,7 +111,7 @@ inline void unpack_rows(const PlanesLayout& layout, const Units& units, const ui
             for (int word = 0; word < SIDE; word++) {
                 _mm_prefetch(ahead + word % STREAMS * stream_bytes + word / STREAMS * VECTOR,
                              _MM_HINT_T1);
-                unpack_word(layout, columns[word], v, word, weights.words[tile]);
+                unpack_word<Numbers>(columns[word], v, word, weights.words[tile]);
             }
         }
     }
@@ -122,6 +121,7 @@ inline void unpack_rows(const PlanesLayout& layout, const Units& units, const ui
 // The same, of interleaved rows: each tile is read from a place of its own, which goes forward.
 // Words that a row does not have, and outputs that the panel does not have, keep what they were:
 // the former are never multiplied and the latter never stored.
+template <typename Numbers>
 inline void unpack_interleaved(const PlanesLayout& layout, const Units& units, const uint32_t* b,
                                int64_t unit, int outputs, Weights& weights) {
     const int64_t tile_bytes = SIDE * layout.row_bytes;
@@ -139,7 +139,7 @@ inline void unpack_interleaved(const PlanesLayout& layout, const Units& units, c
             for (int tile = 0; tile < tiles; tile++) {
                 const int64_t at = tile * tile_bytes + word * VECTOR;
                 _mm_prefetch(ahead + at, _MM_HINT_T0);
-                unpack_word(layout, _mm512_loadu_si512(in + at), v, word, weights.words[tile]);
+                unpack_word<Numbers>(_mm512_loadu_si512(in + at), v, word, weights.words[tile]);
             }
         }
     }

@@ -186,7 +186,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     panel.layout = layout_of(job);
     panel.activations = static_cast<const __m512i*>(scratch);
     panel.sums = static_cast<const float*>(scratch) + panel.layout.sums_offset;
-    make_tables(job.bits, panel.tables);
+    make_tables(job, panel.tables);
     const int64_t totals_vectors = (job.M < ROW_BLOCK ? job.M : ROW_BLOCK) * PANELS;
     const int64_t vectors = totals_vectors + Transposed::vectors(panel.layout);
     __m512* totals = (__m512*)scratch_of_this_thread(vectors * LANES);

@@ -100,16 +100,21 @@ inline void prepare_row(const QuantizedMatmulJob& job, const Avx512Layout& layou
 }
 
 // Sixteen numbers that are exact in bfloat16, twice: the fifth bit of an index makes no difference.
-inline __m512i table_of(__m512i numbers) {
-    const __m512i floats = _mm512_castps_si512(_mm512_cvtepi32_ps(numbers));
-    return _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(_mm512_srli_epi32(floats, 16)));
+inline __m512i table_of(__m512 numbers) {
+    const __m512i bits = _mm512_castps_si512(numbers);
+    return _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
 }
 
 // What even and odd look-ups find at the lowest four bits of an index.
-inline void make_tables(int bits, __m512i* tables) {
-    const __m512i numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+inline void make_tables(const QuantizedMatmulJob& job, __m512i* tables) {
+    __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    if (job.biases == nullptr) {  // floating-point numbers
+        const __m128i twice = _mm_loadu_si128((const __m128i*)TWICE_E2M1);
+        numbers =
+            _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(twice)), _mm512_set1_ps(0.5f));
+    }
     tables[0] = table_of(numbers);
-    tables[1] = bits == 8 ? table_of(_mm512_slli_epi32(numbers, 4)) : tables[0];
+    tables[1] = job.bits == 8 ? table_of(_mm512_mul_ps(numbers, _mm512_set1_ps(16))) : tables[0];
 }
 
 // Look-up p of a vector of words: 32 weights.
@@ -148,14 +153,20 @@ class InPlace {
           format_(panel.job->scale_format),
           words_((const char*)(panel.job->b + panel.first * panel.layout.words)),
           scales_(panel.job->scales + panel.first * groups_),
-          biases_(panel.job->biases + panel.first * groups_) {}
+          biases_(panel.job->biases) {
+        if (biases_ != nullptr) {
+            biases_ += panel.first * groups_;
+        }
+    }
 
     // Word w of vector c's rows, and the factors of their group g.
     __m512i word(int64_t w, int c) const {
         return _mm512_loadu_si512(words_ + (w * PANELS + c) * sizeof(__m512i));
     }
     __m512 scale(int64_t g, int c) const { return factor(scales_, g, c); }
-    __m512 bias(int64_t g, int c) const { return factor(biases_, g, c); }
+    __m512 bias(int64_t g, int c) const {
+        return biases_ == nullptr ? _mm512_setzero_ps() : factor(biases_, g, c);
+    }
 
     // Asks for one of the lines of the word that is AHEAD bytes further on.
     __attribute__((always_inline)) void fetch(int64_t w, int p) const {
@@ -166,10 +177,13 @@ class InPlace {
     // Asks for group g's factors of the next panel.
     __attribute__((always_inline)) void fetch_factors(int64_t g) const {
         const int64_t next = PANELS * LANES * (groups_ + g);
-        const char* const lines[] = {(const char*)(scales_ + next), (const char*)(biases_ + next)};
-        for (const char* line : lines) {
-            _mm_prefetch(line, _MM_HINT_T0);
-            _mm_prefetch(line + 64, _MM_HINT_T0);
+        const auto fetch_lines = [next](const uint16_t* factors) __attribute__((always_inline)) {
+            _mm_prefetch((const char*)(factors + next), _MM_HINT_T0);
+            _mm_prefetch((const char*)(factors + next) + 64, _MM_HINT_T0);
+        };
+        fetch_lines(scales_);
+        if (biases_ != nullptr) {
+            fetch_lines(biases_);
         }
     }
 
@@ -198,7 +212,11 @@ class Transposed {
     void load_factors(const Avx512Panel& panel) {
         groups_ = panel.layout.groups;
         by_group(panel, panel.job->scales, factors_);
-        by_group(panel, panel.job->biases, factors_ + groups_ * PANELS);
+        if (panel.job->biases != nullptr) {
+            by_group(panel, panel.job->biases, factors_ + groups_ * PANELS);
+        } else {
+            memset(factors_ + groups_ * PANELS, 0, groups_ * PANELS * sizeof(__m512));
+        }
     }
 
     // Up to BLOCK words of each row. Rows beyond the last output are zero.

@@ -34,8 +34,8 @@ static_assert(OUTPUTS == LANES);
 // --- 1. multiply --------------------------------------------------------------------------------
 
 // sums + Σ a·b over the four bytes of each lane.
-inline Ints multiply_add(Ints sums, Ints unsigned_bytes, const char* signed_bytes) {
-    return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)unsigned_bytes,
+inline Ints multiply_add(Ints sums, __m512i unsigned_bytes, const char* signed_bytes) {
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sums, unsigned_bytes,
                                      _mm512_loadu_si512(signed_bytes));
 }
 
@@ -57,19 +57,16 @@ struct FourRows {
 };
 
 // The next vector of four rows of b times all rows of activations. `words` are those that exist.
-template <int PARTS, int ROWS>
+template <typename Numbers, int ROWS>
 __attribute__((always_inline)) inline void multiply_vector(FourRows& from, __mmask16 words,
                                                            const char* a, Ints* quads,
                                                            int64_t row_quads) {
-    Ints weights[QUAD][PARTS];
+    constexpr int PARTS = Numbers::PARTS;
+    __m512i weights[QUAD][PARTS];
 #pragma GCC unroll 4
     for (int o = 0; o < QUAD; o++) {
         _mm_prefetch(from.ahead + o * VECTOR, _MM_HINT_T1);
-        const Ints bytes = (Ints)_mm512_maskz_loadu_epi32(words, from.b + o * from.row_bytes);
-        weights[o][0] = PARTS == 1 ? bytes : bytes & 0x0f0f0f0f;
-        if constexpr (PARTS == 2) {
-            weights[o][1] = (bytes >> 4) & 0x0f0f0f0f;
-        }
+        Numbers::unpack(_mm512_maskz_loadu_epi32(words, from.b + o * from.row_bytes), weights[o]);
     }
     from.b += VECTOR;
     from.ahead += QUAD * VECTOR;
@@ -95,7 +92,7 @@ __attribute__((always_inline)) inline void multiply_vector(FourRows& from, __mma
 }
 
 // The quads of a panel: rows × vectors × QUADS.
-template <int PARTS, int ROWS>
+template <typename Numbers, int ROWS>
 void multiply_panel(const PlanesLayout& layout, const char* b, const char* a, Ints* quads) {
     constexpr int HALF = QUADS / 2;
     const int64_t vectors = layout.vectors, row_bytes = layout.row_bytes;
@@ -108,10 +105,10 @@ void multiply_panel(const PlanesLayout& layout, const char* b, const char* a, In
         FourRows second = {b + there, row_bytes, next_panel + there};
         for (int64_t v = 0; v < vectors; v++) {
             const __mmask16 words = v + 1 < vectors ? 0xffff : last_words;
-            const char* activations = a + v * (PARTS * PLANES * ROWS * VECTOR);
+            const char* activations = a + v * (Numbers::PARTS * PLANES * ROWS * VECTOR);
             Ints* to = quads + v * QUADS + quad;
-            multiply_vector<PARTS, ROWS>(first, words, activations, to, vectors * QUADS);
-            multiply_vector<PARTS, ROWS>(second, words, activations, to + HALF, vectors * QUADS);
+            multiply_vector<Numbers, ROWS>(first, words, activations, to, vectors * QUADS);
+            multiply_vector<Numbers, ROWS>(second, words, activations, to + HALF, vectors * QUADS);
         }
     }
 }
@@ -180,9 +177,13 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     Floats* biases = scales + groups;
     Ints* quads = (Ints*)(biases + groups);
     void* rows_that_exist = memory + vectors;
-    const auto multiply = layout.rows == 1
-                              ? (layout.parts == 2 ? multiply_panel<2, 1> : multiply_panel<1, 1>)
-                              : (layout.parts == 2 ? multiply_panel<2, 2> : multiply_panel<1, 2>);
+    const auto multiply = [&](const char* b) {
+        with_numbers(job, [&]<typename Numbers>() {
+            const auto run =
+                layout.rows == 1 ? multiply_panel<Numbers, 1> : multiply_panel<Numbers, 2>;
+            run(layout, b, activations, quads);
+        });
+    };
     const int together = rows_of_integers(job.format);
     for (int64_t o = first_output; o < last_output; o += OUTPUTS) {
         const char* b = (const char*)job.b + o * layout.row_bytes;
@@ -191,11 +192,15 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
             outputs = static_cast<int>(last_output - o);
             b = (const char*)memcpy(rows_that_exist, b, outputs * layout.row_bytes);
         }
-        multiply(layout, b, activations, quads);
+        multiply(b);
         widen_columns(job.scales + o * groups, groups, outputs, groups, job.scale_format,
                       (float*)scales, LANES);
-        widen_columns(job.biases + o * groups, groups, outputs, groups, job.scale_format,
-                      (float*)biases, LANES);
+        if (job.biases != nullptr) {
+            widen_columns(job.biases + o * groups, groups, outputs, groups, job.scale_format,
+                          (float*)biases, LANES);
+        } else {
+            make_affine(scales, biases, groups);
+        }
         const auto total_of = [&](int row) {
             return add_groups(layout, scales, biases, activations, row, quads + row * row_quads);
         };

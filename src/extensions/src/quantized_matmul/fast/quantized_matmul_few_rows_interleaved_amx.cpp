@@ -38,21 +38,17 @@ struct Columns {
 };
 
 // sums[row][plane][column] += Σ q·bytes over one word of each column.
-template <int PARTS, int ROWS, int COLUMNS>
+template <typename Numbers, int ROWS, int COLUMNS>
 __attribute__((always_inline)) inline void multiply_word(const char* b, int64_t column_bytes,
                                                          const char* ahead, const char* a,
                                                          Ints (&sums)[ROWS][PLANES][COLUMNS]) {
 #pragma GCC unroll 4
     for (int column = 0; column < COLUMNS; column++) {
         _mm_prefetch(ahead + column * column_bytes, _MM_HINT_T0);
-        const auto bytes = load_bits<Ints>(b + column * column_bytes);
-        Ints weights[PARTS];
-        weights[0] = PARTS == 1 ? bytes : bytes & 0x0f0f0f0f;
-        if constexpr (PARTS == 2) {
-            weights[1] = (bytes >> 4) & 0x0f0f0f0f;
-        }
+        __m512i weights[Numbers::PARTS];
+        Numbers::unpack(_mm512_loadu_si512(b + column * column_bytes), weights);
 #pragma GCC unroll 2
-        for (int part = 0; part < PARTS; part++) {
+        for (int part = 0; part < Numbers::PARTS; part++) {
 #pragma GCC unroll 2
             for (int plane = 0; plane < PLANES; plane++) {
 #pragma GCC unroll 2
@@ -60,7 +56,7 @@ __attribute__((always_inline)) inline void multiply_word(const char* b, int64_t 
                     int32_t four;
                     memcpy(&four, a + ((part * PLANES + plane) * ROWS + row) * VECTOR, WORD);
                     Ints& sum = sums[row][plane][column];
-                    sum = (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights[part],
+                    sum = (Ints)_mm512_dpbusd_epi32((__m512i)sum, weights[part],
                                                     _mm512_set1_epi32(four));
                 }
             }
@@ -69,7 +65,7 @@ __attribute__((always_inline)) inline void multiply_word(const char* b, int64_t 
 }
 
 // The sums of some columns over all groups.
-template <int PARTS, int ROWS, int COLUMNS>
+template <typename Numbers, int ROWS, int COLUMNS>
 void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
     const PlanesLayout& layout = columns.layout;
     const int64_t column_bytes = columns.column_bytes();
@@ -85,7 +81,8 @@ void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
         Ints sums[ROWS][PLANES][COLUMNS] = {};
         for (int s = 0; s < layout.group_bytes; s += segment) {
             const int64_t byte = g * layout.group_bytes + s;  // of a row
-            const char* a = columns.activations + byte / VECTOR * (PARTS * PLANES * ROWS * VECTOR) +
+            const char* a = columns.activations +
+                            byte / VECTOR * (Numbers::PARTS * PLANES * ROWS * VECTOR) +
                             byte % VECTOR;
             const char* b = columns.b() + byte * LANES;
             // Beyond the end of a column is the next, which is being read; then the next columns.
@@ -94,13 +91,17 @@ void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
                 ahead += (COLUMNS - 1) * column_bytes;
             }
             for (int w = 0; w < segment; w += WORD, b += VECTOR, ahead += VECTOR) {
-                multiply_word<PARTS, ROWS, COLUMNS>(b, column_bytes, ahead, a + w, sums);
+                multiply_word<Numbers, ROWS, COLUMNS>(b, column_bytes, ahead, a + w, sums);
             }
         }
 #pragma GCC unroll 4
         for (int column = 0; column < COLUMNS; column++) {
-            const Floats scale = columns.by_group(columns.job.scales, column, g);
-            const Floats bias = columns.by_group(columns.job.biases, column, g);
+            Floats scale = columns.by_group(columns.job.scales, column, g), bias;
+            if (columns.job.biases == nullptr) {
+                make_affine(&scale, &bias, 1);
+            } else {
+                bias = columns.by_group(columns.job.biases, column, g);
+            }
 #pragma GCC unroll 2
             for (int row = 0; row < ROWS; row++) {
                 const Ints exact = (sums[row][0][column] << 8) + sums[row][1][column];
@@ -114,11 +115,11 @@ void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
 }
 
 // The outputs of some columns.
-template <int PARTS, int ROWS, int COLUMNS>
+template <typename Numbers, int ROWS, int COLUMNS>
 void run_columns(const Columns& columns) {
     const QuantizedMatmulJob& job = columns.job;
     Floats totals[ROWS][COLUMNS];
-    multiply_columns<PARTS, ROWS, COLUMNS>(columns, totals);
+    multiply_columns<Numbers, ROWS, COLUMNS>(columns, totals);
     const int together = rows_of_integers(job.format);
     for (int row = 0; row < ROWS; row += together) {
         for (int column = 0; column < COLUMNS; column++) {
@@ -130,16 +131,16 @@ void run_columns(const Columns& columns) {
     }
 }
 
-template <int PARTS, int ROWS>
+template <typename Numbers, int ROWS>
 void run_rows(const QuantizedMatmulJob& job, const PlanesLayout& layout, const char* scratch,
               int64_t first_output, int64_t last_output) {
     constexpr int64_t TOGETHER = MOST_COLUMNS * LANES;
     int64_t o = first_output;
     for (; o + TOGETHER <= last_output; o += TOGETHER) {
-        run_columns<PARTS, ROWS, MOST_COLUMNS>({job, layout, scratch, o});
+        run_columns<Numbers, ROWS, MOST_COLUMNS>({job, layout, scratch, o});
     }
     for (; o < last_output; o += LANES) {
-        run_columns<PARTS, ROWS, 1>({job, layout, scratch, o});
+        run_columns<Numbers, ROWS, 1>({job, layout, scratch, o});
     }
 }
 
@@ -149,9 +150,10 @@ void quantized_matmul_few_rows_interleaved(const QuantizedMatmulJob& job, const 
                                            int64_t first_output, int64_t last_output) {
     const int rows = static_cast<int>(job.M) * rows_of_integers(job.format);
     const PlanesLayout layout(job, rows);
-    const auto run = rows == 1 ? (layout.parts == 2 ? run_rows<2, 1> : run_rows<1, 1>)
-                               : (layout.parts == 2 ? run_rows<2, 2> : run_rows<1, 2>);
-    run(job, layout, static_cast<const char*>(scratch), first_output, last_output);
+    with_numbers(job, [&]<typename Numbers>() {
+        const auto run = rows == 1 ? run_rows<Numbers, 1> : run_rows<Numbers, 2>;
+        run(job, layout, static_cast<const char*>(scratch), first_output, last_output);
+    });
 }
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA

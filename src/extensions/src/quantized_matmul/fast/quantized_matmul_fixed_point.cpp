@@ -22,6 +22,7 @@
 #include "common/simd.h"
 #include "src/quantized_matmul/fast/fixed_point_activations.h"
 #include "src/quantized_matmul/fast/fixed_point_vectors.h"
+#include "src/quantized_matmul/fast/floating_point_weights.h"
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
@@ -72,15 +73,26 @@ void load_by_group(const FixedPointPanel& panel, const uint16_t* in, Floats* out
     }
 }
 
-// Step 2: the next 1 or 2 vectors of weights.
-template <int BITS>
-inline void unpack(const uint8_t* bytes, Shorts* weights) {
-    const Shorts wide = load_bytes(bytes);
-    weights[0] = BITS == 8 ? wide : wide & 15;
-    if constexpr (BITS == 4) {
+// Step 2: what SHORTS bytes of weights are, in so many vectors.
+struct EightBits {
+    static constexpr int PARTS = 1;
+    static void unpack(const uint8_t* bytes, Shorts* weights) { weights[0] = load_bytes(bytes); }
+};
+struct FourBits {
+    static constexpr int PARTS = 2;
+    static void unpack(const uint8_t* bytes, Shorts* weights) {
+        const Shorts wide = load_bytes(bytes);
+        weights[0] = wide & 15;
         weights[1] = wide >> 4;
     }
-}
+};
+struct FloatingPoint : FourBits {
+    static void unpack(const uint8_t* bytes, Shorts* weights) {
+        FourBits::unpack(bytes, weights);
+        weights[0] = look_up(TWICE_E2M1, weights[0]) + OFFSET;
+        weights[1] = look_up(TWICE_E2M1, weights[1]) + OFFSET;
+    }
+};
 
 // Asks for weights of later panels while SHORTS bytes from byte i on of each row are used.
 //
@@ -88,9 +100,9 @@ inline void unpack(const uint8_t* bytes, Shorts* weights) {
 // no stream that the processor would recognize and run ahead of. So the next panel's bytes are
 // asked for in the order in which they lie, as many at a time as are used; and long before that,
 // into the second cache, which has more room for requests under way than the first.
-template <int BITS>
+template <typename Numbers>
 __attribute__((always_inline)) inline void fetch_ahead(const FixedPointPanel& panel, int64_t i) {
-    const uint8_t* next_panel = panel.rows[0] + LANES * panel.job->I * BITS / 8;
+    const uint8_t* next_panel = panel.rows[0] + LANES * panel.job->I / Numbers::PARTS;
     for (int line = 0; line < LANES * SHORTS; line += 64) {
         __builtin_prefetch(next_panel + i * LANES + line);
         __builtin_prefetch(next_panel + i * LANES + line + FAR_AHEAD, 0, 2);
@@ -100,17 +112,17 @@ __attribute__((always_inline)) inline void fetch_ahead(const FixedPointPanel& pa
 // --- products -----------------------------------------------------------------------------------
 
 // Step 3 for one row of integers: Σ q·A of a group, unpacking as we go.
-template <int BITS>
+template <typename Numbers>
 inline Ints dot_direct(const FixedPointPanel& panel, int64_t g, const Shorts* a) {
-    constexpr int PARTS = 8 / BITS;  // vectors from SHORTS bytes
-    const int64_t bytes = panel.job->group_size * BITS / 8;
+    constexpr int PARTS = Numbers::PARTS;
+    const int64_t bytes = panel.job->group_size / PARTS;
     Ints sums[LANES] = {};
     for (int64_t i = g * bytes; i < (g + 1) * bytes; i += SHORTS, a += PARTS) {
-        fetch_ahead<BITS>(panel, i);
+        fetch_ahead<Numbers>(panel, i);
 #pragma GCC unroll 8
         for (int o = 0; o < LANES; o++) {
             Shorts weights[PARTS];
-            unpack<BITS>(panel.rows[o] + i, weights);
+            Numbers::unpack(panel.rows[o] + i, weights);
 #pragma GCC unroll 2
             for (int part = 0; part < PARTS; part++) {
                 sums[o] = multiply_add(sums[o], a[part], weights[part]);
@@ -140,30 +152,30 @@ inline Floats add_group(Floats total, Ints dot, const FixedPointPanel& panel, in
     return fma(panel.biases[g], splat(factors.sum), total);
 }
 
-template <int BITS>
+template <typename Numbers>
 void few_rows(const FixedPointPanel& panel, const Activations& a, int64_t first_row, int64_t rows,
               Floats* totals) {
     const int64_t groups = panel.job->I / panel.job->group_size;
     for (int64_t g = 0; g < groups; g++) {
         const Factors* factors = a.factors + g * a.R + first_row;
         for (int64_t r = 0; r < rows; r++) {
-            const Ints dot = dot_direct<BITS>(panel, g, a.group(g, first_row + r));
+            const Ints dot = dot_direct<Numbers>(panel, g, a.group(g, first_row + r));
             totals[r] = add_group(totals[r], dot, panel, g, factors[r]);
         }
     }
 }
 
 // A group of weights of a panel: vectors × LANES outputs.
-template <int BITS>
+template <typename Numbers>
 void unpack_group(const FixedPointPanel& panel, int64_t g, Shorts (*weights)[LANES]) {
-    constexpr int PARTS = 8 / BITS;
-    const int64_t bytes = panel.job->group_size * BITS / 8;
+    constexpr int PARTS = Numbers::PARTS;
+    const int64_t bytes = panel.job->group_size / PARTS;
     for (int64_t i = 0; i < bytes; i += SHORTS) {
-        fetch_ahead<BITS>(panel, g * bytes + i);
+        fetch_ahead<Numbers>(panel, g * bytes + i);
 #pragma GCC unroll 8
         for (int o = 0; o < LANES; o++) {
             Shorts parts[PARTS];
-            unpack<BITS>(panel.rows[o] + g * bytes + i, parts);
+            Numbers::unpack(panel.rows[o] + g * bytes + i, parts);
             for (int part = 0; part < PARTS; part++) {
                 weights[i / SHORTS * PARTS + part][o] = parts[part];
             }
@@ -171,13 +183,13 @@ void unpack_group(const FixedPointPanel& panel, int64_t g, Shorts (*weights)[LAN
     }
 }
 
-template <int BITS>
+template <typename Numbers>
 void many_rows(const FixedPointPanel& panel, const Activations& a, int64_t first_row, int64_t rows,
                Floats* totals) {
     const int64_t groups = panel.job->I / panel.job->group_size;
     Shorts weights[MAX_GROUP / SHORTS][LANES];
     for (int64_t g = 0; g < groups; g++) {
-        unpack_group<BITS>(panel, g, weights);
+        unpack_group<Numbers>(panel, g, weights);
         const Factors* factors = a.factors + g * a.R + first_row;
         for (int64_t r = 0; r < rows; r++) {
             const Ints dot = dot_unpacked(weights, static_cast<int>(a.group_size) / SHORTS,
@@ -194,9 +206,17 @@ void run_panel(const FixedPointPanel& panel, const Activations& a, int64_t first
     for (int64_t r = 0; r < rows; r++) {
         totals[r] = Floats{};
     }
-    const auto multiply = rows <= DIRECT_ROWS ? (job.bits == 4 ? few_rows<4> : few_rows<8>)
-                                              : (job.bits == 4 ? many_rows<4> : many_rows<8>);
-    multiply(panel, a, first_row, rows, totals);
+    const auto multiply = [&]<typename Numbers>() {
+        const auto run = rows <= DIRECT_ROWS ? few_rows<Numbers> : many_rows<Numbers>;
+        run(panel, a, first_row, rows, totals);
+    };
+    if (job.biases == nullptr) {
+        multiply.template operator()<FloatingPoint>();
+    } else if (job.bits == 4) {
+        multiply.template operator()<FourBits>();
+    } else {
+        multiply.template operator()<EightBits>();
+    }
     const int together = rows_of_integers(job.format);
     for (int64_t r = 0; r < rows; r += together) {
         const Floats total = together == 2 ? totals[r] + totals[r + 1] : totals[r];
@@ -242,7 +262,11 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
                 panel.rows[i] = weights + existing * job.I * job.bits / 8;
             }
             load_by_group(panel, job.scales, panel.scales);
-            load_by_group(panel, job.biases, panel.biases);
+            if (job.biases != nullptr) {
+                load_by_group(panel, job.biases, panel.biases);
+            } else {
+                make_affine(panel.scales, panel.biases, groups);
+            }
             run_panel(panel, activations, row, rows, memory + 2 * groups);
         }
     }

@@ -1,0 +1,101 @@
+// grouped_quantized_matmul: validation and graph.
+#include "src/grouped_quantized_matmul/grouped_quantized_matmul.h"
+
+#include <stdexcept>
+
+#include "common/checks.h"
+#include "common/gpu.h"
+#include "common/interleaved.h"
+#include "src/quantized_matmul/quantized_matmul.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+constexpr const char* NAME = "grouped_quantized_matmul";
+
+// One expert's part of a stack, for its shape and dtype alone.
+mx::array first_of(const char* name, const mx::array& stack) {
+    check(stack.ndim() == 3 || stack.ndim() == 4, NAME, "expected ", name,
+          " with 3 dimensions, or 4 if it is interleaved, got shape ", stack.shape());
+    const mx::Shape shape(stack.shape().begin() + 1, stack.shape().end());
+    return mx::array(shape, stack.dtype(), nullptr, std::vector<mx::array>{});
+}
+
+// Whether each expert of a token has a row of its own.
+bool has_own_rows(const mx::array& a, const mx::array& experts) {
+    return a.ndim() == experts.ndim() + 1;
+}
+
+mx::Shape output_shape(const mx::array& experts, const mx::array& first_matrix) {
+    auto shape = experts.shape();
+    shape.push_back(matrix_rows(first_matrix));
+    return shape;
+}
+
+// MLX takes 1×I matrices, and one leading dimension for the experts.
+mx::array gathered(const mx::array& scales, const mx::array& biases, int group_size, int bits,
+                   const mx::array& a, const mx::array& b, const mx::array& experts,
+                   mx::Stream stream) {
+    const mx::array rows = has_own_rows(a, experts) ? mx::expand_dims(a, -2, stream)
+                                                    : mx::expand_dims(a, {-2, -3}, stream);
+    const mx::array products =
+        mx::gather_qmm(rows, b, scales, biases, std::nullopt, experts, true, group_size, bits,
+                       "affine", std::nullopt, false, stream);
+    return mx::astype(mx::squeeze(products, -2, stream), a.dtype(), stream);
+}
+
+}  // namespace
+
+mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
+                                   int group_size, int bits, const mx::array& a, const mx::array& b,
+                                   const mx::array& experts, mx::StreamOrDevice s) {
+    const mx::array matrix = first_of("b", b);
+    check(b.shape(0) > 0, NAME, "expected b of one expert or more, got shape ", b.shape());
+    std::optional<mx::array> first_biases;
+    if (biases) {
+        first_biases = first_of("biases", *biases);
+    }
+    quantized_matmul_shape(NAME, first_of("scales", scales), first_biases, group_size, bits, a,
+                           matrix);
+    for (const auto& [name, stack] :
+         {std::pair{"scales", scales}, std::pair{"biases", biases.value_or(scales)}}) {
+        check(stack.shape(0) == b.shape(0), NAME, "expected ", name,
+              " of as many experts as b has, ", b.shape(0), ", got shape ", stack.shape());
+    }
+    check(experts.dtype() == mx::int32 || experts.dtype() == mx::uint32, NAME,
+          "expected experts in int32 or uint32, got ", experts.dtype());
+    check(experts.ndim() >= 1, NAME, "expected experts N..×K, got a scalar");
+    const size_t leading = has_own_rows(a, experts) ? experts.ndim() : experts.ndim() - 1;
+    check(a.ndim() == leading + 1 &&
+              std::equal(a.shape().begin(), a.shape().end() - 1, experts.shape().begin()),
+          NAME, "expected a N..×I or N..×K×I for experts N..×K of shape ", experts.shape(),
+          ", got shape ", a.shape());
+    const mx::Stream stream = mx::to_stream(s);
+    if (is_gpu(stream)) {
+        check(!is_interleaved(matrix), NAME, "expected b with 3 dimensions, got shape ", b.shape(),
+              ": a GPU reads no interleaved weights");
+        check_biases_on(stream, NAME, biases.has_value());
+        return gathered(scales, *biases, group_size, bits, a, b, experts, stream);
+    }
+    return mx::array(
+        output_shape(experts, matrix), a.dtype(),
+        std::make_shared<GroupedQuantizedMatmul>(stream, group_size, bits, biases.has_value()),
+        {scales, biases.value_or(scales), a, b, experts});
+}
+
+void GroupedQuantizedMatmul::eval_gpu(const std::vector<mx::array>&, mx::array&) {
+    throw std::logic_error("[grouped_quantized_matmul] a GPU's graph has no such node");
+}
+
+bool GroupedQuantizedMatmul::is_equivalent(const mx::Primitive& other) const {
+    const auto& matmul = static_cast<const GroupedQuantizedMatmul&>(other);
+    return group_size_ == matmul.group_size_ && bits_ == matmul.bits_ &&
+           has_biases_ == matmul.has_biases_;
+}
+
+std::vector<mx::Shape> GroupedQuantizedMatmul::output_shapes(const std::vector<mx::array>& inputs) {
+    return {output_shape(inputs[4], first_of("b", inputs[3]))};
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,66 @@
+// grouped_quantized_matmul: each row times the quantized matrix of its own expert.
+//
+//     out[n, k] = a[n] · w[experts[n, k]]ᵀ        or   a[n, k] · w[experts[n, k]]ᵀ
+//
+// A layer of a mixture of experts has E matrices, and a router that chooses K of them for each
+// token. Only the matrices that some row has chosen are read. Rows that chose the same one are
+// multiplied together: a decode step reads K matrices a token, a prompt reads each matrix once.
+//
+// The format of the weights and the order of each sum are those of quantized_matmul, so a row has
+// the same bits as there, and the same whatever the other rows choose.
+//
+// Experts are known when the graph is evaluated, where it is too late to raise. So a negative one
+// counts from the end, as everywhere in MLX, and one beyond the last gives a row of NaN.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "common/recordable.h"
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+
+namespace tiny_llm_ext {
+
+namespace mx = mlx::core;
+
+/// a · bᵀ, where each row has one of several quantized matrices: value = q · scale + bias.
+///
+/// scales, biases: X×O×(I/group_size) for X experts, float16 or bfloat16. On the CPU biases may be
+/// None for 4 bits, as for quantized_matmul.
+/// group_size: 32, 64 or 128. bits: 4 or 8.
+/// a: N..×I, each row for K experts, or N..×K×I, a row for each; float16 or bfloat16.
+/// b: X×O×(I·bits/32), uint32, the lowest bits of a word first.
+/// experts: N..×K, int32 or uint32. A negative one counts from the end, one beyond X gives NaN.
+/// On the CPU, the matrices of b, scales and biases may be interleaved, X×(O/R)×W×R for X×O×W
+/// (common/interleaved.h), where R = interleaved_rows() is not 0.
+/// On a GPU it is mx.gather_qmm, for which an expert beyond X is undefined.
+/// Returns N..×K×O in the dtype of a. Throws std::invalid_argument for anything else.
+mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
+                                   int group_size, int bits, const mx::array& a, const mx::array& b,
+                                   const mx::array& experts, mx::StreamOrDevice s = {});
+
+/// The graph node. Inputs: scales, biases (or scales again, if there are none), a, b, experts,
+/// checked, of any strides.
+class GroupedQuantizedMatmul : public mx::UnaryPrimitive, public Recordable {
+   public:
+    GroupedQuantizedMatmul(mx::Stream stream, int group_size, int bits, bool has_biases)
+        : mx::UnaryPrimitive(stream),
+          group_size_(group_size),
+          bits_(bits),
+          has_biases_(has_biases) {}
+
+    void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+    void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+
+    const char* name() const override { return "TinyLlmGroupedQuantizedMatmul"; }
+    bool is_equivalent(const mx::Primitive& other) const override;
+    std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+
+   private:
+    int group_size_;
+    int bits_;
+    bool has_biases_;
+};
+
+}  // namespace tiny_llm_ext

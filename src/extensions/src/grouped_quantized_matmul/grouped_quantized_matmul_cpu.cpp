@@ -1,0 +1,162 @@
+// grouped_quantized_matmul on the CPU: rows are sorted by expert, and each expert that has rows is
+// a job of quantized_matmul.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "common/checks.h"
+#include "common/instruction_set.h"
+#include "common/interleaved.h"
+#include "common/rows.h"
+#include "common/tasks.h"
+#include "src/grouped_quantized_matmul/grouped_quantized_matmul.h"
+#include "src/quantized_matmul/quantized_matmul_jobs.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+// All rows, and the matrices of all experts.
+struct Products {
+    QuantizedMatmulJob all;  // M rows of out; b, scales and biases of the first expert
+    int64_t num_experts;
+    int64_t rows_per_input;  // how many neighbouring rows of out share a row of a
+    const uint32_t* experts;
+    bool is_signed;
+
+    // The expert of a row, or −1 if there is none of that number.
+    int64_t expert_of(int64_t row) const {
+        int64_t expert = experts[row];
+        if (is_signed) {
+            expert = static_cast<int32_t>(experts[row]);
+            expert = expert < 0 ? expert + num_experts : expert;
+        }
+        return expert >= 0 && expert < num_experts ? expert : -1;
+    }
+
+    const uint16_t* input_of(int64_t row) const { return all.a + row / rows_per_input * all.I; }
+    uint16_t* output_of(int64_t row) const { return all.out + row * all.O; }
+
+    // The product of some rows with an expert's matrix.
+    QuantizedMatmulJob of(int64_t expert, int64_t rows, const uint16_t* a, uint16_t* out) const {
+        QuantizedMatmulJob job = all;
+        job.M = rows;
+        job.a = a;
+        job.out = out;
+        job.b += expert * (all.O * all.I * all.bits / 32);
+        job.scales += expert * (all.O * all.I / all.group_size);
+        if (job.biases != nullptr) {
+            job.biases += expert * (all.O * all.I / all.group_size);
+        }
+        return job;
+    }
+};
+
+// All rows in order of their experts, those of an expert in their own order; −1 comes first.
+struct SortedRows {
+    std::vector<int64_t> rows;
+    std::vector<int64_t> begins;  // of each expert's, and the end
+
+    explicit SortedRows(const Products& products)
+        : rows(products.all.M), begins(products.num_experts + 1) {
+        std::vector<int64_t> next(products.num_experts + 2);  // a counting sort
+        for (int64_t row = 0; row < products.all.M; row++) {
+            next[products.expert_of(row) + 2]++;
+        }
+        std::partial_sum(next.begin(), next.end(), next.begin());
+        std::copy(next.begin() + 1, next.end(), begins.begin());
+        for (int64_t row = 0; row < products.all.M; row++) {
+            rows[next[products.expert_of(row) + 1]++] = row;
+        }
+    }
+};
+
+void store_nan(const Products& products, int64_t row) {
+    for (int64_t o = 0; o < products.all.O; o++) {
+        store_element(products.output_of(row), o, products.all.format, NAN);
+    }
+}
+
+void run(const Products& products, InstructionSet set) {
+    const SortedRows sorted(products);
+    const int64_t I = products.all.I, O = products.all.O;
+    for (int64_t n = 0; n < sorted.begins[0]; n++) {
+        store_nan(products, sorted.rows[n]);
+    }
+
+    // A row that is alone with its expert is read and written where it is: all rows of one token.
+    // Others are brought together, in the order of `sorted`.
+    std::vector<int64_t> together;  // places in `sorted`
+    for (int64_t expert = 0; expert < products.num_experts; expert++) {
+        if (sorted.begins[expert + 1] - sorted.begins[expert] > 1) {
+            for (int64_t n = sorted.begins[expert]; n < sorted.begins[expert + 1]; n++) {
+                together.push_back(n);
+            }
+        }
+    }
+    const auto count = static_cast<int64_t>(together.size());
+    const auto a = std::make_unique_for_overwrite<uint16_t[]>(count * I);
+    const auto out = std::make_unique_for_overwrite<uint16_t[]>(count * O);
+    for_rows(count, I, [&](int64_t first, int64_t last) {
+        for (int64_t n = first; n < last; n++) {
+            std::copy_n(products.input_of(sorted.rows[together[n]]), I, a.get() + n * I);
+        }
+    });
+
+    QuantizedMatmulJobs jobs;
+    int64_t brought = 0;
+    for (int64_t expert = 0; expert < products.num_experts; expert++) {
+        const int64_t first = sorted.begins[expert], rows = sorted.begins[expert + 1] - first;
+        if (rows == 1) {
+            const int64_t row = sorted.rows[first];
+            jobs.push_back(products.of(expert, 1, products.input_of(row), products.output_of(row)));
+        } else if (rows > 1) {
+            jobs.push_back(
+                products.of(expert, rows, a.get() + brought * I, out.get() + brought * O));
+            brought += rows;
+        }
+    }
+    run(jobs, set);
+
+    for_rows(count, O, [&](int64_t first, int64_t last) {
+        for (int64_t n = first; n < last; n++) {
+            std::copy_n(out.get() + n * O, O, products.output_of(sorted.rows[together[n]]));
+        }
+    });
+}
+
+}  // namespace
+
+void GroupedQuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
+    const auto laid_out = [&](const mx::array& x) { return row_contiguous(x, stream()); };
+    const auto &scales = inputs[0], &a = inputs[2], &b = inputs[3], &experts = inputs[4];
+    const int64_t num_rows = experts.size(), I = a.shape(-1);
+    const int64_t num_inputs = a.size() / I;
+    Products products = {
+        .all = {.M = num_rows,
+                .O = out.shape(-1),
+                .I = I,
+                .group_size = group_size_,
+                .bits = bits_,
+                .b = laid_out(b).data<uint32_t>(),
+                .scales = laid_out(scales).data<uint16_t>(),
+                .biases = has_biases_ ? laid_out(inputs[1]).data<uint16_t>() : nullptr,
+                .a = laid_out(a).data<uint16_t>(),
+                .out = static_cast<uint16_t*>(allocate(out)),
+                .scale_format = format_of(scales.dtype()),
+                .format = format_of(a.dtype()),
+                .interleaved = b.ndim() == 4},
+        .num_experts = b.shape(0),
+        .rows_per_input = num_inputs == 0 ? 1 : num_rows / num_inputs,
+        .experts = laid_out(experts).data<uint32_t>(),
+        .is_signed = experts.dtype() == mx::int32,
+    };
+    if (out.size() > 0) {
+        add_task(stream(), [products, set = instruction_set()] { run(products, set); });
+    }
+}
+
+}  // namespace tiny_llm_ext

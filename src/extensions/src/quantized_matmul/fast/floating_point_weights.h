@@ -1,0 +1,31 @@
+// Floating-point weights of 4 bits for kernels that multiply integers which are not negative: each
+// number is doubled, which makes it whole, and 12 is added.
+//
+//     number · scale = (2 · number + 12) · scale/2 − 6 · scale
+//
+// So they are affine weights with a scale and a bias of their own.
+#pragma once
+
+#include "common/simd.h"
+#include "src/quantized_matmul/quantized_matmul_kernels.h"
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+namespace {
+
+constexpr int8_t OFFSET = 12;
+
+inline Floats affine_bias(Floats scale) { return -6.0f * scale; }
+inline Floats affine_scale(Floats scale) { return 0.5f * scale; }
+
+// Scales of floating-point numbers become scales and biases of integers.
+inline void make_affine(Floats* scales, Floats* biases, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        biases[i] = affine_bias(scales[i]);
+        scales[i] = affine_scale(scales[i]);
+    }
+}
+
+}  // namespace
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA

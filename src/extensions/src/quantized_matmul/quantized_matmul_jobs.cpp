@@ -1,0 +1,147 @@
+// Which kernel runs the jobs, and how threads share them.
+#include "src/quantized_matmul/quantized_matmul_jobs.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+
+#include "common/threads.h"
+#include "src/quantized_matmul/quantized_matmul.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+using Jobs = QuantizedMatmulJobs;
+
+// Work that each job has a number of pieces of.
+//
+// Runs body(job, piece) for every piece of every job, on all threads: one run over all of them,
+// because threads wait for each other at the end of a run.
+template <typename Pieces, typename Body>
+void for_pieces(const Jobs& jobs, const Pieces& pieces_of, const Body& body) {
+    std::vector<int64_t> ends;  // of each job's pieces
+    int64_t total = 0;
+    for (const auto& job : jobs) {
+        ends.push_back(total += pieces_of(job));
+    }
+    parallel_for(total, [&](int64_t piece) {
+        const size_t job = std::upper_bound(ends.begin(), ends.end(), piece) - ends.begin();
+        body(job, job == 0 ? piece : piece - ends[job - 1]);
+    });
+}
+
+// Runs body(job, first, last) for ranges that make up all outputs of all jobs, each beginning at a
+// multiple of `step`.
+template <typename Body>
+void for_outputs(const Jobs& jobs, int64_t step, const Body& body) {
+    for_pieces(
+        jobs, [step](const QuantizedMatmulJob& job) { return (job.O + step - 1) / step; },
+        [&](size_t job, int64_t piece) {
+            body(job, piece * step, std::min(jobs[job].O, (piece + 1) * step));
+        });
+}
+
+// [solution only]
+// The activations of all jobs, as a kernel lays them out. Neighbours with the same ones share them.
+class Prepared {
+   public:
+    Prepared(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
+        // Preparing looks at no weights: the first of such neighbours stands for all of them.
+        Jobs inputs;
+        std::vector<int64_t> places;
+        int64_t bytes = 0;
+        for (const auto& job : jobs) {
+            if (inputs.empty() || job.a != inputs.back().a || job.M != inputs.back().M) {
+                inputs.push_back(job);
+                places.push_back(bytes);
+                bytes += (kernel.scratch(job) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+            }
+            place_of_job_.push_back(places.back());
+        }
+        memory_ = std::make_unique_for_overwrite<char[]>(bytes + ALIGNMENT);
+        const auto address = reinterpret_cast<uintptr_t>(memory_.get());
+        aligned_ = memory_.get() + (ALIGNMENT - address % ALIGNMENT) % ALIGNMENT;
+        constexpr int64_t ROWS = 4;  // of a piece
+        for_pieces(
+            inputs, [](const QuantizedMatmulJob& input) { return (input.M + ROWS - 1) / ROWS; },
+            [&](size_t n, int64_t piece) {
+                kernel.prepare(inputs[n], aligned_ + places[n], piece * ROWS,
+                               std::min(inputs[n].M, (piece + 1) * ROWS));
+            });
+    }
+
+    const void* of(size_t job) const { return aligned_ + place_of_job_[job]; }
+
+   private:
+    static constexpr int64_t ALIGNMENT = 64;
+
+    std::vector<int64_t> place_of_job_;
+    std::unique_ptr<char[]> memory_;
+    char* aligned_;
+};
+
+void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
+    const Prepared prepared(jobs, kernel);
+    // Threads wait for each other's last chunk, so chunks are small: about 24 a thread, or a panel.
+    constexpr int64_t CHUNKS = 24;
+    int64_t outputs = 0;
+    for (const auto& job : jobs) {
+        outputs += job.O;
+    }
+    const int64_t panels = (outputs + QUANTIZED_MATMUL_PANEL - 1) / QUANTIZED_MATMUL_PANEL;
+    const int64_t panels_per_chunk = std::max<int64_t>(1, panels / (CHUNKS * num_threads()));
+    for_outputs(jobs, panels_per_chunk * QUANTIZED_MATMUL_PANEL,
+                [&](size_t job, int64_t first, int64_t last) {
+                    kernel.run(jobs[job], prepared.of(job), first, last);
+                });
+}
+
+// The kernel of an instruction set, or nullptr: the reference.
+const QuantizedMatmulKernel* kernel_of(InstructionSet set) {
+#if defined(__x86_64__)
+    if (set == InstructionSet::amx) {
+        return &amx::quantized_matmul_tiles;
+    }
+    if (set == InstructionSet::avx512) {
+        return &quantized_matmul_avx512;
+    }
+    if (set == InstructionSet::avx2) {
+        return &avx2::quantized_matmul_fixed_point;
+    }
+#elif defined(__aarch64__)
+    if (set == InstructionSet::neon) {
+        return &neon::quantized_matmul_fixed_point;
+    }
+#endif
+    return nullptr;
+}
+// [/solution only]
+
+}  // namespace
+
+void run(const QuantizedMatmulJobs& jobs, InstructionSet set) {
+    // [solution only]
+    if (const QuantizedMatmulKernel* kernel = kernel_of(set)) {
+        run_kernel(jobs, *kernel);
+        return;
+    }
+    // [/solution only]
+    for_outputs(jobs, 1, [&](size_t job, int64_t first, int64_t last) {
+        const auto multiply = jobs[job].biases == nullptr ? quantized_matmul_e2m1_reference
+                                                          : quantized_matmul_reference;
+        multiply(jobs[job], first, last);
+    });
+}
+
+int interleaved_rows() {
+    int rows = 0;
+    // [solution only]
+    if (const QuantizedMatmulKernel* kernel = kernel_of(instruction_set())) {
+        rows = kernel->interleaved_rows;
+    }
+    // [/solution only]
+    return rows;
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,17 @@
+// Products that one node computes together.
+#pragma once
+
+#include <vector>
+
+#include "common/instruction_set.h"
+#include "src/quantized_matmul/quantized_matmul_kernels.h"
+
+namespace tiny_llm_ext {
+
+using QuantizedMatmulJobs = std::vector<QuantizedMatmulJob>;
+
+/// Computes all jobs, on all threads. Neighbours that have the same activations and number of rows
+/// share what a kernel prepares of them. To be called in a task; not from parallel_for.
+void run(const QuantizedMatmulJobs& jobs, InstructionSet set);
+
+}  // namespace tiny_llm_ext

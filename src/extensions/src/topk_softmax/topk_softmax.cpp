@@ -1,0 +1,69 @@
+// topk_softmax: validation and graph.
+#include "src/topk_softmax/topk_softmax.h"
+
+#include <stdexcept>
+
+#include "common/checks.h"
+#include "common/gpu.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+mx::Shape chosen_shape(const mx::array& logits, int k) {
+    auto shape = logits.shape();
+    shape.back() = k;
+    return shape;
+}
+
+// The same of MLX's operations, for a GPU.
+std::pair<mx::array, mx::array> sorted(const mx::array& logits, int k, bool normalize,
+                                       mx::Stream stream) {
+    const mx::array scores = mx::astype(logits, mx::float32, stream);
+    mx::array experts = mx::argsort(mx::negative(scores, stream), -1, stream);
+    mx::Shape begin(experts.ndim(), 0);
+    experts = mx::slice(experts, begin, chosen_shape(logits, k), stream);
+    const mx::array all = mx::softmax(scores, -1, true, stream);
+    mx::array weights = mx::take_along_axis(all, experts, -1, stream);
+    if (normalize) {
+        weights = mx::divide(weights, mx::sum(weights, -1, true, stream), stream);
+    }
+    return {experts, weights};
+}
+
+}  // namespace
+
+std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, bool normalize,
+                                             mx::StreamOrDevice s) {
+    constexpr const char* NAME = "topk_softmax";
+    check(is_float(logits.dtype()), NAME, "expected logits in float32, float16 or bfloat16, got ",
+          logits.dtype());
+    check(logits.ndim() >= 1, NAME, "expected logits N..×X, got a scalar");
+    check(k >= 1 && k <= logits.shape(-1), NAME, "expected k of 1 to ", logits.shape(-1),
+          ", the number of experts, got ", k);
+    const mx::Stream stream = mx::to_stream(s);
+    if (is_gpu(stream)) {
+        return sorted(logits, k, normalize, stream);
+    }
+    const mx::Shape shape = chosen_shape(logits, k);
+    const auto outputs =
+        mx::array::make_arrays({shape, shape}, {mx::uint32, mx::float32},
+                               std::make_shared<TopkSoftmax>(stream, k, normalize), {logits});
+    return {outputs[0], outputs[1]};
+}
+
+void TopkSoftmax::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
+    throw std::logic_error("[topk_softmax] a GPU's graph has no such node");
+}
+
+bool TopkSoftmax::is_equivalent(const mx::Primitive& other) const {
+    const auto& router = static_cast<const TopkSoftmax&>(other);
+    return k_ == router.k_ && normalize_ == router.normalize_;
+}
+
+std::vector<mx::Shape> TopkSoftmax::output_shapes(const std::vector<mx::array>& inputs) {
+    const mx::Shape shape = chosen_shape(inputs[0], k_);
+    return {shape, shape};
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,47 @@
+// topk_softmax: the router of a mixture of experts.
+//
+//     p = softmax(logits)   over all X experts
+//     experts = the K likeliest, weights = their p, divided by their sum if that is asked for
+//
+// In float32 whatever the dtype of the logits, and never rounded to it.
+#pragma once
+
+#include <vector>
+
+#include "common/recordable.h"
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+
+namespace tiny_llm_ext {
+
+namespace mx = mlx::core;
+
+/// The K likeliest experts of each token, likeliest first, and their weights.
+///
+/// logits: N..×X, float32, float16 or bfloat16. Of equal ones the lower expert comes first, and NaN
+/// counts as the largest of all.
+/// k: 1 to X. normalize: whether the K weights are made to sum to 1.
+/// Returns experts N..×K, uint32, and weights N..×K, float32. Throws std::invalid_argument for
+/// anything else.
+std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, bool normalize,
+                                             mx::StreamOrDevice s = {});
+
+/// The graph node. Input: logits. Outputs: experts, weights.
+class TopkSoftmax : public mx::Primitive, public Recordable {
+   public:
+    TopkSoftmax(mx::Stream stream, int k, bool normalize)
+        : mx::Primitive(stream), k_(k), normalize_(normalize) {}
+
+    void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+    void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+
+    const char* name() const override { return "TinyLlmTopkSoftmax"; }
+    bool is_equivalent(const mx::Primitive& other) const override;
+    std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+
+   private:
+    int k_;
+    bool normalize_;
+};
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,48 @@
+// weighted_sum: validation and graph.
+#include "src/weighted_sum/weighted_sum.h"
+
+#include <stdexcept>
+
+#include "common/checks.h"
+#include "common/gpu.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+// N..×E of N..×K×E.
+mx::Shape sum_shape(const mx::array& x) {
+    auto shape = x.shape();
+    shape.erase(shape.end() - 2);
+    return shape;
+}
+
+}  // namespace
+
+mx::array weighted_sum(const mx::array& x, const mx::array& weights, mx::StreamOrDevice s) {
+    constexpr const char* NAME = "weighted_sum";
+    check(is_float(x.dtype()), NAME, "expected x in float32, float16 or bfloat16, got ", x.dtype());
+    check(x.ndim() >= 2, NAME, "expected x N..×K×E, got shape ", x.shape());
+    check(weights.dtype() == mx::float32, NAME, "expected weights in float32, got ",
+          weights.dtype());
+    const mx::Shape expected(x.shape().begin(), x.shape().end() - 1);
+    check(weights.shape() == expected, NAME, "expected weights of shape ", expected, ", got ",
+          weights.shape());
+    const mx::Stream stream = mx::to_stream(s);
+    if (is_gpu(stream)) {
+        const mx::array products = mx::multiply(mx::astype(x, mx::float32, stream),
+                                                mx::expand_dims(weights, -1, stream), stream);
+        return mx::astype(mx::sum(products, -2, false, stream), x.dtype(), stream);
+    }
+    return mx::array(sum_shape(x), x.dtype(), std::make_shared<WeightedSum>(stream), {x, weights});
+}
+
+void WeightedSum::eval_gpu(const std::vector<mx::array>&, mx::array&) {
+    throw std::logic_error("[weighted_sum] a GPU's graph has no such node");
+}
+
+std::vector<mx::Shape> WeightedSum::output_shapes(const std::vector<mx::array>& inputs) {
+    return {sum_shape(inputs[0])};
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,38 @@
+// weighted_sum: what the chosen experts of a token say, by the router's weights.
+//
+//     out[n, e] = Σ_k weights[n, k] · x[n, k, e]
+//
+// In float32, in the order of k, each product and each sum rounded; then rounded once to the dtype
+// of x.
+#pragma once
+
+#include <vector>
+
+#include "common/recordable.h"
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+
+namespace tiny_llm_ext {
+
+namespace mx = mlx::core;
+
+/// Σ_k weights[.., k] · x[.., k, :], summed in float32.
+///
+/// x: N..×K×E, float32, float16 or bfloat16. weights: N..×K, float32.
+/// Returns N..×E in the dtype of x. Throws std::invalid_argument for anything else.
+mx::array weighted_sum(const mx::array& x, const mx::array& weights, mx::StreamOrDevice s = {});
+
+/// The graph node. Inputs: x, weights.
+class WeightedSum : public mx::UnaryPrimitive, public Recordable {
+   public:
+    explicit WeightedSum(mx::Stream stream) : mx::UnaryPrimitive(stream) {}
+
+    void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+    void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+
+    const char* name() const override { return "TinyLlmWeightedSum"; }
+    bool is_equivalent(const mx::Primitive&) const override { return true; }
+    std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+};
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,22 @@
+// The CPU kernels of weighted_sum, as plain functions on plain memory.
+#pragma once
+
+#include <stdint.h>
+
+#include "common/half.h"
+
+namespace tiny_llm_ext {
+
+struct WeightedSumJob {
+    int64_t N, K, E;
+    Format format;         // of x and out
+    const void* x;         // N × K × E
+    const float* weights;  // N × K
+    void* out;             // N × E
+};
+
+/// The reference. Computes rows first … last − 1 of out; weighted_sum in fast/weighted_sum_simd.cpp
+/// does the same, to the last bit.
+void weighted_sum_reference(const WeightedSumJob& job, int64_t first, int64_t last);
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,84 @@
+"""Weights of 4 bits in floating point, without biases, in every operation that reads weights."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.ops.quantized_products import (
+    HALVES,
+    assert_exact_but_for_rounding,
+    evaluated,
+    plain,
+    problem_in_floating_point,
+)
+from tests.support import as_numpy, assert_same_bits, random
+from tiny_llm import kernels
+from tiny_llm.kernels.interleaved import interleave
+
+
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize(("M", "O"), [(1, 64), (2, 70), (3, 1), (17, 130)])
+def test_products_are_exact_but_for_rounding(instruction_set, half, group_size, M, O):
+    arguments = problem_in_floating_point(M, 384, O, group_size, half)
+    assert_exact_but_for_rounding(instruction_set, arguments)
+
+
+def test_the_values_are_those_of_mxfp4(on_cpu):
+    """A power of two as the scale: what `mx.quantize` makes of numbers, and what it means by it."""
+    w = random(16, 64)
+    packed, exponents = mx.quantize(w, group_size=32, bits=4, mode="mxfp4")
+    expected = mx.dequantize(packed, exponents, group_size=32, bits=4, mode="mxfp4")
+    scales = mx.array(2.0 ** (np.array(exponents).astype(np.float64) - 127)).astype(mx.bfloat16)
+    table = kernels.quantized_embedding(mx.arange(16), scales, None, 32, 4, packed)
+    assert_same_bits(table, expected.astype(mx.bfloat16), "rows of the table")
+    np.testing.assert_array_equal(plain(scales, None, 32, 4, packed), as_numpy(expected))
+
+
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("M", [1, 2, 3, 33])
+def test_amx_and_avx2_give_the_same_bits(monkeypatch, half, M):
+    if "amx" not in kernels.extension().instruction_sets():
+        pytest.skip("this machine has no AMX")
+    arguments = problem_in_floating_point(M, 384, 70, 32, half)
+    results = []
+    for name in ("avx2", "amx"):
+        monkeypatch.setenv("TINY_LLM_CPU_ISA", name)
+        results.append(evaluated(*arguments))
+    assert_same_bits(*results, f"{M} rows")
+
+
+def test_interleaved_weights_and_other_operations_have_the_same_bits(instruction_set):
+    scales, _, group_size, bits, a, b = problem_in_floating_point(9, 256, 128, 64, mx.bfloat16)
+    product = evaluated(scales, None, group_size, bits, a, b)
+    two = [scales, scales], [None, None], group_size, bits, a, [b, b]
+    for each in kernels.quantized_matmul_each(*two):
+        assert_same_bits(each, product, "one of two matrices")
+    stacks = scales.reshape(2, 64, -1), None, group_size, bits, a, b.reshape(2, 64, -1)
+    experts = mx.array([[0, 1]] * 9)
+    grouped = kernels.grouped_quantized_matmul(*stacks, experts)
+    assert_same_bits(grouped.reshape(9, 128), product, "two experts")
+    if rows := kernels.interleaved_rows():
+        fast = evaluated(interleave(scales, rows), None, group_size, bits, a, interleave(b, rows))
+        assert_same_bits(fast, product, "interleaved")
+
+
+def test_looked_up_rows_are_those_of_the_table(on_cpu):
+    scales, _, group_size, bits, _, b = problem_in_floating_point(1, 128, 20, 32, mx.float16)
+    ids = mx.array([3, -1, 19, 3])
+    rows = kernels.quantized_embedding(ids, scales, None, group_size, bits, b)
+    expected = plain(scales, None, group_size, bits, b)[np.array(ids)] + 0.0  # no −0
+    assert_same_bits(rows, mx.array(expected.astype(np.float32)).astype(mx.float16), "rows")
+
+
+def test_biases_that_have_to_be_there():
+    scales, _, group_size, _, a, b = problem_in_floating_point(2, 128, 64, 32, mx.bfloat16)
+    wide = mx.concatenate([b, b], axis=1)
+    with pytest.raises(ValueError, match="expected biases for 8 bits, got None"):
+        kernels.quantized_matmul(scales, None, group_size, 8, a, wide)
+    with pytest.raises(ValueError, match="expected biases for 8 bits, got None"):
+        kernels.quantized_embedding(mx.arange(3), scales, None, group_size, 8, wide)
+    with pytest.raises(ValueError, match="expected biases of all matrices or of none"):
+        kernels.quantized_matmul_each(
+            [scales, scales], [None, scales], group_size, 4, a, [b, b], stream=mx.cpu
+        )

@@ -1,0 +1,154 @@
+"""`grouped_quantized_matmul`: each row has the bits of its own product, and MLX's values."""
+
+import mlx.core as mx
+import pytest
+
+from tests.support import (
+    assert_close,
+    assert_same_bits,
+    assert_same_on_any_number_of_threads,
+    random,
+)
+from tiny_llm import kernels
+from tiny_llm.kernels.interleaved import interleave
+
+HALVES = [mx.bfloat16, mx.float16]
+
+
+def stack(X, O, I, bits=4, group_size=64, dtype=mx.bfloat16):
+    """(scales, biases, b) of X experts."""
+    b, scales, biases = mx.quantize(random(X, O, I, dtype=dtype), group_size, bits)
+    return scales, biases, b
+
+
+def one_by_one(scales, biases, group_size, bits, a, b, experts):
+    """The same with one product a row."""
+    K = experts.shape[-1]
+    own = a.ndim == experts.ndim + 1
+    rows = a.reshape(-1, 1, a.shape[-1])
+    products = [
+        kernels.quantized_matmul(
+            scales[expert], biases[expert], group_size, bits, rows[r if own else r // K], b[expert]
+        )
+        for r, expert in enumerate(experts.reshape(-1).tolist())
+    ]
+    return mx.concatenate(products).reshape(*experts.shape, b.shape[1])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("tokens", "X", "K"),
+    [((1,), 8, 2), ((3,), 4, 4), ((40,), 5, 3), ((2, 7), 16, 1)],
+    ids=["one token", "every expert", "many tokens", "two dimensions"],
+)
+def test_each_row_has_the_bits_of_its_own_product(instruction_set, half, bits, tokens, X, K):
+    scales, biases, b = stack(X, 130, 192, bits, dtype=half)
+    experts = mx.random.randint(0, X, (*tokens, K))
+    for a in (random(*tokens, 192, dtype=half), random(*tokens, K, 192, dtype=half)):
+        product = kernels.grouped_quantized_matmul(scales, biases, 64, bits, a, b, experts)
+        mx.eval(product)  # while the environment names the instruction set
+        expected = one_by_one(scales, biases, 64, bits, a, b, experts)
+        assert_same_bits(product, expected, f"a of shape {a.shape}")
+
+
+def test_the_values_are_mlx_s(device):
+    scales, biases, b = stack(6, 64, 128)
+    a, experts = random(2, 5, 128, dtype=mx.bfloat16), mx.random.randint(0, 6, (2, 5, 3))
+    product = kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts)
+    rows = a[..., None, None, :].astype(mx.float32)
+    weights = (b, scales.astype(mx.float32), biases.astype(mx.float32))
+    expected = mx.gather_qmm(rows, *weights, rhs_indices=experts, group_size=64, bits=4)
+    assert_close(product, expected.squeeze(-2).astype(mx.bfloat16), "beside gather_qmm")
+
+
+def test_interleaved_weights_have_the_same_bits(instruction_set):
+    rows = kernels.interleaved_rows()
+    if not rows:
+        pytest.skip("these kernels read weights by row")
+    scales, biases, b = stack(5, 2 * rows, 256)
+    a, experts = random(9, 256, dtype=mx.bfloat16), mx.random.randint(0, 5, (9, 2))
+
+    def interleaved(x):  # a stack is one tall matrix
+        tall = interleave(x.reshape(-1, x.shape[-1]), rows)
+        return tall.reshape(5, -1, *tall.shape[1:])
+
+    for some in (a, a[:1]):
+        chosen = experts[: len(some)]
+        plain = kernels.grouped_quantized_matmul(scales, biases, 64, 4, some, b, chosen)
+        parts = [interleaved(x) for x in (scales, biases)]
+        fast = kernels.grouped_quantized_matmul(*parts, 64, 4, some, interleaved(b), chosen)
+        assert_same_bits(fast, plain, f"{len(some)} tokens")
+
+
+def test_company_changes_no_bit(instruction_set):
+    scales, biases, b = stack(4, 96, 128)
+    a, experts = random(30, 128, dtype=mx.bfloat16), mx.random.randint(0, 4, (30, 2))
+    together = kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts)
+    for n in (0, 7, 29):
+        alone = kernels.grouped_quantized_matmul(
+            scales, biases, 64, 4, a[n : n + 1], b, experts[n : n + 1]
+        )
+        assert_same_bits(alone[0], together[n], f"row {n}")
+
+
+def test_experts_of_no_use(instruction_set):
+    """Negative ones count from the end, and one that is not there is not a number."""
+    scales, biases, b = stack(4, 32, 64)
+    a = random(6, 64, dtype=mx.bfloat16)
+    product = kernels.grouped_quantized_matmul(
+        scales, biases, 64, 4, a, b, mx.array([[0], [-1], [4], [-5], [2**31 - 1], [3]])
+    )
+    mx.eval(product)
+    expected = one_by_one(scales, biases, 64, 4, a, b, mx.array([[0], [3], [0], [0], [0], [3]]))
+    for row in (0, 1, 5):
+        assert_same_bits(product[row], expected[row], f"row {row}")
+    assert mx.isnan(product[2:5]).all()
+
+
+def test_an_expert_that_nobody_chose_is_not_read(instruction_set):
+    scales, biases, b = stack(4, 32, 64)
+    scales[2] = mx.nan
+    experts = mx.array([[0, 1], [3, 1]])
+    a = random(2, 64, dtype=mx.bfloat16)
+    assert mx.isfinite(kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts)).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (3, 0)])
+def test_no_rows(instruction_set, shape):
+    scales, biases, b = stack(4, 32, 64)
+    a = random(shape[0], 64, dtype=mx.bfloat16)
+    experts = mx.zeros(shape, mx.int32)
+    product = kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts)
+    mx.eval(product)
+    assert product.shape == (*shape, 32)
+
+
+def test_threads_do_not_change_a_bit():
+    program = (
+        "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
+        "w = mx.random.normal((6, 200, 256)).astype(mx.bfloat16);"
+        "a = mx.random.normal((50, 256)).astype(mx.bfloat16);"
+        "e = mx.random.randint(0, 6, (50, 2));"
+        "b, s, z = mx.quantize(w, group_size=64, bits=4);"
+        "y = t.grouped_quantized_matmul(s, z, 64, 4, a, b, e, stream=mx.cpu);"
+        "print(t.num_threads(), hash(np.array(y.astype(mx.float32)).tobytes()))"
+    )
+    assert_same_on_any_number_of_threads(program)
+
+
+def test_errors_name_the_argument():
+    scales, biases, b = stack(4, 32, 64)
+    a, experts = random(3, 64, dtype=mx.bfloat16), mx.zeros((3, 2), mx.int32)
+
+    def refuses(message, scales=scales, biases=biases, a=a, b=b, experts=experts):
+        with pytest.raises(ValueError, match=message):
+            kernels.grouped_quantized_matmul(scales, biases, 64, 4, a, b, experts)
+
+    refuses("expected scales of as many experts as b has, 4, got shape", scales=scales[:3])
+    refuses("expected biases of shape", biases=biases[:, :7])
+    refuses("expected b with 3 dimensions, or 4 if it is interleaved", b=b[0])
+    refuses("expected experts in int32 or uint32, got .*float32", experts=mx.zeros((3, 2)))
+    refuses("expected experts N..×K, got a scalar", experts=mx.array(0))
+    refuses("expected a N..×I or N..×K×I for experts N..×K of shape", a=a[:2])
+    refuses("expected a N..×I or N..×K×I", a=mx.repeat(a[:, None], 3, 1))

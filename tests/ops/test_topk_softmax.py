@@ -1,0 +1,69 @@
+"""`topk_softmax` against numpy: which experts, in which order, and how much they weigh."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support import as_numpy, assert_close, assert_same_bits, random
+from tiny_llm import kernels
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "k"), [((1, 4), 1), ((7, 16), 4), ((2, 3, 128), 8), ((5, 6), 6), ((1, 1), 1)]
+)
+def test_equals_numpy(device, dtype, shape, k, normalize):
+    logits = random(*shape, dtype=dtype) * 3
+    experts, weights = kernels.topk_softmax(logits, k, normalize)
+    x = as_numpy(logits).astype(np.float64)
+    order = np.argsort(-x, axis=-1, kind="stable")[..., :k]
+    p = np.exp(x - x.max(-1, keepdims=True))
+    p = np.take_along_axis(p / p.sum(-1, keepdims=True), order, -1)
+    p = p / p.sum(-1, keepdims=True) if normalize else p
+    assert experts.dtype == mx.uint32
+    assert weights.dtype == mx.float32
+    # MLX sorts equal logits as it likes, and half precision has many.
+    chosen = np.take_along_axis(x, np.array(experts).astype(np.int64), -1)
+    np.testing.assert_array_equal(chosen, np.take_along_axis(x, order, -1))
+    assert_close(weights, mx.array(p.astype(np.float32)), "weights", ulps=40)
+
+
+def test_the_first_of_equals(on_cpu):
+    logits = mx.array([[1.0, 3.0, 3.0, 1.0, 3.0]])
+    assert kernels.topk_softmax(logits, 4, True)[0].tolist() == [[1, 2, 4, 0]]
+
+
+def test_a_row_does_not_depend_on_the_others(on_cpu):
+    logits = random(40, 64, dtype=mx.bfloat16)
+    together = kernels.topk_softmax(logits, 8, True)
+    for n in (0, 17, 39):
+        for part, alone in zip(together, kernels.topk_softmax(logits[n], 8, True), strict=True):
+            assert_same_bits(alone, part[n], f"row {n}")
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_nan_spoils_its_own_row_alone(on_cpu, normalize):
+    logits = random(3, 8)
+    logits[1, 5] = mx.nan
+    experts, weights = kernels.topk_softmax(logits, 2, normalize)
+    assert experts[1, 0].item() == 5
+    assert mx.isnan(weights[1]).all()
+    assert mx.isfinite(weights[::2]).all()
+
+
+def test_large_logits(on_cpu):
+    _, weights = kernels.topk_softmax(mx.array([[3e38, -3e38, 0.0]]), 2, False)
+    assert weights.tolist() == [[1.0, 0.0]]
+
+
+@pytest.mark.parametrize("k", [0, -1, 5])
+def test_k_that_is_refused(k):
+    with pytest.raises(ValueError, match=f"expected k of 1 to 4, the number of experts, got {k}"):
+        kernels.topk_softmax(mx.zeros((2, 4)), k, True)
+
+
+def test_other_arguments_that_are_refused():
+    with pytest.raises(ValueError, match="expected logits in float32, float16 or bfloat16"):
+        kernels.topk_softmax(mx.zeros((2, 4), mx.int32), 1, True)
+    with pytest.raises(ValueError, match="expected logits N..×X, got a scalar"):
+        kernels.topk_softmax(mx.array(1.0), 1, True)

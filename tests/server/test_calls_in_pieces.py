@@ -1,0 +1,83 @@
+"""Tool calls while they are generated: their arguments come in pieces, and are never taken back."""
+
+import json
+
+import anthropic
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+CITIES = {"type": "array", "items": {"enum": ["Paris", "Rome"]}, "minItems": 3, "maxItems": 3}
+SCHEMA = {"type": "object", "properties": {"cities": CITIES}, "required": ["cities"]}
+SCHEMA |= {"additionalProperties": False}
+CUT = 42  # tokens: the answer ends in the middle of the arguments
+
+
+def pieces_of_chat(client, **more):
+    function = {"name": "visit", "parameters": SCHEMA}
+    chunks = client.chat.completions.create(
+        model="demo",
+        messages=FRANCE,
+        reasoning_effort="none",
+        tools=[{"type": "function", "function": function}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        stream=True,
+        **more,
+    )
+    *told, last = [chunk.choices[0] for chunk in chunks]
+    calls = [one.delta.tool_calls[0] for one in told if one.delta.tool_calls]
+    assert not any(one.delta.content for one in told)
+    assert (calls[0].function.name, calls[0].function.arguments) == ("visit", "")
+    assert all(call.index == 0 and call.id is None for call in calls[1:])
+    return [call.function.arguments for call in calls[1:]], last.finish_reason
+
+
+def test_a_chat(client):
+    arguments, reason = pieces_of_chat(client)
+    assert len(arguments) > 1
+    assert len(json.loads("".join(arguments))["cities"]) == 3
+    assert reason == "tool_calls"
+
+
+def test_a_chat_that_is_cut_off(client):
+    whole, _ = pieces_of_chat(client)
+    arguments, reason = pieces_of_chat(client, max_tokens=CUT)
+    assert reason == "length"
+    assert "".join(whole).startswith("".join(arguments))
+    assert "".join(arguments) not in ("", "".join(whole))
+
+
+def test_a_response(client):
+    tool = {"type": "function", "name": "visit", "parameters": SCHEMA, "strict": True}
+    body = {"model": "demo", "input": "France?", "tools": [tool], "tool_choice": "required"}
+    body |= {"reasoning": {"effort": "none"}, "parallel_tool_calls": False}
+    for limit, status in ((200, "completed"), (CUT, "incomplete")):
+        events = list(client.responses.create(**body, stream=True, max_output_tokens=limit))
+        kinds = [event.type.removeprefix("response.") for event in events]
+        name = "function_call_arguments"
+        number = kinds.count(f"{name}.delta")
+        assert number > 1
+        assert kinds == [
+            *("created", "in_progress", "output_item.added"),
+            *[f"{name}.delta"] * number,
+            *(f"{name}.done", "output_item.done", status),
+        ]
+        said = "".join(event.delta for event in events if event.type.endswith(".delta"))
+        (item,) = events[-1].response.output
+        assert said == events[-3].arguments == item.arguments
+        assert item.status == status
+
+
+def test_a_message(server):
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    tool = {"name": "visit", "input_schema": SCHEMA}
+    body = {"model": "demo", "messages": FRANCE, "tools": [tool]}
+    body["tool_choice"] = {"type": "tool", "name": "visit"}
+    with client.messages.stream(**body, max_tokens=200) as stream:
+        events = [event for event in stream if event.type == "input_json"]
+        (block,) = stream.get_final_message().content
+    assert len(events) > 1
+    assert len(block.input["cities"]) == 3
+    with client.messages.stream(**body, max_tokens=CUT) as stream:
+        cut = stream.get_final_message()
+    assert cut.stop_reason == "max_tokens"
+    assert cut.content[0].type == "tool_use"

@@ -1,0 +1,56 @@
+"""Characters that several tokens share: log-probabilities, streams, tokens and texts."""
+
+import pytest
+
+TEXT = "Tokyo is 東京, 🎉 naïve"
+FORM = {"structured_outputs": {"choice": [TEXT]}}
+ASK = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_texts_of_tokens_are_the_content(client, stream):
+    body = {"model": "demo", "messages": ASK, "reasoning_effort": "none", "extra_body": FORM}
+    body |= {"logprobs": True, "top_logprobs": 1, "stream": stream}
+    if stream:
+        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**body)]
+        text = "".join(chunk.delta.content or "" for chunk in chunks)
+        entries = [one for c in chunks if c.logprobs for one in c.logprobs.content]
+    else:
+        (choice,) = client.chat.completions.create(**body).choices
+        text, entries = choice.message.content, choice.logprobs.content
+    assert text == TEXT
+    assert "".join(one.token for one in entries) == TEXT
+    assert b"".join(bytes(one.bytes) for one in entries).decode() == TEXT
+    assert any(not one.token for one in entries), "no character takes several tokens"
+
+
+def test_a_completion(client):
+    body = {"model": "demo", "prompt": "Hello", "extra_body": FORM, "max_tokens": 60}
+    (choice,) = client.completions.create(**body, logprobs=1).choices
+    assert "".join(choice.logprobs.tokens) == choice.text == TEXT
+    chunks = client.completions.create(**body, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == TEXT
+
+
+def test_tokens_of_a_text_and_of_a_chat(server, client):
+    found = server.post("/tokenize", {"prompt": TEXT, "return_token_strs": True}).json()
+    assert len(found["token_strs"]) == found["count"] == len(found["tokens"])
+    assert server.post("/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": TEXT}
+    off = {"enable_thinking": False}
+    chat = server.post("/tokenize", {"messages": ASK, "chat_template_kwargs": off}).json()
+    usage = client.chat.completions.create(
+        model="demo", messages=ASK, reasoning_effort="none"
+    ).usage
+    assert (chat["count"], chat["token_strs"]) == (usage.prompt_tokens, None)
+    shorter = server.post("/tokenize", {"messages": ASK, "add_generation_prompt": False}).json()
+    assert shorter["count"] < chat["count"]
+    neither = server.post("/tokenize", {})
+    assert neither.status_code == 400
+    assert "either prompt or messages" in neither.json()["error"]["message"]
+
+
+def test_another_content_type_is_refused_with_its_name(server):
+    headers = {"content-type": "text/plain"}
+    refused = server.post("/v1/messages", {"max_tokens": 1, "messages": ASK}, headers=headers)
+    assert refused.status_code == 400
+    assert "'text/plain'; it must be application/json" in refused.json()["error"]["message"]

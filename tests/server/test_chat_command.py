@@ -1,0 +1,146 @@
+"""`chat --url`: our own server, servers that fail, and flags that have no effect."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import httpx2
+import pytest
+
+from tests.server.running import eventually
+from tiny_llm.cli import chat
+from tiny_llm.cli.remote_chat import RemoteModel
+from tiny_llm.errors import UserError
+
+FRANCE = "What is the capital of France?\n"
+
+
+def converse(capsys, monkeypatch, lines, *flags):
+    """Runs the command; returns its status, and what it wrote."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    status = chat.main(flags)
+    out, err = capsys.readouterr()
+    return status, out, " ".join(err.split())
+
+
+def test_a_conversation(server, capsys, monkeypatch):
+    flags = ("--url", server.url, "--reasoning-effort", "none")
+    status, out, err = converse(capsys, monkeypatch, FRANCE + "/reset\n" + FRANCE, *flags)
+    assert (status, out) == (0, "The capital of France is Paris.\n" * 2)
+    assert f"model: demo at {server.url}/v1" in err
+
+
+def test_thoughts_are_shown_and_not_sent_again(server, capsys, monkeypatch):
+    bodies = []
+    original = RemoteModel._deltas
+    monkeypatch.setattr(
+        RemoteModel, "_deltas", lambda self, body: bodies.append(body) or original(self, body)
+    )
+    _, out, _ = converse(capsys, monkeypatch, FRANCE * 2, "--url", server.url)
+    assert out.startswith("<think>\n")
+    assert "\n</think>\n\nThe capital of France is Paris.\n" in out
+    said = [message["content"] for message in bodies[1]["messages"]]
+    assert said == [FRANCE.strip(), "The capital of France is Paris.", FRANCE.strip()]
+
+
+def test_a_refusal_is_a_sentence_and_the_conversation_goes_on(server, capsys, monkeypatch):
+    flags = ("--url", server.url, "--reasoning-effort", "none")
+    status, out, err = converse(capsys, monkeypatch, "word " * 3000 + "\n" + FRANCE, *flags)
+    assert (status, out) == (0, "The capital of France is Paris.\n")
+    assert "The server refuses (400): The prompt has" in err
+
+
+def test_an_interrupt_stops_the_answer_alone(server):
+    command = [sys.executable, "-m", "tiny_llm.cli.chat", "--url", server.url]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen(command, text=True, env=os.environ, **pipes)
+    process.stdin.write("Tell me a long story about everything.\n")
+    process.stdin.flush()
+    assert process.stdout.read(1), "the answer has begun"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate("/exit\n", timeout=60)
+    assert process.returncode == 0
+    assert "[stopped]" in err
+    assert eventually(lambda: server.is_empty)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--url", "localhost:8000"], "it must begin with http"),
+        (["--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9/v1"),
+        (["--url", "http://x", "--device", "cpu"], "--device has no effect on a server"),
+        (["--url", "http://x", "--solution", "mlx"], "--solution has no effect"),
+        (["--url", "http://x", "--enable-thinking"], "--reasoning-effort high"),
+        (["--api-key", "k"], "--api-key is for a server"),
+    ],
+)
+def test_flags_that_are_refused(capsys, monkeypatch, flags, sentence):
+    status, _, err = converse(capsys, monkeypatch, "", *flags)
+    assert status == 2
+    assert sentence in err
+
+
+def test_without_its_library_the_command_says_so(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    status, _, err = converse(capsys, monkeypatch, "", "--url", "http://127.0.0.1:9")
+    assert status == 2
+    assert "pip install 'tiny-llm[chat]'" in err
+
+
+def stub(content, status=200, *flags, seen=None):
+    """The model of a server whose every answer is this."""
+
+    def answer(request):
+        if seen is not None:
+            seen.append(request)
+        return httpx2.Response(status, content=content)
+
+    client = httpx2.Client(transport=httpx2.MockTransport(answer))
+    parser = chat.make_parser("chat")
+    args = parser.parse_args(["--url", "http://stub/api", "--model", "one", *flags])
+    return RemoteModel(args, client)
+
+
+def test_what_is_sent():
+    seen = []
+    flags = ("--api-key", "a key with é", "--max-tokens", "7", "--seed", "3")
+    list(stub("data: [DONE]\n\n", 200, *flags, seen=seen).answer([{"role": "user"}]))
+    (request,) = seen
+    assert request.url == "http://stub/api/chat/completions"
+    assert dict(request.headers.raw)[b"Authorization"] == "Bearer a key with é".encode()
+    assert json.loads(request.content) == {
+        "model": "one",
+        "messages": [{"role": "user"}],
+        "stream": True,
+        "temperature": 0.0,
+        "max_completion_tokens": 7,
+        "seed": 3,
+    }
+
+
+def events(*deltas):
+    return "".join(f"data: {json.dumps({'choices': [{'delta': d}]})}\n\n" for d in deltas)
+
+
+def test_other_servers_forms():
+    text = ": a comment\n\n" + events({"reasoning": "Hm"}, {"content": "Yes"}, {"content": None})
+    assert "".join(stub(text + "data: [DONE]\n\n").answer([])) == "<think>\nHm\n</think>\n\nYes"
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "sentence"),
+    [
+        (events({"content": "Y"}), 200, "before it was finished"),
+        ('data: {"error": {"message": "It failed."}}\n\n', 200, "The server says: It failed."),
+        ("data: nothing\n\n", 200, "an event that is not OpenAI's: nothing"),
+        ("<html>Bad\ngateway</html>", 502, "refuses (502): <html>Bad gateway</html>"),
+    ],
+)
+def test_a_server_that_fails(content, status, sentence):
+    with pytest.raises(UserError, match="The server") as failed:
+        list(stub(content, status).answer([]))
+    assert sentence in str(failed.value)

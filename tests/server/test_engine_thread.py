@@ -1,0 +1,99 @@
+"""The engine's side of the seam: a grammar that is being compiled holds up no one."""
+
+import queue
+import threading
+
+import pytest
+
+from tests.server import conftest  # noqa: F401  (skips where the libraries are missing)
+from tiny_llm.engine.llm import LLM
+from tiny_llm.engine.sampling_params import SamplingParams
+from tiny_llm.engine.structured_outputs import StructuredOutputs
+from tiny_llm.errors import UserError
+from tiny_llm.server import seam
+from tiny_llm.server.engine_thread import EngineThread
+
+PLAIN = SamplingParams(max_tokens=2)
+FORMED = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputs(choice=["yes"]))
+
+
+class Running:
+    """An engine's thread whose grammars are compiled when `go` is set."""
+
+    def __init__(self):
+        self.go = threading.Event()
+        self.error = None
+        self.inbox = queue.SimpleQueue()
+        self._news = queue.SimpleQueue()
+        self.thread = EngineThread(self._load, self.inbox, self._take)
+        self.thread.start()
+
+    def _load(self):
+        llm = LLM("demo")
+        compile_it = llm.prepare
+
+        def wait_and_compile(*args, **options):
+            assert self.go.wait(60)
+            if self.error is not None:
+                raise self.error
+            compile_it(*args, **options)
+
+        llm.prepare = wait_and_compile
+        return llm
+
+    def _take(self, message):
+        if isinstance(message, seam.StepReport):
+            for one in message.news:
+                self._news.put(one)
+
+    def submit(self, name, params):
+        self.inbox.put(seam.Submit(name, (1, 2, 3), params))
+
+    def until(self, kind, name):
+        """The next news of a kind about a request; news of others are dropped."""
+        while True:
+            one = self._news.get(timeout=60)
+            assert one.request_id == name, one
+            if isinstance(one, kind):
+                return one
+
+
+@pytest.fixture
+def running():
+    """An engine's thread."""
+    found = Running()
+    yield found
+    found.inbox.put(seam.Stop())
+    found.thread.join(60)
+
+
+def test_others_are_answered_meanwhile(running):
+    running.submit("formed", FORMED)
+    running.submit("plain", PLAIN)
+    while running.until(seam.Piece, "plain").finish_reason is None:
+        pass
+    running.go.set()
+    running.until(seam.Accepted, "formed")
+    while running.until(seam.Piece, "formed").finish_reason is None:
+        pass
+
+
+def test_a_request_that_is_cancelled_meanwhile_is_not_begun(running):
+    running.submit("formed", FORMED)
+    running.inbox.put(seam.Cancel("formed"))
+    running.until(seam.Refused, "formed")
+    running.go.set()
+    running.submit("plain", PLAIN)
+    running.until(seam.Accepted, "plain")
+
+
+@pytest.mark.parametrize("error", [UserError("it is bad."), RuntimeError("/secret/path")])
+def test_a_grammar_that_fails_ends_its_request_alone(running, error):
+    running.error = error
+    running.go.set()
+    running.submit("formed", FORMED)
+    reason = running.until(seam.Refused, "formed").reason
+    assert "/secret" not in reason
+    assert reason.endswith(".")
+    running.submit("plain", PLAIN)
+    running.until(seam.Accepted, "plain")
