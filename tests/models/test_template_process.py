@@ -16,7 +16,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }} {{ tools | tojs
 
 @pytest.fixture
 def process():
-    process = TemplateProcess(seconds=1.0, num_bytes=2**28, max_bytes=10_000)
+    process = TemplateProcess(seconds=30.0, num_bytes=2**28, max_bytes=10_000)
     yield process
     process.process.close()
 
@@ -48,8 +48,10 @@ REASONS = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_template_ends_and_the_next_one_is_rendered(process, kind):
-    with pytest.raises(ValueError, match=REASONS[kind]):
+def test_a_hostile_template_ends_and_the_next_one_is_rendered(process, kind, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=REASONS[kind]):
+        if kind == "time":
+            patch.setattr(process.process, "_seconds", 1.0)
         process.render(HOSTILE[kind], MESSAGES)
     assert process.render("{{ messages[0].role }}", MESSAGES) == "user"
 
