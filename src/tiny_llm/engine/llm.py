@@ -22,7 +22,7 @@ from ..generate import check_same_vocabulary
 from ..models import load_weights, serving_model
 from ..models.detokenizer import with_detokenizer
 from . import prompt_forms
-from .checks import checked_seed
+from .checks import check_switch, checked_seed
 from .config import SchedulerConfig
 from .core import EngineCore
 from .draft_model import DraftModel
@@ -102,6 +102,7 @@ class LLM:
         listener: Listener | None = None,
     ):
         check_whole("block_size", block_size, 1)
+        check_switch("enable_prefix_caching", enable_prefix_caching)
         sources = _sources(speculative, draft_model, num_drafts)
         self.seed = secrets.randbits(64) if seed is None else checked_seed(seed)
         target_model, self.tokenizer = _open(model, block_size, load_format)
@@ -363,7 +364,7 @@ def _sources(
     if speculative is None:
         return [ForcedTokens()]
     if speculative != "ngram":
-        raise UserError(f"speculative is {speculative!r}; it must be 'ngram' or None.")
+        raise UserError(f"speculative is {shortened(speculative)}; it must be 'ngram' or None.")
     if draft_model is not None:
         raise UserError(
             "speculative is 'ngram', and there is a draft model, which would guess the same "
@@ -394,6 +395,12 @@ def _num_pages(kv_cache_bytes: float, page_size: int, models: Sequence[Any]) -> 
     if isinstance(kv_cache_bytes, float) and kv_cache_bytes.is_integer():
         kv_cache_bytes = int(kv_cache_bytes)
     check_whole("kv_cache_bytes", kv_cache_bytes, 1)
+    there_are = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if kv_cache_bytes > there_are:
+        raise UserError(
+            f"kv_cache_bytes is {shortened(kv_cache_bytes)}; this machine has {there_are} bytes of "
+            "memory: give a part of them."
+        )
     page_bytes = page_size * sum(model.kv_bytes_per_token for model in models)
     if kv_cache_bytes < page_bytes:
         raise UserError(

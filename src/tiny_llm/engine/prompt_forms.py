@@ -88,7 +88,7 @@ def encode(tokenizer: Any, prompt: Prompt, chat: ChatOptions = ChatOptions()) ->
     if _is_chat(prompt):
         return _encode_chat(tokenizer, prompt, chat)  # type: ignore[arg-type]
     for token in prompt:
-        if not isinstance(token, Integral):
+        if not isinstance(token, Integral) or isinstance(token, bool):
             raise UserError(f"the prompt has the token {shortened(token)}; ids are whole numbers.")
     return [int(token) for token in prompt]  # type: ignore[arg-type]
 
