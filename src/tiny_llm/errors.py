@@ -55,7 +55,9 @@ def check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> Non
     """
     for token in token_ids:
         if not 0 <= token < vocab_size:
-            raise UserError(f"{what} has the token {shortened(token)}; the model's are 0 to {vocab_size - 1}.")
+            raise UserError(
+                f"{what} has the token {shortened(token)}; the model's are 0 to {vocab_size - 1}."
+            )
 
 
 def shortened(value: Any) -> str:

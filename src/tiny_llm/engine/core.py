@@ -86,7 +86,7 @@ class EngineCore:
         if timeout is not None:
             checked_number("timeout", timeout, 0, math.inf, "a number of seconds > 0", above=True)
         prompt = as_plain(prompt)
-        ids = prompt_forms.encode(self.tokenizer, prompt, chat)
+        ids = prompt_forms.encode(self.tokenizer, prompt, chat, self.scheduler.config.max_seq_len)
         check_token_ids("the prompt", ids, self.vocab_size)
         check_token_ids("logit_bias", params.logit_bias or (), self.vocab_size)
         own_name = self.new_id()

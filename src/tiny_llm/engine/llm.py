@@ -19,7 +19,7 @@ from rich.console import Console
 
 from ..errors import UserError, check_whole, shortened
 from ..generate import check_same_vocabulary
-from ..models import load_weights, serving_model
+from ..models import LOAD_FORMATS, load_weights, serving_model
 from ..models.detokenizer import with_detokenizer
 from . import prompt_forms
 from .checks import check_switch, checked_seed
@@ -102,6 +102,14 @@ class LLM:
         listener: Listener | None = None,
     ):
         check_whole("block_size", block_size, 1)
+        if load_format not in LOAD_FORMATS:
+            raise UserError(
+                f"load_format is {shortened(load_format)}; it must be 'auto' or 'dummy'."
+            )
+        if not (listener is None or callable(listener)):
+            raise UserError(
+                f"listener is {shortened(listener)}; it must be a function of an event, or None."
+            )
         check_switch("enable_prefix_caching", enable_prefix_caching)
         sources = _sources(speculative, draft_model, num_drafts)
         self.seed = secrets.randbits(64) if seed is None else checked_seed(seed)
