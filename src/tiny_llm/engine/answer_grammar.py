@@ -80,7 +80,7 @@ def _tool_calls(form: ToolCalls, special_tokens: Collection[str]) -> list[Part]:
         head = _literal(f'{{"name": {name}, "arguments": ')
         calls.append(f'{head} @arguments_{index} "}}"')
         schema = as_json(function.get("parameters") or {"type": "object"})
-        parts.append(_json_part(schema, f"arguments_{index}"))
+        parts.append(_json_part(schema, f"arguments_{index}", is_lenient=form.choice == "auto"))
     closing = _opening("</tool_call>", special_tokens)
     lark = f'rest: "\\n" call "\\n" {closing}\ncall: {" | ".join(calls)}\n'
     if form.choice == "required":
@@ -112,11 +112,16 @@ def _opening(token: str, special_tokens: Collection[str]) -> str:
     return token if token in special_tokens else _literal(token)
 
 
-def _json_part(schema: str, name: str | None = None) -> Part:
-    """A part that is a JSON schema; its options stand in the schema."""
+def _json_part(schema: str, name: str | None = None, is_lenient: bool = False) -> Part:
+    """A part that is a JSON schema; its options stand in the schema.
+
+    A lenient one does without the keywords that llguidance does not know, such as `propertyNames`;
+    otherwise it refuses them.
+    """
     value = json.loads(schema)
     if isinstance(value, dict):
-        value = {**value, "x-guidance": {"whitespace_pattern": WHITESPACE}}
+        options = {"whitespace_pattern": WHITESPACE, "lenient": is_lenient}
+        value = {**value, "x-guidance": options}
     part = {"json_schema": value}
     return part if name is None else {"name": name, **part}
 
