@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Any
 
+from .closed_schema import closed
 from .structured_outputs import StructuredOutputs, ToolCalls, as_json
 
 Part = dict[str, Any]
@@ -118,7 +119,7 @@ def _json_part(schema: str, name: str | None = None, is_lenient: bool = False) -
     A lenient one does without the keywords that llguidance does not know, such as `propertyNames`;
     otherwise it refuses them.
     """
-    value = json.loads(schema)
+    value = closed(json.loads(schema))
     if isinstance(value, dict):
         options = {"whitespace_pattern": WHITESPACE, "lenient": is_lenient}
         value = {**value, "x-guidance": options}

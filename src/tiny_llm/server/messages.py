@@ -22,6 +22,7 @@ PATH = "/v1/messages"
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 # Clients send a thought back with what signed it; there is nothing to check here.
 SIGNATURE = "tiny-llm"
+PING = event({"type": "ping"}, "ping")
 
 router = APIRouter()
 
@@ -48,7 +49,8 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
     reply = MessageReply(server, body, generation, prompt)
     if not body.stream:
         return await whole(request.receive, generation, reply.whole())
-    return EventStream(reply.events(), generation, error_event, server.settings.keep_alive)
+    keep_alive = server.settings.keep_alive
+    return EventStream(reply.events(), generation, error_event, keep_alive, PING)
 
 
 @router.post(f"{PATH}/count_tokens", tags=["Anthropic"], responses=ANTHROPIC_ERRORS)
