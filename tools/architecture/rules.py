@@ -74,6 +74,7 @@ WITHOUT_ARRAYS = {
         "prompt_forms",
         "chat_messages",
         "structured_outputs",
+        "closed_schema",
         "answer_grammar",
         "forced_tokens",
         "repetition",
