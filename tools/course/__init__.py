@@ -5,5 +5,6 @@ markers   which lines of the solution a task is
 starter   those lines left out
 tree      where the learner's tree is, and what is in it
 outcomes  how tests end; kept and results: those of a day, run again when something changed
+history   what a learner has reached, by date
 brief     how `pdm run test` shows them
 """
