@@ -75,7 +75,7 @@ def test_earlier_weeks_are_the_last_run_of_each_on_this_machine():
 
 
 def test_bars_and_figures():
-    assert log_share(10.0, [1.0, 10.0, 100.0]) == pytest.approx(0.52)
+    assert log_share(10.0, [1.0, 10.0, 100.0]) == pytest.approx(2 / 3)
     assert log_share(7.0, [7.0]) == 1.0
     assert [shown_speed(speed) for speed in (0.523, 19.44, 10403.7)] == ["0.52", "19.4", "10,404"]
 

@@ -172,7 +172,7 @@ def _workers(
 def limit_row(machine: Machine, costs: ModelCosts) -> Row:
     """The speeds that this machine's memory and arithmetic allow."""
     speeds = {metric.name: metric.bound(costs, machine) for metric in METRICS}
-    row = Row("limit here", speeds)
+    row = Row("this machine's limit", speeds)
     if costs.weight_bytes() < IN_CACHE:
         row.notes.append(
             f"the model's {costs.weight_bytes() / 1e6:.0f} MB may stay in the processor's cache, "

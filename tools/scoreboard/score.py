@@ -99,8 +99,8 @@ def all_rows(score: Score, history: Sequence[Score]) -> list[Row]:
 
 def log_share(speed: float, speeds: Sequence[float]) -> float:
     """How long a bar is, up to 1 for the fastest: by the logarithm, so that factors are seen."""
-    low, high = math.log(min(speeds)), math.log(max(speeds))
-    return 1.0 if high == low else 0.04 + 0.96 * (math.log(speed) - low) / (high - low)
+    lowest = min(speeds) / 10  # the slowest has a bar, too
+    return math.log(speed / lowest) / math.log(max(speeds) / lowest)
 
 
 def shown_speed(speed: float) -> str:
