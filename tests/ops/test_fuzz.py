@@ -337,9 +337,9 @@ NO_OPERATIONS = {
 OPERATIONS = sorted(set(kernels.extension().__all__) - NO_OPERATIONS) if kernels.is_built() else []
 
 
-def outcome(name: str, kwargs: dict[str, Any]) -> tuple[mx.array, ...]:
-    """What the operation gives on the CPU, computed."""
-    result = getattr(kernels.extension(), name)(**kwargs, stream=mx.cpu)
+def outcome(name: str, kwargs: dict[str, Any], stream: Any = mx.cpu) -> tuple[mx.array, ...]:
+    """What the operation gives, on the CPU unless told otherwise, computed."""
+    result = getattr(kernels.extension(), name)(**kwargs, stream=stream)
     mx.eval(result)
     results = result if isinstance(result, tuple | list) else (result,)
     return tuple(x.astype(mx.float32) if x.dtype == mx.uint32 else x for x in results)

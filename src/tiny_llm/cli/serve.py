@@ -104,6 +104,9 @@ def _add_access_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="write what the engine does; the page plays it"
+    )
+    parser.add_argument(
         "--max-queue", type=int, default=256, metavar="N", help="answers that may wait"
     )
     parser.add_argument(
@@ -155,6 +158,7 @@ def _serve(args: argparse.Namespace) -> int:
         drain_timeout=args.drain_timeout,
         watchdog=args.watchdog,
         generation_config=args.generation_config,
+        record=args.record,
     )
     texts = folder if has_tokenizer(folder) else demo.TARGET_PATH  # as `load_weights` has it
     return Process(settings, texts, lambda: _load(args, folder), listening).run()
