@@ -47,6 +47,10 @@ def dtype(request: pytest.FixtureRequest) -> mx.Dtype:
 # In a learner's tree these operations have the learner's kernels, plain C++: see tools/course.
 IS_LEARNERS_TREE = hasattr(sys.modules.get("sitecustomize"), "LearnersTree")
 
+# Commands take a learner's tree if there is one; beside the solution it changes no test of it.
+if not IS_LEARNERS_TREE:
+    os.environ["TINY_LLM_MINE"] = "/there-is-no-learners-tree"
+
 
 INSTRUCTION_SETS = (
     kernels.extension().instruction_sets()

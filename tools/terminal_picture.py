@@ -87,6 +87,7 @@ def run_in_terminal(command: str) -> Terminal:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    environment["TINY_LLM_MINE"] = str(ROOT / "build" / "no-learners-tree")
     for variable in ("COLUMNS", "LINES", "NO_COLOR"):
         environment.pop(variable, None)
     process = subprocess.Popen(

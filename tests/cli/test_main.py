@@ -14,6 +14,7 @@ import pytest
 from tests.support import FLASH_FLAGS
 from tiny_llm import kernels, models
 from tiny_llm.cli import backend, chat, checkpoint, main
+from tiny_llm.errors import YourTurn
 
 STATISTICS = re.compile(
     r"prompt: \d+ tokens, [\d.]+ tokens/s \| generation: (\d+) tokens, [\d.]+ tokens/s "
@@ -51,8 +52,36 @@ def test_answer_and_statistics(capsys, loader):
 def test_only_our_own_code_does_without_mlx_lm_s_model(monkeypatch, solution, loader, expected):
     for name in ("load", "load_weights"):
         monkeypatch.setattr(checkpoint, name, lambda *_, name=name, **options: (name, options))
-    args = argparse.Namespace(solution=solution, loader=loader)
+    args = argparse.Namespace(solution=solution, loader=loader, load_format="auto")
     assert checkpoint.load_for(args, "demo") == expected
+
+
+@pytest.mark.parametrize("solution", ["mine", "tiny_llm"])
+def test_a_learner_s_model_that_reads_no_quantized_weights_gets_plain_ones(
+    capsys, monkeypatch, solution
+):
+    def build(name, mlx_model, week, **options):
+        if hasattr(mlx_model.model.embed_tokens, "scales"):
+            raise YourTurn("week 2, day 3, task 4: _weight is yours to write; see the book")
+        return mlx_model.model.embed_tokens.weight
+
+    monkeypatch.setattr(backend, "dispatch_model", build)
+    mlx_model, tokenizer = models.load("demo")
+    loaded = checkpoint.Checkpoint("demo", mlx_model, tokenizer)
+    args = argparse.Namespace(solution=solution, loader="week2", enable_flash_attn=False)
+    if solution == "tiny_llm":
+        with pytest.raises(YourTurn):
+            backend.build_model(args, loaded)
+        return
+    assert backend.build_model(args, loaded).dtype == mx.bfloat16
+    told = capsys.readouterr().err
+    assert told == "weights: dequantized (week 2, day 3, task 4: _weight is yours to write)\n"
+
+
+def test_loader_engine(capsys):
+    status, out, err = run(capsys, main, *FRANCE, "--loader", "engine")
+    assert (status, err) == (0, "model: demo\n")
+    assert "Paris" in out
 
 
 def test_default_model_is_named_with_the_reason(capsys):
@@ -196,6 +225,7 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
         (["--solution", "mine"], "--solution mine runs a learner's tree"),
         (["--solution", "mlx", "--loader", "week1"], "--loader chooses a week's model"),
         (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
+        (["--enable-flash-attn", "--loader", "engine"], "the engine attends through paged"),
         (["--enable-flash-attn", "--loader", "week1"], "week1 does not attend through that"),
         (["--enable-flash-attn", "--loader", "week3"], "week3 does not attend through that"),
         (["--no-enable-flash-attn", "--loader", "week3"], "week3 attends through paged attention"),

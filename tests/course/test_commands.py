@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.course import progress, reveal, start
+from tools import run_tests
+from tools.course import brief, progress, reveal, start
 from tools.course.build import is_stale
 from tools.course.choice import chosen_tree
 from tools.course.outcomes import Outcome, Runner
@@ -75,12 +76,60 @@ def test_an_extension_that_was_not_built_is_not_the_solution_s(tree):
     assert "has no tiny_llm_ext" in result.stderr
 
 
-def test_main_says_what_is_to_be_written(tree):
-    result = run("-m", "tiny_llm.cli.main", "--solution", "mine", "--loader", "week1")
+@pytest.mark.parametrize("command", ["main", "bench"])
+def test_commands_take_the_learner_s_tree_and_say_so(tree, command):
+    loader = "week1" if command == "main" else "week2"
+    result = run("-m", f"tiny_llm.cli.{command}", "--model", "demo", "--loader", loader)
     assert result.returncode == 2
-    assert (
-        "main: week 1, day 5, task 3: Qwen3ModelWeek1.__init__ is yours to write" in result.stderr
-    )
+    first, *others = result.stderr.splitlines()
+    assert first == f"solution: mine (your tree in {tree}; --solution ref runs ours)"
+    assert not any("solution: mine" in line for line in others), "it is said once"
+    if command == "bench":
+        assert others[-1].startswith("bench: the C++ extension cannot be used (")
+    else:
+        assert others[-1] == (
+            "main: week 1, day 5, task 3: Qwen3ModelWeek1.__init__ is yours to write; see the "
+            "book, 'Day 1.5: the Qwen3 model' (--solution ref runs ours)"
+        )
+
+
+def test_commands_run_the_solution_if_that_is_asked_for(tree):
+    argv = ("--model", "demo", "--solution", "ref", "--loader", "week1", "--max-tokens", "1")
+    result = run("-m", "tiny_llm.cli.main", *argv)
+    assert result.returncode == 0
+    assert result.stderr == "model: demo\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (
+            "week 2, day 2, task 2: dot is yours to write; see the\nbook, 'Day 2.2: x'",
+            ("week 2, day 2, task 2 is yours to write:", "dot", "; see the book, 'Day 2.2: x'"),
+        ),
+        (
+            "the C++ extension cannot be used (no module); …",
+            ("your extension is not built yet:", "`pdm run build-ext`", " builds it"),
+        ),
+        ("at index [0] expected 1, got 2", None),
+    ],
+)
+def test_what_a_test_waits_for(message, told):
+    assert brief.sentence_of(message) == told
+
+
+def test_tests_of_a_day(capsys):
+    assert run_tests.tests_of(2, 2, []) == ["tests/week_2/test_day_2.py"]
+    assert run_tests.tests_of(2, 2, run_tests.tasks_in(["-q", "-k", "task_3"])) == [
+        "tests/week_2/test_day_3.py"
+    ]
+    assert "these tasks are of week 2, day 3" in capsys.readouterr().out
+    both = run_tests.tasks_in(["-ktask_1 or task_3"])
+    assert run_tests.tests_of(2, 3, both) == [
+        "tests/week_2/test_day_2.py",
+        "tests/week_2/test_day_3.py",
+    ]
+    assert len(run_tests.tests_of(2, None, [])) == 7
 
 
 @pytest.mark.slow

@@ -64,6 +64,7 @@ WITHOUT_ARRAYS = {
         "request",
         "page_allocator",
         "prefix_cache",
+        "snapshot",
         "page_manager",
         "events",
         "step",

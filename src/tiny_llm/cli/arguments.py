@@ -4,7 +4,7 @@ import argparse
 
 from .. import kernels
 from ..errors import UserError
-from ..models import SHIPPED, SHORTCUTS, WEEK_MODELS
+from ..models import LOAD_FORMATS, SHIPPED, SHORTCUTS, WEEK_MODELS
 from ..sampler import Sampler, make_sampler
 
 SOLUTIONS = {"tiny_llm": "tiny_llm", "ref": "tiny_llm", "mine": "mine", "mlx": "mlx"}
@@ -22,6 +22,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-model", metavar="NAME", help="a smaller model that drafts tokens to be verified"
     )
+    add_load_format(parser)
     add_speculative_argument(parser)
     parser.add_argument(
         "--solution",
@@ -42,6 +43,16 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--enable-flash-attn",
         action=argparse.BooleanOptionalAction,
         help="attend without an L×S matrix (week2); the default where it is faster: on the CPU",
+    )
+
+
+def add_load_format(parser: argparse.ArgumentParser) -> None:
+    """What the weights are."""
+    parser.add_argument(
+        "--load-format",
+        default="auto",
+        metavar="{" + ",".join(LOAD_FORMATS) + "}",
+        help="auto reads the weights; dummy draws random ones in the shapes of config.json",
     )
 
 
@@ -117,6 +128,12 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
         raise UserError(f"--solution '{args.solution}' is unknown; give {_listed(SOLUTIONS)}.")
     args.solution = SOLUTIONS[args.solution]
     check_speculative(args)
+    check_load_format(args)
+    if args.load_format == "dummy" and args.solution == "mlx":
+        raise UserError(
+            "--load-format dummy draws weights for tiny-llm's own models, which --solution mlx "
+            "does not use; leave one of the two out."
+        )
     if args.loader is not None and args.loader not in (*LOADERS, ENGINE):
         raise UserError(
             f"--loader '{args.loader}' is unknown; this version has {', '.join(LOADERS)} or "
@@ -178,6 +195,18 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
         kernels.extension()  # if it is missing, better said now than after loading
     if args.enable_flash_attn is None:
         args.enable_flash_attn = args.loader == "week2" and kernels.run_where_mlx_does()
+
+
+def check_load_format(args: argparse.Namespace) -> None:
+    """Refuses an unknown `--load-format`.
+
+    Raises:
+        UserError: it is unknown.
+    """
+    if args.load_format not in LOAD_FORMATS:
+        raise UserError(
+            f"--load-format '{args.load_format}' is unknown; give {' or '.join(LOAD_FORMATS)}."
+        )
 
 
 def check_batch_arguments(args: argparse.Namespace) -> None:
