@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def _load(
     try:
         read_config(read_json(folder, "config.json"))  # before anything that takes time
         model, tokenizer = read(folder)
-        _evaluate(model, console)
+        evaluate(model, console)
     except ModelError:
         raise
     except Exception as error:  # a broken config can lead to any
@@ -118,7 +119,7 @@ def _draw(folder: Path, console: Console) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _evaluate(model: Any, console: Console) -> None:
+def evaluate(model: Any, console: Console) -> None:
     """Reads the weights, which are lazy so far, part by part with a progress bar.
 
     The largest come first, the table of tokens and the head: what is being interleaved is in
@@ -127,9 +128,9 @@ def _evaluate(model: Any, console: Console) -> None:
     table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
     parts = [part for part in (table, head, *model.layers) if part is not None]
     memory = InterleavedMemory(model) if isinstance(model, CheckpointModel) else None
-    for part in _tracked(parts, console):
+    for part, following in _tracked(list(zip_longest(parts, parts[1:])), console):
         if memory is not None:
-            memory.interleave_layers(part)
+            memory.interleave_layers(part, following)
         mx.eval(part.parameters())
     mx.eval(model.parameters())
     mx.clear_cache()  # interleaved rows leave memory of sizes that nothing else has
