@@ -4,7 +4,7 @@
 
 Weights that MLX quantized are made plain first, and quantized anew: Q4_0 has a scale for 32 weights
 and no bias, so it costs 4.5 bits a weight where MLX's groups of 128 cost 4.25. With `f32` nothing
-is lost. The file has no tokenizer: the benchmarks speak token ids.
+is lost. Without `with_vocabulary` the file has no tokenizer: most benchmarks speak token ids.
 """
 
 import argparse
@@ -91,13 +91,39 @@ def plain_weights(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
             yield name, np.array(weight.astype(mx.float32))
 
 
-def write_gguf(folder: Path, file: Path, kind: str = "q4_0") -> None:
+def add_vocabulary(writer: Any, folder: Path, vocab_size: int) -> None:
+    """Writes the tokens of a checkpoint whose `tokenizer.json` is a byte-level BPE, as Qwen3's."""
+    import gguf
+
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    model = tokenizer["model"]
+    tokens = [f"[PAD{place}]" for place in range(vocab_size)]
+    types = [gguf.TokenType.UNUSED] * vocab_size
+    for token, place in model["vocab"].items():
+        tokens[place], types[place] = token, gguf.TokenType.NORMAL
+    for added in tokenizer["added_tokens"]:
+        tokens[added["id"]] = added["content"]
+        kinds = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.USER_DEFINED}
+        types[added["id"]] = kinds[added["special"]]
+    merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(merges)
+    ends = json.loads((folder / "config.json").read_text()).get("eos_token_id")
+    if ends is not None:
+        writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
+
+
+def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bool = False) -> None:
     """Writes the GGUF file of a Qwen3 checkpoint.
 
     Args:
         folder: the checkpoint.
         file: to write; it appears when it is complete.
         kind: of the matrices, one of `TYPES`; norms are always float32.
+        with_vocabulary: whether it has the tokens' texts, which a server needs.
     """
     import gguf
 
@@ -116,7 +142,10 @@ def write_gguf(folder: Path, file: Path, kind: str = "q4_0") -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
+    if with_vocabulary:
+        add_vocabulary(writer, folder, config["vocab_size"])
+    else:
+        writer.add_tokenizer_model("none")
     packed_type = gguf.GGMLQuantizationType.Q4_0
     for name, weight in plain_weights(folder):
         if weight.ndim == 2 and kind == "q4_0":

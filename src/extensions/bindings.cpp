@@ -12,6 +12,7 @@
 #include "common/malloc_policy.h"
 #include "common/threads.h"
 #include "docstrings.h"
+#include "src/add_bias/add_bias.h"
 #include "src/argmax/argmax.h"
 #include "src/axpby/axpby.h"
 #include "src/cache_write/cache_write.h"
@@ -72,8 +73,11 @@ NB_MODULE(_ext, m) {
     m.def("weighted_sum", &tiny_llm_ext::weighted_sum, "x"_a, "weights"_a, nb::kw_only(),
           "stream"_a = nb::none(), docs::weighted_sum);
 
-    m.def("qk_norm_rope", &tiny_llm_ext::qk_norm_rope, "x"_a, "weight"_a, "eps"_a, "cos"_a, "sin"_a,
-          nb::kw_only(), "stream"_a = nb::none(), docs::qk_norm_rope);
+    m.def("add_bias", &tiny_llm_ext::add_bias, "x"_a, "bias"_a, nb::kw_only(),
+          "stream"_a = nb::none(), docs::add_bias);
+
+    m.def("qk_norm_rope", &tiny_llm_ext::qk_norm_rope, "x"_a, "weight"_a.none(), "eps"_a, "cos"_a,
+          "sin"_a, nb::kw_only(), "stream"_a = nb::none(), docs::qk_norm_rope);
 
     m.def("flash_attention", &tiny_llm_ext::flash_attention, "query"_a, "key"_a, "value"_a,
           "scale"_a = nb::none(), "causal"_a = false, "mask"_a = nb::none(),

@@ -19,6 +19,7 @@
 #include "common/metal_library.h"
 #include "common/metal_run.h"
 #include "common/metal_sources.h"
+#include "src/add_bias/add_bias_launch.h"
 #include "src/axpby/axpby_launch.h"
 #include "src/cache_write/cache_write_launch.h"
 #include "src/qk_norm_rope/qk_norm_rope_launch.h"
@@ -125,6 +126,14 @@ Returns:
         "Buffers: x, y, weight, sum, out.");
 
     m.def(
+        "add_bias_launch",
+        [](int64_t M, int O, int64_t x_stride, const std::string& dtype, int max_threads) {
+            return add_bias_launch(M, O, x_stride, format_named(dtype), max_threads);
+        },
+        "M"_a, "O"_a, "x_stride"_a, "dtype"_a, "max_threads"_a = MAX_THREADS,
+        "Buffers: x, bias, out.");
+
+    m.def(
         "swiglu_launch",
         [](int64_t M, int I, int64_t gate_stride, int64_t up_stride, const std::string& dtype,
            int max_threads) {
@@ -136,13 +145,13 @@ Returns:
     m.def(
         "qk_norm_rope_launch",
         [](int B, int L, int H, int D, float eps, const std::array<int64_t, 3>& x_strides,
-           int64_t angle_stride, const std::string& dtype, int max_threads) {
-            QkNormRopeParams params = {B, L, H, D, eps, {}, angle_stride};
+           int64_t angle_stride, const std::string& dtype, bool normalizes, int max_threads) {
+            QkNormRopeParams params = {B, L, H, D, eps, {}, angle_stride, normalizes};
             std::copy(x_strides.begin(), x_strides.end(), params.x_strides);
             return qk_norm_rope_launch(params, format_named(dtype), max_threads);
         },
         "B"_a, "L"_a, "H"_a, "D"_a, "eps"_a, "x_strides"_a, "angle_stride"_a, "dtype"_a,
-        "max_threads"_a = MAX_THREADS, "Buffers: x, weight, cos, sin, out.");
+        "normalizes"_a = true, "max_threads"_a = MAX_THREADS, "Buffers: x, weight, cos, sin, out.");
 
     m.def(
         "cache_write_launch",

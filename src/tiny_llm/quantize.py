@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from . import kernels
 from .basics import linear
+from .kernels.floating_point import E2M1
 from .kernels.interleaved import layer_by_row
 
 
@@ -49,7 +50,8 @@ class QuantizedWeights:
 
     Attributes:
         scales: O×(I/group_size).
-        biases: O×(I/group_size).
+        biases: O×(I/group_size); None where the four bits of a weight are a floating-point number
+            (see `tiny_llm.kernels.floating_point`).
         group_size: how many neighbours in a row share a scale and a bias.
         bits: of a stored integer.
         weight: O×(I·bits/32), uint32. The three arrays may be interleaved (see
@@ -57,15 +59,16 @@ class QuantizedWeights:
     """
 
     scales: mx.array
-    biases: mx.array
+    biases: mx.array | None
     group_size: int
     bits: int
     weight: mx.array
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the three arrays."""
-        return self.scales.nbytes + self.biases.nbytes + self.weight.nbytes
+        """Bytes of the arrays."""
+        biases = 0 if self.biases is None else self.biases.nbytes
+        return self.scales.nbytes + biases + self.weight.nbytes
 
     @classmethod
     def from_mlx_layer(cls, mlx_layer: Any) -> "QuantizedWeights":
@@ -76,7 +79,7 @@ class QuantizedWeights:
         """
         mode = getattr(mlx_layer, "mode", "affine")
         is_quantized = hasattr(mlx_layer, "scales")
-        if not is_quantized or mode != "affine":
+        if not is_quantized or mode not in ("affine", E2M1):
             what = f"quantized in mode '{mode}'" if is_quantized else "not quantized"
             raise ValueError(
                 f"expected a layer quantized in mode 'affine', got one that is {what}."
@@ -99,21 +102,21 @@ def check_readable(weights: QuantizedWeights) -> None:
         ValueError: other bits, group sizes or scales than the kernels read.
     """
     bits, group_size, dtype = weights.bits, weights.group_size, weights.scales.dtype
-    if bits not in (4, 8) or group_size not in (32, 64, 128):
+    if not kernels.reads(bits, group_size, mx.bfloat16):
         raise ValueError(
             f"the checkpoint has {bits} bits in groups of {group_size}; the kernels read 4 or 8 "
-            "bits in groups of 32, 64 or 128. Week 1 runs it."
+            "bits in groups of 32, 64 or 128. Week 1 and the engine run it."
         )
     if dtype not in (mx.float16, mx.bfloat16):
         raise ValueError(
             f"the checkpoint's scales are {dtype}; the kernels read float16 or bfloat16. Week 1 "
-            "runs it."
+            "and the engine run it."
         )
 
 
 def quantized_matmul(
     scales: mx.array,
-    biases: mx.array,
+    biases: mx.array | None,
     group_size: int,
     bits: int,
     a: mx.array,
@@ -127,7 +130,7 @@ def quantized_matmul(
 
     Args:
         scales: O×(I/group_size), float16 or bfloat16.
-        biases: like `scales`.
+        biases: like `scales`; None for weights of four bits in floating point.
         group_size: 32, 64 or 128.
         bits: 4 or 8.
         a: N..×I, float16 or bfloat16.
@@ -168,13 +171,15 @@ def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) ->
     `kernels.quantized_matmul_each`.
     """
     quantized = [w for w in weights if isinstance(w, QuantizedWeights)]
-    formats = {(w.group_size, w.bits) for w in quantized}
+    formats = {(w.group_size, w.bits, w.biases is None) for w in quantized}
     if len(quantized) < len(weights) or len(formats) > 1:
         return [project(x, w) for w in weights]
+    group_size, bits, _ = formats.pop()
     return kernels.quantized_matmul_each(
         [w.scales for w in quantized],
-        [w.biases for w in quantized],
-        *formats.pop(),
+        [w.biases for w in quantized],  # all of them None, or none
+        group_size,
+        bits,
         x,
         [w.weight for w in quantized],
     )

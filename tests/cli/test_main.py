@@ -52,7 +52,7 @@ def test_answer_and_statistics(capsys, loader):
 def test_only_our_own_code_does_without_mlx_lm_s_model(monkeypatch, solution, loader, expected):
     for name in ("load", "load_weights"):
         monkeypatch.setattr(checkpoint, name, lambda *_, name=name, **options: (name, options))
-    args = argparse.Namespace(solution=solution, loader=loader)
+    args = argparse.Namespace(solution=solution, loader=loader, load_format="auto")
     assert checkpoint.load_for(args, "demo") == expected
 
 

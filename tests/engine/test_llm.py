@@ -471,7 +471,7 @@ def test_a_draft_of_another_vocabulary_is_refused(demo, monkeypatch):
         def get_vocab(self):
             return {"other": 0}
 
-    monkeypatch.setattr(llm_module, "_open", lambda model, size: model)
+    monkeypatch.setattr(llm_module, "_open", lambda model, *_: model)
     with pytest.raises(UserError, match="draft and target must share one vocabulary"):
         LLM((model, tokenizer), draft_model=(model, Other()))
 

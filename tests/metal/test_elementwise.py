@@ -58,6 +58,19 @@ def test_swiglu(mode, dtype, M, I):
     assert_close(as_array(out), wanted, "swiglu", ulps=2)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
+@pytest.mark.parametrize(("M", "O"), [(1, 1), (3, 7), (2, 1030)])
+def test_add_bias(mode, dtype, M, O):
+    both, bias, name = random(M, 2 * O, dtype=dtype), random(O, dtype=dtype), DTYPE_NAMES[dtype]
+    wanted = kernels.add_bias(both[:, O:], bias, stream=mx.cpu)
+    launch = launches().add_bias_launch(M, O, 2 * O, name)
+    out = empty((M, O), name)
+    arrays = [as_bound(both).reshape(-1)[O:], as_bound(bias), out]
+    run("add_bias/add_bias.metal", launch, arrays, mode)
+    assert_close(as_array(out), wanted, "add_bias", ulps=0)
+
+
 def test_swiglu_of_extreme_numbers():
     gate = mx.array([[-1e4, 1e4, -88.0, 88.0, 0.0, mx.nan, mx.inf, -mx.inf]])
     for dtype, name in DTYPE_NAMES.items():
@@ -71,23 +84,32 @@ def test_swiglu_of_extreme_numbers():
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_NAMES.get)
 @pytest.mark.parametrize(
-    ("B", "L", "H", "D", "shared"),
-    [(1, 1, 1, 2, True), (2, 3, 5, 80, False), (1, 4, 3, 128, True), (2, 1, 2, 270, False)],
+    ("B", "L", "H", "D", "shared", "normalizes"),
+    [
+        (1, 1, 1, 2, True, True),
+        (2, 3, 5, 80, False, True),
+        (1, 4, 3, 128, True, True),
+        (2, 1, 2, 270, False, True),
+        (2, 3, 5, 80, False, False),
+        (1, 1, 2, 270, True, False),
+    ],
 )
-def test_qk_norm_rope(mode, dtype, B, L, H, D, shared):
+def test_qk_norm_rope(mode, dtype, B, L, H, D, shared, normalizes):
     """x is the middle of a longer projection: H heads of H + 2."""
     name = DTYPE_NAMES[dtype]
-    projected, weight = random(B, L, H + 2, D, dtype=dtype), random(D, dtype=dtype)
+    projected = random(B, L, H + 2, D, dtype=dtype)
+    weight = random(D, dtype=dtype) if normalizes else None
     angles = random(1 if shared else B, L, D // 2, scale=10)
     cos, sin = mx.cos(angles), mx.sin(angles)
     wanted = kernels.qk_norm_rope(projected[:, :, 1:-1], weight, 1e-6, cos, sin, stream=mx.cpu)
     strides = [L * (H + 2) * D, (H + 2) * D, D]
     launch = launches().qk_norm_rope_launch(
-        B, L, H, D, 1e-6, strides, 0 if shared else L * D // 2, name
+        B, L, H, D, 1e-6, strides, 0 if shared else L * D // 2, name, normalizes
     )
     out = empty((B, H, L, D), name)
     x = as_bound(projected).reshape(-1)[D:]
-    arrays = [x, as_bound(weight), as_bound(cos), as_bound(sin), out]
+    unread = x if weight is None else as_bound(weight)
+    arrays = [x, unread, as_bound(cos), as_bound(sin), out]
     run("qk_norm_rope/qk_norm_rope.metal", launch, arrays, mode)
     assert_close(as_array(out), wanted, f"qk_norm_rope, D {D}")
 

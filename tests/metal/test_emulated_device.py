@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.metal.support import EXTENSION
-from tests.ops.test_fuzz import CASE_OF, OPERATIONS, Arguments, fuzzed
+from tests.ops.test_fuzz import CASE_OF, OPERATIONS, Arguments, fuzzed, outcome
 from tests.support import assert_close, assert_same_bits, random
 from tiny_llm import (
     LLM,
@@ -61,8 +61,7 @@ def test_any_arguments_give_the_right_result(gpu, name, data):
     gpu.order = data.draw(st.sampled_from(["forward", "reverse", "random"]))
     gpu.extension.metal.emulator.set_delay(data.draw(st.sampled_from([0, 3])))
     kwargs, expected = CASE_OF[name](Arguments(data.draw))
-    result = getattr(kernels.extension(), name)(**kwargs, stream=gpu.stream())
-    results = result if isinstance(result, tuple | list) else (result,)
+    results = outcome(name, kwargs, gpu.stream())
     expected = expected if isinstance(expected, tuple) else (expected,)
     for actual, oracle in zip(results, expected, strict=True):
         assert_close(actual, mx.array(oracle.astype(np.float32)), name, ulps=40)

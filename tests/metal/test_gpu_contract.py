@@ -77,6 +77,7 @@ def test_rows_of_norms_and_activations_do_not_depend_on_their_company(gpu, dtype
             1
         ],
         "swiglu": lambda x, y: kernels.swiglu(x, y, stream=gpu.stream()),
+        "add_bias": lambda x, y: kernels.add_bias(x, weight, stream=gpu.stream()),
     }.items():
         together = function(x, y)
         alone = function(x[-1:], y[-1:])

@@ -10,8 +10,9 @@ import mlx.core as mx
 import pytest
 
 from benchmark.make_checkpoint import qwen3_config, write_checkpoint
-from tests.models.test_loading import assert_weights_are_those_of
-from tiny_llm import ModelError, Qwen3ModelWeek2, load, load_weights
+from tests.models.test_loading import assert_weights_are_those_of, logits
+from tests.support import assert_close
+from tiny_llm import ModelError, Qwen3ModelWeek2, kernels, load, load_weights
 from tiny_llm.models.weights import CheckpointModel
 
 PROJECTION = "model.layers.1.mlp.up_proj"
@@ -93,7 +94,9 @@ def test_rope_parameters(editor):
     assert_weights_are_those_of(load(editor.save())[0], editor.folder)
 
 
-def test_other_formats_are_left_to_mlx_lm(editor):
+def test_mxfp4(editor):
+    """It is repacked where a CPU computes."""
+
     def requantize(path: str) -> None:
         parts = [editor.weights.pop(f"{path}.{part}") for part in ("weight", "scales", "biases")]
         weight = mx.dequantize(*parts, group_size=64, bits=4)
@@ -104,9 +107,12 @@ def test_other_formats_are_left_to_mlx_lm(editor):
         requantize(name.removesuffix(".biases"))
     editor.config["quantization"] = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
     weights, _ = load_weights(editor.save())
-    assert not isinstance(weights, CheckpointModel)
+    assert isinstance(weights, CheckpointModel)
+    if kernels.computes_on_cpu():
+        assert_close(logits(weights, 2), logits(weights, 1), "Week 2 beside Week 1", ulps=8)
+    mlx_model, _ = load(str(editor.folder))
     with pytest.raises(ValueError, match="quantized in mode 'mxfp4'"):
-        Qwen3ModelWeek2(weights)
+        Qwen3ModelWeek2(mlx_model)
 
 
 def test_awq_is_left_to_mlx_lm(editor):
@@ -133,8 +139,8 @@ def test_awq_is_left_to_mlx_lm(editor):
         (f"{PROJECTION}.biases", mx.zeros((256, 3)), "is 256×3, expected 256×2"),
         ("model.norm.weight", None, "is not in the checkpoint; its config expects 128"),
         ("model.norm.weight", mx.zeros((127,)), "is 127, expected 128"),
-        (f"{PROJECTION}.bias", mx.zeros((256,)), "has no place in a Qwen3"),
-        ("model.layers.2.mlp.up_proj.weight", mx.zeros((256, 128)), "has no place in a Qwen3"),
+        (f"{PROJECTION}.bias", mx.zeros((256,)), "has no place in a qwen3"),
+        ("model.layers.2.mlp.up_proj.weight", mx.zeros((256, 128)), "has no place in a qwen3"),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named(editor, name, array, message):

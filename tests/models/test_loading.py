@@ -166,8 +166,8 @@ def test_tokenizer_that_is_not_json(broken, load_either):
 
 def test_model_of_another_type(broken, load_either):
     config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
-    with pytest.raises(ModelError, match="type 'llama'"):
+    (broken / "config.json").write_text(json.dumps({**config, "model_type": "gpt_neox"}))
+    with pytest.raises(ModelError, match="type 'gpt_neox'; tiny-llm serves the types qwen3, "):
         load_either(str(broken))
 
 

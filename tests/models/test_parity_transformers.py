@@ -1,13 +1,18 @@
-"""Our model against Hugging Face's own Qwen3: logits, and greedy text token for token."""
+"""Our models against Hugging Face's own: logits, and greedy text token for token."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from tests.support import as_numpy, token_prompts
-from tiny_llm import Qwen3ModelWeek1, load
+from tiny_llm import LLM, Qwen3ModelWeek1, SamplingParams, load
+from tiny_llm.kv_cache.paged_storage import RaggedBatch
+from tiny_llm.models.dispatch import serving_model
+from tiny_llm.models.weights import read_checkpoint
 
 torch = pytest.importorskip("torch", reason="`pdm run install-torch` installs it")
 transformers = pytest.importorskip("transformers")
@@ -43,6 +48,19 @@ NEW_TOKENS = 20
 
 def hugging_face(folder: Path, dtype: "torch.dtype") -> "transformers.PreTrainedModel":
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+def random_model(model: "transformers.PreTrainedModel") -> "transformers.PreTrainedModel":
+    """The model with weights that keep activations near unit size, and norms that are not all 1."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.copy_(1 + 0.2 * torch.randn_like(parameter))
+            elif parameter.ndim == 1:
+                parameter.copy_(0.3 * torch.randn_like(parameter))
+            else:
+                parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
+    return model.eval()
 
 
 @pytest.mark.slow
@@ -97,13 +115,7 @@ def test_random_model_logits_float32(tmp_path, tied, H_q, H, head_dim):
         rms_norm_eps=1e-6,
         rope_theta=10_000.0,
     )
-    theirs = transformers.Qwen3ForCausalLM(config).eval()
-    with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            if "norm" in name:
-                parameter.copy_(1 + 0.2 * torch.randn_like(parameter))
-            else:
-                parameter.copy_(torch.randn_like(parameter) * parameter.shape[1] ** -0.5)
+    theirs = random_model(transformers.Qwen3ForCausalLM(config))
     theirs.save_pretrained(tmp_path)
 
     from mlx_lm.utils import load_model
@@ -114,3 +126,171 @@ def test_random_model_logits_float32(tmp_path, tied, H_q, H, head_dim):
         with torch.no_grad():
             expected = theirs(torch.tensor([ids])).logits.numpy()
         np.testing.assert_allclose(as_numpy(ours(mx.array([ids]))), expected, atol=1e-4)
+
+
+SIZES = {
+    "vocab_size": 211,
+    "hidden_size": 40,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+STRETCHED = {"original_max_position_embeddings": 64}
+
+
+def heads(H_q: int, H: int, head_dim: int) -> dict[str, Any]:
+    return {"num_attention_heads": H_q, "num_key_value_heads": H, "head_dim": head_dim}
+
+
+# The name of the family in transformers, and what a config has besides `SIZES`: groups of 1 to 8.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-yarn": (
+        "Qwen3",
+        {**heads(4, 1, 16), "tie_word_embeddings": True, "rope_parameters": {**YARN, **STRETCHED}},
+    ),
+    "qwen3-biases": ("Qwen3", {**heads(3, 3, 14), "attention_bias": True}),
+    "qwen2": ("Qwen2", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+    "qwen2-tied-yarn": (
+        "Qwen2",
+        {
+            "num_attention_heads": 10,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**YARN, **STRETCHED, "beta_fast": 8, "attention_factor": 1.5},
+        },
+    ),
+    "llama-2": ("Llama", {"num_attention_heads": 4}),
+    "llama-3.2": (
+        "Llama",
+        {
+            **heads(10, 2, 18),
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                **LLAMA3,
+                **STRETCHED,
+            },
+        },
+    ),
+    "llama-biases-linear": (
+        "Llama",
+        {
+            **heads(8, 1, 12),
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            **heads(4, 2, 12),
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3_moe-and-mlp": (
+        "Qwen3Moe",
+        {
+            **heads(4, 4, 16),
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 20,
+            "mlp_only_layers": [1],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_moe-top-1": (
+        "Qwen3Moe",
+        {
+            **heads(2, 1, 16),
+            "num_experts": 4,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 24,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "mistral": ("Mistral", {**heads(8, 1, 34), "sliding_window": None}),
+    "mistral-window": ("Mistral", {**heads(10, 5, 8), "sliding_window": 128}),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory):
+    """(Hugging Face's model, ours in an engine's pages, its weights): random, in float32."""
+    name, fields = FAMILIES[request.param]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SIZES, **fields)
+    theirs = random_model(getattr(transformers, f"{name}ForCausalLM")(config))
+    folder = tmp_path_factory.mktemp(request.param)
+    theirs.save_pretrained(folder)
+    weights = read_checkpoint(folder, json.loads((folder / "config.json").read_text()))
+    return theirs, serving_model(request.param, weights, page_size=16), weights
+
+
+def random_ids(length: int) -> list[int]:
+    return np.random.default_rng(length).integers(0, 211, length).tolist()
+
+
+def their_logits(theirs, ids: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        return theirs(torch.tensor([ids])).logits[0].numpy()
+
+
+def test_a_family_s_logits_float32(family):
+    theirs, ours, _ = family
+    ids = random_ids(77)
+    expected = their_logits(theirs, ids)
+    whole = ours(mx.array([ids]), 0, ours.create_kv_cache())[0]
+    np.testing.assert_allclose(as_numpy(whole), expected, atol=1e-4, err_msg="whole")
+    cache, chunks = ours.create_kv_cache(), []
+    for start, end in ((0, 33), (33, 34), (34, 70), (70, 71), (71, 72), (72, 73), (73, 77)):
+        chunks.append(ours(mx.array([ids[start:end]]), start, cache)[0])
+    np.testing.assert_allclose(
+        as_numpy(mx.concatenate(chunks)), expected, atol=1e-4, err_msg="chunked"
+    )
+
+
+def test_a_family_s_logits_in_a_ragged_batch_float32(family):
+    theirs, ours, _ = family
+    prompts = [random_ids(50), random_ids(9), random_ids(21)]
+    storage, done = ours.create_paged_storage(12), [0, 0, 0]
+    found: list[list[np.ndarray]] = [[], [], []]
+    for new in ((30, 4, 20), (19, 4, 1), (1, 1, 0)):
+        spans = [range(at, at + n) for at, n in zip(done, new, strict=True)]
+        done = [span.stop for span in spans]
+        batch = RaggedBatch(
+            [p for span in spans for p in span],
+            [(4 * s + p // 16) * 16 + p % 16 for s, span in enumerate(spans) for p in span],
+            [0, new[0], new[0] + new[1], sum(new)],
+            done,
+            [[4 * s + page for page in range(4)] for s in range(3)],
+        )
+        ids = [prompt[p] for prompt, span in zip(prompts, spans, strict=True) for p in span]
+        rows = as_numpy(ours.ragged_logits(ids, batch, range(len(ids)), storage))
+        for s in range(3):
+            found[s].append(rows[sum(new[:s]) : sum(new[: s + 1])])
+    for s, prompt in enumerate(prompts):
+        np.testing.assert_allclose(
+            np.concatenate(found[s]), their_logits(theirs, prompt), atol=1e-4, err_msg=f"{s}"
+        )
+
+
+def test_a_family_s_greedy_tokens(family, demo):
+    theirs, _, weights = family
+    engine = LLM((weights, demo[1]), block_size=16)
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    prompts = [random_ids(9), random_ids(30)]
+    for output in engine.generate(prompts, params, show_progress=False):
+        assert output.error is None
+        prompt, answer = output.prompt_token_ids, output.token_ids
+        # One causal pass predicts each token of the answer from those before it.
+        expected = their_logits(theirs, [*prompt, *answer])[len(prompt) - 1 : -1].argmax(-1)
+        assert answer == expected.tolist()
+        assert len(answer) == 64

@@ -16,7 +16,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }} {{ tools | tojs
 
 @pytest.fixture
 def process():
-    process = TemplateProcess(seconds=1.0, num_bytes=2**28, max_bytes=10_000)
+    process = TemplateProcess(seconds=30.0, num_bytes=2**28, max_bytes=10_000)
     yield process
     process.process.close()
 
@@ -48,9 +48,12 @@ REASONS = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_template_ends_and_the_next_one_is_rendered(process, kind):
+def test_a_hostile_template_ends_and_the_next_one_is_rendered(process, kind, monkeypatch):
+    if kind == "time":
+        monkeypatch.setattr(process.process, "_seconds", 1.0)
     with pytest.raises(ValueError, match=REASONS[kind]):
         process.render(HOSTILE[kind], MESSAGES)
+    monkeypatch.undo()
     assert process.render("{{ messages[0].role }}", MESSAGES) == "user"
 
 

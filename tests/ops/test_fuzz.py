@@ -75,6 +75,12 @@ def swiglu(arguments: Arguments) -> Case:
     return {"gate": gate, "up": up}, x / (1 + np.exp(-x)) * as_numpy(up)
 
 
+def add_bias(arguments: Arguments) -> Case:
+    dtype, O = arguments.draw(st.sampled_from(FLOATS)), arguments.draw(POSITIVE)
+    x, bias = arguments.array((*arguments.shape(), O), dtype), arguments.array((O,), dtype)
+    return {"x": x, "bias": bias}, as_numpy(x) + as_numpy(bias)
+
+
 def rms_norm(arguments: Arguments) -> Case:
     dtype, D = arguments.draw(st.sampled_from(FLOATS)), arguments.draw(POSITIVE)
     x, weight = arguments.array((*arguments.shape(), D), dtype), arguments.array((D,), dtype)
@@ -93,9 +99,11 @@ def qk_norm_rope(arguments: Arguments) -> Case:
     B, L, H, half = draw(SIZES), draw(SIZES), draw(SIZES), draw(st.sampled_from([1, 3, 8, 17]))
     dtype = draw(st.sampled_from(FLOATS))
     x, weight = arguments.array((B, L, H, 2 * half), dtype), arguments.array((2 * half,), dtype)
+    weight = draw(st.sampled_from([weight, None]))
     tables = (draw(st.sampled_from([B, 1])), L, half)
     cos, sin = arguments.array(tables, mx.float32), arguments.array(tables, mx.float32)
-    n, c, s = normalized(as_numpy(x), as_numpy(weight)), as_numpy(cos), as_numpy(sin)
+    n = as_numpy(x) if weight is None else normalized(as_numpy(x), as_numpy(weight))
+    c, s = as_numpy(cos), as_numpy(sin)
     c, s, n1, n2 = c[:, :, None], s[:, :, None], n[..., :half], n[..., half:]
     out = np.concatenate([n1 * c - n2 * s, n1 * s + n2 * c], -1).swapaxes(1, 2)
     return {"x": x, "weight": weight, "eps": EPS, "cos": cos, "sin": sin}, out
@@ -310,7 +318,7 @@ def paged_cache_write(arguments: Arguments) -> Case:
     return {"pages": pages, "tokens": tokens, "slots": mx.array(slots, mx.int32)}, out
 
 
-CASES = [axpby, swiglu, rms_norm, add_rms_norm, qk_norm_rope, flash_attention, matmul]
+CASES = [axpby, swiglu, add_bias, rms_norm, add_rms_norm, qk_norm_rope, flash_attention, matmul]
 CASES += [quantized_matmul, quantized_matmul_each, argmax, quantized_embedding, cache_write]
 CASES += [grouped_quantized_matmul, topk_softmax, weighted_sum]
 CASES += [paged_attention, paged_attention_varlen, paged_cache_write]
@@ -329,9 +337,9 @@ NO_OPERATIONS = {
 OPERATIONS = sorted(set(kernels.extension().__all__) - NO_OPERATIONS) if kernels.is_built() else []
 
 
-def outcome(name: str, kwargs: dict[str, Any]) -> tuple[mx.array, ...]:
-    """What the operation gives on the CPU, computed."""
-    result = getattr(kernels.extension(), name)(**kwargs, stream=mx.cpu)
+def outcome(name: str, kwargs: dict[str, Any], stream: Any = mx.cpu) -> tuple[mx.array, ...]:
+    """What the operation gives, on the CPU unless told otherwise, computed."""
+    result = getattr(kernels.extension(), name)(**kwargs, stream=stream)
     mx.eval(result)
     results = result if isinstance(result, tuple | list) else (result,)
     return tuple(x.astype(mx.float32) if x.dtype == mx.uint32 else x for x in results)

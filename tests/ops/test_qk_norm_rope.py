@@ -71,6 +71,14 @@ def test_equals_mlx(instruction_set, dtype, shape):
     assert_close(qk_norm_rope(x, weight, cos, sin), expected, "mx.fast", ulps)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_without_a_weight_it_is_rope_bit_for_bit(instruction_set, dtype, shape):
+    x, _, rope, offsets = problem(*shape, dtype)
+    cos, sin = rope.tables(offsets, shape[0], shape[1])
+    expected = rope(x, offsets).swapaxes(1, 2)
+    assert_close(qk_norm_rope(x, None, cos, sin), expected, "RoPE", ulps=0)
+
+
 def test_one_table_for_all_sequences(instruction_set, dtype):
     x, weight, rope, _ = problem(2, 5, 3, 16, dtype)
     cos, sin = rope.tables(slice(7, 12), 2, 5)

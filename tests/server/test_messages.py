@@ -150,6 +150,35 @@ def test_only_the_line_that_changes_is_left_out(claude):
     assert count([{"type": "text", "text": f"{line}\nBe kind."}]) == count("Be kind.")
 
 
+def test_a_turn_that_was_begun_is_continued(claude):
+    messages = [*BODY["messages"], {"role": "assistant", "content": "The capital of"}]
+    answer = claude.messages.create(**{**BODY, "messages": messages})
+    assert answer.content[0].text == " France is Paris."
+
+
+def test_documents_that_are_texts_and_thoughts_that_cannot_be_read(claude):
+    def count(content):
+        messages = [*BODY["messages"], {"role": "assistant", "content": content}]
+        messages += BODY["messages"]
+        return claude.messages.count_tokens(model="demo", messages=messages).input_tokens
+
+    answer = {"type": "text", "text": "Paris."}
+    source = {"type": "text", "media_type": "text/plain", "data": "Rome is old."}
+    document = {"type": "document", "source": source, "title": "Rome"}
+    assert count([document, answer]) > count([answer])
+    assert count([{"type": "redacted_thinking", "data": "x"}, answer]) == count([answer])
+
+
+def test_the_tool_runner_goes_on_without_a_thread(claude):
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        return f"{city}: sunny"
+
+    runner = claude.beta.messages.tool_runner(**BODY, tools=[weather])
+    assert [message.stop_reason for message in runner] == ["end_turn"]
+
+
 def test_there_is_a_server(server):
     assert httpx2.head(server.url + "/").status_code == 200
 
@@ -162,7 +191,21 @@ def test_there_is_a_server(server):
         ({"containers": 1}, "containers is not a field"),
         ({"tool_choice": {"type": "any"}}, "tool_choice is about tools, and there are none"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "'x' cannot be required"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "content[0] is of the type 'image'; this model reads texts only",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "document", "source": {"type": "base64"}}],
+                    }
+                ]
+            },
+            "content[0].source is of the type 'base64'; this model reads texts only",
+        ),
     ],
 )
 def test_what_cannot_be_is_400_in_anthropic_s_form(claude, change, sentence):

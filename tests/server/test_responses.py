@@ -11,6 +11,8 @@ BODY = {
     "reasoning": {"effort": "none"},
 }
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
+PAINT_ALONE = [{"type": "function", "name": "paint"}]
+SOME = {"type": "allowed_tools", "mode": "required", "tools": PAINT_ALONE}
 
 
 def test_a_response(client):
@@ -47,6 +49,11 @@ def test_the_client_s_own_stream(client):
         for _ in stream:
             pass
         assert stream.get_final_response().output_text == "The capital of France is Paris."
+
+
+def test_input_tokens_are_counted(client):
+    counted = client.responses.input_tokens.count(**BODY)
+    assert counted.input_tokens == client.responses.create(**BODY).usage.input_tokens
 
 
 def test_a_limit_makes_it_incomplete(client):
@@ -100,6 +107,9 @@ def test_logprobs(client, effort):
         ({"colour": "red"}, "colour is not a field"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "schema is missing"),
         ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice must be 'auto'"),
+        ({"tools": [TOOL], "tool_choice": {**SOME, "tools": "x"}}, "needs the mode"),
+        ({"tools": [TOOL], "tool_choice": SOME}, "among those of the request"),
     ],
 )
 def test_what_cannot_be_is_400(client, change, sentence):
@@ -119,7 +129,7 @@ def test_a_response_by_a_schema(client):
     assert response.text.format.type == "json_schema"
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "paint"}])
+@pytest.mark.parametrize("choice", ["required", PAINT_ALONE[0], SOME])
 def test_a_call_that_is_demanded(client, choice):
     tool = {**TOOL, "name": "paint", "parameters": COLOUR}
     body = {**BODY, "tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}

@@ -9,6 +9,7 @@ import mlx.core as _mx
 from . import emulated_gpu
 from ._ext import (
     Recorder,
+    add_bias,
     add_rms_norm,
     argmax,
     axpby,
@@ -38,6 +39,7 @@ from ._ext import (
 
 __all__ = [
     "Recorder",
+    "add_bias",
     "add_rms_norm",
     "argmax",
     "axpby",

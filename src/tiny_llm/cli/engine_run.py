@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.events import Recorder
+from ..engine.snapshot import PERIOD, snapshot
 from ..errors import UserError
 from .batch_progress import EngineState, Progress
 from .checkpoint import Checkpoint
@@ -38,7 +39,8 @@ class EngineRun:
     ):
         described: dict[str, Any] = {}  # known once there is an engine
         self._recorder = Recorder(described)
-        is_recorded = getattr(args, "record", None) is not None
+        self._is_recorded = getattr(args, "record", None) is not None
+        self._next_snapshot = 0.0  # on the recorder's clock
         longest = max((len(p) + n for p, n in zip(prompts, max_tokens, strict=True)), default=1)
         self._llm = open_llm(
             args,
@@ -46,7 +48,7 @@ class EngineRun:
             max_num_seqs=args.batch_size,
             kv_tokens=longest,
             prefill_step=args.prefill_step,
-            listener=self._recorder if is_recorded else None,
+            listener=self._recorder if self._is_recorded else None,
         )
         if ignore_eos:
             self._llm.reserve()  # each answer has its full length, and needs what was declared
@@ -98,6 +100,9 @@ class EngineRun:
             if news.finish_reason is not None:
                 self.answers[progress.index] = progress.text
         self._place_running()
+        if self._is_recorded and (self.is_done or self._recorder.seconds >= self._next_snapshot):
+            self._recorder(snapshot(self._llm.scheduler))
+            self._next_snapshot = self._recorder.seconds + PERIOD
 
     def state(self) -> EngineState:
         """See `EngineState`."""

@@ -7,6 +7,7 @@ from typing import Any
 from ..engine.events import Listener
 from ..engine.llm import LLM, NUM_DRAFTS
 from ..engine.sampling_params import SamplingParams
+from ..models.families.registry import config_of
 from .checkpoint import Checkpoint, load_for
 
 PAGE_SIZE = 32
@@ -49,6 +50,7 @@ def open_llm(
         max_num_batched_tokens=max_num_seqs * per_request + prefill_step,
         draft_model=draft,
         speculative=args.speculative,
+        attention_backend=args.attention_backend or "paged",
         seed=secrets.randbits(63),  # for requests that have none
         listener=listener,
     )
@@ -69,6 +71,6 @@ def params_from(
 
 
 def kv_bytes_per_token(mlx_model: Any) -> int:
-    """As `Qwen3ModelWeek3.kv_bytes_per_token` will be, before that model is built."""
-    args, item_bytes = mlx_model.args, mlx_model.model.norm.weight.dtype.size
+    """As the model's `kv_bytes_per_token` will be, before it is built."""
+    args, item_bytes = config_of(mlx_model.args), mlx_model.model.norm.weight.dtype.size
     return 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim * item_bytes

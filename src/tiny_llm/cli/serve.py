@@ -9,12 +9,20 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from .. import kernels
+from .. import demo, kernels
 from ..engine.llm import LLM
 from ..errors import UserError
 from ..models import default_model
-from ..models.names import find_model
-from .arguments import add_speculative_argument, check_speculative
+from ..models.files import has_tokenizer
+from ..models.names import find_config, find_model
+from .arguments import (
+    add_attention_backend,
+    add_load_format,
+    add_speculative_argument,
+    check_attention_backend,
+    check_load_format,
+    check_speculative,
+)
 from .checkpoint import choose_device
 from .command import CommandParser, console, run_command
 
@@ -40,7 +48,9 @@ def make_parser(prog: str) -> CommandParser:
 def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME", help="as for `main`: a name, hub id or folder")
     parser.add_argument("--draft-model", metavar="NAME", help="a smaller model that guesses tokens")
+    add_load_format(parser)
     add_speculative_argument(parser)
+    add_attention_backend(parser)
     parser.add_argument("--device", metavar="{cpu,gpu}", help="where to compute")
     parser.add_argument(
         "--kv-cache-bytes",
@@ -94,6 +104,9 @@ def _add_access_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="write what the engine does; the page plays it"
+    )
+    parser.add_argument(
         "--max-queue", type=int, default=256, metavar="N", help="answers that may wait"
     )
     parser.add_argument(
@@ -111,8 +124,10 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    check_load_format(args)
     _check(args)
     check_speculative(args)
+    check_attention_backend(args)
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise UserError(
@@ -121,9 +136,10 @@ def _serve(args: argparse.Namespace) -> int:
     kernels.extension()  # if it is missing, better said now than after loading
     name, reason = (args.model, None) if args.model is not None else default_model()
     console.print(f"model: {name}" + (f" ({reason})" if reason else ""), soft_wrap=True)
-    folder = find_model(name, console)
+    find = find_config if args.load_format == "dummy" else find_model
+    folder = find(name, console)
     if args.draft_model is not None:
-        find_model(args.draft_model, console)
+        find(args.draft_model, console)
     listening = _listen(args.host, args.port)
 
     from ..server.run import Process  # needs libraries that only this command has
@@ -142,8 +158,10 @@ def _serve(args: argparse.Namespace) -> int:
         drain_timeout=args.drain_timeout,
         watchdog=args.watchdog,
         generation_config=args.generation_config,
+        record=args.record,
     )
-    return Process(settings, folder, lambda: _load(args, folder), listening).run()
+    texts = folder if has_tokenizer(folder) else demo.TARGET_PATH  # as `load_weights` has it
+    return Process(settings, texts, lambda: _load(args, folder), listening).run()
 
 
 def _load(args: argparse.Namespace, folder: Path) -> LLM:
@@ -154,7 +172,9 @@ def _load(args: argparse.Namespace, folder: Path) -> LLM:
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         draft_model=args.draft_model,
+        load_format=args.load_format,
         speculative=args.speculative,
+        attention_backend=args.attention_backend or "paged",
         seed=None,  # answers without a seed of their own differ from run to run
     )
 

@@ -5,7 +5,8 @@ The scheduler calls its listener with each event when it happens. A recording is
     {"schema": "tiny-llm-run", "version": 1, "engine": {…}, "events": [{"event": …, "time": …}, …]}
 
 `time` is in seconds since the recording began. `event` is the name of a class below in snake case,
-and the other keys are its attributes. Within a version, keys are added and never changed.
+and the other keys are its attributes. Between them are snapshots of the whole engine, where there
+is one: see `snapshot.py`. Within a version, keys are added and never changed.
 """
 
 import dataclasses
@@ -121,22 +122,31 @@ class Recorder:
         self._engine = engine
         self._clock = clock
         self._started = clock()
-        self._events: list[tuple[float, Event]] = []
+        self._events: list[tuple[float, Event | dict[str, Any]]] = []
 
-    def __call__(self, event: Event) -> None:
-        """Keeps an event."""
-        self._events.append((self._clock() - self._started, event))
+    @property
+    def seconds(self) -> float:
+        """Since the recording began."""
+        return self._clock() - self._started
+
+    def __call__(self, event: Event | dict[str, Any]) -> None:
+        """Keeps an event, or a snapshot."""
+        self._events.append((self.seconds, event))
 
     def recording(self) -> dict[str, Any]:
         """The recording as JSON has it: dictionaries, lists, texts and numbers."""
         events = [
-            {**event_fields(event), "time": round(seconds, 6)} for seconds, event in self._events
+            {**_as_fields(event), "time": round(seconds, 6)} for seconds, event in self._events
         ]
         return {"schema": SCHEMA, "version": VERSION, "engine": self._engine, "events": events}
 
     def write(self, file: Path) -> None:
         """Writes the recording as JSON."""
         file.write_text(json.dumps(self.recording(), separators=(",", ":")) + "\n")
+
+
+def _as_fields(event: Event | dict[str, Any]) -> dict[str, Any]:
+    return event if isinstance(event, dict) else event_fields(event)
 
 
 def event_fields(event: Event) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from ..errors import UserError, check_whole, shortened
 from ..generate import check_same_vocabulary
-from ..models import dispatch_model, load_weights
+from ..models import ATTENTION_BACKENDS, load_weights, serving_model
 from ..models.detokenizer import with_detokenizer
 from . import prompt_forms
 from .checks import checked_seed
@@ -68,6 +68,11 @@ class LLM:
             it is not given, 7 of the text.
         speculative: "ngram" guesses what followed the same tokens earlier in the prompt or in the
             answer. It needs no second model, and changes no token either.
+        attention_backend: "paged" attends by a kernel that reads the pages where they are; "flash"
+            and "reference" gather a sequence's pages first, for comparing: by the kernel of Week 2,
+            with the same bits, or in plain MLX. They are slower.
+        load_format: "auto" reads the weights of models that are given by name; "dummy" draws random
+            ones in the shapes and formats of their configs, for measuring.
         max_queue: requests beyond `max_num_seqs` that may wait; one more is refused
             (`QueueFullError`). None for any number.
         seed: for requests that have none; None draws one.
@@ -94,17 +99,25 @@ class LLM:
         draft_model: Model | None = None,
         num_drafts: int | None = None,
         speculative: Literal["ngram"] | None = None,
+        attention_backend: str = "paged",
+        load_format: str = "auto",
         max_queue: int | None = None,
         seed: int | None = 0,
         listener: Listener | None = None,
     ):
         check_whole("block_size", block_size, 1)
         sources = _sources(speculative, draft_model, num_drafts)
+        if attention_backend not in ATTENTION_BACKENDS:
+            raise UserError(
+                f"attention_backend is {attention_backend!r}; it must be 'paged', 'flash' or "
+                "'reference'."
+            )
         self.seed = secrets.randbits(64) if seed is None else checked_seed(seed)
-        week3, self.tokenizer = _open(model, block_size)
-        models = [week3]
+        options = (block_size, load_format, attention_backend)
+        target_model, self.tokenizer = _open(model, *options)
+        models = [target_model]
         if draft_model is not None:
-            small, small_tokenizer = _open(draft_model, block_size)
+            small, small_tokenizer = _open(draft_model, *options)
             check_same_vocabulary(small_tokenizer, self.tokenizer)
             models.append(small)
         config = SchedulerConfig(
@@ -369,12 +382,14 @@ def _sources(
     return [ForcedTokens(), RepeatedText(num_drafts or MOST_GUESSES)]
 
 
-def _open(model: Model, page_size: int) -> tuple[Any, Any]:
-    """Week 3's model, and its tokenizer."""
+def _open(
+    model: Model, page_size: int, load_format: str, attention_backend: str
+) -> tuple[Any, Any]:
+    """The model that serves, and its tokenizer."""
     name = "the model"
     if isinstance(model, str | os.PathLike):
         name = os.fspath(model)
-        model = load_weights(name)
+        model = load_weights(name, load_format=load_format)
     is_pair = isinstance(model, Sequence) and len(model) == 2
     if not (is_pair and hasattr(model[0], "args") and model[1] is not None):
         raise UserError(
@@ -382,7 +397,7 @@ def _open(model: Model, page_size: int) -> tuple[Any, Any]:
             "tokenizer) that `load` returns."
         )
     mlx_model, tokenizer = model
-    target = dispatch_model(name, mlx_model, 3, page_size=page_size)
+    target = serving_model(name, mlx_model, page_size, attention_backend)
     return target, with_detokenizer(tokenizer)
 
 

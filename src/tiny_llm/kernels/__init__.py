@@ -46,6 +46,12 @@ def is_built() -> bool:
     return True
 
 
+def reads(bits: int, group_size: int, dtype: mx.Dtype) -> bool:
+    """Whether the kernels read affine weights of this kind, whose scales have this dtype."""
+    halves = (mx.float16, mx.bfloat16)
+    return bits in (4, 8) and group_size in (32, 64, 128) and dtype in halves
+
+
 def interleaved_rows() -> int:
     """How many rows of weights the CPU's kernels want interleaved (see `interleaved.py`).
 
@@ -132,7 +138,7 @@ def quantized_matmul(
 
 def quantized_matmul_each(
     scales: list[mx.array],
-    biases: list[mx.array] | list[None],
+    biases: list[mx.array] | list[None] | list[mx.array | None],
     group_size: int,
     bits: int,
     a: mx.array,
@@ -193,6 +199,11 @@ def swiglu(gate: mx.array, up: mx.array, stream: StreamOrDevice = None) -> mx.ar
     return extension().swiglu(gate, up, stream=_at(stream))
 
 
+def add_bias(x: mx.array, bias: mx.array, stream: StreamOrDevice = None) -> mx.array:
+    """x + bias: `help(tiny_llm_ext.add_bias)`."""
+    return extension().add_bias(x, bias, stream=_at(stream))
+
+
 def topk_softmax(
     logits: mx.array, k: int, normalize: bool, stream: StreamOrDevice = None
 ) -> tuple[mx.array, mx.array]:
@@ -207,7 +218,7 @@ def weighted_sum(x: mx.array, weights: mx.array, stream: StreamOrDevice = None) 
 
 def qk_norm_rope(
     x: mx.array,
-    weight: mx.array,
+    weight: mx.array | None,
     eps: float,
     cos: mx.array,
     sin: mx.array,
@@ -215,7 +226,8 @@ def qk_norm_rope(
 ) -> mx.array:
     """`rms_norm` of each head, then RoPE, laid out for attention: no `swapaxes` to copy.
 
-    See `help(tiny_llm_ext.qk_norm_rope)`; cos and sin are from `RoPE.tables`.
+    See `help(tiny_llm_ext.qk_norm_rope)`; cos and sin are from `RoPE.tables`. Without a weight
+    nothing is normalized.
     """
     return extension().qk_norm_rope(x, weight, eps, cos, sin, stream=_at(stream))
 

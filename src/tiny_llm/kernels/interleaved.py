@@ -4,7 +4,8 @@ The kernels for AVX-512 and AMX multiply a word of sixteen outputs at once, or o
 many. In MLX's layout those words are a row apart in memory. *Interleaved*, the rows are stored word
 by word, and words that are multiplied together are neighbours. Results have the same bits, and the
 weights take as much memory. An array's shape says which it is: by row it is O×W, interleaved
-(O/R)×W×R, where R is how many rows the kernels want together.
+(O/R)×W×R, where R is how many rows the kernels want together. The matrices of X experts have X in
+front of either.
 
 `load_weights` interleaves while it reads. Any other model is laid out when Week 2's or Week 3's is
 built from it: `lay_out`. So both have the same speed.
@@ -17,7 +18,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from . import extension, interleaved_rows
+from . import extension, interleaved_rows, reads
+from .floating_point import E2M1, exponents_of
 
 LINE = 64  # bytes
 PARTS = ("weight", "scales", "biases")
@@ -42,22 +44,40 @@ def interleave(matrix: mx.array, rows: int) -> mx.array:
 
 
 def by_row(matrix: mx.array) -> mx.array:
-    """(O/R)×W×R -> O×W; O×W stays as it is. Any thread may evaluate the result."""
-    if matrix.ndim == 2:
-        return matrix
-    blocks, W, rows = matrix.shape
+    """N..×(O/R)×W×R -> N..×O×W. Any thread may evaluate the result."""
+    *N, blocks, W, rows = matrix.shape
     stream = _any_thread()
-    return mx.reshape(mx.swapaxes(matrix, 1, 2, stream=stream), (blocks * rows, W), stream=stream)
+    return mx.reshape(
+        mx.swapaxes(matrix, -1, -2, stream=stream), (*N, blocks * rows, W), stream=stream
+    )
+
+
+def is_by_row(mlx_layer: Any) -> bool:
+    """Whether a quantized layer is as MLX has it: a row of scales for each row of words."""
+    return mlx_layer.weight.shape[:-1] == mlx_layer.scales.shape[:-1]
 
 
 def layer_by_row(mlx_layer: Any) -> Any:
-    """A layer with its weights by row, as MLX reads them: itself, or a copy of it."""
-    if mlx_layer.weight.ndim == 2:
+    """A layer as MLX reads it: by row, and its scales in mxfp4's form. Itself, or a copy of it."""
+    if not hasattr(mlx_layer, "scales"):
+        return mlx_layer
+    is_floating = getattr(mlx_layer, "mode", "affine") == E2M1
+    if is_by_row(mlx_layer) and not is_floating:
         return mlx_layer
     layer = copy.copy(mlx_layer)
-    for name in PARTS:
-        setattr(layer, name, by_row(mlx_layer[name]))
+    if not is_by_row(mlx_layer):
+        for name in _parts_of(mlx_layer):
+            setattr(layer, name, by_row(mlx_layer[name]))
+    if is_floating:
+        layer.scales, layer.mode = exponents_of(layer.scales), "mxfp4"
     return layer
+
+
+def are_read(mlx_layer: Any) -> bool:
+    """Whether the kernels read a quantized layer, by its format and the dtype of its scales."""
+    return getattr(mlx_layer, "mode", "affine") in ("affine", E2M1) and reads(
+        mlx_layer.bits, mlx_layer.group_size, mlx_layer.scales.dtype
+    )
 
 
 def lay_out(mlx_model: Any) -> Any:
@@ -81,7 +101,7 @@ def lay_out(mlx_model: Any) -> Any:
     laid_out = _same_arrays(mlx_model)
     for layer, own in zip(given, interleavable_layers(laid_out), strict=True):
         memory.interleave_layers(own)
-        for name in PARTS:
+        for name in _parts_of(own):
             setattr(layer, name, by_row(own[name]))
     return laid_out
 
@@ -98,21 +118,36 @@ class InterleavedMemory:
 
     def __init__(self, model: Any):
         self._rows = interleaved_rows()
-        arrays = [layer[name] for layer in interleavable_layers(model) for name in PARTS]
+        arrays = _arrays_of(model)
         self._memory = extension().large_pages(sum(map(_room, arrays))) if arrays else None
         self._used = 0
+        self._largest = max((array.nbytes for array in arrays), default=0)
 
-    def interleave_layers(self, part: Any) -> None:
+    def interleave_layers(self, part: Any, following: Any = None) -> None:
         """Moves the layers of a part of the model here, each part once.
 
-        One array after the other is computed: only one is in memory twice.
+        Args:
+            part: a layer of the model, or the whole.
+            following: the part that is moved next. It is read from the file meanwhile, if the rows
+                of both take no more memory than the model's largest array does. Without it one
+                array after the other is read: only one is in memory twice.
         """
+        arrays, later = _arrays_of(part), _arrays_of(following) if following is not None else []
+        if later and sum(array.nbytes for array in arrays + later) <= self._largest:
+            mx.eval(arrays)  # begun in the call before
+            mx.async_eval(later)
+        del arrays, later
         for layer in interleavable_layers(part):
-            for name in PARTS:
-                matrix = layer[name]
-                place = self._rows, self._memory, self._used
-                setattr(layer, name, extension().interleave(matrix, *place))
-                self._used += _room(matrix)
+            for name in _parts_of(layer):
+                setattr(layer, name, self._interleave(layer[name]))
+
+    def _interleave(self, matrix: mx.array) -> mx.array:
+        """N..×O×W -> N..×(O/R)×W×R; the matrices of experts are one tall matrix meanwhile."""
+        *N, O, W = matrix.shape
+        tall = matrix.reshape(-1, W)
+        moved = extension().interleave(tall, self._rows, self._memory, self._used)
+        self._used += _room(matrix)
+        return moved.reshape(*N, O // self._rows, W, self._rows)
 
 
 def interleavable_layers(module: Any) -> list[Any]:
@@ -124,10 +159,21 @@ def interleavable_layers(module: Any) -> list[Any]:
         layer
         for layer in module.modules()
         if "scales" in layer
-        and getattr(layer, "mode", "affine") == "affine"
-        and layer.weight.ndim == 2
-        and layer.weight.shape[0] % rows == 0
+        and are_read(layer)
+        and is_by_row(layer)
+        and layer.weight.shape[-2] % rows == 0
     ]
+
+
+def _arrays_of(module: Any) -> list[mx.array]:
+    """The arrays of a module that are to be interleaved."""
+    layers = interleavable_layers(module)
+    return [layer[name] for layer in layers for name in _parts_of(layer)]
+
+
+def _parts_of(layer: Any) -> list[str]:
+    """The names of a quantized layer's arrays."""
+    return [name for name in PARTS if name in layer]
 
 
 def _same_arrays(mlx_model: Any) -> Any:

@@ -204,4 +204,4 @@ class TinyKvPagedPool:
 def enlarged(pages: mx.array | None, room: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     """The pages, and new ones of zeros after them."""
     zeros = mx.zeros(room, dtype=dtype)
-    return zeros if pages is None else mx.concatenate([pages, zeros])
+    return mx.concatenate([pages, zeros]) if pages is not None and pages.size else zeros

@@ -2,10 +2,13 @@
 
     names          short names, hub ids and folders; downloads
     files          what a checkpoint's folder must hold, checked before anything is loaded
-    tensor_shapes  the sizes in its config, and the shapes of its tensors
+    families       what a config.json says of a model, and the decoder that runs every family
+    formats        how a matrix may be quantized
+    tensor_shapes  the shapes of a model's tensors
     weights        its tensors as a tree of layers
+    repack         quantized weights in a form that the CPU's kernels read
     loading        all of that: `load`, `load_weights`
-    dispatch       a week's model from loaded weights: `dispatch_model`
+    dispatch       a model from loaded weights: `dispatch_model` for a week, `serving_model`
     costs          what a token costs a model, in bytes and operations
 
     tokenizer, detokenizer, chat_template   text into tokens and back
@@ -13,9 +16,10 @@
 Nothing here generates text: a model is built here, and run by `generate`, `batch` and `engine`.
 """
 
-from .dispatch import WEEK_MODELS, dispatch_model
+from .dispatch import WEEK_MODELS, dispatch_model, serving_model
+from .families.attention_backends import ATTENTION_BACKENDS
 from .files import ModelError
-from .loading import load, load_weights
+from .loading import LOAD_FORMATS, load, load_weights
 from .names import (
     SHIPPED,
     SHORTCUTS,
@@ -26,6 +30,8 @@ from .names import (
 )
 
 __all__ = [
+    "ATTENTION_BACKENDS",
+    "LOAD_FORMATS",
     "SHIPPED",
     "SHORTCUTS",
     "WEEK_MODELS",
@@ -36,5 +42,6 @@ __all__ = [
     "find_model",
     "load",
     "load_weights",
+    "serving_model",
     "shortcut_name_to_full_name",
 ]

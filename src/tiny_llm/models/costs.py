@@ -1,4 +1,4 @@
-"""What a token costs a Qwen3 model: bytes to read and operations to compute, from its config.json.
+"""What a token costs a model: bytes to read and operations to compute, from its config.json.
 
 These are the costs that no implementation can avoid: each weight matrix once a step, the keys and
 values of the past once a sequence. Activations are too small to matter, and so is the one row of
@@ -13,7 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .tensor_shapes import Qwen3Args, matrices
+from .families.config import DecoderConfig
+from .families.decoder import Decoder
+from .families.registry import config_of, read_config
+from .formats import Quantization
+from .tensor_shapes import matrices
 
 KV_BYTES = 2  # of a number in the cache: bfloat16 or float16
 
@@ -23,12 +27,12 @@ class ModelCosts:
     """A model's sizes, and the costs that follow from them.
 
     Attributes:
-        args: the sizes; `mlx_lm`'s args have them too.
+        args: the sizes.
         weight_bits: of a stored weight, its share of scales and biases included.
         kv_item_bytes: of a number in the cache.
     """
 
-    args: Qwen3Args
+    args: DecoderConfig
     weight_bits: float
     kv_item_bytes: int = KV_BYTES
 
@@ -42,8 +46,8 @@ class ModelCosts:
         quantization = config.get("quantization")
         bits = 16.0
         if quantization is not None:
-            bits = affine_bits(quantization["bits"], quantization["group_size"])
-        return cls(Qwen3Args.from_config(config), bits)
+            bits = Quantization.from_config(quantization).bits_per_weight
+        return cls(read_config(config), bits)
 
     @classmethod
     def from_model(cls, args: Any, model: Any) -> "ModelCosts":
@@ -51,8 +55,9 @@ class ModelCosts:
 
         Args:
             args: its configuration, as `mlx_lm` or `load_weights` reads it.
-            model: of Week 3.
+            model: of Week 3, or a `Decoder`.
         """
+        args = config_of(args)
         weights = cls(args, weight_bits=8).weight_bytes()
         bits = 8 * _matrix_bytes(model) / weights
         return cls(args, weight_bits=bits, kv_item_bytes=model.dtype.size)
@@ -63,13 +68,11 @@ class ModelCosts:
         return cls.from_config(json.loads((folder / "config.json").read_text()))
 
     @cached_property
-    def layer_weights(self) -> int:
-        """Weights of one layer's matrices."""
-        return sum(
-            math.prod(shape)
-            for path, shape in matrices(self.args)
-            if path.startswith("model.layers.0.")
-        )
+    def layers_weights(self) -> int:
+        """Weights of the layers' matrices that a token goes through: of experts, those chosen."""
+        shapes = [shape for path, shape in matrices(self.args) if path.startswith("model.layers.")]
+        top_k = self.args.experts.top_k if self.args.experts is not None else 0
+        return sum(math.prod(s if len(s) == 2 else (top_k, *s[1:])) for s in shapes)
 
     @property
     def head_weights(self) -> int:
@@ -79,8 +82,8 @@ class ModelCosts:
 
     @property
     def step_weights(self) -> int:
-        """Weights that a step multiplies: those of all layers, and of the head."""
-        return self.args.num_hidden_layers * self.layer_weights + self.head_weights
+        """Weights that a token's step multiplies: those of all layers, and of the head."""
+        return self.layers_weights + self.head_weights
 
     def weight_bytes(self, weight_bits: float | None = None) -> float:
         """Bytes of weights that a step reads; `weight_bits` replaces the checkpoint's."""
@@ -106,7 +109,7 @@ class ModelCosts:
 
         Each token attends to those before it and itself: (tokens + 1)/2 of them on average.
         """
-        products = 2.0 * tokens * self.args.num_hidden_layers * self.layer_weights
+        products = 2.0 * tokens * self.layers_weights
         attention = tokens * self._attention_flops((tokens + 1) / 2)
         return products + attention + 2.0 * self.head_weights
 
@@ -140,5 +143,5 @@ def _matrix_bytes(model: Any) -> int:
     for layer in model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         weights += [attention.wq, attention.wk, attention.wv, attention.wo]
-        weights += [mlp.w_gate, mlp.w_up, mlp.w_down]
+        weights += [mlp] if isinstance(model, Decoder) else [mlp.w_gate, mlp.w_up, mlp.w_down]
     return sum(weight.nbytes for weight in weights)

@@ -1,12 +1,18 @@
-"""Which week's model runs a checkpoint."""
+"""Which model runs a checkpoint: a week's, or the decoder of all families."""
 
 from typing import Any
 
+from ..kernels.interleaved import are_read, lay_out
 from ..qwen3_week1 import Qwen3ModelWeek1
 from ..qwen3_week2 import Qwen3ModelWeek2
 from ..qwen3_week3 import Qwen3ModelWeek3
-from .files import MODEL_TYPE, ModelError
+from .families.config import DecoderConfig
+from .families.decoder import Decoder
+from .families.registry import config_of
+from .files import ModelError
+from .repack import repacked
 
+COURSE_TYPE = "qwen3"  # the family whose models the weeks build
 WEEK_MODELS = {1: Qwen3ModelWeek1, 2: Qwen3ModelWeek2, 3: Qwen3ModelWeek3}
 
 
@@ -25,29 +31,69 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
         options: passed to it.
 
     Raises:
-        ModelError: it is not a Qwen3 model; the course's layers do not have its kind of RoPE or its
-            sizes; or the week has no model.
+        ModelError: it is not a Qwen3 model; the course's layers do not have its parts, its kind of
+            RoPE, its format or its sizes; or the week has no model.
     """
     if week not in WEEK_MODELS:
         weeks = ", ".join(str(known) for known in WEEK_MODELS)
         raise ModelError(f"week {week} has no model; the weeks that have one: {weeks}.")
-    args = mlx_model.args
-    if args.model_type != MODEL_TYPE:
+    missing = _beyond_the_course(_config(name, mlx_model))
+    if missing is not None:
         raise ModelError(
-            f"'{name}' is a model of type '{args.model_type}'; tiny-llm serves '{MODEL_TYPE}' only."
+            f"'{name}' {missing}, which the course's layers do not implement; the engine's do: use "
+            "LLM, or the commands without --loader, with the extension built."
         )
-    rope_type = _rope_type(args.rope_scaling or {})
-    if rope_type != "default":
-        raise ModelError(
-            f"'{name}' scales RoPE with '{rope_type}', which our layers do not implement; "
-            "remove rope_scaling from its config.json to use the context it was trained with."
-        )
+    return _build(name, WEEK_MODELS[week], mlx_model, options)
+
+
+def serving_model(
+    name: str, mlx_model: Any, page_size: int, attention_backend: str = "paged"
+) -> Any:
+    """The model that the engine runs, of any family.
+
+    What the course builds up to Week 3 runs what it can; the rest goes to the `Decoder`.
+
+    Args:
+        name, mlx_model: see `dispatch_model`.
+        page_size: tokens in a page.
+        attention_backend: one of `families/attention_backends.py`; Week 3 has "paged" alone.
+
+    Raises:
+        ModelError: a family, a field or sizes that are not known.
+    """
+    config = _config(name, mlx_model)
+    mlx_model = repacked(lay_out(mlx_model))
+    options: dict[str, Any] = {"page_size": page_size}
+    is_of_the_course = _beyond_the_course(config) is None and _is_readable(mlx_model)
+    if is_of_the_course and attention_backend == "paged":
+        return _build(name, Qwen3ModelWeek3, mlx_model, options)
+    options["attention_backend"] = attention_backend
+    return _build(name, Decoder, mlx_model, options)
+
+
+def _build(name: str, model: Any, mlx_model: Any, options: dict[str, Any]) -> Any:
     try:
-        return WEEK_MODELS[week](mlx_model, **options)
+        return model(mlx_model, **options)
     except ValueError as error:
         raise ModelError(f"'{name}' cannot be built: {error}") from error
 
 
-def _rope_type(rope_scaling: dict[str, Any]) -> str:
-    """Both spellings of the key occur in checkpoints."""
-    return rope_scaling.get("rope_type") or rope_scaling.get("type") or "default"
+def _config(name: str, mlx_model: Any) -> DecoderConfig:
+    try:
+        return config_of(mlx_model.args)
+    except ValueError as error:
+        raise ModelError(f"'{name}' cannot be built: {error}.") from error
+
+
+def _beyond_the_course(config: DecoderConfig) -> str | None:
+    """What a model has that the course's do not; None if there is nothing."""
+    if config.model_type != COURSE_TYPE:
+        return f"is a model of type '{config.model_type}'"
+    if config.rope_scaling is not None:
+        return f"scales RoPE with '{config.rope_scaling.kind}'"
+    return "has biases in its attention" if config.qkv_bias else None
+
+
+def _is_readable(mlx_model: Any) -> bool:
+    """Whether all quantized layers are in a format that the course's kernels read."""
+    return all(are_read(layer) for layer in mlx_model.modules() if "scales" in layer)

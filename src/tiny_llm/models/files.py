@@ -1,4 +1,4 @@
-"""What a folder must hold to be a Qwen3 checkpoint, checked before anything is loaded.
+"""What a folder must hold to be a checkpoint, checked before anything is loaded.
 
 The checks read headers only: a few kilobytes, however large the weights are. They exist to turn
 a half-finished download or a wrong folder into one sentence.
@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-
-MODEL_TYPE = "qwen3"
+from .families.registry import family_of
 
 
 class ModelError(UserError):
@@ -31,16 +30,20 @@ def check_checkpoint(folder: Path) -> dict[str, Any]:
         ModelError: the first thing found wrong.
     """
     config = read_json(folder, "config.json")
-    model_type = config.get("model_type")
-    if model_type != MODEL_TYPE:
-        raise ModelError(
-            f"{folder} holds a model of type '{model_type}'; tiny-llm serves '{MODEL_TYPE}' only."
-        )
-    if not (folder / "tokenizer.json").exists() and not (folder / "vocab.json").exists():
+    try:
+        family_of(config)
+    except ValueError as error:
+        raise ModelError(f"{folder} holds {error}.") from error
+    if not has_tokenizer(folder):
         raise ModelError(f"{folder} has no tokenizer.json (nor vocab.json); copy it from the hub.")
     for shard in weight_files(folder):
         _check_safetensors(shard)
     return config
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has the files of a tokenizer."""
+    return (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists()
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -1,20 +1,29 @@
 """Loading: a checkpoint's weights and tokenizer, by the model's name."""
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from rich.console import Console
 
+from .. import demo
+from ..errors import UserError
 from ..kernels.interleaved import InterleavedMemory
-from .files import ModelError, read_json, weight_bytes
-from .names import find_model
+from .dummy import random_checkpoint
+from .families.registry import read_config
+from .files import ModelError, has_tokenizer, read_json
+from .names import find_config, find_model
 from .tokenizer import open_tokenizer
 from .weights import CheckpointModel, can_read, read_checkpoint
 
-# Below this, loading takes less time than looking at a progress bar.
-PROGRESS_BYTES = 200_000_000
+# What `load_weights` may load; vLLM's names.
+LOAD_FORMATS = ("auto", "dummy")
+
+# What takes longer shows a progress bar from then on.
+SECONDS_WITHOUT_PROGRESS = 1.0
 
 
 def load(name: str, console: Console | None = None) -> tuple[Any, Any]:
@@ -30,10 +39,13 @@ def load(name: str, console: Console | None = None) -> tuple[Any, Any]:
     Raises:
         ModelError: see `find_model`; or weights that do not fit the config.
     """
-    return _load(name, console, _read_with_mlx_lm)
+    console = console or Console(stderr=True)
+    return _load(find_model(name, console), console, _read_with_mlx_lm)
 
 
-def load_weights(name: str, console: Console | None = None) -> tuple[Any, Any]:
+def load_weights(
+    name: str, console: Console | None = None, load_format: str = "auto"
+) -> tuple[Any, Any]:
     """Loads what our models need of a checkpoint: its weights and tokenizer, in a second.
 
     Quantized weights are stored in the order in which this machine's kernels read them, which need
@@ -41,24 +53,34 @@ def load_weights(name: str, console: Console | None = None) -> tuple[Any, Any]:
 
     Args:
         name, console: see `load`; errors too.
+        load_format: "auto" reads the weights; "dummy" draws random ones in the shapes and formats
+            of `config.json`, which is then the only file that is needed. Without a tokenizer of its
+            own such a model gets the demo's, and says so.
+
+    Raises:
+        UserError: another `load_format`.
 
     Returns:
         (weights, tokenizer). A week's model takes the first wherever it takes an `mlx_model`: it
         has the same `args` and layers, and cannot be called. The second does what `mlx_lm`'s
         tokenizer does. A checkpoint of a format that is not read here is loaded as by `load`.
     """
-    return _load(name, console, _read)
+    if load_format not in LOAD_FORMATS:
+        raise UserError(f"the load format '{load_format}' is unknown; give auto or dummy.")
+    console = console or Console(stderr=True)
+    if load_format == "dummy":
+        return _load(find_config(name, console), console, lambda it: _draw(it, console))
+    return _load(find_model(name, console), console, _read)
 
 
 def _load(
-    name: str, console: Console | None, read: Callable[[Path], tuple[Any, Any]]
+    folder: Path, console: Console, read: Callable[[Path], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
-    """Finds a checkpoint, reads it lazily, then its weights."""
-    console = console or Console(stderr=True)
-    folder = find_model(name, console)
+    """Reads a checkpoint lazily, then its weights."""
     try:
+        read_config(read_json(folder, "config.json"))  # before anything that takes time
         model, tokenizer = read(folder)
-        _evaluate(model, console, weight_bytes(folder) > PROGRESS_BYTES)
+        evaluate(model, console)
     except ModelError:
         raise
     except Exception as error:  # a broken config can lead to any
@@ -82,7 +104,22 @@ def _read(folder: Path) -> tuple[Any, Any]:
     return read_checkpoint(folder, config), open_tokenizer(folder, config)
 
 
-def _evaluate(model: Any, console: Console, show: bool) -> None:
+def _draw(folder: Path, console: Console) -> tuple[Any, Any]:
+    """Random weights for a config, and a tokenizer."""
+    config = read_json(folder, "config.json")
+    model = random_checkpoint(config)
+    if has_tokenizer(folder):
+        return model, open_tokenizer(folder, config)
+    console.print(f"{folder} has no tokenizer; random weights get the demo's.", soft_wrap=True)
+    tokenizer = open_tokenizer(demo.TARGET_PATH, read_json(demo.TARGET_PATH, "config.json"))
+    if len(tokenizer) > model.args.vocab_size:
+        raise ValueError(
+            f"it has no tokenizer, and {model.args.vocab_size} tokens are too few for the demo's"
+        )
+    return model, tokenizer
+
+
+def evaluate(model: Any, console: Console) -> None:
     """Reads the weights, which are lazy so far, part by part with a progress bar.
 
     The largest come first, the table of tokens and the head: what is being interleaved is in
@@ -91,17 +128,26 @@ def _evaluate(model: Any, console: Console, show: bool) -> None:
     table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
     parts = [part for part in (table, head, *model.layers) if part is not None]
     memory = InterleavedMemory(model) if isinstance(model, CheckpointModel) else None
-    for part in _tracked(parts, console) if show else parts:
+    for part, following in _tracked(list(zip_longest(parts, parts[1:])), console):
         if memory is not None:
-            memory.interleave_layers(part)
+            memory.interleave_layers(part, following)
         mx.eval(part.parameters())
     mx.eval(model.parameters())
     mx.clear_cache()  # interleaved rows leave memory of sizes that nothing else has
 
 
-def _tracked(parts: Iterable[Any], console: Console) -> Iterable[Any]:
-    """The same, with a progress bar."""
-    # Imported here, because a small model is loaded before this is.
-    from rich.progress import track
+def _tracked(parts: Sequence[Any], console: Console) -> Iterator[Any]:
+    """The same, with a progress bar once it takes longer than `SECONDS_WITHOUT_PROGRESS`."""
+    started = time.monotonic()
+    for index, part in enumerate(parts):
+        if time.monotonic() - started > SECONDS_WITHOUT_PROGRESS:
+            # Imported here, because a small model is loaded before this is.
+            from rich.progress import Progress
 
-    return track(parts, description="loading", console=console, transient=True)
+            with Progress(console=console, transient=True) as progress:
+                task = progress.add_task("loading", total=len(parts), completed=index)
+                for rest in parts[index:]:
+                    yield rest
+                    progress.advance(task)
+            return
+        yield part

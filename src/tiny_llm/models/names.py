@@ -18,7 +18,8 @@ SHIPPED = {"demo": demo.TARGET_PATH, "demo-draft": demo.DRAFT_PATH}
 PREFERRED_MODEL = "qwen3-0.6b"
 
 # Of a hub repository: what loading needs, and nothing else (other formats can be twice the size).
-DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
+CONFIG_PATTERNS = ["*.json", "*.txt", "*.jinja"]
+DOWNLOAD_PATTERNS = [*CONFIG_PATTERNS, "*.safetensors"]
 
 
 def shortcut_name_to_full_name(name: str) -> str:
@@ -71,15 +72,9 @@ def find_model(name: str, console: Console) -> Path:
     Raises:
         ModelError: there is no such model, it cannot be downloaded now, or its folder is broken.
     """
-    full_name = shortcut_name_to_full_name(name)
-    folder = Path(full_name).expanduser()
-    if not (full_name and folder.is_dir()):
-        looks_like_hub_id = full_name.count("/") == 1 and full_name[0] not in "./~"
-        if not looks_like_hub_id:
-            raise ModelError(
-                f"there is no model '{name}'; give a folder, a hub id (owner/name) or one of "
-                f"{', '.join([*SHIPPED, *SHORTCUTS])}."
-            )
+    folder = _find_folder(name)
+    if folder is None:
+        full_name = shortcut_name_to_full_name(name)
         cached = find_in_cache(full_name)
         if cached is not None:
             return cached  # checked where it was found
@@ -88,8 +83,45 @@ def find_model(name: str, console: Console) -> Path:
     return folder
 
 
-def download(hub_id: str, console: Console) -> Path:
+def find_config(name: str, console: Console) -> Path:
+    """A folder with a model's `config.json`, and its tokenizer if it has one; no weights.
+
+    Args:
+        name, console: see `find_model`.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be downloaded now.
+    """
+    full_name = shortcut_name_to_full_name(name)
+    folder = _find_folder(name) or find_in_cache(full_name)
+    return folder or download(full_name, console, CONFIG_PATTERNS)
+
+
+def _find_folder(name: str) -> Path | None:
+    """The folder that a name means; None for a hub id.
+
+    Raises:
+        ModelError: it is neither.
+    """
+    full_name = shortcut_name_to_full_name(name)
+    folder = Path(full_name).expanduser()
+    if full_name and folder.is_dir():
+        return folder
+    if full_name.count("/") == 1 and full_name[0] not in "./~":
+        return None
+    raise ModelError(
+        f"there is no model '{name}'; give a folder, a hub id (owner/name) or one of "
+        f"{', '.join([*SHIPPED, *SHORTCUTS])}."
+    )
+
+
+def download(hub_id: str, console: Console, patterns: list[str] = DOWNLOAD_PATTERNS) -> Path:
     """Fetches a model from the Hugging Face hub, after saying how big it is.
+
+    Args:
+        hub_id: owner/name.
+        console: where the size is said.
+        patterns: the files to fetch.
 
     Raises:
         ModelError: the hub has no such model, or cannot be reached.
@@ -100,12 +132,10 @@ def download(hub_id: str, console: Console) -> Path:
     try:
         # Asked first: its errors say what is wrong, those of a dry run do not.
         huggingface_hub.HfApi().model_info(hub_id)
-        files = huggingface_hub.snapshot_download(
-            hub_id, allow_patterns=DOWNLOAD_PATTERNS, dry_run=True
-        )
+        files = huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns, dry_run=True)
         size = sum(file.file_size for file in files if file.will_download)
         console.print(f"downloading {hub_id}: {filesize.decimal(size)}", highlight=False)
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=DOWNLOAD_PATTERNS))
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns))
     except errors.GatedRepoError as error:  # a kind of RepositoryNotFoundError, so it comes first
         raise ModelError(
             f"'{hub_id}' asks you to accept its terms on the Hugging Face hub; do that there, "

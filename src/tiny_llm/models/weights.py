@@ -12,11 +12,19 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
 
+from .families.config import DecoderConfig
+from .families.experts import stack_experts
+from .families.registry import read_config
 from .files import weight_files
-from .tensor_shapes import Quantization, Qwen3Args, Shape, matrices, norms
+from .formats import Quantization, Shape
+from .repack import repack
+from .tensor_shapes import matrices, vectors
 
 # A config with one of these asks for something that only mlx_lm can do.
 KEYS_OF_MLX_LM = ("model_file", "quantize_activations", "text_config")
+
+# In old checkpoints of Llama: RoPE's frequencies, which follow from the config.
+COMPUTED = ".rotary_emb.inv_freq"
 
 
 class Part(Module):
@@ -24,6 +32,7 @@ class Part(Module):
 
     Attributes:
         weight, scales, biases: of a layer; the last two if it is quantized.
+        bias: of a layer that has one.
         group_size, bits, mode: of a quantized layer.
     """
 
@@ -40,7 +49,7 @@ class CheckpointModel(Module):
         layers: those of `model`.
     """
 
-    def __init__(self, args: Qwen3Args, parts: Mapping[str, Any]):
+    def __init__(self, args: DecoderConfig, parts: Mapping[str, Any]):
         super().__init__()
         self.args = args
         for name, part in parts.items():
@@ -53,7 +62,7 @@ class CheckpointModel(Module):
 
 
 def can_read(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint is plain, or quantized in MLX's affine format.
+    """Whether a checkpoint is plain, or quantized in a format of MLX's.
 
     Args:
         folder: the checkpoint's.
@@ -65,8 +74,7 @@ def can_read(folder: Path, config: Mapping[str, Any]) -> bool:
     if quantization is None:
         in_other_file = (folder / "hf_quant_config.json").exists()
         return not config.get("quantization_config") and not in_other_file
-    formats = [quantization, *(each for each in quantization.values() if isinstance(each, dict))]
-    return all(each.get("mode", "affine") == "affine" for each in formats)
+    return True
 
 
 def read_checkpoint(folder: Path, config: Mapping[str, Any]) -> CheckpointModel:
@@ -80,19 +88,38 @@ def read_checkpoint(folder: Path, config: Mapping[str, Any]) -> CheckpointModel:
         ValueError: the config makes no sense, or a tensor is missing, unknown or has another shape
             than the config implies; the message names it.
     """
-    args = Qwen3Args.from_config(config)
+    args = read_config(config)
     weights: dict[str, mx.array] = {}
     for file in weight_files(folder):
         weights.update(mx.load(str(file)))  # type: ignore[arg-type]
     if args.tie_word_embeddings:
         weights.pop("lm_head.weight", None)  # the table once more; some converters write it
+    weights = {name: array for name, array in weights.items() if not name.endswith(COMPUTED)}
+    if args.experts is not None:
+        stack_experts(weights, sorted(args.experts.layers), args.experts.num_experts)
     formats = _check_tensors(weights, args, config.get("quantization"))
+    return as_model(args, weights, formats)
+
+
+def as_model(
+    args: DecoderConfig, weights: Mapping[str, mx.array], formats: Mapping[str, Quantization]
+) -> CheckpointModel:
+    """The tree of named tensors, repacked as this machine's kernels read them (`repack.py`).
+
+    Args:
+        args: the configuration.
+        weights: all tensors of the model, by name.
+        formats: of each quantized layer, by its path.
+    """
     tree: Any = tree_unflatten(list(weights.items()))
-    return CheckpointModel(args, {name: _part(part, name, formats) for name, part in tree.items()})
+    parts = {name: _part(part, name, formats) for name, part in tree.items()}
+    model = CheckpointModel(args, parts)
+    repack(model)
+    return model
 
 
 def _check_tensors(
-    weights: Mapping[str, mx.array], args: Qwen3Args, quantization: Mapping[str, Any] | None
+    weights: Mapping[str, mx.array], args: DecoderConfig, quantization: Mapping[str, Any] | None
 ) -> dict[str, Quantization]:
     """The format of each quantized layer, by its path, if all tensors are what they should be."""
     formats: dict[str, Quantization] = {}
@@ -104,13 +131,20 @@ def _check_tensors(
         for name, shape in (found.shapes(matrix) if found else {"weight": matrix}).items():
             _check_shape(weights, f"{path}.{name}", shape, found)
             known.add(f"{path}.{name}")
-    for path, shape in norms(args):
-        _check_shape(weights, f"{path}.weight", shape)
-        known.add(f"{path}.weight")
+    for name, shape in vectors(args):
+        _check_shape(weights, name, shape)
+        known.add(name)
     unknown = sorted(weights.keys() - known)
     if unknown:
-        raise ValueError(f"{unknown[0]} has no place in a Qwen3 of the config's sizes")
+        raise ValueError(f"{unknown[0]} has no place in a {args.model_type} of the config's sizes")
     return formats
+
+
+def own_format(common: Quantization, own: Any) -> Quantization | None:
+    """A layer's format, by what the config says of it: true, false, or a format of its own."""
+    if isinstance(own, dict):
+        return Quantization.from_config(own)
+    return common if own else None
 
 
 def _quantization(
@@ -125,17 +159,18 @@ def _quantization(
     """
     if quantization is None:
         return None
-    common = Quantization.from_config(quantization)
-    own = quantization.get(path)
+    common, own = Quantization.from_config(quantization), quantization.get(path)
     if own is not None:
-        return Quantization.from_config(own) if isinstance(own, dict) else common if own else None
+        return own_format(common, own)
     weight, scales = weights.get(f"{path}.weight"), weights.get(f"{path}.scales")
     if scales is None:
         return None
-    I = matrix[1]
-    if weight is None or weight.ndim != 2 or scales.ndim != 2 or not 0 < scales.shape[1] <= I:
+    I = matrix[-1]
+    if common.mode != "affine" or weight is None or weight.ndim != scales.ndim:
         return common
-    told = Quantization(I // scales.shape[1], weight.shape[1] * 32 // I)
+    if weight.ndim != len(matrix) or not 0 < scales.shape[-1] <= I:
+        return common
+    told = Quantization(I // scales.shape[-1], weight.shape[-1] * 32 // I)
     return told if told.shapes(matrix)["weight"] == weight.shape else common
 
 
@@ -165,5 +200,5 @@ def _part(tree: Any, path: str, formats: Mapping[str, Quantization]) -> Any:
     if path in formats:
         part.group_size = formats[path].group_size
         part.bits = formats[path].bits
-        part.mode = "affine"
+        part.mode = formats[path].mode
     return part

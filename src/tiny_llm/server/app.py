@@ -9,8 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from . import chat, completions, engine_view, messages, responses, service, tokens
-from .errors import ApiError, refused
+from . import chat, completions, engine_view, messages, page, responses, service, tokens
+from .errors import ApiError
 from .guards import CheckHost, LimitBody, RequireKey
 from .replies import INSIDE
 from .server import Server
@@ -27,8 +27,9 @@ def make_app(server: Server) -> FastAPI:
         redoc_url=None,
     )
     app.state.server = server
-    for module in (service, tokens, chat, completions, responses, messages, engine_view):
+    for module in (service, tokens, chat, completions, responses, messages, engine_view, page):
         app.include_router(module.router)
+    app.router.routes.append(page.files)
     app.add_exception_handler(ApiError, _tell)
     app.add_exception_handler(RequestValidationError, _tell_validation)
     app.add_exception_handler(HTTPException, _tell_http)
@@ -63,12 +64,12 @@ async def _tell(request: Request, error: Exception) -> Response:
 
 
 async def _tell_validation(request: Request, error: Exception) -> Response:
-    """A body that is refused: 400, where FastAPI says 422."""
+    """A body that is refused: 415 if it is said to be no JSON; else 400, where FastAPI says 422."""
     assert isinstance(error, RequestValidationError)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.method == "POST" and kind != "application/json" and not kind.endswith("+json"):
         reason = f"The Content-Type is '{kind[:100]}'; it must be application/json."
-        return refused(reason).response(request.url.path)
+        return ApiError(415, reason).response(request.url.path)
     return refusal(error.errors()).response(request.url.path)
 
 

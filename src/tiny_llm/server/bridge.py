@@ -5,8 +5,10 @@ methods run on the event loop.
 """
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
 
 from ..engine.sampling_params import SamplingParams
 from .engine_thread import Inbox
@@ -21,10 +23,12 @@ from .seam import (
     FromEngine,
     Gauges,
     Loaded,
+    Look,
     Piece,
     Refused,
     StepReport,
     Submit,
+    Watch,
 )
 from .settings import Settings
 
@@ -137,8 +141,9 @@ class Bridge:
         settings, lifecycle, metrics: as given.
         loaded: what the engine said when it was ready; None before.
         gauges: the engine's state after its last step.
-        on_report: functions that are called with every step's report.
+        snapshot: the last one of `engine/snapshot.py` that somebody looked at; None before.
         open: requests whose clients have not got everything.
+        ending: is set when the process ends, and viewers must go.
     """
 
     def __init__(self, settings: Settings, inbox: Inbox, lifecycle: Lifecycle, metrics: Metrics):
@@ -148,11 +153,14 @@ class Bridge:
         self.inbox = inbox
         self.loaded: Loaded | None = None
         self.gauges = Gauges()
-        self.on_report: list[Callable[[StepReport], None]] = []
+        self.snapshot: Mapping[str, Any] | None = None
         self.open: set[Generation] = set()
+        self.ending = asyncio.Event()
         self._of: dict[str, Generation | None] = {}  # None: its client has gone
         self._unfinished: dict[str, int] = {}  # answers that the engine has not ended
         self._numbers = itertools.count()
+        self._watchers: list[Callable[[StepReport], None]] = []
+        self._looking: list[asyncio.Future[None]] = []
 
     # ---------------------------------------------------------------- from clients
 
@@ -211,6 +219,31 @@ class Bridge:
                 self._of[request_id] = None
                 self.inbox.put(Cancel(request_id))
 
+    # ---------------------------------------------------------------- from viewers
+
+    def watch(self, take: Callable[[StepReport], None]) -> None:
+        """Calls a function with every report from now on; they contain what the engine does."""
+        self._watchers.append(take)
+        self.inbox.put(Watch(True))
+
+    def unwatch(self, take: Callable[[StepReport], None]) -> None:
+        """Ends it."""
+        self._watchers.remove(take)
+        if not self._watchers:
+            self.inbox.put(Watch(False))
+
+    async def look(self, seconds: float) -> None:
+        """Renews `snapshot`, unless the engine is in a step that takes longer than `seconds`."""
+        if self.loaded is None or self.lifecycle.phase is Phase.BROKEN:
+            return
+        seen: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._looking.append(seen)
+        self.inbox.put(Look())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(seen, seconds)
+
+    # ---------------------------------------------------------------- how much there is to do
+
     @property
     def num_unfinished(self) -> int:
         """Answers that the engine has not ended."""
@@ -233,8 +266,10 @@ class Bridge:
                 self.gauges = message.gauges
                 for item in message.news:
                     self._hand_on(item)
-                for listener in self.on_report:
-                    listener(message)
+                if message.snapshot is not None:
+                    self._take_snapshot(message.snapshot)
+                for take in list(self._watchers):
+                    take(message)
             case Died(reason):
                 self.give_up(reason)
 
@@ -250,6 +285,13 @@ class Bridge:
         """Ends every request that is open with an error, and cancels it."""
         for generation in list(self.open):
             generation.fail(error)
+
+    def _take_snapshot(self, snapshot: Mapping[str, Any]) -> None:
+        self.snapshot = snapshot
+        looking, self._looking = self._looking, []
+        for seen in looking:
+            if not seen.done():
+                seen.set_result(None)
 
     def _hand_on(self, item: Accepted | Refused | Piece) -> None:
         request_id = item.request_id

@@ -6,9 +6,9 @@ from pydantic import Field
 
 from ..engine.structured_outputs import StructuredOutputs, ToolCalls
 from .errors import refused
-from .sampling import Body, Count, Form, SamplingFields, make_form
+from .sampling import Body, Count, Form, SamplingFields, free_calls, make_form
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TextPart(Body):
@@ -16,6 +16,21 @@ class TextPart(Body):
 
     type: Literal["text"]
     text: str
+
+
+class RefusalPart(Body):
+    """What an assistant refused to do."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """The same as a text."""
+        return self.refusal
+
+
+AnyPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
 
 class Function(Body):
@@ -54,7 +69,7 @@ class ChatMessage(Body):
     """What was said. The last four fields are what clients send back of an answer."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[AnyPart] | None = None
     name: str | None = None
     tool_calls: list[MadeCall] | None = None
     tool_call_id: str | None = None
@@ -124,6 +139,20 @@ class NamedTool(Body):
     function: NamedFunction
 
 
+class AllowedTools(Body):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1)]
+
+
+class SomeTools(Body):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class TemplateVariables(Body):
     """Variables of the chat template that a client may set."""
 
@@ -142,14 +171,20 @@ class ChatBody(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | SomeTools | None = None
     parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: TemplateVariables | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
+    modalities: list[Literal["text"]] | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
+    verbosity: str | None = None
 
     def check_honoured(self) -> None:
         """Refuses fields that contradict each other.
@@ -163,6 +198,15 @@ class ChatBody(SamplingFields):
             raise refused("top_logprobs needs logprobs: true.", "top_logprobs")
         if self.tool_choice not in (None, "auto", "none") and not self.tools:
             raise refused("tool_choice asks for a call, and there are no tools.", "tool_choice")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise refused(
+                "continue_final_message and add_generation_prompt contradict each other; give one.",
+                "continue_final_message",
+            )
+        known = {tool.function.name for tool in self.tools or ()}
+        for name in self._allowed_names or ():
+            if name not in known:
+                raise refused(f"tool_choice allows '{name}', which is no tool.", "tool_choice")
 
     def form(self) -> Form | None:
         """The form that the answer must have; None if it is free.
@@ -173,7 +217,7 @@ class ChatBody(SamplingFields):
         calls = self._calls()
         wanted = self.response_format
         if wanted is None or wanted.type == "text":
-            return calls
+            return calls or self._free_calls()
         if calls is not None:
             raise refused(
                 "tool_choice asks for a call and response_format for a form; give one of them.",
@@ -188,22 +232,50 @@ class ChatBody(SamplingFields):
 
     def _calls(self) -> ToolCalls | None:
         """Tool calls that were demanded."""
-        if self.tool_choice in (None, "auto", "none"):
+        choice = self.tool_choice
+        if isinstance(choice, SomeTools):
+            choice = choice.allowed_tools.mode
+        if choice in (None, "auto", "none"):
             return None
-        named = isinstance(self.tool_choice, NamedTool)
+        name = choice.function.name if isinstance(choice, NamedTool) else None
         return make_form(
             ToolCalls,
             "tool_choice",
-            [tool.model_dump(exclude_none=True) for tool in self.tools or ()],
+            self.usable_tools,
             choice="required",
-            name=self.tool_choice.function.name if named else None,  # type: ignore[union-attr]
-            parallel=self.parallel_tool_calls is not False and not named,
+            name=name,
+            parallel=self.parallel_tool_calls is not False and name is None,
         )
+
+    def _free_calls(self) -> ToolCalls | None:
+        """Text and calls, as the model likes; None if another field says how the answer ends."""
+        if not self.uses_tools or self.structured_outputs or self.ignore_eos or self.min_tokens:
+            return None
+        return free_calls(self.usable_tools, self.parallel_tool_calls)
+
+    @property
+    def _allowed_names(self) -> list[str] | None:
+        """The tools that tool_choice leaves; None for all."""
+        if not isinstance(self.tool_choice, SomeTools):
+            return None
+        return [tool.function.name for tool in self.tool_choice.allowed_tools.tools]
+
+    @property
+    def usable_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model may call, as chat templates read them."""
+        if self.tool_choice == "none":
+            return []
+        names = self._allowed_names
+        return [
+            tool.model_dump(exclude_none=True)
+            for tool in self.tools or ()
+            if names is None or tool.function.name in names
+        ]
 
     @property
     def uses_tools(self) -> bool:
         """Whether the model may call tools."""
-        return bool(self.tools) and self.tool_choice != "none"
+        return bool(self.usable_tools)
 
     def template_variables(self) -> dict[str, Any]:
         """What the chat template is told."""

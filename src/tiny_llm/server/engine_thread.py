@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..engine.events import Event, event_fields
 from ..engine.llm import LLM
 from ..engine.outputs import RequestMetrics, StreamOutput
+from ..engine.snapshot import PERIOD, snapshot
+from ..engine.structured_outputs import ToolCalls
 from ..errors import UserError
 from . import seam
 
@@ -62,6 +64,8 @@ class EngineThread(threading.Thread):
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="grammars")
         self._preparing: set[str] = set()  # requests whose grammars are being compiled
         self._events: list[dict[str, Any]] = []
+        self._is_looked_at = False
+        self._next_snapshot = 0.0  # when the next one is due, while the engine is watched
         self._num_logprobs: dict[tuple[str, int], int] = {}  # that were reported, by answer
 
     def run(self) -> None:
@@ -96,22 +100,44 @@ class EngineThread(threading.Thread):
                         llm.abort(request_id)
                     case seam.Watch(on):
                         llm.scheduler.listener = self._note if on else None
+                        self._next_snapshot = 0.0
+                    case seam.Look():
+                        self._is_looked_at = True
                     case seam.Stop():
                         return
             self.step_began = time.monotonic()
             news += map(self._piece, llm.step())
             self.step_began = None
             events, self._events = tuple(self._events), []
-            self._report(seam.StepReport(tuple(news), _gauges(llm), events))
+            self._report(seam.StepReport(tuple(news), _gauges(llm), events, self._snapshot(llm)))
+
+    def _snapshot(self, llm: LLM) -> dict[str, Any] | None:
+        """A snapshot, if somebody looks, or watches and the last one is old or work has ended."""
+        now = time.monotonic()
+        is_due = now >= self._next_snapshot or not llm.has_unfinished_requests
+        if not self._is_looked_at and not (is_due and llm.scheduler.listener is not None):
+            return None
+        self._is_looked_at = False
+        self._next_snapshot = now + PERIOD
+        return {**snapshot(llm.scheduler), "time": time.time()}
 
     def _prepare(self, llm: LLM, request: seam.Submit) -> None:
-        """Compiles a request's grammar; called by a worker."""
+        """Compiles a request's grammar; called by a worker.
+
+        Calls that the model may make, but need not, do without one that cannot be compiled.
+        """
         ids, may_think = request.token_ids, request.may_think
+        form = request.params.structured_outputs
         refusal = None
         try:
             llm.prepare(ids, request.params, enable_thinking=may_think)
         except UserError as error:
-            refusal = str(error)
+            if isinstance(form, ToolCalls) and form.choice == "auto":
+                log.warning("tool calls are not kept to their schemas: %s", error)
+                params = replace(request.params, structured_outputs=None)
+                request = replace(request, params=params)
+            else:
+                refusal = str(error)
         except Exception:  # it is told to the client of this request, and to the log
             log.exception("a grammar was not compiled")
             refusal = "The form of the answer could not be compiled."

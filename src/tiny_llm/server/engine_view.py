@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,18 +11,21 @@ from starlette.responses import Response, StreamingResponse
 from .bridge import Bridge
 from .errors import to_json
 from .replies import COMMENT, Events, event
-from .seam import StepReport, Watch
+from .seam import StepReport
 from .server import server_of
 
 LIMIT = 1000  # reports that wait for a slow viewer; it misses those beyond
+PATIENCE = 0.5  # seconds that a look waits for a step to end
 
 router = APIRouter()
 
 
 @router.get("/engine/state", tags=["engine"])
 async def state(request: Request) -> dict[str, Any]:
-    """Slots, queue and pages in numbers, after the last step."""
-    return state_of(server_of(request).bridge)
+    """Slots, queue and pages after the last step: in numbers, and who has which (`snapshot`)."""
+    bridge = server_of(request).bridge
+    await bridge.look(PATIENCE)
+    return {**state_of(bridge), "snapshot": bridge.snapshot}
 
 
 @router.get("/engine/events", tags=["engine"], include_in_schema=False)
@@ -48,6 +52,13 @@ def state_of(bridge: Bridge) -> dict[str, Any]:
     }
 
 
+def all_events(report: StepReport) -> Iterator[Mapping[str, Any]]:
+    """What happened in a step, and what is now."""
+    yield from report.events
+    if report.snapshot is not None:
+        yield report.snapshot
+
+
 class Viewer:
     """Someone who watches the engine; while there is one, the engine reports its events."""
 
@@ -58,22 +69,29 @@ class Viewer:
     async def events(self, keep_alive: float) -> Events:
         """The stream."""
         bridge = self._bridge
-        bridge.on_report.append(self._take)
-        bridge.inbox.put(Watch(True))
+        bridge.watch(self._take)
         try:
             yield event(state_of(bridge), "state")
-            while True:
-                try:
-                    report = await asyncio.wait_for(self._reports.get(), keep_alive)
-                except TimeoutError:
+            while not bridge.ending.is_set():
+                report = await self._next(keep_alive)
+                if report is None:
                     yield COMMENT
                     continue
-                data = b"".join(b"data: " + to_json(one) + b"\n\n" for one in report.events)
+                data = b"".join(b"data: " + to_json(one) + b"\n\n" for one in all_events(report))
                 yield data + event(state_of(bridge), "state")
         finally:
-            bridge.on_report.remove(self._take)
-            if not bridge.on_report:
-                bridge.inbox.put(Watch(False))
+            bridge.unwatch(self._take)
+
+    async def _next(self, seconds: float) -> StepReport | None:
+        """The next report; None if there is none in that time, or the server ends."""
+        getting = asyncio.ensure_future(self._reports.get())
+        ending = asyncio.ensure_future(self._bridge.ending.wait())
+        try:
+            await asyncio.wait((getting, ending), timeout=seconds, return_when="FIRST_COMPLETED")
+            return getting.result() if getting.done() else None
+        finally:
+            getting.cancel()
+            ending.cancel()
 
     def _take(self, report: StepReport) -> None:
         with contextlib.suppress(asyncio.QueueFull):

@@ -21,6 +21,7 @@ OPEN_PATHS = {
     "/openapi.json",
     "/docs",
 }
+PAGE = "/page/"  # files of the page, which asks for the key
 
 
 class CheckHost:
@@ -98,7 +99,8 @@ class RequireKey:
         await self._app(scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:
-        if scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
+        path = scope["path"]
+        if path in OPEN_PATHS or path.startswith(PAGE) or scope["method"] == "OPTIONS":
             return True
         headers = Headers(scope=scope)
         bearer = headers.get("authorization", "")

@@ -23,7 +23,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._gauges = Gauges()
         self._tokens: dict[tuple[str, int], int] = {}  # of answers that have not ended
-        self._generated = self._counter("generation_tokens", "Tokens of answers.")
+        self._num_generated = 0
         self._ended = Counter(
             "tiny_llm:request_success",  # the library adds `_total`
             "Answers that ended, by reason.",
@@ -39,7 +39,7 @@ class Metrics:
     def count(self, piece: Piece) -> None:
         """Counts a piece of an answer."""
         key = (piece.request_id, piece.index)
-        self._generated.inc(len(piece.token_ids))
+        self._num_generated += len(piece.token_ids)
         tokens = self._tokens.pop(key, 0) + len(piece.token_ids)
         if piece.finish_reason is None:
             self._tokens[key] = tokens
@@ -74,6 +74,7 @@ class Metrics:
             yield self._family(GaugeMetricFamily, name, text, number)
         for name, text, number in (
             ("prompt_tokens", "Tokens of prompts.", gauges.prompt_tokens),
+            ("generation_tokens", "Tokens of answers.", self._num_generated),
             ("prefix_cache_queries", "Tokens looked up in the cache.", gauges.prompt_tokens),
             ("prefix_cache_hits", "Tokens found in the cache.", gauges.cached_tokens),
             ("num_preemptions", "Requests that gave up their pages.", gauges.preemptions),
@@ -87,10 +88,6 @@ class Metrics:
         family = kind(f"tiny_llm:{name}", text, labels=["model_name"])
         family.add_metric([self._model], number)
         return family
-
-    def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(f"tiny_llm:{name}", text, ["model_name"], registry=self._registry)
-        return counter.labels(self._model)
 
     def _histogram(self, name: str, text: str) -> Histogram:
         histogram = Histogram(

@@ -6,6 +6,7 @@ engine computes. Whatever happens, the generation is closed, and its place in th
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -37,7 +38,8 @@ class EventStream(Response):
         events: makes them; may raise `ApiError` after the stream began.
         generation: is closed at the end.
         error_event: the protocol's own event for an error, which ends the stream.
-        keep_alive: seconds of silence after which a comment is sent.
+        keep_alive: seconds of silence after which something is sent that says nothing.
+        nothing: what that is; clients do not see a comment, and may give up on a silent stream.
     """
 
     media_type = "text/event-stream"
@@ -48,6 +50,7 @@ class EventStream(Response):
         generation: Generation,
         error_event: Callable[[ApiError], bytes],
         keep_alive: float,
+        nothing: bytes = COMMENT,
     ):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
@@ -55,6 +58,8 @@ class EventStream(Response):
         self._generation = generation
         self._error_event = error_event
         self._keep_alive = keep_alive
+        self._nothing = nothing
+        self._last_sent = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events until they end, the client leaves, or reads too slowly."""
@@ -75,19 +80,31 @@ class EventStream(Response):
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
+        keeping = asyncio.create_task(self._keep_open(send))
         try:
-            async for data in _with_comments(self._events, self._keep_alive):
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+            async for data in self._events:
+                await self._send(send, data)
         except ApiError as error:
-            await self._send_error(send, error)
+            await self._send(send, self._error_event(error))
         except Exception:
             log.exception("a stream failed")
-            await self._send_error(send, ApiError(500, INSIDE))
+            await self._send(send, self._error_event(ApiError(500, INSIDE)))
+        finally:
+            await _cancel(keeping)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_error(self, send: Send, error: ApiError) -> None:
-        body = self._error_event(error)
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+    async def _send(self, send: Send, data: bytes) -> None:
+        self._last_sent = time.monotonic()
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _keep_open(self, send: Send) -> None:
+        """Sends something where no event came for a while: proxies close silent streams."""
+        while True:
+            silent = time.monotonic() - self._last_sent
+            if silent >= self._keep_alive:
+                await self._send(send, self._nothing)
+            else:
+                await asyncio.sleep(self._keep_alive - silent)
 
 
 async def whole(receive: Receive, generation: Generation, answer: Awaitable[Response]) -> Response:
@@ -108,25 +125,6 @@ async def until_left(receive: Receive) -> None:
     """Waits until the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _with_comments(events: Events, seconds: float) -> Events:
-    """The same events, with comments where none came for a while: proxies close silent streams."""
-    pending: asyncio.Future[bytes] = asyncio.ensure_future(anext(events))
-    try:
-        while True:
-            done, _ = await asyncio.wait((pending,), timeout=seconds)
-            if not done:
-                yield COMMENT
-                continue
-            try:
-                data = pending.result()
-            except StopAsyncIteration:
-                return
-            yield data
-            pending = asyncio.ensure_future(anext(events))
-    finally:
-        await _cancel(pending)
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:

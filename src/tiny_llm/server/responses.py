@@ -36,20 +36,31 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
         max_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
         logprobs=body.logprobs,
         structured_outputs=body.form(),
     )
     prompt = await server.prompts.run(_make_prompt, server, body)
-    generation = await server.begin([prompt.token_ids], params, may_think=True)
+    generation = await server.begin([prompt.token_ids], params, prompt.may_think)
     reply = ResponseReply(server, body, generation, prompt)
     if not body.stream:
         return await whole(request.receive, generation, reply.whole())
     return EventStream(reply.events(), generation, reply.error_event, server.settings.keep_alive)
 
 
+@router.post(f"{PATH}/input_tokens", tags=["OpenAI"], responses=ERRORS)
+async def count_input_tokens(body: ResponsesBody, request: Request) -> dict[str, Any]:
+    """How many tokens the input of a response has."""
+    server = server_of(request)
+    server.check_model(body.model)
+    body.check_honoured()
+    prompt = await server.prompts.run(_make_prompt, server, body)
+    return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
+
+
 def _make_prompt(server: Server, body: ResponsesBody) -> ChatPrompt:
-    tools = body.function_tools if body.uses_tools else []
-    return server.prompts.chat(body.for_template(), tools, body.template_variables())
+    return server.prompts.chat(body.for_template(), body.usable_tools, body.template_variables())
 
 
 class ResponseReply:
@@ -70,8 +81,9 @@ class ResponseReply:
             name: server.defaults.get(name, 1.0) if value is None else value
             for name, value in self._params.items()
         }
-        may_think = server.prompts.may_think
-        parser = AnswerParser(may_think, prompt.in_thought, body.uses_tools, bool(body.stream))
+        parser = AnswerParser(
+            prompt.may_think, prompt.in_thought, body.uses_tools, bool(body.stream)
+        )
         self._answer = Answer(parser, body.parallel_tool_calls is False)
         self._texts = TokenTexts(server.prompts)
         self._logprobs: list[dict[str, Any]] = []  # that were not told yet
@@ -145,7 +157,7 @@ class ResponseReply:
             "incomplete_details": {"reason": "max_output_tokens"} if self._cut else None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "max_tool_calls": None,
+            "max_tool_calls": body.max_tool_calls,
             "model": self._model,
             "output": self._items.items if is_done else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
@@ -172,8 +184,8 @@ class ResponseReply:
                 for tool in body.function_tools
             ],
             "top_logprobs": body.top_logprobs or 0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
+            "presence_penalty": body.presence_penalty or 0.0,
+            "frequency_penalty": body.frequency_penalty or 0.0,
             "truncation": "disabled",
             "usage": self._usage() if is_done else None,
             "user": body.user,

@@ -8,7 +8,7 @@ from pydantic import Field
 from ..engine.structured_outputs import StructuredOutputs, ToolCalls
 from .chat_types import Effort
 from .errors import refused
-from .sampling import Body, Count, Form, make_form
+from .sampling import Body, Count, Form, free_calls, make_form
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -23,6 +23,7 @@ class Reasoning(Body):
     summary: str | None = None
     generate_summary: str | None = None
     context: str | None = None
+    mode: Literal["standard"] | None = None
 
 
 class TextFormat(Body):
@@ -51,6 +52,9 @@ class ResponsesBody(Body):
     max_output_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    max_tool_calls: Count | None = None  # of tools that a server runs, and this one runs none
     stream: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -65,9 +69,12 @@ class ResponsesBody(Body):
     include: list[str] | None = None
     metadata: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
+    context_management: list[dict[str, Any]] | None = None
     user: str | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     stream_options: dict[str, Any] | None = None
 
@@ -87,12 +94,55 @@ class ResponsesBody(Body):
             raise refused("background is not supported; leave it out.", "background")
         if self.truncation == "auto":
             raise refused("truncation 'auto' is not supported: prompts are not cut.", "truncation")
+        if self.context_management:
+            log.warning("context_management is left out: what the client sends is not edited")
         wants_call = self.tool_choice not in (None, "auto", "none")
         if wants_call and not self.function_tools:
             raise refused("tool_choice asks for a call, and there are no tools.", "tool_choice")
+        self._check_choice()
         for number, tool in enumerate(self.tools or ()):
             if tool.get("type") != "function":
                 log.warning("tools[%d] of type %.40r is left out", number, tool.get("type"))
+
+    def _check_choice(self) -> None:
+        choice = self.tool_choice
+        if choice in (None, "auto", "none", "required"):
+            return
+        if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+            names, mode = self._allowed_names or [], choice.get("mode")
+            known = {tool["function"]["name"] for tool in self.function_tools}
+            if names and known.issuperset(names) and mode in ("auto", "required"):
+                return
+            raise refused(
+                "tool_choice of the type allowed_tools needs the mode 'auto' or 'required', and "
+                "tools that are among those of the request.",
+                "tool_choice",
+            )
+        if not (isinstance(choice, dict) and isinstance(choice.get("name"), str)):
+            raise refused(
+                "tool_choice must be 'auto', 'none', 'required' or a function with its name.",
+                "tool_choice",
+            )
+
+    @property
+    def _allowed_names(self) -> list[Any] | None:
+        """The tools that tool_choice leaves; None for all."""
+        choice = self.tool_choice
+        if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+            return None
+        listed = choice.get("tools")
+        tools = listed if isinstance(listed, list) else []
+        names = [tool.get("name") for tool in tools if isinstance(tool, dict)]
+        return [str(name) for name in names]
+
+    @property
+    def usable_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model may call."""
+        if self.tool_choice == "none":
+            return []
+        names = self._allowed_names
+        found = self.function_tools
+        return [one for one in found if names is None or one["function"]["name"] in names]
 
     def form(self) -> Form | None:
         """The form that the answer must have; None if it is free.
@@ -102,19 +152,17 @@ class ResponsesBody(Body):
         """
         wanted = self.text.format if self.text is not None else None
         choice = self.tool_choice
-        if choice in (None, "auto", "none"):
-            return None if wanted is None else _text_form(wanted)
+        is_some = self._allowed_names is not None
+        mode = choice["mode"] if isinstance(choice, dict) and is_some else choice
+        if mode in (None, "auto", "none"):
+            form = None if wanted is None else _text_form(wanted)
+            return form or free_calls(self.usable_tools, self.parallel_tool_calls)
+        name = choice["name"] if isinstance(choice, dict) and not is_some else None
         if wanted is not None and wanted.type != "text":
             raise refused("tool_choice and text.format both ask for a form.", "text.format")
-        name = choice.get("name") if isinstance(choice, dict) else None
-        if choice != "required" and not isinstance(name, str):
-            raise refused(
-                "tool_choice must be 'auto', 'none', 'required' or a function with its name.",
-                "tool_choice",
-            )
         parallel = name is None and self.parallel_tool_calls is not False
         fields: dict[str, Any] = {"choice": "required", "name": name, "parallel": parallel}
-        return make_form(ToolCalls, "tool_choice", self.function_tools, **fields)
+        return make_form(ToolCalls, "tool_choice", self.usable_tools, **fields)
 
     @property
     def logprobs(self) -> int | None:
@@ -140,7 +188,7 @@ class ResponsesBody(Body):
     @property
     def uses_tools(self) -> bool:
         """Whether the model may call tools."""
-        return bool(self.tools) and self.tool_choice != "none"
+        return bool(self.usable_tools)
 
     def template_variables(self) -> dict[str, Any]:
         """What the chat template is told."""

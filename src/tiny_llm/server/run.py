@@ -32,6 +32,7 @@ from .errors import ApiError
 from .lifecycle import Lifecycle, Phase
 from .metrics import Metrics
 from .prompts import Prompts
+from .recording import Recording
 from .sampling import read_defaults
 from .server import Server
 from .settings import Settings
@@ -75,6 +76,7 @@ class Process:
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_signals = 0
         self._status = 0
+        self._recording = None if settings.record is None else Recording(settings.record)
         defaults = read_defaults(folder, settings.generation_config)
         self.server = Server(settings, self._bridge, defaults)
 
@@ -105,6 +107,8 @@ class Process:
         for task in self._tasks:
             task.cancel()
         faulthandler.cancel_dump_traceback_later()
+        if self._recording is not None:
+            self._recording.close()
         self._inbox.put(seam.Stop())
         if self._status:
             sys.stderr.flush()
@@ -139,6 +143,9 @@ class Process:
         while self._bridge.loaded is None:
             await asyncio.sleep(0.01)
         self._bridge.deliver(self._bridge.loaded)
+        if self._recording is not None:
+            self._recording.begin(self._bridge.loaded.config)
+            self._bridge.watch(self._recording.take)
         log.info("ready: the model is %s", self._settings.model_name)
 
     # ---------------------------------------------------------------- the watchdog
@@ -185,6 +192,7 @@ class Process:
 
     def _stop(self) -> None:
         assert self._web is not None
+        self._bridge.ending.set()
         self._web.should_exit = True
 
     def _start(self, work: Any) -> None:

@@ -1,8 +1,8 @@
 """What the event loop and the engine's thread say to each other.
 
 Plain data only: either side could be another process. The event loop sends `Submit`, `Cancel`,
-`Watch` and `Stop`; the engine's thread sends `Loaded` once, then a `StepReport` after each step,
-and `Died` if it ends against its will.
+`Watch`, `Look` and `Stop`; the engine's thread sends `Loaded` once, then a `StepReport` after each
+step, and `Died` if it ends against its will.
 """
 
 from collections.abc import Mapping
@@ -41,9 +41,14 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Watch:
-    """Whether step reports shall contain the engine's events."""
+    """Whether step reports shall contain the engine's events, and snapshots now and then."""
 
     on: bool
+
+
+@dataclass(frozen=True)
+class Look:
+    """The next step report shall contain a snapshot."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Stop:
     """End the thread."""
 
 
-ToEngine = Submit | Cancel | Watch | Stop
+ToEngine = Submit | Cancel | Watch | Look | Stop
 
 # ---------------------------------------------------------------- from the engine
 
@@ -156,11 +161,13 @@ class StepReport:
         news: outcomes of requests.
         gauges: the state after it.
         events: of the engine, as JSON has them; empty unless they are watched.
+        snapshot: who has what after the step (`engine/snapshot.py`), if it is looked at.
     """
 
     news: tuple[Accepted | Refused | Piece, ...]
     gauges: Gauges
     events: tuple[Mapping[str, Any], ...] = ()
+    snapshot: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What the flags of `serve` decide: limits, times, who may ask."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 
@@ -21,6 +22,7 @@ class Settings:
         watchdog: seconds that a step may take before the process is given up.
         generation_config: "auto" takes defaults of sampling from the model's
             `generation_config.json`, "vllm" takes vLLM's own.
+        record: a file in which everything that the engine does is written; None for none.
         keep_alive: seconds without an event after which a stream sends a comment.
         buffer_pieces: pieces of answers that wait for a slow reader, at most.
         slow_reader_seconds: how long that buffer may be full before the reader is dropped.
@@ -36,6 +38,7 @@ class Settings:
     drain_timeout: float = 30.0
     watchdog: float = 120.0
     generation_config: Literal["auto", "vllm"] = "auto"
+    record: Path | None = None
     keep_alive: float = 15.0
     buffer_pieces: int = 256
     slow_reader_seconds: float = 30.0

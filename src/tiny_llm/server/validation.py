@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import ApiError, refused
+from .unsupported import reason_against
 
 # pydantic's name of an error, and our words for it; `{…}` are the error's own details.
 WORDS = {
@@ -22,8 +23,12 @@ def refusal(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """
     if any(error["type"] == "json_invalid" for error in errors):
         return refused(WORDS["json_invalid"])
-    error = max(errors, key=lambda one: len(one["loc"]))
-    field = _path(error["loc"])
+    error = max(errors, key=lambda one: (len(one["loc"]), one["loc"][-1] == "type"))
+    field = _path(error["loc"], error["type"] == "extra_forbidden")
+    if error["type"] in ("literal_error", "union_tag_invalid") and "content" in error["loc"]:
+        return _not_a_text(error, field.removesuffix(".type"))
+    if error["type"] == "extra_forbidden" and (reason := reason_against(field)):
+        return refused(reason, field)
     if error["type"] in WORDS:
         return refused(WORDS[error["type"]].format(field=field), field)
     reason = str(error["msg"])
@@ -31,14 +36,38 @@ def refusal(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     return refused(f"{field} is not valid: {text.rstrip('.')}.", field)
 
 
-def _path(location: Sequence[Any]) -> str:
-    """A place in the body, such as `messages[0].content`; the body itself is `body`."""
-    path = ""
-    for step in location[1:]:
+def _not_a_text(error: Mapping[str, Any], field: str) -> ApiError:
+    """The error for a part of a message that is an image, a sound or the like."""
+    given = error["input"]
+    kind = given.get("type") if isinstance(given, Mapping) else given
+    return refused(
+        f"{field} is of the type {str(kind)[:60]!r}; this model reads texts only.", field
+    )
+
+
+# pydantic tells in a place which of several types it tried: a kind of a part, or a plain type.
+KINDS = ("text", "thinking", "redacted_thinking", "document", "tool_use", "tool_result", "refusal")
+PLAIN = ("str", "int", "bool")
+
+
+def _path(location: Sequence[Any], is_unknown: bool) -> str:
+    """A place in the body, such as `messages[0].content`; the body itself is `body`.
+
+    Args:
+        location: pydantic's, which begins with "body".
+        is_unknown: whether its last step is the name of an unknown field, whatever that is.
+    """
+    path, steps = "", location[1:]
+    for place, step in enumerate(steps):
+        is_name = place == 0 or (is_unknown and place == len(steps) - 1)
         if isinstance(step, int):
             path += f"[{step}]"
-        elif step.isidentifier() and step not in ("str", "int", "bool"):
-            path += f".{step}" if path else step
-        elif not ("[" in step or "(" in step or step in ("str", "int", "bool")):
+        elif is_name or not _is_type(step, steps[place - 1]):
             path += f".{step[:60]}" if path else step[:60]
     return path or "body"
+
+
+def _is_type(step: str, last: Any) -> bool:
+    """Whether a step of a place, after another one, is a type that was tried."""
+    is_python = "[" in step or "(" in step or step[:1].isupper()
+    return is_python or step in PLAIN or (step in KINDS and isinstance(last, int))

@@ -36,6 +36,12 @@ def calls(operation: str, ext: Any) -> Iterator[Call]:
         gate, up = random(2, 9), random(2, 9)
         mx.eval(gate, up)
         yield lambda s: e.swiglu(gate, up, stream=s)
+    if operation == "add_bias":
+        both, bias = random(4, 600), random(600)
+        yield lambda s: e.add_bias(both[:, :300], bias[::2], stream=s)
+        rows, few = random(2, 9), random(9)
+        mx.eval(rows)
+        yield lambda s: e.add_bias(rows, few, stream=s)
     if operation == "rms_norm":
         weight = random(7)
         yield lambda s: e.rms_norm(x.swapaxes(1, 2), weight, 1e-6, stream=s)
@@ -49,6 +55,7 @@ def calls(operation: str, ext: Any) -> Iterator[Call]:
         weight = random(D)
         yield lambda s: e.qk_norm_rope(heads, weight, 1e-6, cos, sin, stream=s)
         yield lambda s: e.qk_norm_rope(gaps, weight, 1e-6, cos, sin, stream=s)
+        yield lambda s: e.qk_norm_rope(heads, None, 1e-6, cos, sin, stream=s)
     if operation in ("quantized_matmul", "quantized_embedding"):
         words, scales, biases = mx.quantize(random(30, 128, dtype=BF16), 32, 4)
         a = random(5, 128, dtype=BF16)

@@ -168,6 +168,24 @@ FAULTS = [
         "static_cast<long>(x.strides(1))",
     ),
     fault(
+        "a head without a norm is normalized",
+        "qk_norm_rope",
+        ".normalizes = normalizes_",
+        ".normalizes = 1",
+    ),
+    fault(
+        "a bias with gaps is read as it lies",
+        "add_bias",
+        "metal::row_contiguous(inputs[1], stream())",
+        "inputs[1]",
+    ),
+    fault(
+        "rows of a part are taken for neighbours",
+        "add_bias",
+        "add_bias_launch(M, O, x_stride, format_of(out.dtype()), max_threads)",
+        "add_bias_launch(M, O, O, format_of(out.dtype()), max_threads)",
+    ),
+    fault(
         "heads that are not rows are read as they lie",
         "qk_norm_rope",
         "heads_are_rows ? inputs[0] : metal::row_contiguous(inputs[0], stream())",

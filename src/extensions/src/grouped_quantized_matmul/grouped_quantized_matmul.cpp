@@ -1,6 +1,7 @@
 // grouped_quantized_matmul: validation and graph.
 #include "src/grouped_quantized_matmul/grouped_quantized_matmul.h"
 
+#include <cmath>
 #include <stdexcept>
 
 #include "common/checks.h"
@@ -33,16 +34,26 @@ mx::Shape output_shape(const mx::array& experts, const mx::array& first_matrix) 
     return shape;
 }
 
-// MLX takes 1×I matrices, and one leading dimension for the experts.
+// MLX takes 1×I matrices, and one leading dimension for the experts. It reads experts as they are,
+// so what is negative counts from the end here, and what is beyond the last is NaN afterwards.
 mx::array gathered(const mx::array& scales, const mx::array& biases, int group_size, int bits,
                    const mx::array& a, const mx::array& b, const mx::array& experts,
                    mx::Stream stream) {
+    const mx::array num_experts(b.shape(0), experts.dtype());
+    const mx::array existing = mx::remainder(experts, num_experts, stream);
+    mx::array is_known = mx::less(experts, num_experts, stream);
+    if (experts.dtype() == mx::int32) {
+        const mx::array first = mx::negative(num_experts, stream);
+        is_known = mx::logical_and(is_known, mx::greater_equal(experts, first, stream), stream);
+    }
     const mx::array rows = has_own_rows(a, experts) ? mx::expand_dims(a, -2, stream)
                                                     : mx::expand_dims(a, {-2, -3}, stream);
     const mx::array products =
-        mx::gather_qmm(rows, b, scales, biases, std::nullopt, experts, true, group_size, bits,
+        mx::gather_qmm(rows, b, scales, biases, std::nullopt, existing, true, group_size, bits,
                        "affine", std::nullopt, false, stream);
-    return mx::astype(mx::squeeze(products, -2, stream), a.dtype(), stream);
+    return mx::where(mx::expand_dims(is_known, -1, stream),
+                     mx::astype(mx::squeeze(products, -2, stream), a.dtype(), stream),
+                     mx::array(NAN, a.dtype()), stream);
 }
 
 }  // namespace
@@ -76,7 +87,10 @@ mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<
         check(!is_interleaved(matrix), NAME, "expected b with 3 dimensions, got shape ", b.shape(),
               ": a GPU reads no interleaved weights");
         check_biases_on(stream, NAME, biases.has_value());
-        return gathered(scales, *biases, group_size, bits, a, b, experts, stream);
+        const mx::Shape shape = output_shape(experts, matrix);
+        const bool is_empty = a.size() == 0 || b.size() == 0 || experts.size() == 0;
+        return is_empty ? mx::zeros(shape, a.dtype(), stream)  // MLX divides by these sizes
+                        : gathered(scales, *biases, group_size, bits, a, b, experts, stream);
     }
     return mx::array(
         output_shape(experts, matrix), a.dtype(),

@@ -34,7 +34,7 @@ namespace mx = mlx::core;
 /// experts: N..×K, int32 or uint32. A negative one counts from the end, one beyond X gives NaN.
 /// On the CPU, the matrices of b, scales and biases may be interleaved, X×(O/R)×W×R for X×O×W
 /// (common/interleaved.h), where R = interleaved_rows() is not 0.
-/// On a GPU it is mx.gather_qmm, for which an expert beyond X is undefined.
+/// On a GPU it is mx.gather_qmm.
 /// Returns N..×K×O in the dtype of a. Throws std::invalid_argument for anything else.
 mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
                                    int group_size, int bits, const mx::array& a, const mx::array& b,

@@ -6,17 +6,19 @@
 
 namespace tiny_llm_ext {
 
-mx::array qk_norm_rope(const mx::array& x, const mx::array& weight, float eps, const mx::array& cos,
-                       const mx::array& sin, mx::StreamOrDevice s) {
+mx::array qk_norm_rope(const mx::array& x, const std::optional<mx::array>& weight, float eps,
+                       const mx::array& cos, const mx::array& sin, mx::StreamOrDevice s) {
     constexpr const char* NAME = "qk_norm_rope";
     check(is_float(x.dtype()), NAME, "expected x in float32, float16 or bfloat16, got ", x.dtype());
     check(x.ndim() == 4, NAME, "expected x with 4 dimensions, B×L×H×D, got shape ", x.shape());
     const int B = x.shape(0), L = x.shape(1), H = x.shape(2), D = x.shape(3);
     check(D % 2 == 0, NAME, "expected an even head size, the last dimension of x, got ", D);
-    check(weight.shape() == mx::Shape{D}, NAME, "expected weight of shape (", D,
-          "), the last dimension of x, got ", weight.shape());
-    check(weight.dtype() == x.dtype(), NAME, "expected weight in the dtype of x, ", x.dtype(),
-          ", got ", weight.dtype());
+    if (weight) {
+        check(weight->shape() == mx::Shape{D}, NAME, "expected weight of shape (", D,
+              "), the last dimension of x, got ", weight->shape());
+        check(weight->dtype() == x.dtype(), NAME, "expected weight in the dtype of x, ", x.dtype(),
+              ", got ", weight->dtype());
+    }
     check(cos.dtype() == mx::float32 && sin.dtype() == mx::float32, NAME,
           "expected cos and sin in float32, got ", cos.dtype(), " and ", sin.dtype());
     const mx::Shape shared = {1, L, D / 2}, own = {B, L, D / 2};
@@ -24,14 +26,15 @@ mx::array qk_norm_rope(const mx::array& x, const mx::array& weight, float eps, c
           shared, ", got ", cos.shape());
     check(sin.shape() == cos.shape(), NAME, "expected sin of the shape of cos, ", cos.shape(),
           ", got ", sin.shape());
-    return mx::array(
-        {B, H, L, D}, x.dtype(),
-        placed(std::make_shared<QkNormRope>(stream_for("qk_norm_rope", x.dtype(), s), eps)),
-        {x, weight, cos, sin});
+    return mx::array({B, H, L, D}, x.dtype(),
+                     placed(std::make_shared<QkNormRope>(stream_for("qk_norm_rope", x.dtype(), s),
+                                                         eps, weight.has_value())),
+                     {x, weight.value_or(x), cos, sin});
 }
 
 bool QkNormRope::is_equivalent(const mx::Primitive& other) const {
-    return eps_ == static_cast<const QkNormRope&>(other).eps_;
+    const auto& rope = static_cast<const QkNormRope&>(other);
+    return eps_ == rope.eps_ && normalizes_ == rope.normalizes_;
 }
 
 std::vector<mx::Shape> QkNormRope::output_shapes(const std::vector<mx::array>& inputs) {

@@ -7,11 +7,14 @@
 //     out[b, h, l, i]       = n[i] · cos[b, l, i] − n[i + D/2] · sin[b, l, i]
 //     out[b, h, l, i + D/2] = n[i] · sin[b, l, i] + n[i + D/2] · cos[b, l, i],   i < D/2
 //
+// Models without norms on their heads, as Llama and Qwen2, give no weight; then n = x.
+//
 // n is rounded as rms_norm rounds, the rotation is computed in float32 and rounded once: the values
 // are those of tiny_llm.positional_encoding.RoPE after rms_norm, bit for bit. Cosines and sines are
 // an input because all layers of a step share them.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "common/recordable.h"
@@ -25,16 +28,17 @@ namespace mx = mlx::core;
 /// rms_norm of each head, then RoPE, laid out for attention.
 ///
 /// x: B×L×H×D, float32, float16 or bfloat16; D even. A view is read where it is.
-/// weight: D, dtype of x. eps: as in rms_norm.
+/// weight: D, dtype of x; without one the heads are not normalized. eps: as in rms_norm.
 /// cos, sin: B×L×D/2 or 1×L×D/2, float32; pair i of a head is (x[i], x[i + D/2]).
 /// Returns B×H×L×D in the dtype of x. Throws std::invalid_argument for anything else.
-mx::array qk_norm_rope(const mx::array& x, const mx::array& weight, float eps, const mx::array& cos,
-                       const mx::array& sin, mx::StreamOrDevice s = {});
+mx::array qk_norm_rope(const mx::array& x, const std::optional<mx::array>& weight, float eps,
+                       const mx::array& cos, const mx::array& sin, mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: x, weight, cos, sin.
+/// The graph node. Inputs: x, weight (x once more if there is none), cos, sin.
 class QkNormRope : public mx::UnaryPrimitive, public Recordable {
    public:
-    QkNormRope(mx::Stream stream, float eps) : mx::UnaryPrimitive(stream), eps_(eps) {}
+    QkNormRope(mx::Stream stream, float eps, bool normalizes)
+        : mx::UnaryPrimitive(stream), eps_(eps), normalizes_(normalizes) {}
 
     void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
     void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
@@ -45,6 +49,7 @@ class QkNormRope : public mx::UnaryPrimitive, public Recordable {
 
    private:
     float eps_;
+    bool normalizes_;
 };
 
 }  // namespace tiny_llm_ext

@@ -8,14 +8,17 @@ using namespace tiny_llm_ext;
 
 constant constexpr int KEPT = 4;  // pairs that a lane keeps in registers: D up to 256
 
-// Turns the pair (x[i], x[i + D/2]), normalized first, by the angle of i.
+// Turns the pair (x[i], x[i + D/2]), normalized first if the model does that, by the angle of i.
 template <typename T>
-void turn(float2 x, float factor, int i, int half_size, device const T* weight, float c, float s,
-          device T* out) {
-    const float n1 = float(T(float(T(x.x * factor)) * float(weight[i])));
-    const float n2 = float(T(float(T(x.y * factor)) * float(weight[i + half_size])));
-    out[i] = T(n1 * c - n2 * s);
-    out[i + half_size] = T(n1 * s + n2 * c);
+void turn(float2 x, float factor, int i, int half_size, bool normalizes, device const T* weight,
+          float c, float s, device T* out) {
+    float2 n = x;
+    if (normalizes) {
+        n.x = float(T(float(T(x.x * factor)) * float(weight[i])));
+        n.y = float(T(float(T(x.y * factor)) * float(weight[i + half_size])));
+    }
+    out[i] = T(n.x * c - n.y * s);
+    out[i + half_size] = T(n.x * s + n.y * c);
 }
 
 template <typename T>
@@ -54,14 +57,14 @@ template <typename T>
     for (int k = 0; k < KEPT; k++) {
         const int i = int(lane) + k * 32;
         if (i < half_size) {
-            turn<T>(kept[k], factor, i, half_size, weight, cosines[angles + i], sines[angles + i],
-                    out_row);
+            turn<T>(kept[k], factor, i, half_size, params.normalizes, weight, cosines[angles + i],
+                    sines[angles + i], out_row);
         }
     }
     for (int i = int(lane) + KEPT * 32; i < half_size; i += 32) {
         const float2 pair = float2(float(row[i]), float(row[i + half_size]));
-        turn<T>(pair, factor, i, half_size, weight, cosines[angles + i], sines[angles + i],
-                out_row);
+        turn<T>(pair, factor, i, half_size, params.normalizes, weight, cosines[angles + i],
+                sines[angles + i], out_row);
     }
 }
 

@@ -28,7 +28,7 @@ void QkNormRope::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) 
         .eps = eps_,
         .format = format_of(x.dtype()),
         .x = x.data<char>(),
-        .weight = row_contiguous(inputs[1], stream()).data<char>(),
+        .weight = normalizes_ ? row_contiguous(inputs[1], stream()).data<char>() : nullptr,
         .cos = cos.data<float>(),
         .sin = sin.data<float>(),
         .out = memory,

@@ -12,7 +12,7 @@ struct QkNormRopeJob {
     float eps;
     Format format;       // of x, weight and out
     const void* x;       // B × L × H × D, at the strides below; D is contiguous
-    const void* weight;  // D
+    const void* weight;  // D; null if the heads are not normalized
     const float* cos;    // B × L × D/2, or the same L × D/2 for every b: angle_stride is 0
     const float* sin;    // the same
     void* out;           // B × H × L × D

@@ -14,7 +14,7 @@ void QkNormRope::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) 
     }
     const bool heads_are_rows = inputs[0].strides(3) == 1;
     const auto x = heads_are_rows ? inputs[0] : metal::row_contiguous(inputs[0], stream());
-    const auto weight = metal::row_contiguous(inputs[1], stream());
+    const auto weight = normalizes_ ? metal::row_contiguous(inputs[1], stream()) : x;
     const auto cos = metal::row_contiguous(inputs[2], stream());
     const auto sin = metal::row_contiguous(inputs[3], stream());
     const int L = x.shape(1), D = x.shape(3);
@@ -27,6 +27,7 @@ void QkNormRope::eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) 
         .x_strides = {static_cast<long>(x.strides(0)), static_cast<long>(x.strides(1)),
                       static_cast<long>(x.strides(2))},
         .angle_stride = cos.shape(0) == 1 ? 0 : static_cast<long>(L) * (D / 2),
+        .normalizes = normalizes_,
     };
     const auto launch = [&](int max_threads) {
         return qk_norm_rope_launch(params, format_of(x.dtype()), max_threads);

@@ -8,6 +8,7 @@ struct QkNormRopeParams {
     float eps;
     long x_strides[3];  // of B, L and H, in elements
     long angle_stride;  // of B in cos and sin; 0 if all sequences have the same
+    int normalizes;     // 0: the heads are turned as they are, and no weight is read
 };
 
 }  // namespace tiny_llm_ext

@@ -19,6 +19,9 @@ void turn_head(const QkNormRopeJob& job, int64_t x, const float* cos, const floa
     }
     const float factor = 1 / std::sqrt(squares / static_cast<float>(job.D) + job.eps);
     auto normalized = [&](int64_t i) {
+        if (job.weight == nullptr) {
+            return load_element(job.x, x + i, format);
+        }
         const float value = round_to(load_element(job.x, x + i, format) * factor, format);
         return round_to(value * load_element(job.weight, i, format), format);
     };

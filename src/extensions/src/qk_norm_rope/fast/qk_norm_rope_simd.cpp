@@ -14,6 +14,9 @@ inline void turn_pairs(const QkNormRopeJob& job, int64_t x, Floats factor, const
         return count == LANES ? load(array, at, format) : load(array, at, format, count);
     };
     auto normalized = [&](int64_t at) {
+        if (job.weight == nullptr) {
+            return read(job.x, x + at, F);
+        }
         return round_to(round_to(read(job.x, x + at, F) * factor, F) * read(job.weight, at, F), F);
     };
     const int64_t half = job.D / 2;
@@ -33,7 +36,8 @@ void turn_tokens(const QkNormRopeJob& job, int64_t first, int64_t last) {
         for (int64_t h = 0; h < job.H; h++) {
             const int64_t x = b * job.x_strides[0] + l * job.x_strides[1] + h * job.x_strides[2];
             const int64_t out = ((b * job.H + h) * job.L + l) * job.D;
-            const Floats factor = splat(rms_norm_factor<F>(job.x, x, job.D, job.eps));
+            const float norm = job.weight ? rms_norm_factor<F>(job.x, x, job.D, job.eps) : 1;
+            const Floats factor = splat(norm);
             int64_t i = 0;
             for (; i + LANES <= half; i += LANES) {
                 turn_pairs<F>(job, x, factor, cos, sin, out, i, LANES);

@@ -1,0 +1,150 @@
+"""Clients of an OpenAI server, as light as they can be: they share the machine with the server.
+
+They send a request, and read lines. A line that begins with `data:` is an event.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from tiny_llm import UserError
+from tiny_llm.cli.workload import Workload
+
+LARGEST_LINE = 2**24
+
+
+@dataclass(frozen=True)
+class StreamTimes:
+    """What a client saw of one answer, in seconds.
+
+    Attributes:
+        first: from sending the request to the first event.
+        total: to the end of the stream.
+    """
+
+    first: float
+    total: float
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """All answers of a workload.
+
+    Attributes:
+        seconds: from the first request to the end of the last answer.
+        output_tokens: of all answers.
+        streams: one for each request.
+    """
+
+    seconds: float
+    output_tokens: int
+    streams: Sequence[StreamTimes]
+
+    def figures(self) -> dict[str, float]:
+        """What is told of it."""
+        first = [one.first for one in self.streams]
+        return {
+            "output_tokens_per_s": self.output_tokens / self.seconds,
+            "first_token_ms_p50": float(np.percentile(first, 50)) * 1e3,
+            "first_token_ms_p95": float(np.percentile(first, 95)) * 1e3,
+        }
+
+
+async def stream_completion(url: str, body: dict[str, Any]) -> StreamTimes:
+    """Sends a request to `/v1/completions` and reads its stream to the end.
+
+    Raises:
+        UserError: the answer is an error, or ends too early.
+    """
+    started = time.perf_counter()
+    reader, writer = await _send(url, "POST", "/v1/completions", json.dumps(body).encode())
+    try:
+        status = await reader.readline()
+        if b" 200 " not in status:
+            text = (await reader.read(2000)).decode(errors="replace")
+            raise UserError(f"{url} answers {status.decode().strip()}: {text[-300:]}")
+        first = None
+        while line := await reader.readline():
+            if line.startswith(b"data:"):
+                now = time.perf_counter()
+                first = first or now
+                if line[5:].strip() == b"[DONE]":
+                    return StreamTimes(first - started, now - started)
+        raise UserError(f"{url} ended a stream before it was finished.")
+    finally:
+        writer.close()
+
+
+async def get_seconds(url: str, path: str) -> float:
+    """How long a GET takes, on a connection of its own.
+
+    Raises:
+        OSError: no server answers.
+        UserError: the status is not 200.
+    """
+    started = time.perf_counter()
+    reader, writer = await _send(url, "GET", path, b"")
+    try:
+        status = await reader.readline()
+        if b" 200 " not in status:
+            raise UserError(f"{url}{path} answers {status.decode().strip()}.")
+        return time.perf_counter() - started
+    finally:
+        writer.close()
+
+
+async def run_clients(
+    url: str, workload: Workload, clients: int, extra: dict[str, Any]
+) -> LoadResult:
+    """Answers to all prompts of a workload; each client sends its next one after an answer.
+
+    Args:
+        url: of the server.
+        workload: prompts as token ids, and how long the answers are.
+        clients: how many at a time.
+        extra: fields of each request that only this server knows.
+    """
+    waiting = list(zip(workload.prompts, workload.output_lens, strict=True))[::-1]
+    streams: list[StreamTimes] = []
+
+    async def client() -> None:
+        while waiting:
+            prompt, length = waiting.pop()
+            body = {"prompt": prompt, "max_tokens": length, "temperature": 0, "stream": True}
+            body |= {"ignore_eos": True, **extra}
+            streams.append(await stream_completion(url, body))
+
+    started = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    seconds = time.perf_counter() - started
+    return LoadResult(seconds, workload.output_tokens, streams)
+
+
+async def health_under_load(url: str, workload: Workload, clients: int) -> list[float]:
+    """The seconds of `GET /health`, ten times a second, while clients stream."""
+    load = asyncio.ensure_future(run_clients(url, workload, clients, {}))
+    seconds = []
+    while not load.done():
+        seconds.append(await get_seconds(url, "/health"))
+        await asyncio.sleep(0.1)
+    load.result()
+    return seconds
+
+
+async def _send(
+    url: str, method: str, path: str, content: bytes
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=LARGEST_LINE)
+    writer.write(
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n".encode()
+        + content
+    )
+    return reader, writer

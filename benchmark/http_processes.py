@@ -1,0 +1,109 @@
+"""Servers in processes of their own, each stopped (SIGSTOP) while another is measured."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tiny_llm import UserError
+
+from .http_clients import get_seconds
+
+START_SECONDS = 300
+POLL_SECONDS = 0.005
+
+
+class ServerProcess:
+    """A running server.
+
+    Args:
+        command: starts it; `{port}` stands for its port.
+        path: answers 200 when it is ready.
+
+    Attributes:
+        url: of it.
+        ready_seconds: from the start of the process until it was ready.
+
+    Raises:
+        UserError: it ended, or did not get ready.
+    """
+
+    def __init__(self, command: Sequence[str], path: str):
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        log = None if os.environ.get("BENCHMARK_DEBUG") else subprocess.DEVNULL
+        started = time.perf_counter()
+        self._process = subprocess.Popen(
+            [part.replace("{port}", str(port)) for part in command], stdout=log, stderr=log
+        )
+        while not self._is_ready(path):
+            if self._process.poll() is not None or time.perf_counter() - started > START_SECONDS:
+                self.close()
+                raise UserError(f"`{' '.join(command)}` does not get ready; see BENCHMARK_DEBUG=1.")
+            time.sleep(POLL_SECONDS)
+        self.ready_seconds = time.perf_counter() - started
+
+    def _is_ready(self, path: str) -> bool:
+        try:
+            asyncio.run(get_seconds(self.url, path))
+        except (OSError, UserError):
+            return False
+        return True
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of the process."""
+        told = subprocess.run(
+            ["ps", "-o", "rss=", "-p", str(self._process.pid)], capture_output=True, check=True
+        )
+        return int(told.stdout) * 1024
+
+    def pause(self) -> None:
+        """Stops it until `running`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[str]:
+        """Lets it run, and gives its address."""
+        self._process.send_signal(signal.SIGCONT)
+        try:
+            yield self.url
+        finally:
+            self.pause()
+
+    def close(self) -> None:
+        """Ends it."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+
+def our_server(model: str, *flags: str) -> ServerProcess:
+    """`tiny-llm serve`. Its watchdog must not take a pause for a step that hangs."""
+    command = [sys.executable, "-m", "tiny_llm", "serve", "--model", model, "--port", "{port}"]
+    return ServerProcess([*command, "--watchdog", "86400", *flags], "/ready")
+
+
+def llama_server(binary: str, file: Path, slots: int, context: int, threads: int) -> ServerProcess:
+    """llama.cpp's `llama-server`, with a slot for each client."""
+    command = [binary, "--model", str(file), "--port", "{port}", "--host", "127.0.0.1"]
+    command += ["--parallel", str(slots), "--ctx-size", str(slots * context)]
+    command += ["--threads", str(threads), "--threads-batch", str(threads)]
+    return ServerProcess(command, "/health")
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port

@@ -1,0 +1,232 @@
+"""The server over HTTP: beside `LLM` in a process of its own, and beside llama.cpp's server.
+
+    python -m benchmark.http_serving --model FOLDER
+    python -m benchmark.http_serving --model FOLDER --llama-server BINARY --gguf FILE
+
+The systems take turns, round after round, on the same requests: prompts of token ids, answers of a
+length that was drawn for them. Each number of clients sends so many requests at a time. The figures
+are those of the median round. With --llama-server, a GGUF file with the vocabulary is written to
+--gguf if it is not there. The demo model measures the start and the memory.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from tiny_llm import LLM, SamplingParams, UserError
+from tiny_llm.cli.workload import LengthRange, Workload, draw_workload
+from tiny_llm.models import find_model
+
+from .gguf_file import write_gguf
+from .http_clients import LoadResult, StreamTimes, health_under_load, run_clients
+from .http_processes import llama_server, our_server
+from .roofline import usable_threads
+
+DEMO = "demo"
+DEMO_VOCABULARY = 4000  # ids below it are those of texts
+LLAMA_FIELDS = {"cache_prompt": False}
+Runs = dict[str, Callable[[Workload, int], LoadResult]]
+
+
+class InProcess:
+    """`LLM` without HTTP, with the server's defaults, for clients that wait for each answer.
+
+    Args:
+        model: a folder or a name.
+        max_num_seqs: answers that run together.
+    """
+
+    def __init__(self, model: str, max_num_seqs: int):
+        self._llm = LLM(model, max_num_seqs=max_num_seqs)
+
+    def run(self, workload: Workload, clients: int) -> LoadResult:
+        """Answers to all prompts, `clients` at a time."""
+        waiting = list(zip(workload.prompts, workload.output_lens, strict=True))[::-1]
+        sent: dict[str, float] = {}
+        first: dict[str, float] = {}
+        streams: list[StreamTimes] = []
+
+        def send() -> None:
+            if waiting:
+                prompt, length = waiting.pop()
+                params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+                now = time.perf_counter()
+                sent[self._llm.add_request(prompt, params)] = now
+
+        started = time.perf_counter()
+        for _ in range(clients):
+            send()
+        while self._llm.has_unfinished_requests:
+            for news in self._llm.step():
+                name, now = news.request_id, time.perf_counter()
+                first.setdefault(name, now)
+                if news.finish_reason is not None:
+                    streams.append(StreamTimes(first[name] - sent[name], now - sent[name]))
+                    send()
+        return LoadResult(time.perf_counter() - started, workload.output_tokens, streams)
+
+
+def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
+    """Throughput and time to the first token of all systems, for each number of clients."""
+    most = max(args.clients)
+    places = str(max(32, most))
+    ours = our_server(args.model, "--max-num-seqs", places)
+    servers = [ours]
+    ours.pause()
+    in_process = InProcess(args.model, int(places))
+
+    def over_http(workload: Workload, clients: int) -> LoadResult:
+        with ours.running() as url:
+            return asyncio.run(run_clients(url, workload, clients, {}))
+
+    runs: Runs = {"LLM": in_process.run, "serve": over_http}
+    if args.llama_server is not None:
+        context = 2 * args.max_len
+        peer = llama_server(args.llama_server, args.gguf, most, context, usable_threads())
+        servers.append(peer)
+        peer.pause()
+
+        def through_llama(workload: Workload, clients: int) -> LoadResult:
+            with peer.running() as url:
+                return asyncio.run(run_clients(url, workload, clients, LLAMA_FIELDS))
+
+        runs["llama-server"] = through_llama
+    try:
+        measured = _measure(args, runs, vocab_size)
+        workload = _workload(args, 16, vocab_size, seed=10_000)
+        with ours.running() as url:
+            health = asyncio.run(health_under_load(url, workload, 16))
+    finally:
+        for server in servers:
+            server.close()
+    found = {system: _medians(rounds) for system, rounds in measured.items()}
+    return {"systems": found, "health_ms_p99": float(np.percentile(health, 99)) * 1e3}
+
+
+def _measure(args: argparse.Namespace, runs: Runs, vocab_size: int) -> dict[str, Any]:
+    """Figures by system and number of clients, one for each round."""
+    measured: dict[str, Any] = {name: {n: [] for n in args.clients} for name in runs}
+    for run in runs.values():
+        run(_workload(args, 1, vocab_size, seed=0), 1)  # warms up
+    for number in range(args.rounds):
+        for clients in args.clients:
+            # New prompts each time: a prefix cache must not have seen them.
+            workload = _workload(args, clients, vocab_size, seed=1 + 100 * number + clients)
+            for name, run in runs.items():
+                figures = run(workload, clients).figures()
+                measured[name][clients].append(figures)
+                told = f"{figures['output_tokens_per_s']:8.1f} tokens/s"
+                print(f"round {number + 1}  {clients:3} clients  {name:12} {told}", file=sys.stderr)
+    return measured
+
+
+def _workload(args: argparse.Namespace, clients: int, vocab_size: int, seed: int) -> Workload:
+    inputs, outputs = (
+        LengthRange(what, args.min_len, args.max_len) for what in ("input", "output")
+    )
+    num = clients * args.requests_per_client
+    return draw_workload(num, inputs, outputs, vocab_size, seed)
+
+
+def _medians(rounds: dict[int, list[dict[str, float]]]) -> dict[int, dict[str, float]]:
+    return {
+        clients: {name: statistics.median(one[name] for one in found) for name in found[0]}
+        for clients, found in rounds.items()
+    }
+
+
+def start_and_memory(args: argparse.Namespace) -> dict[str, float]:
+    """The demo's time from the start of the process to ready, and what requests leave in memory."""
+    seconds = []
+    for _ in range(1 + args.starts):  # the first fills the page cache
+        server = our_server(DEMO)
+        seconds.append(server.ready_seconds)
+        server.close()
+    lengths = LengthRange("input", 4, 16), LengthRange("output", 2, 6)
+    server = our_server(DEMO)
+    resident = []
+    try:
+        for number in range(1 + args.thousands):
+            workload = draw_workload(1000, *lengths, DEMO_VOCABULARY, seed=number)
+            asyncio.run(run_clients(server.url, workload, 16, {}))
+            resident.append(server.resident_bytes / 2**20)
+    finally:
+        server.close()
+    return {
+        "ready_s": statistics.median(seconds[1:]),
+        "ready_s_best": min(seconds[1:]),
+        "resident_mb_after_1000": resident[0],
+        "mb_per_1000_requests": (resident[-1] - resident[0]) / args.thousands,
+    }
+
+
+def tell(result: dict[str, Any]) -> None:
+    """Prints the figures as tables."""
+    systems = result["systems"]
+    print("| clients | system | output tokens/s | of `LLM` | first token p50, ms | p95, ms |")
+    print("|---:|---|---:|---:|---:|---:|")
+    for clients, own in systems["LLM"].items():
+        for name, found in systems.items():
+            one = found[clients]
+            rate, p50, p95 = one.values()
+            share = rate / own["output_tokens_per_s"]
+            print(f"| {clients} | {name} | {rate:.1f} | {share:.3f} | {p50:.0f} | {p95:.0f} |")
+    print(f"\n/health while 16 clients stream: p99 {result['health_ms_p99']:.1f} ms")
+    demo = result["demo"]
+    print(
+        f"demo: ready {demo['ready_s']:.2f} s after its start (best {demo['ready_s_best']:.2f}); "
+        f"{demo['mb_per_1000_requests']:.2f} MB per 1,000 requests after the first 1,000, at "
+        f"{demo['resident_mb_after_1000']:.0f} MB"
+    )
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """All experiments; prints them as tables."""
+    folder = find_model(args.model, Console(stderr=True))
+    config = json.loads((folder / "config.json").read_text())
+    vocab_size = DEMO_VOCABULARY if args.model == DEMO else config["vocab_size"]
+    if args.llama_server is not None:
+        if args.gguf is None:
+            raise UserError("--llama-server needs --gguf: a file, which is written if not there.")
+        if not args.gguf.exists():
+            write_gguf(folder, args.gguf, with_vocabulary=True)
+    result = {"model": args.model, **compare(args, vocab_size), "demo": start_and_memory(args)}
+    tell(result)
+    return result
+
+
+def main() -> int:
+    """Prints tables and ends in one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", default=DEMO, help="a folder with a tokenizer; demo if not given")
+    add("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
+    add("--requests-per-client", type=int, default=2)
+    add("--min-len", type=int, default=32, help="tokens of a prompt, and of an answer")
+    add("--max-len", type=int, default=128)
+    add("--rounds", type=int, default=3)
+    add("--starts", type=int, default=3, help="of the process, which are timed")
+    add("--thousands", type=int, default=2, help="of requests after the first 1,000, for memory")
+    add("--llama-server", help="llama.cpp's program")
+    add("--gguf", type=Path, help="the same weights for it")
+    try:
+        print(json.dumps(run(parser.parse_args())))
+    except UserError as error:
+        print(f"http_serving: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

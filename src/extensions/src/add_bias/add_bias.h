@@ -1,0 +1,40 @@
+// add_bias: the bias of a linear layer, as Qwen2's queries, keys and values have one.
+//
+//     out[n, i] = x[n, i] + bias[i]
+//
+// Added to the product after that was rounded, as tiny_llm.basics.linear adds it.
+#pragma once
+
+#include <vector>
+
+#include "common/recordable.h"
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+
+namespace tiny_llm_ext {
+
+namespace mx = mlx::core;
+
+/// x + bias, a bias for each element of a row.
+///
+/// x: N..×O, float32, float16 or bfloat16.
+/// bias: O, dtype of x.
+/// Returns N..×O in that dtype. Throws std::invalid_argument for anything else.
+mx::array add_bias(const mx::array& x, const mx::array& bias, mx::StreamOrDevice s = {});
+
+/// The graph node. Inputs: x, bias.
+class AddBias : public mx::UnaryPrimitive, public Recordable {
+   public:
+    explicit AddBias(mx::Stream stream) : mx::UnaryPrimitive(stream) {}
+
+    void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+    void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override;
+
+    const char* name() const override { return "TinyLlmAddBias"; }
+    bool is_equivalent(const mx::Primitive& other) const override { return true; }
+    std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+        return {inputs[0].shape()};
+    }
+};
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,22 @@
+// The CPU kernels of add_bias, as plain functions on plain memory.
+#pragma once
+
+#include <stdint.h>
+
+#include "common/half.h"
+
+namespace tiny_llm_ext {
+
+struct AddBiasJob {
+    int64_t M, O;
+    Format format;     // of all arrays
+    const void* x;     // M × O, rows x_stride elements apart
+    const void* bias;  // O
+    void* out;         // M × O; may be the memory of x
+    int64_t x_stride;
+};
+
+/// The reference. Computes rows first … last − 1; add_bias in fast/add_bias_simd.cpp does the same.
+void add_bias_reference(const AddBiasJob& job, int64_t first, int64_t last);
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,196 @@
+"""How chosen experts are multiplied: three ways, by where and in what form their weights are.
+
+    GroupedMlps     the extension's grouped product: 4 or 8 bits, on a CPU
+    SeparateMlps    an MLP an expert: plain weights and float32, on a CPU
+    GatheredMlps    MLX's products, which look experts up: on a GPU
+
+Each is a function of tokens N..×E and of their experts N..×K, and returns N..×K×E: what each of a
+token's experts makes of it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from ... import kernels
+from ...kernels.interleaved import PARTS, layer_by_row
+from ...quantize import QuantizedWeights
+from .linear import weight_from
+from .mlp import Mlp
+
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+# From so many products on, a GPU's are sorted by expert: neighbours then read the same weights.
+SORTED_FROM = 64
+
+
+@dataclass(frozen=True)
+class GroupedMlps:
+    """Experts whose matrices the extension reads: X×O×I each, quantized.
+
+    A step reads the matrices that some token has chosen and no others, each of them once. Which
+    those are is found out when the step is computed, so its graph can be recorded.
+
+    Attributes:
+        gate, up: X×I×E.
+        down: X×E×I.
+    """
+
+    gate: QuantizedWeights
+    up: QuantizedWeights
+    down: QuantizedWeights
+    looks_at_values: ClassVar[bool] = False
+
+    def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
+        """N..×E and N..×K -> N..×K×E."""
+        gate = _grouped(x, self.gate, experts)  # N..×K×I
+        up = _grouped(x, self.up, experts)
+        return _grouped(kernels.swiglu(gate, up), self.down, experts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all experts."""
+        return self.gate.nbytes + self.up.nbytes + self.down.nbytes
+
+
+class SeparateMlps:
+    """Experts that are MLPs of their own, each with the products that an MLP has.
+
+    Which experts are chosen must be known before the products begin, so a step is not recorded.
+
+    Args:
+        stacked: the layers of all experts, with matrices X×O×I.
+        dtype: of the activations.
+    """
+
+    looks_at_values = True
+
+    def __init__(self, stacked: Any, dtype: mx.Dtype):
+        num_experts = stacked.gate_proj.weight.shape[0]
+        self.nbytes = _nbytes(stacked)
+        self.experts = [Mlp(_expert(stacked, index), dtype) for index in range(num_experts)]
+
+    def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
+        """N..×E and N..×K -> N..×K×E."""
+        K, E = experts.shape[-1], x.shape[-1]
+        tokens = x.reshape(-1, E)  # T×E
+        outputs, order = [], []
+        for expert, products in _by_expert(experts):
+            own = mx.array([product // K for product in products])
+            outputs.append(self.experts[expert](tokens[own]))
+            order += products
+        if not order:
+            return mx.zeros((*experts.shape, E), x.dtype)
+        place = sorted(range(len(order)), key=order.__getitem__)  # of each product in the outputs
+        return mx.concatenate(outputs)[mx.array(place)].reshape(*experts.shape, E)
+
+
+class GatheredMlps:
+    """Experts that MLX multiplies; nothing is waited for.
+
+    Args:
+        stacked: the layers of all experts, with matrices X×O×I.
+    """
+
+    looks_at_values = False
+
+    def __init__(self, stacked: Any):
+        self.layers = [layer_by_row(stacked[name]) for name in PROJECTIONS]
+        self.nbytes = _nbytes(stacked)
+
+    def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
+        """N..×E and N..×K -> N..×K×E."""
+        K, E = experts.shape[-1], x.shape[-1]
+        products = experts.flatten()  # T·K
+        is_sorted = products.size >= SORTED_FROM
+        order = mx.argsort(products) if is_sorted else mx.arange(products.size)
+        rows = x.reshape(-1, E)[order // K][:, None]  # T·K×1×E
+        chosen = products[order]
+        gate, up = (_gathered(rows, layer, chosen, is_sorted) for layer in self.layers[:2])
+        out = _gathered(kernels.swiglu(gate, up), self.layers[2], chosen, is_sorted)
+        return out[mx.argsort(order), 0].reshape(*experts.shape, E)
+
+
+ExpertProducts = GroupedMlps | SeparateMlps | GatheredMlps
+
+
+def products_from(stacked: Any, dtype: mx.Dtype) -> ExpertProducts:
+    """The fastest of the three for these weights on this machine.
+
+    Args:
+        stacked: of the checkpoint: `gate_proj` and its like with the matrices of all experts.
+        dtype: of the activations.
+    """
+    if not kernels.computes_on_cpu():
+        return GatheredMlps(stacked)
+    weights = [weight_from(stacked[name], dtype) for name in PROJECTIONS]
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeights)]
+    if len(quantized) < len(weights):
+        return SeparateMlps(stacked, dtype)
+    return GroupedMlps(*quantized)
+
+
+def _grouped(x: mx.array, w: QuantizedWeights, experts: mx.array) -> mx.array:
+    """Each row times its expert's matrix: N..×I or N..×K×I -> N..×K×O."""
+    return kernels.grouped_quantized_matmul(
+        w.scales, w.biases, w.group_size, w.bits, x, w.weight, experts
+    )
+
+
+def _by_expert(experts: mx.array) -> Iterator[tuple[int, list[int]]]:
+    """Each chosen expert in turn, and which of the products, numbered from 0, are its."""
+    of_product: list[int] = experts.flatten().tolist()  # type: ignore[assignment]
+    products: dict[int, list[int]] = {}
+    for product, expert in enumerate(of_product):
+        products.setdefault(expert, []).append(product)
+    yield from sorted(products.items())
+
+
+def _gathered(x: mx.array, layer: Any, experts: mx.array, is_sorted: bool) -> mx.array:
+    """N×1×I through the matrix of N experts: N×1×O."""
+    if "scales" not in layer:
+        weight = layer.weight.astype(x.dtype).swapaxes(-1, -2)
+        return mx.gather_mm(x, weight, rhs_indices=experts, sorted_indices=is_sorted)
+    product = mx.gather_qmm(
+        x,
+        layer.weight,
+        layer.scales,
+        layer.biases if "biases" in layer else None,
+        rhs_indices=experts,
+        transpose=True,
+        group_size=layer.group_size,
+        bits=layer.bits,
+        mode=getattr(layer, "mode", "affine"),
+        sorted_indices=is_sorted,
+    )
+    return product.astype(x.dtype)
+
+
+def _nbytes(stacked: Any) -> int:
+    layers = [stacked[name] for name in PROJECTIONS]
+    return sum(layer[part].nbytes for layer in layers for part in PARTS if part in layer)
+
+
+def _expert(stacked: Any, index: int) -> "_Part":
+    """One expert's layers, whose matrices are views of the stacked ones."""
+    return _Part(**{name: _slice(stacked[name], index) for name in PROJECTIONS})
+
+
+def _slice(layer: Any, index: int) -> "_Part":
+    if "scales" not in layer:
+        return _Part(weight=layer.weight[index])
+    arrays = {name: layer[name][index] if name in layer else None for name in PARTS}
+    mode = getattr(layer, "mode", "affine")
+    return _Part(**arrays, group_size=layer.group_size, bits=layer.bits, mode=mode)
+
+
+class _Part(Module):
+    """A layer, or a few by name."""
+
+    def __init__(self, **parts: Any):
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)

@@ -1,0 +1,78 @@
+"""Fields of `config.json`: numbers and switches that make sense, or a sentence that says why."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import shortened
+
+Fields = Mapping[str, Any]
+
+
+def field(fields: Fields, name: str) -> Any:
+    """A field that must be there.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if name not in fields:
+        raise ValueError(f"config.json has no {name}")
+    return fields[name]
+
+
+def whole(fields: Fields, name: str, default: int | None = None) -> int:
+    """A positive whole number.
+
+    Args:
+        fields: those of an object in `config.json`.
+        name: which.
+        default: for a field that is missing or null; None if it must be there.
+
+    Raises:
+        ValueError: it is missing, or something else.
+    """
+    if default is not None and fields.get(name) is None:
+        return default
+    value = field(fields, name)
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise ValueError(f"config.json has {name} {value!r}, expected a positive whole number")
+    return value
+
+
+def number(fields: Fields, name: str, default: float | None = None) -> float:
+    """A positive number; arguments and errors as `whole`."""
+    if default is not None and fields.get(name) is None:
+        return default
+    value = field(fields, name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
+        raise ValueError(f"config.json has {name} {value!r}, expected a positive number")
+    return value
+
+
+def switch(fields: Fields, name: str, default: bool = False) -> bool:
+    """true or false; the default for a field that is missing or null.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise ValueError(f"config.json has {name} {value!r}, expected true or false")
+    return value
+
+
+def refuse_unknown(fields: Fields, known: set[str], where: str = "config.json") -> None:
+    """Refuses fields that are not known, unless they are off: null, false or empty.
+
+    Raises:
+        ValueError: it names the first.
+    """
+    for name, value in fields.items():
+        if name not in known and value not in (None, False, [], {}, ""):
+            raise ValueError(
+                f"{where} has {name} {shortened(value)}, which tiny-llm does not know; it is "
+                "refused because it may change what the model computes"
+            )

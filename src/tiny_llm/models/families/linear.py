@@ -1,0 +1,170 @@
+"""Linear layers and tables, in whatever form a checkpoint stores them: which code multiplies what.
+
+    4 or 8 bits, scales of 16 bits    the extension     `QuantizedWeights`
+    plain                             the extension on a CPU, MLX on a GPU and in float32
+    everything else                   MLX               `WeightsForMlx`
+
+On a CPU, `repack.py` has written most other formats in one of the first two when they were loaded.
+What is left there are scales or activations in float32.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ... import kernels
+from ...embedding import Embedding
+from ...kernels.interleaved import are_read, layer_by_row
+from ...quantize import QuantizedEmbedding, QuantizedWeights, project, project_each
+
+
+@dataclass(frozen=True)
+class WeightsForMlx:
+    """A quantized matrix O×I that MLX multiplies.
+
+    Attributes:
+        weight, scales, biases: as `mx.quantize` makes them; biases for mode "affine" alone.
+        group_size, bits, mode: see `formats.py`.
+        dtype: of a row that is looked up.
+    """
+
+    weight: mx.array
+    scales: mx.array
+    biases: mx.array | None
+    group_size: int
+    bits: int
+    mode: str
+    dtype: mx.Dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        biases = 0 if self.biases is None else self.biases.nbytes
+        return self.weight.nbytes + self.scales.nbytes + biases
+
+    def multiply(self, x: mx.array) -> mx.array:
+        """N..×I -> N..×O, in the dtype of `x`.
+
+        On a CPU in float32: there MLX adds up in the dtype of `x`, and a bfloat16 loses the tail of
+        a long sum.
+        """
+        wide = x.astype(mx.float32) if kernels.computes_on_cpu() else x
+        product = mx.quantized_matmul(
+            wide,
+            self.weight,
+            self.scales,
+            self.biases,
+            transpose=True,
+            group_size=self.group_size,
+            bits=self.bits,
+            mode=self.mode,
+        )
+        return product.astype(x.dtype)
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        """Rows of the table: ids N.. -> N..×I."""
+        rows = mx.dequantize(
+            self.weight[ids],
+            self.scales[ids],
+            None if self.biases is None else self.biases[ids],
+            group_size=self.group_size,
+            bits=self.bits,
+            mode=self.mode,
+        )
+        return rows.astype(self.dtype)
+
+
+Weight = QuantizedWeights | WeightsForMlx | mx.array
+Table = QuantizedEmbedding | Embedding | WeightsForMlx
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer: x · wᵀ + bias.
+
+    Attributes:
+        weight: O×I.
+        bias: O; None if it has none.
+    """
+
+    weight: Weight
+    bias: mx.array | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight."""
+        return self.weight.nbytes
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """N..×I -> N..×O."""
+        return self.with_bias(_multiply(x, self.weight))
+
+    def with_bias(self, product: mx.array) -> mx.array:
+        """The product with the bias, if there is one."""
+        return product if self.bias is None else kernels.add_bias(product, self.bias)
+
+
+def linear_from(layer: Any, dtype: mx.Dtype) -> Linear:
+    """A linear layer of a checkpoint.
+
+    Args:
+        layer: with `weight`, and `scales`, `biases`, `bias` where it has them.
+        dtype: of the activations; a plain weight and a bias are cast to it.
+    """
+    bias = layer.bias.astype(dtype) if "bias" in layer else None
+    return Linear(weight_from(layer, dtype), bias)
+
+
+def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
+    """The matrix of a layer; arguments as `linear_from`."""
+    if "scales" not in layer:
+        return layer.weight.astype(dtype)
+    if are_read(layer) and dtype != mx.float32:
+        return QuantizedWeights.from_mlx_layer(layer)
+    if "global_scale" in layer:
+        raise ValueError("a layer has a global_scale, which tiny-llm does not read")
+    layer = layer_by_row(layer)
+    mode = getattr(layer, "mode", "affine")
+    return WeightsForMlx(
+        layer.weight,
+        layer.scales,
+        layer.biases if mode == "affine" else None,
+        layer.group_size,
+        layer.bits,
+        mode,
+        dtype,
+    )
+
+
+def table_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> Table:
+    """The table of tokens, V×E; arguments otherwise as `linear_from`."""
+    weight = weight_from(layer, dtype)
+    if isinstance(weight, QuantizedWeights):
+        return QuantizedEmbedding(*shape, weight)
+    return weight if isinstance(weight, WeightsForMlx) else Embedding(*shape, weight)
+
+
+def activation_dtype(table: Any, norm: Any) -> mx.Dtype:
+    """The dtype in which a model computes: that of its table, or of what scales it.
+
+    Args:
+        table: the layer with the table of tokens.
+        norm: the last norm; it decides if the table's scales are no floating-point numbers.
+    """
+    dtype: mx.Dtype = table.scales.dtype if "scales" in table else table.weight.dtype
+    return dtype if mx.issubdtype(dtype, mx.floating) else norm.weight.dtype
+
+
+def multiply_each(x: mx.array, layers: Sequence[Linear]) -> list[mx.array]:
+    """Several linear layers of one input; matrices of one format are multiplied together."""
+    weights = [layer.weight for layer in layers]
+    if any(isinstance(weight, WeightsForMlx) for weight in weights):
+        return [layer(x) for layer in layers]
+    products = project_each(x, weights)  # type: ignore[arg-type]
+    return [layer.with_bias(product) for layer, product in zip(layers, products, strict=True)]
+
+
+def _multiply(x: mx.array, weight: Weight) -> mx.array:
+    return weight.multiply(x) if isinstance(weight, WeightsForMlx) else project(x, weight)

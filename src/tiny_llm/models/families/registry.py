@@ -1,0 +1,249 @@
+"""The families, by `model_type`: which parts each has, and what its `config.json` leaves unsaid.
+
+All quirks of Hugging Face's configs are settled here. A field that is not known is refused by its
+name: it may change what the model computes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .config import DecoderConfig, Experts
+from .fields import Fields, number, refuse_unknown, switch, whole
+from .rope import RopeScaling
+
+# What a sliding window would hide: nothing; the past of every layer, wherever the config has one;
+# or that of some layers, if a switch is on.
+Window = Literal["none", "always", "switched"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the configs of a family do not say themselves.
+
+    Attributes:
+        head_norms: see `DecoderConfig`.
+        bias: which linear layers of the attention have a bias: "qkv" always queries, keys and
+            values; "switched" all four if `attention_bias` is on; "none" never.
+        mlp_bias: whether `mlp_bias` may be on.
+        window: see `Window`.
+        head_dim: where `head_dim` is missing; None for hidden_size / num_attention_heads.
+        has_experts: whether layers may have experts.
+    """
+
+    head_norms: bool = False
+    bias: Literal["none", "qkv", "switched"] = "none"
+    mlp_bias: bool = False
+    window: Window = "none"
+    head_dim: int | None = None
+    has_experts: bool = False
+
+
+FAMILIES: Mapping[str, Family] = {
+    "qwen3": Family(head_norms=True, bias="switched", window="switched", head_dim=128),
+    "qwen3_moe": Family(head_norms=True, bias="switched", window="switched", has_experts=True),
+    "qwen2": Family(bias="qkv", window="switched"),
+    "llama": Family(bias="switched", mlp_bias=True),
+    "mistral": Family(window="always"),
+}
+
+# transformers' default for Mistral, whose first configs rely on it; a null switches it off.
+MISTRAL_WINDOW = 4096
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+ACTIVATIONS = ("silu", "swish")  # two names of one function
+
+READ = {
+    "model_type",
+    "hidden_size",
+    "num_hidden_layers",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "hidden_act",
+    "use_sliding_window",
+    "sliding_window",
+    "max_window_layers",
+    "layer_types",
+}
+
+READ_WITH_EXPERTS = READ | {
+    "num_experts",
+    "num_local_experts",  # the same, in newer configs
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "router_aux_loss_coef",  # of the training, as the next one
+    "output_router_logits",
+}
+
+# Fields that other files read, that concern training, or that say what is known anyway.
+WITHOUT_EFFECT = {
+    "architectures",
+    "attention_dropout",
+    "attn_implementation",
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "initializer_range",
+    "keys_to_ignore_at_inference",
+    "name_or_path",
+    "pad_token_id",
+    "pretraining_tp",  # in how many parts a product is computed
+    "quantization",
+    "quantization_config",
+    "tokenizer_class",
+    "torch_dtype",
+    "transformers_version",
+    "unk_token_id",
+    "use_cache",
+}
+PREFIXES_WITHOUT_EFFECT = ("_", "unsloth_")
+
+
+def read_config(config: Fields) -> DecoderConfig:
+    """A decoder's configuration from a parsed `config.json`, or from the args of `mlx_lm`'s model.
+
+    Raises:
+        ValueError: a family or field that is not known, or a field that is missing or makes no
+            sense; the message names it.
+    """
+    family = family_of(config)
+    fields = {
+        name: value
+        for name, value in config.items()
+        if name not in WITHOUT_EFFECT and not name.startswith(PREFIXES_WITHOUT_EFFECT)
+    }
+    refuse_unknown(fields, READ_WITH_EXPERTS if family.has_experts else READ)
+    if fields.get("hidden_act", "silu") not in ACTIVATIONS:
+        raise ValueError(f"config.json has hidden_act {fields['hidden_act']!r}, expected 'silu'")
+    E, H_q = whole(fields, "hidden_size"), whole(fields, "num_attention_heads")
+    attention_bias = switch(fields, "attention_bias")
+    mlp_bias = switch(fields, "mlp_bias")
+    if (attention_bias and family.bias != "switched") or (mlp_bias and not family.mlp_bias):
+        name = "attention_bias" if attention_bias and family.bias != "switched" else "mlp_bias"
+        raise ValueError(f"config.json has {name} true, which {config['model_type']} does not have")
+    rope = _rope_fields(fields)
+    context = whole(fields, "max_position_embeddings")
+    scaling = RopeScaling.from_fields(rope.scaling, context)
+    if scaling is not None:
+        context = scaling.stretched(context)
+    return DecoderConfig(
+        model_type=config["model_type"],
+        hidden_size=E,
+        num_hidden_layers=whole(fields, "num_hidden_layers"),
+        intermediate_size=whole(fields, "intermediate_size"),
+        num_attention_heads=H_q,
+        num_key_value_heads=whole(fields, "num_key_value_heads", H_q),
+        head_dim=_head_dim(fields, family, E, H_q),
+        vocab_size=whole(fields, "vocab_size"),
+        max_position_embeddings=min(context, _window(fields, family) or context),
+        rms_norm_eps=number(fields, "rms_norm_eps"),
+        rope_theta=rope.theta,
+        rope_scaling=scaling,
+        tie_word_embeddings=switch(fields, "tie_word_embeddings"),
+        qkv_bias=family.bias == "qkv" or attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=mlp_bias,
+        head_norms=family.head_norms,
+        experts=_experts(fields) if family.has_experts else None,
+    )
+
+
+def config_of(args: Any) -> DecoderConfig:
+    """A model's configuration: its args, as `load_weights` or `mlx_lm` reads them."""
+    return args if isinstance(args, DecoderConfig) else read_config(vars(args))
+
+
+def family_of(config: Fields) -> Family:
+    """The family of a config.
+
+    Raises:
+        ValueError: it is not known.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise ValueError(
+            f"a model of type '{model_type}'; tiny-llm serves the types {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[model_type]
+
+
+@dataclass(frozen=True)
+class _Rope:
+    theta: float
+    scaling: Mapping[str, Any] | None
+
+
+def _rope_fields(fields: Fields) -> _Rope:
+    """RoPE's base and scaling. Newer checkpoints have both in one object."""
+    both = fields.get("rope_parameters") or {}
+    if not isinstance(both, Mapping):
+        raise ValueError(f"config.json has rope_parameters {both!r}, expected an object")
+    base = both if fields.get("rope_theta") is None and "rope_theta" in both else fields
+    scaling = fields.get("rope_scaling")
+    return _Rope(number(base, "rope_theta", 10000.0), both or None if scaling is None else scaling)
+
+
+def _window(fields: Fields, family: Family) -> int | None:
+    """How many tokens a layer sees at most; None if every layer sees all.
+
+    The kernels know no window. Up to its length it hides nothing, so the context ends there.
+    """
+    types = fields.get("layer_types")
+    if types is not None and not LAYER_TYPES.issuperset(types):
+        known = ", ".join(sorted(LAYER_TYPES))
+        raise ValueError(f"config.json has layer_types {types!r}; tiny-llm knows {known}")
+    if family.window == "always":
+        fields = {"sliding_window": MISTRAL_WINDOW, **fields}
+    else:
+        if family.window == "switched" and not switch(fields, "use_sliding_window"):
+            return None
+        if types is not None and "sliding_attention" not in types:
+            return None
+        first = whole(fields, "max_window_layers", 1)  # the layers before it see all
+        if types is None and first >= fields["num_hidden_layers"] > 1:
+            return None
+    return None if fields.get("sliding_window") is None else whole(fields, "sliding_window")
+
+
+def _experts(fields: Fields) -> Experts | None:
+    """The experts; None if no layer has any."""
+    step, num_layers = whole(fields, "decoder_sparse_step", 1), whole(fields, "num_hidden_layers")
+    plain = fields.get("mlp_only_layers") or []
+    if not isinstance(plain, list) or not all(isinstance(index, int) for index in plain):
+        raise ValueError(f"config.json has mlp_only_layers {plain!r}, expected a list of layers")
+    layers = {i for i in range(num_layers) if (i + 1) % step == 0 and i not in plain}
+    name = "num_local_experts" if "num_local_experts" in fields else "num_experts"
+    num_experts, top_k = whole(fields, name), whole(fields, "num_experts_per_tok")
+    if top_k > num_experts:
+        raise ValueError(f"config.json has num_experts_per_tok {top_k} > num_experts {num_experts}")
+    return Experts(
+        num_experts,
+        top_k,
+        whole(fields, "moe_intermediate_size"),
+        switch(fields, "norm_topk_prob"),
+        frozenset(layers),
+    )
+
+
+def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) -> int:
+    if fields.get("head_dim") is not None or family.head_dim is not None:
+        return whole(fields, "head_dim", family.head_dim)
+    if hidden_size % num_heads != 0:
+        raise ValueError(
+            f"config.json has no head_dim, and hidden_size {hidden_size} is no multiple of "
+            f"num_attention_heads {num_heads}"
+        )
+    return hidden_size // num_heads

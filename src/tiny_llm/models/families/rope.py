@@ -1,0 +1,190 @@
+"""RoPE stretched beyond the context that a model was trained with.
+
+Every kind changes how fast the pairs of a head turn, and one also how large they are:
+
+    linear   all pairs turn more slowly, by one factor
+    llama3   slow pairs turn more slowly, fast ones as before, with a ramp between them
+    yarn     the same with another ramp, and queries and keys grow a little
+
+Sources: Chen et al., "Extending Context Window of Large Language Models via Positional
+Interpolation" (2023), for linear; Meta's Llama 3.1 for llama3; Peng et al., "YaRN: Efficient
+Context Window Extension of Large Language Models" (2023), for yarn.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ...positional_encoding import RoPE
+from .fields import number, refuse_unknown, switch, whole
+
+KINDS = ("default", "linear", "llama3", "yarn")
+# What each kind reads, besides its name and factor.
+FIELDS = {
+    "linear": ("original_max_position_embeddings",),
+    "llama3": ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        "original_max_position_embeddings",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How RoPE is stretched.
+
+    Attributes:
+        kind: "linear", "llama3" or "yarn".
+        factor: how much longer the context gets.
+        original_context: positions that the model was trained with.
+        low, high: rotations within that context, between which the ramp is: pairs with fewer than
+            `low` turn more slowly by the whole factor, pairs with more than `high` as before.
+        attention_factor: multiplies queries and keys.
+        truncate: whether yarn's ramp begins and ends at whole pairs.
+    """
+
+    kind: str
+    factor: float
+    original_context: int
+    low: float = 1.0
+    high: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any] | None, context: int) -> "RopeScaling | None":
+        """From `rope_scaling`, or `rope_parameters`, of a `config.json`.
+
+        Args:
+            fields: None if there is no such field.
+            context: `max_position_embeddings`.
+
+        Returns:
+            None for plain RoPE.
+
+        Raises:
+            ValueError: a kind or field that is not known, or makes no sense.
+        """
+        if fields is None:
+            return None
+        if not isinstance(fields, Mapping):
+            raise ValueError(f"config.json has rope_scaling {fields!r}, expected an object")
+        kind = fields.get("rope_type") or fields.get("type") or "default"  # both spellings occur
+        if kind not in KINDS:
+            raise ValueError(
+                f"config.json has rope_scaling of the type {kind!r}; tiny-llm knows "
+                f"{', '.join(KINDS)}"
+            )
+        known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"}
+        refuse_unknown(fields, known.union(FIELDS.get(kind, ())), "rope_scaling of config.json")
+        if number(fields, "partial_rotary_factor", 1.0) != 1:
+            raise ValueError("config.json has a partial_rotary_factor; tiny-llm turns whole heads")
+        if kind == "default":
+            return None
+        factor = number(fields, "factor")
+        original = whole(fields, "original_max_position_embeddings", context)
+        if kind == "llama3":
+            low, high = number(fields, "low_freq_factor"), number(fields, "high_freq_factor")
+            if low >= high:
+                raise ValueError(f"config.json has low_freq_factor {low} ≥ high_freq_factor {high}")
+            return cls(kind, factor, original, low, high)
+        if kind == "yarn":
+            return cls(
+                kind,
+                factor,
+                original,
+                low=number(fields, "beta_slow", 1.0),
+                high=number(fields, "beta_fast", 32.0),
+                attention_factor=_yarn_attention_factor(fields, factor),
+                truncate=switch(fields, "truncate", True),
+            )
+        return cls(kind, factor, original)
+
+    def stretched(self, context: int) -> int:
+        """How many positions the model has, where `max_position_embeddings` says `context`.
+
+        With llama3 that is the longer context already; with the others it may be the shorter one.
+        """
+        if self.kind == "llama3":
+            return context
+        return max(context, int(self.original_context * self.factor))
+
+    def frequency(self, frequency: mx.array, base: float) -> mx.array:
+        """How far each pair turns from one position to the next: from plain RoPE's, D/2."""
+        if self.kind == "linear":
+            return frequency / self.factor
+        if self.kind == "llama3":
+            rotations = self.original_context / (2 * math.pi / frequency)
+            kept = mx.clip((rotations - self.low) / (self.high - self.low), 0, 1)
+        else:
+            kept = 1 - self._yarn_ramp(frequency.size, base)
+        return frequency / self.factor * (1 - kept) + frequency * kept
+
+    def _yarn_ramp(self, num_pairs: int, base: float) -> mx.array:
+        """0 for the pairs that turn as before, 1 for those that turn slowest, D/2."""
+
+        def pair_with(rotations: float) -> float:
+            """Which pair, of any number, rotates so often in the original context."""
+            wave = self.original_context / (rotations * 2 * math.pi)
+            return num_pairs * math.log(wave) / math.log(base)
+
+        first, last = pair_with(self.high), pair_with(self.low)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * num_pairs - 1)
+        width = last - first or 0.001
+        return mx.clip((mx.arange(num_pairs, dtype=mx.float32) - first) / width, 0, 1)
+
+
+class ScaledRoPE(RoPE):
+    """`RoPE`, stretched.
+
+    Args:
+        dims, seq_len, base: see `RoPE`; the pairs are halves.
+        scaling: how; None for plain RoPE.
+    """
+
+    def __init__(self, dims: int, seq_len: int, base: float, scaling: RopeScaling | None):
+        super().__init__(dims, seq_len, base)
+        self.scaling = scaling
+
+    @functools.cached_property
+    def frequency(self) -> mx.array:
+        """See `RoPE`."""
+        plain = RoPE(self.dims, self.seq_len, self.base).frequency
+        if self.scaling is None:
+            return plain
+        frequency = self.scaling.frequency(plain, self.base)
+        mx.eval(frequency)
+        return frequency
+
+    def tables_at(self, positions: mx.array) -> tuple[mx.array, mx.array]:
+        """See `RoPE`. Cosines and sines carry the factor of queries and keys."""
+        cos, sin = super().tables_at(positions)
+        if self.scaling is None or self.scaling.attention_factor == 1:
+            return cos, sin
+        factor = self.scaling.attention_factor
+        return cos * factor, sin * factor
+
+
+def _yarn_attention_factor(fields: Mapping[str, Any], factor: float) -> float:
+    if fields.get("attention_factor") is not None:
+        return number(fields, "attention_factor")
+
+    def growth(mscale: float) -> float:
+        return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
+
+    mscale, all_dim = fields.get("mscale"), fields.get("mscale_all_dim")
+    if mscale and all_dim:
+        return growth(number(fields, "mscale")) / growth(number(fields, "mscale_all_dim"))
+    return growth(1.0)

@@ -1,0 +1,46 @@
+"""`GET /`: the page, a chat and a live view of the engine. Its files are in `web/`.
+
+The page comes whole from this server and asks no other: the policy that is sent with it forbids it.
+"""
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+FOLDER = Path(__file__).parent / "web"
+
+# Nothing from elsewhere, and nothing that stands in the text of the page itself.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # a newer server's page is asked for, and 304 if it is the same
+}
+
+router = APIRouter()
+
+
+@router.get("/", include_in_schema=False)
+async def page() -> Response:
+    """The page."""
+    return FileResponse(FOLDER / "index.html", headers=HEADERS)
+
+
+class _Files(StaticFiles):
+    """The page's files, with its policy."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(HEADERS)
+        return response
+
+
+files = Mount("/page", _Files(directory=FOLDER / "page"), name="page")
