@@ -89,9 +89,9 @@ class ServerProcess:
 
 
 def our_server(model: str, *flags: str) -> ServerProcess:
-    """`tiny-llm serve`."""
+    """`tiny-llm serve`. Its watchdog must not take a pause for a step that hangs."""
     command = [sys.executable, "-m", "tiny_llm", "serve", "--model", model, "--port", "{port}"]
-    return ServerProcess([*command, *flags], "/ready")
+    return ServerProcess([*command, "--watchdog", "86400", *flags], "/ready")
 
 
 def llama_server(binary: str, file: Path, slots: int, context: int, threads: int) -> ServerProcess:

@@ -31,30 +31,18 @@ class Sequences:
     tokens: list[int]
 
 
-class Week2:
-    """A model behind what the benchmarks ask of it.
+class CachedModel:
+    """A model of Week 2 or 3 behind what the benchmarks ask of it.
 
     Args:
-        name: a model's folder or name.
-        flash: whether to attend through the flash attention kernel; yes if None.
-
-    Raises:
-        UserError: the model cannot be had.
+        model: the week's.
+        args: its sizes.
     """
 
-    def __init__(self, name: str, flash: bool | None = None):
-        mlx_model, _ = load_weights(name)
-        self.args = mlx_model.args
+    def __init__(self, model: Any, args: Any):
+        self.args = args
+        self.model: Qwen3ModelWeek2 = model
         self._sampler = make_sampler(0)
-        self.flash = flash is not False
-        self.model: Qwen3ModelWeek2 = dispatch_model(
-            name, mlx_model, 2, enable_flash_attn=self.flash
-        )
-
-    @property
-    def attention(self) -> str:
-        """Which attention runs, for the report."""
-        return "flash attention" if self.flash else "grouped attention"
 
     def prefill(self, tokens: int) -> None:
         """Runs a prompt, up to the choice of its first new token."""
@@ -94,7 +82,28 @@ class Week2:
         shape = (1, self.args.num_key_value_heads, context, self.args.head_dim)
         key, value = (mx.random.normal(shape).astype(mx.bfloat16) for _ in range(2))
         caches: list[Any] = self.model.create_kv_cache()
-        for cache in caches:
-            cache.update_and_fetch(key, value)
-        mx.eval([cache.key_values for cache in caches])
+        mx.eval([cache.update_and_fetch(key, value)[:2] for cache in caches])
         return caches
+
+
+class Week2(CachedModel):
+    """Week 2's model.
+
+    Args:
+        name: a model's folder or name.
+        flash: whether to attend through the flash attention kernel; yes if None.
+
+    Raises:
+        UserError: the model cannot be had.
+    """
+
+    def __init__(self, name: str, flash: bool | None = None):
+        mlx_model, _ = load_weights(name)
+        self.flash = flash is not False
+        model = dispatch_model(name, mlx_model, 2, enable_flash_attn=self.flash)
+        super().__init__(model, mlx_model.args)
+
+    @property
+    def attention(self) -> str:
+        """Which attention runs, for the report."""
+        return "flash attention" if self.flash else "grouped attention"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,19 +49,31 @@ class WorkerProcess:
         module: the worker's name in `benchmark.systems`.
         arguments: its command line.
         root: the tree whose worker it is.
+        environment: of the process; this one's if not given.
 
     Raises:
         WorkerError: it did not get ready.
     """
 
-    def __init__(self, python: str, module: str, arguments: list[str], root: Path = ROOT):
+    def __init__(
+        self,
+        python: str,
+        module: str,
+        arguments: list[str],
+        root: Path = ROOT,
+        environment: Mapping[str, str] | None = None,
+    ):
         threads = str(usable_threads())
         start = time.perf_counter()
         self._name = module.removesuffix("_worker")
         self._process = subprocess.Popen(
             [python, "-m", f"benchmark.systems.{module}", *arguments],
             cwd=root,
-            env={**os.environ, "OMP_NUM_THREADS": threads, "TINY_LLM_NUM_THREADS": threads},
+            env={
+                **(environment or os.environ),
+                "OMP_NUM_THREADS": threads,
+                "TINY_LLM_NUM_THREADS": threads,
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if not os.environ.get("BENCHMARK_DEBUG") else None,

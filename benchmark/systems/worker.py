@@ -114,12 +114,22 @@ def num_threads() -> int:
 
 def peak_bytes() -> int:
     """The most memory that this process has had resident so far."""
+    # Not getrusage where that can be: on Linux it counts the parent at the time of the fork.
+    return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def resident_bytes() -> int:
+    """The memory that this process has resident now; 0 where the system does not say (macOS)."""
+    return _status_bytes("VmRSS")
+
+
+def _status_bytes(name: str) -> int:
+    """A line of Linux's /proc/self/status; 0 if there is none."""
     status = Path("/proc/self/status")
-    if status.exists():  # not getrusage: on Linux that counts the parent at the time of the fork
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for line in status.read_text().splitlines() if status.exists() else ():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def decode_seconds(step: Callable[[], object]) -> float:

@@ -110,6 +110,15 @@ def test_flash_attention_reaches_the_model(capsys, monkeypatch, flag, flash):
         (["--speculative", "ngram", "--loader", "week2"], "only the engine guesses from the text"),
         (["--speculative", "ngram", "--solution", "mlx"], "--speculative has no effect on"),
         (["--speculative", "ngram", "--draft-model", "demo-draft"], "would guess the same tokens"),
+        (["--attention-backend", "xformers"], "is unknown; give paged, flash or reference"),
+        (
+            ["--attention-backend", "flash", "--loader", "week2"],
+            "only the engine can choose; leave",
+        ),
+        (
+            ["--attention-backend", "paged", "--solution", "mlx"],
+            "--attention-backend has no effect",
+        ),
         (["--solution", "mlx", "--loader", "week2"], "--loader chooses a week's model"),
         (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
         (["--loader", "week2", "--record", "run.json"], "--record is for the engine; leave it"),
@@ -310,6 +319,7 @@ def open_engine(**flags) -> EngineRun:
         "prefill_step": 16,
         "draft_model": None,
         "speculative": None,
+        "attention_backend": None,
         "sampler_temp": 0.0,
     }
     checkpoint = Checkpoint("tiny", tiny_model(vocab_size=256), ByteTokenizer())

@@ -44,8 +44,13 @@ def asked(monkeypatch) -> list:
 
 @pytest.mark.parametrize(
     "more",
-    [[], ["--draft-model", "demo-draft"], ["--speculative", "ngram"]],
-    ids=["alone", "drafts", "ngram"],
+    [
+        [],
+        ["--draft-model", "demo-draft"],
+        ["--speculative", "ngram"],
+        ["--attention-backend", "flash"],
+    ],
+    ids=["alone", "drafts", "ngram", "flash"],
 )
 def test_greedy_tokens_are_those_of_the_weeks_loops(asked, more):
     engine = open_backend(flags("--max-tokens", "60", *more))

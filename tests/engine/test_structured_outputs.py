@@ -265,6 +265,16 @@ def test_automatic_tool_calls(llm):
     assert prompt
 
 
+def test_a_free_call_does_without_keywords_that_cannot_be_kept(llm):
+    schema = {"type": "object", "propertyNames": {"maxLength": 3}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "count", "parameters": schema}}]
+    matcher = llm.core.grammars.compile(ToolCalls(tools)).matcher
+    begun = llm.tokenizer.encode('<tool_call>\n{"name": "count", "arguments": {}')
+    assert matcher.try_consume_tokens(begun) == len(begun) - 1, "`a` is still required"
+    with pytest.raises(UserError, match="propertyNames"):
+        llm.core.grammars.compile(ToolCalls(tools, "required"))
+
+
 def test_text_of_an_automatic_answer_cannot_hide_a_broken_call(llm):
     compile_, encode = llm.core.grammars.compile, llm.tokenizer.encode
     call = '<tool_call>\n{"name": "add_numbers", "arguments": {"a":3,"why":"</tool_call>"}}\n'

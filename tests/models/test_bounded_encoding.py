@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tiny_llm.demo import TARGET_PATH
+from tiny_llm.engine.text_length import check_length
 from tiny_llm.errors import UserError
 from tiny_llm.models.bounded_encoding import unknown_expression
 from tiny_llm.models.mlx_lm_tokenizer import load_mlx_lm_tokenizer
-from tiny_llm.models.text_length import check_length
 from tiny_llm.models.tokenizer import open_tokenizer
 
 CONFIG = {"eos_token_id": 1}

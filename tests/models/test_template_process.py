@@ -49,10 +49,11 @@ REASONS = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_template_ends_and_the_next_one_is_rendered(process, kind, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match=REASONS[kind]):
-        if kind == "time":
-            patch.setattr(process.process, "_seconds", 1.0)
+    if kind == "time":
+        monkeypatch.setattr(process.process, "_seconds", 1.0)
+    with pytest.raises(ValueError, match=REASONS[kind]):
         process.render(HOSTILE[kind], MESSAGES)
+    monkeypatch.undo()
     assert process.render("{{ messages[0].role }}", MESSAGES) == "user"
 
 

@@ -52,5 +52,5 @@ def test_tokens_of_a_text_and_of_a_chat(server, client):
 def test_another_content_type_is_refused_with_its_name(server):
     headers = {"content-type": "text/plain"}
     refused = server.post("/v1/messages", {"max_tokens": 1, "messages": ASK}, headers=headers)
-    assert refused.status_code == 400
+    assert refused.status_code == 415
     assert "'text/plain'; it must be application/json" in refused.json()["error"]["message"]

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from tests.server.running import RunningServer
+from tiny_llm.server.chat_types import ChatBody
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PLAIN = {"model": "demo", "messages": FRANCE, "reasoning_effort": "none"}
@@ -174,6 +175,11 @@ def test_parts_of_a_content_and_a_system_message(client):
         ({"structured_outputs": {}}, "give exactly one of"),
         ({"structured_outputs": {"regex": "("}}, "("),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos is True"),
+        ({"continue_final_message": True}, "a text that the assistant began"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "contradict each other",
+        ),
         ({"n": 2, "temperature": 0}, "n is 2 at temperature 0"),
         ({"n": 1000}, "this server takes at most"),
         ({"logit_bias": {"4096": 1}}, "logit_bias has the token 4096"),
@@ -258,6 +264,35 @@ def test_some_of_the_tools(client):
         for tools in ([OTHER, PAINT], [PAINT])
     }
     assert len(counts) == 1, "the model is told of a tool that it may not call"
+
+
+@pytest.mark.parametrize("effort", ["none", "high"])
+def test_a_turn_that_was_begun_is_continued(client, effort):
+    messages = [*FRANCE, {"role": "assistant", "content": "The capital of"}]
+    body = {"model": "demo", "messages": messages, "reasoning_effort": effort}
+    extra = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = client.chat.completions.create(**body, extra_body=extra)
+    assert answer.choices[0].message.content == " France is Paris."
+
+
+def test_a_free_answer_s_calls_keep_to_the_tools():
+    body = {"messages": FRANCE, "tools": [PAINT, OTHER]}
+    form = ChatBody(**body).form()
+    assert (form.choice, len(form.tools), form.parallel) == ("auto", 2, True)
+    assert not ChatBody(**body, parallel_tool_calls=False).form().parallel
+    assert ChatBody(**body, tool_choice="none").form() is None
+    assert ChatBody(**body, ignore_eos=True).form() is None
+
+
+def test_a_schema_that_cannot_be_kept_is_refused_only_if_a_call_is_demanded(server):
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)"}}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    body = {**PLAIN, "tools": [tool]}
+    answer = server.post("/v1/chat/completions", body).json()
+    assert "Paris" in answer["choices"][0]["message"]["content"]
+    server.wait_for("tool calls are not kept to their schemas: the grammar is refused")
+    refused = server.post("/v1/chat/completions", {**body, "tool_choice": "required"})
+    assert refused.status_code == 400
 
 
 def test_what_an_assistant_refused(client):

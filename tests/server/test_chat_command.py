@@ -1,16 +1,18 @@
 """`chat --url`: our own server, servers that fail, and flags that have no effect."""
 
+import http.server
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import httpx2
 import pytest
 
-from tests.server.running import eventually
 from tiny_llm.cli import chat
 from tiny_llm.cli.remote_chat import RemoteModel
 from tiny_llm.errors import UserError
@@ -53,8 +55,43 @@ def test_a_refusal_is_a_sentence_and_the_conversation_goes_on(server, capsys, mo
     assert "The server refuses (400): The prompt has" in err
 
 
-def test_an_interrupt_stops_the_answer_alone(server):
-    command = [sys.executable, "-m", "tiny_llm.cli.chat", "--url", server.url]
+class Endless(http.server.BaseHTTPRequestHandler):
+    """A server whose answers go on until the client leaves, which is then noted."""
+
+    left = threading.Event()
+
+    def do_GET(self):
+        self._begin("application/json")
+        self.wfile.write(b'{"data": [{"id": "endless"}]}')
+
+    def do_POST(self):
+        self._begin("text/event-stream")
+        try:
+            while True:
+                self.wfile.write(b'data: {"choices": [{"delta": {"content": "on "}}]}\n\n')
+                time.sleep(0.01)
+        except OSError:
+            self.left.set()
+
+    def _begin(self, kind):
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+
+    def log_message(self, *_):
+        """Says nothing."""
+
+
+@pytest.fixture
+def endless():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+
+
+def test_an_interrupt_stops_the_answer_alone(endless):
+    command = [sys.executable, "-m", "tiny_llm.cli.chat", "--url", endless]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen(command, text=True, env=os.environ, **pipes)
     process.stdin.write("Tell me a long story about everything.\n")
@@ -64,7 +101,7 @@ def test_an_interrupt_stops_the_answer_alone(server):
     _, err = process.communicate("/exit\n", timeout=60)
     assert process.returncode == 0
     assert "[stopped]" in err
-    assert eventually(lambda: server.is_empty)
+    assert Endless.left.wait(60)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ def test_a_stream_of_blocks(claude):
     body = {**BODY, "max_tokens": 1500, "thinking": {"type": "enabled", "budget_tokens": 1024}}
     whole = claude.messages.create(**body)
     assert [block.type for block in whole.content] == ["thinking", "text"]
+    assert 0 < whole.usage.output_tokens_details.thinking_tokens < whole.usage.output_tokens
     with claude.messages.stream(**body) as stream:
         events = [event.type for event in stream]
         streamed = stream.get_final_message()
@@ -150,6 +151,35 @@ def test_only_the_line_that_changes_is_left_out(claude):
     assert count([{"type": "text", "text": f"{line}\nBe kind."}]) == count("Be kind.")
 
 
+def test_a_turn_that_was_begun_is_continued(claude):
+    messages = [*BODY["messages"], {"role": "assistant", "content": "The capital of"}]
+    answer = claude.messages.create(**{**BODY, "messages": messages})
+    assert answer.content[0].text == " France is Paris."
+
+
+def test_documents_that_are_texts_and_thoughts_that_cannot_be_read(claude):
+    def count(content):
+        messages = [*BODY["messages"], {"role": "assistant", "content": content}]
+        messages += BODY["messages"]
+        return claude.messages.count_tokens(model="demo", messages=messages).input_tokens
+
+    answer = {"type": "text", "text": "Paris."}
+    source = {"type": "text", "media_type": "text/plain", "data": "Rome is old."}
+    document = {"type": "document", "source": source, "title": "Rome"}
+    assert count([document, answer]) > count([answer])
+    assert count([{"type": "redacted_thinking", "data": "x"}, answer]) == count([answer])
+
+
+def test_the_tool_runner_goes_on_without_a_thread(claude):
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        return f"{city}: sunny"
+
+    runner = claude.beta.messages.tool_runner(**BODY, tools=[weather])
+    assert [message.stop_reason for message in runner] == ["end_turn"]
+
+
 def test_there_is_a_server(server):
     assert httpx2.head(server.url + "/").status_code == 200
 
@@ -165,6 +195,17 @@ def test_there_is_a_server(server):
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "content[0] is of the type 'image'; this model reads texts only",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "document", "source": {"type": "base64"}}],
+                    }
+                ]
+            },
+            "content[0].source is of the type 'base64'; this model reads texts only",
         ),
     ],
 )

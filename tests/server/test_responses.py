@@ -51,6 +51,11 @@ def test_the_client_s_own_stream(client):
         assert stream.get_final_response().output_text == "The capital of France is Paris."
 
 
+def test_input_tokens_are_counted(client):
+    counted = client.responses.input_tokens.count(**BODY)
+    assert counted.input_tokens == client.responses.create(**BODY).usage.input_tokens
+
+
 def test_a_limit_makes_it_incomplete(client):
     response = client.responses.create(**BODY, max_output_tokens=2)
     assert response.status == "incomplete"

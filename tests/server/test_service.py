@@ -39,8 +39,20 @@ def test_events_tell_what_the_engine_does(server):
                 seen.append(json.loads(line.removeprefix("data: "))["event"])
                 if seen[-1] == "request_ended":
                     break
-    assert seen[0] == "request_added"
+    assert seen[:2] == ["snapshot", "request_added"]
     assert "step_scheduled" in seen
+
+
+def test_the_state_says_who_has_which_pages(server, client):
+    stream = client.completions.create(
+        model="demo", prompt="Hello", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(stream)
+    found = server.get("/engine/state").json()["snapshot"]
+    stream.close()
+    (own,) = [one for one in found["requests"] if one["state"] == "running"]
+    assert len(own["pages"]) * found["page_size"] >= own["prompt_tokens"] + own["output_tokens"] > 1
+    assert set(own["pages"][: own["shared_pages"]]) <= set(found["tree"]["pages"])
 
 
 def test_head_is_get_without_the_body(server):

@@ -3,6 +3,7 @@
 import json
 import socket
 
+import anthropic
 import pytest
 
 from tests.server.running import RunningServer, eventually
@@ -75,3 +76,13 @@ def test_silence_is_filled_with_comments(impatient):
     response = impatient.post("/v1/completions", body)
     assert ": keep-alive\n\n" in response.text
     assert response.text.endswith("data: [DONE]\n\n")
+
+
+def test_silence_of_a_message_is_filled_with_pings(impatient):
+    claude = anthropic.Anthropic(base_url=impatient.url, api_key="none", max_retries=0)
+    messages = [{"role": "user", "content": "Hello"}]
+    with claude.messages.stream(model="demo", max_tokens=20, messages=messages) as stream:
+        assert stream.get_final_message().content[0].text
+    body = {"max_tokens": 20, "messages": messages, "stream": True}
+    text = impatient.post("/v1/messages", body).text
+    assert 'event: ping\ndata: {"type":"ping"}\n\n' in text

@@ -5,5 +5,7 @@ markers   which lines of the solution a task is
 starter   those lines left out
 tree      where the learner's tree is, and what is in it
 outcomes  how tests end; kept and results: those of a day, run again when something changed
+mistakes  the solution with a mistake of tests/course/wrong; mutants asks which it is
+history   what a learner has reached, by date
 brief     how `pdm run test` shows them
 """

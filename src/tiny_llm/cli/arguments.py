@@ -1,10 +1,11 @@
 """The flags that commands share, and their checks."""
 
 import argparse
+from collections.abc import Iterable
 
 from .. import kernels
 from ..errors import UserError
-from ..models import LOAD_FORMATS, SHIPPED, SHORTCUTS, WEEK_MODELS
+from ..models import ATTENTION_BACKENDS, LOAD_FORMATS, SHIPPED, SHORTCUTS, WEEK_MODELS
 from ..sampler import Sampler, make_sampler
 
 SOLUTIONS = {"tiny_llm": "tiny_llm", "ref": "tiny_llm", "mine": "mine", "mlx": "mlx"}
@@ -44,6 +45,30 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="attend without an L×S matrix (week2); the default where it is faster: on the CPU",
     )
+    add_attention_backend(parser)
+
+
+def add_attention_backend(parser: argparse.ArgumentParser) -> None:
+    """How the engine attends."""
+    parser.add_argument(
+        "--attention-backend",
+        metavar="{" + ",".join(ATTENTION_BACKENDS) + "}",
+        help="how the engine attends: paged reads pages where they are; flash and reference gather "
+        "them first, and are slower, for comparing",
+    )
+
+
+def check_attention_backend(args: argparse.Namespace) -> None:
+    """Refuses an unknown `--attention-backend`.
+
+    Raises:
+        UserError: it is unknown.
+    """
+    if args.attention_backend not in (None, *ATTENTION_BACKENDS):
+        raise UserError(
+            f"--attention-backend '{args.attention_backend}' is unknown; give "
+            f"{_listed(ATTENTION_BACKENDS)}."
+        )
 
 
 def add_load_format(parser: argparse.ArgumentParser) -> None:
@@ -128,6 +153,7 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
         raise UserError(f"--solution '{args.solution}' is unknown; give {_listed(SOLUTIONS)}.")
     args.solution = SOLUTIONS[args.solution]
     check_speculative(args)
+    check_attention_backend(args)
     check_load_format(args)
     if args.load_format == "dummy" and args.solution == "mlx":
         raise UserError(
@@ -146,7 +172,7 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
                 "does not use; "
                 "leave one of the two out."
             )
-        for flag in ("enable_flash_attn", "speculative"):
+        for flag in ("enable_flash_attn", "speculative", "attention_backend"):
             if getattr(args, flag) is not None:
                 name = flag.replace("_", "-")
                 raise UserError(f"--{name} has no effect on --solution mlx; leave it out.")
@@ -154,8 +180,8 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     beyond_week1 = needs_cache or args.draft_model is not None
     if args.loader == ENGINE and args.enable_flash_attn is not None:
         raise UserError(
-            "--enable-flash-attn: the engine attends through paged attention alone; leave it out, "
-            "or use --loader week2."
+            "--enable-flash-attn: the engine attends through paged attention, or as "
+            "--attention-backend says; leave it out, or use --loader week2."
         )
     is_free = args.loader is None and args.enable_flash_attn is None
     is_ours = args.solution == "tiny_llm" and (beyond_week1 or kernels.is_built())
@@ -167,6 +193,11 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
         raise UserError(
             "--speculative: only the engine guesses from the text; leave out --loader, --solution "
             "and --enable-flash-attn, or give --draft-model instead."
+        )
+    if args.attention_backend is not None:
+        raise UserError(
+            "--attention-backend: only the engine can choose; leave out --loader, --solution and "
+            "--enable-flash-attn."
         )
     if args.loader is None:
         wants_week2 = beyond_week1 or args.enable_flash_attn or kernels.is_built()
@@ -244,6 +275,6 @@ def sampler_from(args: argparse.Namespace) -> Sampler:
         raise UserError(str(error)) from error
 
 
-def _listed(names: dict[str, str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     *head, last = names
     return f"{', '.join(head)} or {last}" if head else last

@@ -7,9 +7,9 @@ from typing import Any
 import mlx.core as mx
 
 from .. import kernels
+from ..engine.text_length import check_length
 from ..errors import UserError
 from ..models import default_model, load, load_weights
-from ..models.text_length import check_length
 from .command import console
 
 

@@ -50,6 +50,7 @@ def open_llm(
         max_num_batched_tokens=max_num_seqs * per_request + prefill_step,
         draft_model=draft,
         speculative=args.speculative,
+        attention_backend=args.attention_backend or "paged",
         seed=secrets.randbits(63),  # for requests that have none
         listener=listener,
     )

@@ -16,8 +16,10 @@ from ..models import default_model
 from ..models.files import has_tokenizer
 from ..models.names import find_config, find_model
 from .arguments import (
+    add_attention_backend,
     add_load_format,
     add_speculative_argument,
+    check_attention_backend,
     check_load_format,
     check_speculative,
 )
@@ -48,6 +50,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft-model", metavar="NAME", help="a smaller model that guesses tokens")
     add_load_format(parser)
     add_speculative_argument(parser)
+    add_attention_backend(parser)
     parser.add_argument("--device", metavar="{cpu,gpu}", help="where to compute")
     parser.add_argument(
         "--kv-cache-bytes",
@@ -124,6 +127,7 @@ def _serve(args: argparse.Namespace) -> int:
     check_load_format(args)
     _check(args)
     check_speculative(args)
+    check_attention_backend(args)
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise UserError(
@@ -170,6 +174,7 @@ def _load(args: argparse.Namespace, folder: Path) -> LLM:
         draft_model=args.draft_model,
         load_format=args.load_format,
         speculative=args.speculative,
+        attention_backend=args.attention_backend or "paged",
         seed=None,  # answers without a seed of their own differ from run to run
     )
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Any
 
+from .closed_schema import closed
 from .structured_outputs import StructuredOutputs, ToolCalls, as_json
 
 Part = dict[str, Any]
@@ -80,7 +81,7 @@ def _tool_calls(form: ToolCalls, special_tokens: Collection[str]) -> list[Part]:
         head = _literal(f'{{"name": {name}, "arguments": ')
         calls.append(f'{head} @arguments_{index} "}}"')
         schema = as_json(function.get("parameters") or {"type": "object"})
-        parts.append(_json_part(schema, f"arguments_{index}"))
+        parts.append(_json_part(schema, f"arguments_{index}", is_lenient=form.choice == "auto"))
     closing = _opening("</tool_call>", special_tokens)
     lark = f'rest: "\\n" call "\\n" {closing}\ncall: {" | ".join(calls)}\n'
     if form.choice == "required":
@@ -112,11 +113,16 @@ def _opening(token: str, special_tokens: Collection[str]) -> str:
     return token if token in special_tokens else _literal(token)
 
 
-def _json_part(schema: str, name: str | None = None) -> Part:
-    """A part that is a JSON schema; its options stand in the schema."""
-    value = json.loads(schema)
+def _json_part(schema: str, name: str | None = None, is_lenient: bool = False) -> Part:
+    """A part that is a JSON schema; its options stand in the schema.
+
+    A lenient one does without the keywords that llguidance does not know, such as `propertyNames`;
+    otherwise it refuses them.
+    """
+    value = closed(json.loads(schema))
     if isinstance(value, dict):
-        value = {**value, "x-guidance": {"whitespace_pattern": WHITESPACE}}
+        options = {"whitespace_pattern": WHITESPACE, "lenient": is_lenient}
+        value = {**value, "x-guidance": options}
     part = {"json_schema": value}
     return part if name is None else {"name": name, **part}
 

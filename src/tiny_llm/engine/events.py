@@ -137,11 +137,7 @@ class Recorder:
     def recording(self) -> dict[str, Any]:
         """The recording as JSON has it: dictionaries, lists, texts and numbers."""
         events = [
-            {
-                **(event if isinstance(event, dict) else event_fields(event)),
-                "time": round(seconds, 6),
-            }
-            for seconds, event in self._events
+            {**_as_fields(event), "time": round(seconds, 6)} for seconds, event in self._events
         ]
         return {"schema": SCHEMA, "version": VERSION, "engine": self._engine, "events": events}
 
@@ -160,6 +156,10 @@ class Recorder:
         except OSError:
             part.unlink(missing_ok=True)
             raise
+
+
+def _as_fields(event: Event | dict[str, Any]) -> dict[str, Any]:
+    return event if isinstance(event, dict) else event_fields(event)
 
 
 def event_fields(event: Event) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from ..errors import UserError, check_whole, shortened
 from ..generate import check_same_vocabulary
-from ..models import LOAD_FORMATS, load_weights, serving_model
+from ..models import ATTENTION_BACKENDS, LOAD_FORMATS, load_weights, serving_model
 from ..models.detokenizer import with_detokenizer
 from . import prompt_forms
 from .checks import check_switch, checked_seed
@@ -68,6 +68,9 @@ class LLM:
             it is not given, 7 of the text.
         speculative: "ngram" guesses what followed the same tokens earlier in the prompt or in the
             answer. It needs no second model, and changes no token either.
+        attention_backend: "paged" attends by a kernel that reads the pages where they are; "flash"
+            and "reference" gather a sequence's pages first, for comparing: by the kernel of Week 2,
+            with the same bits, or in plain MLX. They are slower.
         load_format: "auto" reads the weights of models that are given by name; "dummy" draws random
             ones in the shapes and formats of their configs, for measuring.
         max_queue: requests beyond `max_num_seqs` that may wait; one more is refused
@@ -96,27 +99,22 @@ class LLM:
         draft_model: Model | None = None,
         num_drafts: int | None = None,
         speculative: Literal["ngram"] | None = None,
+        attention_backend: str = "paged",
         load_format: str = "auto",
         max_queue: int | None = None,
         seed: int | None = 0,
         listener: Listener | None = None,
     ):
         check_whole("block_size", block_size, 1)
-        if load_format not in LOAD_FORMATS:
-            raise UserError(
-                f"load_format is {shortened(load_format)}; it must be 'auto' or 'dummy'."
-            )
-        if not (listener is None or callable(listener)):
-            raise UserError(
-                f"listener is {shortened(listener)}; it must be a function of an event, or None."
-            )
         check_switch("enable_prefix_caching", enable_prefix_caching)
         sources = _sources(speculative, draft_model, num_drafts)
+        _check_choices(load_format, attention_backend, listener)
         self.seed = secrets.randbits(64) if seed is None else checked_seed(seed)
-        target_model, self.tokenizer = _open(model, block_size, load_format)
+        options = (block_size, load_format, attention_backend)
+        target_model, self.tokenizer = _open(model, *options)
         models = [target_model]
         if draft_model is not None:
-            small, small_tokenizer = _open(draft_model, block_size, load_format)
+            small, small_tokenizer = _open(draft_model, *options)
             check_same_vocabulary(small_tokenizer, self.tokenizer)
             models.append(small)
         config = SchedulerConfig(
@@ -381,7 +379,28 @@ def _sources(
     return [ForcedTokens(), RepeatedText(num_drafts or MOST_GUESSES)]
 
 
-def _open(model: Model, page_size: int, load_format: str) -> tuple[Any, Any]:
+def _check_choices(load_format: Any, attention_backend: Any, listener: Any) -> None:
+    """Refuses a value that is not one of the few allowed.
+
+    Raises:
+        UserError: it is refused.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise UserError(f"load_format is {shortened(load_format)}; it must be 'auto' or 'dummy'.")
+    if attention_backend not in ATTENTION_BACKENDS:
+        raise UserError(
+            f"attention_backend is {shortened(attention_backend)}; it must be 'paged', 'flash' or "
+            "'reference'."
+        )
+    if not (listener is None or callable(listener)):
+        raise UserError(
+            f"listener is {shortened(listener)}; it must be a function of an event, or None."
+        )
+
+
+def _open(
+    model: Model, page_size: int, load_format: str, attention_backend: str
+) -> tuple[Any, Any]:
     """The model that serves, and its tokenizer."""
     name = "the model"
     if isinstance(model, str | os.PathLike):
@@ -394,7 +413,7 @@ def _open(model: Model, page_size: int, load_format: str) -> tuple[Any, Any]:
             "tokenizer) that `load` returns."
         )
     mlx_model, tokenizer = model
-    target = serving_model(name, mlx_model, page_size)
+    target = serving_model(name, mlx_model, page_size, attention_backend)
     return target, with_detokenizer(tokenizer)
 
 

@@ -6,9 +6,9 @@ from numbers import Integral
 from typing import Any
 
 from ..errors import UserError, shortened
-from ..models.text_length import check_length
 from .chat_messages import check_characters, checked_messages, checked_tools
 from .checks import as_plain
+from .text_length import check_length
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]

@@ -11,7 +11,7 @@ It is taken between two steps, and its cost grows with the pages in use: see `PE
 
 from typing import Any
 
-from .prefix_cache import PrefixCache
+from .prefix_cache import PageTokens, PrefixCache, PrefixNode
 from .request import EngineRequest
 from .scheduler import Scheduler
 
@@ -26,7 +26,8 @@ def snapshot(scheduler: Scheduler) -> dict[str, Any]:
         "requests": those that run, oldest first, then the queue. "pages" are their pages in order,
         the first "shared_pages" of which are in the prefix cache.
         "tree": the prefix cache. "pages" has its pages, parents first, "parents" the page before
-        each, −1 for none, and "labels" the first tokens of pages that begin a branch, by page.
+        each, −1 for none, and "labels" tokens of the pages that begin a branch, by page: the first
+        ones that set it apart.
     """
     pages = scheduler.pages
     return {
@@ -56,10 +57,20 @@ def _request(request: EngineRequest) -> dict[str, Any]:
 def _tree(cache: PrefixCache) -> dict[str, Any]:
     pages, parents, labels = [], [], {}
     for node in cache.nodes():
-        parent = node.parent
-        assert parent is not None
+        assert node.parent is not None
         pages.append(node.page)
-        parents.append(parent.page)
-        if parent.parent is None or len(parent.children) > 1:
-            labels[str(node.page)] = node.tokens[:LABEL_TOKENS]
+        parents.append(node.parent.page)
+        if len(node.children) > 1:
+            labels.update(_labels(node))
+    labels.update(_labels(cache.root))
     return {"pages": pages, "parents": parents, "labels": labels}
+
+
+def _labels(parent: PrefixNode) -> dict[str, PageTokens]:
+    """For each page after `parent`, its tokens from where the pages differ."""
+    places = enumerate(zip(*parent.children, strict=True))
+    start = next((place for place, tokens in places if len(set(tokens)) > 1), 0)
+    return {
+        str(child.page): tokens[start : start + LABEL_TOKENS]
+        for tokens, child in parent.children.items()
+    }

@@ -67,7 +67,8 @@ class ToolCalls:
 
     Args:
         tools: as OpenAI's protocol has them; a call's arguments have the schema of its tool.
-        choice: "auto" for text, calls, or text and then calls; "required" for calls alone.
+        choice: "auto" for text, calls, or text and then calls; "required" for calls alone. Where
+            calls are free, keywords of a schema that cannot be kept are left out.
         name: of the tool that must be called, for "required"; None for any.
         parallel: whether there may be several calls.
 

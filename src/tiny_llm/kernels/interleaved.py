@@ -118,16 +118,25 @@ class InterleavedMemory:
 
     def __init__(self, model: Any):
         self._rows = interleaved_rows()
-        layers = interleavable_layers(model)
-        arrays = [layer[name] for layer in layers for name in _parts_of(layer)]
+        arrays = _arrays_of(model)
         self._memory = extension().large_pages(sum(map(_room, arrays))) if arrays else None
         self._used = 0
+        self._largest = max((array.nbytes for array in arrays), default=0)
 
-    def interleave_layers(self, part: Any) -> None:
+    def interleave_layers(self, part: Any, following: Any = None) -> None:
         """Moves the layers of a part of the model here, each part once.
 
-        One array after the other is computed: only one is in memory twice.
+        Args:
+            part: a layer of the model, or the whole.
+            following: the part that is moved next. It is read from the file meanwhile, if the rows
+                of both take no more memory than the model's largest array does. Without it one
+                array after the other is read: only one is in memory twice.
         """
+        arrays, later = _arrays_of(part), _arrays_of(following) if following is not None else []
+        if later and sum(array.nbytes for array in arrays + later) <= self._largest:
+            mx.eval(arrays)  # begun in the call before
+            mx.async_eval(later)
+        del arrays, later
         for layer in interleavable_layers(part):
             for name in _parts_of(layer):
                 setattr(layer, name, self._interleave(layer[name]))
@@ -154,6 +163,12 @@ def interleavable_layers(module: Any) -> list[Any]:
         and is_by_row(layer)
         and layer.weight.shape[-2] % rows == 0
     ]
+
+
+def _arrays_of(module: Any) -> list[mx.array]:
+    """The arrays of a module that are to be interleaved."""
+    layers = interleavable_layers(module)
+    return [layer[name] for layer in layers for name in _parts_of(layer)]
 
 
 def _parts_of(layer: Any) -> list[str]:

@@ -17,6 +17,7 @@ Nothing here generates text: a model is built here, and run by `generate`, `batc
 """
 
 from .dispatch import WEEK_MODELS, dispatch_model, serving_model
+from .families.attention_backends import ATTENTION_BACKENDS
 from .folder import ModelError
 from .loading import LOAD_FORMATS, load, load_weights
 from .names import (
@@ -29,6 +30,7 @@ from .names import (
 )
 
 __all__ = [
+    "ATTENTION_BACKENDS",
     "LOAD_FORMATS",
     "SHIPPED",
     "SHORTCUTS",

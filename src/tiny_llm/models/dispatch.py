@@ -46,7 +46,9 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
     return _build(name, WEEK_MODELS[week], mlx_model, options)
 
 
-def serving_model(name: str, mlx_model: Any, page_size: int) -> Any:
+def serving_model(
+    name: str, mlx_model: Any, page_size: int, attention_backend: str = "paged"
+) -> Any:
     """The model that the engine runs, of any family.
 
     What the course builds up to Week 3 runs what it can; the rest goes to the `Decoder`.
@@ -54,15 +56,19 @@ def serving_model(name: str, mlx_model: Any, page_size: int) -> Any:
     Args:
         name, mlx_model: see `dispatch_model`.
         page_size: tokens in a page.
+        attention_backend: one of `families/attention_backends.py`; Week 3 has "paged" alone.
 
     Raises:
         ModelError: a family, a field or sizes that are not known.
     """
     config = _config(name, mlx_model)
     mlx_model = repacked(lay_out(mlx_model))
+    options: dict[str, Any] = {"page_size": page_size}
     is_of_the_course = _beyond_the_course(config) is None and _is_readable(mlx_model)
-    chosen = Qwen3ModelWeek3 if is_of_the_course else Decoder
-    return _build(name, chosen, mlx_model, {"page_size": page_size})
+    if is_of_the_course and attention_backend == "paged":
+        return _build(name, Qwen3ModelWeek3, mlx_model, options)
+    options["attention_backend"] = attention_backend
+    return _build(name, Decoder, mlx_model, options)
 
 
 def _build(name: str, model: Any, mlx_model: Any, options: dict[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def _load(
     try:
         read_config(read_model_config(folder))  # before anything that takes time
         model, tokenizer = read(folder)
-        _evaluate(model, console)
+        evaluate(model, console)
     except ModelError:
         raise
     except Exception as error:  # a broken config can lead to any
@@ -125,7 +126,7 @@ def _draw(folder: Path, console: Console) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _evaluate(model: Any, console: Console) -> None:
+def evaluate(model: Any, console: Console) -> None:
     """Reads the weights, which are lazy so far, part by part with a progress bar.
 
     The largest come first, the table of tokens and the head: what is being interleaved is in
@@ -136,9 +137,9 @@ def _evaluate(model: Any, console: Console) -> None:
     path_of = {id(module): path for path, module in model.named_modules()}
     memory = InterleavedMemory(model) if isinstance(model, CheckpointModel) else None
     check = FiniteCheck()
-    for part in _tracked(parts, console):
+    for part, following in _tracked(list(zip_longest(parts, parts[1:])), console):
         if memory is not None:
-            memory.interleave_layers(part)
+            memory.interleave_layers(part, following)
         mx.eval(part.parameters())
         check.add(path_of[id(part)], part)
     mx.eval(model.parameters())

@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from . import chat, completions, engine_view, messages, page, responses, service, tokens
-from .errors import ApiError, refused
+from .errors import ApiError
 from .guards import CheckHost, LimitBody, RequireKey
 from .replies import INSIDE
 from .server import Server
@@ -64,12 +64,12 @@ async def _tell(request: Request, error: Exception) -> Response:
 
 
 async def _tell_validation(request: Request, error: Exception) -> Response:
-    """A body that is refused: 400, where FastAPI says 422."""
+    """A body that is refused: 415 if it is said to be no JSON; else 400, where FastAPI says 422."""
     assert isinstance(error, RequestValidationError)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.method == "POST" and kind != "application/json" and not kind.endswith("+json"):
         reason = f"The Content-Type is '{kind[:100]}'; it must be application/json."
-        return refused(reason).response(request.url.path)
+        return ApiError(415, reason).response(request.url.path)
     return refusal(error.errors()).response(request.url.path)
 
 

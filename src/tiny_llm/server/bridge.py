@@ -143,6 +143,7 @@ class Bridge:
         gauges: the engine's state after its last step.
         snapshot: the last one of `engine/snapshot.py` that somebody looked at; None before.
         open: requests whose clients have not got everything.
+        ending: is set when the process ends, and viewers must go.
     """
 
     def __init__(self, settings: Settings, inbox: Inbox, lifecycle: Lifecycle, metrics: Metrics):
@@ -154,6 +155,7 @@ class Bridge:
         self.gauges = Gauges()
         self.snapshot: Mapping[str, Any] | None = None
         self.open: set[Generation] = set()
+        self.ending = asyncio.Event()
         self._of: dict[str, Generation | None] = {}  # None: its client has gone
         self._unfinished: dict[str, int] = {}  # answers that the engine has not ended
         self._numbers = itertools.count()

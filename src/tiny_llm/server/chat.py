@@ -35,7 +35,7 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_completion_tokens or body.max_tokens
     params = body.sampling_params(server.defaults, limit, logprobs, body.form())
-    generation = await server.begin([prompt.token_ids], params, may_think=True)
+    generation = await server.begin([prompt.token_ids], params, prompt.may_think)
     reply = ChatReply(server, body, generation, prompt, params.n)
     if not body.stream:
         return await whole(request.receive, generation, reply.whole())
@@ -49,7 +49,13 @@ def error_event(error: ApiError) -> bytes:
 
 def _make_prompt(server: Server, body: ChatBody) -> ChatPrompt:
     messages = [message.for_template(number) for number, message in enumerate(body.messages)]
-    return server.prompts.chat(messages, body.usable_tools or None, body.template_variables())
+    return server.prompts.chat(
+        messages,
+        body.usable_tools or None,
+        body.template_variables(),
+        body.add_generation_prompt is not False,
+        bool(body.continue_final_message),
+    )
 
 
 class ChatReply:
@@ -65,7 +71,6 @@ class ChatReply:
     ):
         self._body = body
         self._generation = generation
-        may_think = server.prompts.may_think
         self._head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -74,7 +79,9 @@ class ChatReply:
         one_call = body.parallel_tool_calls is False
         self._answers = [
             Answer(
-                AnswerParser(may_think, prompt.in_thought, body.uses_tools, bool(body.stream)),
+                AnswerParser(
+                    prompt.may_think, prompt.in_thought, body.uses_tools, bool(body.stream)
+                ),
                 one_call,
             )
             for _ in range(n)

@@ -6,9 +6,9 @@ from pydantic import Field
 
 from ..engine.structured_outputs import StructuredOutputs, ToolCalls
 from .errors import refused
-from .sampling import Body, Count, Form, SamplingFields, make_form
+from .sampling import Body, Count, Form, SamplingFields, free_calls, make_form
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TextPart(Body):
@@ -173,13 +173,18 @@ class ChatBody(SamplingFields):
     tools: list[Tool] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | SomeTools | None = None
     parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: TemplateVariables | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
+    verbosity: str | None = None
 
     def check_honoured(self) -> None:
         """Refuses fields that contradict each other.
@@ -193,6 +198,11 @@ class ChatBody(SamplingFields):
             raise refused("top_logprobs needs logprobs: true.", "top_logprobs")
         if self.tool_choice not in (None, "auto", "none") and not self.tools:
             raise refused("tool_choice asks for a call, and there are no tools.", "tool_choice")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise refused(
+                "continue_final_message and add_generation_prompt contradict each other; give one.",
+                "continue_final_message",
+            )
         known = {tool.function.name for tool in self.tools or ()}
         for name in self._allowed_names or ():
             if name not in known:
@@ -207,7 +217,7 @@ class ChatBody(SamplingFields):
         calls = self._calls()
         wanted = self.response_format
         if wanted is None or wanted.type == "text":
-            return calls
+            return calls or self._free_calls()
         if calls is not None:
             raise refused(
                 "tool_choice asks for a call and response_format for a form; give one of them.",
@@ -236,6 +246,12 @@ class ChatBody(SamplingFields):
             name=name,
             parallel=self.parallel_tool_calls is not False and name is None,
         )
+
+    def _free_calls(self) -> ToolCalls | None:
+        """Text and calls, as the model likes; None if another field says how the answer ends."""
+        if not self.uses_tools or self.structured_outputs or self.ignore_eos or self.min_tokens:
+            return None
+        return free_calls(self.usable_tools, self.parallel_tool_calls)
 
     @property
     def _allowed_names(self) -> list[str] | None:

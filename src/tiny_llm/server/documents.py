@@ -36,6 +36,7 @@ _TEXTS = {
     403: "The request was sent to a name that is not the server's.",
     404: "There is no such model.",
     413: "The body is too large.",
+    415: "The body says that it is not JSON.",
     429: "The queue is full.",
     500: "The engine failed.",
     503: "The server takes no requests: it is loading, shutting down or broken.",

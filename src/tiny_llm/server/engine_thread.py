@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..engine.events import Event, event_fields
 from ..engine.llm import LLM
 from ..engine.outputs import RequestMetrics, StreamOutput
 from ..engine.snapshot import PERIOD, snapshot
+from ..engine.structured_outputs import ToolCalls
 from ..errors import UserError
 from . import seam
 
@@ -121,13 +122,22 @@ class EngineThread(threading.Thread):
         return {**snapshot(llm.scheduler), "time": time.time()}
 
     def _prepare(self, llm: LLM, request: seam.Submit) -> None:
-        """Compiles a request's grammar; called by a worker."""
+        """Compiles a request's grammar; called by a worker.
+
+        Calls that the model may make, but need not, do without one that cannot be compiled.
+        """
         ids, may_think = request.token_ids, request.may_think
+        form = request.params.structured_outputs
         refusal = None
         try:
             llm.prepare(ids, request.params, enable_thinking=may_think)
         except UserError as error:
-            refusal = str(error)
+            if isinstance(form, ToolCalls) and form.choice == "auto":
+                log.warning("tool calls are not kept to their schemas: %s", error)
+                params = replace(request.params, structured_outputs=None)
+                request = replace(request, params=params)
+            else:
+                refusal = str(error)
         except Exception:  # it is told to the client of this request, and to the log
             log.exception("a grammar was not compiled")
             refusal = "The form of the answer could not be compiled."

@@ -72,16 +72,26 @@ class Viewer:
         bridge.watch(self._take)
         try:
             yield event(state_of(bridge), "state")
-            while True:
-                try:
-                    report = await asyncio.wait_for(self._reports.get(), keep_alive)
-                except TimeoutError:
+            while not bridge.ending.is_set():
+                report = await self._next(keep_alive)
+                if report is None:
                     yield COMMENT
                     continue
                 data = b"".join(b"data: " + to_json(one) + b"\n\n" for one in all_events(report))
                 yield data + event(state_of(bridge), "state")
         finally:
             bridge.unwatch(self._take)
+
+    async def _next(self, seconds: float) -> StepReport | None:
+        """The next report; None if there is none in that time, or the server ends."""
+        getting = asyncio.ensure_future(self._reports.get())
+        ending = asyncio.ensure_future(self._bridge.ending.wait())
+        try:
+            await asyncio.wait((getting, ending), timeout=seconds, return_when="FIRST_COMPLETED")
+            return getting.result() if getting.done() else None
+        finally:
+            getting.cancel()
+            ending.cancel()
 
     def _take(self, report: StepReport) -> None:
         with contextlib.suppress(asyncio.QueueFull):

@@ -17,6 +17,7 @@ TYPES = {
     404: ("not_found_error", "not_found_error"),
     405: ("invalid_request_error", "invalid_request_error"),
     413: ("invalid_request_error", "request_too_large"),
+    415: ("invalid_request_error", "invalid_request_error"),
     429: ("rate_limit_error", "rate_limit_error"),
     500: ("server_error", "api_error"),
     503: ("service_unavailable_error", "overloaded_error"),
@@ -33,7 +34,7 @@ class ApiError(Exception):
         status: of HTTP, one of `TYPES`.
         message: one sentence.
         param: the field that it is about.
-        code: OpenAI's short name of it.
+        code: a short name of it, for programs.
         headers: of the answer.
     """
 
@@ -56,7 +57,10 @@ class ApiError(Exception):
         """The error as the protocol of a path has it."""
         openai_type, anthropic_type = TYPES.get(self.status, TYPES[500])
         if path.startswith(ANTHROPIC_PATHS):
-            return {"type": "error", "error": {"type": anthropic_type, "message": self.message}}
+            told: dict[str, Any] = {"type": anthropic_type, "message": self.message}
+            if self.code is not None:
+                told["details"] = {"error_code": self.code}
+            return {"type": "error", "error": told}
         return {
             "error": {
                 "message": self.message,

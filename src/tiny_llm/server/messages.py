@@ -22,6 +22,7 @@ PATH = "/v1/messages"
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 # Clients send a thought back with what signed it; there is nothing to check here.
 SIGNATURE = "tiny-llm"
+PING = event({"type": "ping"}, "ping")
 
 router = APIRouter()
 
@@ -44,11 +45,12 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
         structured_outputs=body.form(),
     )
     prompt = await server.prompts.run(_make_prompt, server, body)
-    generation = await server.begin([prompt.token_ids], params, may_think=True)
+    generation = await server.begin([prompt.token_ids], params, prompt.may_think)
     reply = MessageReply(server, body, generation, prompt)
     if not body.stream:
         return await whole(request.receive, generation, reply.whole())
-    return EventStream(reply.events(), generation, error_event, server.settings.keep_alive)
+    keep_alive = server.settings.keep_alive
+    return EventStream(reply.events(), generation, error_event, keep_alive, PING)
 
 
 @router.post(f"{PATH}/count_tokens", tags=["Anthropic"], responses=ANTHROPIC_ERRORS)
@@ -68,7 +70,8 @@ def error_event(error: ApiError) -> bytes:
 
 def _make_prompt(server: Server, body: CountBody) -> ChatPrompt:
     tools = body.openai_tools() if body.uses_tools else None
-    return server.prompts.chat(body.for_template(), tools, {"enable_thinking": body.thinks})
+    variables = {"enable_thinking": body.thinks}
+    return server.prompts.chat(body.for_template(), tools, variables, continues=body.continues)
 
 
 class MessageReply:
@@ -84,8 +87,9 @@ class MessageReply:
         self._generation = generation
         choice = body.tool_choice
         one_call = choice is not None and bool(choice.disable_parallel_tool_use)
-        may_think = server.prompts.may_think
-        parser = AnswerParser(may_think, prompt.in_thought, body.uses_tools, bool(body.stream))
+        parser = AnswerParser(
+            prompt.may_think, prompt.in_thought, body.uses_tools, bool(body.stream)
+        )
         self._answer = Answer(parser, one_call)
         self._head = {
             "id": f"msg_{uuid.uuid4().hex[:24]}",
@@ -183,13 +187,14 @@ class MessageReply:
         reason = STOP_REASONS.get(self._answer.finish_reason or "")
         return {"stop_reason": reason, "stop_sequence": None}
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         cached = self._generation.cached_tokens
         return {
             "input_tokens": self._generation.prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": self._answer.tokens,
+            "output_tokens_details": {"thinking_tokens": self._answer.thinking_tokens},
         }
 
 

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from ..engine.structured_outputs import StructuredOutputs, ToolCalls
 from .errors import refused
-from .sampling import Body, Count, Form, make_form
+from .sampling import Body, Count, Form, free_calls, make_form
+from .unsupported import STATELESS
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -38,6 +39,36 @@ class ThinkingBlock(Block):
     signature: str | None = None
 
 
+class RedactedThinkingBlock(Block):
+    """What a model thought and does not tell; there is nothing to read in it."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class PlainSource(Body):
+    """Where the text of a document is: in the request."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"]
+    data: str
+
+
+class DocumentBlock(Block):
+    """A document that is a text; other kinds are not understood."""
+
+    type: Literal["document"]
+    source: PlainSource
+    title: str | None = None
+    context: str | None = None
+    citations: dict[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        """The document with what is known of it."""
+        return "\n".join(filter(None, (self.title, self.context, self.source.data)))
+
+
 class ToolUseBlock(Block):
     """A call that the model made."""
 
@@ -58,7 +89,13 @@ class ToolResultBlock(Block):
 
 
 AnyBlock = Annotated[
-    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+    TextBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | DocumentBlock
+    | ToolUseBlock
+    | ToolResultBlock,
+    Field(discriminator="type"),
 ]
 
 
@@ -78,6 +115,9 @@ class MessagesTool(Block):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     eager_input_streaming: bool | None = None
+    allowed_callers: list[str] | None = None
+    defer_loading: bool | None = None
+    input_examples: list[dict[str, Any]] | None = None
 
 
 class ToolChoice(Body):
@@ -91,7 +131,7 @@ class ToolChoice(Body):
 class Thinking(Body):
     """Whether the model thinks before it answers."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
@@ -110,7 +150,7 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class CountBody(Body):
+class CountBody(Block):
     """The body of a request whose tokens are counted."""
 
     model: str | None = None
@@ -121,6 +161,9 @@ class CountBody(Body):
     thinking: Thinking | None = None
     context_management: dict[str, Any] | None = None
     output_config: OutputConfig | None = None
+    billing_policy: dict[str, Any] | None = None
+    speed: Literal["standard"] | None = None
+    workspace_id: str | None = None
 
     def check_honoured(self) -> None:
         """Refuses what this server cannot do.
@@ -143,7 +186,8 @@ class CountBody(Body):
         wanted = self.output_config.format if self.output_config is not None else None
         if choice is None or choice.type not in ("any", "tool"):
             if wanted is None:
-                return None
+                parallel = choice is None or not choice.disable_parallel_tool_use
+                return free_calls(self.openai_tools() if self.uses_tools else [], parallel)
             return make_form(StructuredOutputs, "output_config.format", json=wanted.schema_)
         if wanted is not None:
             raise refused("tool_choice and output_config.format both ask for a form.")
@@ -162,6 +206,14 @@ class CountBody(Body):
     def uses_tools(self) -> bool:
         """Whether the model may call tools."""
         return bool(self.tools) and (self.tool_choice is None or self.tool_choice.type != "none")
+
+    @property
+    def continues(self) -> bool:
+        """Whether the last turn is the beginning of the answer, which Anthropic calls prefill."""
+        last = self.messages[-1]
+        if last.role != "assistant":
+            return False
+        return isinstance(last.content, str) or all(isinstance(b, TextBlock) for b in last.content)
 
     @property
     def thinks(self) -> bool:
@@ -202,6 +254,21 @@ class MessagesBody(CountBody):
     stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    diagnostics: dict[str, Any] | None = None
+    fallback_credit_token: str | None = None
+    thread: dict[str, Any] | None = None
+
+    def check_honoured(self) -> None:
+        """Refuses what this server cannot do.
+
+        Raises:
+            ApiError: the first such field.
+        """
+        super().check_honoured()
+        if self.thread is not None:  # the client reads the code, and goes on without a thread
+            raise refused(
+                f"thread is not supported: {STATELESS}.", "thread", "thread_unsupported_request"
+            )
 
 
 def _texts(content: str | list[TextBlock] | None) -> list[str]:
@@ -222,7 +289,7 @@ def _turn(turn: Turn) -> list[dict[str, Any]]:
     results, texts, thoughts, calls = [], [], [], []
     for block in turn.content:
         match block:
-            case TextBlock():
+            case TextBlock() | DocumentBlock():
                 texts.append(block.text)
             case ThinkingBlock():
                 thoughts.append(block.thinking)

@@ -42,10 +42,12 @@ class ChatPrompt:
     Attributes:
         token_ids: the prompt.
         in_thought: whether it ends inside the model's thoughts.
+        may_think: whether the answer may begin with thoughts; not if it was begun already.
     """
 
     token_ids: list[int]
     in_thought: bool
+    may_think: bool
 
 
 class Prompts:
@@ -101,6 +103,7 @@ class Prompts:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
         add_generation_prompt: bool = True,
+        continues: bool = False,
     ) -> ChatPrompt:
         """A conversation's tokens, up to where the assistant's turn begins.
 
@@ -109,6 +112,7 @@ class Prompts:
             tools: in OpenAI's form; None for none.
             variables: of the template, such as `enable_thinking`.
             add_generation_prompt: whether it ends where the assistant begins to speak.
+            continues: whether the model continues the last message, which must be an assistant's.
 
         Raises:
             ApiError: there is no template, or it refuses the conversation.
@@ -125,13 +129,28 @@ class Prompts:
                 list(messages),
                 tools=list(tools) if tools else None,
                 tokenize=False,
-                add_generation_prompt=add_generation_prompt,
+                add_generation_prompt=add_generation_prompt and not continues,
                 **variables,
             )
         except Exception as error:  # a template is a program, which can fail in any way
             reason = str(error).rstrip(".") or type(error).__name__
             raise refused(f"The chat template refuses the conversation: {reason}.") from error
-        return ChatPrompt(self.encode(text, False), text.rstrip().endswith(THINK))
+        if continues:
+            return ChatPrompt(self.encode(_cut_after(text, messages[-1]), False), False, False)
+        return ChatPrompt(self.encode(text, False), text.rstrip().endswith(THINK), self.may_think)
+
+
+def _cut_after(text: str, message: Message) -> str:
+    """A conversation's text up to the end of what its last message says."""
+    said = message["content"] if message["role"] == "assistant" else ""
+    for content in (said, said.strip()):  # templates may strip it
+        place = text.rfind(content)
+        if content.strip() and place >= 0:
+            return text[: place + len(content)]
+    raise refused(
+        "The last message cannot be continued; it must be a text that the assistant began.",
+        "messages",
+    )
 
 
 def with_tools_in_text(

@@ -38,7 +38,8 @@ class EventStream(Response):
         events: makes them; may raise `ApiError` after the stream began.
         generation: is closed at the end.
         error_event: the protocol's own event for an error, which ends the stream.
-        keep_alive: seconds of silence after which a comment is sent.
+        keep_alive: seconds of silence after which something is sent that says nothing.
+        nothing: what that is; clients do not see a comment, and may give up on a silent stream.
     """
 
     media_type = "text/event-stream"
@@ -49,6 +50,7 @@ class EventStream(Response):
         generation: Generation,
         error_event: Callable[[ApiError], bytes],
         keep_alive: float,
+        nothing: bytes = COMMENT,
     ):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
@@ -56,6 +58,7 @@ class EventStream(Response):
         self._generation = generation
         self._error_event = error_event
         self._keep_alive = keep_alive
+        self._nothing = nothing
         self._last_sent = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,7 +80,7 @@ class EventStream(Response):
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        commenting = asyncio.create_task(self._send_comments(send))
+        keeping = asyncio.create_task(self._keep_open(send))
         try:
             async for data in self._events:
                 await self._send(send, data)
@@ -87,19 +90,19 @@ class EventStream(Response):
             log.exception("a stream failed")
             await self._send(send, self._error_event(ApiError(500, INSIDE)))
         finally:
-            await _cancel(commenting)
+            await _cancel(keeping)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:
         self._last_sent = time.monotonic()
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def _send_comments(self, send: Send) -> None:
-        """Sends a comment where no event came for a while: proxies close silent streams."""
+    async def _keep_open(self, send: Send) -> None:
+        """Sends something where no event came for a while: proxies close silent streams."""
         while True:
             silent = time.monotonic() - self._last_sent
             if silent >= self._keep_alive:
-                await self._send(send, COMMENT)
+                await self._send(send, self._nothing)
             else:
                 await asyncio.sleep(self._keep_alive - silent)
 

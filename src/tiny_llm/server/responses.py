@@ -42,11 +42,21 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
         structured_outputs=body.form(),
     )
     prompt = await server.prompts.run(_make_prompt, server, body)
-    generation = await server.begin([prompt.token_ids], params, may_think=True)
+    generation = await server.begin([prompt.token_ids], params, prompt.may_think)
     reply = ResponseReply(server, body, generation, prompt)
     if not body.stream:
         return await whole(request.receive, generation, reply.whole())
     return EventStream(reply.events(), generation, reply.error_event, server.settings.keep_alive)
+
+
+@router.post(f"{PATH}/input_tokens", tags=["OpenAI"], responses=ERRORS)
+async def count_input_tokens(body: ResponsesBody, request: Request) -> dict[str, Any]:
+    """How many tokens the input of a response has."""
+    server = server_of(request)
+    server.check_model(body.model)
+    body.check_honoured()
+    prompt = await server.prompts.run(_make_prompt, server, body)
+    return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
 
 
 def _make_prompt(server: Server, body: ResponsesBody) -> ChatPrompt:
@@ -71,8 +81,9 @@ class ResponseReply:
             name: server.defaults.get(name, 1.0) if value is None else value
             for name, value in self._params.items()
         }
-        may_think = server.prompts.may_think
-        parser = AnswerParser(may_think, prompt.in_thought, body.uses_tools, bool(body.stream))
+        parser = AnswerParser(
+            prompt.may_think, prompt.in_thought, body.uses_tools, bool(body.stream)
+        )
         self._answer = Answer(parser, body.parallel_tool_calls is False)
         self._texts = TokenTexts(server.prompts)
         self._logprobs: list[dict[str, Any]] = []  # that were not told yet

@@ -8,7 +8,7 @@ from pydantic import Field
 from ..engine.structured_outputs import StructuredOutputs, ToolCalls
 from .chat_types import Effort
 from .errors import refused
-from .sampling import Body, Count, Form, make_form
+from .sampling import Body, Count, Form, free_calls, make_form
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -23,6 +23,7 @@ class Reasoning(Body):
     summary: str | None = None
     generate_summary: str | None = None
     context: str | None = None
+    mode: Literal["standard"] | None = None
 
 
 class TextFormat(Body):
@@ -68,9 +69,12 @@ class ResponsesBody(Body):
     include: list[str] | None = None
     metadata: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
+    context_management: list[dict[str, Any]] | None = None
     user: str | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     stream_options: dict[str, Any] | None = None
 
@@ -90,6 +94,8 @@ class ResponsesBody(Body):
             raise refused("background is not supported; leave it out.", "background")
         if self.truncation == "auto":
             raise refused("truncation 'auto' is not supported: prompts are not cut.", "truncation")
+        if self.context_management:
+            log.warning("context_management is left out: what the client sends is not edited")
         wants_call = self.tool_choice not in (None, "auto", "none")
         if wants_call and not self.function_tools:
             raise refused("tool_choice asks for a call, and there are no tools.", "tool_choice")
@@ -146,13 +152,12 @@ class ResponsesBody(Body):
         """
         wanted = self.text.format if self.text is not None else None
         choice = self.tool_choice
-        if choice in (None, "auto", "none"):
-            return None if wanted is None else _text_form(wanted)
-        name = None
-        if isinstance(choice, dict) and choice.get("type") != "allowed_tools":
-            name = choice["name"]
-        elif isinstance(choice, dict) and choice["mode"] == "auto":
-            return None if wanted is None else _text_form(wanted)
+        is_some = self._allowed_names is not None
+        mode = choice["mode"] if isinstance(choice, dict) and is_some else choice
+        if mode in (None, "auto", "none"):
+            form = None if wanted is None else _text_form(wanted)
+            return form or free_calls(self.usable_tools, self.parallel_tool_calls)
+        name = choice["name"] if isinstance(choice, dict) and not is_some else None
         if wanted is not None and wanted.type != "text":
             raise refused("tool_choice and text.format both ask for a form.", "text.format")
         parallel = name is None and self.parallel_tool_calls is not False

@@ -189,6 +189,7 @@ class Process:
 
     def _stop(self) -> None:
         assert self._web is not None
+        self._bridge.ending.set()
         self._web.should_exit = True
 
     def _start(self, work: Any) -> None:

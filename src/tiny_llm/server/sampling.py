@@ -148,6 +148,19 @@ def make_form(kind: Callable[..., T], param: str, *args: Any, **fields: Any) -> 
         raise refused(str(error), param) from error
 
 
+def free_calls(tools: list[dict[str, Any]], parallel: bool | None) -> ToolCalls | None:
+    """The form of an answer that may call tools: a call that is begun keeps to a tool's schema.
+
+    Args:
+        tools: that may be called.
+        parallel: whether there may be several calls; None is yes.
+    """
+    if not tools:
+        return None
+    fields: dict[str, Any] = {"choice": "auto", "parallel": parallel is not False}
+    return make_form(ToolCalls, "tools", tools, **fields)
+
+
 def read_defaults(folder: Path, source: str) -> dict[str, Any]:
     """Defaults of sampling.
 

@@ -1,8 +1,8 @@
 """What the event loop and the engine's thread say to each other.
 
 Plain data only: either side could be another process. The event loop sends `Submit`, `Cancel`,
-`Watch`, `Look` and `Stop`; the engine's thread sends `Loaded` once, then a `StepReport` after each step,
-and `Died` if it ends against its will.
+`Watch`, `Look` and `Stop`; the engine's thread sends `Loaded` once, then a `StepReport` after each
+step, and `Died` if it ends against its will.
 """
 
 from collections.abc import Mapping

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import ApiError, refused
+from .unsupported import reason_against
 
 # pydantic's name of an error, and our words for it; `{…}` are the error's own details.
 WORDS = {
@@ -26,6 +27,8 @@ def refusal(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     field = _path(error["loc"], error["type"] == "extra_forbidden")
     if error["type"] in ("literal_error", "union_tag_invalid") and "content" in error["loc"]:
         return _not_a_text(error, field.removesuffix(".type"))
+    if error["type"] == "extra_forbidden" and (reason := reason_against(field)):
+        return refused(reason, field)
     if error["type"] in WORDS:
         return refused(WORDS[error["type"]].format(field=field), field)
     reason = str(error["msg"])
@@ -43,7 +46,7 @@ def _not_a_text(error: Mapping[str, Any], field: str) -> ApiError:
 
 
 # pydantic tells in a place which of several types it tried: a kind of a part, or a plain type.
-KINDS = ("text", "thinking", "tool_use", "tool_result", "refusal")
+KINDS = ("text", "thinking", "redacted_thinking", "document", "tool_use", "tool_result", "refusal")
 PLAIN = ("str", "int", "bool")
 
 

@@ -1,4 +1,7 @@
-"""Wrong solutions that learners write: small changes of the solution that tests must catch."""
+"""Wrong solutions that learners write: small changes of the solution that tests must catch.
+
+`pdm run mutants` hides them, and shows `what` as an answer to choose.
+"""
 
 from dataclasses import dataclass
 

@@ -17,6 +17,10 @@ namespace {
 constexpr int64_t LARGE_PAGE = int64_t{1} << 21;
 constexpr int64_t LINE = 64;
 
+// Smaller matrices are moved by one thread: another one reads the next layer from its file
+// meanwhile, which takes longer.
+constexpr int64_t SHARED_BYTES = int64_t{1} << 24;
+
 // An array that is computed already: there is memory for it, and nothing else to do.
 mx::array finished(mx::Shape shape, mx::Dtype dtype) {
     mx::array out(std::move(shape), dtype, nullptr, {});
@@ -40,7 +44,7 @@ void ask_for_large_pages(char* memory, int64_t bytes) {
 template <typename T>
 void interleave_rows(const T* matrix, T* out, int64_t O, int64_t W, int64_t rows) {
     constexpr int64_t LINE_WORDS = LINE / sizeof(T);
-    parallel_for(O / rows, [=](int64_t block) {
+    const auto move = [=](int64_t block) {
         const T* from = matrix + block * rows * W;
         T* to = out + block * rows * W;
         for (int64_t line = 0; line < W; line += LINE_WORDS) {
@@ -51,7 +55,14 @@ void interleave_rows(const T* matrix, T* out, int64_t O, int64_t W, int64_t rows
                 }
             }
         }
-    });
+    };
+    if (O * W * static_cast<int64_t>(sizeof(T)) >= SHARED_BYTES) {
+        parallel_for(O / rows, move);
+        return;
+    }
+    for (int64_t block = 0; block < O / rows; block++) {
+        move(block);
+    }
 }
 
 constexpr const char* INTERLEAVE = "interleave";
@@ -87,8 +98,12 @@ mx::array large_pages(int64_t bytes) {
 mx::array interleave(const mx::array& matrix, int rows, const mx::array& memory, int64_t offset) {
     check_arguments(matrix, rows, memory, offset);
     const int O = matrix.shape(0), W = matrix.shape(1);
-    mx::array in = mx::contiguous(matrix, false, mx::Device::cpu);
+    mx::array in = matrix;
     in.eval();
+    if (!in.flags().row_contiguous) {
+        in = mx::contiguous(matrix, false, mx::Device::cpu);
+        in.eval();
+    }
     mx::array out = finished({O / rows, W, rows}, matrix.dtype());
     const mx::array::Flags flags{
         .contiguous = true, .row_contiguous = true, .col_contiguous = false};

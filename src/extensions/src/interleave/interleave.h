@@ -6,7 +6,7 @@
 // is written, and an array of a megabyte is less than one. So all weights of a model share one
 // piece of memory: `large_pages` makes it, `interleave` fills it from the front.
 //
-// These two work at once, not lazily: loading drops an array's rows before it reads the next.
+// These two work at once, not lazily: loading drops the rows of an array as soon as it was moved.
 #pragma once
 
 #include <cstdint>

@@ -15,8 +15,10 @@ from ...kernels.interleaved import lay_out
 from ...kv_cache import TinyKvPagedPool
 from ...kv_cache.placement import PlacedLayers
 from ...kv_cache.plans import plan_paged
-from ...qwen3_week3 import Qwen3ModelWeek3, attend_paged
+from ...qwen3_week2 import Attend
+from ...qwen3_week3 import Qwen3ModelWeek3
 from ..repack import repacked
+from .attention_backends import ATTEND
 from .config import DecoderConfig
 from .experts import ExpertMlps
 from .linear import activation_dtype, linear_from, multiply_each, table_from
@@ -34,12 +36,13 @@ class Attention:
         config: the decoder's.
         layer: of the checkpoint, with `q_proj` and its like.
         dtype: of the activations.
+        attend: how the new tokens attend.
 
     Raises:
         ValueError: the heads cannot be grouped.
     """
 
-    def __init__(self, config: DecoderConfig, layer: Any, dtype: mx.Dtype):
+    def __init__(self, config: DecoderConfig, layer: Any, dtype: mx.Dtype, attend: Attend):
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         if self.num_heads % self.num_kv_heads != 0:
             raise ValueError(
@@ -55,6 +58,7 @@ class Attention:
         self.q_norm = layer.q_norm.weight.astype(dtype) if config.head_norms else None
         self.k_norm = layer.k_norm.weight.astype(dtype) if config.head_norms else None
         self.eps = config.rms_norm_eps
+        self._attend = attend
 
     def __call__(self, x: mx.array, rotation: Rotation, cache: Any) -> mx.array:
         """Attends from the new tokens to themselves and to the past: B×L×E -> B×L×E."""
@@ -66,7 +70,7 @@ class Attention:
         value = value.reshape(B, L, H, D).swapaxes(1, 2)  # B×H×L×D
         query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *rotation)  # B×H_q×L×D
         key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *rotation)  # B×H×L×D
-        attended = attend_paged(query, key, value, cache, self.scale)  # B×H_q×L×D
+        attended = self._attend(query, key, value, cache, self.scale)  # B×H_q×L×D
         return self.wo(attended.swapaxes(1, 2).reshape(B, L, H_q * D))
 
 
@@ -78,10 +82,13 @@ class Block:
         index: which layer it is.
         layer: of the checkpoint.
         dtype: of the activations.
+        attend: how the new tokens attend.
     """
 
-    def __init__(self, config: DecoderConfig, index: int, layer: Any, dtype: mx.Dtype):
-        self.self_attn = Attention(config, layer.self_attn, dtype)
+    def __init__(
+        self, config: DecoderConfig, index: int, layer: Any, dtype: mx.Dtype, attend: Attend
+    ):
+        self.self_attn = Attention(config, layer.self_attn, dtype, attend)
         self.mlp: Mlp | ExpertMlps
         if config.experts is not None and config.has_experts(index):
             self.mlp = ExpertMlps(config.experts, layer.mlp, dtype)
@@ -105,7 +112,7 @@ class Block:
 
 
 class _PlainLayers(PlacedLayers):
-    """Layers that look at values, as `SeparateMlps` do, and so cannot be recorded."""
+    """Layers that cannot be recorded: they look at values, or attend in operations of MLX."""
 
     def _function_of(self, num_places: int) -> Callable[..., Any]:
         return partial(self._run, num_places)
@@ -117,6 +124,7 @@ class Decoder(Qwen3ModelWeek3):
     Args:
         mlx_model: a checkpoint from `mlx_lm.load` or `load_weights`. Its arrays are shared.
         page_size: tokens a page holds.
+        attention_backend: one of `ATTENTION_BACKENDS`.
 
     Attributes:
         config: its sizes and parts; other attributes are those of `Qwen3ModelWeek3`.
@@ -129,7 +137,7 @@ class Decoder(Qwen3ModelWeek3):
     layers: list[Any]
     w_lm_head: Any
 
-    def __init__(self, mlx_model: Any, page_size: int = 128):
+    def __init__(self, mlx_model: Any, page_size: int = 128, attention_backend: str = "paged"):
         self.config = config = config_of(mlx_model.args)
         mlx_model = lay_out(repacked(lay_out(mlx_model)))
         parts = mlx_model.model
@@ -142,8 +150,10 @@ class Decoder(Qwen3ModelWeek3):
         self.embedding = table_from(
             parts.embed_tokens, (config.vocab_size, config.hidden_size), self.dtype
         )
+        attend = ATTEND[attention_backend]
         self.layers = [
-            Block(config, index, layer, self.dtype) for index, layer in enumerate(parts.layers)
+            Block(config, index, layer, self.dtype, attend)
+            for index, layer in enumerate(parts.layers)
         ]
         self.norm = parts.norm.weight.astype(self.dtype)
         self.eps = config.rms_norm_eps
@@ -155,7 +165,8 @@ class Decoder(Qwen3ModelWeek3):
         self.page_size = page_size
         self.page_pool = TinyKvPagedPool(page_size)
         self._plan = plan_paged
-        run_placed = _PlainLayers if self._looks_at_values() else PlacedLayers
+        is_plain = attention_backend != "paged" or self._looks_at_values()
+        run_placed = _PlainLayers if is_plain else PlacedLayers
         self._run_placed = run_placed(self._run_each_layer, self.num_hidden_layers)
 
     def _looks_at_values(self) -> bool:

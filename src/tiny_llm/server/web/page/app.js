@@ -120,7 +120,7 @@ function KeyForm({ done }) {
   const [key, setValue] = useState("");
   useEffect(() => dialog.current.showModal(), []);
   return html`<dialog ref=${dialog} aria-labelledby="key-title">
-    <form method="dialog" onSubmit=${() => done(key)}>
+    <form method="dialog" onSubmit=${(event) => { event.preventDefault(); done(key); }}>
       <h2 id="key-title">This server asks for a key</h2>
       <p>It is kept until the page is closed, and stored nowhere.</p>
       <label>Key<input type="password" autocomplete="off" value=${key} onInput=${(event) => setValue(event.target.value)} /></label>

@@ -1,0 +1,74 @@
+"""Reading a checkpoint's weights, or a plain copy of its bytes, in a process of its own.
+
+    python -m benchmark.load_weights FOLDER
+    python -m benchmark.load_weights FOLDER --copy
+
+It ends in one JSON line. `benchmark.load` runs both in turns: a process that has used memory before
+gets it faster.
+"""
+
+import argparse
+import json
+import mmap
+import time
+from pathlib import Path
+from typing import Any
+
+from mlx.utils import tree_flatten
+from rich.console import Console
+
+from tiny_llm import kernels
+from tiny_llm.models.files import weight_files
+from tiny_llm.models.folder import read_json
+from tiny_llm.models.loading import evaluate
+from tiny_llm.models.weights import read_checkpoint
+
+from .systems.worker import peak_bytes, resident_bytes
+
+
+def main() -> None:
+    """Prints the figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--copy", action="store_true", help="read the files into memory, no more")
+    arguments = parser.parse_args()
+    copy_or_load = copy_files if arguments.copy else load
+    print(json.dumps(copy_or_load(arguments.folder)))
+
+
+def load(folder: Path) -> dict[str, float]:
+    """Seconds, the weights' bytes, and how many bytes more were resident at most."""
+    kernels.extension()  # importing is not reading
+    before = resident_bytes()
+    start = time.perf_counter()
+    model = read_checkpoint(folder, read_json(folder, "config.json"))
+    evaluate(model, Console(stderr=True))
+    seconds = time.perf_counter() - start
+    peak = peak_bytes()
+    arrays: Any = tree_flatten(model.parameters())
+    stays = sum(array.nbytes for _, array in arrays)
+    return {"seconds": seconds, "bytes": stays, "peak_bytes": peak - before}
+
+
+def copy_files(folder: Path) -> dict[str, float]:
+    """Seconds to read the files into new memory, with one thread."""
+    files = weight_files(folder)
+    start = time.perf_counter()
+    copies = [copy_of(file) for file in files]
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "bytes": sum(map(len, copies))}
+
+
+def copy_of(file: Path) -> mmap.mmap:
+    """A file's bytes in memory of their own."""
+    size = file.stat().st_size
+    memory = mmap.mmap(-1, size)
+    with memoryview(memory) as view, open(file, "rb", buffering=0) as source:
+        done = 0
+        while done < size:
+            done += source.readinto(view[done:])
+    return memory
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""A week's model of the course as a worker, the learner's or ours.
+
+    python -m benchmark.systems.course_worker FOLDER --week 2 --solution mine
+
+Whose it is depends on the `tiny_llm` that this process imports. A learner's kernels may be plain
+loops, a hundred times as slow as ours, so every measurement here stops after a few seconds: a
+prompt that would take longer is measured by its first tokens, and the note says so.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from benchmark.week2 import CachedModel
+from tiny_llm.cli.backend import build_model
+from tiny_llm.cli.checkpoint import Checkpoint, load_for
+from tiny_llm.cli.main import make_parser
+from tiny_llm.errors import YourTurn
+from tiny_llm.generate import decode_by_recomputing
+from tiny_llm.models.costs import ModelCosts
+from tiny_llm.sampler import make_sampler
+
+from .worker import DECODE_STEPS, UnsupportedError, serve, token_ids
+
+LIMIT_SECONDS = 2.0  # of one measurement, once it has a result
+PROMPT_SECONDS = 15.0  # a prompt that would take longer is not run whole
+SHORT_PROMPT = 4  # tokens of it that are run instead
+
+
+def best_seconds(run: Callable[[], object], most: int) -> float:
+    """The least seconds of at most `most` runs; no new one begins after the limit."""
+    seconds: list[float] = []
+    while len(seconds) < most and sum(seconds) < LIMIT_SECONDS:
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+class Recomputing:
+    """Week 1's model: no cache, so a step computes the whole sequence again."""
+
+    def __init__(self, model: Any, args: Any):
+        self._model = model
+        self._vocab_size = args.vocab_size
+
+    def prefill(self, tokens: int) -> None:
+        """Runs a prompt, up to the choice of its first new token."""
+        ids = token_ids(tokens, self._vocab_size)
+        next(decode_by_recomputing(self._model, ids, make_sampler(0)))
+
+    def step_of(self, batch: int, context: int) -> Callable[[], object]:
+        """A step of decoding.
+
+        Raises:
+            UnsupportedError: more than one sequence.
+        """
+        if batch > 1:
+            raise UnsupportedError("Week 1 answers one request at a time")
+        return lambda: self.prefill(context + 1)
+
+
+class Cached(CachedModel):
+    """Week 2's or Week 3's model."""
+
+    def step_of(self, batch: int, context: int) -> Callable[[], object]:
+        """A step of decoding for sequences with a past."""
+        sequences = self.sequences(batch, context, room=DECODE_STEPS + 2)
+        return lambda: self.step(sequences)
+
+
+class CourseEngine:
+    """What the scoreboard measures of one tree at one week; see `System`.
+
+    Args:
+        folder: the checkpoint's.
+        week: 1, 2 or 3.
+        solution: "mine" or "tiny_llm".
+    """
+
+    def __init__(self, folder: Path, week: int, solution: str):
+        self.weight_bits = ModelCosts.from_folder(folder).weight_bits
+        self.about = f"week {week}"
+        flags = ["--model", str(folder), "--solution", solution, "--loader", f"week{week}"]
+        # Flash attention is Week 2's choice; if it is still to be written, plain attention may do.
+        attempts = [["--enable-flash-attn"], ["--no-enable-flash-attn"]] if week == 2 else [[]]
+        for attention in attempts:
+            args = make_parser("main").parse_args([*flags, *attention])
+            checkpoint = Checkpoint(str(folder), *load_for(args, str(folder)))
+            model, sizes = build_model(args, checkpoint), checkpoint.mlx_model.args
+            self._model = Recomputing(model, sizes) if week == 1 else Cached(model, sizes)
+            try:
+                self._model.prefill(1)
+                return
+            except YourTurn:
+                if attention == attempts[-1]:
+                    raise
+                self.about = f"week {week}, without flash attention"
+
+    def prefill(self, tokens: int) -> dict[str, Any]:
+        """See `System`."""
+        short = best_seconds(lambda: self._model.prefill(SHORT_PROMPT), 2)
+        scaled = short * tokens / SHORT_PROMPT
+        if scaled > PROMPT_SECONDS:
+            return {"seconds": scaled, "note": f"{SHORT_PROMPT} tokens measured, and scaled"}
+        return {"seconds": best_seconds(lambda: self._model.prefill(tokens), 3)}
+
+    def decode(self, batch: int, context: int) -> dict[str, Any]:
+        """See `System`. The mean of the steps, but for the first where there is time for more."""
+        step = self._model.step_of(batch, context)
+        try:
+            start = time.perf_counter()
+            step()
+            first = time.perf_counter() - start
+        except YourTurn as unwritten:
+            raise UnsupportedError(str(unwritten)) from None
+        if first > LIMIT_SECONDS:
+            return {"seconds": first}
+        start, count = time.perf_counter(), 0
+        while count < DECODE_STEPS and time.perf_counter() - start < LIMIT_SECONDS:
+            step()
+            count += 1
+        return {"seconds": (time.perf_counter() - start) / count}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--week", type=int, required=True)
+    parser.add_argument("--solution", default="tiny_llm")
+    arguments = parser.parse_args()
+    mx.random.seed(0)
+    serve(lambda: CourseEngine(arguments.folder, arguments.week, arguments.solution))

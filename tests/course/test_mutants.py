@@ -1,0 +1,109 @@
+"""`pdm run mutants`: which mistakes are hidden, what is shown of them, and how answers count."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from tests.course.wrong.all_weeks import WRONG
+from tools.course import history, mutants
+from tools.course.outcomes import Outcome
+from tools.course.tasks import DAYS, day_of, day_of_task
+
+DAY = day_of(2, 1)
+FAILS = [
+    Outcome("tests/x.py::test_task_1_a[3]", False, "expected 1, got 2"),
+    Outcome("tests/x.py::test_task_1_a[4]", False, "expected 5, got 6"),
+    Outcome("tests/x.py::test_task_1_b", False, "[red] is no colour"),
+    Outcome("tests/x.py::test_task_1_c", True, ""),
+]
+
+
+@pytest.fixture
+def without_tests(monkeypatch):
+    """The tests are not run; what they say is known."""
+    monkeypatch.setattr(
+        mutants, "symptoms", lambda round_of, console: ((each, FAILS) for each in round_of)
+    )
+
+
+def answers_of(day: str, seed: int, count: int) -> list[int]:
+    chosen = mutants.questions(mutants.mistakes_of(day_of(*map(int, day.split(".")))), count, seed)
+    return [choices.index(made) + 1 for made, choices in chosen]
+
+
+def test_every_day_has_something_to_ask():
+    for day in DAYS:
+        assert sum(day_of_task(wrong.task) is day for wrong in WRONG) >= 2
+
+
+def test_questions_are_those_of_the_seed():
+    mistakes = mutants.mistakes_of(DAY)
+    first = mutants.questions(mistakes, 4, 1)
+    assert first == mutants.questions(mistakes, 4, 1)
+    assert first != mutants.questions(mistakes, 4, 2)
+    assert len(mutants.questions(mistakes, 1000, 1)) == len(mistakes)
+    for made, choices in mutants.questions(mistakes, 1000, 1):
+        assert made in choices
+        texts = [wrong.what for wrong in choices]
+        assert len(set(texts)) == len(texts) == mutants.CHOICES, "no two read the same"
+
+
+def test_a_round_is_counted_and_kept(tree, capsys, without_tests):
+    first, second = answers_of("2.1", 0, 2)
+    wrong = second % mutants.CHOICES + 1
+    assert mutants.main(["--day", "2.1", "--answer", f"{first},{wrong}"]) == 0
+    told = capsys.readouterr().out
+    assert "you named 1 of 2" in told
+    assert "3 of 4 tests fail: test_task_1_a, test_task_1_b" in told
+    assert "these pass: test_task_1_c" in told
+    assert "expected 1, got 2" in told
+    assert "expected 5" not in told, "one message a function"
+    assert "[red] is no colour" in told
+    right = ",".join(map(str, answers_of("2.1", 1, 2)))
+    assert mutants.main(["--day", "2.1", "--answer", right]) == 0, "a new round has other questions"
+    assert "you named 2 of 2" in capsys.readouterr().out
+    kept = [(entry["named"], entry["seed"]) for entry in history.entries(tree, "mutants")]
+    assert kept == [(1, 0), (2, 1)]
+    assert mutants.main([]) == 0
+    assert "2 of 2" in capsys.readouterr().out
+
+
+def test_answers_from_the_keyboard(tree, monkeypatch, capsys, without_tests):
+    (right,) = answers_of("2.1", 5, 1)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"what?\n0\n6\n{right}\nq\n"))
+    assert mutants.main(["--day", "2.1", "--seed", "5", "--count", "3"]) == 0
+    assert "you named 1 of 1" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert mutants.main(["--day", "2.1"]) == 0
+    assert "you named" not in capsys.readouterr().out
+    assert len(history.entries(tree, "mutants")) == 1, "a round without an answer is none"
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--day", "9.9"], "there is no day 9.9"),
+        (["--day", "two"], "--day is 'two'; it is week and day, such as 2.4"),
+        (["--day", "2.1", "--count", "0"], "--count is 0; it must be at least 1"),
+        (["--day", "2.1", "--answer", "b"], "'b' is not numbers such as 2,1,4"),
+    ],
+)
+def test_what_cannot_be_asked(argv, told, capsys):
+    with pytest.raises(SystemExit):
+        mutants.main(argv)
+    assert told in capsys.readouterr().err
+
+
+def test_without_clang_nothing_in_metal_is_asked(monkeypatch):
+    monkeypatch.setattr(mutants, "has_clang", lambda: False)
+    every = [wrong for wrong in WRONG if day_of_task(wrong.task) is day_of(2, 3)]
+    assert len(mutants.mistakes_of(day_of(2, 3))) < len(every)
+
+
+@pytest.mark.slow
+def test_a_hidden_mistake_shows():
+    (question,) = mutants.questions(mutants.mistakes_of(day_of(1, 1)), 1, 3)
+    ((_, outcomes),) = mutants.symptoms([question], Console(quiet=True))
+    assert any(outcome.passed is False for outcome in outcomes)
+    assert any(outcome.passed for outcome in outcomes), "the rest of the task is right"

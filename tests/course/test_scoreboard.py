@@ -1,0 +1,169 @@
+"""`pdm run scoreboard`: what it counts, keeps and draws; and that engines are measured."""
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from benchmark.roofline import Machine
+from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
+from tiny_llm.models.costs import ModelCosts
+from tools.course import history
+from tools.course.outcomes import Outcome
+from tools.scoreboard import __main__ as scoreboard
+from tools.scoreboard.measure import (
+    count_tasks,
+    count_tests,
+    course_engine,
+    find_llama,
+    furthest_week,
+    limit_row,
+    measure_engines,
+    product_kernel,
+)
+from tools.scoreboard.page import page_of
+from tools.scoreboard.score import Row, Score, earlier_rows, log_share, shown_speed
+from tools.scoreboard.table import print_score
+
+PASSED, FAILED, SKIPPED = (Outcome("t", passed, "") for passed in (True, False, None))
+
+
+def score(week: int, when: str, decode: float, model: str = "demo", machine: str = "m") -> Score:
+    tasks = {"1": [15, 15], "2": [week, 17]}
+    yours = Row(f"yours, week {week}", {"prefill": 9.0, "decode": decode}, ["a <note>"])
+    others = [Row("ours, week 3", {"decode": 400.0}), Row("limit of this machine", {"decode": 900})]
+    return Score(when, model, machine, week, tasks, tasks, yours, others, ["a remark"])
+
+
+HISTORY = [
+    score(1, "2026-11-01T20:00:00", 4.0),
+    score(2, "2026-11-08T20:00:00", 16.0),
+    score(2, "2026-11-09T20:00:00", 18.0),
+    score(2, "2026-11-10T20:00:00", 99.0, model="another"),
+    score(2, "2026-11-10T20:00:00", 99.0, machine="another"),
+]
+NOW = score(3, "2026-11-15T20:00:00", 30.0)
+
+
+def test_which_week_runs():
+    tasks = ("1.5.3", "2.1.3", "2.1.4", "3.1.3", "3.2.2")
+    done = {task: [PASSED, SKIPPED] for task in tasks}
+    assert furthest_week({}) == 0
+    assert furthest_week(done) == 2, "3.2.3 is to be written"
+    assert furthest_week({**done, "3.2.3": [PASSED]}) == 3
+    assert furthest_week({**done, "2.1.4": [PASSED, FAILED]}) == 1
+    week_4 = {**done, "3.2.3": [PASSED], "4.2.1": [PASSED], "4.2.2": [FAILED]}
+    assert furthest_week(week_4) == 4, "Week 3's model, with a kernel of Week 4"
+    assert product_kernel(week_4) == "factored"
+    assert product_kernel({**week_4, "4.2.2": [PASSED]}) == "vectors"
+    assert furthest_week({**week_4, "3.2.3": [FAILED]}) == 2
+
+
+def test_tasks_and_tests_by_week():
+    outcomes = {"1.1.1": [PASSED, PASSED], "1.2.1": [PASSED, FAILED], "2.3.3": [SKIPPED]}
+    assert count_tasks(outcomes) == {"1": [1, 15], "2": [0, 17], "3": [0, 13], "4": [0, 6]}
+    assert count_tests(outcomes) == {"1": [3, 4], "2": [0, 0], "3": [0, 0], "4": [0, 0]}
+
+
+def test_earlier_weeks_are_the_last_run_of_each_on_this_machine():
+    found = earlier_rows(NOW, HISTORY)
+    assert [(row.name, row.speeds["decode"]) for row in found] == [
+        ("yours, week 2, 2026-11-09", 18.0),
+        ("yours, week 1, 2026-11-01", 4.0),
+    ]
+    assert len(earlier_rows(HISTORY[0], HISTORY)) == 1, "later weeks are not shown"
+
+
+def test_bars_and_figures():
+    assert log_share(10.0, [1.0, 10.0, 100.0]) == pytest.approx(2 / 3)
+    assert log_share(7.0, [7.0]) == 1.0
+    assert [shown_speed(speed) for speed in (0.523, 19.44, 10403.7)] == ["0.52", "19.4", "10,404"]
+
+
+def test_the_history_gives_back_what_it_was_given(tmp_path):
+    history.append(tmp_path, "guess", {"right": True})
+    written = history.append(tmp_path, "scoreboard", NOW.as_json())
+    (entry,) = history.entries(tmp_path, "scoreboard")
+    assert Score.from_json(entry) == Score.from_json({**NOW.as_json(), "when": written["when"]})
+    history.history_file(tmp_path).write_text('{"kind": "x"}\nno JSON\n')
+    with pytest.raises(ValueError, match=r"history.jsonl:2 is not a line of JSON"):
+        history.entries(tmp_path, "guess")
+
+
+def test_limits_of_a_machine():
+    machine = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)
+    row = limit_row(machine, ModelCosts.from_folder(TARGET_PATH))
+    assert row.speeds["batch"] > row.speeds["decode"] > 1000
+    assert "processor's cache" in row.notes[0]
+
+
+@pytest.mark.parametrize("width", [79, 120])
+def test_the_terminal_s_view(width):
+    console = Console(width=width, record=True, file=io.StringIO())
+    print_score(NOW, HISTORY, console)
+    told = console.export_text()
+    assert "week 1: 15 of 15 tasks done, 15 of 15 tests pass" in told
+    assert re.search(r"yours, week 2, 2026-11-09 │ +9.00 │.* 18.0 │.* – │", told)
+    assert ("█" in told) == (width == 120)
+    assert "a remark" in told
+
+
+def test_the_page():
+    page = page_of(NOW, HISTORY)
+    drawings = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page)]
+    assert len(drawings) == 3, "prefill, decode, and the runs: no batch was measured"
+    bars = list(drawings[1].iter("rect"))
+    assert len(bars) == 5
+    widths = [float(bar.get("width", 0)) for bar in bars]
+    assert widths.index(max(widths)) == 4, "the limit's is the longest"
+    assert len(list(drawings[2].iter("circle"))) == 4, "of this model, on this machine"
+    assert "a &lt;note&gt;" in page
+    assert "http" not in page, "nothing is loaded"
+    assert "run by run" not in page_of(NOW, []), "one run is no line"
+
+
+def test_the_last_run_is_shown_again(tree, capsys):
+    with pytest.raises(SystemExit):
+        scoreboard.main(["--show"])
+    assert "there is no run in" in capsys.readouterr().err
+    history.append(tree, "scoreboard", NOW.as_json())
+    assert scoreboard.main(["--show"]) == 0
+    assert "yours, week 3" in capsys.readouterr().out
+    assert "Scoreboard" in (tree / "scoreboard.html").read_text()
+
+
+def test_llama_cpp_is_where_it_is_said_to_be():
+    assert find_llama("another/python") == "another/python"
+    assert find_llama(None) in (None, sys.executable)
+
+
+@pytest.mark.slow
+def test_a_run(tree, monkeypatch, capsys):
+    monkeypatch.setattr(scoreboard, "run_tests", lambda tree, console: {"1.5.3": [PASSED]})
+    assert scoreboard.main(["--model", "demo-draft", "--llama-python", "no-such-python"]) == 0
+    (entry,) = history.entries(tree, "scoreboard")
+    rows = {row["name"]: row for row in entry["others"]}
+    assert set(rows["ours, week 3"]["speeds"]) == {"prefill", "decode", "batch"}
+    assert set(rows["ours, week 1"]["speeds"]) == {"prefill", "decode"}
+    assert rows["ours, week 1"]["notes"] == [
+        "decode, 4 at once: Week 1 answers one request at a time"
+    ]
+    assert "yours to write" in entry["yours"]["notes"][0], "nothing is written in this tree"
+    assert "no-such-python has no llama_cpp" in json.dumps(entry["remarks"])
+
+
+@pytest.mark.slow
+def test_an_engine_that_does_not_start_leaves_the_others_alone(tmp_path):
+    engines = [
+        course_engine("none", Path(tmp_path), 2, None),
+        course_engine("ours", DRAFT_PATH, 2, None),
+    ]
+    none, ours = measure_engines(engines, Console(quiet=True))
+    assert none.notes
+    assert not none.speeds
+    assert ours.speeds["batch"] > 0

@@ -1,0 +1,135 @@
+"""`pdm run scoreboard`: the learner's engine beside ours, this machine's limit and llama.cpp.
+
+It runs the tests of what has changed, then the model of the last week that works: a prompt of 128
+tokens, decoding after 128, and four sequences at once. Beside it stand the learner's earlier weeks
+(from the history), our engine, llama.cpp if it is installed, and the speed that memory and
+arithmetic of this machine allow. It takes about a minute, and longer the first time, when all tests
+run. The learner's tree keeps the history in history.jsonl and the page in scoreboard.html.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmark.make_checkpoint import SHAPES
+from benchmark.peers import Checkpoints
+from benchmark.roofline import NoProbeError, cpu_name, measure, usable_threads
+from benchmark.systems.client import exit_on_sigterm
+from tiny_llm.errors import UserError
+from tiny_llm.models import find_model
+from tiny_llm.models.costs import ModelCosts
+from tools.course import history
+from tools.course.choice import add_solution_argument, chosen_tree
+from tools.course.tree import shown
+
+from .measure import (
+    LAST_MODEL,
+    count_tasks,
+    count_tests,
+    course_engine,
+    find_llama,
+    furthest_week,
+    limit_row,
+    llama_engine,
+    measure_engines,
+    product_kernel,
+    run_tests,
+    work_folder,
+)
+from .page import page_of
+from .score import Row, Score
+from .table import print_score
+
+KIND = "scoreboard"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measures, keeps and shows; the exit status is 0, or 2 if the flags ask for what cannot be."""
+    parser = argparse.ArgumentParser(
+        prog="scoreboard", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--model", default="demo", help="a name or a folder; demo if not given")
+    model.add_argument(
+        "--random", choices=SHAPES, metavar="SHAPE", help=f"random weights: {', '.join(SHAPES)}"
+    )
+    parser.add_argument("--llama-python", metavar="PYTHON", help="one that has llama-cpp-python")
+    parser.add_argument(
+        "--show", action="store_true", help="the last run again; nothing is measured"
+    )
+    add_solution_argument(parser)
+    args = parser.parse_args(argv)
+    tree = chosen_tree(parser, args.solution)
+    console = Console(highlight=False, emoji=False)
+    before = [Score.from_json(entry) for entry in history.entries(tree, KIND)]
+    if args.show and not before:
+        parser.error(f"there is no run in {shown(history.history_file(tree))} yet")
+    if not args.show:
+        exit_on_sigterm()
+        try:
+            score = run(args, tree, console)
+        except UserError as error:
+            parser.error(str(error))
+        before.append(Score.from_json(history.append(tree, KIND, score.as_json())))
+    print_score(before[-1], before[:-1], console)
+    page = history.history_file(tree).with_name("scoreboard.html")
+    page.write_text(page_of(before[-1], before[:-1]), encoding="utf-8")
+    console.print(f"the same as a page: {shown(page)}", soft_wrap=True)
+    return 0
+
+
+def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
+    """Tests and measures.
+
+    Raises:
+        UserError: the model cannot be had.
+    """
+    if args.random is not None:
+        name = f"random weights of {args.random}"
+        folder = Checkpoints(work_folder(), args.random).mlx()
+    else:
+        name, folder = args.model, find_model(args.model, Console(stderr=True))
+    outcomes = run_tests(tree, console)
+    week = furthest_week(outcomes) if tree is not None else LAST_MODEL
+    remarks, engines = [], []
+    if week == 0:
+        remarks.append(
+            "Your model runs when task 1.5.3 is done; until then there is no speed of it."
+        )
+    elif tree is not None:
+        kernel = product_kernel(outcomes) if week > LAST_MODEL else None
+        engines.append(course_engine(f"yours, week {week}", folder, week, tree, kernel))
+    ours = dict.fromkeys((min(week or 1, LAST_MODEL), LAST_MODEL))
+    engines += [course_engine(f"ours, week {number}", folder, number, None) for number in ours]
+    try:
+        python = find_llama(args.llama_python)
+        if python is None:
+            remarks.append(
+                "llama.cpp: not installed; --llama-python names an interpreter that has it."
+            )
+        else:
+            engines.append(llama_engine(python, folder, work_folder(), usable_threads()))
+    except ImportError:
+        remarks.append(
+            "llama.cpp: `pdm run python -m pip install gguf` installs what writes its file."
+        )
+    except (OSError, subprocess.CalledProcessError):
+        remarks.append(f"llama.cpp: {python} has no llama_cpp.")
+    rows = measure_engines(engines, console)
+    yours = rows.pop(0) if tree is not None and week else Row("yours")
+    try:
+        with console.status("this machine's limits"):
+            rows.append(limit_row(measure(), ModelCosts.from_folder(folder)))
+    except NoProbeError as error:
+        remarks.append(str(error))
+    machine = f"{cpu_name()}, {usable_threads()} threads"
+    return Score(
+        "", name, machine, week, count_tasks(outcomes), count_tests(outcomes), yours, rows, remarks
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""Runs what the scoreboard shows: the course's tests, and engines in processes of their own."""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmark.gguf_file import write_gguf
+from benchmark.roofline import Machine
+from benchmark.systems.client import WorkerError, WorkerProcess
+from tiny_llm.models.costs import ModelCosts
+from tools.course.outcomes import Outcome
+from tools.course.results import is_done, outcomes_by_task
+from tools.course.reveal import tasks_begun
+from tools.course.tasks import DAYS, TASKS
+from tools.course.tree import ROOT, environment
+
+from .score import METRICS, Row
+
+# A week's model runs when these tasks are done.
+ENGINE_TASKS = {1: ("1.5.3",), 2: ("2.1.3", "2.1.4"), 3: ("3.1.3", "3.2.2", "3.2.3")}
+LAST_MODEL = max(ENGINE_TASKS)
+# Week 4 has no model of its own: its kernels run Week 3's. The task, and what TINY_LLM_PRODUCT is.
+PRODUCT_KERNELS = {"4.2.2": "vectors", "4.2.1": "factored"}
+SECONDS = 90  # that one measurement may take at most
+IN_CACHE = 64e6  # bytes of weights that a processor's cache may hold
+
+
+def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
+    """The outcomes of all tasks that are begun; what has not changed is not run again."""
+    begun = TASKS.keys() if tree is None else tasks_begun(tree)
+    days = [day for day in DAYS if any(task.id in begun for task in day.tasks)]
+    found = outcomes_by_task(tree, days, console)
+    return {task: outcomes for task, outcomes in found.items() if task in begun}
+
+
+def count_tasks(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int]]:
+    """Tasks that are done, and all tasks, by week."""
+    return {
+        str(week): [
+            sum(is_done(outcomes.get(task.id, [])) for task in TASKS.values() if task.week == week),
+            sum(task.week == week for task in TASKS.values()),
+        ]
+        for week in sorted({task.week for task in TASKS.values()})
+    }
+
+
+def count_tests(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int]]:
+    """Tests that passed, and tests of begun tasks that could be run, by week."""
+    counts = {str(week): [0, 0] for week in sorted({task.week for task in TASKS.values()})}
+    for task, found in outcomes.items():
+        for outcome in found:
+            if outcome.passed is not None:
+                counts[str(TASKS[task].week)][0] += outcome.passed
+                counts[str(TASKS[task].week)][1] += 1
+    return counts
+
+
+def product_kernel(outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
+    """The best kernel of Week 4 that is done, or None."""
+    done = (kernel for task, kernel in PRODUCT_KERNELS.items() if is_done(outcomes.get(task, [])))
+    return next(done, None)
+
+
+def furthest_week(outcomes: Mapping[str, Sequence[Outcome]]) -> int:
+    """The last week whose model runs, or 0; 4 if it is Week 3's, with a kernel of Week 4."""
+    weeks = [
+        week
+        for week, tasks in ENGINE_TASKS.items()
+        if all(is_done(outcomes.get(task, [])) for task in tasks)
+    ]
+    week = max(weeks, default=0)
+    return week + 1 if week == LAST_MODEL and product_kernel(outcomes) is not None else week
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Something that answers, and how to start it.
+
+    Attributes:
+        name: of its row.
+        python: the interpreter.
+        module: its worker, in `benchmark.systems`.
+        arguments: the worker's.
+        tree: whose `tiny_llm` it imports; None for the solution's.
+        product: the kernel of products with quantized weights, if not the tree's best.
+    """
+
+    name: str
+    python: str
+    module: str
+    arguments: tuple[str, ...]
+    tree: Path | None = None
+    product: str | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of its process."""
+        chosen = {} if self.product is None else {"TINY_LLM_PRODUCT": self.product}
+        return {**environment(self.tree), **chosen}
+
+
+def course_engine(
+    name: str, folder: Path, week: int, tree: Path | None, product: str | None = None
+) -> Engine:
+    """A week's model, the learner's or ours; of Week 4 it is the last model, with a kernel."""
+    solution = "tiny_llm" if tree is None else "mine"
+    arguments = (str(folder), "--week", str(min(week, LAST_MODEL)), "--solution", solution)
+    return Engine(name, sys.executable, "course_worker", arguments, tree, product)
+
+
+def find_llama(given: str | None) -> str | None:
+    """An interpreter that has llama-cpp-python: the one that was given, or this one, or None."""
+    if given is not None:
+        return given
+    return sys.executable if importlib.util.find_spec("llama_cpp") else None
+
+
+def llama_engine(python: str, folder: Path, work: Path, threads: int) -> Engine:
+    """llama.cpp on the same weights, quantized anew to 4.5 bits; the file is kept in `work`.
+
+    Raises:
+        ImportError: there is no `gguf` package to write them with.
+        subprocess.CalledProcessError: the interpreter has no llama_cpp.
+    """
+    subprocess.run([python, "-c", "import llama_cpp"], check=True, capture_output=True)
+    file = work / f"{folder.name}-Q4_0.gguf"
+    if not file.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        write_gguf(folder, file, "q4_0")
+    return Engine("llama.cpp", python, "llama_cpp_worker", (str(file), "--threads", str(threads)))
+
+
+def measure_engines(engines: Sequence[Engine], console: Console) -> list[Row]:
+    """Each metric goes through all engines before the next: a slow minute is everybody's.
+
+    Only one engine runs at a time; the processes of the others are stopped.
+    """
+    rows = [Row(engine.name) for engine in engines]
+    with _workers(engines, rows) as workers:
+        for metric in METRICS:
+            for row, worker in zip(rows, workers, strict=True):
+                if worker is None:
+                    continue
+                with console.status(f"{metric.label}: {row.name}"):
+                    try:
+                        reply = worker.ask(metric.request, SECONDS)
+                    except WorkerError as error:
+                        row.notes.append(f"{metric.label}: {error}")
+                        workers[workers.index(worker)] = None
+                        continue
+                if "seconds" in reply:
+                    row.speeds[metric.name] = metric.tokens_per_second(reply["seconds"])
+                for key in ("note", "unsupported", "failed"):
+                    if key in reply:
+                        row.notes.append(f"{metric.label}: {reply[key]}")
+    return rows
+
+
+@contextmanager
+def _workers(
+    engines: Sequence[Engine], rows: Sequence[Row]
+) -> Iterator[list[WorkerProcess | None]]:
+    workers: list[WorkerProcess | None] = []
+    started: list[WorkerProcess] = []
+    try:
+        for engine, row in zip(engines, rows, strict=True):
+            try:
+                worker = WorkerProcess(
+                    engine.python,
+                    engine.module,
+                    list(engine.arguments),
+                    environment=engine.environment,
+                )
+            except WorkerError as error:
+                row.notes.append(str(error))
+                workers.append(None)
+                continue
+            started.append(worker)
+            workers.append(worker)
+        yield workers
+    finally:
+        for worker in started:
+            worker.close()
+
+
+def limit_row(machine: Machine, costs: ModelCosts) -> Row:
+    """The speeds that this machine's memory and arithmetic allow."""
+    speeds = {metric.name: metric.bound(costs, machine) for metric in METRICS}
+    row = Row("this machine's limit", speeds)
+    if costs.weight_bytes() < IN_CACHE:
+        row.notes.append(
+            f"the model's {costs.weight_bytes() / 1e6:.0f} MB may stay in the processor's cache, "
+            "which is faster than the memory that the limit of decoding is computed with"
+        )
+    return row
+
+
+def work_folder() -> Path:
+    """Where files are kept that are made once."""
+    return ROOT / "build" / "scoreboard"

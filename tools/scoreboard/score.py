@@ -1,0 +1,108 @@
+"""What a run of the scoreboard found, and how it stands beside earlier ones."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from benchmark.metrics import Metric
+
+METRICS = (
+    Metric("prefill", "prefill 128", "prefill", 128),
+    Metric("decode", "decode at 128", "decode", 128),
+    Metric("batch", "decode, 4 at once", "decode", 128, 4),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine's speeds.
+
+    Attributes:
+        name: whose, such as "yours, week 2".
+        speeds: tokens per second, by the metric's name; what is not there was not measured.
+        notes: why one was not, or how it was.
+    """
+
+    name: str
+    speeds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Score:
+    """One run.
+
+    Attributes:
+        when: date and time, ISO 8601; "" before it is kept.
+        model: its name.
+        machine: processor and threads.
+        week: whose model of the learner's ran; 0 if none can.
+        tasks: done and all, by week.
+        tests: passed and run, by week.
+        yours: the learner's engine.
+        others: what else was measured, the limit last.
+        remarks: what else there is to know, in sentences.
+    """
+
+    when: str
+    model: str
+    machine: str
+    week: int
+    tasks: dict[str, list[int]]
+    tests: dict[str, list[int]]
+    yours: Row
+    others: list[Row]
+    remarks: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """For the history, without the time."""
+        return {name: value for name, value in asdict(self).items() if name != "when"}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> "Score":
+        """From a line of the history."""
+        known = {name: value for name, value in entry.items() if name != "kind"}
+        return cls(
+            **{
+                **known,
+                "yours": Row(**entry["yours"]),
+                "others": [Row(**row) for row in entry["others"]],
+            }
+        )
+
+
+def earlier_rows(score: Score, history: Sequence[Score]) -> list[Row]:
+    """The learner's engine as it was: the last run of this week, and of each week before.
+
+    Args:
+        score: this run's.
+        history: the runs before, the oldest first. Those of other models or machines do not count.
+    """
+    latest = {
+        before.week: before
+        for before in history
+        if (before.model, before.machine) == (score.model, score.machine) and before.yours.speeds
+    }
+    return [
+        Row(f"{latest[week].yours.name}, {latest[week].when[:10]}", latest[week].yours.speeds)
+        for week in sorted(latest, reverse=True)
+        if week <= score.week
+    ]
+
+
+def all_rows(score: Score, history: Sequence[Score]) -> list[Row]:
+    """Every row of the board: the learner's now and before, ours, others, the limit."""
+    yours = [score.yours] if score.yours.speeds else []
+    return [*yours, *earlier_rows(score, history), *score.others]
+
+
+def log_share(speed: float, speeds: Sequence[float]) -> float:
+    """How long a bar is, up to 1 for the fastest: by the logarithm, so that factors are seen."""
+    lowest = min(speeds) / 10  # the slowest has a bar, too
+    return math.log(speed / lowest) / math.log(max(speeds) / lowest)
+
+
+def shown_speed(speed: float) -> str:
+    """Three figures or more: 0.52, 19.4, 119, 10,404."""
+    return f"{speed:.2f}" if speed < 10 else f"{speed:.1f}" if speed < 100 else f"{speed:,.0f}"

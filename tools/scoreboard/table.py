@@ -1,0 +1,51 @@
+"""The scoreboard in the terminal."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from .score import METRICS, Score, all_rows, log_share, shown_speed
+
+BAR = 10  # characters of the longest
+
+
+def print_score(score: Score, history: Sequence[Score], console: Console) -> None:
+    """Prints tasks and tests by week, the engines' speeds, and what there is to say of them.
+
+    Args:
+        score: a run's.
+        history: the runs before it.
+        console: where to.
+    """
+    for week, (done, total) in score.tasks.items():
+        passed, run = score.tests[week]
+        console.print(f"week {week}: {done} of {total} tasks done, {passed} of {run} tests pass")
+    rows = all_rows(score, history)
+    table = Table(title=f"{score.model} on {score.machine}")
+    table.add_column("tokens per second", no_wrap=True)
+    bars = console.width >= 100
+    for metric in METRICS:
+        table.add_column(metric.label, justify="right")
+        if bars:
+            table.add_column("", no_wrap=True)
+    for row in rows:
+        cells = []
+        for metric in METRICS:
+            speed = row.speeds.get(metric.name)
+            cells.append("–" if speed is None else shown_speed(speed))
+            if bars:
+                speeds = [
+                    other.speeds[metric.name] for other in rows if metric.name in other.speeds
+                ]
+                share = 0.0 if speed is None else log_share(speed, speeds)
+                cells.append("█" * round(BAR * share))
+        table.add_row(row.name, *cells, style="bold" if row is score.yours else None)
+    console.print(table)
+    if bars:
+        console.print("A bar's length is the logarithm of the speed.", style="dim")
+    for row in (score.yours, *score.others):
+        for note in row.notes:
+            console.print(f"{row.name}: {note}", style="dim", markup=False)
+    for remark in score.remarks:
+        console.print(remark, style="dim", markup=False)
