@@ -10,7 +10,7 @@ from ..errors import UserError, check_whole, shortened
 from .checks import as_plain, check_switch, checked_number, checked_seed, is_token_id
 from .structured_outputs import StructuredOutputs, ToolCalls
 
-MAX_N = 1024  # answers of a prompt
+MAX_N = 4096  # answers of a prompt
 MAX_STOPS = 100_000  # texts, or tokens, that may end an answer
 GREEDY_BELOW = 1e-5  # a temperature this small is greedy, as in vLLM
 
@@ -48,7 +48,7 @@ class SamplingParams:
             likeliest tokens and its own. They are the model's, before any parameter here.
         prompt_logprobs: returns the same for each token of the prompt but the first. The whole
             prompt is then computed, whatever the prefix cache holds.
-        n: the number of answers, at most 1024. They share the prompt's pages.
+        n: the number of answers, at most 4096. They share the prompt's pages.
         structured_outputs: the form that the answer must have (`StructuredOutputs`, `ToolCalls`).
             Only tokens that keep to it are chosen; an answer that is cut at `max_tokens` is a
             beginning of one. What a model thinks before it answers is free.
