@@ -126,11 +126,8 @@ class EngineThread(threading.Thread):
 
         Calls that the model may make, but need not, do without one that cannot be compiled.
         """
-        ids, may_think, form = (
-            request.token_ids,
-            request.may_think,
-            request.params.structured_outputs,
-        )
+        ids, may_think = request.token_ids, request.may_think
+        form = request.params.structured_outputs
         refusal = None
         try:
             llm.prepare(ids, request.params, enable_thinking=may_think)
