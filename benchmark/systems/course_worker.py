@@ -87,7 +87,10 @@ class CourseEngine:
         flash = {2: [True, False]}.get(week, [None])
         for enable_flash_attn in flash:
             args = argparse.Namespace(
-                solution=solution, loader=f"week{week}", enable_flash_attn=enable_flash_attn
+                solution=solution,
+                loader=f"week{week}",
+                enable_flash_attn=enable_flash_attn,
+                load_format="auto",
             )
             checkpoint = Checkpoint(str(folder), *load_for(args, str(folder)))
             model, sizes = build_model(args, checkpoint), checkpoint.mlx_model.args
