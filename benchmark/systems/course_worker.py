@@ -18,6 +18,7 @@ import mlx.core as mx
 from benchmark.week2 import CachedModel
 from tiny_llm.cli.backend import build_model
 from tiny_llm.cli.checkpoint import Checkpoint, load_for
+from tiny_llm.cli.main import make_parser
 from tiny_llm.errors import YourTurn
 from tiny_llm.generate import decode_by_recomputing
 from tiny_llm.models.costs import ModelCosts
@@ -84,22 +85,19 @@ class CourseEngine:
     def __init__(self, folder: Path, week: int, solution: str):
         self.weight_bits = ModelCosts.from_folder(folder).weight_bits
         self.about = f"week {week}"
-        flash = {2: [True, False]}.get(week, [None])
-        for enable_flash_attn in flash:
-            args = argparse.Namespace(
-                solution=solution,
-                loader=f"week{week}",
-                enable_flash_attn=enable_flash_attn,
-                load_format="auto",
-            )
+        flags = ["--model", str(folder), "--solution", solution, "--loader", f"week{week}"]
+        # Flash attention is Week 2's choice; if it is still to be written, plain attention may do.
+        attempts = [["--enable-flash-attn"], ["--no-enable-flash-attn"]] if week == 2 else [[]]
+        for attention in attempts:
+            args = make_parser("main").parse_args([*flags, *attention])
             checkpoint = Checkpoint(str(folder), *load_for(args, str(folder)))
             model, sizes = build_model(args, checkpoint), checkpoint.mlx_model.args
             self._model = Recomputing(model, sizes) if week == 1 else Cached(model, sizes)
             try:
                 self._model.prefill(1)
                 return
-            except YourTurn:  # flash attention is still to be written; plain attention may do
-                if enable_flash_attn is not True:
+            except YourTurn:
+                if attention == attempts[-1]:
                     raise
                 self.about = f"week {week}, without flash attention"
 

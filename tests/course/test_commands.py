@@ -16,16 +16,6 @@ from tools.course.progress import state
 from tools.course.tree import EXTENSION, ROOT, environment
 
 
-@pytest.fixture
-def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Path:
-    """A new learner's tree, which the commands find."""
-    folder = tmp_path / "mine"
-    monkeypatch.setenv("TINY_LLM_MINE", str(folder))
-    assert start.main([str(folder)]) == 0
-    capsys.readouterr()
-    return folder
-
-
 def run(*command: str, tree: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command],
@@ -331,7 +321,7 @@ def test_progress_tests_what_has_changed(tree, capsys, monkeypatch):
     reveal.apply_tasks(tree, {"1.1.1", "1.2.1", "1.4.1"})
     assert days_tested() == ["test_day_1.py", "test_day_2.py", "test_day_4.py"]
     assert days_tested() == []
-    assert "3 of 45 tasks done" in capsys.readouterr().out
+    assert "3 of 51 tasks done" in capsys.readouterr().out
     change("positional_encoding.py", "range(start, ", "range(1 + start, ")
     assert days_tested() == ["test_day_2.py", "test_day_4.py"], "a block counts from its day on"
     change("positional_encoding.py", "import math", "import math  # mine")

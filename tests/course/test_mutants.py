@@ -5,7 +5,6 @@ import io
 import pytest
 from rich.console import Console
 
-from tests.course.test_commands import tree  # noqa: F401
 from tests.course.wrong.all_weeks import WRONG
 from tools.course import history, mutants
 from tools.course.outcomes import Outcome
@@ -50,7 +49,7 @@ def test_questions_are_those_of_the_seed():
         assert len(set(texts)) == len(texts) == mutants.CHOICES, "no two read the same"
 
 
-def test_a_round_is_counted_and_kept(tree, capsys, without_tests):  # noqa: F811
+def test_a_round_is_counted_and_kept(tree, capsys, without_tests):
     first, second = answers_of("2.1", 0, 2)
     wrong = second % mutants.CHOICES + 1
     assert mutants.main(["--day", "2.1", "--answer", f"{first},{wrong}"]) == 0
@@ -70,7 +69,7 @@ def test_a_round_is_counted_and_kept(tree, capsys, without_tests):  # noqa: F811
     assert "2 of 2" in capsys.readouterr().out
 
 
-def test_answers_from_the_keyboard(tree, monkeypatch, capsys, without_tests):  # noqa: F811
+def test_answers_from_the_keyboard(tree, monkeypatch, capsys, without_tests):
     (right,) = answers_of("2.1", 5, 1)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"what?\n0\n6\n{right}\nq\n"))
     assert mutants.main(["--day", "2.1", "--seed", "5", "--count", "3"]) == 0

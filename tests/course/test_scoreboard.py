@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from benchmark.roofline import Machine
-from tests.course.test_commands import tree  # noqa: F401
 from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
 from tiny_llm.models.costs import ModelCosts
 from tools.course import history
@@ -25,6 +24,7 @@ from tools.scoreboard.measure import (
     furthest_week,
     limit_row,
     measure_engines,
+    product_kernel,
 )
 from tools.scoreboard.page import page_of
 from tools.scoreboard.score import Row, Score, earlier_rows, log_share, shown_speed
@@ -57,12 +57,17 @@ def test_which_week_runs():
     assert furthest_week(done) == 2, "3.2.3 is to be written"
     assert furthest_week({**done, "3.2.3": [PASSED]}) == 3
     assert furthest_week({**done, "2.1.4": [PASSED, FAILED]}) == 1
+    week_4 = {**done, "3.2.3": [PASSED], "4.2.1": [PASSED], "4.2.2": [FAILED]}
+    assert furthest_week(week_4) == 4, "Week 3's model, with a kernel of Week 4"
+    assert product_kernel(week_4) == "factored"
+    assert product_kernel({**week_4, "4.2.2": [PASSED]}) == "vectors"
+    assert furthest_week({**week_4, "3.2.3": [FAILED]}) == 2
 
 
 def test_tasks_and_tests_by_week():
     outcomes = {"1.1.1": [PASSED, PASSED], "1.2.1": [PASSED, FAILED], "2.3.3": [SKIPPED]}
-    assert count_tasks(outcomes) == {"1": [1, 15], "2": [0, 17], "3": [0, 13]}
-    assert count_tests(outcomes) == {"1": [3, 4], "2": [0, 0], "3": [0, 0]}
+    assert count_tasks(outcomes) == {"1": [1, 15], "2": [0, 17], "3": [0, 13], "4": [0, 6]}
+    assert count_tests(outcomes) == {"1": [3, 4], "2": [0, 0], "3": [0, 0], "4": [0, 0]}
 
 
 def test_earlier_weeks_are_the_last_run_of_each_on_this_machine():
@@ -122,7 +127,7 @@ def test_the_page():
     assert "run by run" not in page_of(NOW, []), "one run is no line"
 
 
-def test_the_last_run_is_shown_again(tree, capsys):  # noqa: F811
+def test_the_last_run_is_shown_again(tree, capsys):
     with pytest.raises(SystemExit):
         scoreboard.main(["--show"])
     assert "there is no run in" in capsys.readouterr().err
@@ -138,7 +143,7 @@ def test_llama_cpp_is_where_it_is_said_to_be():
 
 
 @pytest.mark.slow
-def test_a_run(tree, monkeypatch, capsys):  # noqa: F811
+def test_a_run(tree, monkeypatch, capsys):
     monkeypatch.setattr(scoreboard, "run_tests", lambda tree, console: {"1.5.3": [PASSED]})
     assert scoreboard.main(["--model", "demo-draft", "--llama-python", "no-such-python"]) == 0
     (entry,) = history.entries(tree, "scoreboard")

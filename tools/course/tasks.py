@@ -27,7 +27,7 @@ class Task:
 
     @property
     def week(self) -> int:
-        """1, 2 or 3."""
+        """1 to 4."""
         return int(self.id.split(".")[0])
 
     @property
@@ -49,7 +49,7 @@ class Day:
     tasks go on from the first's.
 
     Attributes:
-        week: 1, 2 or 3.
+        week: 1 to 4.
         day: its number in the week.
         title: the chapter's heading, after its number.
         tasks: in the order of the chapter.
@@ -239,6 +239,26 @@ DAYS = (
         (
             Task("3.4.1", "greedy, with rewind"),
             Task("3.4.2", "rejection sampling", needs=("3.4.1",)),
+        ),
+    ),
+    Day(
+        4,
+        1,
+        "measure",
+        (
+            Task("4.1.1", "the clock"),
+            Task("4.1.2", "a comparison in turns"),
+            Task("4.1.3", "bytes, operations and the limit"),
+            Task("4.1.4", "which kernel is slow"),
+        ),
+    ),
+    Day(
+        4,
+        2,
+        "factored integers and vectors",
+        (
+            Task("4.2.1", "the factored product"),
+            Task("4.2.2", "the product in vectors"),
         ),
     ),
 )

@@ -26,6 +26,7 @@ from tools.course.choice import add_solution_argument, chosen_tree
 from tools.course.tree import shown
 
 from .measure import (
+    LAST_MODEL,
     count_tasks,
     count_tests,
     course_engine,
@@ -34,6 +35,7 @@ from .measure import (
     limit_row,
     llama_engine,
     measure_engines,
+    product_kernel,
     run_tests,
     work_folder,
 )
@@ -42,7 +44,6 @@ from .score import Row, Score
 from .table import print_score
 
 KIND = "scoreboard"
-LAST_WEEK = 3
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -92,15 +93,16 @@ def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
     else:
         name, folder = args.model, find_model(args.model, Console(stderr=True))
     outcomes = run_tests(tree, console)
-    week = furthest_week(outcomes) if tree is not None else LAST_WEEK
+    week = furthest_week(outcomes) if tree is not None else LAST_MODEL
     remarks, engines = [], []
     if week == 0:
         remarks.append(
             "Your model runs when task 1.5.3 is done; until then there is no speed of it."
         )
     elif tree is not None:
-        engines.append(course_engine(f"yours, week {week}", folder, week, tree))
-    ours = dict.fromkeys((week or 1, LAST_WEEK))
+        kernel = product_kernel(outcomes) if week > LAST_MODEL else None
+        engines.append(course_engine(f"yours, week {week}", folder, week, tree, kernel))
+    ours = dict.fromkeys((min(week or 1, LAST_MODEL), LAST_MODEL))
     engines += [course_engine(f"ours, week {number}", folder, number, None) for number in ours]
     try:
         python = find_llama(args.llama_python)

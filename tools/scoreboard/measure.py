@@ -24,6 +24,9 @@ from .score import METRICS, Row
 
 # A week's model runs when these tasks are done.
 ENGINE_TASKS = {1: ("1.5.3",), 2: ("2.1.3", "2.1.4"), 3: ("3.1.3", "3.2.2", "3.2.3")}
+LAST_MODEL = max(ENGINE_TASKS)
+# Week 4 has no model of its own: its kernels run Week 3's. The task, and what TINY_LLM_PRODUCT is.
+PRODUCT_KERNELS = {"4.2.2": "vectors", "4.2.1": "factored"}
 SECONDS = 90  # that one measurement may take at most
 IN_CACHE = 64e6  # bytes of weights that a processor's cache may hold
 
@@ -58,14 +61,21 @@ def count_tests(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int
     return counts
 
 
+def product_kernel(outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
+    """The best kernel of Week 4 that is done, or None."""
+    done = (kernel for task, kernel in PRODUCT_KERNELS.items() if is_done(outcomes.get(task, [])))
+    return next(done, None)
+
+
 def furthest_week(outcomes: Mapping[str, Sequence[Outcome]]) -> int:
-    """The last week whose model runs, or 0."""
+    """The last week whose model runs, or 0; 4 if it is Week 3's, with a kernel of Week 4."""
     weeks = [
         week
         for week, tasks in ENGINE_TASKS.items()
         if all(is_done(outcomes.get(task, [])) for task in tasks)
     ]
-    return max(weeks, default=0)
+    week = max(weeks, default=0)
+    return week + 1 if week == LAST_MODEL and product_kernel(outcomes) is not None else week
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,7 @@ class Engine:
         module: its worker, in `benchmark.systems`.
         arguments: the worker's.
         tree: whose `tiny_llm` it imports; None for the solution's.
+        product: the kernel of products with quantized weights, if not the tree's best.
     """
 
     name: str
@@ -85,13 +96,22 @@ class Engine:
     module: str
     arguments: tuple[str, ...]
     tree: Path | None = None
+    product: str | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of its process."""
+        chosen = {} if self.product is None else {"TINY_LLM_PRODUCT": self.product}
+        return {**environment(self.tree), **chosen}
 
 
-def course_engine(name: str, folder: Path, week: int, tree: Path | None) -> Engine:
-    """A week's model, the learner's or ours."""
+def course_engine(
+    name: str, folder: Path, week: int, tree: Path | None, product: str | None = None
+) -> Engine:
+    """A week's model, the learner's or ours; of Week 4 it is the last model, with a kernel."""
     solution = "tiny_llm" if tree is None else "mine"
-    arguments = (str(folder), "--week", str(week), "--solution", solution)
-    return Engine(name, sys.executable, "course_worker", arguments, tree)
+    arguments = (str(folder), "--week", str(min(week, LAST_MODEL)), "--solution", solution)
+    return Engine(name, sys.executable, "course_worker", arguments, tree, product)
 
 
 def find_llama(given: str | None) -> str | None:
@@ -155,7 +175,7 @@ def _workers(
                     engine.python,
                     engine.module,
                     list(engine.arguments),
-                    environment=environment(engine.tree),
+                    environment=engine.environment,
                 )
             except WorkerError as error:
                 row.notes.append(str(error))

@@ -10,6 +10,7 @@
 #include "src/quantized_matmul/quantized_matmul.h"
 #include "src/quantized_matmul/quantized_matmul_each.h"
 #include "src/quantized_matmul/quantized_matmul_jobs.h"
+#include "src/quantized_matmul/quantized_matmul_steps.h"
 
 namespace tiny_llm_ext {
 
@@ -41,6 +42,7 @@ QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, bool
         .scale_format = format_of(scales.dtype()),
         .format = format_of(a.dtype()),
         .interleaved = is_interleaved(b),
+        .step = product_step(),
     };
 }
 

@@ -7,6 +7,7 @@
 
 #include "common/threads.h"
 #include "src/quantized_matmul/quantized_matmul.h"
+#include "src/quantized_matmul/quantized_matmul_steps.h"
 
 namespace tiny_llm_ext {
 
@@ -121,6 +122,12 @@ const QuantizedMatmulKernel* kernel_of(InstructionSet set) {
 }  // namespace
 
 void run(const QuantizedMatmulJobs& jobs, InstructionSet set) {
+    if (jobs.front().step != nullptr && jobs.front().biases != nullptr) {
+        for_outputs(jobs, STEP_OUTPUTS, [&](size_t job, int64_t first, int64_t last) {
+            jobs[job].step(jobs[job], first, last);
+        });
+        return;
+    }
     // [solution only]
     if (const QuantizedMatmulKernel* kernel = kernel_of(set)) {
         run_kernel(jobs, *kernel);
@@ -135,6 +142,9 @@ void run(const QuantizedMatmulJobs& jobs, InstructionSet set) {
 }
 
 int interleaved_rows() {
+    if (product_step() != nullptr) {
+        return 0;
+    }
     int rows = 0;
     // [solution only]
     if (const QuantizedMatmulKernel* kernel = kernel_of(instruction_set())) {

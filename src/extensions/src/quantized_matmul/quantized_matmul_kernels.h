@@ -11,25 +11,51 @@
 
 namespace tiny_llm_ext {
 
+struct QuantizedMatmulJob;
+
+/// A kernel without preparations: computes outputs first_output … last_output − 1 of every row.
+using ProductStep = void (*)(const QuantizedMatmulJob& job, int64_t first_output,
+                             int64_t last_output);
+
 /// Everything a CPU kernel needs to know.
 struct QuantizedMatmulJob {
     int64_t M, O, I;
     int group_size, bits;
-    const uint32_t* b;       // O × (I·bits/32)
-    const uint16_t* scales;  // O × (I/group_size)
-    const uint16_t* biases;  // O × (I/group_size); nullptr for floating-point numbers of 4 bits
-    const uint16_t* a;       // M × I
-    uint16_t* out;           // M × O
-    Format scale_format;     // of scales and biases
-    Format format;           // of a and out
-    bool interleaved;        // b, scales and biases: see common/interleaved.h
+    const uint32_t* b;           // O × (I·bits/32)
+    const uint16_t* scales;      // O × (I/group_size)
+    const uint16_t* biases;      // O × (I/group_size); nullptr for floating-point numbers of 4 bits
+    const uint16_t* a;           // M × I
+    uint16_t* out;               // M × O
+    Format scale_format;         // of scales and biases
+    Format format;               // of a and out
+    bool interleaved;            // b, scales and biases: see common/interleaved.h
+    ProductStep step = nullptr;  // the kernel that was asked for: quantized_matmul_steps.h
 };
 
 /// The reference: three loops. Computes outputs first_output … last_output − 1 of every row.
 void quantized_matmul_reference(const QuantizedMatmulJob& job, int64_t first_output,
                                 int64_t last_output);
 
-/// The same for weights without biases.
+/// The same, Week 4's: see the files of these names.
+void quantized_matmul_factored(const QuantizedMatmulJob& job, int64_t first_output,
+                               int64_t last_output);
+#if defined(__x86_64__)
+namespace avx2 {
+void quantized_matmul_vectors(const QuantizedMatmulJob& job, int64_t first_output,
+                              int64_t last_output);
+}
+namespace avx512 {
+void quantized_matmul_vectors(const QuantizedMatmulJob& job, int64_t first_output,
+                              int64_t last_output);
+}
+#elif defined(__aarch64__)
+namespace neon {
+void quantized_matmul_vectors(const QuantizedMatmulJob& job, int64_t first_output,
+                              int64_t last_output);
+}
+#endif
+
+/// The reference for weights without biases.
 void quantized_matmul_e2m1_reference(const QuantizedMatmulJob& job, int64_t first_output,
                                      int64_t last_output);
 

@@ -1,0 +1,50 @@
+"""Drawings of Week 4: measuring in turns, words in lanes."""
+
+from ._svg import Drawing
+
+
+def turns() -> str:
+    """Two equal kernels on a machine that slows down: one after the other, and in turns."""
+    d = Drawing(470, 250)
+    orders = (
+        ("one after the other", "AAAABBBB", 30),
+        ("in turns, every other round backwards", "ABBAABBA", 142),
+    )
+    for title, order, y in orders:
+        d.text(10, y - 10, title, "strong")
+        x = 10.0
+        for number, name in enumerate(order):
+            width = 38 + 4.5 * number
+            d.box(x, y, width - 3, 30, "a" if name == "A" else "b", name, "strong")
+            x += width
+        for row, name in enumerate("AB"):
+            spent = sum(38 + 4.5 * n for n, each in enumerate(order) if each == name) / 4
+            d.text(10, y + 50 + 18 * row, f"{name}, mean of four", "small")
+            d.box(110, y + 40 + 18 * row, 2.6 * spent, 12, "a" if name == "A" else "b")
+            d.text(118 + 2.6 * spent, y + 50 + 18 * row, f"{spent:.0f}", "small mono")
+    told = "A run's width is its time. Each takes longer than the one before."
+    d.text(10, 244, told, "small soft")
+    return d.svg()
+
+
+def lanes() -> str:
+    """A vector of words: one shift gives the same nibble of every word, far apart in the row."""
+    d = Drawing(470, 270)
+    d.text(10, 18, "four words of a row: a word is eight weights", "strong")
+    kinds = "abcd"
+    for word in range(4):
+        for k in range(8):
+            number = word * 8 + k
+            kind = kinds[word] if k == 1 else "n"
+            d.box(10 + word * 114 + k * 13.5, 28, 12.5, 26, kind, str(number), "small", 1)
+    d.text(10, 84, "loaded as one vector, shifted by 1 · 4 bits, masked:", "strong")
+    for lane in range(4):
+        x = 10 + lane * 114
+        d.box(x, 94, 106, 28, kinds[lane], f"q{lane * 8 + 1}", "mono")
+        d.text(x + 53, 138, f"lane {lane}", "small soft", "middle")
+    d.text(10, 170, "so it is multiplied by the activations of the same numbers:", "strong")
+    for lane in range(4):
+        d.box(10 + lane * 114, 180, 106, 28, "e", f"a{lane * 8 + 1}", "mono")
+    d.text(10, 230, "They lie 8 apart in the row. Laid out once, they are neighbours:", "small")
+    d.text(10, 250, "laid = a0 a8 a16 a24 · a1 a9 a17 a25 · a2 …", "small mono")
+    return d.svg()

@@ -1,0 +1,156 @@
+"""How fast a kernel is: a clock, a fair comparison, and the least time that the machine allows.
+
+Nothing here knows a kernel: what is measured is a function without arguments that returns arrays.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+Run = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of several runs of the same thing.
+
+    Attributes:
+        median: what to expect.
+        minimum: what the kernel can do when nothing disturbs it.
+    """
+
+    median: float
+    minimum: float
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> "Times":
+        """Summarizes measured seconds, at least one."""
+        return cls(statistics.median(seconds), min(seconds))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a machine can do at most.
+
+    Attributes:
+        read_bytes_per_s: reading memory, all threads.
+        operations_per_s: multiplications and additions, all threads.
+    """
+
+    read_bytes_per_s: float
+    operations_per_s: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What no implementation of an operation can avoid.
+
+    Attributes:
+        num_bytes: read or written, each number once.
+        operations: multiplications and additions.
+    """
+
+    num_bytes: float
+    operations: float
+
+
+def time_runs(
+    run: Run, repeats: int, warm_up: int = 1, clock: Callable[[], float] = time.perf_counter
+) -> Times:
+    """Times a function that returns lazy arrays.
+
+    Args:
+        run: what is measured; its result is evaluated, and that counts.
+        repeats: how many runs count, at least one.
+        warm_up: how many are run before, and do not count.
+        clock: tells seconds.
+    """
+    # [task 4.1.1 time-runs]
+    for _ in range(warm_up):
+        mx.eval(run())
+    seconds = []
+    for _ in range(repeats):
+        start = clock()
+        mx.eval(run())
+        seconds.append(clock() - start)
+    return Times.of(seconds)
+    # [/task 4.1.1 time-runs]
+
+
+def compare(
+    runs: Mapping[str, Run], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, Times]:
+    """Times several functions in turns, so that a slow minute of the machine is everybody's.
+
+    Each is run once before, which does not count. Then a round runs every one of them once; every
+    other round goes through them backwards, so that none always has the same neighbour.
+
+    Args:
+        runs: by name; see `time_runs`.
+        rounds: how many, at least one.
+        clock: tells seconds.
+    """
+    # [task 4.1.2 compare]
+    names = list(runs)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for name in names:
+        mx.eval(runs[name]())
+    for number in range(rounds):
+        for name in names if number % 2 == 0 else reversed(names):
+            seconds[name].append(time_runs(runs[name], 1, warm_up=0, clock=clock).minimum)
+    return {name: Times.of(found) for name, found in seconds.items()}
+    # [/task 4.1.2 compare]
+
+
+def product_cost(M: int, O: int, I: int, bits: int, group_size: int) -> Cost:
+    """The cost of a · wᵀ with quantized w: bytes of w, of a (M×I) and of the result (M×O).
+
+    Scales, biases, activations and results have 16 bits. An output takes a multiplication and an
+    addition for each weight; what is needed once a group does not count.
+    """
+    # [task 4.1.3 product]
+    weights = O * I * bits / 8 + O * (I / group_size) * 2 * 2
+    return Cost(weights + 2 * M * (I + O), 2 * M * O * I)
+    # [/task 4.1.3 product]
+
+
+def attention_cost(H_q: int, H: int, D: int, S: int) -> Cost:
+    """The cost of attending with one query token to S keys and values, H×S×D each, of 16 bits.
+
+    Queries and results are too small to count. Every query head multiplies and adds with all keys
+    of its key head, and with all values.
+    """
+    # [task 4.1.3 attention]
+    return Cost(2 * H * S * D * 2, 2 * 2 * H_q * S * D)
+    # [/task 4.1.3 attention]
+
+
+def least_seconds(cost: Cost, limits: Limits) -> float:
+    """The least time that the machine allows: memory and arithmetic work at once."""
+    # [task 4.1.3 least-seconds]
+    return max(cost.num_bytes / limits.read_bytes_per_s, cost.operations / limits.operations_per_s)
+    # [/task 4.1.3 least-seconds]
+
+
+def share(times: Times, cost: Cost, limits: Limits) -> float:
+    """Which part of the machine's limit a kernel reaches, at its best: 1 is the limit."""
+    # [task 4.1.4 share]
+    return least_seconds(cost, limits) / times.minimum
+    # [/task 4.1.4 share]
+
+
+def slowest(measured: Mapping[str, Times], costs: Mapping[str, Cost], limits: Limits) -> str:
+    """The kernel with the most to gain for what it does: the smallest share of its limit.
+
+    Args:
+        measured: by name.
+        costs: of the same names.
+        limits: the machine's.
+    """
+    # [task 4.1.4 slowest]
+    return min(measured, key=lambda name: share(measured[name], costs[name], limits))
+    # [/task 4.1.4 slowest]

@@ -1,0 +1,17 @@
+"""Fixtures of the course's own tests."""
+
+from pathlib import Path
+
+import pytest
+
+from tools.course import start
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Path:
+    """A new learner's tree, which the commands find."""
+    folder = tmp_path / "mine"
+    monkeypatch.setenv("TINY_LLM_MINE", str(folder))
+    assert start.main([str(folder)]) == 0
+    capsys.readouterr()
+    return folder

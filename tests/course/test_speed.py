@@ -1,0 +1,135 @@
+"""`pdm run speed`: what it measures, shows and keeps. None of these tests asserts a time."""
+
+import io
+import json
+
+import mlx.core as mx
+import pytest
+
+from benchmark.roofline import Machine
+from tests.support import computing_on
+from tiny_llm.kernels.speed import Limits, product_cost
+from tools.course import history
+from tools.speed import __main__ as speed
+from tools.speed import products
+
+MACHINE = Machine("a processor", 2, 40.0, 500.0, 800.0, 6000.0)
+ROW = {"median": 0.003, "minimum": 0.002, "megabytes": 20.0, "least": 0.0005, "share": 0.25}
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Nothing is measured; what the process would have said is known."""
+    asked = []
+
+    def run_products(what, whose, machine, rounds, *options):
+        asked.append((what, whose, *options))
+        if what == "planted":
+            slow = {**ROW, "minimum": 0.008, "share": 0.0625}
+            rows = {name: slow if name in options else ROW for name in products.PRODUCTS}
+            return {"rows": rows, "slowest": "head"}
+        if what == "best":
+            return {"rows": {"best": {**ROW, "minimum": 0.0005, "share": 1.0}}}
+        vectors = {**ROW, "minimum": 0.001, "share": 0.5}
+        return {"rows": {"loops": ROW, "vectors": vectors}, "unwritten": {"factored": "is yours"}}
+
+    monkeypatch.setattr(speed, "run_products", run_products)
+    monkeypatch.setattr(speed, "measure_limits", lambda: MACHINE)
+    return asked
+
+
+def test_kernels_are_graded_by_their_share_and_it_is_kept(tree, measured, capsys):
+    assert speed.main(["--day", "4.2"]) == 0
+    told = capsys.readouterr().out
+    assert "your score: 50.0 % of the limit, by vectors" in told
+    assert "factored: is yours" in told
+    (line,) = [line for line in told.splitlines() if "│ vectors" in line]
+    assert [cell.strip() for cell in line.split("│")[2:7]] == [
+        "3.00",
+        "1.00",
+        "20.00",
+        "50.0 %",
+        "2.0",
+    ]
+    assert [(what, whose) for what, whose in measured] == [("kernels", tree), ("best", None)]
+    (kept,) = history.entries(tree, "speed")
+    assert kept["shares"] == {"loops": 0.25, "vectors": 0.5}
+
+
+def test_the_planted_product_is_another_one_each_time(tree, measured, capsys):
+    planted = []
+    for _ in range(6):
+        speed.main(["--day", "4.1", "--answer", "head"])
+        planted.append(measured[-1][-1])
+    assert len(set(planted)) > 1
+    assert "head" not in planted, "the one that takes longest would be found by its time"
+    entries = history.entries(tree, "speed")
+    assert [entry["right"] for entry in entries] == [False] * 6
+    capsys.readouterr()
+    speed.main(["--day", "4.1", "--seed", "3", "--answer", planted[3]])
+    told = capsys.readouterr().out
+    assert f"yes: {planted[3]} does its work 4 times" in told
+    assert "slowest() of your speed.py says head" in told
+    assert told.index("share") > told.index("minimum"), "shares are shown after the answer"
+    assert told[: told.index("least")].count("25.0 %") == 0
+
+
+def test_an_answer_is_asked_for(tree, measured, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("the slow one\ndown\n"))
+    assert speed.main(["--day", "4.1"]) == 0
+    assert capsys.readouterr().out.count("which does its work too often") == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert speed.main(["--day", "4.1"]) == 0
+    assert len(history.entries(tree, "speed")) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--day", "4.2", "--answer", "o"], "--seed and --answer are for --day 4.1"),
+        (["--day", "4.2", "--rounds", "0"], "--rounds is 0; it must be at least 1"),
+    ],
+)
+def test_what_cannot_be_measured(argv, told, capsys):
+    with pytest.raises(SystemExit):
+        speed.main(argv)
+    assert told in capsys.readouterr().err
+
+
+def test_an_unwritten_clock_is_told(tree, monkeypatch, capsys):
+    monkeypatch.setattr(speed, "measure_limits", lambda: MACHINE)
+    assert speed.main(["--day", "4.1", "--answer", "o"]) == 2
+    assert "speed: " in (said := capsys.readouterr().err)
+    assert "yours to write" in said or "extension cannot be used" in said
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Products that take no time."""
+    monkeypatch.setattr(products, "PRODUCTS", {"o": (64, 128, 2), "down": (32, 256, 1)})
+    monkeypatch.setattr(products, "KERNELS_ON", ("o", 2))
+    with computing_on("cpu"):
+        yield Limits(1e9, 1e9)
+
+
+def test_a_planted_product_does_its_work_again_and_again(small):
+    found = products.measure_planted("down", small, rounds=1)
+    json.dumps(found)
+    assert set(found["rows"]) == {"o", "down"}
+    assert len(products.Products(32, 256, 1).too_often()) == products.TIMES_TOO_OFTEN
+    assert (
+        products.Products(64, 128, 2).cost.operations
+        == 2 * product_cost(1, 64, 128, 4, 128).operations
+    )
+
+
+def test_kernels_are_measured_by_name(small, monkeypatch):
+    monkeypatch.delenv(products.VARIABLE, raising=False)
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
+    found = products.measure_kernels(products.KERNELS, small, rounds=1)
+    assert set(found["rows"]) == {"loops", "factored"}
+    assert "which has none" in found["unwritten"]["vectors"], "and it is told why"
+    assert products.VARIABLE not in products.os.environ
+    best = products.measure_kernels((), small, rounds=1)
+    assert set(best["rows"]) == {"best"}
+    assert mx.default_device() == mx.Device(mx.cpu)

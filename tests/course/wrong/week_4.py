@@ -1,0 +1,76 @@
+"""Mistakes of Week 4."""
+
+from tests.course.wrong import Wrong
+
+WRONG = [
+    Wrong(
+        "4.1.1 time-runs",
+        "what is lazy is not evaluated",
+        "        mx.eval(run())\n        seconds",
+        "        run()\n        seconds",
+    ),
+    Wrong("4.1.1 time-runs", "no run is warmed up", "for _ in range(warm_up):", "for _ in []:"),
+    Wrong(
+        "4.1.1 time-runs",
+        "only one run is warmed up",
+        "for _ in range(warm_up):",
+        "for _ in range(min(warm_up, 1)):",
+    ),
+    Wrong(
+        "4.1.2 compare", "always in the same order", "if number % 2 == 0 else reversed(names)", ""
+    ),
+    Wrong(
+        "4.1.2 compare",
+        "all runs of one kernel before the next",
+        "    for number in range(rounds):\n"
+        "        for name in names if number % 2 == 0 else reversed(names):\n",
+        "    for name in names:\n        for _ in range(rounds):\n",
+    ),
+    Wrong("4.1.2 compare", "nothing is warmed up", "mx.eval(runs[name]())", "pass"),
+    Wrong(
+        "4.1.3 product", "scales without biases", "(I / group_size) * 2 * 2", "(I / group_size) * 2"
+    ),
+    Wrong("4.1.3 product", "the operations of one row", "2 * M * O * I", "2 * O * I"),
+    Wrong(
+        "4.1.3 attention", "keys are read once a query head", "Cost(2 * H * S", "Cost(2 * H_q * S"
+    ),
+    Wrong("4.1.3 least-seconds", "the faster of the two", "return max(", "return min("),
+    Wrong("4.1.4 share", "the median's share", "times.minimum", "times.median"),
+    Wrong(
+        "4.1.4 slowest",
+        "the one that takes longest",
+        "share(measured[name], costs[name], limits)",
+        "-measured[name].minimum",
+    ),
+    Wrong(
+        "4.2.1 prepare",
+        "sums go on from group to group",
+        "sums[g] = 0;",
+        "sums[g] = g ? sums[g - 1] : 0;",
+    ),
+    Wrong("4.2.1 prepare", "the first row for all", "m * job.I + i", "i"),
+    Wrong(
+        "4.2.1 dot", "the highest nibble first", "k * job.bits)", "(per_word - 1 - k) * job.bits)"
+    ),
+    Wrong("4.2.1 dot", "the first group's sum for all", "sums[g]", "sums[0]"),
+    Wrong(
+        "4.2.2 prepare",
+        "the order of the loops, not of the lanes",
+        "laid[k * LANES + lane] = x;",
+        "laid[lane * per_word + k] = x;",
+    ),
+    Wrong("4.2.2 prepare", "the first row for all", "m * job.I + i", "i"),
+    Wrong("4.2.2 dot", "odd weights are left out", "even + odd", "even"),
+    Wrong(
+        "4.2.2 dot",
+        "a mask for 4 bits",
+        "word >> (k * bits) & ((1 << bits) - 1)",
+        "word >> (k * bits) & 15",
+    ),
+    Wrong(
+        "4.2.2 dot",
+        "biases once an output",
+        "return sum(total) + biased;",
+        "return sum(total) + biased / groups;",
+    ),
+]

@@ -1,0 +1,149 @@
+"""Week 4, day 1: a clock, a comparison in turns, and the least time that a machine allows."""
+
+import mlx.core as mx
+import pytest
+
+from tiny_llm.kernels.speed import (
+    Cost,
+    Limits,
+    Times,
+    attention_cost,
+    compare,
+    least_seconds,
+    product_cost,
+    share,
+    slowest,
+    time_runs,
+)
+
+
+class Machine:
+    """A clock that no real time moves: each kernel's evaluation takes the seconds that it is told.
+
+    Attributes:
+        now: seconds.
+        ran: the names of the kernels that were evaluated.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.ran: list[str] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def kernel(self, name: str, *seconds: float):
+        """A function whose arrays cost time when they are evaluated, not when they are made.
+
+        Runs take the given seconds in turn, and the last of them from then on.
+        """
+        left = list(seconds)
+
+        def run():
+            return _Lazy(self, name, left.pop(0) if len(left) > 1 else left[0])
+
+        return run
+
+
+class _Lazy:
+    def __init__(self, machine: Machine, name: str, seconds: float):
+        self.machine, self.name, self.seconds = machine, name, seconds
+
+
+@pytest.fixture
+def machine(monkeypatch) -> Machine:
+    """`mx.eval` of what its kernels return moves its clock."""
+    real = mx.eval
+
+    def evaluate(*results):
+        for result in results:
+            if isinstance(result, _Lazy):
+                result.machine.now += result.seconds
+                result.machine.ran.append(result.name)
+            else:
+                real(result)
+
+    monkeypatch.setattr(mx, "eval", evaluate)
+    return Machine()
+
+
+def test_task_1_what_is_lazy_is_evaluated_inside_the_time(machine):
+    times = time_runs(machine.kernel("a", 2.0), repeats=3, clock=machine.clock)
+    assert times == Times(2.0, 2.0), "expected 2 s a run: evaluation counts"
+    assert machine.ran == ["a"] * 4, "expected one run to warm up, and three that count"
+
+
+def test_task_1_the_first_runs_do_not_count(machine):
+    run = machine.kernel("a", 9.0, 8.0, 1.0, 3.0, 2.0)
+    times = time_runs(run, repeats=3, warm_up=2, clock=machine.clock)
+    assert times == Times(median=2.0, minimum=1.0)
+
+
+def test_task_1_a_real_computation():
+    x = mx.random.normal((64, 64))
+    times = time_runs(lambda: x @ x, repeats=5)
+    assert 0 < times.minimum <= times.median
+
+
+def test_task_2_each_runs_once_a_round_and_every_other_round_backwards(machine):
+    runs = {name: machine.kernel(name, 1.0) for name in "abc"}
+    compare(runs, rounds=3, clock=machine.clock)
+    assert "".join(machine.ran[:3]) == "abc", "each is warmed up once"
+    assert "".join(machine.ran[3:]) == "abccbaabc"
+
+
+def test_task_2_the_first_run_does_not_count(machine):
+    runs = {"a": machine.kernel("a", 50.0, 1.0, 3.0, 2.0), "b": machine.kernel("b", 70.0, 4.0)}
+    times = compare(runs, rounds=3, clock=machine.clock)
+    assert times == {"a": Times(2.0, 1.0), "b": Times(4.0, 4.0)}
+
+
+def test_task_2_a_machine_that_slows_down_is_fair_to_both(machine):
+    """Every run takes longer than the one before, whichever kernel it is."""
+
+    def run():
+        return _Lazy(machine, "x", 1 + 0.01 * len(machine.ran))
+
+    times = compare({"a": run, "b": run}, rounds=40, clock=machine.clock)
+    ratio = times["a"].median / times["b"].median
+    assert abs(ratio - 1) < 0.005, f"expected equal kernels, got a ratio of {ratio:.3f}"
+
+
+def test_task_3_a_product_s_bytes_and_operations():
+    # 151,936×1,024 weights of 4 bits, and 2+2 bytes for every 128 of them.
+    head = product_cost(1, 151_936, 1024, 4, 128)
+    assert head.num_bytes == 151_936 * 1024 * 4.25 / 8 + 2 * (1024 + 151_936)
+    assert head.operations == 2 * 151_936 * 1024
+    many = product_cost(64, 3072, 1024, 8, 32)
+    assert many.num_bytes == 3072 * (1024 + 4 * 32) + 2 * 64 * (1024 + 3072)
+    assert many.operations == 64 * 2 * 3072 * 1024, "expected every row's operations"
+
+
+def test_task_3_attention_reads_keys_and_values_once_for_a_group_of_heads():
+    cost = attention_cost(H_q=16, H=8, D=128, S=1000)
+    assert cost.num_bytes == 2 * 8 * 1000 * 128 * 2
+    assert cost.operations == 4 * 16 * 1000 * 128
+
+
+def test_task_3_memory_and_arithmetic_work_at_once():
+    limits = Limits(read_bytes_per_s=10e9, operations_per_s=100e9)
+    assert least_seconds(Cost(10e9, 1e9), limits) == 1.0
+    assert least_seconds(Cost(1e9, 300e9), limits) == 3.0, "expected the slower of the two"
+    assert least_seconds(Cost(10e9, 100e9), limits) == 1.0, "expected no sum of the two"
+
+
+def test_task_4_a_share_is_of_the_best_time():
+    limits = Limits(10e9, 100e9)
+    assert share(Times(median=8.0, minimum=4.0), Cost(20e9, 0), limits) == 0.5
+    assert share(Times(1.0, 1.0), Cost(5e9, 100e9), limits) == 1.0
+
+
+def test_task_4_the_slowest_is_not_the_one_that_takes_longest():
+    limits = Limits(10e9, 100e9)
+    measured = {
+        "head": Times(2.2, 2.0),  # 20e9 bytes: at its limit
+        "down": Times(0.5, 0.4),  # 1e9 bytes: a quarter
+        "gate": Times(0.3, 0.1),  # 0.6e9 bytes: 60 %, on a bad day 20
+    }
+    costs = {"head": Cost(20e9, 1e9), "down": Cost(1e9, 1e9), "gate": Cost(0.6e9, 1e9)}
+    assert slowest(measured, costs, limits) == "down"

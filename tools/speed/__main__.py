@@ -1,0 +1,158 @@
+"""`pdm run speed --day N.M`: Week 4's measurements, with your own clock and roofline.
+
+Day 4.1: the products of a decoding step, one of which does its work several times. Times and bytes
+are shown; you say which it is (--answer NAME). A minute with plain loops.
+Day 4.2: your kernels in turns, their share of this machine's limit, and ours beside them. The share
+is your score. It is kept in your tree's history, and no test asks for it.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmark.roofline import Machine, NoProbeError, best, build_probe
+from tools.course import history
+from tools.course.choice import add_solution_argument, chosen_tree
+from tools.course.tree import ROOT, environment
+
+from .products import PRODUCTS
+from .report import kernels_table, percent, planted_table, print_answer
+
+KIND = "speed"
+ROUNDS = 5
+LIMIT_ROUNDS = 3  # measurements of the limits, of which the best counts
+
+
+class FailedError(Exception):
+    """What is measured could not be; the sentence says why."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0, whatever the speed; 2 if something is to be written or built first."""
+    parser = argparse.ArgumentParser(
+        prog="speed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--day", choices=("4.1", "4.2"), required=True)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="of each (5)")
+    parser.add_argument("--seed", type=int, metavar="N", help="day 4.1: which product is slow")
+    parser.add_argument(
+        "--answer", choices=PRODUCTS, metavar="NAME", help="day 4.1: without asking"
+    )
+    add_solution_argument(parser)
+    args = parser.parse_args(argv)
+    if args.rounds < 1:
+        parser.error(f"--rounds is {args.rounds}; it must be at least 1")
+    if args.day != "4.1" and (args.seed is not None or args.answer is not None):
+        parser.error("--seed and --answer are for --day 4.1")
+    tree = chosen_tree(parser, args.solution)
+    console = Console(highlight=False, emoji=False)
+    try:
+        with console.status("this machine's limits"):
+            machine = measure_limits()
+        console.print(str(machine), soft_wrap=True)
+        if args.day == "4.1":
+            return find_planted(args, tree, machine, console)
+        return grade(args, tree, machine, console)
+    except (FailedError, NoProbeError) as error:
+        print(f"speed: {error}", file=sys.stderr)
+        return 2
+
+
+def measure_limits() -> Machine:
+    """The best of several measurements: others may use the machine during one of them.
+
+    Raises:
+        NoProbeError: there is no compiler for the probe.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        probe = build_probe(Path(folder))
+        machine = best([probe() for _ in range(LIMIT_ROUNDS)])
+    assert machine is not None
+    return machine
+
+
+def find_planted(
+    args: argparse.Namespace, tree: Path | None, machine: Machine, console: Console
+) -> int:
+    """Day 4.1: shows a step with a slow product in it, and asks which it is."""
+    seed = args.seed
+    if seed is None:
+        seed = sum(entry["day"] == "4.1" for entry in history.entries(tree, KIND))
+    planted = random.Random(seed).choice([name for name in PRODUCTS if name != "head"])
+    with console.status("the products of a step, in turns"):
+        found = run_products("planted", tree, machine, args.rounds, "--name", planted)
+    console.print(planted_table(found["rows"], with_shares=False))
+    answer = args.answer or ask(console)
+    if answer is None:
+        return 0
+    right = print_answer(answer, planted, found, console)
+    history.append(tree, KIND, {"day": "4.1", "seed": seed, "right": right})
+    return 0
+
+
+def ask(console: Console) -> str | None:
+    """The name that is typed, until it is one; None at the end of the input."""
+    while True:
+        try:
+            text = console.input(f"which does its work too often ({', '.join(PRODUCTS)})? ").strip()
+        except EOFError:
+            return None
+        if text in PRODUCTS:
+            return text
+
+
+def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console: Console) -> int:
+    """Day 4.2: the kernels' share of the limit."""
+    with console.status("your kernels, in turns"):
+        yours = run_products("kernels", tree, machine, args.rounds)
+    with console.status("ours"):
+        ours = run_products("best", None, machine, args.rounds)["rows"]["best"]
+    rows = yours["rows"]
+    console.print(kernels_table(rows, ours))
+    for name, why in yours["unwritten"].items():
+        console.print(f"{name}: {why}", style="dim", markup=False)
+    name = max(rows, key=lambda each: rows[each]["share"])
+    console.print(f"your score: {percent(rows[name]['share'])} of the limit, by {name}")
+    shares = {each: row["share"] for each, row in rows.items()}
+    history.append(tree, KIND, {"day": "4.2", "shares": shares, "ours": ours["share"]})
+    return 0
+
+
+def run_products(
+    what: str, tree: Path | None, machine: Machine, rounds: int, *options: str
+) -> dict[str, Any]:
+    """Measures in a process of its own, which imports the tree's `tiny_llm`.
+
+    Raises:
+        FailedError: with what the process said.
+    """
+    limits = ("--read", str(machine.read_gb_per_s * 1e9)), ("--peak", str(_peak(machine)))
+    command = [sys.executable, "-m", "tools.speed.products", what, *limits[0], *limits[1]]
+    done = subprocess.run(
+        [*command, "--rounds", str(rounds), *options],
+        cwd=ROOT,
+        env=environment(tree),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()
+        raise FailedError(said[-1] if said else f"the measurement ended with {done.returncode}.")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _peak(machine: Machine) -> float:
+    """Operations per second of vector instructions: what Week 4's kernels are made of."""
+    return machine.vector_gflop_per_s * 1e9
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""Measures products with 4-bit weights, with the `tiny_llm` of this process: see __main__.py.
+
+    python -m tools.speed.products planted --read 40e9 --peak 500e9 --name down --rounds 5
+    python -m tools.speed.products kernels --read 40e9 --peak 500e9 --rounds 5
+
+The clock, the comparison and the roofline are those of day 4.1, the learner's if it is a learner's
+process. Prints one line of JSON.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from tiny_llm import quantized_matmul
+from tiny_llm.errors import YourTurn
+from tiny_llm.kernels.speed import (
+    Cost,
+    Limits,
+    Times,
+    compare,
+    least_seconds,
+    product_cost,
+    share,
+    slowest,
+)
+
+BITS, GROUP_SIZE = 4, 128
+VARIABLE = "TINY_LLM_PRODUCT"
+KERNELS = ("loops", "factored", "vectors")
+# Outputs and inputs of the products of a decoding step of Qwen3-0.6B, and how many of each are
+# measured together: so many that no cache holds them all.
+PRODUCTS = {
+    "qkv": (4096, 1024, 8),
+    "o": (1024, 2048, 16),
+    "gate_up": (6144, 1024, 6),
+    "down": (1024, 3072, 10),
+    "head": (151_936, 1024, 1),
+}
+KERNELS_ON = ("gate_up", 14)  # the product that kernels are compared on, and how many
+TIMES_TOO_OFTEN = 4  # what the planted kernel does again and again
+
+
+class Products:
+    """Some products of one shape with one row of activations.
+
+    Args:
+        O, I: outputs and inputs.
+        copies: how many matrices.
+    """
+
+    def __init__(self, O: int, I: int, copies: int):
+        self._a = mx.random.normal((1, I)).astype(mx.bfloat16)
+        self._weights = [
+            (
+                mx.random.uniform(shape=(O, I // GROUP_SIZE)).astype(mx.bfloat16),
+                mx.random.normal((O, I // GROUP_SIZE)).astype(mx.bfloat16),
+                mx.random.randint(0, 2**31 - 1, (O, I * BITS // 32)).astype(mx.uint32),
+            )
+            for _ in range(copies)
+        ]
+        mx.eval(self._a, self._weights)
+        one = product_cost(1, O, I, BITS, GROUP_SIZE)
+        self.cost = Cost(copies * one.num_bytes, copies * one.operations)
+
+    def __call__(self) -> list[mx.array]:
+        """All of them, not evaluated."""
+        return [
+            quantized_matmul(scales, biases, GROUP_SIZE, BITS, self._a, b)
+            for scales, biases, b in self._weights
+        ]
+
+    def too_often(self) -> list[mx.array]:
+        """The same, with the work done several times: the kernel that day 4.1 plants."""
+        return [product for _ in range(TIMES_TOO_OFTEN) for product in self()]
+
+    def with_kernel(self, kernel: str) -> Callable[[], None]:
+        """The same by a kernel of this name: it is chosen when the product is evaluated."""
+
+        def run() -> None:
+            os.environ[VARIABLE] = kernel
+            try:
+                mx.eval(self())
+            finally:
+                del os.environ[VARIABLE]
+
+        return run
+
+
+def row(times: Times, cost: Cost, limits: Limits) -> dict[str, float]:
+    """What the tables show of a measurement."""
+    return {
+        "median": times.median,
+        "minimum": times.minimum,
+        "megabytes": cost.num_bytes / 1e6,
+        "least": least_seconds(cost, limits),
+        "share": share(times, cost, limits),
+    }
+
+
+def measure_planted(name: str, limits: Limits, rounds: int) -> dict[str, Any]:
+    """All products of a step, one of which does its work too often."""
+    products = {each: Products(*shape) for each, shape in PRODUCTS.items()}
+    runs: dict[str, Callable[[], Any]] = dict(products)
+    runs[name] = products[name].too_often
+    times = compare(runs, rounds)
+    costs = {each: product.cost for each, product in products.items()}
+    rows = {each: row(times[each], costs[each], limits) for each in products}
+    return {"rows": rows, "slowest": slowest(times, costs, limits)}
+
+
+def measure_kernels(names: Sequence[str], limits: Limits, rounds: int) -> dict[str, Any]:
+    """One product by the kernels of Week 4 that are written, or by this machine's best.
+
+    Args:
+        names: of `KERNELS`; none of them is the best, by the name "best".
+        limits: the machine's.
+        rounds: of the comparison.
+    """
+    product, copies = KERNELS_ON
+    products = Products(*PRODUCTS[product][:2], copies)
+    runs: dict[str, Callable[[], Any]] = {} if names else {"best": products}
+    unwritten = {}
+    for name in names:
+        run = products.with_kernel(name)
+        try:
+            run()
+        except (RuntimeError, ValueError) as error:  # yours to write, or none for this machine
+            unwritten[name] = str(error)
+        else:
+            runs[name] = run
+    times = compare(runs, rounds)
+    rows = {name: row(times[name], products.cost, limits) for name in runs}
+    return {"rows": rows, "unwritten": unwritten}
+
+
+def main() -> int:
+    """Exit status 2 if something of day 4.1 is to be written first."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("planted", "kernels", "best"))
+    parser.add_argument("--read", type=float, required=True)
+    parser.add_argument("--peak", type=float, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--name")
+    args = parser.parse_args()
+    limits = Limits(args.read, args.peak)
+    mx.set_default_device(mx.cpu)
+    mx.random.seed(0)
+    try:
+        if args.what == "planted":
+            found = measure_planted(args.name, limits, args.rounds)
+        else:
+            names = KERNELS if args.what == "kernels" else ()
+            found = measure_kernels(names, limits, args.rounds)
+    except YourTurn as unwritten:
+        print(unwritten, file=sys.stderr)
+        return 2
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

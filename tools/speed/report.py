@@ -1,0 +1,65 @@
+"""The tables of `pdm run speed`, and what a learner's answer is worth."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Row = Mapping[str, float]
+
+
+def planted_table(rows: Mapping[str, Row], with_shares: bool) -> Table:
+    """The products of a step: what they read, and their times; shares only after the answer."""
+    table = Table("product", "MB", "median, ms", "minimum, ms")
+    if with_shares:
+        table.add_column("least, ms")
+        table.add_column("share")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, row in rows.items():
+        cells = [f"{row['megabytes']:.1f}", _ms(row["median"]), _ms(row["minimum"])]
+        if with_shares:
+            cells += [_ms(row["least"]), percent(row["share"])]
+        table.add_row(name, *cells)
+    return table
+
+
+def kernels_table(yours: Mapping[str, Row], ours: Row) -> Table:
+    """The learner's kernels and ours: times, bandwidth, share of the limit, and factors."""
+    table = Table("kernel", "median, ms", "minimum, ms", "GB/s", "share", "times as fast")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    first = next(iter(yours.values()), ours)
+    for name, row in (*yours.items(), ("ours", ours)):
+        table.add_row(
+            name,
+            _ms(row["median"]),
+            _ms(row["minimum"]),
+            f"{row['megabytes'] / 1e3 / row['minimum']:.2f}",
+            percent(row["share"]),
+            f"{first['minimum'] / row['minimum']:.1f}",
+        )
+    return table
+
+
+def print_answer(answer: str, planted: str, found: Mapping[str, Any], console: Console) -> bool:
+    """Says whether the answer names the planted product, and what the learner's code says.
+
+    Returns:
+        Whether it does.
+    """
+    console.print(planted_table(found["rows"], with_shares=True))
+    right = answer == planted
+    console.print(f"{'[green]yes[/]' if right else '[red]no[/]'}: {planted} does its work 4 times")
+    console.print(f"slowest() of your speed.py says {found['slowest']}")
+    return right
+
+
+def percent(share: float) -> str:
+    """A share as it stands in a table."""
+    return f"{100 * share:.1f} %"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f}"
