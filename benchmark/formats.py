@@ -25,7 +25,7 @@ from tiny_llm import UserError
 from tiny_llm.models import serving_model
 from tiny_llm.models.costs import ModelCosts
 from tiny_llm.models.dummy import random_checkpoint
-from tiny_llm.models.files import read_json
+from tiny_llm.models.folder import read_json
 from tiny_llm.models.formats import MODES
 from tiny_llm.models.loading import evaluate
 

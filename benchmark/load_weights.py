@@ -18,7 +18,8 @@ from mlx.utils import tree_flatten
 from rich.console import Console
 
 from tiny_llm import kernels
-from tiny_llm.models.files import read_json, weight_files
+from tiny_llm.models.files import weight_files
+from tiny_llm.models.folder import read_json
 from tiny_llm.models.loading import evaluate
 from tiny_llm.models.weights import read_checkpoint
 
