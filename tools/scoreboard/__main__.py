@@ -55,7 +55,10 @@ def main(argv: list[str] | None = None) -> int:
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--model", default="demo", help="a name or a folder; demo if not given")
     model.add_argument(
-        "--random", choices=SHAPES, metavar="SHAPE", help=f"random weights: {', '.join(SHAPES)}"
+        "--random",
+        choices=SHAPES,
+        metavar="SHAPE",
+        help=f"random weights, some minutes: {', '.join(SHAPES)}",
     )
     parser.add_argument("--llama-python", metavar="PYTHON", help="one that has llama-cpp-python")
     parser.add_argument(
