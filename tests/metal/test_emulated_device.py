@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import numpy as np
@@ -305,12 +306,17 @@ def test_what_does_not_compile_runs_on_the_cpu_and_is_said_once(monkeypatch, cap
     assert states["axpby"].state == "not tried"
 
 
+SHORT = ["--min-input-len", "4", "--max-input-len", "8", "--min-output-len", "2"]
+SHORT += ["--max-output-len", "4"]
 COMMANDS = {
     "main": (["main", "--prompt", QUESTIONS[0], "--max-tokens", "4"], "A cat has"),
     "week 3": (
         ["main", "--loader", "week3", "--prompt", QUESTIONS[0], "--max-tokens", "4"],
         "A cat",
     ),
+    "chat": (["chat", "--max-tokens", "4"], "A cat has"),
+    "batch": (["batch", "--batch-size", "8", "--max-tokens", "2"], "16"),
+    "bench": (["bench", "--num-seqs", "2", "--batch-size", "2", *SHORT], "tokens/s"),
     "check": (["check"], "an emulator of"),
 }
 
@@ -325,13 +331,37 @@ def test_commands_without_a_metal_compiler(name, tmp_path):
     for tool in ("clang++-19", "clang++", "llvm-symbolizer-19", "addr2line", "ld"):
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             (tools / tool).symlink_to(f"/usr/bin/{tool}")
-    device = ["--device", "gpu"] if arguments[0] == "main" else []
+    device = [] if name == "check" else ["--device", "gpu"]
     result = subprocess.run(
         [sys.executable, "-m", "tiny_llm", *arguments, *device],
         capture_output=True,
         text=True,
         check=False,
+        input=f"{QUESTIONS[0]}\n",
         timeout=300,
         env={**os.environ, "TINY_LLM_EMULATED_METAL": "1", "PATH": str(tools), "COLUMNS": "200"},
     )
     assert wanted in result.stdout, result.stderr
+
+
+@pytest.mark.slow
+def test_the_server_gives_the_cpus_tokens(monkeypatch):
+    pytest.importorskip("fastapi", reason="the server's libraries are not installed")
+    from tests.server.running import RunningServer
+
+    def answers(server):
+        """Of eight requests at once."""
+        bodies = [{"prompt": text, "max_tokens": 6, "temperature": 0} for text in (*QUESTIONS,) * 2]
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            replies = pool.map(lambda body: server.post("/v1/completions", body).json(), bodies)
+        return [reply["choices"][0]["text"] for reply in replies]
+
+    expected = []
+    for value, device in (("0", "cpu"), ("1", "gpu")):
+        monkeypatch.setenv("TINY_LLM_EMULATED_METAL", value)
+        server = RunningServer("--device", device)
+        try:
+            expected.append(answers(server))
+        finally:
+            assert server.stop() == 0
+    assert expected[0] == expected[1]

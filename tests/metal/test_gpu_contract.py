@@ -2,7 +2,7 @@
 
     bits     a call gives the same bits whenever it is made; a row the same alone as among up to
              eight, and the same among nine as among any greater number
-    bound    between the two kinds of kernels: two orders of one sum
+    bound    between the two kinds of kernels, of products and of attention: two orders of one sum
 
 The same text is in src/extensions/README.md. On the CPU all results have the same bits.
 """
@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.paging import cut_into_pages
+from tests.paging import cut_into_pages, padded
 from tests.support import EPSILON, as_numpy, assert_same_bits, random
 from tiny_llm import kernels
 from tools.metal_emulator import Device, emulated_gpu
@@ -173,3 +173,69 @@ def test_the_two_kinds_of_kernels_differ_by_two_orders_of_a_sum(gpu, half, I):
     bound = 2 * n * u / (1 - n * u) * sizes + EPSILON[half] * np.abs(as_numpy(few))
     distance = np.abs(as_numpy(few) - as_numpy(many))
     assert (distance <= bound).all(), (distance / bound).max()
+
+
+def distance_of_attention(query, key, value, scale):
+    """How far the results of two kernels may be from each other, for H×L×D and H×S×D.
+
+    With n roundings of u = 2⁻²⁴ each, a sum is off by γ = n u / (1 − n u) of its terms' sizes.
+
+    - A score is off by δ = γ · scale · Σ|q k| with n = D + 2.
+    - A weight is a product of exp of differences: one for its block, and one for each later block
+      of 8 keys or more, B in all. Each is off by 8 u (4 ulp), and their arguments, which add up to
+      at most twice the scores' range R, by u of themselves. So a weight is off by
+      ρ = exp(δ + 2 u R) · (1 + 8 u)^(B + 2) − 1 of itself.
+    - Numerator and denominator are sums of S terms and B rescalings: n = S + B. Their ratio is off
+      by (1 + ρ)(1 + γ) / ((1 − ρ)(1 − γ)) − 1 of Σ p |v|, on either side.
+    """
+    q, k, v = (as_numpy(x).astype(np.float64) for x in (query, key, value))
+    S, D, u = k.shape[1], k.shape[2], 2.0**-24
+
+    def gamma(n):
+        return n * u / (1 - n * u)
+
+    k, v = (np.repeat(x, len(q) // len(k), 0) for x in (k, v))
+    scores = scale * q @ k.swapaxes(-1, -2)
+    delta = gamma(D + 2) * scale * (np.abs(q) @ np.abs(k).swapaxes(-1, -2)).max()
+    blocks = -(-S // 8)
+    rho = np.exp(delta + 2 * u * np.ptp(scores)) * (1 + 8 * u) ** (blocks + 2) - 1
+    off = (1 + rho) * (1 + gamma(S + blocks)) / ((1 - rho) * (1 - gamma(S + blocks))) - 1
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return 2 * off * (weights / weights.sum(-1, keepdims=True)) @ np.abs(v)
+
+
+@pytest.mark.parametrize("S", [40, 700])
+@pytest.mark.parametrize("pages", [False, True], ids=["one buffer", "pages"])
+def test_the_two_kernels_of_attention_stay_within_a_derived_distance(gpu, dtype, pages, S):
+    """4 queries alone, and among 12; see `distance_of_attention`."""
+    query = random(1, 4, FEW + 4, 64, dtype=dtype)
+    key, value = random(1, 2, S, 64, dtype=dtype), random(1, 2, S, 64, dtype=dtype)
+
+    def attend(queries):
+        if not pages:
+            return kernels.flash_attention(queries, key, value, stream=gpu.stream())
+        key_pages, value_pages, table = cut_into_pages([(key[0], value[0])], 32)
+        lengths = mx.array([S])
+        return kernels.paged_attention(
+            queries,
+            key_pages,
+            value_pages,
+            padded(table),
+            lengths,
+            causal=False,
+            stream=gpu.stream(),
+        )
+
+    few, many = as_numpy(attend(query[:, :, :4]))[0], as_numpy(attend(query))[0, :, :4]
+    bound = distance_of_attention(query[0, :, :4], key[0], value[0], 64**-0.5)
+    bound += EPSILON[dtype] * np.abs(few)  # the roundings of the two results
+    ratio = (np.abs(few - many) / bound).max()
+    assert ratio <= 1, ratio
+    # The bound is worth something: a key more is beyond it.
+    if dtype == mx.float32:
+        other = as_numpy(
+            kernels.flash_attention(
+                query[:, :, :4], key[:, :, 1:], value[:, :, 1:], stream=gpu.stream()
+            )
+        )
+        assert (np.abs(few - other[0]) > bound).any()

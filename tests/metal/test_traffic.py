@@ -69,6 +69,7 @@ def test_pages_cost_little_beside_one_buffer(name):
     assert row["ours"]["matrix_multiply_adds"] == row["mlx"]["matrix_multiply_adds"]
 
 
+@pytest.mark.slow  # the emulator counts real sizes
 def test_attention_never_reads_a_mask_when_causal_and_each_key_once():
     """The dummy that stands for the mask has one byte; not even that is read."""
     job = ATTENTION[CHOSEN_ATTENTION[1]]
@@ -103,6 +104,7 @@ def test_a_matvec_reads_each_weight_once_for_four_rows():
     assert counts.device_bytes_read_by_buffer[2] == step.arguments[2].nbytes * 64 // 4
 
 
+@pytest.mark.slow  # the emulator counts real sizes
 def test_both_sides_do_the_same_multiplications():
     job = job_named("quantized_matmul prefill 0.6b, 512×3072×1024, 4 bits, groups of 128")
     assert run(job.ours()).matrix_multiply_adds == run(job.mlx()).matrix_multiply_adds

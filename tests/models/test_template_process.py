@@ -8,7 +8,7 @@ from tests.engine.support import chat
 from tiny_llm import LLM, SamplingParams
 from tiny_llm.models import load_weights
 from tiny_llm.models.chat_template import render_chat
-from tiny_llm.models.template_process import TemplateProcess
+from tiny_llm.models.template_process import TemplateProcess, shared_process
 
 MESSAGES = [{"role": "user", "content": "Why? é\n😀"}, {"role": "assistant", "content": None}]
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }} {{ tools | tojson }}.{% endfor %}"
@@ -84,15 +84,17 @@ def test_threads_wait_for_each_other(process):
     assert found == {number: str(number) for number in range(8)}
 
 
-def test_a_tokenizer_with_bounds_refuses_in_a_sentence():
+def test_every_chat_has_bounds(monkeypatch):
     weights, tokenizer = load_weights("demo")
-    ask = SamplingParams(temperature=0, max_tokens=2)
-    [expected] = LLM((weights, tokenizer), kv_cache_bytes=2**22).generate(chat("Why?"), ask)
-    tokenizer.bound_templates(seconds=1.0)
     llm = LLM((weights, tokenizer), kv_cache_bytes=2**22)
-    [output] = llm.generate(chat("Why?"), ask)
-    assert output.prompt_token_ids == expected.prompt_token_ids
-    tokenizer.chat_template = HOSTILE["time"]
-    [output] = llm.generate(chat("Why?"), ask)
+    ask = SamplingParams(temperature=0, max_tokens=2)
+    process = shared_process().process
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "_seconds", 1.0)
+        patch.setattr(tokenizer, "chat_template", HOSTILE["time"])
+        [output] = llm.generate(chat("Why?"), ask)
     assert output.error == "the chat template refuses the chat: it takes more than 1 seconds."
-    tokenizer._template_process.process.close()
+    [output] = llm.generate(chat("Why?"), ask)
+    variables = {"add_generation_prompt": True, "enable_thinking": False}
+    expected = render_chat(tokenizer.chat_template, chat("Why?"), **variables)
+    assert tokenizer.decode(output.prompt_token_ids) == expected

@@ -34,6 +34,7 @@ def test_a_stream_of_blocks(claude):
     body = {**BODY, "max_tokens": 1500, "thinking": {"type": "enabled", "budget_tokens": 1024}}
     whole = claude.messages.create(**body)
     assert [block.type for block in whole.content] == ["thinking", "text"]
+    assert 0 < whole.usage.output_tokens_details.thinking_tokens < whole.usage.output_tokens
     with claude.messages.stream(**body) as stream:
         events = [event.type for event in stream]
         streamed = stream.get_final_message()

@@ -180,7 +180,8 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     beyond_week1 = needs_cache or args.draft_model is not None
     if args.loader == ENGINE and args.enable_flash_attn is not None:
         raise UserError(
-            "--enable-flash-attn is for --loader week2; give the engine --attention-backend flash."
+            "--enable-flash-attn: the engine attends through paged attention, or as "
+            "--attention-backend says; leave it out, or use --loader week2."
         )
     is_free = args.loader is None and args.enable_flash_attn is None
     is_ours = args.solution == "tiny_llm" and (beyond_week1 or kernels.is_built())

@@ -18,7 +18,8 @@ from rich.table import Table
 from .. import kernels
 from ..errors import UserError
 from ..models import SHIPPED, SHORTCUTS, find_in_cache
-from ..models.files import ModelError, check_checkpoint, weight_bytes
+from ..models.files import check_checkpoint, weight_bytes
+from ..models.folder import ModelError
 from .command import CommandParser, run_command
 
 MARKS = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional[/]"}

@@ -18,7 +18,7 @@ Nothing here generates text: a model is built here, and run by `generate`, `batc
 
 from .dispatch import WEEK_MODELS, dispatch_model, serving_model
 from .families.attention_backends import ATTENTION_BACKENDS
-from .files import ModelError
+from .folder import ModelError
 from .loading import LOAD_FORMATS, load, load_weights
 from .names import (
     SHIPPED,

@@ -39,8 +39,12 @@ class BoundedProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, question: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
         """The answer to a question.
+
+        Args:
+            question: plain data.
+            seconds: that this answer may take; those of the process if None.
 
         Raises:
             ValueError: the program has no answer, or takes too much time or memory.
@@ -51,7 +55,7 @@ class BoundedProcess:
             try:
                 if self._process is None or self._process.poll() is not None:
                     self._start()
-                answer: dict[str, Any] = json.loads(self._exchange(line, self._seconds))
+                answer: dict[str, Any] = json.loads(self._exchange(line, seconds or self._seconds))
             except (ValueError, BrokenPipeError):
                 self._stop()  # it is in the middle of something
                 raise
@@ -93,7 +97,7 @@ class BoundedProcess:
             left = deadline - time.monotonic()
             can_read, can_write, _ = select.select([out], [into] if line else [], [], max(0, left))
             if left <= 0 or not (can_read or can_write):
-                raise ValueError(f"it takes more than {seconds:g} seconds")
+                raise ValueError(f"it takes more than {seconds:.3g} seconds")
             if can_write:
                 line = line[os.write(into, line[:65536]) :]
             if can_read:

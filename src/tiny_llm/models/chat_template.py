@@ -1,7 +1,8 @@
-"""Chat templates: where a checkpoint keeps them, and how a conversation goes through one.
+"""Chat templates: how a conversation goes through one.
 
 A template is a Jinja program that came with the weights. It runs in Jinja's sandbox, with the
-settings and functions that `transformers` gives it; checkpoints are written for those.
+settings and functions that `transformers` gives it; checkpoints are written for those. This file is
+also the program that `template_process.py` starts, which bounds time and memory.
 """
 
 import json
@@ -11,50 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NoReturn
-
-# One template, or several by name: "default", and for example "tool_use".
-Templates = str | dict[str, str]
-
-
-def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Templates | None:
-    """A checkpoint's templates: those in files of their own, else the tokenizer's.
-
-    Args:
-        folder: of the checkpoint.
-        tokenizer_config: its `tokenizer_config.json`.
-
-    Returns:
-        None if it has none.
-    """
-    default = folder / "chat_template.jinja"
-    files = {"default": default} if default.is_file() else {}
-    files |= {file.stem: file for file in (folder / "additional_chat_templates").glob("*.jinja")}
-    found = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
-    if found:
-        return found["default"] if set(found) == {"default"} else found
-    listed = tokenizer_config.get("chat_template")
-    if isinstance(listed, list):
-        return {entry["name"]: entry["template"] for entry in listed}
-    return listed
-
-
-def choose_template(templates: Templates, has_tools: bool) -> str:
-    """The template to use.
-
-    Raises:
-        ValueError: there are several and none is the default.
-    """
-    if isinstance(templates, str):
-        return templates
-    if has_tools and "tool_use" in templates:
-        return templates["tool_use"]
-    if "default" not in templates:
-        raise ValueError(
-            f"expected a chat template named 'default', got {', '.join(sorted(templates))}."
-        )
-    return templates["default"]
 
 
 def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
@@ -126,6 +84,8 @@ def _render_for_parent() -> None:
             answer = {"text": render_chat(given["template"], given["messages"], **given["rest"])}
         except MemoryError:
             answer = {"error": "it takes too much memory"}
+        except RecursionError:
+            answer = {"error": "it calls itself without end"}
         except Exception as error:  # a template is a program, which can fail in any way
             answer = {"error": str(error) or type(error).__name__}
         print(json.dumps(answer), flush=True)

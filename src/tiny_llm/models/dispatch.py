@@ -9,7 +9,7 @@ from ..qwen3_week3 import Qwen3ModelWeek3
 from .families.config import DecoderConfig
 from .families.decoder import Decoder
 from .families.registry import config_of
-from .files import ModelError
+from .folder import ModelError
 from .repack import repacked
 
 COURSE_TYPE = "qwen3"  # the family whose models the weeks build

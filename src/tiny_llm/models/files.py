@@ -1,20 +1,20 @@
-"""What a folder must hold to be a checkpoint, checked before anything is loaded.
+"""What a folder must hold to be a Qwen3 checkpoint, checked before anything is loaded.
 
 The checks read headers only: a few kilobytes, however large the weights are. They exist to turn
 a half-finished download or a wrong folder into one sentence.
 """
 
-import json
-import struct
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import shortened
+from .config_checks import check_config
 from .families.registry import family_of
+from .folder import ModelError, check_plain_name, file_in, read_json
+from .safetensors_header import StoredTensor, read_header
+from .tokenizer_settings import find_eos_token_ids, read_settings
 
-
-class ModelError(UserError):
-    """A model that cannot be found, downloaded or loaded, with the reason."""
+INDEX = "model.safetensors.index.json"
 
 
 def check_checkpoint(folder: Path) -> dict[str, Any]:
@@ -29,15 +29,27 @@ def check_checkpoint(folder: Path) -> dict[str, Any]:
     Raises:
         ModelError: the first thing found wrong.
     """
+    config = read_model_config(folder)
+    if not has_tokenizer(folder):
+        raise ModelError(f"{folder} has no tokenizer.json (nor vocab.json); copy it from the hub.")
+    read_settings(folder)
+    find_eos_token_ids(folder, config)
+    stored_tensors(folder)
+    return config
+
+
+def read_model_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a checkpoint that a family of ours can be.
+
+    Raises:
+        ModelError: it cannot be read, names code, or is another family's.
+    """
     config = read_json(folder, "config.json")
+    check_config(config, f"{folder / 'config.json'}")
     try:
         family_of(config)
     except ValueError as error:
         raise ModelError(f"{folder} holds {error}.") from error
-    if not has_tokenizer(folder):
-        raise ModelError(f"{folder} has no tokenizer.json (nor vocab.json); copy it from the hub.")
-    for shard in weight_files(folder):
-        _check_safetensors(shard)
     return config
 
 
@@ -52,21 +64,37 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         ModelError: there are none, or one that the index names is missing.
     """
-    if (folder / "model.safetensors.index.json").exists():
-        index = read_json(folder, "model.safetensors.index.json")
-        names = sorted(set(index.get("weight_map", {}).values()))
+    if (folder / INDEX).exists():
+        names = sorted(set(_index(folder).values()))
         missing = [name for name in names if not (folder / name).exists()]
         if missing:
             raise ModelError(
-                f"{folder} lacks {', '.join(missing)}, which model.safetensors.index.json names; "
-                "download the model again."
+                f"{folder} lacks {_some(missing)}, which {INDEX} names; download the model again."
             )
-        files = [folder / name for name in names]
     else:
-        files = sorted(folder.glob("model*.safetensors"))
-    if not files:
+        names = sorted(file.name for file in folder.glob("model*.safetensors"))
+    if not names:
         raise ModelError(f"{folder} has no model*.safetensors file; is it a model's folder?")
-    return files
+    return [file_in(folder, name) for name in names]
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """What the headers of a checkpoint's files say of its tensors, by name.
+
+    Raises:
+        ModelError: see `weight_files` and `read_header`; a tensor is there twice.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    file_of: dict[str, str] = {}
+    for file in weight_files(folder):
+        for name, tensor in read_header(file).items():
+            if name in tensors:
+                raise ModelError(
+                    f"{folder} has {shortened(name)} in {file_of[name]} and in {file.name}; "
+                    "download the model again."
+                )
+            tensors[name], file_of[name] = tensor, file.name
+    return tensors
 
 
 def weight_bytes(folder: Path) -> int:
@@ -74,50 +102,19 @@ def weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in weight_files(folder))
 
 
-def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON object that a checkpoint must have.
-
-    Raises:
-        ModelError: the file is missing, or holds something else.
-    """
-    if not (folder / name).exists():
-        raise ModelError(f"{folder} has no {name}; is it a model's folder?")
-    try:
-        content = json.loads((folder / name).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{folder / name} cannot be read: {error}.") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{folder / name} does not hold a JSON object.")
-    return content
+def _some(names: list[str], most: int = 4) -> str:
+    """Names for a sentence, the first of many."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
-def _check_safetensors(file: Path) -> None:
-    """Compares a file's size with what its header says it holds.
-
-    Layout: 8 bytes of header length (little-endian), the header (JSON: a tensor's name -> dtype,
-    shape and its two offsets into what follows), then the tensors, nothing after.
-
-    Source: the safetensors format, https://github.com/huggingface/safetensors#format
-    """
-    size = file.stat().st_size
-    try:
-        with file.open("rb") as stream:
-            (header_size,) = struct.unpack("<Q", stream.read(8))
-            if header_size > size - 8:
-                raise ValueError("its header is cut off")
-            header = json.loads(stream.read(header_size))
-        ends = [
-            entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"
-        ]
-    except OSError as error:
-        raise ModelError(f"{file} cannot be read: {error}.") from error
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+def _index(folder: Path) -> dict[str, str]:
+    """The file of each tensor, by the tensor's name; each in the folder if it exists."""
+    listed = read_json(folder, INDEX).get("weight_map")
+    if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
         raise ModelError(
-            f"{file} is not a valid safetensors file ({error}); download it again."
-        ) from error
-    expected = 8 + header_size + max(ends, default=0)
-    if size != expected:
-        raise ModelError(
-            f"{file} is truncated or corrupt: its header promises {expected:,} bytes, it has "
-            f"{size:,}; download it again."
+            f"{folder / INDEX} has no weight_map from names of tensors to files; download it again."
         )
+    for name in set(listed.values()):
+        check_plain_name(folder, name)
+    return listed

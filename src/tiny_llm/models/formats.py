@@ -15,6 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..errors import shortened
 from .families.fields import whole
 
 Shape = tuple[int, ...]
@@ -46,7 +47,7 @@ class Quantization:
         mode = fields.get("mode") or "affine"
         if not isinstance(mode, str) or mode not in MODES:
             raise ValueError(
-                f"config.json has weights quantized in mode {mode!r}; tiny-llm reads "
+                f"config.json has weights quantized in mode {shortened(mode)}; tiny-llm reads "
                 f"{', '.join(MODES)}"
             )
         all_bits, group_sizes = MODES[mode]
@@ -54,8 +55,9 @@ class Quantization:
         group_size = whole(fields, "group_size", group_sizes[0])
         if bits not in all_bits or group_size not in group_sizes:
             raise ValueError(
-                f"config.json has weights of {bits} bits in groups of {group_size}; in mode {mode} "
-                f"tiny-llm reads {_listed(all_bits)} bits in groups of {_listed(group_sizes)}"
+                f"config.json has weights of {shortened(bits)} bits in groups of "
+                f"{shortened(group_size)}; in mode {mode} tiny-llm reads {_listed(all_bits)} bits "
+                f"in groups of {_listed(group_sizes)}"
             )
         return cls(group_size, bits, mode)
 

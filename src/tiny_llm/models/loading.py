@@ -14,8 +14,12 @@ from ..errors import UserError
 from ..kernels.interleaved import InterleavedMemory
 from .dummy import random_checkpoint
 from .families.registry import read_config
-from .files import ModelError, has_tokenizer, read_json
+from .files import has_tokenizer, read_model_config, stored_tensors
+from .finite import FiniteCheck
+from .folder import ModelError, read_json
+from .mlx_lm_tokenizer import put_bounds
 from .names import find_config, find_model
+from .safetensors_header import check_dtypes
 from .tokenizer import open_tokenizer
 from .weights import CheckpointModel, can_read, read_checkpoint
 
@@ -78,7 +82,7 @@ def _load(
 ) -> tuple[Any, Any]:
     """Reads a checkpoint lazily, then its weights."""
     try:
-        read_config(read_json(folder, "config.json"))  # before anything that takes time
+        read_config(read_model_config(folder))  # before anything that takes time
         model, tokenizer = read(folder)
         evaluate(model, console)
     except ModelError:
@@ -93,7 +97,9 @@ def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
     # Imported here, because it takes seconds and a wrong name should be reported at once.
     import mlx_lm
 
+    check_dtypes(stored_tensors(folder))
     mlx_model, tokenizer = mlx_lm.load(str(folder), lazy=True)[:2]
+    put_bounds(tokenizer, folder)
     return mlx_model, tokenizer
 
 
@@ -127,12 +133,17 @@ def evaluate(model: Any, console: Console) -> None:
     """
     table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
     parts = [part for part in (table, head, *model.layers) if part is not None]
+    path_of = {id(module): path for path, module in model.named_modules()}
     memory = InterleavedMemory(model) if isinstance(model, CheckpointModel) else None
+    check = FiniteCheck()
     for part, following in _tracked(list(zip_longest(parts, parts[1:])), console):
         if memory is not None:
             memory.interleave_layers(part, following)
         mx.eval(part.parameters())
+        check.add(path_of[id(part)], part)
     mx.eval(model.parameters())
+    check.add("model.norm", model.model.norm)  # the only other part
+    check.finish()
     mx.clear_cache()  # interleaved rows leave memory of sizes that nothing else has
 
 

@@ -6,7 +6,8 @@ from rich import filesize
 from rich.console import Console
 
 from .. import demo
-from .files import ModelError, check_checkpoint
+from .files import check_checkpoint
+from .folder import ModelError
 
 SHORTCUTS = {
     "qwen3-0.6b": "Qwen/Qwen3-0.6B-MLX-4bit",

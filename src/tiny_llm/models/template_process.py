@@ -6,10 +6,14 @@ inside itself is enough. The process runs `chat_template.py` and nothing else of
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .bounded_process import BoundedProcess
+
+SECONDS = 2.0  # for a conversation
+MAX_BYTES = 2**29  # of the process
 
 PROGRAM = Path(__file__).with_name("chat_template.py")
 
@@ -24,7 +28,7 @@ class TemplateProcess:
     """
 
     def __init__(
-        self, seconds: float = 2.0, num_bytes: int = 2**29, max_bytes: int = 2**25
+        self, seconds: float = SECONDS, num_bytes: int = MAX_BYTES, max_bytes: int = 2**25
     ) -> None:
         self.process = BoundedProcess(PROGRAM, [str(num_bytes)], seconds, max_bytes)
 
@@ -38,3 +42,17 @@ class TemplateProcess:
         question = {"template": template, "messages": list(messages), "rest": rest}
         text: str = self.process.ask(question)["text"]
         return text
+
+
+def render_bounded(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    """A conversation as text, in the process that all tokenizers share.
+
+    Arguments and errors as `TemplateProcess.render`. The process starts with the first one.
+    """
+    return shared_process().render(template, messages, **variables)
+
+
+@cache
+def shared_process() -> TemplateProcess:
+    """The process of `render_bounded`."""
+    return TemplateProcess()

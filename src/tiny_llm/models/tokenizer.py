@@ -13,10 +13,19 @@ from typing import Any
 
 import tokenizers
 
-from .chat_template import choose_template, find_chat_template, render_chat
+from .bounded_encoding import BoundedEncoder, unknown_expression
 from .detokenizer import StreamingDetokenizer, byte_characters
-from .files import read_json
-from .template_process import TemplateProcess
+from .folder import MAX_TOKENIZER_BYTES, check_size, file_in
+from .mlx_lm_tokenizer import load_mlx_lm_tokenizer
+from .template_files import choose_template, find_chat_template
+from .template_process import render_bounded
+from .tokenizer_settings import (
+    NAMED_TOKENS,
+    content,
+    find_eos_token_ids,
+    read_settings,
+    special_tokens,
+)
 
 # Classes of `transformers` that use tokenizer.json as it stands; others may change it.
 KNOWN_CLASSES = {
@@ -25,13 +34,11 @@ KNOWN_CLASSES = {
     "Qwen2TokenizerFast",
     "TokenizersBackend",
 }
-NAMED_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 THINKING = {"<think>", "</think>"}
 
 # Settings that change what a tokenizer does, if they are on; Qwen3's has none of them on.
 SETTINGS_OF_TRANSFORMERS = (
     "add_prefix_space",
-    "auto_map",
     "chat_template_type",
     "clean_up_tokenization_spaces",
     "split_special_tokens",
@@ -80,27 +87,22 @@ class Tokenizer:
         self._folder = folder
         self._tokenizer = tokenizer
         self._named_tokens = {
-            name: _content(config[name]) for name in NAMED_TOKENS if config.get(name) is not None
+            name: content(config[name]) for name in NAMED_TOKENS if config.get(name) is not None
         }
         self._added_tokens = {
             token_id: token.content.encode()
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
         }
         self._byte_of = byte_characters()
-        self._template_process: TemplateProcess | None = None
+        expression = unknown_expression(tokenizer)
+        self._encoder = (
+            None if expression is None else BoundedEncoder(folder / "tokenizer.json", expression)
+        )
 
     @property
     def has_chat_template(self) -> bool:
         """Whether `apply_chat_template` can be called."""
         return self.chat_template is not None
-
-    def bound_templates(self, seconds: float = 2.0, num_bytes: int = 2**29) -> None:
-        """From now on a chat template has so much time and memory for a conversation.
-
-        It then runs in a process of its own: for servers, which cannot trust what they are sent.
-        A template that takes more refuses the conversation (`ValueError`).
-        """
-        self._template_process = TemplateProcess(seconds, num_bytes)
 
     @property
     def backend_tokenizer(self) -> tokenizers.Tokenizer:
@@ -129,7 +131,13 @@ class Tokenizer:
             add_special_tokens: whether to add those that `tokenizer.json` puts around a text, if
                 it does.
             others: see `transformers`.
+
+        Raises:
+            UserError: a regular expression of the tokenizer's does not end with this text; see
+                `bounded_encoding.py`.
         """
+        if self._encoder is not None and not others:
+            return self._encoder.encode(text, add_special_tokens)
         if others:
             return self._mlx_lm.encode(text, add_special_tokens=add_special_tokens, **others)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -163,7 +171,7 @@ class Tokenizer:
         tokenize: bool = True,
         **variables: Any,
     ) -> Any:
-        """A conversation through the chat template.
+        """A conversation through the chat template, which runs in a process with bounds.
 
         Args:
             conversation: {"role": …, "content": …}, and what else the template knows.
@@ -176,8 +184,8 @@ class Tokenizer:
             Token ids; the text if not `tokenize`.
 
         Raises:
-            jinja2.TemplateError: the template refuses the conversation.
-            ValueError: there is no chat template, or no message.
+            ValueError: the template refuses the conversation, or takes too much time or memory;
+                there is no chat template, or no message.
         """
         variables["tools"] = tools
         if not self._can_render(conversation, variables):
@@ -191,8 +199,7 @@ class Tokenizer:
             **variables,
         }
         template = choose_template(self.chat_template, has_tools=tools is not None)
-        render = render_chat if self._template_process is None else self._template_process.render
-        text = render(template, conversation, **variables)
+        text = render_bounded(template, conversation, **variables)
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def __len__(self) -> int:
@@ -234,11 +241,13 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
         ValueError: a file is broken; the message names it (`ModelError`, if it is not JSON).
     """
     eos_token_ids = find_eos_token_ids(folder, config)
+    settings = read_settings(folder)
     if not (folder / "tokenizer.json").exists():
         return load_mlx_lm_tokenizer(folder, eos_token_ids)
-    settings = _read_if_there(folder, "tokenizer_config.json")
+    file = file_in(folder, "tokenizer.json")
+    check_size(file, MAX_TOKENIZER_BYTES)
     try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library has no class of its own for it
         raise ValueError(f"tokenizer.json cannot be read: {error}") from error
     if not _is_known(folder, tokenizer, settings):
@@ -246,26 +255,10 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if settings["eos_token"] is not None:
-        named = tokenizer.token_to_id(_content(settings["eos_token"]))
+        named = tokenizer.token_to_id(content(settings["eos_token"]))
         assert named is not None  # it is known
         eos_token_ids.add(named)
     return Tokenizer(folder, tokenizer, settings, eos_token_ids)
-
-
-def find_eos_token_ids(folder: Path, config: Mapping[str, Any]) -> set[int]:
-    """The end tokens: those of `generation_config.json`, else of `config.json`."""
-    found = _read_if_there(folder, "generation_config.json").get("eos_token_id")
-    found = found or config.get("eos_token_id")
-    if found is None:
-        return set()
-    return {found} if isinstance(found, int) else set(found)
-
-
-def load_mlx_lm_tokenizer(folder: Path, eos_token_ids: set[int]) -> Any:
-    """The tokenizer of a folder as `mlx_lm.load` returns it. Takes seconds."""
-    from mlx_lm.utils import load_tokenizer
-
-    return load_tokenizer(folder, eos_token_ids=list(eos_token_ids) or None)
 
 
 def _is_known(folder: Path, tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> bool:
@@ -273,10 +266,6 @@ def _is_known(folder: Path, tokenizer: tokenizers.Tokenizer, settings: dict[str,
 
     It adds tokens that only other files name, and has default end tokens where no file names one.
     """
-    special = [settings.get(name) for name in NAMED_TOKENS]
-    for name in ("additional_special_tokens", "extra_special_tokens"):
-        more = settings.get(name) or []
-        special += more.values() if isinstance(more, dict) else more
     ids = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     listed = settings.get("added_tokens_decoder")
     return (
@@ -284,16 +273,7 @@ def _is_known(folder: Path, tokenizer: tokenizers.Tokenizer, settings: dict[str,
         and isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
         and "eos_token" in settings
         and not any(settings.get(name) for name in SETTINGS_OF_TRANSFORMERS)
-        and all(_content(token) in ids for token in special if token is not None)
-        and all(ids.get(_content(token)) == int(i) for i, token in (listed or {}).items())
+        and all(token in ids for token in special_tokens(settings))
+        and all(ids.get(content(token)) == int(i) for i, token in (listed or {}).items())
         and (listed is not None or not (folder / "special_tokens_map.json").exists())
     )
-
-
-def _content(token: str | Mapping[str, Any]) -> str:
-    """A token's text, which files store alone or with the token's properties."""
-    return token if isinstance(token, str) else token["content"]
-
-
-def _read_if_there(folder: Path, name: str) -> dict[str, Any]:
-    return read_json(folder, name) if (folder / name).exists() else {}

@@ -15,9 +15,10 @@ from mlx.utils import tree_unflatten
 from .families.config import DecoderConfig
 from .families.experts import stack_experts
 from .families.registry import read_config
-from .files import weight_files
+from .files import stored_tensors, weight_files
 from .formats import Quantization, Shape
 from .repack import repack
+from .safetensors_header import check_dtypes
 from .tensor_shapes import matrices, vectors
 
 # A config with one of these asks for something that only mlx_lm can do.
@@ -86,7 +87,7 @@ def read_checkpoint(folder: Path, config: Mapping[str, Any]) -> CheckpointModel:
 
     Raises:
         ValueError: the config makes no sense, or a tensor is missing, unknown or has another shape
-            than the config implies; the message names it.
+            or dtype than it must have; the message names it.
     """
     args = read_config(config)
     weights: dict[str, mx.array] = {}
@@ -98,6 +99,7 @@ def read_checkpoint(folder: Path, config: Mapping[str, Any]) -> CheckpointModel:
     if args.experts is not None:
         stack_experts(weights, sorted(args.experts.layers), args.experts.num_experts)
     formats = _check_tensors(weights, args, config.get("quantization"))
+    check_dtypes(stored_tensors(folder))
     return as_model(args, weights, formats)
 
 

@@ -187,13 +187,14 @@ class MessageReply:
         reason = STOP_REASONS.get(self._answer.finish_reason or "")
         return {"stop_reason": reason, "stop_sequence": None}
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         cached = self._generation.cached_tokens
         return {
             "input_tokens": self._generation.prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": self._answer.tokens,
+            "output_tokens_details": {"thinking_tokens": self._answer.thinking_tokens},
         }
 
 

@@ -22,8 +22,8 @@ from typing import Any
 import uvicorn
 
 from ..engine.llm import LLM
-from ..models.files import read_json
-from ..models.tokenizer import Tokenizer, open_tokenizer
+from ..models.folder import read_json
+from ..models.tokenizer import open_tokenizer
 from . import seam
 from .app import make_app
 from .bridge import Bridge
@@ -133,10 +133,7 @@ class Process:
             self._start(self._give_up())
 
     def _open_tokenizer(self) -> Any:
-        tokenizer = open_tokenizer(self._folder, read_json(self._folder, "config.json"))
-        if isinstance(tokenizer, Tokenizer):  # not one that `mlx_lm` had to read
-            tokenizer.bound_templates()  # what a server is sent is not to be trusted
-        return tokenizer
+        return open_tokenizer(self._folder, read_json(self._folder, "config.json"))
 
     async def _get_ready(self, tokenizer: asyncio.Future[Any]) -> None:
         self.server.loaded_prompts = Prompts(await tokenizer)

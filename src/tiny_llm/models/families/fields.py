@@ -1,12 +1,13 @@
 """Fields of `config.json`: numbers and switches that make sense, or a sentence that says why."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shortened
 
 Fields = Mapping[str, Any]
+
+MAX_NUMBER = 1e30  # of a config; float32 ends at 3e38
 
 
 def field(fields: Fields, name: str) -> Any:
@@ -35,7 +36,9 @@ def whole(fields: Fields, name: str, default: int | None = None) -> int:
         return default
     value = field(fields, name)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ValueError(f"config.json has {name} {value!r}, expected a positive whole number")
+        raise ValueError(
+            f"config.json has {name} {shortened(value)}, expected a positive whole number"
+        )
     return value
 
 
@@ -45,8 +48,8 @@ def number(fields: Fields, name: str, default: float | None = None) -> float:
         return default
     value = field(fields, name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:
-        raise ValueError(f"config.json has {name} {value!r}, expected a positive number")
+    if not is_number or not 0 < value < MAX_NUMBER:
+        raise ValueError(f"config.json has {name} {shortened(value)}, expected a positive number")
     return value
 
 
@@ -60,7 +63,7 @@ def switch(fields: Fields, name: str, default: bool = False) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise ValueError(f"config.json has {name} {value!r}, expected true or false")
+        raise ValueError(f"config.json has {name} {shortened(value)}, expected true or false")
     return value
 
 

@@ -175,7 +175,8 @@ def family_of(config: Fields) -> Family:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(
-            f"a model of type '{model_type}'; tiny-llm serves the types {', '.join(FAMILIES)}"
+            f"a model of type '{str(model_type)[:60]}'; tiny-llm serves the types "
+            f"{', '.join(FAMILIES)}"
         )
     return FAMILIES[model_type]
 

@@ -1,0 +1,107 @@
+"""A process that opens malformed folders one after the other and says what came of each.
+
+    python -m tests.hostile.child WHOLE SCRATCH < rows > outcomes
+
+Each line of standard input is the number of a row of `folders.py`; each line of standard output is
+an object of JSON, flushed. A row that takes more time ends the process.
+"""
+
+import contextlib
+import io
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tests.hostile import damage
+from tests.hostile.folders import FOLDERS, Row
+from tiny_llm import LLM, ModelError, SamplingParams, load, load_weights
+from tiny_llm.errors import UserError
+
+SECONDS = 5.0  # of the processor
+SECONDS_OF_WAITING = 30  # for something that never comes; other programs may use the processor
+CHAT = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def main() -> None:
+    """Runs the rows of standard input."""
+    whole, scratch = map(Path, sys.argv[1:])
+    outcomes = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries may print; standard output is for outcomes
+    for line in sys.stdin:
+        row = FOLDERS[int(line)]
+        folder = scratch / "folder"
+        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.copytree(whole, folder)
+        row.damage(folder)
+        if row.use == "load":
+            import mlx_lm  # noqa: F401 - what it imports takes seconds, whatever the folder is
+        _forget_peak()
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.alarm(SECONDS_OF_WAITING)
+        answer = outcome(row, folder)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.alarm(0)
+        answer |= {"peak": _peak(), "ran": _ran(folder)}
+        print(json.dumps(answer), file=outcomes, flush=True)
+
+
+def outcome(row: Row, folder: Path) -> dict[str, Any]:
+    """The sentence of a row, or the kind of exception that was no sentence."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            _use(row.use, folder)
+    except UserError as error:
+        return {"sentence": str(error), "printed": printed.getvalue()}
+    except BaseException as error:  # a panic of a library is no Exception
+        return {"raised": f"{type(error).__name__}: {error}"}
+    return {"raised": "nothing"}
+
+
+def _use(use: str, folder: Path) -> None:
+    console = Console(file=io.StringIO())
+    if use == "load":
+        load(str(folder), console)
+        return
+    model = load_weights(str(folder), console)
+    if use == "load_weights":
+        return
+    llm = LLM(model, kv_cache_bytes=2**20)
+    prompt: Any = ("a" * 100 + "! ") * 5 if use == "text" else [CHAT]
+    [output] = llm.generate(prompt, SamplingParams(max_tokens=2, temperature=0.0))
+    if output.error is not None:
+        raise ModelError(output.error)
+
+
+def _forget_peak() -> None:
+    with contextlib.suppress(OSError):  # macOS has no such file
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak() -> int:
+    """The most memory since `_forget_peak`, in bytes; since the start, where it cannot forget."""
+    with contextlib.suppress(OSError):
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _ran(folder: Path) -> list[str]:
+    """What ran of the folder: modules that were imported from it, and what programs left there."""
+    modules = [
+        name
+        for name, module in sys.modules.items()
+        if str(folder) in str(getattr(module, "__file__", None))
+    ]
+    return modules + [str(found) for found in folder.parent.rglob(damage.MARKER)]
+
+
+if __name__ == "__main__":
+    main()
