@@ -16,7 +16,7 @@ def server() -> Iterator[RunningServer]:
     """A server with the demo model."""
     running = RunningServer()
     yield running
-    assert running.stop() == 0
+    assert running.stop() == 0, "".join(running.lines[-60:])
 
 
 @pytest.fixture(scope="session")

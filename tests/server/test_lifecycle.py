@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 
 import pytest
 
@@ -41,6 +42,22 @@ def test_a_port_that_is_taken(capsys, server):
     port = server.url.rpartition(":")[2]
     assert serve.main(["--model", "demo", "--port", port]) == 2
     assert "give another --port" in capsys.readouterr().err
+
+
+def test_the_watchdog_does_not_count_a_pause():
+    """Ctrl-Z in the middle of a step, and on again after more than the step may take."""
+    server = RunningServer("--watchdog", "2", fault="slow")
+    body = {"prompt": "Hello", "max_tokens": 20, "ignore_eos": True}
+    answers = []
+    running = threading.Thread(target=lambda: answers.append(server.post("/v1/completions", body)))
+    running.start()
+    assert eventually(lambda: server.metric("num_requests_running") == 1)
+    server.process.send_signal(signal.SIGTSTP)
+    time.sleep(3)
+    server.process.send_signal(signal.SIGCONT)
+    running.join(60)
+    assert answers[0].json()["usage"]["completion_tokens"] == 20
+    assert server.stop() == 0
 
 
 def test_sigterm_lets_requests_finish_and_refuses_new_ones():

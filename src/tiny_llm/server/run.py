@@ -75,6 +75,7 @@ class Process:
         self._web: uvicorn.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_signals = 0
+        self._continued = 0.0  # when it last went on after a pause
         self._status = 0
         self._recording = None if settings.record is None else Recording(settings.record)
         defaults = read_defaults(folder, settings.generation_config)
@@ -97,6 +98,7 @@ class Process:
         self._web = _WebServer(config)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_signal)
+        self._loop.add_signal_handler(signal.SIGTSTP, self._on_pause)
         tokenizer = self._loop.run_in_executor(None, self._open_tokenizer)
         self._engine.start()
         host, port = self._socket.getsockname()[:2]
@@ -153,7 +155,7 @@ class Process:
         while True:
             faulthandler.dump_traceback_later(limit + 30, exit=True)
             began = self._engine.step_began
-            if began is not None and time.monotonic() - began > limit:
+            if began is not None and time.monotonic() - max(began, self._continued) > limit:
                 self._bridge.give_up(f"The engine has not finished a step for {limit:g} s.")
                 await self._give_up()
                 return
@@ -166,6 +168,12 @@ class Process:
         self._status = 1
         await asyncio.sleep(LAST_WORDS)
         self._stop()
+
+    def _on_pause(self) -> None:
+        """Ctrl-Z: while the process is stopped, the watchdog's time does not pass."""
+        faulthandler.cancel_dump_traceback_later()
+        os.kill(os.getpid(), signal.SIGSTOP)  # returns when the process is continued
+        self._continued = time.monotonic()
 
     # ---------------------------------------------------------------- the end
 
