@@ -94,7 +94,7 @@ def _use(use: str, folder: Path) -> None:
     if use == "load_weights":
         return
     llm = LLM(model, kv_cache_bytes=2**20)
-    prompt: Any = ("a" * 100 + "! ") * 5 if use == "text" else [CHAT]
+    prompt: Any = ("a" * 100 + "! ") * 20 if use == "text" else [CHAT]
     [output] = llm.generate(prompt, SamplingParams(max_tokens=2, temperature=0.0))
     if output.error is not None:
         raise ModelError(output.error)
