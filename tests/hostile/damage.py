@@ -77,18 +77,6 @@ def link(name: str, target: str | Path) -> Damage:
     return damage
 
 
-def linked_out(name: str) -> Damage:
-    """The file itself is whole, but lies outside, with a link to it in the folder."""
-
-    def damage(folder: Path) -> None:
-        outside = folder.parent / "outside"
-        outside.mkdir(exist_ok=True)
-        (folder / name).rename(outside / name)
-        (folder / name).symlink_to(outside / name)
-
-    return damage
-
-
 def pipe(name: str) -> Damage:
     """A named pipe, which nothing ever writes to: to open it is to wait."""
 

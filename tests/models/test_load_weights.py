@@ -12,7 +12,7 @@ import pytest
 from benchmark.make_checkpoint import qwen3_config, write_checkpoint
 from tests.models.test_loading import assert_weights_are_those_of, logits
 from tests.support import assert_close
-from tiny_llm import ModelError, Qwen3ModelWeek2, kernels, load, load_weights
+from tiny_llm import ModelError, Qwen3ModelWeek2, demo, kernels, load, load_weights
 from tiny_llm.models.weights import CheckpointModel
 
 PROJECTION = "model.layers.1.mlp.up_proj"
@@ -182,3 +182,12 @@ def test_serving_imports_no_other_engine(program, unwanted):
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "Paris" in result.stdout, result.stderr
     assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_links_of_the_user_s_own_are_followed(tmp_path):
+    folder = tmp_path / "linked"
+    folder.mkdir()
+    for file in demo.TARGET_PATH.iterdir():
+        (folder / file.name).symlink_to(file)
+    weights, _ = load_weights(str(folder))
+    assert weights.args.vocab_size == load_weights("demo")[0].args.vocab_size
