@@ -137,6 +137,19 @@ def measure(isa: str = "native") -> Machine:
         return build_probe(Path(folder), isa)()
 
 
+def measure_best(rounds: int) -> Machine:
+    """The best of several measurements: others may use the machine during one of them.
+
+    Raises:
+        NoProbeError: see `build_probe`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        probe = build_probe(Path(folder))
+        machine = best([probe() for _ in range(rounds)])
+    assert machine is not None
+    return machine
+
+
 def measure_or_explain(isa: str = "native") -> Machine | None:
     """`measure`, saying on standard error what was measured, or why nothing was."""
     try:

@@ -37,7 +37,7 @@ def check_whole(name: str, value: Any, least: int, hint: str = "") -> None:
         UserError: the value is refused.
     """
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise UserError(f"{name} is {value!r}; it must be a whole number ≥ {least}{hint}.")
+        raise UserError(f"{name} is {shortened(value)}; it must be a whole number ≥ {least}{hint}.")
 
 
 def check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> None:
@@ -55,10 +55,15 @@ def check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> Non
     """
     for token in token_ids:
         if not 0 <= token < vocab_size:
-            raise UserError(f"{what} has the token {token}; the model's are 0 to {vocab_size - 1}.")
+            raise UserError(
+                f"{what} has the token {shortened(token)}; the model's are 0 to {vocab_size - 1}."
+            )
 
 
 def shortened(value: Any) -> str:
     """A value on one line of at most 60 characters, for a message."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python writes integers of up to 4300 digits
+        text = "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}…"

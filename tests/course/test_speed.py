@@ -34,7 +34,7 @@ def measured(monkeypatch):
         return {"rows": {"loops": ROW, "vectors": vectors}, "unwritten": {"factored": "is yours"}}
 
     monkeypatch.setattr(speed, "run_products", run_products)
-    monkeypatch.setattr(speed, "measure_limits", lambda: MACHINE)
+    monkeypatch.setattr(speed, "measure_best", lambda rounds: MACHINE)
     return asked
 
 
@@ -97,7 +97,7 @@ def test_what_cannot_be_measured(argv, told, capsys):
 
 
 def test_an_unwritten_clock_is_told(tree, monkeypatch, capsys):
-    monkeypatch.setattr(speed, "measure_limits", lambda: MACHINE)
+    monkeypatch.setattr(speed, "measure_best", lambda rounds: MACHINE)
     assert speed.main(["--day", "4.1", "--answer", "o"]) == 2
     assert "speed: " in (said := capsys.readouterr().err)
     assert "yours to write" in said or "extension cannot be used" in said

@@ -1,8 +1,8 @@
-"""A process that opens malformed folders one after the other and says what came of each.
+"""A process that runs the rows of a table one after the other and says what came of each.
 
-    python -m tests.hostile.child WHOLE SCRATCH < rows > outcomes
+    python -m tests.hostile.child folders|arguments WHOLE SCRATCH < rows > outcomes
 
-Each line of standard input is the number of a row of `folders.py`; each line of standard output is
+Each line of standard input is the number of a row of that table; each line of standard output is
 an object of JSON, flushed. A row that takes more time ends the process.
 """
 
@@ -14,13 +14,15 @@ import resource
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from tests.hostile import damage
-from tests.hostile.folders import FOLDERS, Row
+from tests.hostile.arguments import ARGUMENTS
+from tests.hostile.folders import FOLDERS
 from tiny_llm import LLM, ModelError, SamplingParams, load, load_weights
 from tiny_llm.errors import UserError
 
@@ -31,33 +33,51 @@ CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 
 def main() -> None:
     """Runs the rows of standard input."""
-    whole, scratch = map(Path, sys.argv[1:])
-    outcomes = os.fdopen(os.dup(1), "w")
+    table, whole, scratch = sys.argv[1], *map(Path, sys.argv[2:])
+    answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries may print; standard output is for outcomes
+    prepare = prepared_folder(whole, scratch) if table == "folders" else prepared_argument()
     for line in sys.stdin:
-        row = FOLDERS[int(line)]
+        run = prepare(int(line))
+        _forget_peak()
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.alarm(SECONDS_OF_WAITING)
+        answer = outcome(run)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.alarm(0)
+        answer |= {"peak": _peak(), "ran": _ran(scratch)}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def prepared_folder(whole: Path, scratch: Path) -> Callable[[int], Callable[[], None]]:
+    """Makes the folder of a row, and what opens it."""
+
+    def prepare(number: int) -> Callable[[], None]:
+        row = FOLDERS[number]
         folder = scratch / "folder"
         shutil.rmtree(scratch, ignore_errors=True)
         shutil.copytree(whole, folder)
         row.damage(folder)
         if row.use == "load":
             import mlx_lm  # noqa: F401 - what it imports takes seconds, whatever the folder is
-        _forget_peak()
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
-        signal.alarm(SECONDS_OF_WAITING)
-        answer = outcome(row, folder)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.alarm(0)
-        answer |= {"peak": _peak(), "ran": _ran(folder)}
-        print(json.dumps(answer), file=outcomes, flush=True)
+        return lambda: _use(row.use, folder)
+
+    return prepare
 
 
-def outcome(row: Row, folder: Path) -> dict[str, Any]:
-    """The sentence of a row, or the kind of exception that was no sentence."""
+def prepared_argument() -> Callable[[int], Callable[[], None]]:
+    """Loads a model for all rows of arguments."""
+    model = load_weights("demo", Console(file=io.StringIO()))
+    llm = LLM(model, kv_cache_bytes=2**22)
+    return lambda number: lambda: ARGUMENTS[number].call(llm, model)
+
+
+def outcome(run: Callable[[], None]) -> dict[str, Any]:
+    """The sentence with which a call ended, or the kind of exception that was no sentence."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
-            _use(row.use, folder)
+            run()
     except UserError as error:
         return {"sentence": str(error), "printed": printed.getvalue()}
     except BaseException as error:  # a panic of a library is no Exception
@@ -74,7 +94,7 @@ def _use(use: str, folder: Path) -> None:
     if use == "load_weights":
         return
     llm = LLM(model, kv_cache_bytes=2**20)
-    prompt: Any = ("a" * 100 + "! ") * 5 if use == "text" else [CHAT]
+    prompt: Any = ("a" * 100 + "! ") * 20 if use == "text" else [CHAT]
     [output] = llm.generate(prompt, SamplingParams(max_tokens=2, temperature=0.0))
     if output.error is not None:
         raise ModelError(output.error)
@@ -93,14 +113,14 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _ran(folder: Path) -> list[str]:
-    """What ran of the folder: modules that were imported from it, and what programs left there."""
+def _ran(scratch: Path) -> list[str]:
+    """What ran of the folder: modules imported from it, and what programs left there."""
     modules = [
         name
         for name, module in sys.modules.items()
-        if str(folder) in str(getattr(module, "__file__", None))
+        if str(scratch) in str(getattr(module, "__file__", None))
     ]
-    return modules + [str(found) for found in folder.parent.rglob(damage.MARKER)]
+    return modules + [str(found) for found in scratch.rglob(damage.MARKER)]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """The table of malformed folders: how each is damaged, and the words that its sentence must have.
 
 `use` says how the folder is used: `load_weights` and `load` open it; `chat` and `text` also ask for
-an answer, for what shows only then. `is_quick` rows are the ones of the quick run, besides every
-eighth.
+an answer, for what shows only then. `is_quick` rows are those of the quick run, besides every 20th.
 """
 
 import math
@@ -114,7 +113,7 @@ PLACE_ROWS = [
     row("weights without a name", renamed(""), "plain name"),
     row("weights with a NUL", renamed("a\0b"), "plain name"),
     row("weights of two lines", renamed("a\nb"), "plain name"),
-    row("weights with a long name", renamed(LONG), "plain name"),
+    row("weights with a long name", renamed(LONG[:5000]), "plain name"),
     row("weights with a name that is cut", renamed("y" * 250), "lacks"),
     row("weights behind a link", linked_out(WEIGHTS), "link", "outside", quick=1),
     row(
@@ -175,7 +174,7 @@ JSON_ROWS = [
     row("config with a field twice", file(CONFIG, '{"a": 1, "a": 2}'), "twice"),
     row("config with a number of 5000 digits", file(CONFIG, f'{{"a": {"9" * 5000}}}'), "digits"),
     row("config of 3 GB", huge(CONFIG, 3 * 2**30, b"{}"), "bytes", quick=1),
-    row("config of small lists", file(CONFIG, f"[{'[],' * 1_900_000}0]"), "JSON object", quick=1),
+    row("config of small lists", file(CONFIG, f"[{'[],' * 1_600_000}0]"), "JSON object"),
     row("index of 3 GB", huge(INDEX, 3 * 2**30), "bytes"),
     row("template of 3 GB", huge("chat_template.jinja", 3 * 2**30), "bytes"),
     row("template that is not UTF-8", file("chat_template.jinja", b"\xff\xfe"), "UTF-8"),
@@ -298,7 +297,7 @@ HEADER_ROWS = [
     row("header of lists in lists", header_text(DEEP), "levels", quick=1),
     row("header of objects in objects", header_text(DEEP_OBJECT), "levels"),
     row("header with a name twice", header_text('{"a": 1, "a": 1}'), "twice"),
-    row("header of small lists", header_text(f'{{"a": [{"[]," * 1_900_000}0]}}'), "'a'", quick=1),
+    row("header of small lists", header_text(f'{{"a": [{"[]," * 1_600_000}0]}}'), "'a'"),
     row("a header that is not UTF-8", file(WEIGHTS, b"\x02" + 7 * b"\0" + b"\xff\xff"), "UTF-8"),
     row("notes of a wrong kind", header(lambda h: h | {"__metadata__": [1]}), "__metadata__"),
     row("notes of numbers", header(lambda h: h | {"__metadata__": {"a": 1}}), "__metadata__"),
@@ -401,7 +400,7 @@ TOKENIZER_ROWS = [
     row("tokenizer of a kind that is not known", tokenizer(model={"type": "New"}), TOKENIZER),
     row("tokenizer with tokens of a wrong kind", tokenizer(added_tokens=[7]), TOKENIZER),
     row("tokenizer with a token without id", tokenizer(added_tokens=[{"content": "a"}]), TOKENIZER),
-    row("an expression that does not end", split_on(ENDLESS), "expression", use="text", quick=1),
+    row("an expression that does not end", split_on(ENDLESS), "expression", use="text"),
     row("an expression that panics", split_on("(a|aa)+$"), "expression", use="text", quick=1),
     row("an expression that is none", split_on("("), TOKENIZER),
     row("an expression of 1 MB", split_on("(?:a|" * 200_000 + ")" * 200_000), TOKENIZER),

@@ -209,6 +209,28 @@ def test_a_whole_model_beside_mlx_lm_in_float32(tmp_path, config, name):
     np.testing.assert_array_equal(as_numpy(given(ids, 0, given.create_kv_cache())), actual)
 
 
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("name", ["4 bits", "mxfp4", "mixed"])
+def test_mlx_lm_s_mixture_is_laid_out_and_stays_usable(tmp_path, name):
+    """From either way of loading come the same bits; mlx_lm's model answers as before."""
+    from mlx_lm.utils import load_model
+
+    config = {**MIXTURE}
+    if QUANTIZATIONS[name] is not None:
+        config["quantization"] = QUANTIZATIONS[name]
+    folder = write_family(tmp_path, config)
+    ids = mx.array([[(7 * i) % 211 for i in range(20)]])
+    theirs = load_model(folder)[0]
+    before = theirs(ids)
+    mx.eval(before)
+    results = []
+    for given in (theirs, read_checkpoint(folder, config)):
+        model = serving_model(name, given, page_size=16)
+        results.append(as_numpy(model(ids, 0, model.create_kv_cache())))
+    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(as_numpy(theirs(ids)), as_numpy(before))
+
+
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [

@@ -185,6 +185,15 @@ def test_kernels_for_rows_say_that_they_are(monkeypatch):
         kernels.quantized_matmul(scales, biases, 64, 4, random(1, 128, dtype=mx.bfloat16), words)
 
 
+def test_the_course_s_kernels_read_rows(monkeypatch):
+    monkeypatch.setenv("TINY_LLM_PRODUCT", "factored")
+    assert kernels.interleaved_rows() == 0, "so no model is laid out for others"
+    parts = matrix(64, 128, 4, 64, mx.bfloat16)
+    scales, biases, words = (interleave(part, 16) for part in parts)
+    with pytest.raises(ValueError, match="kernel that TINY_LLM_PRODUCT names reads weights by row"):
+        kernels.quantized_matmul(scales, biases, 64, 4, random(1, 128, dtype=mx.bfloat16), words)
+
+
 def test_errors_name_the_argument(reader):
     R = kernels.interleaved_rows()
     rows = matrix(2 * R, 128, 4, 64, mx.bfloat16)

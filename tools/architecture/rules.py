@@ -71,6 +71,7 @@ WITHOUT_ARRAYS = {
         "scheduler",
         "stop_strings",
         "answer",
+        "text_length",
         "prompt_forms",
         "chat_messages",
         "structured_outputs",

@@ -11,13 +11,12 @@ import json
 import random
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmark.roofline import Machine, NoProbeError, best, build_probe
+from benchmark.roofline import Machine, NoProbeError, measure_best
 from tools.course import history
 from tools.course.choice import add_solution_argument, chosen_tree
 from tools.course.tree import ROOT, environment
@@ -55,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(highlight=False, emoji=False)
     try:
         with console.status("this machine's limits"):
-            machine = measure_limits()
+            machine = measure_best(LIMIT_ROUNDS)
         console.print(str(machine), soft_wrap=True)
         if args.day == "4.1":
             return find_planted(args, tree, machine, console)
@@ -63,19 +62,6 @@ def main(argv: list[str] | None = None) -> int:
     except (FailedError, NoProbeError) as error:
         print(f"speed: {error}", file=sys.stderr)
         return 2
-
-
-def measure_limits() -> Machine:
-    """The best of several measurements: others may use the machine during one of them.
-
-    Raises:
-        NoProbeError: there is no compiler for the probe.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        probe = build_probe(Path(folder))
-        machine = best([probe() for _ in range(LIMIT_ROUNDS)])
-    assert machine is not None
-    return machine
 
 
 def find_planted(

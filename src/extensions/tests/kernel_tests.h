@@ -46,6 +46,7 @@ class Guarded {
    public:
     explicit Guarded(int64_t count) : memory_(count + 2 * MARGIN, GUARD) {}
     T* data() { return memory_.data() + MARGIN; }
+    const T* data() const { return memory_.data() + MARGIN; }
     T operator[](int64_t i) const { return memory_[MARGIN + i]; }
     bool intact() const {
         for (int64_t i = 0; i < MARGIN; i++) {

@@ -151,12 +151,31 @@ float tolerance(const Problem& problem, int64_t m, int64_t o, float expected) {
     return bound;
 }
 
-void compare_with_reference(const Problem& problem, InstructionSet set) {
+// The course's kernel of an instruction set.
+ProductStep vectors_of([[maybe_unused]] InstructionSet set) {
+#if defined(__x86_64__)
+    return set == InstructionSet::avx2 ? avx2::quantized_matmul_vectors
+                                       : avx512::quantized_matmul_vectors;
+#else
+    return neon::quantized_matmul_vectors;
+#endif
+}
+
+// All rows of a problem by a kernel without preparations, in chunks.
+Guarded<uint16_t> multiply(const Problem& problem, ProductStep step) {
+    Guarded<uint16_t> out(problem.M * problem.O);
+    const QuantizedMatmulJob job = problem.job(out.data(), 0, problem.M);
+    for (int64_t o = 0; o < problem.O; o += QUANTIZED_MATMUL_PANEL) {
+        step(job, o, std::min(problem.O, o + QUANTIZED_MATMUL_PANEL));
+    }
+    return out;
+}
+
+void compare_with_reference(const Problem& problem, const Guarded<uint16_t>& actual) {
     Guarded<uint16_t> expected(problem.M * problem.O);
     const auto reference =
         problem.floating_point ? quantized_matmul_e2m1_reference : quantized_matmul_reference;
     reference(problem.job(expected.data(), 0, problem.M), 0, problem.O);
-    Guarded<uint16_t> actual = multiply(problem, set, 0, problem.M);
     expect(actual.intact(), [&] { return problem.name() + ": wrote beyond its output"; });
     for (int64_t m = 0; m < problem.M; m++) {
         for (int64_t o = 0; o < problem.O; o++) {
@@ -198,7 +217,19 @@ KERNEL_TEST(quantized_matmul_equals_the_reference) {
                                  {3, 33, 384}, {5, 70, 640},  {20, 129, 256}};
     for (const auto& [M, O, I] : shapes) {
         for (const Problem& problem : problems(M, O, I)) {
-            compare_with_reference(problem, set);
+            compare_with_reference(problem, multiply(problem, set, 0, M));
+        }
+    }
+}
+
+KERNEL_TEST(the_course_s_kernels_equal_the_reference) {
+    const int64_t shapes[][3] = {{1, 67, 640}, {3, 5, 128}, {20, 65, 256}};
+    for (const auto& [M, O, I] : shapes) {
+        for (const Problem& problem : problems(M, O, I)) {
+            if (!problem.floating_point) {
+                compare_with_reference(problem, multiply(problem, quantized_matmul_factored));
+                compare_with_reference(problem, multiply(problem, vectors_of(set)));
+            }
         }
     }
 }

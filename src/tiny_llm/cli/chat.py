@@ -13,6 +13,7 @@ from ..errors import UserError
 from .arguments import add_model_arguments, add_sampling_arguments
 from .backend import Backend, open_backend
 from .command import CommandParser, console, run_command
+from .input_text import checked_text, read_as_utf8
 from .remote_chat import RemoteModel, add_remote_arguments, check_remote_arguments
 
 with contextlib.suppress(ImportError):
@@ -85,6 +86,7 @@ class Conversation:
 def _converse(args: argparse.Namespace) -> int:
     check_remote_arguments(args)
     backend = open_backend(args) if args.url is None else RemoteModel(args)
+    read_as_utf8(sys.stdin)
     hint = " /reset starts afresh." if args.url is None else ""
     conversation = Conversation(backend, args.system_prompt)
     console.print(HELP, style="dim")
@@ -105,7 +107,7 @@ def _converse(args: argparse.Namespace) -> int:
             console.print(f"unknown command {line}; {HELP}", markup=False)
         elif line:
             try:
-                conversation.ask(line)
+                conversation.ask(checked_text("the line", line))
             except UserError as error:
                 console.print(f"{error}{hint}", markup=False, soft_wrap=True)
 

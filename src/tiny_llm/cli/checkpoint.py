@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import kernels
+from ..engine.text_length import check_length
 from ..errors import UserError
 from ..models import default_model, load, load_weights
 from .command import console
@@ -31,12 +32,27 @@ class Checkpoint:
         """The token ids of a conversation, up to where the assistant's next turn begins.
 
         A model without a chat template gets the text of the messages as it is.
+
+        Raises:
+            UserError: the template refuses the conversation, or it is far too long.
         """
+        context = self.mlx_model.args.max_position_embeddings
         if not self.tokenizer.has_chat_template:
-            return self.tokenizer.encode("\n".join(message["content"] for message in messages))
-        return self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, enable_thinking=self.enable_thinking
-        )
+            text = "\n".join(message["content"] for message in messages)
+            check_length(self.tokenizer, "the prompt", text, context)
+            return self.tokenizer.encode(text)
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=self.enable_thinking,
+            )
+        except ValueError as error:
+            reason = str(error).rstrip(".")
+            raise UserError(f"the chat template refuses the chat: {reason}.") from error
+        check_length(self.tokenizer, "the prompt", text, context)
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
 
 def open_checkpoint(args: argparse.Namespace) -> Checkpoint:

@@ -10,6 +10,7 @@ from ..generate import GenerationResponse, SpeculationStatistics
 from .arguments import add_model_arguments, add_sampling_arguments
 from .backend import open_backend
 from .command import CommandParser, run_command
+from .input_text import prompt_text
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "main") -> int:
@@ -41,7 +42,7 @@ def statistics_line(
 
 
 def _answer(args: argparse.Namespace) -> int:
-    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    prompt = prompt_text(args.prompt)
     if not prompt.strip():
         raise UserError("the prompt is empty; give some text after --prompt.")
 

@@ -1,10 +1,11 @@
 """Arguments as callers give them, checked and in the form that the engine works with."""
 
 import math
-from numbers import Real
+from contextlib import suppress
+from numbers import Integral, Real
 from typing import Any
 
-from ..errors import UserError, check_whole
+from ..errors import UserError, check_whole, shortened
 
 
 def as_plain(value: Any) -> Any:
@@ -12,10 +13,12 @@ def as_plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def check_range(
+def checked_number(
     name: str, value: Any, low: float, high: float, allowed: str, above: bool = False
-) -> None:
-    """Refuses a value that is not a finite number in [low, high], or in (low, high] if `above`.
+) -> float:
+    """A finite number in [low, high], or in (low, high] if `above`, as Python's own float.
+
+    Fractions and NumPy's numbers are numbers too, but MLX takes only Python's.
 
     Args:
         name: of the argument, for the sentence.
@@ -27,9 +30,28 @@ def check_range(
     Raises:
         UserError: the value is refused.
     """
-    is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not low <= value <= high or (above and value == low):
-        raise UserError(f"{name} is {value!r}; it must be {allowed}.")
+    number = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an integer of hundreds of digits
+            number = float(value)
+    if not (math.isfinite(number) and low <= number <= high) or (above and number <= low):
+        raise UserError(f"{name} is {shortened(value)}; it must be {allowed}.")
+    return number
+
+
+def check_switch(name: str, value: Any) -> None:
+    """Refuses what is neither True nor False.
+
+    Raises:
+        UserError: the value is refused.
+    """
+    if not isinstance(value, bool):
+        raise UserError(f"{name} is {shortened(value)}; it must be True or False.")
+
+
+def is_token_id(token: Any) -> bool:
+    """Whether a value is a whole number ≥ 0, from Python or another library."""
+    return isinstance(token, Integral) and not isinstance(token, bool) and int(token) >= 0
 
 
 def checked_seed(seed: Any) -> int:
@@ -40,5 +62,5 @@ def checked_seed(seed: Any) -> int:
     """
     check_whole("seed", seed, 0)
     if seed >= 2**64:
-        raise UserError(f"seed is {seed}; it must be below 2**64.")
+        raise UserError(f"seed is {shortened(seed)}; it must be below 2**64.")
     return int(seed)

@@ -16,7 +16,7 @@ from ..models.detokenizer import exact_detokenizer
 from . import prompt_forms
 from .answer import Answer
 from .answer_grammar import thinking_before
-from .checks import as_plain, check_range
+from .checks import as_plain, checked_number
 from .choose_tokens import TokenCounts, answer_seed
 from .forced_tokens import ForcedTokens, GuessSource
 from .grammars import AnswerGrammar, GrammarCompiler
@@ -84,9 +84,9 @@ class EngineCore:
         """
         self.scheduler.check_room(params.n)
         if timeout is not None:
-            check_range("timeout", timeout, 0, math.inf, "a number of seconds > 0", above=True)
+            checked_number("timeout", timeout, 0, math.inf, "a number of seconds > 0", above=True)
         prompt = as_plain(prompt)
-        ids = prompt_forms.encode(self.tokenizer, prompt, chat)
+        ids = prompt_forms.encode(self.tokenizer, prompt, chat, self.scheduler.config.max_seq_len)
         check_token_ids("the prompt", ids, self.vocab_size)
         check_token_ids("logit_bias", params.logit_bias or (), self.vocab_size)
         own_name = self.new_id()

@@ -10,6 +10,7 @@ is one: see `snapshot.py`. Within a version, keys are added and never changed.
 """
 
 import dataclasses
+import errno
 import json
 import re
 import time
@@ -141,8 +142,20 @@ class Recorder:
         return {"schema": SCHEMA, "version": VERSION, "engine": self._engine, "events": events}
 
     def write(self, file: Path) -> None:
-        """Writes the recording as JSON."""
-        file.write_text(json.dumps(self.recording(), separators=(",", ":")) + "\n")
+        """Writes the recording as JSON. The file gets its name when it is whole.
+
+        Raises:
+            OSError: it cannot be written: it is a device, or the disk is full.
+        """
+        if file.exists() and not file.is_file():
+            raise OSError(errno.EINVAL, "it is not a plain file")
+        part = file.with_name(f"{file.name}.part")
+        try:
+            part.write_text(json.dumps(self.recording(), separators=(",", ":")) + "\n")
+            part.replace(file)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
 
 
 def _as_fields(event: Event | dict[str, Any]) -> dict[str, Any]:

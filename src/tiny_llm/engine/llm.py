@@ -19,10 +19,10 @@ from rich.console import Console
 
 from ..errors import UserError, check_whole, shortened
 from ..generate import check_same_vocabulary
-from ..models import ATTENTION_BACKENDS, load_weights, serving_model
+from ..models import ATTENTION_BACKENDS, LOAD_FORMATS, load_weights, serving_model
 from ..models.detokenizer import with_detokenizer
 from . import prompt_forms
-from .checks import checked_seed
+from .checks import check_switch, checked_seed
 from .config import SchedulerConfig
 from .core import EngineCore
 from .draft_model import DraftModel
@@ -106,12 +106,9 @@ class LLM:
         listener: Listener | None = None,
     ):
         check_whole("block_size", block_size, 1)
+        check_switch("enable_prefix_caching", enable_prefix_caching)
         sources = _sources(speculative, draft_model, num_drafts)
-        if attention_backend not in ATTENTION_BACKENDS:
-            raise UserError(
-                f"attention_backend is {attention_backend!r}; it must be 'paged', 'flash' or "
-                "'reference'."
-            )
+        _check_choices(load_format, attention_backend, listener)
         self.seed = secrets.randbits(64) if seed is None else checked_seed(seed)
         options = (block_size, load_format, attention_backend)
         target_model, self.tokenizer = _open(model, *options)
@@ -373,13 +370,32 @@ def _sources(
     if speculative is None:
         return [ForcedTokens()]
     if speculative != "ngram":
-        raise UserError(f"speculative is {speculative!r}; it must be 'ngram' or None.")
+        raise UserError(f"speculative is {shortened(speculative)}; it must be 'ngram' or None.")
     if draft_model is not None:
         raise UserError(
             "speculative is 'ngram', and there is a draft model, which would guess the same "
             "tokens; leave one of the two out."
         )
     return [ForcedTokens(), RepeatedText(num_drafts or MOST_GUESSES)]
+
+
+def _check_choices(load_format: Any, attention_backend: Any, listener: Any) -> None:
+    """Refuses a value that is not one of the few allowed.
+
+    Raises:
+        UserError: it is refused.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise UserError(f"load_format is {shortened(load_format)}; it must be 'auto' or 'dummy'.")
+    if attention_backend not in ATTENTION_BACKENDS:
+        raise UserError(
+            f"attention_backend is {shortened(attention_backend)}; it must be 'paged', 'flash' or "
+            "'reference'."
+        )
+    if not (listener is None or callable(listener)):
+        raise UserError(
+            f"listener is {shortened(listener)}; it must be a function of an event, or None."
+        )
 
 
 def _open(
@@ -406,6 +422,12 @@ def _num_pages(kv_cache_bytes: float, page_size: int, models: Sequence[Any]) -> 
     if isinstance(kv_cache_bytes, float) and kv_cache_bytes.is_integer():
         kv_cache_bytes = int(kv_cache_bytes)
     check_whole("kv_cache_bytes", kv_cache_bytes, 1)
+    there_are = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if kv_cache_bytes > there_are:
+        raise UserError(
+            f"kv_cache_bytes is {shortened(kv_cache_bytes)}; this machine has {there_are} bytes of "
+            "memory: give a part of them."
+        )
     page_bytes = page_size * sum(model.kv_bytes_per_token for model in models)
     if kv_cache_bytes < page_bytes:
         raise UserError(

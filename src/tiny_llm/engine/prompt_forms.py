@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import UserError, shortened
 from .chat_messages import check_characters, checked_messages, checked_tools
 from .checks import as_plain
+from .text_length import check_length
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -67,8 +68,17 @@ def as_list(prompts: Any) -> list[Any]:
     raise UserError(f"{shortened(prompts)} is no prompt; give {FORMS}, or a list of such.")
 
 
-def encode(tokenizer: Any, prompt: Prompt, chat: ChatOptions = ChatOptions()) -> list[int]:
+def encode(
+    tokenizer: Any, prompt: Prompt, chat: ChatOptions = ChatOptions(), most: int | None = None
+) -> list[int]:
     """A prompt's token ids. A text is encoded as it stands, a chat through the chat template.
+
+    Args:
+        tokenizer: of the model.
+        prompt: in any form.
+        chat: how the messages of a chat become text.
+        most: tokens of the model's context, which a very long text is measured by before it is
+            encoded; None for any number.
 
     Returns:
         The ids; none for an empty prompt, which the scheduler refuses.
@@ -84,16 +94,20 @@ def encode(tokenizer: Any, prompt: Prompt, chat: ChatOptions = ChatOptions()) ->
         return []
     if isinstance(prompt, str):
         check_characters("the prompt", prompt)
+        if most is not None:
+            check_length(tokenizer, "the prompt", prompt, most)
         return list(tokenizer.encode(prompt))
     if _is_chat(prompt):
-        return _encode_chat(tokenizer, prompt, chat)  # type: ignore[arg-type]
+        return _encode_chat(tokenizer, prompt, chat, most)  # type: ignore[arg-type]
     for token in prompt:
-        if not isinstance(token, Integral):
+        if not isinstance(token, Integral) or isinstance(token, bool):
             raise UserError(f"the prompt has the token {shortened(token)}; ids are whole numbers.")
     return [int(token) for token in prompt]  # type: ignore[arg-type]
 
 
-def _encode_chat(tokenizer: Any, messages: Sequence[Message], chat: ChatOptions) -> list[int]:
+def _encode_chat(
+    tokenizer: Any, messages: Sequence[Message], chat: ChatOptions, most: int | None
+) -> list[int]:
     if not getattr(tokenizer, "has_chat_template", False):
         raise UserError("the model has no chat template; give a text or token ids.")
     checked = checked_messages(messages)
@@ -104,14 +118,15 @@ def _encode_chat(tokenizer: Any, messages: Sequence[Message], chat: ChatOptions)
     for name in variables.keys() & RESERVED:
         raise UserError(f"chat_template_kwargs has '{name}', which cannot be set there.")
     try:
-        return list(
-            tokenizer.apply_chat_template(
-                checked, tools=tools, add_generation_prompt=True, **variables
-            )
+        text = tokenizer.apply_chat_template(
+            checked, tools=tools, tokenize=False, add_generation_prompt=True, **variables
         )
     except Exception as error:  # a template is a program, which can fail in any way
         reason = str(error).rstrip(".") or type(error).__name__
         raise UserError(f"the chat template refuses the chat: {reason}.") from error
+    if most is not None:
+        check_length(tokenizer, "the chat", text, most)
+    return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def is_token_ids(prompt: Any) -> bool:

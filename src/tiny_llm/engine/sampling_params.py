@@ -3,13 +3,15 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
+from itertools import islice
 from typing import Any
 
 from ..errors import UserError, check_whole, shortened
-from .checks import as_plain, check_range, checked_seed
+from .checks import as_plain, check_switch, checked_number, checked_seed, is_token_id
 from .structured_outputs import StructuredOutputs, ToolCalls
 
+MAX_N = 4096  # answers of a prompt
+MAX_STOPS = 100_000  # texts, or tokens, that may end an answer
 GREEDY_BELOW = 1e-5  # a temperature this small is greedy, as in vLLM
 
 
@@ -46,7 +48,7 @@ class SamplingParams:
             likeliest tokens and its own. They are the model's, before any parameter here.
         prompt_logprobs: returns the same for each token of the prompt but the first. The whole
             prompt is then computed, whatever the prefix cache holds.
-        n: the number of answers. They share the prompt's pages.
+        n: the number of answers, at most 4096. They share the prompt's pages.
         structured_outputs: the form that the answer must have (`StructuredOutputs`, `ToolCalls`).
             Only tokens that keep to it are chosen; an answer that is cut at `max_tokens` is a
             beginning of one. What a model thinks before it answers is free.
@@ -79,22 +81,30 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
             check_whole("max_tokens", self.max_tokens, 1)
-        check_range("temperature", self.temperature, 0, math.inf, "a number ≥ 0 (0 is greedy)")
-        check_range("top_p", self.top_p, 0, 1, "in (0, 1] (1 keeps every token)", above=True)
+        self._check_number("temperature", 0, math.inf, "a number ≥ 0 (0 is greedy)")
+        self._check_number("top_p", 0, 1, "in (0, 1] (1 keeps every token)", above=True)
         check_whole("top_k", self.top_k, -1, " (0 and -1 keep every token)")
-        check_range("min_p", self.min_p, 0, 1, "in [0, 1] (0 keeps every token)")
+        self._check_number("min_p", 0, 1, "in [0, 1] (0 keeps every token)")
         if self.seed is not None:
             object.__setattr__(self, "seed", checked_seed(self.seed))
-        repetition = self.repetition_penalty
-        check_range("repetition_penalty", repetition, 0, math.inf, "a number > 0 (1 is none)", True)
+        self._check_number(
+            "repetition_penalty", 0, math.inf, "a number > 0 (1 is none)", above=True
+        )
         for name in ("presence_penalty", "frequency_penalty"):
-            check_range(name, getattr(self, name), -2, 2, "in [-2, 2] (0 is none)")
+            self._check_number(name, -2, 2, "in [-2, 2] (0 is none)")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 0)
+        for name in ("ignore_eos", "cut_max_tokens"):
+            check_switch(name, getattr(self, name))
         self._check_min_tokens()
         self._check_form()
         check_whole("n", self.n, 1)
+        if self.n > MAX_N:
+            raise UserError(
+                f"n is {shortened(self.n)}; it may be at most {MAX_N}: give the prompt several "
+                "times for more answers."
+            )
         if self.n > 1 and self.is_greedy:
             raise UserError(
                 f"n is {self.n} at temperature {self.temperature}; greedy answers would all be "
@@ -103,6 +113,13 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+
+    def _check_number(
+        self, name: str, low: float, high: float, allowed: str, above: bool = False
+    ) -> None:
+        """Checks a field and keeps it as a float; arguments as `checked_number`."""
+        number = checked_number(name, getattr(self, name), low, high, allowed, above)
+        object.__setattr__(self, name, number)
 
     def _check_min_tokens(self) -> None:
         check_whole("min_tokens", self.min_tokens, 0)
@@ -144,30 +161,40 @@ class SamplingParams:
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else _several(stop)
+    stops = (stop,) if isinstance(stop, str) else _several("stop", stop)
     if stops is None or not all(isinstance(one, str) and one for one in stops):
-        raise UserError(f"stop is {stop!r}; it must be a text or several, none of them empty.")
+        raise UserError(
+            f"stop is {shortened(stop)}; it must be a text or several, none of them empty."
+        )
     return stops
 
 
 def _token_ids(ids: Any) -> tuple[int, ...]:
-    listed = _several(ids)
-    if listed is None or not all(isinstance(one, Integral) and int(one) >= 0 for one in listed):
-        raise UserError(f"stop_token_ids is {ids!r}; it must hold token ids, numbers ≥ 0.")
+    listed = _several("stop_token_ids", ids)
+    if listed is None or not all(map(is_token_id, listed)):
+        raise UserError(f"stop_token_ids is {shortened(ids)}; it must hold token ids, numbers ≥ 0.")
     return tuple(map(int, listed))
 
 
-def _several(values: Any) -> tuple[Any, ...] | None:
+def _several(name: str, values: Any) -> tuple[Any, ...] | None:
     """The elements of a list, a tuple, an array or another iterable, for an optional argument.
 
     Returns:
         The elements; () if the argument is None; None if it is a single value such as 5 or "12".
+
+    Raises:
+        UserError: there are more than `MAX_STOPS`.
     """
     if values is None:
         return ()
     values = as_plain(values)
     is_one = isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable)
-    return None if is_one else tuple(values)
+    if is_one:
+        return None
+    several = tuple(islice(values, MAX_STOPS + 1))
+    if len(several) > MAX_STOPS:
+        raise UserError(f"{name} has too many elements; it may have at most {MAX_STOPS:,}.")
+    return several
 
 
 def _biases(biases: Any) -> dict[int, float] | None:
@@ -175,10 +202,14 @@ def _biases(biases: Any) -> dict[int, float] | None:
         return None
     if not isinstance(biases, Mapping):
         raise UserError(
-            f"logit_bias is {biases!r}; it must map token ids to numbers in [-100, 100]."
+            f"logit_bias is {shortened(biases)}; it must map token ids to numbers in [-100, 100]."
         )
+    checked: dict[int, float] = {}
     for token, bias in biases.items():
-        if not isinstance(token, Integral) or token < 0:
-            raise UserError(f"logit_bias has the token {token!r}; ids are whole numbers ≥ 0.")
-        check_range(f"logit_bias[{token}]", bias, -100, 100, "in [-100, 100]")
-    return {int(token): float(bias) for token, bias in biases.items()}
+        if not is_token_id(token):
+            raise UserError(
+                f"logit_bias has the token {shortened(token)}; ids are whole numbers ≥ 0."
+            )
+        name = f"logit_bias[{shortened(token)}]"
+        checked[int(token)] = checked_number(name, bias, -100, 100, "in [-100, 100]")
+    return checked

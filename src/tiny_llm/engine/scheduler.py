@@ -24,7 +24,7 @@ This file knows requests and pages, and nothing of models, text, time or MLX.
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
-from ..errors import OutOfPagesError, QueueFullError, UserError
+from ..errors import OutOfPagesError, QueueFullError, UserError, shortened
 from .config import SchedulerConfig
 from .events import (
     ChunkPlan,
@@ -130,8 +130,9 @@ class Scheduler:
                 )
             if request.max_tokens is not None and request.max_tokens > room:
                 raise UserError(
-                    f"the prompt has {prompt} tokens and max_tokens is {request.max_tokens}, and "
-                    f"{holder} {size} in all; max_tokens may be at most {room} here."
+                    f"the prompt has {prompt} tokens and max_tokens is "
+                    f"{shortened(request.max_tokens)}, and {holder} {size} in all; max_tokens may "
+                    f"be at most {room} here."
                 )
         return request.max_tokens or min(in_pages, in_context)
         # [/task 3.3.2 fits]

@@ -46,6 +46,19 @@ def is_built() -> bool:
     return True
 
 
+def check_num_threads() -> None:
+    """Refuses a TINY_LLM_NUM_THREADS that is no number of threads. No effect without the extension.
+
+    Raises:
+        UserError: it is refused.
+    """
+    if is_built():
+        try:
+            extension().num_threads()
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+
 def reads(bits: int, group_size: int, dtype: mx.Dtype) -> bool:
     """Whether the kernels read affine weights of this kind, whose scales have this dtype."""
     halves = (mx.float16, mx.bfloat16)

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import UserError, shortened
 
 # Python's objects take up to 25 times the memory of their JSON.
-MAX_JSON_BYTES = 6_000_000
+MAX_JSON_BYTES = 5_000_000
 MAX_TEXT_BYTES = 1_000_000
 MAX_TOKENIZER_BYTES = 100_000_000  # of tokenizer.json, which Rust reads
 MAX_NAME = 255  # characters of a file's name

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from rich.console import Console
 
-from .. import demo
+from .. import demo, kernels
 from ..errors import UserError
 from ..kernels.interleaved import InterleavedMemory
 from .dummy import random_checkpoint
@@ -81,6 +81,7 @@ def _load(
     folder: Path, console: Console, read: Callable[[Path], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
     """Reads a checkpoint lazily, then its weights."""
+    kernels.check_num_threads()  # no fault of the model's
     try:
         read_config(read_model_config(folder))  # before anything that takes time
         model, tokenizer = read(folder)

@@ -6,6 +6,7 @@ from rich import filesize
 from rich.console import Console
 
 from .. import demo
+from ..errors import shortened
 from .files import check_checkpoint
 from .folder import ModelError
 
@@ -106,14 +107,21 @@ def _find_folder(name: str) -> Path | None:
     """
     full_name = shortcut_name_to_full_name(name)
     folder = Path(full_name).expanduser()
-    if full_name and folder.is_dir():
+    if full_name and _is_folder(folder):
         return folder
     if full_name.count("/") == 1 and full_name[0] not in "./~":
         return None
     raise ModelError(
-        f"there is no model '{name}'; give a folder, a hub id (owner/name) or one of "
+        f"there is no model {shortened(name)}; give a folder, a hub id (owner/name) or one of "
         f"{', '.join([*SHIPPED, *SHORTCUTS])}."
     )
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # the name is too long for one
+        return False
 
 
 def download(hub_id: str, console: Console, patterns: list[str] = DOWNLOAD_PATTERNS) -> Path:

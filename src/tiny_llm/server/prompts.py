@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ..errors import UserError
 from .answer_parser import CALL, CALL_END, THINK
 from .errors import refused
 
@@ -74,14 +75,17 @@ class Prompts:
         """A text's tokens.
 
         Raises:
-            ApiError: the text has half of a character, as JSON can.
+            ApiError: the text has half of a character, as JSON can; or the tokenizer refuses it.
         """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             half = ascii(text[error.start])
             raise refused(f"The prompt has {half}, half of a character; give whole ones.") from None
-        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        try:
+            return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        except UserError as error:  # of its own: an expression that does not end with this text
+            raise refused(str(error)) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens."""

@@ -29,6 +29,8 @@ class Recording:
     """
 
     def __init__(self, file: Path):
+        if file.exists() and not file.is_file():  # a device would lose its name
+            raise UserError(f"--record: '{file}' is not a plain file; give another name.")
         self._file = file
         self._part = file.with_name(f"{file.name}.part")
         self._out: TextIO | None = None

@@ -5,6 +5,7 @@
 #include "common/gpu.h"
 #include "common/instruction_set.h"
 #include "common/interleaved.h"
+#include "src/quantized_matmul/quantized_matmul_steps.h"
 
 namespace tiny_llm_ext {
 
@@ -27,6 +28,8 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
     check(b.ndim() == 2 || is_interleaved(b), operation,
           "expected b with 2 dimensions, or 3 if it is interleaved, got shape ", b.shape());
     if (is_interleaved(b)) {
+        check(product_step() == nullptr, operation, "expected b with 2 dimensions, got shape ",
+              b.shape(), ": the kernel that TINY_LLM_PRODUCT names reads weights by row");
         const int rows = interleaved_rows();
         check(rows > 0, operation, "expected b with 2 dimensions, got shape ", b.shape(),
               ": the CPU's kernels, those of ", name_of(instruction_set()),

@@ -1,0 +1,60 @@
+"""Prompts that are not UTF-8, threads that are none, a disk that is full: one sentence each."""
+
+import io
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tiny_llm.cli.input_text import checked_text, prompt_text
+from tiny_llm.engine.events import Recorder
+from tiny_llm.errors import UserError
+
+
+def test_standard_input_is_utf_8_whatever_the_locale(monkeypatch):
+    for content in ("größe".encode(), "größe".encode("latin-1")):
+        stream = io.TextIOWrapper(io.BytesIO(content), encoding="ascii")
+        monkeypatch.setattr(sys, "stdin", stream)
+        if content[2] == 0xC3:
+            assert prompt_text("-") == "größe"
+        else:
+            with pytest.raises(UserError, match=r"the prompt is not UTF-8: byte 2 is 0xf6"):
+                prompt_text("-")
+
+
+def test_an_argument_with_bytes_that_are_not_utf_8():
+    assert checked_text("the prompt", "größe") == "größe"
+    with pytest.raises(UserError, match=r"the prompt is not UTF-8 at character 1"):
+        prompt_text("a\udcff")
+
+
+def test_a_bad_number_of_threads_is_not_the_models_fault():
+    command = [sys.executable, "-m", "tiny_llm", "main", "--model", "demo", "--prompt", "a"]
+    environment = {"PATH": "", "TINY_LLM_NUM_THREADS": "many", "LC_ALL": "C"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(
+        'main: TINY_LLM_NUM_THREADS is "many"; it must be a whole number from 1 to 1024.'
+    )
+
+
+def test_a_recording_that_does_not_fit_leaves_no_file(tmp_path):
+    recorder, file = Recorder({"text": "x" * 100_000}), tmp_path / "run.json"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # as if the disk were full
+    try:
+        with pytest.raises(OSError, match="too large"):
+            recorder.write(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+    recorder.write(file)
+    assert json.loads(file.read_text())["engine"] == {"text": "x" * 100_000}
+
+
+def test_a_device_is_no_place_for_a_recording():
+    with pytest.raises(OSError, match="not a plain file"):
+        Recorder({}).write(Path("/dev/null"))
