@@ -8,6 +8,7 @@ error, all stacks go to the log, and the process exits with 1.
 import asyncio
 import contextlib
 import faulthandler
+import gc
 import logging
 import os
 import queue
@@ -17,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import uvicorn
 
@@ -81,11 +82,12 @@ class Process:
         defaults = read_defaults(folder, settings.generation_config)
         self.server = Server(settings, self._bridge, defaults)
 
-    def run(self) -> int:
-        """Serves; returns the exit status."""
-        return asyncio.run(self._run())
+    def run(self) -> NoReturn:
+        """Serves, and ends the process."""
+        asyncio.run(self._run())
+        raise AssertionError("the process has not ended")
 
-    async def _run(self) -> int:
+    async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         config = uvicorn.Config(
             make_app(self.server),
@@ -112,11 +114,21 @@ class Process:
         if self._recording is not None:
             self._recording.close()
         self._inbox.put(seam.Stop())
-        if self._status:
-            sys.stderr.flush()
-            os._exit(self._status)  # the engine's thread may never return
-        await asyncio.to_thread(self._engine.join, 10)
-        return 0
+        if not self._status:  # otherwise the engine's thread may never return
+            await asyncio.to_thread(self._engine.join, 10)
+        self._exit()
+
+    def _exit(self) -> NoReturn:
+        """Ends the process without taking the interpreter apart.
+
+        Before Python 3.13, a thread that was joined may still destroy what MLX keeps for it. That
+        needs the interpreter, and aborts the process if it is gone.
+        """
+        gc.collect()  # removes temporary files
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(self._status)
 
     # ---------------------------------------------------------------- beginning
 
