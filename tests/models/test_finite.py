@@ -1,6 +1,7 @@
 """NaN and infinity are found in every format, and the largest finite numbers are not mistaken."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -65,3 +66,10 @@ def test_floating_point_of_8_bits(mode, name):
         fill(byte)
         with pytest.raises(ValueError, match=f"^part.{name} has numbers"):
             check(layer)
+
+
+def test_in_any_thread():
+    """A stream of MLX's belongs to the thread that made it."""
+    check(norm_with([1.0], mx.float32))
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="infinite"):
+        pool.submit(lambda: check(norm_with([math.inf], mx.float32))).result()

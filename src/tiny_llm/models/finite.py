@@ -10,7 +10,7 @@ that of its bits as unsigned ones, where negative numbers are.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from threading import local
 from typing import Any
 
 import mlx.core as mx
@@ -81,10 +81,15 @@ class FiniteCheck:
                 )
 
 
-@cache
+_of_this_thread = local()
+
+
 def _stream() -> mx.Stream:
-    """One for all models; a thread of MLX's stays until the process ends."""
-    return mx.new_stream(mx.cpu)
+    """One for all models that a thread loads. Another thread cannot use it."""
+    if not hasattr(_of_this_thread, "stream"):
+        _of_this_thread.stream = mx.new_stream(mx.cpu)
+    stream: mx.Stream = _of_this_thread.stream
+    return stream
 
 
 def _number(scalar: mx.array) -> int:
