@@ -75,6 +75,8 @@ class BoundedProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            # A sanitizer that was loaded first needs more memory than the program may have.
+            env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
         )
         self._exchange(b"", SECONDS_TO_START)  # it says that it is ready
 
