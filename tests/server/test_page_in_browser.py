@@ -153,7 +153,7 @@ def test_what_a_model_writes_cannot_do_anything(server, open_page):
 def test_a_recording_is_played_after_the_server_has_gone(tmp_path, open_page):
     file = tmp_path / "run.json"
     running = RunningServer("--record", str(file))
-    page = open_page(running, expected=["ERR_CONNECTION_REFUSED"])
+    page = open_page(running, expected=["503", "ERR_CONNECTION_REFUSED"])
     page.wait_for_selector(".status.ready")
     ask(page, "What is a cat?")
     page.wait_for_selector(".message footer")
@@ -177,7 +177,7 @@ def test_a_recording_is_played_after_the_server_has_gone(tmp_path, open_page):
 def test_a_key_is_asked_for_and_not_stored(open_page):
     running = RunningServer("--api-key", "secret")
     try:
-        page = open_page(running, expected=["401", "ERR_CONNECTION_REFUSED"])
+        page = open_page(running, expected=["401", "503", "ERR_CONNECTION_REFUSED"])
         page.wait_for_selector("dialog")
         page.fill("dialog input", "secret")
         page.keyboard.press("Enter")
