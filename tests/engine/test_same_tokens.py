@@ -74,7 +74,7 @@ def test_the_product(demo, draft, alone):
             draft if case["guess"] else None,
             block_size=case["page"],
             max_num_seqs=4,
-            num_drafts=2,
+            num_drafts=2 if case["guess"] else None,
             max_num_batched_tokens=4 * (3 if case["guess"] else 1) + case["chunk"],
             enable_prefix_caching=case["prefix"],
         )
