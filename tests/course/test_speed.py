@@ -8,6 +8,7 @@ import pytest
 
 from benchmark.roofline import Machine
 from tests.support import computing_on
+from tiny_llm import kernels
 from tiny_llm.kernels.speed import Limits, product_cost
 from tools.course import history
 from tools.speed import __main__ as speed
@@ -31,7 +32,8 @@ def measured(monkeypatch):
         if what == "best":
             return {"rows": {"best": {**ROW, "minimum": 0.0005, "share": 1.0}}}
         vectors = {**ROW, "minimum": 0.001, "share": 0.5}
-        return {"rows": {"loops": ROW, "vectors": vectors}, "unwritten": {"factored": "is yours"}}
+        rows = {"loops": ROW, "vectors": vectors}
+        return {"rows": rows, "unwritten": {"factored": "is yours"}, "nearest": 1024}
 
     monkeypatch.setattr(speed, "run_products", run_products)
     monkeypatch.setattr(speed, "measure_best", lambda rounds: MACHINE)
@@ -51,7 +53,8 @@ def test_kernels_are_graded_by_their_share_and_it_is_kept(tree, measured, capsys
         "50.0 %",
         "2.0",
     ]
-    assert [(what, whose) for what, whose in measured] == [("kernels", tree), ("best", None)]
+    assert "nearest_good() of your speed.py says 1024 bytes ahead" in told
+    assert measured == [("kernels", tree, "--day", "4.2"), ("best", None)]
     (kept,) = history.entries(tree, "speed")
     assert kept["shares"] == {"loops": 0.25, "vectors": 0.5}
 
@@ -126,10 +129,24 @@ def test_a_planted_product_does_its_work_again_and_again(small):
 def test_kernels_are_measured_by_name(small, monkeypatch):
     monkeypatch.delenv(products.VARIABLE, raising=False)
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
-    found = products.measure_kernels(products.KERNELS, small, rounds=1)
+    found = products.measure_kernels(products.DAY_KERNELS["all"], small, rounds=1)
     assert set(found["rows"]) == {"loops", "factored"}
     assert "which has none" in found["unwritten"]["vectors"], "and it is told why"
     assert products.VARIABLE not in products.os.environ
-    best = products.measure_kernels((), small, rounds=1)
+    best = products.measure_kernels((None,), small, rounds=1)
     assert set(best["rows"]) == {"best"}
     assert mx.default_device() == mx.Device(mx.cpu)
+
+
+@pytest.mark.parametrize("day", [day for day in products.DAY_KERNELS if day > "4.2"])
+def test_every_kernel_of_a_day_is_measured(small, day):
+    sets = {"avx2", "avx512", "neon"}
+    if not sets & set(kernels.extension().instruction_sets()):
+        pytest.skip("this machine has no vectors that the kernels are compiled for")
+    found = products.measure_kernels(products.DAY_KERNELS[day], small, rounds=1)
+    assert not found["unwritten"]
+    labels = {name.split()[0] for name in found["rows"]}
+    assert labels == set(products.DAY_KERNELS[day])
+    assert found["nearest"] in products.AHEAD
+    assert f"fetched {products.AHEAD[0]}" in found["rows"], "each distance is a row"
+    assert products.AHEAD_VARIABLE not in products.os.environ
