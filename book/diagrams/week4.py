@@ -1,4 +1,4 @@
-"""Drawings of Week 4: measuring in turns, words in lanes, rows that go together."""
+"""Drawings of Week 4: measuring in turns, words in lanes, rows that go together, panels."""
 
 from ._svg import Drawing
 
@@ -71,4 +71,28 @@ def interleaving() -> str:
     d.text(10, 180, "row.word: the first four are one vector, an output in each lane.", "small")
     d.text(10, 200, "All of them want the same activation, and their sums stay apart.", "small")
     d.text(10, 220, "The next vector is the next 16 bytes, to the end of the matrix.", "small")
+    return d.svg()
+
+
+def panels() -> str:
+    """A panel is unpacked once from words, and tiles of rows multiply with it."""
+    d = Drawing(470, 262)
+    d.text(10, 18, "words of 32 outputs, one group", "strong")
+    for line in range(3):
+        for word in range(4):
+            d.box(10 + word * 27, 28 + line * 20, 25, 18, "a")
+    d.text(10, 112, "2 kB of 4 bits", "small soft")
+    d.arrow((124, 58), (176, 58))
+    d.text(150, 48, "once", "small", "middle")
+    d.text(182, 18, "panel of float32, in the first cache", "strong")
+    d.box(182, 28, 216, 64, "b", "128 inputs × 32 outputs")
+    d.text(182, 112, "16 kB", "small soft")
+    d.text(10, 148, "rows of activations", "strong")
+    for tile in range(3):
+        y = 158 + tile * 30
+        d.box(10, y, 106, 24, "e", f"tile {tile}", "small")
+        d.arrow((118, y + 12), (176, y + 12))
+        d.box(182, y, 216, 24, "c", "sums in registers, then totals", "small")
+    d.arrow((290, 116), (290, 154))
+    d.text(10, 256, "The next group is unpacked into the same panel.", "small soft")
     return d.svg()

@@ -1,7 +1,6 @@
 """Week 4, day 3: weights in the order in which they are read, and prefetching."""
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from tests.ops.quantized_products import (
@@ -11,12 +10,11 @@ from tests.ops.quantized_products import (
     problem,
 )
 from tests.support import assert_close
-from tests.week_4.steps import WITH_VECTORS, use_product
+from tests.week_4.steps import WITH_VECTORS, R, in_order, use_product
 from tiny_llm import kernels
 from tiny_llm.kernels.interleaved import by_row, interleave
 from tiny_llm.kernels.speed import Times, bytes_in_flight, nearest_good
 
-R = 32  # rows of weights that the day's kernels want together
 SHAPES = [(1, 128, 64), (2, 384, 32), (3, 1024, 160)]  # M, I, O
 
 
@@ -30,17 +28,6 @@ def ordered(request, monkeypatch, on_cpu) -> None:
 def fetched(request, monkeypatch, on_cpu) -> None:
     """Products go through task 3's kernel."""
     use_product("fetched", request.param, monkeypatch)
-
-
-def in_order(scales, biases, group_size, bits, a, b):
-    """The same problem with weights laid out as the kernels read them, whatever task 1 does."""
-    return _interleaved(scales), _interleaved(biases), group_size, bits, a, _interleaved(b)
-
-
-def _interleaved(matrix: mx.array) -> mx.array:
-    integers = np.array(matrix.view(mx.uint16) if matrix.itemsize == 2 else matrix)
-    blocks = [integers[first : first + R].T for first in range(0, len(integers), R)]
-    return mx.array(np.ascontiguousarray(blocks)).view(matrix.dtype)
 
 
 def test_task_1_the_first_words_of_the_rows_are_neighbours():

@@ -271,6 +271,15 @@ DAYS = (
             Task("4.3.3", "prefetching, and how far ahead"),
         ),
     ),
+    Day(
+        4,
+        4,
+        "panels for many rows",
+        (
+            Task("4.4.1", "panels of float32"),
+            Task("4.4.2", "panels of bfloat16 pairs"),
+        ),
+    ),
 )
 
 TASKS = {task.id: task for day in DAYS for task in day.tasks}

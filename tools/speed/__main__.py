@@ -101,9 +101,9 @@ def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console
     with console.status("your kernels, in turns"):
         yours = run_products("kernels", tree, machine, args.rounds, "--day", args.day)
     with console.status("ours"):
-        ours = run_products("best", None, machine, args.rounds)["rows"]["best"]
+        best = run_products("best", None, machine, args.rounds, "--day", args.day)["rows"]["best"]
     rows = yours["rows"]
-    console.print(kernels_table(rows, ours))
+    console.print(kernels_table(rows, best))
     for name, why in yours["unwritten"].items():
         console.print(f"{name}: {why}", style="dim", markup=False)
     if yours["nearest"] is not None:
@@ -113,7 +113,7 @@ def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console
     name = max(rows, key=lambda each: rows[each]["share"])
     console.print(f"your score: {percent(rows[name]['share'])} of the limit, by {name}")
     shares = {each: row["share"] for each, row in rows.items()}
-    history.append(tree, KIND, {"day": args.day, "shares": shares, "ours": ours["share"]})
+    history.append(tree, KIND, {"day": args.day, "shares": shares, "ours": best["share"]})
     return 0
 
 

@@ -39,7 +39,8 @@ AHEAD_VARIABLE = "TINY_LLM_PREFETCH"
 DAY_KERNELS = {
     "4.2": ("loops", "factored", "vectors"),
     "4.3": ("vectors", "ordered", "fetched"),
-    "all": ("loops", "factored", "vectors", "ordered", "fetched"),
+    "4.4": ("vectors", "fetched", "panels", "pairs"),
+    "all": ("loops", "factored", "vectors", "ordered", "fetched", "panels", "pairs"),
 }
 AHEAD = (256, 1024, 4096, 16384)  # bytes: day 4.3 tries them all
 # Outputs and inputs of the products of a decoding step of Qwen3-0.6B, and how many of each are
@@ -52,19 +53,21 @@ PRODUCTS = {
     "head": (151_936, 1024, 1),
 }
 KERNELS_ON = ("gate_up", 14)  # the product that kernels are compared on, and how many
+MANY_ROWS = {"4.4": (64, 2)}  # days whose products have rows, and how many products then
 TIMES_TOO_OFTEN = 4  # what the planted kernel does again and again
 
 
 class Products:
-    """Some products of one shape with one row of activations.
+    """Some products of one shape.
 
     Args:
         O, I: outputs and inputs.
         copies: how many matrices.
+        M: rows of activations.
     """
 
-    def __init__(self, O: int, I: int, copies: int):
-        self._a = mx.random.normal((1, I)).astype(mx.bfloat16)
+    def __init__(self, O: int, I: int, copies: int, M: int = 1):
+        self._a = mx.random.normal((M, I)).astype(mx.bfloat16)
         self._weights = [
             (
                 mx.random.uniform(shape=(O, I // GROUP_SIZE)).astype(mx.bfloat16),
@@ -75,7 +78,7 @@ class Products:
         ]
         mx.eval(self._a, self._weights)
         self._in_order: dict[int, Products] = {}
-        one = product_cost(1, O, I, BITS, GROUP_SIZE)
+        one = product_cost(M, O, I, BITS, GROUP_SIZE)
         self.cost = Cost(copies * one.num_bytes, copies * one.operations)
 
     def __call__(self) -> list[mx.array]:
@@ -150,6 +153,7 @@ def row(times: Times, cost: Cost, limits: Limits) -> dict[str, float]:
         "median": times.median,
         "minimum": times.minimum,
         "megabytes": cost.num_bytes / 1e6,
+        "gigaflop": cost.operations / 1e9,
         "least": least_seconds(cost, limits),
         "share": share(times, cost, limits),
     }
@@ -166,7 +170,9 @@ def measure_planted(name: str, limits: Limits, rounds: int) -> dict[str, Any]:
     return {"rows": rows, "slowest": slowest(times, costs, limits)}
 
 
-def measure_kernels(names: Sequence[str | None], limits: Limits, rounds: int) -> dict[str, Any]:
+def measure_kernels(
+    names: Sequence[str | None], limits: Limits, rounds: int, day: str | None = None
+) -> dict[str, Any]:
     """One product by the kernels of Week 4 that are written, or by this machine's best.
 
     Args:
@@ -174,13 +180,15 @@ def measure_kernels(names: Sequence[str | None], limits: Limits, rounds: int) ->
             distance of `AHEAD`, and called "fetched 256" and so on.
         limits: the machine's.
         rounds: of the comparison.
+        day: of `MANY_ROWS`, or any other: then a product has one row.
     """
     product, copies = KERNELS_ON
-    products = Products(*PRODUCTS[product][:2], copies)
+    M, copies = MANY_ROWS.get(day or "", (1, copies))
+    products = Products(*PRODUCTS[product][:2], copies, M)
     runs: dict[str, Callable[[], Any]] = {}
     unwritten = {}
     for name in names:
-        for ahead in AHEAD if name == "fetched" else (None,):
+        for ahead in AHEAD if name == "fetched" and M == 1 else (None,):
             label = " ".join(str(part) for part in (name or "best", ahead) if part is not None)
             try:
                 run = products.with_kernel(name, ahead)
@@ -221,7 +229,7 @@ def main() -> int:
             found = measure_planted(args.name, limits, args.rounds)
         else:
             names = DAY_KERNELS[args.day] if args.what == "kernels" else (None,)
-            found = measure_kernels(names, limits, args.rounds)
+            found = measure_kernels(names, limits, args.rounds, args.day)
     except YourTurn as unwritten:
         print(unwritten, file=sys.stderr)
         return 2

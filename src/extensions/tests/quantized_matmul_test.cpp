@@ -165,11 +165,14 @@ ProductStep vectors_of([[maybe_unused]] InstructionSet set) {
 std::vector<ProductStep> ordered_of([[maybe_unused]] InstructionSet set) {
 #if defined(__x86_64__)
     if (set == InstructionSet::avx2) {
-        return {avx2::quantized_matmul_ordered, avx2::quantized_matmul_fetched};
+        return {avx2::quantized_matmul_ordered, avx2::quantized_matmul_fetched,
+                avx2::quantized_matmul_panels, avx2::quantized_matmul_pairs};
     }
-    return {avx512::quantized_matmul_ordered, avx512::quantized_matmul_fetched};
+    return {avx512::quantized_matmul_ordered, avx512::quantized_matmul_fetched,
+            avx512::quantized_matmul_panels, avx512::quantized_matmul_pairs};
 #else
-    return {neon::quantized_matmul_ordered, neon::quantized_matmul_fetched};
+    return {neon::quantized_matmul_ordered, neon::quantized_matmul_fetched,
+            neon::quantized_matmul_panels, neon::quantized_matmul_pairs};
 #endif
 }
 

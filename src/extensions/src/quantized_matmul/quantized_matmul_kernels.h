@@ -48,6 +48,10 @@ void quantized_matmul_ordered(const QuantizedMatmulJob& job, int64_t first_outpu
                               int64_t last_output);
 void quantized_matmul_fetched(const QuantizedMatmulJob& job, int64_t first_output,
                               int64_t last_output);
+void quantized_matmul_panels(const QuantizedMatmulJob& job, int64_t first_output,
+                             int64_t last_output);
+void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
+                            int64_t last_output);
 }  // namespace avx2
 namespace avx512 {
 void quantized_matmul_vectors(const QuantizedMatmulJob& job, int64_t first_output,
@@ -56,6 +60,10 @@ void quantized_matmul_ordered(const QuantizedMatmulJob& job, int64_t first_outpu
                               int64_t last_output);
 void quantized_matmul_fetched(const QuantizedMatmulJob& job, int64_t first_output,
                               int64_t last_output);
+void quantized_matmul_panels(const QuantizedMatmulJob& job, int64_t first_output,
+                             int64_t last_output);
+void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
+                            int64_t last_output);
 }  // namespace avx512
 #elif defined(__aarch64__)
 namespace neon {
@@ -65,10 +73,14 @@ void quantized_matmul_ordered(const QuantizedMatmulJob& job, int64_t first_outpu
                               int64_t last_output);
 void quantized_matmul_fetched(const QuantizedMatmulJob& job, int64_t first_output,
                               int64_t last_output);
+void quantized_matmul_panels(const QuantizedMatmulJob& job, int64_t first_output,
+                             int64_t last_output);
+void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
+                            int64_t last_output);
 }  // namespace neon
 #endif
 
-/// How many rows of weights quantized_matmul_ordered and _fetched want interleaved.
+/// How many rows of weights quantized_matmul_ordered and those below it want interleaved.
 constexpr int STEP_ROWS = 32;
 
 /// The reference for weights without biases.

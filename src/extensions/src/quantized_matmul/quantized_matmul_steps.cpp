@@ -45,6 +45,18 @@ ProductStep fetched([[maybe_unused]] InstructionSet set) {
     // [/task 4.3.3 choose]
 }
 
+ProductStep panels([[maybe_unused]] InstructionSet set) {
+    // [task 4.4.1 choose]
+    return TINY_LLM_CHOOSE_SIMD(set, quantized_matmul_panels, nullptr);
+    // [/task 4.4.1 choose]
+}
+
+ProductStep pairs([[maybe_unused]] InstructionSet set) {
+    // [task 4.4.2 choose]
+    return TINY_LLM_CHOOSE_SIMD(set, quantized_matmul_pairs, nullptr);
+    // [/task 4.4.2 choose]
+}
+
 std::string variable(const char* name) {
     const char* value = std::getenv(name);
     return value == nullptr ? "" : value;
@@ -57,9 +69,8 @@ struct Step {
     int rows;
 };
 constexpr Step STEPS[] = {
-    {"vectors", vectors, 0},
-    {"ordered", ordered, STEP_ROWS},
-    {"fetched", fetched, STEP_ROWS},
+    {"vectors", vectors, 0},       {"ordered", ordered, STEP_ROWS}, {"fetched", fetched, STEP_ROWS},
+    {"panels", panels, STEP_ROWS}, {"pairs", pairs, STEP_ROWS},
 };
 
 // The one that TINY_LLM_PRODUCT names, which is none of the others.
@@ -70,7 +81,8 @@ const Step& named_step(const std::string& name) {
         }
     }
     throw std::invalid_argument("TINY_LLM_PRODUCT is \"" + name +
-                                "\"; it may be loops, factored, vectors, ordered or fetched.");
+                                "\"; it may be loops, factored, vectors, ordered, fetched, "
+                                "panels or pairs.");
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 //     vectors    as many weights at a time as a vector has lanes
 //     ordered    weights in the order in which they are read, STEP_ROWS rows interleaved
 //     fetched    the same, and what is read next is fetched: TINY_LLM_PREFETCH bytes ahead
+//     panels     weights are unpacked once for many rows of activations
+//     pairs      the same, with bfloat16 dot products where the instruction set has them
 //
 // Without the variable this machine's best kernel runs. The first three read weights by row.
 #pragma once

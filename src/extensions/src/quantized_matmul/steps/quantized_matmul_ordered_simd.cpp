@@ -11,6 +11,7 @@
 // what will be needed: that is fetched.
 #include "common/simd.h"
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
+#include "src/quantized_matmul/steps/widened_rows.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
 
@@ -18,23 +19,6 @@ namespace {
 
 constexpr int VECTORS = STEP_ROWS / LANES;  // of outputs that are computed together
 constexpr int64_t LINE = 64;                // bytes of a cache line
-
-// Widens row m of the activations, and sums each of its groups.
-//
-// a: room for I numbers. sums: room for I/group_size.
-void prepare(const QuantizedMatmulJob& job, int64_t m, float* a, float* sums) {
-    // [task 4.3.2 prepare]
-    for (int64_t g = 0; g < job.I / job.group_size; g++) {
-        Floats total = {};
-        for (int64_t i = g * job.group_size; i < (g + 1) * job.group_size; i += LANES) {
-            const Floats x = load(job.a, m * job.I + i, job.format);
-            store(a, i, Format::float32, x);
-            total += x;
-        }
-        sums[g] = sum(total);
-    }
-    // [/task 4.3.2 prepare]
-}
 
 // Asks for the words that lie `ahead` bytes behind these, STEP_ROWS of them. Nothing waits for
 // what was asked for, and an address beyond the weights does no harm.
@@ -98,7 +82,7 @@ void multiply(const QuantizedMatmulJob& job, int64_t first_output, int64_t last_
     float* a = new float[job.I + job.I / job.group_size];
     float* sums = a + job.I;
     for (int64_t m = 0; m < job.M; m++) {
-        prepare(job, m, a, sums);
+        widen(job, m, a, sums);
         for (int64_t o = first_output; o < last_output; o += STEP_ROWS) {
             Floats out[VECTORS];
             if (job.bits == 4) {
