@@ -77,16 +77,16 @@ def interleaving() -> str:
 def panels() -> str:
     """A panel is unpacked once from words, and tiles of rows multiply with it."""
     d = Drawing(470, 262)
-    d.text(10, 18, "words of 32 outputs, one group", "strong")
+    d.text(10, 18, "words of a group", "strong")
     for line in range(3):
         for word in range(4):
             d.box(10 + word * 27, 28 + line * 20, 25, 18, "a")
-    d.text(10, 112, "2 kB of 4 bits", "small soft")
+    d.text(10, 112, "32 outputs, 2 kB", "small soft")
     d.arrow((124, 58), (176, 58))
     d.text(150, 48, "once", "small", "middle")
-    d.text(182, 18, "panel of float32, in the first cache", "strong")
+    d.text(182, 18, "panel in the first cache", "strong")
     d.box(182, 28, 216, 64, "b", "128 inputs × 32 outputs")
-    d.text(182, 112, "16 kB", "small soft")
+    d.text(182, 112, "float32, 16 kB", "small soft")
     d.text(10, 148, "rows of activations", "strong")
     for tile in range(3):
         y = 158 + tile * 30

@@ -1,6 +1,7 @@
 """Week 4, day 3: weights in the order in which they are read, and prefetching."""
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 from tests.ops.quantized_products import (
@@ -9,9 +10,9 @@ from tests.ops.quantized_products import (
     evaluated,
     problem,
 )
-from tests.support import assert_close
+from tests.support import assert_close, tiny_model
 from tests.week_4.steps import WITH_VECTORS, R, in_order, use_product
-from tiny_llm import kernels
+from tiny_llm import Qwen3ModelWeek2, kernels
 from tiny_llm.kernels.interleaved import by_row, interleave
 from tiny_llm.kernels.speed import Times, bytes_in_flight, nearest_good
 
@@ -80,6 +81,18 @@ def test_task_2_rows_that_are_left_go_the_old_way(ordered):
     """33 outputs are no multiple of 32: they stay by row, and yesterday's kernel takes them."""
     assert kernels.interleaved_rows() == R
     assert_exact_but_for_rounding("portable", problem(2, 256, 33, 4, 128, mx.bfloat16))
+
+
+def test_task_2_a_model_reads_its_weights_in_this_order(ordered):
+    """The first kernel that sees interleaved weights is the learner's, in the learner's model."""
+    mlx_model = tiny_model(mx.bfloat16, hidden_size=128, intermediate_size=256)
+    nn.quantize(mlx_model, group_size=64, bits=4)
+    tokens = mx.array([[1, 2, 3]])
+    model = Qwen3ModelWeek2(mlx_model)
+    actual = model(tokens, 0, model.create_kv_cache())
+    words = model.layers[0].mlp.w_down.weight
+    assert words.ndim == 3, f"expected words of 32 rows together, got shape {words.shape}"
+    assert_close(actual, mlx_model(tokens), "mlx_lm's logits", ulps=16)
 
 
 @pytest.mark.parametrize("ahead", ["0", "4096", "1000000"])
