@@ -34,7 +34,7 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
               ": the kernel that TINY_LLM_PRODUCT names reads weights by row");
         check(biases || product_step() == nullptr, operation,
               "expected biases, got None: the kernel that TINY_LLM_PRODUCT names reads no "
-              "floating-point weights that are interleaved");
+              "floating-point weights that are interleaved; take vectors");
         check(rows > 0, operation, "expected b with 2 dimensions, got shape ", b.shape(),
               ": the CPU's kernels, those of ", name_of(instruction_set()),
               ", read weights by row");
