@@ -126,6 +126,29 @@ async def run_clients(
     return LoadResult(seconds, workload.output_tokens, streams)
 
 
+async def run_arrivals(
+    url: str, workload: Workload, arrivals: Sequence[float], extra: dict[str, Any]
+) -> LoadResult:
+    """Answers to all prompts of a workload, each sent at its time, whatever has been answered.
+
+    Args:
+        url: of the server.
+        workload: prompts as token ids, and how long the answers are.
+        arrivals: for each prompt, seconds after the first.
+        extra: fields of each request that only this server knows.
+    """
+    started = time.perf_counter()
+
+    async def client(prompt: Sequence[int], length: int, due: float) -> StreamTimes:
+        await asyncio.sleep(started + due - time.perf_counter())
+        body = {"prompt": prompt, "max_tokens": length, "temperature": 0, "stream": True}
+        return await stream_completion(url, body | {"ignore_eos": True, **extra})
+
+    requests = zip(workload.prompts, workload.output_lens, arrivals, strict=True)
+    streams = await asyncio.gather(*(client(*request) for request in requests))
+    return LoadResult(time.perf_counter() - started, workload.output_tokens, streams)
+
+
 async def health_under_load(url: str, workload: Workload, clients: int) -> list[float]:
     """The seconds of `GET /health`, ten times a second, while clients stream."""
     load = asyncio.ensure_future(run_clients(url, workload, clients, {}))

@@ -4,7 +4,10 @@
     python -m benchmark.http_serving --model FOLDER --llama-server BINARY --gguf FILE
 
 The systems take turns, round after round, on the same requests: prompts of token ids, answers of a
-length that was drawn for them. Each number of clients sends so many requests at a time. The figures
+length that was drawn for them. Each number of clients sends so many requests at a time. With
+--request-rate, requests come at random times instead (exponential gaps, the same for all), whether
+or not the last ones are answered: a client of a server that waits for an answer sends its next
+request into a step that has begun, where a loop around `LLM` adds it before that step. The figures
 are those of the median round. With --llama-server, a GGUF file with the vocabulary is written to
 --gguf if it is not there. The demo model measures the start and the memory.
 """
@@ -15,7 +18,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ from tiny_llm.cli.workload import LengthRange, Workload, draw_workload
 from tiny_llm.models import find_model
 
 from .gguf_file import write_gguf
-from .http_clients import LoadResult, StreamTimes, health_under_load, run_clients
+from .http_clients import LoadResult, StreamTimes, health_under_load, run_arrivals, run_clients
 from .http_processes import llama_server, our_server
 from .roofline import usable_threads
 
@@ -74,6 +77,33 @@ class InProcess:
                     send()
         return LoadResult(time.perf_counter() - started, workload.output_tokens, streams)
 
+    def run_arrivals(self, workload: Workload, arrivals: Sequence[float]) -> LoadResult:
+        """Answers to all prompts, each added by the first step after its time.
+
+        Args:
+            workload: the requests.
+            arrivals: for each, seconds after the first.
+        """
+        requests = list(zip(workload.prompts, workload.output_lens, arrivals, strict=True))[::-1]
+        due: dict[str, float] = {}
+        first: dict[str, float] = {}
+        streams: list[StreamTimes] = []
+        started = time.perf_counter()
+        while requests or self._llm.has_unfinished_requests:
+            while requests and started + requests[-1][2] <= time.perf_counter():
+                prompt, length, at = requests.pop()
+                params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+                due[self._llm.add_request(prompt, params)] = started + at
+            if not self._llm.has_unfinished_requests:
+                time.sleep(max(0.0, started + requests[-1][2] - time.perf_counter()))
+                continue
+            for news in self._llm.step():
+                name, now = news.request_id, time.perf_counter()
+                first.setdefault(name, now)
+                if news.finish_reason is not None:
+                    streams.append(StreamTimes(first[name] - due[name], now - due[name]))
+        return LoadResult(time.perf_counter() - started, workload.output_tokens, streams)
+
 
 def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
     """Throughput and time to the first token of all systems, for each number of clients."""
@@ -84,11 +114,23 @@ def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
     ours.pause()
     in_process = InProcess(args.model, int(places))
 
-    def over_http(workload: Workload, clients: int) -> LoadResult:
-        with ours.running() as url:
-            return asyncio.run(run_clients(url, workload, clients, {}))
+    rate = args.request_rate
 
-    runs: Runs = {"LLM": in_process.run, "serve": over_http}
+    def alone(workload: Workload, clients: int) -> LoadResult:
+        if rate is None:
+            return in_process.run(workload, clients)
+        return in_process.run_arrivals(workload, _arrivals(workload, rate))
+
+    def over_http(url: str, workload: Workload, clients: int, fields: dict[str, Any]) -> LoadResult:
+        if rate is None:
+            return asyncio.run(run_clients(url, workload, clients, fields))
+        return asyncio.run(run_arrivals(url, workload, _arrivals(workload, rate), fields))
+
+    def through_ours(workload: Workload, clients: int) -> LoadResult:
+        with ours.running() as url:
+            return over_http(url, workload, clients, {})
+
+    runs: Runs = {"LLM": alone, "serve": through_ours}
     if args.llama_server is not None:
         context = 2 * args.max_len
         peer = llama_server(args.llama_server, args.gguf, most, context, usable_threads())
@@ -97,7 +139,7 @@ def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
 
         def through_llama(workload: Workload, clients: int) -> LoadResult:
             with peer.running() as url:
-                return asyncio.run(run_clients(url, workload, clients, LLAMA_FIELDS))
+                return over_http(url, workload, clients, LLAMA_FIELDS)
 
         runs["llama-server"] = through_llama
     try:
@@ -135,6 +177,14 @@ def _workload(args: argparse.Namespace, clients: int, vocab_size: int, seed: int
     )
     num = clients * args.requests_per_client
     return draw_workload(num, inputs, outputs, vocab_size, seed)
+
+
+def _arrivals(workload: Workload, rate: float) -> Sequence[float]:
+    """When requests come, in seconds after the first; the same for every system."""
+    gaps = np.random.default_rng(len(workload.prompts)).exponential(
+        1 / rate, len(workload.prompts) - 1
+    )
+    return [0.0, *map(float, np.cumsum(gaps))]
 
 
 def _medians(rounds: dict[int, list[dict[str, float]]]) -> dict[int, dict[str, float]]:
@@ -213,6 +263,7 @@ def main() -> int:
     add("--model", default=DEMO, help="a folder with a tokenizer; demo if not given")
     add("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
     add("--requests-per-client", type=int, default=2)
+    add("--request-rate", type=float, help="requests per second, at random times")
     add("--min-len", type=int, default=32, help="tokens of a prompt, and of an answer")
     add("--max-len", type=int, default=128)
     add("--rounds", type=int, default=3)

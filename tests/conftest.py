@@ -17,6 +17,21 @@ from tests.support import DEVICES, DTYPES, computing_on
 from tiny_llm import kernels
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds --exhaustive, for runs of many minutes."""
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="random tests try everything: 20,000 HTTP requests, 1,000 schemas",
+    )
+
+
+@pytest.fixture(scope="session")
+def exhaustive(request: pytest.FixtureRequest) -> bool:
+    """Whether random tests try as much as they can, instead of what CI has time for."""
+    return request.config.getoption("--exhaustive")
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what a quick run leaves out, and puts long files first."""

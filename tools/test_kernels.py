@@ -14,12 +14,18 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeAlias
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "src" / "extensions" / "tests"
 ARM = platform.machine() in ("aarch64", "arm64")
 CROSS_COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+
+# A command, and the instruction set that it is to use; "" for all that the processor has.
+Run: TypeAlias = tuple[list[str], str]
 
 
 def main() -> int:
@@ -30,40 +36,70 @@ def main() -> int:
     parser.add_argument("--isa", choices=["avx2", "avx512", "amx", "neon"], help="one set alone")
     parser.add_argument("--sanitize", action="store_true", help="with GCC's or Clang's sanitizers")
     args = parser.parse_args()
-    if args.isa == "neon" and not ARM:
-        return test_emulated(required=True)
-    status = test_native(args.isa, args.sanitize)
-    if status == 0 and args.isa is None and not ARM and not args.sanitize:
-        status = test_emulated(required=False)
-    return status
+    neon_alone = args.isa == "neon" and not ARM
+    runs = [] if neon_alone else native(args.isa, args.sanitize)
+    if neon_alone or (args.isa is None and not ARM and not args.sanitize):
+        problem = lacking()
+        if problem is None:
+            runs = emulated() + runs  # they take longest
+        else:
+            print(problem, file=sys.stderr)
+            if neon_alone:
+                return 2
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return 0 if all(list(pool.map(passes, runs))) else 1
 
 
-def test_native(isa: str | None, sanitize: bool) -> int:
-    """Builds for this machine and runs."""
+def native(isa: str | None, sanitize: bool) -> list[Run]:
+    """Builds for this machine; the runs of its tests."""
     program = build("native-sanitized" if sanitize else "native", sanitize=sanitize)
-    environment = {**os.environ, "TINY_LLM_CPU_ISA": isa or ""}
-    return subprocess.run([program], env=environment, check=False).returncode
+    return runs_of([str(program)], isa or "")
 
 
-def test_emulated(required: bool) -> int:
-    """Builds for 64-bit ARM and runs in an emulator, or says what is missing."""
-    missing = [tool for tool in (CROSS_COMPILER, EMULATOR) if shutil.which(tool) is None]
-    if missing:
-        print(
-            f"test-kernels: NEON is not tested here, as there is no {' and no '.join(missing)}; "
-            "on Debian and Ubuntu: `apt install g++-aarch64-linux-gnu qemu-user`.",
-            file=sys.stderr,
-        )
-        return 2 if required else 0
+def emulated() -> list[Run]:
+    """Builds for 64-bit ARM; the runs of its tests in an emulator."""
     program = build(
         "neon",
         "-DCMAKE_SYSTEM_NAME=Linux",
         "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
         f"-DCMAKE_CXX_COMPILER={CROSS_COMPILER}",
     )
-    command = [EMULATOR, "-L", "/usr/aarch64-linux-gnu", str(program)]
-    environment = {**os.environ, "TINY_LLM_CPU_ISA": "neon"}
-    return subprocess.run(command, env=environment, check=False).returncode
+    return runs_of([EMULATOR, "-L", "/usr/aarch64-linux-gnu", str(program)], "neon")
+
+
+def lacking() -> str | None:
+    """What is missing to test NEON on another processor, in a sentence."""
+    missing = [tool for tool in (CROSS_COMPILER, EMULATOR) if shutil.which(tool) is None]
+    if not missing:
+        return None
+    return (
+        f"test-kernels: NEON is not tested here, as there is no {' and no '.join(missing)}; "
+        "on Debian and Ubuntu: `apt install g++-aarch64-linux-gnu qemu-user`."
+    )
+
+
+def runs_of(command: Sequence[str], isa: str) -> list[Run]:
+    """A run for each test of the program, so that they can go side by side."""
+    names = subprocess.run([*command, "--list"], capture_output=True, text=True, check=True)
+    return [([*command, name], isa) for name in names.stdout.split()]
+
+
+def passes(run: Run) -> bool:
+    """Runs one test, and prints what it says."""
+    command, isa = run
+    environment = {**os.environ, "TINY_LLM_CPU_ISA": isa}
+    result = subprocess.run(
+        command,
+        env=environment,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    print(result.stdout, end="", flush=True)
+    if result.returncode < 0:
+        print(f"test-kernels: {command[-1]} died of signal {-result.returncode}.", file=sys.stderr)
+    return result.returncode == 0
 
 
 def build(name: str, *options: str, sanitize: bool = False) -> Path:

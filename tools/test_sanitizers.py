@@ -72,7 +72,11 @@ def pytest_configure() -> None:
 def build() -> bool:
     """Compiles the extension with the sanitizers, into a package of its own."""
     configure = ["cmake", "-S", "src/extensions", "-B", str(BUILD), "-G", "Ninja"]
-    configure += ["-DTINY_LLM_SANITIZE=ON", f"-DPython_EXECUTABLE={sys.executable}"]
+    configure += [
+        "-DTINY_LLM_SANITIZE=ON",
+        "-DTINY_LLM_UNITY=ON",
+        f"-DPython_EXECUTABLE={sys.executable}",
+    ]
     install = ["cmake", "--install", str(BUILD), "--prefix", str(PACKAGE)]
     for command in (configure, ["cmake", "--build", str(BUILD)], install):
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

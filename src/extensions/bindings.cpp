@@ -168,6 +168,8 @@ Raises:
     m.def("large_pages", &tiny_llm_ext::large_pages, "bytes"_a, docs::large_pages);
     m.def("interleave", &tiny_llm_ext::interleave, "matrix"_a, "rows"_a, "memory"_a, "offset"_a,
           docs::interleave);
+    m.def("interleave_file", &tiny_llm_ext::interleave_file, "matrix"_a, "file"_a, "begin"_a,
+          "rows"_a, "memory"_a, "offset"_a, docs::interleave_file);
     m.def("num_threads", &tiny_llm_ext::num_threads,
           "How many threads a CPU kernel uses: TINY_LLM_NUM_THREADS, or the cores there are.");
     tiny_llm_ext::bind_metal(m);

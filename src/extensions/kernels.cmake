@@ -28,6 +28,11 @@ if(TINY_LLM_SANITIZE) # -O1 compiles sooner; the kernels, where the time of a ru
   add_compile_options(-O1 -fsanitize=address,undefined -fno-sanitize-recover=all
                       -fno-omit-frame-pointer -g)
   add_link_options(-fsanitize=address,undefined)
+  # But not these, whose unrolled loops have so many checks that -O3 takes minutes.
+  set_source_files_properties(
+    "${CMAKE_CURRENT_LIST_DIR}/src/flash_attention/fast/attention_block_simd.cpp"
+    "${CMAKE_CURRENT_LIST_DIR}/src/quantized_matmul/fast/quantized_matmul_avx512.cpp"
+    PROPERTIES COMPILE_OPTIONS -O1)
 endif()
 
 # GCC 12 warns of variables in its own intrinsics, which leave unused lanes undefined on purpose.

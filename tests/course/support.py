@@ -1,7 +1,30 @@
 """What the course's own tests share."""
 
+import re
+
+from tests.course.wrong import Wrong
 from tools.course.markers import all_blocks
+from tools.course.outcomes import Outcome
 from tools.course.tree import ROOT
 
 # The tasks that have code to write in this version of the solution.
 HAVE_CODE = {block.task for _, block in all_blocks(ROOT / "src").values() if block.task is not None}
+
+# What a message has that says more than that something is wrong: both sides of a comparison, or a
+# sentence of the code's own checks.
+TEACHES = re.compile(
+    r"expected|instead of|==|<=|>=| in | is None|DID NOT RAISE|Regex|Mismatched"
+    r"|^(tiny_llm\.\S+|ValueError): .{20}"
+)
+
+
+def assert_caught(wrong: Wrong, outcomes: list[Outcome]) -> None:
+    """A mistake made a test of its task fail, with a message from which one learns something."""
+    failed = [outcome for outcome in outcomes if outcome.passed is False]
+    assert failed, f"the tests of task {wrong.tested_by} do not notice: {wrong.what}"
+    outcome = failed[0]
+    assert outcome.test, f"{wrong}: the process died: {outcome.message}"
+    print(f"{wrong}\n    {outcome.test}\n    {outcome.message[:300]}")
+    assert TEACHES.search(outcome.message), (
+        f"{wrong}: {outcome.test} says too little: {outcome.message}"
+    )

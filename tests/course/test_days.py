@@ -2,6 +2,7 @@
 
 The starter is generated and built; in it every task's tests fail, and with the error that names the
 task. Then the solution is put in day by day: after each, exactly the tests up to that day pass.
+Into the complete tree each mistake in C++ of `wrong/` is put, and makes the tests of its task fail.
 """
 
 from collections import defaultdict
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.course.support import HAVE_CODE
+from tests.course.support import HAVE_CODE, assert_caught
+from tests.course.wrong.all_weeks import WRONG
 from tools.course.build import build_tree, built_module
+from tools.course.mistakes import INTERPRETED, run_compiled, suffix_of
 from tools.course.outcomes import Outcome, Runner
 from tools.course.reveal import apply_tasks
 from tools.course.start import write_tree
@@ -112,3 +115,11 @@ def test_after_a_day_exactly_its_tests_pass(course, day):
         assert failed, f"after {day.name}, task {task} is done, and nobody has written it"
         for outcome in failed:
             assert outcome.is_your_turn, f"after {day.name}, {outcome.test}: {outcome.message}"
+
+
+@pytest.mark.parametrize(
+    "wrong", [wrong for wrong in WRONG if suffix_of(wrong) not in INTERPRETED], ids=str
+)
+def test_a_mistake_in_cpp_is_caught(course, wrong):
+    course.apply(HAVE_CODE)  # does nothing after the days above
+    assert_caught(wrong, run_compiled(course.runner, course.tree, wrong, "-x"))

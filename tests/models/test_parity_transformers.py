@@ -15,6 +15,7 @@ from tiny_llm.models.dispatch import serving_model
 from tiny_llm.models.weights import read_checkpoint
 
 torch = pytest.importorskip("torch", reason="`pdm run install-torch` installs it")
+torch.set_num_threads(1)  # its threads wait by spinning, which takes the other tests' processor
 transformers = pytest.importorskip("transformers")
 
 QUESTIONS = [

@@ -329,6 +329,7 @@ NO_OPERATIONS = {
     "instruction_set",
     "instruction_sets",
     "interleave",  # not lazy; tests/ops/test_interleaved.py
+    "interleave_file",
     "interleaved_rows",
     "large_pages",
     "metal",

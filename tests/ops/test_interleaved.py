@@ -65,6 +65,39 @@ def test_interleaving_into_memory(O, W, dtype, rows):
     assert mx.array_equal(second, interleave(matrix[::-1], rows)), "each keeps the memory alive"
 
 
+@pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.parametrize("dtype", [mx.uint32, *HALVES])
+@pytest.mark.parametrize(("O", "W"), [(64, 1), (192, 3), (1088, 130), (64, 4097), (64, 0), (0, 8)])
+@pytest.mark.parametrize("begin", [0, 13])
+def test_interleaving_from_a_file(O, W, dtype, rows, begin, tmp_path):
+    """At any byte, in as many parts as fit a core's cache, with what comes behind left alone."""
+    matrix = mx.random.randint(0, 1000, (O, W)).astype(dtype)
+    content = bytes(memoryview(np.array(matrix.view(mx.uint8))))
+    (tmp_path / "file").write_bytes(b"x" * begin + content + b"the next tensor")
+    extension = kernels.extension()
+    memory = extension.large_pages(matrix.nbytes + 64)
+    shape_alone = mx.zeros((O, W), dtype)
+    file = str(tmp_path / "file")
+    moved = extension.interleave_file(shape_alone, file, begin, rows, memory, 64)
+    assert moved.dtype == dtype
+    assert mx.array_equal(moved, interleave(matrix, rows))
+
+
+def test_files_that_cannot_be_interleaved(tmp_path):
+    memory, matrix = kernels.extension().large_pages(2**20), mx.zeros((64, 1024))
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * matrix.nbytes)
+    read = kernels.extension().interleave_file
+    with pytest.raises(RuntimeError, match=r"interleave_file: .*file ends too early"):
+        read(matrix, str(file), 1, 16, memory, 0)
+    with pytest.raises(RuntimeError, match=r"none cannot be read: No such file"):
+        read(matrix, str(tmp_path / "none"), 0, 16, memory, 0)
+    with pytest.raises(ValueError, match="expected a place of 0 or more, got -1"):
+        read(matrix, str(file), -1, 16, memory, 0)
+    with pytest.raises(ValueError, match="O a multiple of 16"):
+        read(mx.zeros((40, 3)), str(file), 0, 16, memory, 0)
+
+
 @pytest.mark.parametrize(
     ("matrix", "rows", "offset", "reason"),
     [

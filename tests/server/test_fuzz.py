@@ -66,7 +66,7 @@ def test_a_sample(server, operations):
 
 
 @pytest.mark.slow
-def test_many(server, operations):
+def test_many(server, operations, exhaustive):
     for operation in operations:
-        fuzz(operation, 300)
+        fuzz(operation, 1700 if exhaustive else 120)
     assert server.is_empty

@@ -1,9 +1,11 @@
-// Runs every test for every instruction set of this processor, or for the one that TINY_LLM_CPU_ISA
-// names. Exit status 0 if all is well.
+// Runs the test that is named, or all, for every instruction set of this processor, or for the one
+// that TINY_LLM_CPU_ISA names. Exit status 0 if all is well. `kernel_tests --list` prints the
+// names.
 #include "tests/kernel_tests.h"
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 
 namespace tiny_llm_ext::tests {
@@ -49,18 +51,29 @@ std::vector<uint16_t> Random::halves(int64_t count, Format format, float scale) 
 
 Registration::Registration(const char* name, Test test) { all_tests().push_back({name, test}); }
 
-// Returns whether something was tested and nothing failed.
-bool run_all() {
+void list_tests() {
+    for (const Named& test : all_tests()) {
+        std::printf("%s\n", test.name);
+    }
+}
+
+// Runs the test of that name; all, if it is nullptr. Returns whether there is one and none failed.
+bool run(const char* name) {
     std::vector<InstructionSet> sets = instruction_sets();
     const char* forced = std::getenv("TINY_LLM_CPU_ISA");
     if (forced != nullptr && *forced != '\0') {
         sets = {instruction_set()};  // checks the name
     }
+    bool found = false;
     for (InstructionSet set : sets) {
         if (set == InstructionSet::portable) {
             continue;
         }
         for (const Named& test : all_tests()) {
+            if (name != nullptr && std::strcmp(name, test.name) != 0) {
+                continue;
+            }
+            found = true;
             const int64_t checks_before = checks, failures_before = failures;
             test.test(set);
             std::printf("%s %s: %lld checks, %lld failed\n", name_of(set).c_str(), test.name,
@@ -68,14 +81,19 @@ bool run_all() {
                         static_cast<long long>(failures - failures_before));
         }
     }
-    return checks > 0 && failures == 0;
+    return found && failures == 0;
 }
 
 }  // namespace tiny_llm_ext::tests
 
-int main() {
+int main(int argc, char** argv) {
+    const char* name = argc > 1 ? argv[1] : nullptr;
+    if (name != nullptr && std::strcmp(name, "--list") == 0) {
+        tiny_llm_ext::tests::list_tests();
+        return 0;
+    }
     try {
-        return tiny_llm_ext::tests::run_all() ? 0 : 1;
+        return tiny_llm_ext::tests::run(name) ? 0 : 1;
     } catch (const std::exception& error) {
         std::printf("%s\n", error.what());
         return 2;

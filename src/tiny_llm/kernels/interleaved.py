@@ -13,6 +13,8 @@ built from it: `lay_out`. So both have the same speed.
 
 import copy
 import functools
+import weakref
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -108,6 +110,25 @@ def lay_out(mlx_model: Any) -> Any:
     return laid_out
 
 
+class InFiles:
+    """Where the arrays of a model that were not read yet lie in files.
+
+    It keeps none of them: an array that nobody else has is not looked for any more.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[weakref.ref[mx.array], tuple[Path, int]]] = {}
+
+    def add(self, array: mx.array, file: Path, begin: int) -> None:
+        """Notes that a lazy array is stored by row in a file, from its byte `begin` on."""
+        self._places[id(array)] = weakref.ref(array), (file, begin)
+
+    def place_of(self, array: mx.array) -> tuple[Path, int] | None:
+        """The file of an array, and the byte where it begins; None if that is not known."""
+        reference, place = self._places.get(id(array), (None, None))
+        return place if reference is not None and reference() is array else None
+
+
 class InterleavedMemory:
     """One piece of memory, in large pages, for a model's quantized layers that our kernels read.
 
@@ -116,29 +137,24 @@ class InterleavedMemory:
 
     Args:
         model: an `mlx.nn` module; its weights may still have to be read from a file.
+        in_files: of those that are, the places; they are read a few rows at a time.
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, in_files: InFiles | None = None):
         self._rows = interleaved_rows()
-        arrays = _arrays_of(model)
-        self._memory = extension().large_pages(sum(map(_room, arrays))) if arrays else None
+        self._in_files = in_files or InFiles()
+        room = sum(map(_room, _arrays_of(model)))
+        self._memory = extension().large_pages(room) if room else None
         self._used = 0
-        self._largest = max((array.nbytes for array in arrays), default=0)
 
-    def interleave_layers(self, part: Any, following: Any = None) -> None:
+    def interleave_layers(self, part: Any) -> None:
         """Moves the layers of a part of the model here, each part once.
+
+        One array after the other: where it is not in a file, it is in memory twice meanwhile.
 
         Args:
             part: a layer of the model, or the whole.
-            following: the part that is moved next. It is read from the file meanwhile, if the rows
-                of both take no more memory than the model's largest array does. Without it one
-                array after the other is read: only one is in memory twice.
         """
-        arrays, later = _arrays_of(part), _arrays_of(following) if following is not None else []
-        if later and sum(array.nbytes for array in arrays + later) <= self._largest:
-            mx.eval(arrays)  # begun in the call before
-            mx.async_eval(later)
-        del arrays, later
         for layer in interleavable_layers(part):
             for name in _parts_of(layer):
                 setattr(layer, name, self._interleave(layer[name]))
@@ -146,8 +162,12 @@ class InterleavedMemory:
     def _interleave(self, matrix: mx.array) -> mx.array:
         """N..×O×W -> N..×(O/R)×W×R; the matrices of experts are one tall matrix meanwhile."""
         *N, O, W = matrix.shape
-        tall = matrix.reshape(-1, W)
-        moved = extension().interleave(tall, self._rows, self._memory, self._used)
+        tall, to = matrix.reshape(-1, W), (self._rows, self._memory, self._used)
+        place = self._in_files.place_of(matrix)
+        if place is None:
+            moved = extension().interleave(tall, *to)
+        else:
+            moved = extension().interleave_file(tall, str(place[0]), place[1], *to)
         self._used += _room(matrix)
         return moved.reshape(*N, O // self._rows, W, self._rows)
 

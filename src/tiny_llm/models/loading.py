@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -129,17 +128,19 @@ def _draw(folder: Path, console: Console) -> tuple[Any, Any]:
 def evaluate(model: Any, console: Console) -> None:
     """Reads the weights, which are lazy so far, part by part with a progress bar.
 
-    The largest come first, the table of tokens and the head: what is being interleaved is in
+    The largest come first, the table of tokens and the head: what is being interleaved may be in
     memory twice. `mlx_lm`'s own model, which can be called, keeps its rows.
     """
     table, head = getattr(getattr(model, "model", None), "embed_tokens", None), model.get("lm_head")
     parts = [part for part in (table, head, *model.layers) if part is not None]
     path_of = {id(module): path for path, module in model.named_modules()}
-    memory = InterleavedMemory(model) if isinstance(model, CheckpointModel) else None
+    memory = None
+    if isinstance(model, CheckpointModel):
+        memory = InterleavedMemory(model, model.in_files)
     check = FiniteCheck()
-    for part, following in _tracked(list(zip_longest(parts, parts[1:])), console):
+    for part in _tracked(parts, console):
         if memory is not None:
-            memory.interleave_layers(part, following)
+            memory.interleave_layers(part)
         mx.eval(part.parameters())
         check.add(path_of[id(part)], part)
     mx.eval(model.parameters())

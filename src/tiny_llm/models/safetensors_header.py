@@ -29,12 +29,22 @@ MAX_DIMENSIONS = 8
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file: its dtype as the file names it, its shape, and its bytes [begin, end)."""
+    """A tensor of a file.
+
+    Attributes:
+        dtype: as the file names it.
+        shape: of it.
+        begin, end: its bytes are [begin, end) of those after the header.
+        file: has it.
+        header_end: where the file's header ends.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     begin: int
     end: int
+    file: Path
+    header_end: int
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
@@ -58,7 +68,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
                     f"its header has {header_size:,} bytes, and at most {MAX_JSON_BYTES:,} are read"
                 )
             text = stream.read(header_size).decode("utf-8")
-        tensors = _tensors(parse_json(text))
+        tensors = _tensors(parse_json(text), file, 8 + header_size)
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
@@ -108,18 +118,18 @@ def check_dtypes(tensors: Mapping[str, StoredTensor]) -> None:
             )
 
 
-def _tensors(header: Any) -> dict[str, StoredTensor]:
+def _tensors(header: Any, file: Path, header_end: int) -> dict[str, StoredTensor]:
     if not isinstance(header, dict):
         raise ValueError("its header is no JSON object")
     notes = header.pop("__metadata__", None) or {}
     if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
         raise ValueError("its header has a __metadata__ that is no object of texts")
-    tensors = {name: _tensor(name, entry) for name, entry in header.items()}
+    tensors = {name: _tensor(name, entry, file, header_end) for name, entry in header.items()}
     _check_places(tensors)
     return tensors
 
 
-def _tensor(name: str, entry: Any) -> StoredTensor:
+def _tensor(name: str, entry: Any, file: Path, header_end: int) -> StoredTensor:
     """A tensor from its entry of the header."""
     what = shortened(name)
     if not name.isprintable():
@@ -137,7 +147,7 @@ def _tensor(name: str, entry: Any) -> StoredTensor:
     needed = math.prod(shape) * DTYPE_BYTES[dtype]
     if end - begin != needed:
         raise ValueError(f"{what} takes {shortened(needed)} bytes and has {shortened(end - begin)}")
-    return StoredTensor(dtype, tuple(shape), begin, end)
+    return StoredTensor(dtype, tuple(shape), begin, end, file, header_end)
 
 
 def _check_places(tensors: Mapping[str, StoredTensor]) -> None:

@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
 
+from ..kernels.interleaved import InFiles
 from .families.config import DecoderConfig
 from .families.experts import stack_experts
 from .families.registry import read_config
@@ -48,11 +49,13 @@ class CheckpointModel(Module):
     Attributes:
         model, lm_head: what `parts` holds.
         layers: those of `model`.
+        in_files: where arrays that were not read yet lie.
     """
 
     def __init__(self, args: DecoderConfig, parts: Mapping[str, Any]):
         super().__init__()
         self.args = args
+        self.in_files = InFiles()
         for name, part in parts.items():
             setattr(self, name, part)
 
@@ -99,8 +102,13 @@ def read_checkpoint(folder: Path, config: Mapping[str, Any]) -> CheckpointModel:
     if args.experts is not None:
         stack_experts(weights, sorted(args.experts.layers), args.experts.num_experts)
     formats = _check_tensors(weights, args, config.get("quantization"))
-    check_dtypes(stored_tensors(folder))
-    return as_model(args, weights, formats)
+    stored = stored_tensors(folder)
+    check_dtypes(stored)
+    model = as_model(args, weights, formats)
+    for name in weights.keys() & stored.keys():
+        tensor = stored[name]
+        model.in_files.add(weights[name], tensor.file, tensor.header_end + tensor.begin)
+    return model
 
 
 def as_model(

@@ -84,7 +84,7 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
     scored = body.logprobs if body.echo else None
     params = body.sampling_params(server.defaults, limit, body.logprobs, prompt_logprobs=scored)
     prompts = server.prompts
-    encoded = await prompts.run(_encode, server, body.prompts())
+    encoded = await prompts.run(_encode, server, body.prompts(), bool(body.echo))
     generation = await server.begin([ids for ids, _ in encoded], params)
     reply = CompletionReply(server, body, generation, encoded, params.n)
     if not body.stream:
@@ -97,15 +97,17 @@ def error_event(error: ApiError) -> bytes:
     return event(error.body(PATH)) + b"data: [DONE]\n\n"
 
 
-def _encode(server: Server, given: list[str | list[int]]) -> list[tuple[list[int], str]]:
-    """Each prompt as token ids and as a text."""
+def _encode(
+    server: Server, given: list[str | list[int]], with_texts: bool
+) -> list[tuple[list[int], str]]:
+    """Each prompt as token ids, and as a text where that is needed."""
     prompts, encoded = server.prompts, []
     for prompt in given:
         if isinstance(prompt, str):
             encoded.append((prompts.encode(prompt), prompt))
         else:
             check_token_ids(server.bridge.loaded, prompt)
-            encoded.append((prompt, prompts.decode(prompt)))
+            encoded.append((prompt, prompts.decode(prompt) if with_texts else ""))
     return encoded
 
 

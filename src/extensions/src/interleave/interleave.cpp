@@ -1,6 +1,14 @@
 #include "src/interleave/interleave.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
 
 #include "common/checks.h"
 #include "common/interleaved.h"
@@ -17,9 +25,11 @@ namespace {
 constexpr int64_t LARGE_PAGE = int64_t{1} << 21;
 constexpr int64_t LINE = 64;
 
-// Smaller matrices are moved by one thread: another one reads the next layer from its file
-// meanwhile, which takes longer.
-constexpr int64_t SHARED_BYTES = int64_t{1} << 24;
+// Smaller matrices are moved by one thread: to wake another takes as long.
+constexpr int64_t SHARED_BYTES = int64_t{1} << 18;
+
+// What a thread reads of a file before it moves it: it is still in the core's cache then.
+constexpr int64_t READ_BYTES = int64_t{1} << 18;
 
 // An array that is computed already: there is memory for it, and nothing else to do.
 mx::array finished(mx::Shape shape, mx::Dtype dtype) {
@@ -40,32 +50,117 @@ void ask_for_large_pages(char* memory, int64_t bytes) {
 #endif
 }
 
-// A cache line of every row that goes together, after the other: no line is read twice.
+// R rows that go together, R×W -> W×R: a cache line of each after the other, so that no line is
+// read twice.
 template <typename T>
-void interleave_rows(const T* matrix, T* out, int64_t O, int64_t W, int64_t rows) {
+void interleave_block(const T* from, T* to, int64_t W, int64_t rows) {
     constexpr int64_t LINE_WORDS = LINE / sizeof(T);
-    const auto move = [=](int64_t block) {
-        const T* from = matrix + block * rows * W;
-        T* to = out + block * rows * W;
-        for (int64_t line = 0; line < W; line += LINE_WORDS) {
-            const int64_t end = std::min(W, line + LINE_WORDS);
-            for (int64_t r = 0; r < rows; r++) {
-                for (int64_t w = line; w < end; w++) {
-                    to[w * rows + r] = from[r * W + w];
-                }
+    for (int64_t line = 0; line < W; line += LINE_WORDS) {
+        const int64_t end = std::min(W, line + LINE_WORDS);
+        for (int64_t r = 0; r < rows; r++) {
+            for (int64_t w = line; w < end; w++) {
+                to[w * rows + r] = from[r * W + w];
             }
         }
-    };
-    if (O * W * static_cast<int64_t>(sizeof(T)) >= SHARED_BYTES) {
-        parallel_for(O / rows, move);
+    }
+}
+
+// Runs body(block) for each, on all threads if they have much to move.
+template <typename Body>
+void for_blocks(int64_t blocks, int64_t bytes, const Body& body) {
+    if (bytes >= SHARED_BYTES) {
+        parallel_for(blocks, body);
         return;
     }
-    for (int64_t block = 0; block < O / rows; block++) {
-        move(block);
+    for (int64_t block = 0; block < blocks; block++) {
+        body(block);
+    }
+}
+
+template <typename T>
+void interleave_rows(const T* matrix, T* out, int64_t O, int64_t W, int64_t rows) {
+    for_blocks(O / rows, O * W * static_cast<int64_t>(sizeof(T)), [=](int64_t block) {
+        interleave_block(matrix + block * rows * W, out + block * rows * W, W, rows);
+    });
+}
+
+// An open file.
+class File {
+   public:
+    explicit File(const std::string& path)
+        : path_(path), descriptor_(open(path.c_str(), O_RDONLY)) {
+        if (descriptor_ < 0) {
+            fail(errno);
+        }
+    }
+    ~File() { close(descriptor_); }
+    File(const File&) = delete;
+    File& operator=(const File&) = delete;
+
+    // Fills memory with the bytes from a place on. Returns 0 or the error's number, and -1 where
+    // the file has ended.
+    int read(void* memory, int64_t bytes, int64_t place) const {
+        auto* to = static_cast<char*>(memory);
+        while (bytes > 0) {
+            const ssize_t got = pread(descriptor_, to, bytes, place);
+            if (got <= 0) {
+                if (got < 0 && errno == EINTR) {
+                    continue;
+                }
+                return got == 0 ? -1 : errno;
+            }
+            to += got, place += got, bytes -= got;
+        }
+        return 0;
+    }
+
+    [[noreturn]] void fail(int error) const {
+        throw std::runtime_error(
+            "interleave_file: " + path_ +
+            (error < 0 ? " ends too early" : std::string(" cannot be read: ") + strerror(error)));
+    }
+
+   private:
+    std::string path_;
+    int descriptor_;
+};
+
+template <typename T>
+void interleave_rows(const File& file, int64_t begin, T* out, int64_t O, int64_t W, int64_t rows) {
+    const int64_t block_bytes = rows * W * static_cast<int64_t>(sizeof(T));
+    const int64_t blocks = O / rows;
+    const int64_t together = std::max<int64_t>(1, READ_BYTES / std::max<int64_t>(1, block_bytes));
+    std::atomic<int> error = 0;
+    for_blocks((blocks + together - 1) / together, blocks * block_bytes, [&](int64_t part) {
+        const int64_t first = part * together, last = std::min(blocks, first + together);
+        std::vector<T> read((last - first) * rows * W);
+        const int failed =
+            file.read(read.data(), (last - first) * block_bytes, begin + first * block_bytes);
+        if (failed != 0) {
+            error = failed;
+            return;
+        }
+        for (int64_t block = first; block < last; block++) {
+            interleave_block(read.data() + (block - first) * rows * W, out + block * rows * W, W,
+                             rows);
+        }
+    });
+    if (error != 0) {
+        file.fail(error);
     }
 }
 
 constexpr const char* INTERLEAVE = "interleave";
+
+// Where an interleaved matrix is to be: a part of the memory.
+mx::array part_of(const mx::array& memory, int64_t offset, mx::Shape shape, mx::Dtype dtype) {
+    mx::array out = finished(std::move(shape), dtype);
+    const mx::array::Flags flags{
+        .contiguous = true, .row_contiguous = true, .col_contiguous = false};
+    out.copy_shared_buffer(memory, out.strides(), flags, out.size(),
+                           offset / static_cast<int64_t>(out.itemsize()));
+    return out;
+}
 
 void check_arguments(const mx::array& matrix, int rows, const mx::array& memory, int64_t offset) {
     check(rows >= 1, INTERLEAVE, "expected a positive number of rows, got ", rows);
@@ -104,15 +199,26 @@ mx::array interleave(const mx::array& matrix, int rows, const mx::array& memory,
         in = mx::contiguous(matrix, false, mx::Device::cpu);
         in.eval();
     }
-    mx::array out = finished({O / rows, W, rows}, matrix.dtype());
-    const mx::array::Flags flags{
-        .contiguous = true, .row_contiguous = true, .col_contiguous = false};
-    out.copy_shared_buffer(memory, out.strides(), flags, out.size(),
-                           offset / static_cast<int64_t>(out.itemsize()));
+    mx::array out = part_of(memory, offset, {O / rows, W, rows}, matrix.dtype());
     if (out.itemsize() == 4) {
         interleave_rows(in.data<uint32_t>(), out.data<uint32_t>(), O, W, rows);
     } else {
         interleave_rows(in.data<uint16_t>(), out.data<uint16_t>(), O, W, rows);
+    }
+    return out;
+}
+
+mx::array interleave_file(const mx::array& matrix, const std::string& path, int64_t begin, int rows,
+                          const mx::array& memory, int64_t offset) {
+    check_arguments(matrix, rows, memory, offset);
+    check(begin >= 0, "interleave_file", "expected a place of 0 or more, got ", begin);
+    const int O = matrix.shape(0), W = matrix.shape(1);
+    const File file(path);
+    mx::array out = part_of(memory, offset, {O / rows, W, rows}, matrix.dtype());
+    if (out.itemsize() == 4) {
+        interleave_rows(file, begin, out.data<uint32_t>(), O, W, rows);
+    } else {
+        interleave_rows(file, begin, out.data<uint16_t>(), O, W, rows);
     }
     return out;
 }

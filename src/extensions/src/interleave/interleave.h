@@ -6,10 +6,14 @@
 // is written, and an array of a megabyte is less than one. So all weights of a model share one
 // piece of memory: `large_pages` makes it, `interleave` fills it from the front.
 //
-// These two work at once, not lazily: loading drops the rows of an array as soon as it was moved.
+// A matrix that is still in a file need not be read into memory first, which would touch twice as
+// many pages: `interleave_file` reads a few rows at a time.
+//
+// All work at once, not lazily: loading drops the rows of an array as soon as it was moved.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "mlx/mlx.h"
 
@@ -31,5 +35,16 @@ mx::array large_pages(int64_t bytes);
 /// memory: of large_pages; room for all of the matrix from `offset` on, a multiple of 64.
 /// Throws std::invalid_argument for anything else.
 mx::array interleave(const mx::array& matrix, int rows, const mx::array& memory, int64_t offset);
+
+/// The same for a matrix that is read from a file, in which it is stored by row.
+///
+/// matrix: O×W; only its shape and dtype are looked at, and it is not computed.
+/// file: its path.
+/// begin: the byte of the file with which the matrix begins.
+/// rows, memory, offset: as of interleave.
+/// Throws std::invalid_argument as interleave does, and std::runtime_error if the file cannot be
+/// read or ends too early.
+mx::array interleave_file(const mx::array& matrix, const std::string& file, int64_t begin, int rows,
+                          const mx::array& memory, int64_t offset);
 
 }  // namespace tiny_llm_ext
