@@ -1,0 +1,304 @@
+"""Whether a second machine helps: a step's time on N ranks, on paper, before buying anything.
+
+    python -m benchmark.parallel_cost --model llama-3-70b --link thunderbolt5-rdma --ranks 1,2,4,8
+
+Tensor parallelism gives each rank 1/N of every matrix and of the keys and values, so a rank reads
+and computes 1/N. In exchange, ranks add up their parts of a layer's result twice a layer: an
+all-reduce after attention's output and one after the MLP's. A step takes
+
+    max(bytes / bandwidth, operations / peak) / N + collectives(N)
+
+The first term is `tiny_llm.models.costs` over a machine's limits. It is the least time that the
+machine allows, not what a program reaches. The second is `collectives` below; `all_reduce` measures
+it where there is a link to measure. Nothing overlaps in this model: a layer needs the sum before it
+can go on.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tiny_llm.models.costs import KV_BYTES, ModelCosts
+
+from .make_checkpoint import SHAPES, qwen3_config
+
+# Meta's Llama 3 70B, as its config.json has it.
+LLAMA_70B = {
+    "model_type": "llama",
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128_256,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000,
+}
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects two neighbours of the ring.
+
+    Attributes:
+        latency: seconds until the first byte of a message is there, a program's share included.
+        bandwidth: bytes per second in each direction.
+        source: where the figures come from, and which of them are nominal.
+    """
+
+    latency: float
+    bandwidth: float
+    source: str
+
+
+LINKS = {
+    "10gbe": Link(
+        150e-6,
+        10e9 / 8,
+        "bandwidth nominal; latency: half of the 300 µs that press reports give for an operation "
+        "of MLX's ring over TCP between two Macs",
+    ),
+    "thunderbolt5-tcp": Link(
+        150e-6,
+        50e9 / 8,
+        "bandwidth as reported for RDMA, so at best; latency as for 10gbe, the same TCP",
+    ),
+    "thunderbolt5-rdma": Link(
+        9e-6,
+        50e9 / 8,
+        "JACCL: 50 to 60 Gbit/s (80 nominal) and 5 to 9 µs in press and users' reports; the worse "
+        "of each",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a machine can do at best.
+
+    Attributes:
+        read: bytes of memory per second.
+        peak: operations per second.
+        source: where the figures come from.
+    """
+
+    read: float
+    peak: float
+    source: str
+
+    def seconds(self, n_bytes: float, flops: float) -> float:
+        """The least time in which so much can be read and computed."""
+        return max(n_bytes / self.read, flops / self.peak)
+
+
+MACHINES = {
+    "m4-max": Limits(
+        546e9,
+        5120 * 2 * 1.678e9,
+        "40 GPU cores: Apple's nominal bandwidth; 5,120 lanes · 2 operations · 1.678 GHz, reported",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step: in memory and arithmetic, and in collectives."""
+
+    compute: float
+    collectives: float
+
+    @property
+    def total(self) -> float:
+        """Seconds from a step's beginning to its end."""
+        return self.compute + self.collectives
+
+
+def all_reduce_seconds(n_bytes: float, ranks: int, link: Link) -> float:
+    """A ring's sum of an array of `n_bytes` over all ranks.
+
+    The array is cut into N pieces. In N - 1 messages each piece goes once around and is summed,
+    and in N - 1 more the sums go around: 2(N - 1) messages of bytes/N each.
+    """
+    messages = 2 * (ranks - 1)
+    return messages * (link.latency + n_bytes / ranks / link.bandwidth)
+
+
+def all_gather_seconds(n_bytes: float, ranks: int, link: Link) -> float:
+    """Until each rank has all N parts of an array, which are `n_bytes` together: N - 1 messages."""
+    return (ranks - 1) * (link.latency + n_bytes / ranks / link.bandwidth)
+
+
+def collectives(
+    costs: ModelCosts, rows: int, scored: int, ranks: int, link: Link, item_bytes: int = KV_BYTES
+) -> float:
+    """Seconds that a step spends in collectives.
+
+    Two all-reduces of rows · hidden size a layer, one more after the embedding, whose table is
+    split by tokens, and the logits of the scored rows gathered from all ranks.
+
+    Args:
+        costs: of the model.
+        rows: tokens that the step computes.
+        scored: rows whose logits are computed.
+        ranks: N.
+        link: between neighbours.
+        item_bytes: of a number that is sent; 2 for bfloat16.
+    """
+    args = costs.args
+    reduces = 2 * args.num_hidden_layers + 1
+    hidden = rows * args.hidden_size * item_bytes
+    logits = scored * args.vocab_size * item_bytes
+    return reduces * all_reduce_seconds(hidden, ranks, link) + all_gather_seconds(
+        logits, ranks, link
+    )
+
+
+def decode_step(
+    costs: ModelCosts, machine: Limits, link: Link, ranks: int, batch: int, context: int
+) -> StepTime:
+    """A step that continues `batch` sequences, each after `context` tokens.
+
+    Raises:
+        ValueError: the attention heads cannot be dealt out to so many ranks.
+    """
+    _check_ranks(costs, ranks)
+    past = batch * context * costs.kv_bytes_per_token
+    n_bytes = costs.weight_bytes() / ranks + past / _kv_parts(costs, ranks)
+    compute = machine.seconds(n_bytes, costs.decode_flops(batch, context) / ranks)
+    return StepTime(compute, collectives(costs, batch, batch, ranks, link))
+
+
+def prefill_step(
+    costs: ModelCosts, machine: Limits, link: Link, ranks: int, tokens: int
+) -> StepTime:
+    """A step that reads a prompt of `tokens` at once, and scores the last of them.
+
+    Raises:
+        ValueError: the attention heads cannot be dealt out to so many ranks.
+    """
+    _check_ranks(costs, ranks)
+    compute = machine.seconds(costs.weight_bytes() / ranks, costs.prefill_flops(tokens) / ranks)
+    return StepTime(compute, collectives(costs, tokens, 1, ranks, link))
+
+
+def _kv_parts(costs: ModelCosts, ranks: int) -> int:
+    """Into how many parts keys and values are split: ranks beyond the heads share them."""
+    return min(ranks, costs.args.num_key_value_heads)
+
+
+def _check_ranks(costs: ModelCosts, ranks: int) -> None:
+    heads = costs.args.num_attention_heads
+    if ranks < 1 or heads % ranks:
+        raise ValueError(f"{ranks} ranks cannot share {heads} attention heads; give a divisor.")
+
+
+def model_config(name: str, bits: int, group_size: int) -> dict[str, Any]:
+    """The `config.json` of a known shape, quantized; 16 bits leave it plain.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    if name != "llama-3-70b" and name not in SHAPES:
+        raise ValueError(f"model '{name}' is unknown; give {', '.join([*SHAPES, 'llama-3-70b'])}.")
+    config = dict(LLAMA_70B) if name == "llama-3-70b" else qwen3_config(*SHAPES[name])
+    if bits != 16:
+        config["quantization"] = {"bits": bits, "group_size": group_size}
+    return config
+
+
+def table(
+    costs: ModelCosts,
+    machine: Limits,
+    link: Link,
+    ranks: Sequence[int],
+    batches: Sequence[int],
+    context: int,
+    prompt: int,
+) -> list[dict[str, Any]]:
+    """One row a case and a number of ranks; `speedup` is over one rank of the same case."""
+    rows = []
+    cases = [(f"decode, batch {batch}", batch) for batch in batches]
+    for name, batch in [*cases, (f"prefill of {prompt}", 0)]:
+        for n in [1, *(n for n in ranks if n != 1)]:
+            if batch:
+                step = decode_step(costs, machine, link, n, batch, context)
+            else:
+                step = prefill_step(costs, machine, link, n, prompt)
+            if n == 1:
+                alone = step.total
+            rows.append(
+                {
+                    "case": name,
+                    "ranks": n,
+                    "weights_gb": costs.weight_bytes() / n / 1e9,
+                    "compute_ms": step.compute * 1e3,
+                    "collectives_ms": step.collectives * 1e3,
+                    "tokens_per_s": (batch or prompt) / step.total,
+                    "speedup": alone / step.total,
+                }
+            )
+    return rows
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the table, and the same in one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--model", default="qwen3-8b", help=f"{', '.join(SHAPES)} or llama-3-70b")
+    parser.add_argument("--bits", type=int, default=4, help="of a weight; 16 is bfloat16")
+    parser.add_argument("--group-size", type=int, default=64)
+    parser.add_argument("--link", choices=LINKS, default="thunderbolt5-rdma")
+    parser.add_argument("--latency-us", type=float, help="of a message, instead of the link's")
+    parser.add_argument("--link-gbit", type=float, help="Gbit/s each way, instead of the link's")
+    parser.add_argument("--machine", choices=MACHINES, default="m4-max")
+    parser.add_argument("--read-gb", type=float, help="GB/s of memory, instead of the machine's")
+    parser.add_argument("--peak-tflop", type=float, help="TFLOP/s, instead of the machine's")
+    parser.add_argument("--ranks", type=_numbers, default=[1, 2, 4, 8], metavar="N,N,…")
+    parser.add_argument("--batch", type=_numbers, default=[1, 16], metavar="B,B,…")
+    parser.add_argument("--context", type=int, default=1024, help="tokens before the one decoded")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prefill")
+    args = parser.parse_args(argv)
+    link, machine = _chosen(args)
+    try:
+        costs = ModelCosts.from_config(model_config(args.model, args.bits, args.group_size))
+        rows = table(costs, machine, link, args.ranks, args.batch, args.context, args.prompt)
+    except ValueError as error:
+        parser.error(str(error))
+    print(f"{args.model}, {costs.weight_bits:g} bits a weight, context {args.context}")
+    print(
+        f"machine: {machine.read / 1e9:g} GB/s, {machine.peak / 1e12:.1f} TFLOP/s: {machine.source}"
+    )
+    print(f"link: {link.latency * 1e6:g} µs, {link.bandwidth * 8e-9:g} Gbit/s: {link.source}\n")
+    print("case               ranks  GB/rank  compute ms  link ms  tokens/s  speed-up")
+    for row in rows:
+        print(
+            f"{row['case']:18} {row['ranks']:5}  {row['weights_gb']:7.2f}"
+            f"  {row['compute_ms']:10.2f}  {row['collectives_ms']:7.2f}"
+            f"  {row['tokens_per_s']:8.1f}  {row['speedup']:7.2f}×"
+        )
+    print(json.dumps({"model": args.model, "link": asdict(link), "rows": rows}))
+
+
+def _chosen(args: argparse.Namespace) -> tuple[Link, Limits]:
+    """The link and the machine, with what flags replace."""
+    link, machine = LINKS[args.link], MACHINES[args.machine]
+    if args.latency_us is not None or args.link_gbit is not None:
+        latency = link.latency if args.latency_us is None else args.latency_us * 1e-6
+        bandwidth = link.bandwidth if args.link_gbit is None else args.link_gbit * 1e9 / 8
+        link = Link(latency, bandwidth, f"{args.link} with what the flags say")
+    if args.read_gb is not None or args.peak_tflop is not None:
+        read = machine.read if args.read_gb is None else args.read_gb * 1e9
+        peak = machine.peak if args.peak_tflop is None else args.peak_tflop * 1e12
+        machine = Limits(read, peak, f"{args.machine} with what the flags say")
+    return link, machine
+
+
+if __name__ == "__main__":
+    main()

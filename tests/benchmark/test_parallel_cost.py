@@ -1,0 +1,102 @@
+"""What the model of tensor parallelism's cost computes, against counts by hand."""
+
+import json
+
+import pytest
+
+from benchmark.all_reduce import fit
+from benchmark.parallel_cost import (
+    LINKS,
+    MACHINES,
+    Limits,
+    Link,
+    all_gather_seconds,
+    all_reduce_seconds,
+    collectives,
+    decode_step,
+    main,
+    model_config,
+    prefill_step,
+)
+from tiny_llm.models.costs import ModelCosts
+
+LINK = Link(latency=1e-3, bandwidth=1e6, source="a test")
+COSTS = ModelCosts.from_config(model_config("qwen3-0.6b", 4, 64))
+SLOW = Limits(read=1e9, peak=1e12, source="a test")
+
+
+def test_one_rank_sends_nothing():
+    assert all_reduce_seconds(1e6, 1, LINK) == 0
+    assert all_gather_seconds(1e6, 1, LINK) == 0
+    alone = decode_step(COSTS, SLOW, LINK, 1, batch=4, context=128)
+    assert alone.collectives == 0
+    assert alone.total == SLOW.seconds(COSTS.decode_bytes(4, 128), COSTS.decode_flops(4, 128))
+
+
+def test_sums_counted_by_hand():
+    # 4 ranks: 6 messages of a quarter of 1 MB at 1 MB/s, 1 ms of latency each.
+    assert all_reduce_seconds(1e6, 4, LINK) == pytest.approx(6 * (0.001 + 0.25))
+    assert all_gather_seconds(1e6, 4, LINK) == pytest.approx(3 * (0.001 + 0.25))
+
+
+def test_a_step_s_collectives_counted_by_hand():
+    # Qwen3-0.6B, 3 rows on 2 ranks: 28 layers, hidden size 1024, vocabulary 151,936, 2 bytes each.
+    reduces = (2 * 28 + 1) * 2 * (0.001 + 3 * 1024 * 2 / 2 / 1e6)
+    gather = 0.001 + 1 * 151_936 * 2 / 2 / 1e6
+    assert collectives(COSTS, 3, 1, 2, LINK) == pytest.approx(reduces + gather)
+
+
+@pytest.mark.parametrize("seconds", [all_reduce_seconds, all_gather_seconds])
+def test_more_bytes_or_ranks_or_a_slower_link_take_longer(seconds):
+    assert seconds(2e6, 2, LINK) > seconds(1e6, 2, LINK)
+    assert seconds(1e6, 4, LINK) > seconds(1e6, 2, LINK)
+    assert seconds(1e6, 2, Link(2e-3, 1e6, "")) > seconds(1e6, 2, LINK)
+    assert seconds(1e6, 2, Link(1e-3, 5e5, "")) > seconds(1e6, 2, LINK)
+
+
+def test_ranks_share_weights_and_heads():
+    two, one = (prefill_step(COSTS, SLOW, LINK, ranks, 512) for ranks in (2, 1))
+    assert two.compute == pytest.approx(one.compute / 2)
+    # 16 ranks share 8 heads of keys and values: a long past no longer shrinks beyond 8 parts.
+    eight, sixteen = (decode_step(COSTS, SLOW, LINK, n, 1, 10**7).compute for n in (8, 16))
+    assert sixteen > 0.99 * eight
+    with pytest.raises(ValueError, match="3 ranks cannot share 16 attention heads"):
+        decode_step(COSTS, SLOW, LINK, 3, 1, 1)
+
+
+def test_a_70b_model_has_its_weights():
+    costs = ModelCosts.from_config(model_config("llama-3-70b", 16, 64))
+    embedding = 128_256 * 8192  # a row of it is looked up, so a step does not read it
+    norms = (2 * 80 + 1) * 8192
+    assert costs.step_weights + embedding + norms == 70_553_706_496
+
+
+def test_latency_decides_for_a_small_model():
+    def speedup(link):
+        one, two = (decode_step(COSTS, MACHINES["m4-max"], LINKS[link], n, 1, 128) for n in (1, 2))
+        return one.total / two.total
+
+    assert speedup("10gbe") < speedup("thunderbolt5-tcp") < speedup("thunderbolt5-rdma")
+    assert speedup("thunderbolt5-tcp") < 1
+
+
+def test_the_link_is_found_again_in_its_own_times():
+    link = Link(30e-6, 2e9, "")
+    seconds = {n: all_reduce_seconds(n, 4, link) for n in (2_048, 65_536, 4_194_304)}
+    found = fit(seconds, 4)
+    assert found.latency == pytest.approx(link.latency)
+    assert found.bandwidth == pytest.approx(link.bandwidth)
+
+
+def test_the_command_prints_a_row_for_each_case_and_number_of_ranks(capsys):
+    main(["--model", "qwen3-0.6b", "--ranks", "2,4", "--batch", "1", "--latency-us", "5"])
+    lines = capsys.readouterr().out.splitlines()
+    result = json.loads(lines[-1])
+    assert [(row["case"], row["ranks"]) for row in result["rows"]] == [
+        (case, ranks) for case in ("decode, batch 1", "prefill of 512") for ranks in (1, 2, 4)
+    ]
+    assert result["link"]["latency"] == pytest.approx(5e-6)
+    assert result["link"]["bandwidth"] == LINKS["thunderbolt5-rdma"].bandwidth
+    with pytest.raises(SystemExit):
+        main(["--model", "qwen3-0.6b", "--ranks", "3"])
+    assert "3 ranks cannot share 16" in capsys.readouterr().err
