@@ -1,4 +1,4 @@
-"""Drawings of Week 4: measuring in turns, words in lanes."""
+"""Drawings of Week 4: measuring in turns, words in lanes, rows that go together, panels."""
 
 from ._svg import Drawing
 
@@ -47,4 +47,52 @@ def lanes() -> str:
         d.box(10 + lane * 114, 180, 106, 28, "e", f"a{lane * 8 + 1}", "mono")
     d.text(10, 230, "They lie 8 apart in the row. Laid out once, they are neighbours:", "small")
     d.text(10, 250, "laid = a0 a8 a16 a24 · a1 a9 a17 a25 · a2 …", "small mono")
+    return d.svg()
+
+
+def interleaving() -> str:
+    """Four rows of three words: as they lie by row, and interleaved."""
+    d = Drawing(470, 236)
+    kinds = "abcd"
+    d.text(10, 18, "by row: what is multiplied together lies a row apart", "strong")
+    for row in range(4):
+        for word in range(3):
+            label = f"{row}.{word}"
+            x = 10 + (row * 3 + word) * 37.5
+            kind = kinds[row] if word == 0 else "n"
+            d.box(x, 28, 35, 28, kind, label, "small mono")
+    d.text(10, 92, "interleaved: the first words of all rows, then the second", "strong")
+    for word in range(3):
+        for row in range(4):
+            x = 10 + (word * 4 + row) * 37.5
+            d.box(x, 102, 35, 28, kinds[row] if word == 0 else "n", f"{row}.{word}", "small mono")
+    for lane in range(4):
+        d.text(27.5 + lane * 37.5, 146, f"lane {lane}", "small soft", "middle")
+    d.text(10, 180, "row.word: the first four are one vector, an output in each lane.", "small")
+    d.text(10, 200, "All of them want the same activation, and their sums stay apart.", "small")
+    d.text(10, 220, "The next vector is the next 16 bytes, to the end of the matrix.", "small")
+    return d.svg()
+
+
+def panels() -> str:
+    """A panel is unpacked once from words, and tiles of rows multiply with it."""
+    d = Drawing(470, 262)
+    d.text(10, 18, "words of a group", "strong")
+    for line in range(3):
+        for word in range(4):
+            d.box(10 + word * 27, 28 + line * 20, 25, 18, "a")
+    d.text(10, 112, "32 outputs, 2 kB", "small soft")
+    d.arrow((124, 58), (176, 58))
+    d.text(150, 48, "once", "small", "middle")
+    d.text(182, 18, "panel in the first cache", "strong")
+    d.box(182, 28, 216, 64, "b", "128 inputs × 32 outputs")
+    d.text(182, 112, "float32, 16 kB", "small soft")
+    d.text(10, 148, "rows of activations", "strong")
+    for tile in range(3):
+        y = 158 + tile * 30
+        d.box(10, y, 106, 24, "e", f"tile {tile}", "small")
+        d.arrow((118, y + 12), (176, y + 12))
+        d.box(182, y, 216, 24, "c", "sums in registers, then totals", "small")
+    d.arrow((290, 116), (290, 154))
+    d.text(10, 256, "The next group is unpacked into the same panel.", "small soft")
     return d.svg()

@@ -26,7 +26,7 @@ list(APPEND AVX512_KERNELS ${SIMD_KERNELS})
 option(TINY_LLM_SANITIZE "stop at memory errors and undefined behaviour" OFF)
 if(TINY_LLM_SANITIZE) # -O1 compiles sooner; the kernels, where the time of a run goes, have -O3
   add_compile_options(-O1 -fsanitize=address,undefined -fno-sanitize-recover=all
-                      -fno-omit-frame-pointer -g)
+                      -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=address,undefined)
   # But not these, whose unrolled loops have so many checks that -O3 takes minutes.
   set_source_files_properties(

@@ -193,9 +193,7 @@ class Qwen3ModelWeek2:
             attend: how new tokens attend.
             plan: how their places can be planned before the first layer; None if they cannot.
         """
-        # [solution only]
-        mlx_model = lay_out(mlx_model)
-        # [/solution only]
+        mlx_model = lay_out(mlx_model)  # for kernels that want rows of weights interleaved
         args = mlx_model.args
         self.num_hidden_layers = args.num_hidden_layers
         self.hidden_size = args.hidden_size

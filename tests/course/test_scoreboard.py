@@ -61,12 +61,14 @@ def test_which_week_runs():
     assert furthest_week(week_4) == 4, "Week 3's model, with a kernel of Week 4"
     assert product_kernel(week_4) == "factored"
     assert product_kernel({**week_4, "4.2.2": [PASSED]}) == "vectors"
+    assert product_kernel({**week_4, "4.2.2": [PASSED], "4.3.3": [PASSED]}) == "fetched"
+    assert product_kernel({**week_4, "4.4.1": [PASSED]}) == "panels"
     assert furthest_week({**week_4, "3.2.3": [FAILED]}) == 2
 
 
 def test_tasks_and_tests_by_week():
     outcomes = {"1.1.1": [PASSED, PASSED], "1.2.1": [PASSED, FAILED], "2.3.3": [SKIPPED]}
-    assert count_tasks(outcomes) == {"1": [1, 15], "2": [0, 17], "3": [0, 13], "4": [0, 6]}
+    assert count_tasks(outcomes) == {"1": [1, 15], "2": [0, 17], "3": [0, 13], "4": [0, 11]}
     assert count_tests(outcomes) == {"1": [3, 4], "2": [0, 0], "3": [0, 0], "4": [0, 0]}
 
 

@@ -8,13 +8,21 @@ import pytest
 
 from benchmark.roofline import Machine
 from tests.support import computing_on
+from tiny_llm import kernels
 from tiny_llm.kernels.speed import Limits, product_cost
 from tools.course import history
 from tools.speed import __main__ as speed
 from tools.speed import products
 
 MACHINE = Machine("a processor", 2, 40.0, 500.0, 800.0, 6000.0)
-ROW = {"median": 0.003, "minimum": 0.002, "megabytes": 20.0, "least": 0.0005, "share": 0.25}
+ROW = {
+    "median": 0.003,
+    "minimum": 0.002,
+    "megabytes": 20.0,
+    "gigaflop": 0.1,
+    "least": 0.0005,
+    "share": 0.25,
+}
 
 
 @pytest.fixture
@@ -31,7 +39,8 @@ def measured(monkeypatch):
         if what == "best":
             return {"rows": {"best": {**ROW, "minimum": 0.0005, "share": 1.0}}}
         vectors = {**ROW, "minimum": 0.001, "share": 0.5}
-        return {"rows": {"loops": ROW, "vectors": vectors}, "unwritten": {"factored": "is yours"}}
+        rows = {"loops": ROW, "vectors": vectors}
+        return {"rows": rows, "unwritten": {"factored": "is yours"}, "nearest": 1024}
 
     monkeypatch.setattr(speed, "run_products", run_products)
     monkeypatch.setattr(speed, "measure_best", lambda rounds: MACHINE)
@@ -44,14 +53,16 @@ def test_kernels_are_graded_by_their_share_and_it_is_kept(tree, measured, capsys
     assert "your score: 50.0 % of the limit, by vectors" in told
     assert "factored: is yours" in told
     (line,) = [line for line in told.splitlines() if "│ vectors" in line]
-    assert [cell.strip() for cell in line.split("│")[2:7]] == [
+    assert [cell.strip() for cell in line.split("│")[2:8]] == [
         "3.00",
         "1.00",
         "20.00",
+        "100",
         "50.0 %",
         "2.0",
     ]
-    assert [(what, whose) for what, whose in measured] == [("kernels", tree), ("best", None)]
+    assert "nearest_good() of your speed.py says 1024 bytes ahead" in told
+    assert measured == [("kernels", tree, "--day", "4.2"), ("best", None, "--day", "4.2")]
     (kept,) = history.entries(tree, "speed")
     assert kept["shares"] == {"loops": 0.25, "vectors": 0.5}
 
@@ -126,10 +137,27 @@ def test_a_planted_product_does_its_work_again_and_again(small):
 def test_kernels_are_measured_by_name(small, monkeypatch):
     monkeypatch.delenv(products.VARIABLE, raising=False)
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
-    found = products.measure_kernels(products.KERNELS, small, rounds=1)
+    found = products.measure_kernels(products.DAY_KERNELS["all"], small, rounds=1)
     assert set(found["rows"]) == {"loops", "factored"}
     assert "which has none" in found["unwritten"]["vectors"], "and it is told why"
     assert products.VARIABLE not in products.os.environ
-    best = products.measure_kernels((), small, rounds=1)
+    best = products.measure_kernels((None,), small, rounds=1)
     assert set(best["rows"]) == {"best"}
     assert mx.default_device() == mx.Device(mx.cpu)
+
+
+@pytest.mark.parametrize("day", [day for day in products.DAY_KERNELS if day > "4.2"])
+def test_every_kernel_of_a_day_is_measured(small, day):
+    sets = {"avx2", "avx512", "neon"}
+    if not sets & set(kernels.extension().instruction_sets()):
+        pytest.skip("this machine has no vectors that the kernels are compiled for")
+    found = products.measure_kernels(products.DAY_KERNELS[day], small, 1, day)
+    assert not found["unwritten"]
+    labels = {name.split()[0] for name in found["rows"]}
+    assert labels == set(products.DAY_KERNELS[day])
+    if day in products.MANY_ROWS:
+        assert found["rows"]["fetched"]["gigaflop"] == 64 * 2 * 2 * 64 * 128 / 1e9
+    else:
+        assert found["nearest"] in products.AHEAD
+        assert f"fetched {products.AHEAD[0]}" in found["rows"], "each distance is a row"
+    assert products.AHEAD_VARIABLE not in products.os.environ

@@ -315,7 +315,7 @@ COMMANDS = {
         "A cat",
     ),
     "chat": (["chat", "--max-tokens", "4"], "A cat has"),
-    "batch": (["batch", "--batch-size", "8", "--max-tokens", "2"], "16"),
+    "batch": (["batch", "--model", "demo-draft", "--batch-size", "8", "--max-tokens", "2"], "16"),
     "bench": (["bench", "--num-seqs", "2", "--batch-size", "2", *SHORT], "tokens/s"),
     "check": (["check"], "an emulator of"),
 }

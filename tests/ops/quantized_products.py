@@ -60,10 +60,17 @@ def evaluated(*args) -> mx.array:
     return result
 
 
-def assert_exact_but_for_rounding(instruction_set, args):
+def assert_exact_but_for_rounding(instruction_set, args, given=None):
+    """Compares a product with the exact one.
+
+    Args:
+        instruction_set: decides what fixed point may err by.
+        args: of `quantized_matmul`, with weights by row.
+        given: the same as the kernel gets them, if it wants them in another order.
+    """
     half, I = args[4].dtype, args[4].shape[-1]
     bits = args[3]
-    actual = as_numpy(evaluated(*args)).astype(np.float64)
+    actual = as_numpy(evaluated(*(given or args))).astype(np.float64)
     expected, magnitude = exact(*args)
     # One rounding to the output's format, and float32 sums of I terms each for q·a and for a,
     # whose own terms are larger than those of w·a: q·scale is up to 2^bits steps of a group.

@@ -81,6 +81,26 @@ def test_interleaved_weights_have_the_same_bits(instruction_set):
         assert_same_bits(fast, plain, f"{len(some)} tokens")
 
 
+def test_the_course_s_kernels_multiply_experts(on_cpu, monkeypatch):
+    """Interleaved as TINY_LLM_PRODUCT's kernel wants them, beside each expert's own product."""
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", kernels.extension().instruction_sets()[-1])
+    monkeypatch.setenv("TINY_LLM_PRODUCT", "panels")
+    if kernels.extension().instruction_set() == "portable":
+        pytest.skip("this machine has no vectors that the kernel is compiled for")
+    scales, biases, b = (
+        interleave(part.reshape(-1, part.shape[-1]), 32) for part in stack(4, 64, 128)
+    )
+    experts = mx.random.randint(0, 4, (12, 2))
+    a = random(12, 128, dtype=mx.bfloat16)
+    stacks = [part.reshape(4, 2, *part.shape[1:]) for part in (scales, biases, b)]
+    together = kernels.grouped_quantized_matmul(*stacks[:2], 64, 4, a, stacks[2], experts)
+    for row in range(12):
+        expert = experts[row, 1].item()
+        parts = [part[expert] for part in stacks]
+        alone = kernels.quantized_matmul(*parts[:2], 64, 4, a[row], parts[2])
+        assert_same_bits(together[row, 1], alone, f"row {row}, expert {expert}")
+
+
 def test_company_changes_no_bit(instruction_set):
     scales, biases, b = stack(4, 96, 128)
     a, experts = random(30, 128, dtype=mx.bfloat16), mx.random.randint(0, 4, (30, 2))

@@ -227,6 +227,15 @@ def test_the_course_s_kernels_read_rows(monkeypatch):
         kernels.quantized_matmul(scales, biases, 64, 4, random(1, 128, dtype=mx.bfloat16), words)
 
 
+def test_the_course_s_kernels_read_no_interleaved_floating_point(reader, monkeypatch):
+    monkeypatch.setenv("TINY_LLM_PRODUCT", "fetched")
+    assert kernels.interleaved_rows() == 32
+    parts = matrix(64, 128, 4, 64, mx.bfloat16)
+    scales, _, words = (interleave(part, 32) for part in parts)
+    with pytest.raises(ValueError, match="reads no floating-point weights that are interleaved"):
+        kernels.quantized_matmul(scales, None, 64, 4, random(1, 128, dtype=mx.bfloat16), words)
+
+
 def test_errors_name_the_argument(reader):
     R = kernels.interleaved_rows()
     rows = matrix(2 * R, 128, 4, 64, mx.bfloat16)

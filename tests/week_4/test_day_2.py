@@ -10,13 +10,8 @@ from tests.ops.quantized_products import (
     problem,
 )
 from tests.support import assert_close
-from tiny_llm import kernels
+from tests.week_4.steps import WITH_VECTORS, use_product
 
-WITH_VECTORS = [
-    name
-    for name in (kernels.extension().instruction_sets() if kernels.is_built() else [])
-    if name in ("avx2", "avx512", "neon")
-]
 SHAPES = [(1, 128, 64), (2, 384, 33), (3, 1024, 130), (33, 640, 7)]  # M, I, O
 
 
@@ -30,11 +25,7 @@ def factored(monkeypatch, on_cpu) -> str:
 @pytest.fixture(params=WITH_VECTORS or [None])
 def vectors(request, monkeypatch, on_cpu) -> str:
     """Products go through task 2's kernel, of each instruction set that this machine has."""
-    monkeypatch.setenv("TINY_LLM_PRODUCT", "vectors")
-    if request.param is not None:
-        monkeypatch.setenv("TINY_LLM_CPU_ISA", request.param)
-    elif kernels.is_built():
-        pytest.skip("this machine has no vectors that the kernel is compiled for")
+    use_product("vectors", request.param, monkeypatch)
     return "portable"
 
 
@@ -86,5 +77,5 @@ def test_task_2_instruction_sets_have_a_kernel_of_their_own(vectors, monkeypatch
     with pytest.raises(ValueError, match="the instruction set is portable, which has none"):
         evaluated(scales, biases, group_size, bits, a, b)
     monkeypatch.setenv("TINY_LLM_PRODUCT", "fast")
-    with pytest.raises(ValueError, match='"fast"; it may be loops, factored or vectors'):
+    with pytest.raises(ValueError, match='"fast"; it may be loops, factored, vectors, '):
         evaluated(scales, biases, group_size, bits, a, b)

@@ -261,6 +261,25 @@ DAYS = (
             Task("4.2.2", "the product in vectors"),
         ),
     ),
+    Day(
+        4,
+        3,
+        "weights in the order they are read, prefetching",
+        (
+            Task("4.3.1", "interleaved weights"),
+            Task("4.3.2", "the product in that order"),
+            Task("4.3.3", "prefetching, and how far ahead"),
+        ),
+    ),
+    Day(
+        4,
+        4,
+        "panels for many rows",
+        (
+            Task("4.4.1", "panels of float32"),
+            Task("4.4.2", "panels of bfloat16 pairs"),
+        ),
+    ),
 )
 
 TASKS = {task.id: task for day in DAYS for task in day.tasks}

@@ -2,8 +2,10 @@
 
 Day 4.1: the products of a decoding step, one of which does its work several times. Times and bytes
 are shown; you say which it is (--answer NAME). A minute with plain loops.
-Day 4.2: your kernels in turns, their share of this machine's limit, and ours beside them. The share
-is your score. It is kept in your tree's history, and no test asks for it.
+Days from 4.2 on: the day's kernels and yesterday's in turns, their share of this machine's limit,
+and ours beside them. The share is your score. It is kept in your tree's history, and no test asks
+for it.
+--day all: all kernels of the week, one by one what each day gains.
 """
 
 import argparse
@@ -21,7 +23,7 @@ from tools.course import history
 from tools.course.choice import add_solution_argument, chosen_tree
 from tools.course.tree import ROOT, environment
 
-from .products import PRODUCTS
+from .products import DAY_KERNELS, PRODUCTS
 from .report import kernels_table, percent, planted_table, print_answer
 
 KIND = "speed"
@@ -38,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="speed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--day", choices=("4.1", "4.2"), required=True)
+    parser.add_argument("--day", choices=("4.1", *DAY_KERNELS), required=True)
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="of each (5)")
     parser.add_argument("--seed", type=int, metavar="N", help="day 4.1: which product is slow")
     parser.add_argument(
@@ -95,19 +97,23 @@ def ask(console: Console) -> str | None:
 
 
 def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console: Console) -> int:
-    """Day 4.2: the kernels' share of the limit."""
+    """Days from 4.2 on: the kernels' share of the limit."""
     with console.status("your kernels, in turns"):
-        yours = run_products("kernels", tree, machine, args.rounds)
+        yours = run_products("kernels", tree, machine, args.rounds, "--day", args.day)
     with console.status("ours"):
-        ours = run_products("best", None, machine, args.rounds)["rows"]["best"]
+        best = run_products("best", None, machine, args.rounds, "--day", args.day)["rows"]["best"]
     rows = yours["rows"]
-    console.print(kernels_table(rows, ours))
+    console.print(kernels_table(rows, best))
     for name, why in yours["unwritten"].items():
         console.print(f"{name}: {why}", style="dim", markup=False)
+    if yours["nearest"] is not None:
+        console.print(f"nearest_good() of your speed.py says {yours['nearest']} bytes ahead")
+    if not rows:
+        return 0
     name = max(rows, key=lambda each: rows[each]["share"])
     console.print(f"your score: {percent(rows[name]['share'])} of the limit, by {name}")
     shares = {each: row["share"] for each, row in rows.items()}
-    history.append(tree, KIND, {"day": "4.2", "shares": shares, "ours": ours["share"]})
+    history.append(tree, KIND, {"day": args.day, "shares": shares, "ours": best["share"]})
     return 0
 
 

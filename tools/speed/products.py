@@ -1,22 +1,24 @@
 """Measures products with 4-bit weights, with the `tiny_llm` of this process: see __main__.py.
 
     python -m tools.speed.products planted --read 40e9 --peak 500e9 --name down --rounds 5
-    python -m tools.speed.products kernels --read 40e9 --peak 500e9 --rounds 5
+    python -m tools.speed.products kernels --read 40e9 --peak 500e9 --day 4.3 --rounds 5
 
 The clock, the comparison and the roofline are those of day 4.1, the learner's if it is a learner's
 process. Prints one line of JSON.
 """
 
 import argparse
+import copy
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
 
-from tiny_llm import quantized_matmul
+from tiny_llm import kernels, quantized_matmul
 from tiny_llm.errors import YourTurn
 from tiny_llm.kernels.speed import (
     Cost,
@@ -24,6 +26,7 @@ from tiny_llm.kernels.speed import (
     Times,
     compare,
     least_seconds,
+    nearest_good,
     product_cost,
     share,
     slowest,
@@ -31,7 +34,15 @@ from tiny_llm.kernels.speed import (
 
 BITS, GROUP_SIZE = 4, 128
 VARIABLE = "TINY_LLM_PRODUCT"
-KERNELS = ("loops", "factored", "vectors")
+AHEAD_VARIABLE = "TINY_LLM_PREFETCH"
+# What each day compares: yesterday's kernel, and the day's own.
+DAY_KERNELS = {
+    "4.2": ("loops", "factored", "vectors"),
+    "4.3": ("vectors", "ordered", "fetched"),
+    "4.4": ("vectors", "fetched", "panels", "pairs"),
+    "all": ("loops", "factored", "vectors", "ordered", "fetched", "panels", "pairs"),
+}
+AHEAD = (256, 1024, 4096, 16384)  # bytes: day 4.3 tries them all
 # Outputs and inputs of the products of a decoding step of Qwen3-0.6B, and how many of each are
 # measured together: so many that no cache holds them all.
 PRODUCTS = {
@@ -42,19 +53,21 @@ PRODUCTS = {
     "head": (151_936, 1024, 1),
 }
 KERNELS_ON = ("gate_up", 14)  # the product that kernels are compared on, and how many
+MANY_ROWS = {"4.4": (64, 2)}  # days whose products have rows, and how many products then
 TIMES_TOO_OFTEN = 4  # what the planted kernel does again and again
 
 
 class Products:
-    """Some products of one shape with one row of activations.
+    """Some products of one shape.
 
     Args:
         O, I: outputs and inputs.
         copies: how many matrices.
+        M: rows of activations.
     """
 
-    def __init__(self, O: int, I: int, copies: int):
-        self._a = mx.random.normal((1, I)).astype(mx.bfloat16)
+    def __init__(self, O: int, I: int, copies: int, M: int = 1):
+        self._a = mx.random.normal((M, I)).astype(mx.bfloat16)
         self._weights = [
             (
                 mx.random.uniform(shape=(O, I // GROUP_SIZE)).astype(mx.bfloat16),
@@ -64,7 +77,8 @@ class Products:
             for _ in range(copies)
         ]
         mx.eval(self._a, self._weights)
-        one = product_cost(1, O, I, BITS, GROUP_SIZE)
+        self._in_order: dict[int, Products] = {}
+        one = product_cost(M, O, I, BITS, GROUP_SIZE)
         self.cost = Cost(copies * one.num_bytes, copies * one.operations)
 
     def __call__(self) -> list[mx.array]:
@@ -78,17 +92,59 @@ class Products:
         """The same, with the work done several times: the kernel that day 4.1 plants."""
         return [product for _ in range(TIMES_TOO_OFTEN) for product in self()]
 
-    def with_kernel(self, kernel: str) -> Callable[[], None]:
-        """The same by a kernel of this name: it is chosen when the product is evaluated."""
+    def with_kernel(self, kernel: str | None, ahead: int | None = None) -> Callable[[], None]:
+        """The same by a kernel of this name, with weights in the order in which it reads them.
+
+        Args:
+            kernel: it is chosen when the product is evaluated; None for this machine's best.
+            ahead: how many bytes ahead it fetches; None leaves that to it.
+
+        Raises:
+            RuntimeError: the learner has not written it.
+            ValueError: this machine has none of that name.
+        """
+        with chosen(kernel, ahead):
+            products = self.in_order(kernels.interleaved_rows())
 
         def run() -> None:
-            os.environ[VARIABLE] = kernel
-            try:
-                mx.eval(self())
-            finally:
-                del os.environ[VARIABLE]
+            with chosen(kernel, ahead):
+                mx.eval(products())
 
         return run
+
+    def in_order(self, rows: int) -> "Products":
+        """The same products with so many rows of weights interleaved; themselves for 0."""
+        if rows == 0:
+            return self
+        if rows not in self._in_order:
+            laid_out = copy.copy(self)
+            laid_out._weights = [
+                (laid_out_part(s, rows), laid_out_part(b, rows), laid_out_part(w, rows))
+                for s, b, w in self._weights
+            ]
+            self._in_order[rows] = laid_out
+        return self._in_order[rows]
+
+
+def laid_out_part(matrix: mx.array, rows: int) -> mx.array:
+    """Rows interleaved as a model's are when it is loaded, in memory of its own."""
+    extension = kernels.extension()
+    return extension.interleave(matrix, rows, extension.large_pages(matrix.nbytes), 0)
+
+
+@contextmanager
+def chosen(kernel: str | None, ahead: int | None = None) -> Iterator[None]:
+    """Products that are evaluated meanwhile go through a kernel of this name."""
+    wanted = {VARIABLE: kernel, AHEAD_VARIABLE: None if ahead is None else str(ahead)}
+    before = {name: os.environ.pop(name, None) for name in wanted}
+    try:
+        os.environ.update({name: value for name, value in wanted.items() if value is not None})
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def row(times: Times, cost: Cost, limits: Limits) -> dict[str, float]:
@@ -97,6 +153,7 @@ def row(times: Times, cost: Cost, limits: Limits) -> dict[str, float]:
         "median": times.median,
         "minimum": times.minimum,
         "megabytes": cost.num_bytes / 1e6,
+        "gigaflop": cost.operations / 1e9,
         "least": least_seconds(cost, limits),
         "share": share(times, cost, limits),
     }
@@ -113,29 +170,45 @@ def measure_planted(name: str, limits: Limits, rounds: int) -> dict[str, Any]:
     return {"rows": rows, "slowest": slowest(times, costs, limits)}
 
 
-def measure_kernels(names: Sequence[str], limits: Limits, rounds: int) -> dict[str, Any]:
+def measure_kernels(
+    names: Sequence[str | None], limits: Limits, rounds: int, day: str | None = None
+) -> dict[str, Any]:
     """One product by the kernels of Week 4 that are written, or by this machine's best.
 
     Args:
-        names: of `KERNELS`; none of them is the best, by the name "best".
+        names: of `DAY_KERNELS`; None is the best, by the name "best". "fetched" is measured at each
+            distance of `AHEAD`, and called "fetched 256" and so on.
         limits: the machine's.
         rounds: of the comparison.
+        day: of `MANY_ROWS`, or any other: then a product has one row.
     """
     product, copies = KERNELS_ON
-    products = Products(*PRODUCTS[product][:2], copies)
-    runs: dict[str, Callable[[], Any]] = {} if names else {"best": products}
+    M, copies = MANY_ROWS.get(day or "", (1, copies))
+    products = Products(*PRODUCTS[product][:2], copies, M)
+    runs: dict[str, Callable[[], Any]] = {}
     unwritten = {}
     for name in names:
-        run = products.with_kernel(name)
-        try:
-            run()
-        except (RuntimeError, ValueError) as error:  # yours to write, or none for this machine
-            unwritten[name] = str(error)
-        else:
-            runs[name] = run
+        for ahead in AHEAD if name == "fetched" and M == 1 else (None,):
+            label = " ".join(str(part) for part in (name or "best", ahead) if part is not None)
+            try:
+                run = products.with_kernel(name, ahead)
+                run()
+            except (RuntimeError, ValueError) as error:  # yours to write, or not for this machine
+                unwritten[name or "best"] = str(error)
+            else:
+                runs[label] = run
     times = compare(runs, rounds)
     rows = {name: row(times[name], products.cost, limits) for name in runs}
-    return {"rows": rows, "unwritten": unwritten}
+    fetched = {ahead: times[f"fetched {ahead}"] for ahead in AHEAD if f"fetched {ahead}" in times}
+    return {"rows": rows, "unwritten": unwritten, "nearest": nearest_of(fetched)}
+
+
+def nearest_of(fetched: dict[int, Times]) -> int | None:
+    """What the learner's `nearest_good` says of measured distances, if it is written."""
+    try:
+        return nearest_good(fetched) if fetched else None
+    except YourTurn:
+        return None
 
 
 def main() -> int:
@@ -146,6 +219,7 @@ def main() -> int:
     parser.add_argument("--peak", type=float, required=True)
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--name")
+    parser.add_argument("--day", choices=DAY_KERNELS)
     args = parser.parse_args()
     limits = Limits(args.read, args.peak)
     mx.set_default_device(mx.cpu)
@@ -154,8 +228,8 @@ def main() -> int:
         if args.what == "planted":
             found = measure_planted(args.name, limits, args.rounds)
         else:
-            names = KERNELS if args.what == "kernels" else ()
-            found = measure_kernels(names, limits, args.rounds)
+            names = DAY_KERNELS[args.day] if args.what == "kernels" else (None,)
+            found = measure_kernels(names, limits, args.rounds, args.day)
     except YourTurn as unwritten:
         print(unwritten, file=sys.stderr)
         return 2

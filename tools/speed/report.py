@@ -26,8 +26,10 @@ def planted_table(rows: Mapping[str, Row], with_shares: bool) -> Table:
 
 
 def kernels_table(yours: Mapping[str, Row], ours: Row) -> Table:
-    """The learner's kernels and ours: times, bandwidth, share of the limit, and factors."""
-    table = Table("kernel", "median, ms", "minimum, ms", "GB/s", "share", "times as fast")
+    """The learner's kernels and ours: times, rates, share of the limit, and factors."""
+    table = Table(
+        "kernel", "median, ms", "minimum, ms", "GB/s", "GFLOP/s", "share", "times as fast"
+    )
     for column in table.columns[1:]:
         column.justify = "right"
     first = next(iter(yours.values()), ours)
@@ -37,6 +39,7 @@ def kernels_table(yours: Mapping[str, Row], ours: Row) -> Table:
             _ms(row["median"]),
             _ms(row["minimum"]),
             f"{row['megabytes'] / 1e3 / row['minimum']:.2f}",
+            f"{row['gigaflop'] / row['minimum']:.0f}",
             percent(row["share"]),
             f"{first['minimum'] / row['minimum']:.1f}",
         )

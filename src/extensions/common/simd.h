@@ -77,12 +77,17 @@ constexpr bool MULTIPLIES_PAIRS = false;
 #endif
 
 /// c + a₁·b₁ + a₀·b₀, where each lane of a and b is a pair of bfloat16 numbers, the first in the
-/// lower half. Products are exact, sums rounded one after the other; subnormal numbers count as 0.
-#if defined(__AVX512BF16__)
+/// lower half. Products are exact, sums rounded one after the other; where it is one instruction,
+/// subnormal numbers count as 0.
 inline Floats fma(Ints a, Ints b, Floats c) {
+#if defined(__AVX512BF16__)
     return (Floats)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
-}
+#else
+    const int32_t upper = static_cast<int32_t>(0xffff0000);
+    c = fma(as_floats(a & upper), as_floats(b & upper), c);
+    return fma(as_floats(a << 16), as_floats(b << 16), c);
 #endif
+}
 
 /// The larger of each lane; b where either is NaN.
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }

@@ -161,6 +161,21 @@ ProductStep vectors_of([[maybe_unused]] InstructionSet set) {
 #endif
 }
 
+// Its kernels that want STEP_ROWS rows of weights interleaved.
+std::vector<ProductStep> ordered_of([[maybe_unused]] InstructionSet set) {
+#if defined(__x86_64__)
+    if (set == InstructionSet::avx2) {
+        return {avx2::quantized_matmul_ordered, avx2::quantized_matmul_fetched,
+                avx2::quantized_matmul_panels, avx2::quantized_matmul_pairs};
+    }
+    return {avx512::quantized_matmul_ordered, avx512::quantized_matmul_fetched,
+            avx512::quantized_matmul_panels, avx512::quantized_matmul_pairs};
+#else
+    return {neon::quantized_matmul_ordered, neon::quantized_matmul_fetched,
+            neon::quantized_matmul_panels, neon::quantized_matmul_pairs};
+#endif
+}
+
 // All rows of a problem by a kernel without preparations, in chunks.
 Guarded<uint16_t> multiply(const Problem& problem, ProductStep step) {
     Guarded<uint16_t> out(problem.M * problem.O);
@@ -229,6 +244,20 @@ KERNEL_TEST(the_course_s_kernels_equal_the_reference) {
             if (!problem.floating_point) {
                 compare_with_reference(problem, multiply(problem, quantized_matmul_factored));
                 compare_with_reference(problem, multiply(problem, vectors_of(set)));
+            }
+        }
+    }
+}
+
+KERNEL_TEST(the_course_s_kernels_of_interleaved_weights_equal_the_reference) {
+    const int64_t shapes[][3] = {{1, 64, 640}, {3, 32, 128}, {20, 96, 256}};
+    for (const auto& [M, O, I] : shapes) {
+        for (const Problem& problem : problems(M, O, I)) {
+            if (!problem.floating_point) {
+                const Problem interleaved = problem.with_interleaved_weights(STEP_ROWS);
+                for (ProductStep step : ordered_of(set)) {
+                    compare_with_reference(problem, multiply(interleaved, step));
+                }
             }
         }
     }

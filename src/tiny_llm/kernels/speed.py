@@ -154,3 +154,34 @@ def slowest(measured: Mapping[str, Times], costs: Mapping[str, Cost], limits: Li
     # [task 4.1.4 slowest]
     return min(measured, key=lambda name: share(measured[name], costs[name], limits))
     # [/task 4.1.4 slowest]
+
+
+def bytes_in_flight(latency: float, bytes_per_s: float) -> float:
+    """How much memory must be on its way at any time for it to arrive at a given speed.
+
+    Args:
+        latency: seconds from asking for a line of memory to having it.
+        bytes_per_s: the speed.
+
+    Source: Little, "A proof for the queuing formula L = λW", 1961.
+    """
+    # [task 4.3.3 in-flight]
+    return latency * bytes_per_s
+    # [/task 4.3.3 in-flight]
+
+
+def nearest_good(measured: Mapping[int, Times], tolerance: float = 0.02) -> int:
+    """The shortest distance of prefetching that is as good as the best, but for noise.
+
+    A longer one gains nothing, and fetches more that is never used at the end of the weights.
+
+    Args:
+        measured: by distance in bytes; minima count.
+        tolerance: how much longer than the best time still counts as equal, as a share of it.
+    """
+    # [task 4.3.3 nearest]
+    best = min(times.minimum for times in measured.values())
+    return min(
+        ahead for ahead, times in measured.items() if times.minimum <= best * (1 + tolerance)
+    )
+    # [/task 4.3.3 nearest]

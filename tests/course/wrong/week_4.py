@@ -73,4 +73,52 @@ WRONG = [
         "return sum(total) + biased;",
         "return sum(total) + biased / groups;",
     ),
+    Wrong("4.3.1 interleave", "rows stay rows", ".swapaxes(1, 2)", ""),
+    Wrong(
+        "4.3.1 interleave",
+        "rows that lie far apart go together",
+        ".reshape(O // rows, rows, W).swapaxes(1, 2)",
+        ".reshape(rows, O // rows, W).transpose(1, 2, 0)",
+    ),
+    Wrong("4.3.2 widen", "the first row for all", "m * job.I + i", "i"),
+    Wrong(
+        "4.3.2 block",
+        "the first vector's words for all outputs",
+        "load_bits<Ints>(words + v * LANES)",
+        "load_bits<Ints>(words)",
+    ),
+    Wrong(
+        "4.3.2 block",
+        "the first vector's scales for all outputs",
+        "g * STEP_ROWS + v * LANES;",
+        "g * STEP_ROWS;",
+    ),
+    Wrong("4.3.3 in-flight", "a rate per second", "latency * bytes_per_s", "bytes_per_s / latency"),
+    Wrong("4.3.3 nearest", "noise decides", "best * (1 + tolerance)", "best"),
+    Wrong("4.3.3 nearest", "medians beside a minimum", "if times.minimum", "if times.median"),
+    Wrong(
+        "4.4.1 unpack",
+        "a panel's inputs a vector apart, not STEP_ROWS",
+        "(i + k) * STEP_ROWS",
+        "(i + k) * LANES",
+    ),
+    Wrong(
+        "4.4.1 products",
+        "the first row's activations for the whole tile",
+        "a[row * job.I + i]",
+        "a[i]",
+    ),
+    Wrong(
+        "4.4.2 unpack",
+        "the first of a pair in the upper half",
+        "lower | upper",
+        "as_ints(__builtin_convertvector(second, Floats)) >> 16 |\n"
+        "                                  as_ints(__builtin_convertvector(first, Floats))",
+    ),
+    Wrong(
+        "4.4.2 products",
+        "the first row's activations for the whole tile",
+        "a + row * job.I + i",
+        "a + i",
+    ),
 ]

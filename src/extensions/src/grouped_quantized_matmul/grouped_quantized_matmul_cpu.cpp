@@ -14,6 +14,7 @@
 #include "common/tasks.h"
 #include "src/grouped_quantized_matmul/grouped_quantized_matmul.h"
 #include "src/quantized_matmul/quantized_matmul_jobs.h"
+#include "src/quantized_matmul/quantized_matmul_steps.h"
 
 namespace tiny_llm_ext {
 
@@ -148,7 +149,9 @@ void GroupedQuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::
                 .out = static_cast<uint16_t*>(allocate(out)),
                 .scale_format = format_of(scales.dtype()),
                 .format = format_of(a.dtype()),
-                .interleaved = b.ndim() == 4},
+                .interleaved = b.ndim() == 4,
+                .step = product_step(),
+                .fetch_ahead = fetch_ahead()},
         .num_experts = b.shape(0),
         .rows_per_input = num_inputs == 0 ? 1 : num_rows / num_inputs,
         .experts = laid_out(experts).data<uint32_t>(),

@@ -28,9 +28,13 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
     check(b.ndim() == 2 || is_interleaved(b), operation,
           "expected b with 2 dimensions, or 3 if it is interleaved, got shape ", b.shape());
     if (is_interleaved(b)) {
-        check(product_step() == nullptr, operation, "expected b with 2 dimensions, got shape ",
-              b.shape(), ": the kernel that TINY_LLM_PRODUCT names reads weights by row");
         const int rows = interleaved_rows();
+        check(rows > 0 || product_step() == nullptr, operation,
+              "expected b with 2 dimensions, got shape ", b.shape(),
+              ": the kernel that TINY_LLM_PRODUCT names reads weights by row");
+        check(biases || product_step() == nullptr, operation,
+              "expected biases, got None: the kernel that TINY_LLM_PRODUCT names reads no "
+              "floating-point weights that are interleaved; take vectors");
         check(rows > 0, operation, "expected b with 2 dimensions, got shape ", b.shape(),
               ": the CPU's kernels, those of ", name_of(instruction_set()),
               ", read weights by row");

@@ -43,6 +43,7 @@ QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, bool
         .format = format_of(a.dtype()),
         .interleaved = is_interleaved(b),
         .step = product_step(),
+        .fetch_ahead = fetch_ahead(),
     };
 }
 

@@ -143,7 +143,7 @@ void run(const QuantizedMatmulJobs& jobs, InstructionSet set) {
 
 int interleaved_rows() {
     if (product_step() != nullptr) {
-        return 0;
+        return product_step_rows();
     }
     int rows = 0;
     // [solution only]

@@ -30,6 +30,7 @@ struct QuantizedMatmulJob {
     Format format;               // of a and out
     bool interleaved;            // b, scales and biases: see common/interleaved.h
     ProductStep step = nullptr;  // the kernel that was asked for: quantized_matmul_steps.h
+    int64_t fetch_ahead = 0;     // bytes, for quantized_matmul_fetched
 };
 
 /// The reference: three loops. Computes outputs first_output … last_output − 1 of every row.
@@ -43,17 +44,44 @@ void quantized_matmul_factored(const QuantizedMatmulJob& job, int64_t first_outp
 namespace avx2 {
 void quantized_matmul_vectors(const QuantizedMatmulJob& job, int64_t first_output,
                               int64_t last_output);
-}
+void quantized_matmul_ordered(const QuantizedMatmulJob& job, int64_t first_output,
+                              int64_t last_output);
+void quantized_matmul_fetched(const QuantizedMatmulJob& job, int64_t first_output,
+                              int64_t last_output);
+void quantized_matmul_panels(const QuantizedMatmulJob& job, int64_t first_output,
+                             int64_t last_output);
+void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
+                            int64_t last_output);
+}  // namespace avx2
 namespace avx512 {
 void quantized_matmul_vectors(const QuantizedMatmulJob& job, int64_t first_output,
                               int64_t last_output);
-}
+void quantized_matmul_ordered(const QuantizedMatmulJob& job, int64_t first_output,
+                              int64_t last_output);
+void quantized_matmul_fetched(const QuantizedMatmulJob& job, int64_t first_output,
+                              int64_t last_output);
+void quantized_matmul_panels(const QuantizedMatmulJob& job, int64_t first_output,
+                             int64_t last_output);
+void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
+                            int64_t last_output);
+}  // namespace avx512
 #elif defined(__aarch64__)
 namespace neon {
 void quantized_matmul_vectors(const QuantizedMatmulJob& job, int64_t first_output,
                               int64_t last_output);
-}
+void quantized_matmul_ordered(const QuantizedMatmulJob& job, int64_t first_output,
+                              int64_t last_output);
+void quantized_matmul_fetched(const QuantizedMatmulJob& job, int64_t first_output,
+                              int64_t last_output);
+void quantized_matmul_panels(const QuantizedMatmulJob& job, int64_t first_output,
+                             int64_t last_output);
+void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
+                            int64_t last_output);
+}  // namespace neon
 #endif
+
+/// How many rows of weights quantized_matmul_ordered and those below it want interleaved.
+constexpr int STEP_ROWS = 32;
 
 /// The reference for weights without biases.
 void quantized_matmul_e2m1_reference(const QuantizedMatmulJob& job, int64_t first_output,

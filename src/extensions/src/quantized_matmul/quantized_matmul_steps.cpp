@@ -2,6 +2,7 @@
 // caller could catch an error.
 #include "src/quantized_matmul/quantized_matmul_steps.h"
 
+#include <charconv>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -32,11 +33,62 @@ ProductStep vectors([[maybe_unused]] InstructionSet set) {
     // [/task 4.2.2 choose]
 }
 
+ProductStep ordered([[maybe_unused]] InstructionSet set) {
+    // [task 4.3.2 choose]
+    return TINY_LLM_CHOOSE_SIMD(set, quantized_matmul_ordered, nullptr);
+    // [/task 4.3.2 choose]
+}
+
+ProductStep fetched([[maybe_unused]] InstructionSet set) {
+    // [task 4.3.3 choose]
+    return TINY_LLM_CHOOSE_SIMD(set, quantized_matmul_fetched, nullptr);
+    // [/task 4.3.3 choose]
+}
+
+ProductStep panels([[maybe_unused]] InstructionSet set) {
+    // [task 4.4.1 choose]
+    return TINY_LLM_CHOOSE_SIMD(set, quantized_matmul_panels, nullptr);
+    // [/task 4.4.1 choose]
+}
+
+ProductStep pairs([[maybe_unused]] InstructionSet set) {
+    // [task 4.4.2 choose]
+    return TINY_LLM_CHOOSE_SIMD(set, quantized_matmul_pairs, nullptr);
+    // [/task 4.4.2 choose]
+}
+
+std::string variable(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
+// The kernels with vectors, and how many rows they want interleaved.
+struct Step {
+    const char* name;
+    ProductStep (*kernel)(InstructionSet set);
+    int rows;
+};
+constexpr Step STEPS[] = {
+    {"vectors", vectors, 0},       {"ordered", ordered, STEP_ROWS}, {"fetched", fetched, STEP_ROWS},
+    {"panels", panels, STEP_ROWS}, {"pairs", pairs, STEP_ROWS},
+};
+
+// The one that TINY_LLM_PRODUCT names, which is none of the others.
+const Step& named_step(const std::string& name) {
+    for (const Step& step : STEPS) {
+        if (step.name == name) {
+            return step;
+        }
+    }
+    throw std::invalid_argument("TINY_LLM_PRODUCT is \"" + name +
+                                "\"; it may be loops, factored, vectors, ordered, fetched, "
+                                "panels or pairs.");
+}
+
 }  // namespace
 
 ProductStep product_step() {
-    const char* variable = std::getenv("TINY_LLM_PRODUCT");
-    const std::string name = variable == nullptr ? "" : variable;
+    const std::string name = variable("TINY_LLM_PRODUCT");
     if (name.empty()) {
         return nullptr;
     }
@@ -46,16 +98,35 @@ ProductStep product_step() {
     if (name == "factored") {
         return factored();
     }
-    if (name != "vectors") {
-        throw std::invalid_argument("TINY_LLM_PRODUCT is \"" + name +
-                                    "\"; it may be loops, factored or vectors.");
-    }
+    const Step& step = named_step(name);
     if (instruction_set() == InstructionSet::portable) {
         throw std::invalid_argument(
-            "TINY_LLM_PRODUCT is \"vectors\", and the instruction set is portable, which has none; "
-            "take factored.");
+            "TINY_LLM_PRODUCT is \"" + name +
+            "\", and the instruction set is portable, which has none; take factored.");
     }
-    return vectors(instruction_set());
+    return step.kernel(instruction_set());
+}
+
+int product_step_rows() {
+    const std::string name = variable("TINY_LLM_PRODUCT");
+    return product_step() == nullptr || name == "loops" || name == "factored"
+               ? 0
+               : named_step(name).rows;
+}
+
+int64_t fetch_ahead() {
+    const std::string text = variable("TINY_LLM_PREFETCH");
+    if (text.empty()) {
+        return 4096;
+    }
+    constexpr int64_t MOST = 1'000'000;
+    int64_t bytes = -1;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
+    if (error != std::errc() || end != text.data() + text.size() || bytes < 0 || bytes > MOST) {
+        throw std::invalid_argument("TINY_LLM_PREFETCH is \"" + text +
+                                    "\"; it may be a number of bytes from 0 to 1000000.");
+    }
+    return bytes;
 }
 
 }  // namespace tiny_llm_ext

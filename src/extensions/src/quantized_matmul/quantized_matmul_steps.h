@@ -5,19 +5,32 @@
 //     loops      the reference, Week 2's three loops
 //     factored   what does not depend on the output is computed once for many outputs
 //     vectors    as many weights at a time as a vector has lanes
+//     ordered    weights in the order in which they are read, STEP_ROWS rows interleaved
+//     fetched    the same, and what is read next is fetched: TINY_LLM_PREFETCH bytes ahead
+//     panels     weights are unpacked once for many rows of activations
+//     pairs      the same, with bfloat16 dot products where the instruction set has them
 //
-// Without the variable this machine's best kernel runs. Those of Week 4 read weights by row.
+// Without the variable this machine's best kernel runs. The first three read weights by row.
 #pragma once
 
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 
 namespace tiny_llm_ext {
 
-/// How many outputs such a kernel is given at a time, but for the last ones.
+/// How many outputs such a kernel is given at a time, but for the last ones: a multiple of
+/// STEP_ROWS.
 constexpr int64_t STEP_OUTPUTS = 64;
 
 /// The kernel that TINY_LLM_PRODUCT names, or nullptr without it. Throws std::invalid_argument for
-/// another name, and for vectors where the instruction set has none.
+/// another name, and for a kernel with vectors where the instruction set has none.
 ProductStep product_step();
+
+/// How many rows of weights the kernel that TINY_LLM_PRODUCT names wants interleaved; 0 if it reads
+/// weights by row, and without the variable. Throws as `product_step` does.
+int product_step_rows();
+
+/// How far ahead weights are fetched, in bytes: TINY_LLM_PREFETCH, or 4,096. Throws
+/// std::invalid_argument if the variable is no whole number of bytes up to a million.
+int64_t fetch_ahead();
 
 }  // namespace tiny_llm_ext

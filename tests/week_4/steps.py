@@ -1,0 +1,42 @@
+"""What the tests of Week 4's products share: how a test runs a kernel by name."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tiny_llm import kernels
+
+R = 32  # rows of weights that the kernels from day 4.3 on want together
+
+WITH_VECTORS = [
+    name
+    for name in (kernels.extension().instruction_sets() if kernels.is_built() else [])
+    if name in ("avx2", "avx512", "neon")
+]
+
+
+def use_product(name: str, instruction_set: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products go through a kernel of Week 4, with the vectors of an instruction set.
+
+    Args:
+        name: what TINY_LLM_PRODUCT is set to.
+        instruction_set: one of `WITH_VECTORS`; None skips the test where there are none, and lets
+            it fail where the extension is not built.
+        monkeypatch: takes it back.
+    """
+    monkeypatch.setenv("TINY_LLM_PRODUCT", name)
+    if instruction_set is not None:
+        monkeypatch.setenv("TINY_LLM_CPU_ISA", instruction_set)
+    elif kernels.is_built():
+        pytest.skip("this machine has no vectors that the kernel is compiled for")
+
+
+def in_order(scales, biases, group_size, bits, a, b):
+    """The same problem with weights laid out as the kernels read them, whatever task 1 does."""
+    return _interleaved(scales), _interleaved(biases), group_size, bits, a, _interleaved(b)
+
+
+def _interleaved(matrix: mx.array) -> mx.array:
+    integers = np.array(matrix.view(mx.uint16) if matrix.itemsize == 2 else matrix)
+    blocks = [integers[first : first + R].T for first in range(0, len(integers), R)]
+    return mx.array(np.ascontiguousarray(blocks)).view(matrix.dtype)

@@ -1,0 +1,127 @@
+"""Week 4, day 3: weights in the order in which they are read, and prefetching."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from tests.ops.quantized_products import (
+    HALVES,
+    assert_exact_but_for_rounding,
+    evaluated,
+    problem,
+)
+from tests.support import assert_close, tiny_model
+from tests.week_4.steps import WITH_VECTORS, R, in_order, use_product
+from tiny_llm import Qwen3ModelWeek2, kernels
+from tiny_llm.kernels.interleaved import by_row, interleave
+from tiny_llm.kernels.speed import Times, bytes_in_flight, nearest_good
+
+SHAPES = [(1, 128, 64), (2, 384, 32), (3, 1024, 160)]  # M, I, O
+
+
+@pytest.fixture(params=WITH_VECTORS or [None])
+def ordered(request, monkeypatch, on_cpu) -> None:
+    """Products go through task 2's kernel, of each instruction set that this machine has."""
+    use_product("ordered", request.param, monkeypatch)
+
+
+@pytest.fixture(params=WITH_VECTORS or [None])
+def fetched(request, monkeypatch, on_cpu) -> None:
+    """Products go through task 3's kernel."""
+    use_product("fetched", request.param, monkeypatch)
+
+
+def test_task_1_the_first_words_of_the_rows_are_neighbours():
+    matrix = mx.arange(8, dtype=mx.uint32).reshape(4, 2)  # rows 0 1, 2 3, 4 5, 6 7
+    actual = interleave(matrix, 2).reshape(-1).tolist()
+    assert actual == [0, 2, 1, 3, 4, 6, 5, 7], f"expected two rows at a time, got {actual}"
+
+
+@pytest.mark.parametrize("dtype", [mx.uint32, *HALVES], ids=str)
+def test_task_1_words_and_scales_go_there_and_back(dtype):
+    matrix = mx.arange(96 * 5).reshape(96, 5).astype(dtype)
+    laid_out = interleave(matrix, R)
+    assert laid_out.shape == (3, 5, R)
+    assert laid_out.dtype == dtype
+    assert_close(
+        by_row(laid_out).astype(mx.float32), matrix.astype(mx.float32), "back by row", ulps=0
+    )
+    assert laid_out[2, 4, 7].item() == matrix[2 * R + 7, 4].item(), "expected word 4 of row 71"
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_size", [32, 128])
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_task_2_is_exact_but_for_rounding(ordered, bits, group_size, half, shape):
+    args = problem(*shape, bits, group_size, half)
+    assert_exact_but_for_rounding("portable", args, in_order(*args))
+
+
+def test_task_2_each_output_has_its_own_scales(ordered):
+    """All weights and activations are 1: an output is its scale plus its bias, times the inputs."""
+    O, I = 64, 128
+    words = mx.full((O, I // 8), 0x11111111, dtype=mx.uint32)
+    scales = mx.arange(O).reshape(O, 1).astype(mx.bfloat16)
+    biases = (mx.arange(O).reshape(O, 1) % 4).astype(mx.bfloat16)
+    args = in_order(scales, biases, 128, 4, mx.ones((1, I), dtype=mx.bfloat16), words)
+    expected = ((scales + biases) * I).reshape(1, O)
+    assert_close(evaluated(*args), expected, "(scale + bias) · I of each output", ulps=1)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_task_2_a_row_has_the_same_bits_alone_and_together(ordered, bits):
+    *weights, a, b = in_order(*problem(9, 384, 96, bits, 64, mx.bfloat16))
+    together = evaluated(*weights, a, b)
+    alone = [evaluated(*weights, row[None], b) for row in a]
+    assert_close(together, mx.concatenate(alone), "each row alone", ulps=0)
+
+
+def test_task_2_rows_that_are_left_go_the_old_way(ordered):
+    """33 outputs are no multiple of 32: they stay by row, and yesterday's kernel takes them."""
+    assert kernels.interleaved_rows() == R
+    assert_exact_but_for_rounding("portable", problem(2, 256, 33, 4, 128, mx.bfloat16))
+
+
+def test_task_2_a_model_reads_its_weights_in_this_order(ordered):
+    """The first kernel that sees interleaved weights is the learner's, in the learner's model."""
+    mlx_model = tiny_model(mx.bfloat16, hidden_size=128, intermediate_size=256)
+    nn.quantize(mlx_model, group_size=64, bits=4)
+    tokens = mx.array([[1, 2, 3]])
+    model = Qwen3ModelWeek2(mlx_model)
+    actual = model(tokens, 0, model.create_kv_cache())
+    words = model.layers[0].mlp.w_down.weight
+    assert words.ndim == 3, f"expected words of 32 rows together, got shape {words.shape}"
+    assert_close(actual, mlx_model(tokens), "mlx_lm's logits", ulps=16)
+
+
+@pytest.mark.parametrize("ahead", ["0", "4096", "1000000"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_task_3_a_prefetch_changes_no_bit(fetched, monkeypatch, ahead, bits):
+    args = in_order(*problem(2, 256, 96, bits, 64, mx.bfloat16))
+    monkeypatch.setenv("TINY_LLM_PREFETCH", ahead)
+    actual = evaluated(*args)
+    monkeypatch.setenv("TINY_LLM_PRODUCT", "ordered")
+    assert_close(actual, evaluated(*args), "the product without prefetching", ulps=0)
+
+
+def test_task_3_a_distance_that_is_none_is_refused(fetched, monkeypatch):
+    args = in_order(*problem(1, 128, 32, 4, 64, mx.bfloat16))
+    for wrong in ("far", "-64", "64 bytes"):
+        monkeypatch.setenv("TINY_LLM_PREFETCH", wrong)
+        with pytest.raises(ValueError, match=f'PREFETCH is "{wrong}"; it may be a number of bytes'):
+            evaluated(*args)
+
+
+def test_task_3_what_is_on_its_way():
+    # 100 ns at 31 GB/s: about 50 cache lines.
+    assert bytes_in_flight(100e-9, 31e9) == pytest.approx(3100)
+    assert bytes_in_flight(200e-9, 31e9) == pytest.approx(6200), "expected twice as many in twice"
+
+
+def test_task_3_the_nearest_of_equals():
+    measured = {256: Times(9.0, 8.0), 1024: Times(9.0, 5.05), 4096: Times(6.0, 5.0)}
+    assert nearest_good(measured) == 1024, "expected 1 % to count as noise, by minima"
+    assert nearest_good(measured, tolerance=0) == 4096
+    assert nearest_good({**measured, 512: Times(6.0, 6.0)}) == 1024
+    assert nearest_good({4096: Times(1.0, 1.0), 64: Times(1.0, 1.0)}) == 64
