@@ -20,9 +20,9 @@ from ..models.families.config import DecoderConfig
 from ..models.families.registry import read_config
 from ..models.files import read_model_config
 from ..models.names import find_config
-from ..models.parts import RankPart
 from ..models.parallel.decoder import ParallelDecoder
 from ..models.parallel.group import LocalGroup, local_group
+from ..models.parts import RankPart
 from .paged_model import PagedModel, Span
 
 WORKER = "tiny_llm.engine.parallel_worker"

@@ -20,9 +20,9 @@ from ..models import load_weights
 from ..models.families.registry import read_config
 from ..models.files import read_model_config
 from ..models.names import find_config
-from ..models.parts import RankPart
 from ..models.parallel.decoder import ParallelDecoder
 from ..models.parallel.group import Worker
+from ..models.parts import RankPart
 from .paged_model import PagedModel, Span
 
 
