@@ -44,9 +44,9 @@ def end_of_group(program: subprocess.Popen[str], seconds: float) -> tuple[int, s
 
 
 def children_of(parent: int) -> list[int]:
-    """The processes that a process has started."""
-    text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
-    return [int(pid) for pid in text.split()]
+    """The processes that a process has started, in any of its threads."""
+    threads = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(pid) for thread in threads for pid in thread.read_text().split()]
 
 
 def wait_until_gone(processes: Sequence[int], seconds: float) -> bool:

@@ -32,6 +32,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_group(number, why):
     assert wait_until_gone(ranks, 2)
 
 
+@pytest.mark.slow
 def test_no_rank_outlives_rank_0():
     program, ranks = start_group()
     program.kill()
@@ -48,6 +49,7 @@ def test_a_program_that_ends_ends_its_ranks():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_ranks_that_never_come_are_not_waited_for():
     text = (
         "from tiny_llm.models.parallel import ring; ring.SECONDS_TO_CONNECT = 1.0; "
@@ -65,7 +67,7 @@ def test_ranks_that_never_come_are_not_waited_for():
 @pytest.mark.slow
 def test_ranks_killed_at_random_moments():
     rng = random.Random(1)
-    for _ in range(3):
+    for _ in range(2):
         program, ranks = start_group(seconds_before=rng.uniform(0, 1.5))
         os.kill(ranks[0], signal.SIGKILL)
         status, errors = end_of_group(program, SECONDS)

@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -349,6 +349,14 @@ class LLM:
         self.runner.target.reserve()
         if self.runner.draft is not None:
             self.runner.draft.model.reserve()
+
+    def before_end(self, callback: Callable[[str], None]) -> None:
+        """Has a function called with a sentence if a rank is lost, before this process ends.
+
+        It is called in another thread. A model of one process loses none.
+        """
+        if isinstance(self.runner.target, ParallelPagedModel):
+            self.runner.target.group.before_end.append(callback)
 
     def describe(self) -> dict[str, Any]:
         """The engine's configuration, for the head of a recording, as JSON has it."""

@@ -102,12 +102,15 @@ class ParallelPagedModel(PagedModel):
         checkpoint: the parts.
         model: rank 0's decoder.
         num_pages: how many pages each rank may have.
+
+    Attributes:
+        group: the ranks.
     """
 
     def __init__(self, checkpoint: ParallelCheckpoint, model: ParallelDecoder, num_pages: int):
         super().__init__(model, num_pages)
-        self._group, self._key = checkpoint.group, checkpoint.group.new_key()
-        self._group.tell(
+        self.group, self._key = checkpoint.group, checkpoint.group.new_key()
+        self.group.tell(
             {
                 "do": "build",
                 "key": self._key,
@@ -121,11 +124,11 @@ class ParallelPagedModel(PagedModel):
     def __del__(self) -> None:
         """Lets the other ranks give their pages back."""
         with suppress(UserError, AttributeError):  # the group has ended, or was never there
-            self._group.tell({"do": "drop", "key": self._key})
+            self.group.tell({"do": "drop", "key": self._key})
 
     def reserve(self) -> None:
         """See `PagedModel`; on every rank."""
-        self._group.tell({"do": "reserve", "key": self._key})
+        self.group.tell({"do": "reserve", "key": self._key})
         super().reserve()
 
     def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
@@ -134,7 +137,7 @@ class ParallelPagedModel(PagedModel):
         Raises:
             UserError: the group has ended.
         """
-        self._group.tell(
+        self.group.tell(
             {
                 "do": "step",
                 "key": self._key,
@@ -148,7 +151,7 @@ class ParallelPagedModel(PagedModel):
         try:
             return super().logits(spans, rows)
         except BaseException:
-            self._group.give_up("a step was not finished")
+            self.group.give_up("a step was not finished")
             raise
 
 

@@ -151,7 +151,8 @@ class LocalGroup:
             errors = os.dup(2)
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), 2)  # the ring writes about lost sockets from its threads
-            os.write(errors, f"tiny-llm: {sentence}\n".encode())
+            # On a line of its own: the ring may have been in the middle of one.
+            os.write(errors, f"\ntiny-llm: {sentence}\n".encode())
             os._exit(1)
 
     def _status(self, rank: int) -> str:
