@@ -13,6 +13,7 @@ from tests.support import as_numpy
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.families.registry import read_config
+from tiny_llm.models.parallel.layers import PIECE_BYTES
 from tiny_llm.models.parts import RankPart
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
@@ -62,6 +63,17 @@ def folder(tmp_path):
 
 def test_the_demo_answers_as_on_one_rank():
     assert tokens(engine("demo")) == tokens(engine("demo", 1))
+
+
+def test_large_messages_go_in_pieces(folder):
+    path = folder({**CONFIGS["llama"], **FORMATS["float32"], "max_position_embeddings": 2048})
+    prompts = [[17 + place % 1000 for place in range(1000)]]
+    options = {"max_num_batched_tokens": 1000}  # one step
+    two = engine(path, **options)
+    assert 1000 * two.runner.target.model.hidden_size * 4 > PIECE_BYTES
+    answers = tokens(two, prompts)
+    assert list(map(len, answers)) == [64]
+    assert answers == tokens(engine(path, 1, **options), prompts)
 
 
 @pytest.mark.parametrize(
