@@ -46,6 +46,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="attend without an L×S matrix (week2); the default where it is faster: on the CPU",
     )
     add_attention_backend(parser)
+    add_tensor_parallel_size(parser)
 
 
 def add_attention_backend(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +80,29 @@ def add_load_format(parser: argparse.ArgumentParser) -> None:
         metavar="{" + ",".join(LOAD_FORMATS) + "}",
         help="auto reads the weights; dummy draws random ones in the shapes of config.json",
     )
+
+
+def add_tensor_parallel_size(parser: argparse.ArgumentParser) -> None:
+    """On how many processes the engine computes a model."""
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="split the model among N processes of this machine (engine only)",
+    )
+
+
+def check_tensor_parallel_size(args: argparse.Namespace) -> None:
+    """Refuses a `--tensor-parallel-size` below 1.
+
+    Raises:
+        UserError: it is.
+    """
+    if args.tensor_parallel_size < 1:
+        raise UserError(
+            f"--tensor-parallel-size is {args.tensor_parallel_size}; it must be at least 1."
+        )
 
 
 def add_speculative_argument(parser: argparse.ArgumentParser) -> None:
@@ -155,6 +179,7 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
     check_speculative(args)
     check_attention_backend(args)
     check_load_format(args)
+    check_tensor_parallel_size(args)
     if args.load_format == "dummy" and args.solution == "mlx":
         raise UserError(
             "--load-format dummy draws weights for tiny-llm's own models, which --solution mlx "
@@ -176,6 +201,8 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
             if getattr(args, flag) is not None:
                 name = flag.replace("_", "-")
                 raise UserError(f"--{name} has no effect on --solution mlx; leave it out.")
+        if args.tensor_parallel_size > 1:
+            raise UserError("--tensor-parallel-size has no effect on --solution mlx; leave it out.")
         return
     beyond_week1 = needs_cache or args.draft_model is not None
     if args.loader == ENGINE and args.enable_flash_attn is not None:
@@ -198,6 +225,11 @@ def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -
         raise UserError(
             "--attention-backend: only the engine can choose; leave out --loader, --solution and "
             "--enable-flash-attn."
+        )
+    if args.tensor_parallel_size > 1:
+        raise UserError(
+            "--tensor-parallel-size: only the engine splits a model among processes; leave out "
+            "--loader, --solution and --enable-flash-attn."
         )
     if args.loader is None:
         wants_week2 = beyond_week1 or args.enable_flash_attn or kernels.is_built()

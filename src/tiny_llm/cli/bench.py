@@ -142,6 +142,7 @@ def _bench(args: argparse.Namespace) -> int:
         "loader": args.loader,
         "device": "cpu" if kernels.computes_on_cpu() else "gpu",
         "flash_attn": args.enable_flash_attn,
+        "tensor_parallel_size": args.tensor_parallel_size,
         "batch_size": args.batch_size,
         "prefill_step": args.prefill_step,
         "warmup": args.warmup,

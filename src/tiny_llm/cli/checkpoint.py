@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import kernels
+from ..engine.parallel_model import load_in_parallel
 from ..engine.text_length import check_length
 from ..errors import UserError
 from ..models import default_model, load, load_weights
@@ -59,12 +60,17 @@ def open_checkpoint(args: argparse.Namespace) -> Checkpoint:
     """Chooses the device, says which model is used, and loads it.
 
     Raises:
-        UserError: see `choose_device` and `models.load`; thinking, where a model cannot.
+        UserError: see `choose_device`, `models.load` and `load_in_parallel`; thinking, where a
+            model cannot.
     """
     choose_device(args.device)
     name, reason = (args.model, None) if args.model is not None else default_model()
     console.print(f"model: {name}" + (f" ({reason})" if reason else ""), soft_wrap=True)
-    mlx_model, tokenizer = load_for(args, name)
+    if args.tensor_parallel_size > 1:  # only the engine's flags allow it
+        size = args.tensor_parallel_size
+        mlx_model, tokenizer = load_in_parallel(name, size, args.load_format, console)
+    else:
+        mlx_model, tokenizer = load_for(args, name)
     enable_thinking = getattr(args, "enable_thinking", False)  # `bench` reads no text
     if enable_thinking and not tokenizer.has_thinking:
         raise UserError(f"--enable-thinking: '{name}' has no thinking mode; leave the flag out.")

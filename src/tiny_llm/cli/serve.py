@@ -19,9 +19,11 @@ from .arguments import (
     add_attention_backend,
     add_load_format,
     add_speculative_argument,
+    add_tensor_parallel_size,
     check_attention_backend,
     check_load_format,
     check_speculative,
+    check_tensor_parallel_size,
 )
 from .checkpoint import choose_device
 from .command import CommandParser, console, run_command
@@ -51,6 +53,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add_load_format(parser)
     add_speculative_argument(parser)
     add_attention_backend(parser)
+    add_tensor_parallel_size(parser)
     parser.add_argument("--device", metavar="{cpu,gpu}", help="where to compute")
     parser.add_argument(
         "--kv-cache-bytes",
@@ -128,6 +131,7 @@ def _serve(args: argparse.Namespace) -> int:
     _check(args)
     check_speculative(args)
     check_attention_backend(args)
+    check_tensor_parallel_size(args)
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise UserError(
@@ -175,6 +179,7 @@ def _load(args: argparse.Namespace, folder: Path) -> LLM:
         load_format=args.load_format,
         speculative=args.speculative,
         attention_backend=args.attention_backend or "paged",
+        tensor_parallel_size=args.tensor_parallel_size,
         seed=None,  # answers without a seed of their own differ from run to run
     )
 

@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -30,6 +30,12 @@ from .events import Listener
 from .forced_tokens import ForcedTokens, GuessSource
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .paged_model import PagedModel
+from .parallel_model import (
+    ParallelCheckpoint,
+    ParallelPagedModel,
+    decoder_of,
+    load_in_parallel,
+)
 from .prompt_forms import ChatOptions, Prompt, Prompts
 from .repetition import MOST_GUESSES, RepeatedText
 from .runner import Runner
@@ -73,6 +79,9 @@ class LLM:
             with the same bits, or in plain MLX. They are slower.
         load_format: "auto" reads the weights of models that are given by name; "dummy" draws random
             ones in the shapes and formats of their configs, for measuring.
+        tensor_parallel_size: on how many processes of this machine the model is computed, each of
+            which has a part of its weights, keys and values. The model must be given by name. If
+            one of the processes is lost, this one ends with a sentence.
         max_queue: requests beyond `max_num_seqs` that may wait; one more is refused
             (`QueueFullError`). None for any number.
         seed: for requests that have none; None draws one.
@@ -101,6 +110,7 @@ class LLM:
         speculative: Literal["ngram"] | None = None,
         attention_backend: str = "paged",
         load_format: str = "auto",
+        tensor_parallel_size: int = 1,
         max_queue: int | None = None,
         seed: int | None = 0,
         listener: Listener | None = None,
@@ -111,6 +121,10 @@ class LLM:
         _check_choices(load_format, attention_backend, listener)
         self.seed = secrets.randbits(64) if seed is None else checked_seed(seed)
         options = (block_size, load_format, attention_backend)
+        check_whole("tensor_parallel_size", tensor_parallel_size, 1)
+        if tensor_parallel_size > 1:
+            model = load_in_parallel(_name_of(model), tensor_parallel_size, load_format)
+        split = model[0] if isinstance(model, tuple) else None
         target_model, self.tokenizer = _open(model, *options)
         models = [target_model]
         if draft_model is not None:
@@ -127,9 +141,15 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
             max_queue=max_queue,
         )
-        target, *drafts = (PagedModel(one, config.num_pages) for one in models)
+        if isinstance(split, ParallelCheckpoint):
+            target: PagedModel = ParallelPagedModel(split, target_model, config.num_pages)
+        else:
+            target = PagedModel(target_model, config.num_pages)
+        drafts = [PagedModel(one, config.num_pages) for one in models[1:]]
         draft = DraftModel(drafts[0], target.vocab_size) if drafts else None
         self.runner = Runner(target, draft)
+        if isinstance(split, ParallelCheckpoint):
+            self.runner.look_ahead.is_on = False  # the other ranks know no tokens but those sent
         self.scheduler = Scheduler(config, listener)
         self.core = EngineCore(self.tokenizer, self.scheduler, self.runner, self.seed, sources)
         self.vocab_size = self.core.vocab_size
@@ -330,6 +350,14 @@ class LLM:
         if self.runner.draft is not None:
             self.runner.draft.model.reserve()
 
+    def before_end(self, callback: Callable[[str], None]) -> None:
+        """Has a function called with a sentence if a rank is lost, before this process ends.
+
+        It is called in another thread. A model of one process loses none.
+        """
+        if isinstance(self.runner.target, ParallelPagedModel):
+            self.runner.target.group.before_end.append(callback)
+
     def describe(self) -> dict[str, Any]:
         """The engine's configuration, for the head of a recording, as JSON has it."""
         return asdict(self.scheduler.config)
@@ -398,6 +426,20 @@ def _check_choices(load_format: Any, attention_backend: Any, listener: Any) -> N
         )
 
 
+def _name_of(model: Model) -> str:
+    """The name of a model that several processes are to load.
+
+    Raises:
+        UserError: it is loaded already.
+    """
+    if not isinstance(model, str | os.PathLike):
+        raise UserError(
+            "tensor_parallel_size is more than 1, and the model is loaded already; give its name "
+            "or folder, of which each process loads its part."
+        )
+    return os.fspath(model)
+
+
 def _open(
     model: Model, page_size: int, load_format: str, attention_backend: str
 ) -> tuple[Any, Any]:
@@ -413,6 +455,9 @@ def _open(
             "tokenizer) that `load` returns."
         )
     mlx_model, tokenizer = model
+    if isinstance(mlx_model, ParallelCheckpoint):
+        own = decoder_of(mlx_model, page_size, attention_backend)
+        return own, with_detokenizer(tokenizer)
     target = serving_model(name, mlx_model, page_size, attention_backend)
     return target, with_detokenizer(tokenizer)
 

@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from .families.registry import read_config
 from .formats import Quantization, Shape
+from .parts import RankPart
 from .tensor_shapes import matrices, vectors
 from .weights import CheckpointModel, as_model, own_format
 
@@ -22,9 +23,19 @@ DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32}
 E4M3_ONE = 0x38
 
 
-def random_checkpoint(config: Mapping[str, Any], seed: int = 0) -> CheckpointModel:
-    """A model of the config's sizes; arguments and errors as `random_tensors`."""
-    return as_model(read_config(config), *random_tensors(config, seed))
+def random_checkpoint(
+    config: Mapping[str, Any], seed: int = 0, part: RankPart | None = None
+) -> CheckpointModel:
+    """A model of the config's sizes; arguments and errors as `random_tensors`.
+
+    Of a `part`, what it has of the whole model's weights, which are drawn one after the other.
+    """
+    weights, formats = random_tensors(config, seed)
+    if part is None:
+        return as_model(read_config(config), weights, formats)
+    for name in weights:
+        weights[name] = part.cut(name, weights[name])
+    return as_model(part.config, weights, formats)
 
 
 def random_tensors(

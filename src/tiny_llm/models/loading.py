@@ -18,6 +18,7 @@ from .finite import FiniteCheck
 from .folder import ModelError, read_json
 from .mlx_lm_tokenizer import put_bounds
 from .names import find_config, find_model
+from .parts import RankPart
 from .safetensors_header import check_dtypes
 from .tokenizer import open_tokenizer
 from .weights import CheckpointModel, can_read, read_checkpoint
@@ -47,7 +48,11 @@ def load(name: str, console: Console | None = None) -> tuple[Any, Any]:
 
 
 def load_weights(
-    name: str, console: Console | None = None, load_format: str = "auto"
+    name: str,
+    console: Console | None = None,
+    load_format: str = "auto",
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> tuple[Any, Any]:
     """Loads what our models need of a checkpoint: its weights and tokenizer, in a second.
 
@@ -59,9 +64,10 @@ def load_weights(
         load_format: "auto" reads the weights; "dummy" draws random ones in the shapes and formats
             of `config.json`, which is then the only file that is needed. Without a tokenizer of its
             own such a model gets the demo's, and says so.
+        rank, num_ranks: which part of the weights is loaded, and of how many (`parts.py`).
 
     Raises:
-        UserError: another `load_format`.
+        UserError: another `load_format`; `ModelError` for a model that cannot be split so.
 
     Returns:
         (weights, tokenizer). A week's model takes the first wherever it takes an `mlx_model`: it
@@ -71,9 +77,11 @@ def load_weights(
     if load_format not in LOAD_FORMATS:
         raise UserError(f"the load format '{load_format}' is unknown; give auto or dummy.")
     console = console or Console(stderr=True)
+    ranks = rank, num_ranks
     if load_format == "dummy":
-        return _load(find_config(name, console), console, lambda it: _draw(it, console))
-    return _load(find_model(name, console), console, _read)
+        folder = find_config(name, console)
+        return _load(folder, console, lambda it: _draw(it, console, _part(it, *ranks)))
+    return _load(find_model(name, console), console, lambda it: _read(it, _part(it, *ranks)))
 
 
 def _load(
@@ -103,25 +111,33 @@ def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
     return mlx_model, tokenizer
 
 
-def _read(folder: Path) -> tuple[Any, Any]:
+def _part(folder: Path, rank: int, num_ranks: int) -> RankPart | None:
+    """What a rank has of a model; None for the whole."""
+    if num_ranks == 1:
+        return None
+    return RankPart(read_config(read_model_config(folder)), rank, num_ranks)
+
+
+def _read(folder: Path, part: RankPart | None) -> tuple[Any, Any]:
     config = read_json(folder, "config.json")
-    if not can_read(folder, config):
-        return _read_with_mlx_lm(folder)
-    return read_checkpoint(folder, config), open_tokenizer(folder, config)
+    if can_read(folder, config):
+        return read_checkpoint(folder, config, part), open_tokenizer(folder, config)
+    if part is not None:
+        raise ValueError(f"its format is left to mlx_lm, which reads no part for {part.size} ranks")
+    return _read_with_mlx_lm(folder)
 
 
-def _draw(folder: Path, console: Console) -> tuple[Any, Any]:
+def _draw(folder: Path, console: Console, part: RankPart | None) -> tuple[Any, Any]:
     """Random weights for a config, and a tokenizer."""
     config = read_json(folder, "config.json")
-    model = random_checkpoint(config)
+    model = random_checkpoint(config, part=part)
     if has_tokenizer(folder):
         return model, open_tokenizer(folder, config)
     console.print(f"{folder} has no tokenizer; random weights get the demo's.", soft_wrap=True)
     tokenizer = open_tokenizer(demo.TARGET_PATH, read_json(demo.TARGET_PATH, "config.json"))
-    if len(tokenizer) > model.args.vocab_size:
-        raise ValueError(
-            f"it has no tokenizer, and {model.args.vocab_size} tokens are too few for the demo's"
-        )
+    vocab_size = model.args.vocab_size if part is None else part.whole.vocab_size
+    if len(tokenizer) > vocab_size:
+        raise ValueError(f"it has no tokenizer, and {vocab_size} tokens are too few for the demo's")
     return model, tokenizer
 
 

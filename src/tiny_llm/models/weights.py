@@ -18,6 +18,7 @@ from .families.experts import stack_experts
 from .families.registry import read_config
 from .files import stored_tensors, weight_files
 from .formats import Quantization, Shape
+from .parts import RankPart
 from .repack import repack
 from .safetensors_header import check_dtypes
 from .tensor_shapes import matrices, vectors
@@ -81,31 +82,38 @@ def can_read(folder: Path, config: Mapping[str, Any]) -> bool:
     return True
 
 
-def read_checkpoint(folder: Path, config: Mapping[str, Any]) -> CheckpointModel:
+def read_checkpoint(
+    folder: Path, config: Mapping[str, Any], part: RankPart | None = None
+) -> CheckpointModel:
     """The weights of a checkpoint that `can_read` accepts. They are read when they are evaluated.
 
     Args:
         folder: the checkpoint's.
         config: its `config.json`.
+        part: of which only this part is read, at once; None for the whole.
 
     Raises:
         ValueError: the config makes no sense, or a tensor is missing, unknown or has another shape
             or dtype than it must have; the message names it.
     """
-    args = read_config(config)
+    args = read_config(config) if part is None else part.config
+    stored = stored_tensors(folder)
     weights: dict[str, mx.array] = {}
-    for file in weight_files(folder):
-        weights.update(mx.load(str(file)))  # type: ignore[arg-type]
+    if part is None:
+        for file in weight_files(folder):
+            weights.update(mx.load(str(file)))  # type: ignore[arg-type]
+    else:
+        weights.update({name: part.read(name, tensor) for name, tensor in stored.items()})
     if args.tie_word_embeddings:
         weights.pop("lm_head.weight", None)  # the table once more; some converters write it
     weights = {name: array for name, array in weights.items() if not name.endswith(COMPUTED)}
     if args.experts is not None:
         stack_experts(weights, sorted(args.experts.layers), args.experts.num_experts)
     formats = _check_tensors(weights, args, config.get("quantization"))
-    stored = stored_tensors(folder)
     check_dtypes(stored)
     model = as_model(args, weights, formats)
-    for name in weights.keys() & stored.keys():
+    in_files = weights.keys() & stored.keys() if part is None else ()
+    for name in in_files:
         tensor = stored[name]
         model.in_files.add(weights[name], tensor.file, tensor.header_end + tensor.begin)
     return model

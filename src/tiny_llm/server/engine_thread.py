@@ -72,6 +72,7 @@ class EngineThread(threading.Thread):
         """Loads and steps until `Stop`; reports `Died` after anything else that ends it."""
         try:
             llm = self._load()
+            llm.before_end(self._lose_rank)
             self._report(_loaded(llm))
             self._serve(llm)
         except UserError as error:  # the model cannot be loaded
@@ -79,6 +80,11 @@ class EngineThread(threading.Thread):
         except BaseException as error:
             log.exception("the engine's thread ends")
             self._report(seam.Died(f"the engine failed: {type(error).__name__}."))
+
+    def _lose_rank(self, sentence: str) -> None:
+        """Reports the end in the thread that has noticed it, which ends the process next."""
+        self._report(seam.Died(sentence))
+        time.sleep(seam.LAST_WORDS)
 
     def _serve(self, llm: LLM) -> None:
         self._report(seam.StepReport((), _gauges(llm)))

@@ -41,7 +41,6 @@ from .settings import Settings
 log = logging.getLogger("tiny_llm.server")
 
 TICK = 0.1  # seconds between two looks at the engine
-LAST_WORDS = 1.0  # seconds for errors to reach the clients of a process that gives up
 STOPPED = "The server is shutting down, and its time to finish is over."
 
 
@@ -178,7 +177,7 @@ class Process:
         log.error("giving up: %s", self._lifecycle.reason)
         faulthandler.dump_traceback(all_threads=True)
         self._status = 1
-        await asyncio.sleep(LAST_WORDS)
+        await asyncio.sleep(seam.LAST_WORDS)
         self._stop()
 
     def _on_pause(self) -> None:
@@ -203,7 +202,7 @@ class Process:
         while not self._bridge.is_idle and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         self._bridge.end_all(ApiError(503, STOPPED))
-        while self._bridge.open and time.monotonic() < deadline + LAST_WORDS:
+        while self._bridge.open and time.monotonic() < deadline + seam.LAST_WORDS:
             await asyncio.sleep(0.02)
         self._stop()
 

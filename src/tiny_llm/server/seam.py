@@ -12,6 +12,8 @@ from typing import Any
 from ..engine.request import FinishReason
 from ..engine.sampling_params import SamplingParams
 
+LAST_WORDS = 1.0  # seconds for errors to reach the clients of a process that gives up
+
 # ---------------------------------------------------------------- to the engine
 
 

@@ -111,7 +111,7 @@ class Block:
         return x, self.mlp(normed)
 
 
-class _PlainLayers(PlacedLayers):
+class PlainLayers(PlacedLayers):
     """Layers that cannot be recorded: they look at values, or attend in operations of MLX."""
 
     def _function_of(self, num_places: int) -> Callable[..., Any]:
@@ -127,7 +127,8 @@ class Decoder(Qwen3ModelWeek3):
         attention_backend: one of `ATTENTION_BACKENDS`.
 
     Attributes:
-        config: its sizes and parts; other attributes are those of `Qwen3ModelWeek3`.
+        config: its sizes and parts.
+        attention_backend, page_size: as given; other attributes are those of `Qwen3ModelWeek3`.
 
     Raises:
         ValueError: a page size below 1, or sizes or weights that no decoder has.
@@ -163,10 +164,11 @@ class Decoder(Qwen3ModelWeek3):
         head = parts.embed_tokens if config.tie_word_embeddings else mlx_model.lm_head
         self.w_lm_head = linear_from(head, self.dtype)
         self.page_size = page_size
+        self.attention_backend = attention_backend
         self.page_pool = TinyKvPagedPool(page_size)
         self._plan = plan_paged
         is_plain = attention_backend != "paged" or self._looks_at_values()
-        run_placed = _PlainLayers if is_plain else PlacedLayers
+        run_placed = PlainLayers if is_plain else PlacedLayers
         self._run_placed = run_placed(self._run_each_layer, self.num_hidden_layers)
 
     def _looks_at_values(self) -> bool:

@@ -1,0 +1,105 @@
+"""A program: a rank of a group that is not rank 0. It does what rank 0 says, and then ends.
+
+    python -m tiny_llm.engine.parallel_worker RANK SOCKETS… ADDRESSES…
+
+`parallel/group.py` starts it; `parallel_model.py` says what to do. Any error here ends the group:
+ranks that disagree about a step would wait for each other.
+"""
+
+import os
+import signal
+import sys
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from .. import kernels
+from ..models import load_weights
+from ..models.families.registry import read_config
+from ..models.files import read_model_config
+from ..models.names import find_config
+from ..models.parallel.decoder import ParallelDecoder
+from ..models.parallel.group import Worker
+from ..models.parts import RankPart
+from .paged_model import PagedModel, Span
+
+
+class Rank:
+    """What this rank has: parts of checkpoints, and models built of them.
+
+    Args:
+        worker: the connection to the others.
+    """
+
+    def __init__(self, worker: Worker):
+        self._worker = worker
+        self._console = Console(stderr=True, quiet=True)  # rank 0 says everything once
+        self._checkpoints: dict[int, tuple[Any, RankPart]] = {}
+        self._models: dict[int, PagedModel] = {}
+
+    def load(self, key: int, name: str, load_format: str, device: str) -> None:
+        """Loads this rank's part of a checkpoint, and answers whether that went well."""
+        worker, error = self._worker, None
+        if device == "cpu":
+            kernels.use_cpu()
+        try:
+            whole = read_config(read_model_config(find_config(name, self._console)))
+            own, _ = load_weights(name, self._console, load_format, worker.rank, worker.size)
+            self._checkpoints[key] = own, RankPart(whole, worker.rank, worker.size)
+        except ValueError as refused:
+            error = str(refused)
+        worker.channel.send({"error": error})
+
+    def build(
+        self, key: int, checkpoint: int, num_pages: int, page_size: int, attention_backend: str
+    ) -> None:
+        """Builds a model with pages."""
+        own, part = self._checkpoints[checkpoint]
+        model = ParallelDecoder(own, part, self._worker.ring, page_size, attention_backend)
+        self._models[key] = PagedModel(model, num_pages)
+
+    def reserve(self, key: int) -> None:
+        """Takes the memory of all pages of a model."""
+        self._models[key].reserve()
+
+    def step(self, key: int, spans: Sequence[Any], rows: Sequence[int]) -> None:
+        """Computes a step; see `PagedModel.logits`."""
+        own = [Span(token_ids, start, array("i", pages)) for token_ids, start, pages in spans]
+        self._models[key].logits(own, rows)
+
+    def drop(self, key: int) -> None:
+        """Gives a model's pages back."""
+        self._models.pop(key, None)
+
+    def obey(self, message: Mapping[str, Any]) -> None:
+        """Does what a message says."""
+        arguments = {name: value for name, value in message.items() if name != "do"}
+        actions: dict[str, Callable[..., None]] = {
+            "load": self.load,
+            "build": self.build,
+            "reserve": self.reserve,
+            "step": self.step,
+            "drop": self.drop,
+        }
+        actions[message["do"]](**arguments)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serves until rank 0 ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what an interrupt ends
+    worker = Worker(arguments)
+    rank = Rank(worker)
+    while (message := worker.channel.receive()) is not None:
+        if message["do"] == "end":
+            os._exit(0)
+        try:
+            rank.obey(message)
+        except Exception as error:
+            worker.fail(f"{type(error).__name__}: {error}")
+    os._exit(1)  # rank 0 is gone
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,13 @@
+"""One model on several processes, the ranks: tensor parallelism on `mx.distributed`.
+
+    layers     layers whose matrices are split, and the sums that make their results whole
+    decoder    the decoder of all families, made of such layers
+    messages   what rank 0 says to the others: JSON over a socket
+    watch      beats between the ranks; a rank that is silent or gone ends all of them
+    ring       connecting MLX's ring within a bounded time
+    guard      the program that bounds it
+    group      starting the other ranks on this machine, and ending them
+
+What a rank has of a model's tensors is in `parts.py`. Nothing here knows requests, pages or
+sampling: rank 0 has these, and the engine tells the others each step (`engine/parallel_model.py`).
+"""

@@ -1,0 +1,164 @@
+"""What one of several ranks has of a model, when a layer's matrices are split among them.
+
+    query, key, value, gate, up    rows: each rank computes some heads, some features of the MLP
+    output, down                   columns: each rank multiplies what it computed; the sum is whole
+    table, head                    rows: each rank has a part of the vocabulary
+    router, norms                  whole, on every rank
+
+Experts are split as the MLP is, each of them. So a rank has the config of a smaller model, whose
+tensors have the shapes that `tensor_shapes.py` gives; only norms and router are as large as before.
+The rows of a matrix lie together in its file, so a rank reads its part and nothing else of them.
+
+Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+Parallelism" (2019).
+"""
+
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+import numpy as np
+
+from .families.config import DecoderConfig
+from .safetensors_header import DTYPE_BYTES, StoredTensor
+
+BY_ROW = {"q_proj", "gate_proj", "up_proj"}
+BY_KEY_VALUE_HEAD = {"k_proj", "v_proj"}
+BY_COLUMN = {"o_proj", "down_proj"}
+BY_TOKEN = {"embed_tokens", "lm_head"}
+
+# What NumPy reads in the place of dtypes that it does not have.
+NUMPY_NAMES = {"F32": "f4", "F16": "f2", "BF16": "u2", "U32": "u4", "U8": "u1"}
+
+
+@dataclass(frozen=True)
+class RankPart:
+    """A rank's part of a model.
+
+    Args:
+        whole: the model's config.
+        rank: from 0.
+        size: how many ranks there are.
+
+    Raises:
+        ValueError: the model cannot be split among so many.
+    """
+
+    whole: DecoderConfig
+    rank: int
+    size: int
+
+    def __post_init__(self) -> None:
+        whole, size = self.whole, self.size
+        split = {
+            "num_attention_heads": whole.num_attention_heads,
+            "intermediate_size": whole.intermediate_size,
+        }
+        if whole.experts is not None:
+            split["moe_intermediate_size"] = whole.experts.intermediate_size
+            if len(whole.experts.layers) == whole.num_hidden_layers:
+                del split["intermediate_size"]  # no layer has an MLP of this size
+        for name, number in split.items():
+            if number % size != 0:
+                raise ValueError(f"its {name}, {number}, cannot be split among {size} ranks")
+        H = whole.num_key_value_heads
+        if H % size != 0 and size % H != 0:
+            raise ValueError(f"its num_key_value_heads, {H}, cannot be split among {size} ranks")
+        if self.tokens_per_rank * (size - 1) >= whole.vocab_size:
+            raise ValueError(f"its vocab_size, {whole.vocab_size}, is too small for {size} ranks")
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The rank's own: as of a model with fewer heads, a narrower MLP and fewer tokens."""
+        whole, size, experts = self.whole, self.size, self.whole.experts
+        if experts is not None:
+            experts = replace(experts, intermediate_size=experts.intermediate_size // size)
+        return replace(
+            whole,
+            num_attention_heads=whole.num_attention_heads // size,
+            num_key_value_heads=max(1, whole.num_key_value_heads // size),
+            intermediate_size=whole.intermediate_size // size,
+            vocab_size=len(self.tokens),
+            experts=experts,
+        )
+
+    @property
+    def tokens_per_rank(self) -> int:
+        """How many tokens a rank has; the last one may have fewer."""
+        return -(-self.whole.vocab_size // self.size)
+
+    @property
+    def tokens(self) -> range:
+        """The tokens of this rank."""
+        first = self.rank * self.tokens_per_rank
+        return range(first, min(first + self.tokens_per_rank, self.whole.vocab_size))
+
+    @property
+    def key_value_heads(self) -> range:
+        """The key/value heads of this rank. Where there are fewer than ranks, some share one."""
+        H = self.whole.num_key_value_heads
+        first = self.rank * H // self.size
+        return range(first, first + max(1, H // self.size))
+
+    def cut(self, name: str, array: mx.array) -> mx.array:
+        """This rank's part of a tensor, in memory of its own once it is evaluated.
+
+        Args:
+            name: of the tensor in the checkpoint.
+            array: the whole tensor.
+        """
+        if self._is_added_elsewhere(name):
+            return mx.zeros_like(array)
+        return mx.contiguous(array[self._place(name, array.shape)])
+
+    def read(self, name: str, tensor: StoredTensor) -> mx.array:
+        """This rank's part of a tensor in a file; what belongs to others is not copied.
+
+        Args:
+            name: of the tensor.
+            tensor: where it lies.
+        """
+        kind = NUMPY_NAMES.get(tensor.dtype, f"u{DTYPE_BYTES[tensor.dtype]}")
+        mapped = np.memmap(tensor.file, "u1", "r")[tensor.header_end :][tensor.begin : tensor.end]
+        own = mapped.view(kind).reshape(tensor.shape)[self._place(name, tensor.shape)]
+        array = mx.array(np.ascontiguousarray(own))
+        if self._is_added_elsewhere(name):
+            array = mx.zeros_like(array)
+        return array.view(mx.bfloat16) if tensor.dtype == "BF16" else array
+
+    def _is_added_elsewhere(self, name: str) -> bool:
+        """Whether it is the bias of a sum over ranks, which only rank 0 adds."""
+        return self.rank > 0 and name.endswith(tuple(f".{layer}.bias" for layer in BY_COLUMN))
+
+    def _place(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
+        """Where this rank's part lies in a tensor: a slice for each dimension."""
+        layer, _, kind = name.rpartition(".")
+        layer = layer.rpartition(".")[2]
+        everything = (slice(None),) * len(shape)
+        if layer in BY_COLUMN and kind != "bias":
+            axis, units, own = -1, self.size, range(self.rank, self.rank + 1)
+        elif layer in BY_ROW | BY_KEY_VALUE_HEAD | BY_TOKEN:
+            axis = -1 if kind == "bias" else -2
+            units, own = self._units(layer)
+        else:
+            return everything
+        if len(shape) < -axis:
+            raise ValueError(f"{name} has {len(shape)} dimensions, which are too few for a matrix")
+        length = shape[axis]
+        if length % units != 0:
+            what = "rows" if axis == -2 or kind == "bias" else "groups or words in a row"
+            raise ValueError(
+                f"{name} cannot be split among {self.size} ranks: it has {length} {what}, expected "
+                f"a multiple of {units}"
+            )
+        width = length // units
+        place = list(everything)
+        place[axis] = slice(own.start * width, own.stop * width)
+        return tuple(place)
+
+    def _units(self, layer: str) -> tuple[int, range]:
+        """Of how many equal pieces a matrix's rows are made, and which are this rank's."""
+        if layer in BY_TOKEN:
+            return self.whole.vocab_size, self.tokens
+        if layer in BY_KEY_VALUE_HEAD:
+            return self.whole.num_key_value_heads, self.key_value_heads
+        return self.size, range(self.rank, self.rank + 1)

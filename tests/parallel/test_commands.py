@@ -1,0 +1,62 @@
+"""The commands with `--tensor-parallel-size`, and a server that loses a rank."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.parallel.support import children_of
+from tests.server.running import RunningServer
+from tiny_llm.cli import bench, main, serve
+
+BENCH = ["--model", "demo", "--device", "cpu", "--num-seqs", "2", "--max-input-len", "40"]
+BENCH += ["--min-output-len", "8", "--max-output-len", "8", "--loader", "engine"]
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_commands_answer_on_two_ranks(capsys):
+    ask = ["--model", "demo", "--prompt", "What is RoPE?", "--max-tokens", "24"]
+    assert main.main(ask) == 0
+    alone = capsys.readouterr().out
+    assert main.main([*ask, "--tensor-parallel-size", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == alone.splitlines()[0]
+    assert bench.main([*BENCH, "--tensor-parallel-size", "2"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (result["tensor_parallel_size"], result["output_tokens"]) == (2, 16)
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "sentence"),
+    [
+        (main, ["--loader", "week1"], "only the engine splits a model among processes"),
+        (main, ["--loader", "week2"], "only the engine splits a model among processes"),
+        (bench, ["--solution", "mlx"], "has no effect on --solution mlx"),
+        (main, ["--tensor-parallel-size", "0"], "--tensor-parallel-size is 0; it must be at least"),
+        (serve, ["--tensor-parallel-size", "-1"], "--tensor-parallel-size is -1; it must be"),
+        (main, ["--tensor-parallel-size", "3"], "num_attention_heads, 4, cannot be split"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(command, flags, sentence, capsys):
+    assert command.main(["--model", "demo", "--tensor-parallel-size", "2", *flags]) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_a_server_that_loses_a_rank_is_not_ready_and_ends():
+    server = RunningServer("--tensor-parallel-size", "2")
+    [rank] = [
+        child
+        for child in children_of(server.process.pid)
+        if b"parallel_worker" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+    assert server.get("/ready").status_code == 200
+    os.kill(rank, signal.SIGKILL)
+    lost = time.monotonic()
+    while (answer := server.get("/ready")).status_code == 200:
+        assert time.monotonic() < lost + 10
+    assert answer.status_code == 503
+    assert "rank 1 of 2 is lost (ended by signal 9)" in answer.text
+    assert server.process.wait(10) == 1

@@ -1,0 +1,83 @@
+"""A rank that dies or hangs ends the whole group, with a sentence and within ten seconds."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.parallel.support import children_of, end_of_group, start_group, wait_until_gone
+
+SECONDS = 10.0
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (signal.SIGKILL, "ended by signal 9"),
+        pytest.param(signal.SIGSTOP, "said nothing for 7 seconds", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_dies_or_hangs_ends_the_group(number, why):
+    program, ranks = start_group(seconds_before=random.Random(5).uniform(0, 0.5))
+    os.kill(ranks[0], number)
+    status, errors = end_of_group(program, SECONDS)
+    assert status == 1
+    assert "tiny-llm: rank 1 of 2 is lost (" in errors
+    assert why in errors
+    assert wait_until_gone(ranks, 2)
+
+
+@pytest.mark.slow
+def test_no_rank_outlives_rank_0():
+    program, ranks = start_group()
+    program.kill()
+    program.communicate()
+    assert wait_until_gone(ranks, SECONDS)
+
+
+@pytest.mark.slow
+def test_a_program_that_ends_ends_its_ranks():
+    text = "from tiny_llm import LLM; LLM('demo', kv_cache_bytes=2**24, tensor_parallel_size=2)"
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_ranks_that_never_come_are_not_waited_for():
+    text = (
+        "from tiny_llm.models.parallel import ring; ring.SECONDS_TO_CONNECT = 1.0; "
+        "ring.connect(0, ring.free_addresses(2))"
+    )
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert "rank 0 could not connect to the other ranks within 1 seconds" in done.stderr
+    assert time.monotonic() - started < SECONDS
+
+
+@pytest.mark.slow
+def test_ranks_killed_at_random_moments():
+    rng = random.Random(1)
+    for _ in range(2):
+        program, ranks = start_group(seconds_before=rng.uniform(0, 1.5))
+        os.kill(ranks[0], signal.SIGKILL)
+        status, errors = end_of_group(program, SECONDS)
+        assert status == 1, errors
+        assert "rank 1 of 2 is lost" in errors
+        assert wait_until_gone(ranks, 2)
+
+
+def test_children_are_found():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert child.pid in children_of(os.getpid())
+    child.communicate()
+    assert not Path(f"/proc/{child.pid}").exists()

@@ -1,0 +1,200 @@
+"""A model on two ranks against the same model on one: tokens, logits, bits, and what is refused."""
+
+import json
+import shutil
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.engine.support import PARAGRAPH, chat, run_cases, spy_on
+from tests.models.families import FAMILIES, MIXTURE, write_family
+from tests.support import as_numpy
+from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError
+from tiny_llm.demo import TARGET_PATH
+from tiny_llm.models.families.registry import read_config
+from tiny_llm.models.parallel.layers import PIECE_BYTES
+from tiny_llm.models.parts import RankPart
+
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
+GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+QUESTIONS = [chat("What is the capital of Japan?"), chat("What is the KV cache?"), [17, 5, 99]]
+TOWN = {
+    "type": "object",
+    "properties": {"of": {"enum": ["Lenmora", "Tavel"]}},
+    "required": ["of"],
+    "additionalProperties": False,
+}
+SPLIT_SIZES = {"intermediate_size": 256, "num_hidden_layers": 2}
+CONFIGS = {
+    **{name: {**config, **SPLIT_SIZES} for name, config in FAMILIES.items()},
+    "qwen3_moe": {**MIXTURE, "moe_intermediate_size": 128},
+}
+FORMATS = {
+    "float32": {"torch_dtype": "float32"},
+    "bfloat16": {"torch_dtype": "bfloat16"},
+    "4bit": {"torch_dtype": "bfloat16", "quantization": {"group_size": 64, "bits": 4}},
+}
+
+
+def engine(name, size=2, **options) -> LLM:
+    return LLM(str(name), **{"kv_cache_bytes": 2**24, "tensor_parallel_size": size, **options})
+
+
+def tokens(llm, prompts=QUESTIONS, params=GREEDY) -> list[list[int]]:
+    return [list(output.token_ids) for output in llm.generate(prompts, params)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Writes a random model of a family, with the demo's tokenizer."""
+
+    def write(config):
+        config = {**config, "vocab_size": 4097}  # the ranks have different numbers of tokens
+        path = write_family(tmp_path / "model", config)
+        for file in TARGET_PATH.iterdir():
+            if "token" in file.name:
+                shutil.copy(file, path)
+        return path
+
+    return write
+
+
+def test_the_demo_answers_as_on_one_rank():
+    assert tokens(engine("demo")) == tokens(engine("demo", 1))
+
+
+def test_large_messages_go_in_pieces(folder):
+    path = folder({**CONFIGS["llama"], **FORMATS["float32"], "max_position_embeddings": 2048})
+    prompts = [[17 + place % 1000 for place in range(1000)]]
+    options = {"max_num_batched_tokens": 1000}  # one step
+    two = engine(path, **options)
+    assert 1000 * two.runner.target.model.hidden_size * 4 > PIECE_BYTES
+    answers = tokens(two, prompts)
+    assert list(map(len, answers)) == [64]
+    assert answers == tokens(engine(path, 1, **options), prompts)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        name if name == "qwen3_moe" else pytest.param(name, marks=pytest.mark.slow)
+        for name in CONFIGS
+    ],
+)
+def test_families_answer_as_on_one_rank(folder, family):
+    path = folder({**CONFIGS[family], **FORMATS["float32"]})
+    prompts = [[17, 5, 99], list(range(100, 140))]
+    assert tokens(engine(path), prompts) == tokens(engine(path, 1), prompts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3_moe"])
+def test_logits_are_close_to_those_of_one_rank(folder, family, form):
+    # A sum of n products in two parts differs from the whole sum by at most 2·n·u of the sum of
+    # their magnitudes, and where parts are rounded to b bits of mantissa, by 2⁻ᵇ of each part. The
+    # layers here are two, with two such sums each, and one of the table, which is exact: 4
+    # sums. Magnitudes at random add up to at most √n ≈ 16 times their sum. With u = 2⁻²⁴ in
+    # float32: 4 · 2 · 256 · 16 · 2⁻²⁴ < 2⁻⁸·½; with bfloat16's 2⁻⁸ for a part, and each part and
+    # each sum rounded: 4 · 3 · 2⁻⁸ < 2⁻⁴ of the activations' size, which the head keeps.
+    path = folder({**CONFIGS[family], **FORMATS[form]})
+    bound = 2**-9 if form == "float32" else 2**-4
+    prompt, seen = list(range(300, 340)), []
+    for size in (1, 2):
+        llm = engine(path, size)
+        logits = spy_on(llm)
+        llm.generate([prompt], SamplingParams(temperature=0, max_tokens=1))
+        seen.append(next(iter(logits.values())))
+    size_of_logits = np.sqrt(np.mean(seen[0] ** 2))
+    assert np.sqrt(np.mean((seen[0] - seen[1]) ** 2)) < bound * size_of_logits
+
+
+def test_bits_are_the_same_alone_in_a_batch_and_with_any_pages():
+    runs = [
+        run_cases(engine("demo"), [0, 1, 2, 3, 4]),
+        run_cases(engine("demo", max_num_seqs=1), [4, 2, 0, 1, 3]),
+        # Few pages: requests are preempted, and prefixes found again.
+        run_cases(engine("demo", kv_cache_bytes=2**20 * 2, block_size=16), [0, 1, 2, 3, 4], 2),
+    ]
+    outputs, logits = runs[0]
+    for other_outputs, other_logits in runs[1:]:
+        assert {k: o.token_ids for k, o in other_outputs.items()} == {
+            k: o.token_ids for k, o in outputs.items()
+        }
+        assert other_logits.keys() == logits.keys()
+        for place, row in logits.items():
+            assert np.array_equal(row, other_logits[place]), place
+
+
+@pytest.mark.slow
+def test_guesses_and_grammars_change_nothing():
+    prompt = chat(PARAGRAPH * 2 + "Who is the mayor?")
+    form = SamplingParams(
+        temperature=0, max_tokens=40, structured_outputs=StructuredOutputs(json=TOWN)
+    )
+    plain, guessing = engine("demo"), engine("demo", speculative="ngram")
+    assert tokens(guessing, [prompt]) == tokens(plain, [prompt])
+    assert guessing.runner.statistics.accepted > 0
+    [answer] = plain.generate([prompt], form)
+    assert json.loads(answer.text)["of"] in TOWN["properties"]["of"]["enum"]
+    assert tokens(guessing, [prompt], form) == [list(answer.token_ids)]
+    drafted = engine("demo", draft_model="demo-draft")
+    assert tokens(drafted, [prompt]) == tokens(plain, [prompt])
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_parts_put_together_are_the_whole(size):
+    config = read_config(CONFIGS["llama"])  # 2 key/value heads: of 4 ranks, two share one
+    parts = [RankPart(config, rank, size) for rank in range(size)]
+    rows = mx.arange(4 * 32 * 8).reshape(128, 8)
+    for name, axis in (("q_proj", 0), ("up_proj", 0), ("o_proj", 1), ("down_proj", 1)):
+        cut = [part.cut(f"model.layers.0.x.{name}.weight", rows) for part in parts]
+        assert np.array_equal(as_numpy(mx.concatenate(cut, axis)), as_numpy(rows))
+        assert len({each.shape for each in cut}) == 1
+    heads = [part.key_value_heads for part in parts]
+    assert [head[0] for head in heads] == ([0, 1] if size == 2 else [0, 0, 1, 1])
+    assert sum(len(part.tokens) for part in parts) == config.vocab_size
+
+
+def test_a_rank_has_its_share_of_weights_and_pages():
+    one, two = engine("demo", 1), engine("demo")
+    whole = sum(layer.mlp.w_down.nbytes for layer in one.runner.target.model.layers)
+    own = sum(block.mlp.layer.w_down.nbytes for block in two.runner.target.model.layers)
+    assert own * 2 == whole
+    for llm in (one, two):
+        llm.reserve()
+    assert one.scheduler.config.num_pages == two.scheduler.config.num_pages
+    assert two.runner.target.nbytes * 2 == one.runner.target.nbytes
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_attention_heads": 3, "num_key_value_heads": 3}, "num_attention_heads, 3, cannot"),
+        ({"intermediate_size": 255}, "intermediate_size, 255, cannot"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 3}, "num_key_value_heads, 3, cannot"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(folder, changes, sentence):
+    path = folder({**CONFIGS["llama"], "head_dim": 32, "hidden_size": 192, **changes})
+    with pytest.raises(UserError, match=sentence):
+        engine(path)
+
+
+def test_groups_of_quantized_weights_stay_whole(folder):
+    path = folder({**CONFIGS["llama"], "intermediate_size": 192, **FORMATS["4bit"]})
+    with pytest.raises(UserError, match=r"down_proj.\w+ cannot be split among 2 ranks"):
+        engine(path)
+
+
+def test_other_numbers_are_refused(demo, folder):
+    four_heads = folder({**CONFIGS["llama"], **FORMATS["float32"]})
+    engine("demo")
+    with pytest.raises(UserError, match="this process already has a group of 2 ranks"):
+        engine(four_heads, 4)
+    with pytest.raises(UserError, match="loaded already"):
+        LLM(demo, tensor_parallel_size=2)
+    with pytest.raises(UserError, match="tensor_parallel_size is 0"):
+        engine("demo", 0)
