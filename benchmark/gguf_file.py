@@ -32,12 +32,17 @@ LAYER_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.switch_mlp.gate_proj": "ffn_gate_exps",
+    "mlp.switch_mlp.up_proj": "ffn_up_exps",
+    "mlp.switch_mlp.down_proj": "ffn_down_exps",
 }
 MODEL_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
 }
+ROUTER = "ffn_gate_inp.weight"  # llama.cpp multiplies it in float32
 
 
 def gguf_name(name: str) -> str:
@@ -56,12 +61,12 @@ def pack_q4_0(rows: np.ndarray) -> np.ndarray:
     Byte i holds weight i of the block in its low half and weight i + 16 in its high half.
 
     Args:
-        rows: O×I float32, I a multiple of 32.
+        rows: ...×O×I float32, I a multiple of 32.
 
     Returns:
-        O×(I/32·18), uint8.
+        ...×O×(I/32·18), uint8.
     """
-    O, I = rows.shape
+    *leading, I = rows.shape
     blocks = rows.reshape(-1, Q4_0_BLOCK)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], axis=1)
     scale = largest / -8
@@ -69,7 +74,7 @@ def pack_q4_0(rows: np.ndarray) -> np.ndarray:
     q = np.minimum(15, blocks * inverse + 8.5).astype(np.uint8)
     halves = q[:, : Q4_0_BLOCK // 2] | q[:, Q4_0_BLOCK // 2 :] << 4
     packed = np.concatenate([scale.astype(np.float16).view(np.uint8), halves], axis=1)
-    return packed.reshape(O, I // Q4_0_BLOCK * packed.shape[1])
+    return packed.reshape(*leading, I // Q4_0_BLOCK * packed.shape[1])
 
 
 def plain_weights(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -117,7 +122,7 @@ def add_vocabulary(writer: Any, folder: Path, vocab_size: int) -> None:
 
 
 def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bool = False) -> None:
-    """Writes the GGUF file of a Qwen3 checkpoint.
+    """Writes the GGUF file of a checkpoint of Qwen3, or of Qwen3 with experts in every layer.
 
     Args:
         folder: the checkpoint.
@@ -129,7 +134,8 @@ def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bo
 
     config = json.loads((folder / "config.json").read_text())
     partial = file.with_suffix(".partial")
-    writer = gguf.GGUFWriter(str(partial), "qwen3")
+    has_experts = "num_experts" in config
+    writer = gguf.GGUFWriter(str(partial), "qwen3moe" if has_experts else "qwen3")
     writer.add_name(folder.name)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -142,16 +148,21 @@ def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bo
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
+    if has_experts:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if with_vocabulary:
         add_vocabulary(writer, folder, config["vocab_size"])
     else:
         writer.add_tokenizer_model("none")
     packed_type = gguf.GGMLQuantizationType.Q4_0
     for name, weight in plain_weights(folder):
-        if weight.ndim == 2 and kind == "q4_0":
-            writer.add_tensor(gguf_name(name), pack_q4_0(weight), raw_dtype=packed_type)
+        theirs = gguf_name(name)
+        if weight.ndim > 1 and kind == "q4_0" and not theirs.endswith(ROUTER):
+            writer.add_tensor(theirs, pack_q4_0(weight), raw_dtype=packed_type)
         else:
-            writer.add_tensor(gguf_name(name), weight)
+            writer.add_tensor(theirs, weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

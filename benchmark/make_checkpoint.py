@@ -3,7 +3,8 @@
 Speed and memory depend on shapes, not on what the weights say, so a machine without a network
 can measure any size:
 
-    python benchmark/make_checkpoint.py --shape qwen3-0.6b --bits 4 --group-size 128
+    python -m benchmark.make_checkpoint --shape qwen3-0.6b --bits 4 --group-size 128
+    python -m benchmark.make_checkpoint --config config.json --bits 4
 
 The text such a model writes is noise.
 """
@@ -20,6 +21,8 @@ import mlx.core as mx
 from rich.progress import track
 
 from tiny_llm.demo import TARGET_PATH
+from tiny_llm.models.families.registry import read_config
+from tiny_llm.models.tensor_shapes import matrices, vectors
 
 # E, layers, I, H_q, H, tied embeddings: the config.json of Qwen/Qwen3-*-MLX-4bit.
 SHAPES = {
@@ -65,32 +68,16 @@ def qwen3_config(
 
 
 def weight_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The name and shape of every weight, in the order of the layers."""
-    E, I, V = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    D = config["head_dim"]
-    H_q, H = config["num_attention_heads"], config["num_key_value_heads"]
-    yield "model.embed_tokens.weight", (V, E)
-    for index in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{index}"
-        yield f"{layer}.input_layernorm.weight", (E,)
-        yield f"{layer}.self_attn.q_proj.weight", (H_q * D, E)
-        yield f"{layer}.self_attn.k_proj.weight", (H * D, E)
-        yield f"{layer}.self_attn.v_proj.weight", (H * D, E)
-        yield f"{layer}.self_attn.o_proj.weight", (E, H_q * D)
-        yield f"{layer}.self_attn.q_norm.weight", (D,)
-        yield f"{layer}.self_attn.k_norm.weight", (D,)
-        yield f"{layer}.post_attention_layernorm.weight", (E,)
-        yield f"{layer}.mlp.gate_proj.weight", (I, E)
-        yield f"{layer}.mlp.up_proj.weight", (I, E)
-        yield f"{layer}.mlp.down_proj.weight", (E, I)
-    yield "model.norm.weight", (E,)
-    if not config["tie_word_embeddings"]:
-        yield "lm_head.weight", (V, E)
+    """The name and shape of every weight of a model, of any family that we know."""
+    sizes = read_config(config)
+    for path, shape in matrices(sizes):
+        yield f"{path}.weight", shape
+    yield from vectors(sizes)
 
 
 def normal_matrix(shape: tuple[int, ...]) -> mx.array:
-    """A random matrix O×I. Variance 1/I keeps activations near unit size."""
-    return mx.random.normal(shape) * shape[1] ** -0.5
+    """A random matrix O×I, or X×O×I of X experts. Variance 1/I keeps activations near unit size."""
+    return mx.random.normal(shape) * shape[-1] ** -0.5
 
 
 def write_checkpoint(
@@ -107,7 +94,8 @@ def write_checkpoint(
 
     Args:
         folder: created if need be.
-        config: from `qwen3_config`.
+        config: from `qwen3_config`, or a parsed `config.json`; what it says of quantization is
+            replaced.
         bits: quantize the matrices to this many bits; None keeps `dtype`, as a plain Hugging
             Face folder does.
         group_size: how many weights share a scale and a bias.
@@ -117,6 +105,7 @@ def write_checkpoint(
         matrix: draws the weights of a shape O×I.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    config = {name: value for name, value in config.items() if "quantization" not in name}
     if bits is not None:
         quantization = {"group_size": group_size, "bits": bits, "mode": "affine"}
         config = {**config, "quantization": quantization, "quantization_config": quantization}
@@ -129,7 +118,8 @@ def write_checkpoint(
     mx.random.seed(seed)
     for name, shape in track(list(weight_shapes(config)), f"writing {folder.name}", transient=True):
         if len(shape) == 1:
-            shard[name] = (1 + 0.1 * mx.random.normal(shape)).astype(dtype)
+            mean = 0 if name.endswith(".bias") else 1
+            shard[name] = (mean + 0.1 * mx.random.normal(shape)).astype(dtype)
         else:
             shard.update(_stored(name, matrix(shape).astype(dtype), bits, group_size))
         if sum(tensor.nbytes for tensor in shard.values()) >= shard_bytes:
@@ -194,15 +184,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--shape", choices=SHAPES, required=True)
+    sizes = parser.add_mutually_exclusive_group(required=True)
+    sizes.add_argument("--shape", choices=SHAPES)
+    sizes.add_argument("--config", type=Path, help="the config.json of a model of any family")
     parser.add_argument("--bits", type=int, choices=(4, 8), help="plain bfloat16 if not given")
     parser.add_argument("--group-size", type=int, choices=(32, 64, 128), default=128)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="default: checkpoints/<shape>-<format>")
     args = parser.parse_args()
+    if args.config is not None and args.output is None:
+        parser.error("--config names no folder to write; give --output, too.")
     kind = "bf16" if args.bits is None else f"{args.bits}bit-g{args.group_size}"
     folder = args.output or Path("checkpoints") / f"{args.shape}-{kind}"
-    config = qwen3_config(*SHAPES[args.shape])
+    config = (
+        json.loads(args.config.read_text()) if args.config else qwen3_config(*SHAPES[args.shape])
+    )
     write_checkpoint(folder, config, args.bits, args.group_size, args.seed)
     print(folder)
     return 0

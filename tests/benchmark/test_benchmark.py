@@ -11,12 +11,14 @@ import pytest
 
 from benchmark import turns
 from benchmark.gguf_file import gguf_name, pack_q4_0, plain_weights
-from benchmark.make_checkpoint import SHAPES, qwen3_config, weight_shapes
+from benchmark.make_checkpoint import SHAPES, qwen3_config, weight_shapes, write_checkpoint
 from benchmark.metrics import METRICS, Metric
 from benchmark.peers_results import Results
 from benchmark.peers_table import write_table
 from benchmark.roofline import PROBE, Machine, best
 from benchmark.systems.client import Ready
+from tests.models.families import MIXTURE
+from tiny_llm import load_weights
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.costs import ModelCosts
 
@@ -89,6 +91,21 @@ def test_every_weight_has_a_name_in_gguf():
     assert len(set(names)) == len(names)
     assert "token_embd.weight" in names
     assert "blk.27.ffn_down.weight" in names
+    experts = [gguf_name(name) for name, _ in weight_shapes(MIXTURE)]
+    assert len(set(experts)) == len(experts)
+    assert {"blk.0.ffn_gate_inp.weight", "blk.0.ffn_up_exps.weight"} <= set(experts)
+
+
+def test_experts_matrices_are_packed_row_by_row():
+    experts = np.random.default_rng(0).normal(size=(3, 4, 64)).astype(np.float32)
+    rows = [pack_q4_0(expert) for expert in experts]
+    assert np.array_equal(pack_q4_0(experts), np.stack(rows))
+
+
+def test_a_checkpoint_of_any_family_can_be_written(tmp_path):
+    write_checkpoint(tmp_path, MIXTURE, bits=4, group_size=32)
+    weights, _ = load_weights(str(tmp_path))
+    assert weights.args.experts.num_experts == MIXTURE["num_experts"]
 
 
 def test_weights_of_the_demo_model_are_read_plain():

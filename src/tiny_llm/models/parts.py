@@ -16,7 +16,6 @@ Parallelism" (2019).
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
-import numpy as np
 
 from .families.config import DecoderConfig
 from .safetensors_header import DTYPE_BYTES, StoredTensor
@@ -117,6 +116,8 @@ class RankPart:
             name: of the tensor.
             tensor: where it lies.
         """
+        import numpy as np  # takes a tenth of a second, which one rank alone does not need
+
         kind = NUMPY_NAMES.get(tensor.dtype, f"u{DTYPE_BYTES[tensor.dtype]}")
         mapped = np.memmap(tensor.file, "u1", "r")[tensor.header_end :][tensor.begin : tensor.end]
         own = mapped.view(kind).reshape(tensor.shape)[self._place(name, tensor.shape)]
