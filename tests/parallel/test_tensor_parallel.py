@@ -161,7 +161,7 @@ def test_parts_put_together_are_the_whole(size):
 def test_a_rank_has_its_share_of_weights_and_pages():
     one, two = engine("demo", 1), engine("demo")
     whole = sum(layer.mlp.w_down.nbytes for layer in one.runner.target.model.layers)
-    own = sum(block.mlp.layer.w_down.nbytes for block in two.runner.target.model.layers)
+    own = sum(block.block.mlp.w_down.nbytes for block in two.runner.target.model.layers)
     assert own * 2 == whole
     for llm in (one, two):
         llm.reserve()

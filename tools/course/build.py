@@ -26,8 +26,8 @@ def build_tree(tree: Path, *options: str) -> str | None:
         None if it built, otherwise what the tools said.
     """
     source, objects, package = tree / EXTENSION, tree / "build" / "objects", tree / "build/package"
-    configure = ["cmake", "-S", str(source), "-B", str(objects), "-G", "Ninja", *options]
-    configure += [f"-DPython_EXECUTABLE={sys.executable}", "-DTINY_LLM_UNITY=untasked"]
+    configure = ["cmake", "-S", str(source), "-B", str(objects), "-G", "Ninja"]
+    configure += [f"-DPython_EXECUTABLE={sys.executable}", "-DTINY_LLM_UNITY=untasked", *options]
     begun = time.time()
     install = ["cmake", "--install", str(objects), "--prefix", str(package)]
     for command in (configure, ["cmake", "--build", str(objects)], install):

@@ -102,11 +102,20 @@ class Block:
         self, x: mx.array, update: mx.array | None, rotation: Rotation, cache: Any
     ) -> tuple[mx.array, mx.array]:
         """As Week 2's block: (x, update), whose sum is the output, from those of the last block."""
+        return self.feed(*self.attend(x, update, rotation, cache))
+
+    def attend(
+        self, x: mx.array, update: mx.array | None, rotation: Rotation, cache: Any
+    ) -> tuple[mx.array, mx.array]:
+        """The first half: (x, what attention adds to it)."""
         if update is None:
             normed = kernels.rms_norm(x, self.input_layernorm, self.eps)
         else:
             x, normed = kernels.add_rms_norm(x, update, self.input_layernorm, self.eps)
-        update = self.self_attn(normed, rotation, cache)
+        return x, self.self_attn(normed, rotation, cache)
+
+    def feed(self, x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
+        """The second half: (x, what the MLP or the experts add to it)."""
         x, normed = kernels.add_rms_norm(x, update, self.post_attention_layernorm, self.eps)
         return x, self.mlp(normed)
 
@@ -129,6 +138,7 @@ class Decoder(Qwen3ModelWeek3):
     Attributes:
         config: its sizes and parts.
         attention_backend, page_size: as given; other attributes are those of `Qwen3ModelWeek3`.
+        can_be_recorded: whether layers are made of the extension's operations, and look at no values.
 
     Raises:
         ValueError: a page size below 1, or sizes or weights that no decoder has.
@@ -167,8 +177,8 @@ class Decoder(Qwen3ModelWeek3):
         self.attention_backend = attention_backend
         self.page_pool = TinyKvPagedPool(page_size)
         self._plan = plan_paged
-        is_plain = attention_backend != "paged" or self._looks_at_values()
-        run_placed = PlainLayers if is_plain else PlacedLayers
+        self.can_be_recorded = attention_backend == "paged" and not self._looks_at_values()
+        run_placed = PlacedLayers if self.can_be_recorded else PlainLayers
         self._run_placed = run_placed(self._run_each_layer, self.num_hidden_layers)
 
     def _looks_at_values(self) -> bool:

@@ -1,6 +1,7 @@
 """One model on several processes, the ranks: tensor parallelism on `mx.distributed`.
 
-    layers     layers whose matrices are split, and the sums that make their results whole
+    layers     the table and the head, which are split, and sums over the ranks
+    block      a layer, which is split; what lies between two sums is recorded
     decoder    the decoder of all families, made of such layers
     messages   what rank 0 says to the others: JSON over a socket
     watch      beats between the ranks; a rank that is silent or gone ends all of them

@@ -13,7 +13,8 @@ import mlx.core as mx
 
 from ..families.decoder import Decoder, PlainLayers
 from ..parts import RankPart
-from .layers import SplitHead, SplitTable, Summed
+from .block import SplitBlock
+from .layers import SplitHead, SplitTable
 
 
 class ParallelDecoder(Decoder):
@@ -38,11 +39,9 @@ class ParallelDecoder(Decoder):
         self.vocab_size = part.whole.vocab_size
         self._num_ranks = part.size
         self.embedding = SplitTable(self.embedding, part.tokens, group)
-        for block in self.layers:
-            block.self_attn.wo = Summed(block.self_attn.wo, group)
-            block.mlp = Summed(block.mlp, group)
+        self.layers = [SplitBlock(one, group, self.can_be_recorded) for one in self.layers]
         self.w_lm_head = SplitHead(self.w_lm_head, part.tokens_per_rank, self.vocab_size, group)
-        # An exchange is an operation of MLX's, which the extension cannot record.
+        # All layers together cannot be recorded, but each half of one: see `SplitBlock`.
         self._run_placed = PlainLayers(self._run_each_layer, self.num_hidden_layers)
 
     @property

@@ -55,23 +55,6 @@ def _in_pieces(x: mx.array, exchange: Callable[[mx.array], mx.array]) -> mx.arra
     return mx.concatenate(pieces, axis=-1)
 
 
-class Summed:
-    """A layer whose input is split: each rank computes a part of the sum.
-
-    Args:
-        layer: N..×I/ranks -> N..×O.
-        group: the ranks.
-    """
-
-    def __init__(self, layer: Callable[[mx.array], mx.array], group: Group):
-        self.layer = layer
-        self._group = group
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """What the whole layer makes of the whole input."""
-        return sum_over_ranks(self.layer(x), self._group)
-
-
 class SplitTable:
     """A table of tokens: each rank looks up its own, and has zeros for the others.
 
