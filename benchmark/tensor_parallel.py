@@ -1,4 +1,4 @@
-"""Tensor parallelism on one machine: N ranks that share its cores, beside one rank with all of them.
+"""Tensor parallelism on one machine: N ranks that share its cores, beside one with all of them.
 
     python -m benchmark.tensor_parallel --model FOLDER
     python -m benchmark.tensor_parallel --model FOLDER --load-format dummy --ranks 2
@@ -47,9 +47,12 @@ def milliseconds(llm: LLM, task: str, number: int) -> float:
     params = SamplingParams(temperature=0, max_tokens=answer_tokens, ignore_eos=True)
     [output] = llm.generate([prompt], params)
     metrics = output.metrics
+    first, last = metrics.first_token_time, metrics.finished_time
+    assert first is not None
+    assert last is not None
     if task == "prefill":
-        return (metrics.first_token_time - metrics.arrival_time) * 1e3
-    return (metrics.finished_time - metrics.first_token_time) / (answer_tokens - 1) * 1e3
+        return (first - metrics.arrival_time) * 1e3
+    return (last - first) / (answer_tokens - 1) * 1e3
 
 
 def serve(args: argparse.Namespace) -> None:

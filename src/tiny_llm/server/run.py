@@ -51,7 +51,8 @@ class Process:
         settings: of the server.
         folder: of the model.
         load: makes the engine; called in the engine's thread.
-        listening: a socket that is bound.
+        listening: a socket that is bound; None where something else brings the requests, which
+            then calls `begin` instead of `run`.
 
     Attributes:
         server: what endpoints see.
@@ -62,7 +63,7 @@ class Process:
         settings: Settings,
         folder: Path,
         load: Callable[[], LLM],
-        listening: socket.socket,
+        listening: socket.socket | None,
     ):
         self._settings = settings
         self._folder = folder
@@ -86,8 +87,17 @@ class Process:
         asyncio.run(self._run())
         raise AssertionError("the process has not ended")
 
-    async def _run(self) -> None:
+    def begin(self) -> None:
+        """Starts the engine, and the tasks that watch it, in the event loop that runs."""
         self._loop = asyncio.get_running_loop()
+        tokenizer = self._loop.run_in_executor(None, self._open_tokenizer)
+        self._engine.start()
+        self._start(self._get_ready(tokenizer))
+        self._start(self._watch())
+
+    async def _run(self) -> None:
+        assert self._socket is not None
+        loop = asyncio.get_running_loop()
         config = uvicorn.Config(
             make_app(self.server),
             log_level="warning",
@@ -98,14 +108,11 @@ class Process:
         )
         self._web = _WebServer(config)
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._on_signal)
-        self._loop.add_signal_handler(signal.SIGTSTP, self._on_pause)
-        tokenizer = self._loop.run_in_executor(None, self._open_tokenizer)
-        self._engine.start()
+            loop.add_signal_handler(number, self._on_signal)
+        loop.add_signal_handler(signal.SIGTSTP, self._on_pause)
+        self.begin()
         host, port = self._socket.getsockname()[:2]
         log.info("listening: http://%s:%d", host, port)
-        self._start(self._get_ready(tokenizer))
-        self._start(self._watch())
         await self._web.serve(sockets=[self._socket])
         for task in self._tasks:
             task.cancel()
@@ -207,8 +214,9 @@ class Process:
         self._stop()
 
     def _stop(self) -> None:
-        assert self._web is not None
         self._bridge.ending.set()
+        if self._web is None:  # what brings the requests sees that the process is gone
+            os._exit(self._status)
         self._web.should_exit = True
 
     def _start(self, work: Any) -> None:

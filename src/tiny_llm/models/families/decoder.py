@@ -138,7 +138,7 @@ class Decoder(Qwen3ModelWeek3):
     Attributes:
         config: its sizes and parts.
         attention_backend, page_size: as given; other attributes are those of `Qwen3ModelWeek3`.
-        can_be_recorded: whether layers are made of the extension's operations, and look at no values.
+        can_be_recorded: whether its layers call the extension alone, and look at no values.
 
     Raises:
         ValueError: a page size below 1, or sizes or weights that no decoder has.

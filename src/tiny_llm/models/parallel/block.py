@@ -59,8 +59,8 @@ class SplitBlock:
         return self._halves[num_places]
 
     def _attend(self, num_places: int, x: mx.array, *rest: mx.array) -> tuple[mx.array, ...]:
-        rotation, rest = rest[:2], rest[2:]
-        places, rest = Places(*rest[:num_places]), rest[num_places:]
-        buffers, update = [*rest[:2]], (rest[2] if len(rest) > 2 else None)
-        x, part = self.block.attend(x, update, rotation, LayerWriter(buffers, 0, places))
+        cos, sin, *arrays = rest
+        places, buffers = Places(*arrays[:num_places]), arrays[num_places:]
+        update = buffers.pop() if len(buffers) > 2 else None
+        x, part = self.block.attend(x, update, (cos, sin), LayerWriter(buffers, 0, places))
         return x, part, *buffers

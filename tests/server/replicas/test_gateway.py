@@ -1,0 +1,135 @@
+"""The gateway, with replicas that are lost, slow, or answer: no engine and no Ray."""
+
+import asyncio
+import json
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server's libraries are not installed")
+
+from tiny_llm.server.replicas import gateway
+from tiny_llm.server.replicas.gateway import Gateway, ReplicaLostError
+
+STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
+PLAIN = [(b"content-type", b"application/json")]
+
+
+def head(headers):
+    return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+def body(data, more=False):
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+class Scripted:
+    """Replicas that answer by a script: a list of messages or an exception for each attempt."""
+
+    def __init__(self, *attempts):
+        self.attempts = list(attempts)
+        self.asked = []
+        self.closed = 0
+
+    async def ask(self, request):
+        self.asked.append(request)
+        try:
+            for step in self.attempts.pop(0):
+                if isinstance(step, Exception):
+                    raise step
+                if step is None:
+                    await asyncio.sleep(60)
+                yield [step]
+        finally:
+            self.closed += 1
+
+
+def call(replicas, path="/v1/chat/completions", leaves=False):
+    """What a client gets for one request."""
+    sent = []
+    asked = [{"type": "http.request", "body": b'{"prompt": "Once"}', "more_body": False}]
+
+    async def receive():
+        if asked:
+            return asked.pop()
+        await asyncio.sleep(0.01 if leaves else 60)
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": [],
+        "app": object(),  # something that cannot cross processes
+    }
+    asyncio.run(Gateway(replicas)(scope, receive, send))
+    return sent
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr(gateway, "PAUSE", 0)
+
+
+def test_an_answer_passes_unchanged():
+    answer = [head(PLAIN), body(b"{}")]
+    replicas = Scripted(answer)
+    assert call(replicas) == answer
+    (request,) = replicas.asked
+    assert (request.body, request.prompt) == (b'{"prompt": "Once"}', "Once")
+    assert "app" not in request.scope
+    assert replicas.closed == 1
+
+
+@pytest.mark.parametrize("lost", [[ReplicaLostError()], [head(STREAM), ReplicaLostError()]])
+def test_a_request_that_had_no_answer_goes_to_another_replica(lost):
+    answer = [head(STREAM), body(b"data: 1\n\n", True), body(b"")]
+    replicas = Scripted(lost, answer)
+    assert call(replicas) == answer
+    assert len(replicas.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "end"),
+    [
+        ("/v1/chat/completions", b"data: [DONE]\n\n"),
+        ("/v1/completions", b"data: [DONE]\n\n"),
+        ("/v1/messages", b""),
+        ("/v1/responses", b""),
+    ],
+)
+def test_a_stream_that_had_begun_ends_with_an_error_event(path, end):
+    first = body(b"event: x\ndata: 1\n\nevent: x\ndata: 2\n\n", True)
+    replicas = Scripted([head(STREAM), first, ReplicaLostError()])
+    start, passed, last = call(replicas, path)
+    assert (start, passed) == (head(STREAM), first)
+    assert len(replicas.asked) == 1
+    assert not last["more_body"]
+    assert last["body"].endswith(end)
+    told = json.loads(last["body"].partition(b"data: ")[2].partition(b"\n")[0])
+    assert gateway.LOST in json.dumps(told)
+    if path == "/v1/responses":
+        assert told["sequence_number"] == 2
+
+
+def test_a_plain_answer_that_had_begun_breaks_off():
+    replicas = Scripted([head(PLAIN), body(b"{", True), ReplicaLostError()])
+    with pytest.raises(ReplicaLostError):
+        call(replicas)
+
+
+def test_no_replica_left():
+    replicas = Scripted(*[[ReplicaLostError()]] * gateway.ATTEMPTS)
+    start, last = call(replicas)
+    assert start["status"] == 503
+    assert (b"retry-after", b"1") in start["headers"]
+    assert json.loads(last["body"])["error"]["message"] == gateway.NONE_LEFT
+
+
+def test_a_client_that_leaves_cancels_its_request():
+    replicas = Scripted([head(STREAM), body(b"data: 1\n\n", True), None])
+    assert len(call(replicas, leaves=True)) == 2
+    assert replicas.closed == 1

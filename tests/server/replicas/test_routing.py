@@ -1,0 +1,42 @@
+"""The text by which requests are routed: equal for as long as prompts are equal."""
+
+import json
+
+import pytest
+
+from tiny_llm.server.replicas.routing import routing_text
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"prompt": "Once upon"}, "Once upon"),
+        ({"prompt": [1, 22, 3]}, "1 22 3"),
+        ({"prompt": ["a", "b"]}, "a b"),
+        ({"messages": [{"role": "system", "content": "S"}, {"content": "U"}]}, "S U"),
+        ({"messages": [{"content": "U"}], "system": "S"}, "S\nU"),
+        ({"messages": [{"content": "U"}], "system": [{"type": "text", "text": "S"}]}, "S\nU"),
+        ({"input": "I", "instructions": "S"}, "S\nI"),
+        ({"input": [{"content": [{"type": "input_text", "text": "I"}]}]}, "I"),
+        ({"prompt": ""}, ""),
+        ({"prompt": True, "messages": None}, ""),
+        ({}, ""),
+        ([1], ""),
+    ],
+)
+def test_the_text_of_each_protocol(body, text):
+    assert routing_text(json.dumps(body).encode()) == text
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
+def test_what_is_no_json_has_no_text(body):
+    assert routing_text(body) == ""
+
+
+def test_a_second_turn_begins_with_the_first():
+    turn = [{"role": "user", "content": "What is two?"}]
+    first = routing_text(json.dumps({"model": "demo", "messages": turn}).encode())
+    turn += [{"role": "assistant", "content": "2"}, {"role": "user", "content": "And three?"}]
+    second = routing_text(json.dumps({"messages": turn, "temperature": 0}).encode())
+    assert second.startswith(first)
+    assert second != first
