@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from . import chat, completions, engine_view, messages, page, responses, service, tokens
+from . import chat, completions, engine_view, messages, page, responses, service, tokenize
 from .errors import ApiError
 from .guards import CheckHost, LimitBody, RequireKey
 from .replies import INSIDE
@@ -27,7 +27,7 @@ def make_app(server: Server) -> FastAPI:
         redoc_url=None,
     )
     app.state.server = server
-    for module in (service, tokens, chat, completions, responses, messages, engine_view, page):
+    for module in (service, tokenize, chat, completions, responses, messages, engine_view, page):
         app.include_router(module.router)
     app.router.routes.append(page.files)
     app.add_exception_handler(ApiError, _tell)

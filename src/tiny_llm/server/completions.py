@@ -21,7 +21,7 @@ from .sampling import LARGEST, SamplingFields, TokenId
 from .seam import Piece
 from .server import Server, server_of
 from .text_logprobs import TextLogprobs
-from .tokens import check_token_ids
+from .tokenize import check_token_ids
 from .usage import usage_of
 
 PATH = "/v1/completions"
