@@ -71,7 +71,8 @@ inline thread float2& elements(thread simdgroup_float8x8& matrix) {
 /// Stages ROWS rows of numbers, TILE_K of each at a time, in 16 bytes a thread and round. A thread
 /// always has the same rows and columns of the tile, so that pointers only move along.
 ///
-/// Beyond rows_left rows and numbers_left numbers of them the tile is zero, and nothing is read.
+/// Beyond rows_left rows the last one is staged again: its products are not stored, and no step has
+/// to ask. Beyond numbers_left numbers the tile is zero, and nothing is read.
 /// WHOLE: all 16 bytes are in the row or none, and aligned.
 template <typename T, int ROWS, int THREADS, bool WHOLE>
 struct RowStager {
@@ -84,20 +85,21 @@ struct RowStager {
 
     device const T* from;  // this thread's next numbers in its first row
     threadgroup T* to;     // and their place
-    long stride;           // numbers from there to its row in the next round
-    int rows_left;         // from its first row on
+    long row[ROUNDS];      // numbers from there to its row in each round
     int end;               // of its rows: where the thread would begin behind the last number
 
     /// rows: the first row's first number, row_stride numbers from one row to the next.
     RowStager(threadgroup T* tile, device const T* rows, long row_stride, int rows_left,
-              int numbers_left, uint thread_index) thread
-        : rows_left(rows_left - int(thread_index) / (TILE_K / NUMBERS)) {
-        const int row = int(thread_index) / (TILE_K / NUMBERS);
+              int numbers_left, uint thread_index) thread {
+        const int first = int(thread_index) / (TILE_K / NUMBERS);
         const int column = int(thread_index) % (TILE_K / NUMBERS) * NUMBERS;
         end = numbers_left - column;
-        from = rows + row * row_stride + column;
-        to = tile + row * tile_stride<T>() + column;
-        stride = AT_ONCE * row_stride;
+        const int last = rows_left - 1, begin = min(first, last);
+        from = rows + begin * row_stride + column;
+        to = tile + first * tile_stride<T>() + column;
+        for (int round = 0; round < ROUNDS; round++) {
+            row[round] = (min(first + round * AT_ONCE, last) - begin) * row_stride;
+        }
     }
 
     /// The next TILE_K numbers, which come after `done` others. sums, if wanted: ROUNDS of them;
@@ -105,17 +107,16 @@ struct RowStager {
     void stage(int done, thread float* sums = nullptr) thread {
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
-            const bool inside = round * AT_ONCE < rows_left;
-            device const T* next = from + round * stride;
+            device const T* next = round == 0 ? from : from + row[round];
             threadgroup T* place = to + round * AT_ONCE * tile_stride<T>();
             T numbers[NUMBERS];
             if (WHOLE) {
                 thread uint4& all = reinterpret_cast<thread uint4&>(numbers);
-                all = inside && done < end ? *(device const uint4*)next : uint4(0, 0, 0, 0);
+                all = done < end ? *(device const uint4*)next : uint4(0, 0, 0, 0);
                 *(threadgroup uint4*)place = all;
             } else {
                 for (int i = 0; i < NUMBERS; i++) {
-                    numbers[i] = inside && done + i < end ? next[i] : T(0.0f);
+                    numbers[i] = done + i < end ? next[i] : T(0.0f);
                     place[i] = numbers[i];
                 }
             }
