@@ -71,8 +71,7 @@ inline thread float2& elements(thread simdgroup_float8x8& matrix) {
 /// Stages ROWS rows of numbers, TILE_K of each at a time, in 16 bytes a thread and round. A thread
 /// always has the same rows and columns of the tile, so that pointers only move along.
 ///
-/// Beyond rows_left rows the last one is staged again: its products are not stored, and no step has
-/// to ask. Beyond numbers_left numbers the tile is zero, and nothing is read.
+/// Beyond rows_left rows and numbers_left numbers of them the tile is zero, and nothing is read.
 /// WHOLE: all 16 bytes are in the row or none, and aligned.
 template <typename T, int ROWS, int THREADS, bool WHOLE>
 struct RowStager {
@@ -86,19 +85,22 @@ struct RowStager {
     device const T* from;  // this thread's next numbers in its first row
     threadgroup T* to;     // and their place
     long row[ROUNDS];      // numbers from there to its row in each round
-    int end;               // of its rows: where the thread would begin behind the last number
+    int end[ROUNDS];       // of that row: where the thread would begin behind the last number
 
     /// rows: the first row's first number, row_stride numbers from one row to the next.
+    /// repeats: beyond the last row that one is staged again, instead of zeros. Nothing uses such
+    /// rows; zeros cost a question in each step, but save reading what is seldom there.
     RowStager(threadgroup T* tile, device const T* rows, long row_stride, int rows_left,
-              int numbers_left, uint thread_index) thread {
+              int numbers_left, uint thread_index, bool repeats = false) thread {
         const int first = int(thread_index) / (TILE_K / NUMBERS);
         const int column = int(thread_index) % (TILE_K / NUMBERS) * NUMBERS;
-        end = numbers_left - column;
-        const int last = rows_left - 1, begin = min(first, last);
-        from = rows + begin * row_stride + column;
+        const int most = repeats ? rows_left - 1 : ROWS;
+        from = rows + min(first, most) * row_stride + column;
         to = tile + first * tile_stride<T>() + column;
         for (int round = 0; round < ROUNDS; round++) {
-            row[round] = (min(first + round * AT_ONCE, last) - begin) * row_stride;
+            const int own = first + round * AT_ONCE;
+            row[round] = (min(own, most) - min(first, most)) * row_stride;
+            end[round] = repeats || own < rows_left ? numbers_left - column : 0;
         }
     }
 
@@ -112,11 +114,11 @@ struct RowStager {
             T numbers[NUMBERS];
             if (WHOLE) {
                 thread uint4& all = reinterpret_cast<thread uint4&>(numbers);
-                all = done < end ? *(device const uint4*)next : uint4(0, 0, 0, 0);
+                all = done < end[round] ? *(device const uint4*)next : uint4(0, 0, 0, 0);
                 *(threadgroup uint4*)place = all;
             } else {
                 for (int i = 0; i < NUMBERS; i++) {
-                    numbers[i] = done + i < end ? next[i] : T(0.0f);
+                    numbers[i] = done + i < end[round] ? next[i] : T(0.0f);
                     place[i] = numbers[i];
                 }
             }
