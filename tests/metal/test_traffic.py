@@ -10,7 +10,6 @@ from benchmark.metal_traffic import compare, exceeded
 from tests.metal.support import NO_CLANG
 from tools.metal_emulator import has_clang
 
-
 pytestmark = pytest.mark.skipif(not has_clang(), reason=NO_CLANG)
 
 
