@@ -86,11 +86,11 @@ template <typename T, int BITS, int GROUP_SIZE, int ROWS>
     a += long(first_row) * I + first;
     // Beyond the last output or row the last one is computed again, and not stored: the loop has
     // no conditions, and nothing outside of the arrays is read.
-    int output[OUTPUTS], row[ROWS];
-    for (int o = 0; o < OUTPUTS; o++) {
+    int output[OUTPUTS] = {0}, row[ROWS] = {0};
+    for (int o = 1; o < OUTPUTS; o++) {
         output[o] = min(o, O - 1 - first_output);
     }
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 1; r < ROWS; r++) {
         row[r] = min(r, M - 1 - first_row) * I;
     }
 
