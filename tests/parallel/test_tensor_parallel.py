@@ -62,7 +62,17 @@ def folder(tmp_path):
 
 
 def test_the_demo_answers_as_on_one_rank():
-    assert tokens(engine("demo")) == tokens(engine("demo", 1))
+    # Its parts of a sum are rounded to bfloat16, so where two tokens are within the bound of
+    # `test_logits_are_close_to_those_of_one_rank`, either may be chosen: on some machines they are.
+    llms = engine("demo", 1), engine("demo")
+    logits = [spy_on(llm) for llm in llms]
+    for index, (one, two) in enumerate(zip(*map(tokens, llms), strict=True)):
+        differ = [place for place in range(len(one)) if one[place] != two[place]]
+        if differ:
+            row = logits[0][index, differ[0]]
+            gap = row[one[differ[0]]] - row[two[differ[0]]]
+            assert gap < 2**-4 * np.sqrt(np.mean(row**2))
+            assert differ[0] >= 16
 
 
 def test_large_messages_go_in_pieces(folder):

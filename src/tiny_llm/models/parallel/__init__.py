@@ -7,7 +7,11 @@
     watch      beats between the ranks; a rank that is silent or gone ends all of them
     ring       connecting MLX's ring within a bounded time
     guard      the program that bounds it
-    group      starting the other ranks on this machine, and ending them
+    lifeline   the program that ends a rank which cannot do it by itself
+    group      rank 0's connections to the others, and how all of them end
+    local      ranks that rank 0 starts on this machine
+    launched   ranks that a launcher has started, on one machine or several
+    own        the group of this process
 
 What a rank has of a model's tensors is in `parts.py`. Nothing here knows requests, pages or
 sampling: rank 0 has these, and the engine tells the others each step (`engine/parallel_model.py`).
