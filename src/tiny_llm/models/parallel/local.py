@@ -40,8 +40,11 @@ class LocalGroup(RankGroup):
                 )
             channels[rank], watched[rank] = Channel(steps), beats
         super().__init__(size, channels, watched)
-        self.answers()  # they are about to connect
-        self.ring = connect(0, addresses)
+        for rank, answer in zip(channels, self.answers(), strict=True):
+            if answer is None:
+                self._lose(rank, "")
+        # Now all ranks are about to connect.
+        self.ring = connect(0, addresses, [channel.connection for channel in channels.values()])
 
     def _wait(self) -> None:
         for process in self._processes.values():
@@ -73,4 +76,4 @@ def local_worker(arguments: Sequence[str]) -> Worker:
     watch = watch_rank_0(socket.socket(fileno=int(beats)))
     channel = Channel(socket.socket(fileno=int(steps)))
     channel.send("connecting")
-    return Worker(connect(int(rank), addresses), channel, watch)
+    return Worker(connect(int(rank), addresses, [channel.connection]), channel, watch)
