@@ -165,13 +165,15 @@ def _serve(args: argparse.Namespace) -> int:
         record=args.record,
     )
     texts = folder if has_tokenizer(folder) else demo.TARGET_PATH  # as `load_weights` has it
-    return Process(settings, texts, lambda: _load(args, folder), listening).run()
+    # Other ranks look for the model by themselves, on their own machines.
+    found = str(folder) if args.tensor_parallel_size == 1 else name
+    return Process(settings, texts, lambda: _load(args, found), listening).run()
 
 
-def _load(args: argparse.Namespace, folder: Path) -> LLM:
+def _load(args: argparse.Namespace, model: str) -> LLM:
     choose_device(args.device)
     return LLM(
-        str(folder),
+        model,
         kv_cache_bytes=args.kv_cache_bytes,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,

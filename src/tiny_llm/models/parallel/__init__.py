@@ -7,7 +7,11 @@
     watch      beats between the ranks; a rank that is silent or gone ends all of them
     ring       connecting MLX's ring within a bounded time
     guard      the program that enforces that bound
-    group      starting the other ranks on this machine, and ending them
+    lifeline   the program that ends a rank which cannot do it by itself
+    group      rank 0's connections to the others, and how all of them end
+    local      ranks that rank 0 starts on this machine
+    launched   ranks that a launcher has started, on one machine or several
+    own        the group of this process
 
 Which part of a tensor a rank holds is in `parts.py`. Nothing here knows requests, pages or
 sampling: only rank 0 knows these; the engine sends the others each step
