@@ -9,13 +9,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from ..errors import UserError, check_token_ids
 from ..models.detokenizer import exact_detokenizer
 from . import prompt_forms
 from .answer import Answer
-from .answer_grammar import thinking_before
+from .answer_grammar import Thinking, thinking_before
 from .checks import as_plain, checked_number
 from .choose_tokens import TokenCounts, answer_seed
 from .forced_tokens import ForcedTokens, GuessSource
@@ -27,6 +28,7 @@ from .runner import Runner
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .step import ChunkResult, Step
+from .thinking_budget import ThinkingBudget, thinking_tokens
 
 
 class EngineCore:
@@ -110,6 +112,7 @@ class EngineCore:
             own_seed = answer_seed(seed, output.index)
             request = EngineRequest(own_id, ids, params, params.max_tokens, own_seed)
             request.grammar = grammar
+            request.thinking_budget = self._thinking_budget(request)
             if params.has_penalties:
                 request.token_counts = TokenCounts(request, self.vocab_size)
             if params.prompt_logprobs is not None and output.index == 0:
@@ -134,10 +137,26 @@ class EngineCore:
         form = params.structured_outputs
         if form is None:
             return [None] * params.n
-        tail = self.tokenizer.decode(list(ids[-8:]))  # a template writes few tokens after <think>
         can_think = bool(getattr(self.tokenizer, "has_thinking", False))
-        thinking = thinking_before(tail, can_think and lets_think)
+        thinking = thinking_before(self._tail(ids), can_think and lets_think)
         return [self.grammars.compile(form, thinking) for _ in range(params.n)]
+
+    def _thinking_budget(self, request: EngineRequest) -> ThinkingBudget | None:
+        """What bounds the thoughts of a request; None if it asks for no bound."""
+        most = request.params.thinking_token_budget
+        if most is None or self._thinking_tokens is None:
+            return None
+        thinking = thinking_before(self._tail(request.token_ids), may_think=False)
+        return ThinkingBudget(request, most, *self._thinking_tokens, thinking is Thinking.OPEN)
+
+    @cached_property
+    def _thinking_tokens(self) -> tuple[int, int] | None:
+        return thinking_tokens(self.tokenizer)
+
+    def _tail(self, ids: Sequence[int]) -> str:
+        """The text of a prompt's end: a template writes few tokens after `<think>`."""
+        text: str = self.tokenizer.decode(list(ids[-8:]))
+        return text
 
     def new_id(self) -> str:
         """An id that no other request has: the next number."""
