@@ -97,6 +97,11 @@ class Prompts:
             return bytes(self.tokenizer.token_bytes(token_id))
         return self.decode([token_id]).encode("utf-8", "replace")
 
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        """Tokens as `tokenizer.json` spells them: `Ġa` for a space and an a."""
+        names = self.tokenizer.backend_tokenizer
+        return [names.id_to_token(token) or "" for token in token_ids]
+
     def token_text(self, token_id: int) -> str:
         """A token's text; what is no whole character becomes `�`."""
         return self.token_bytes(token_id).decode(errors="replace")
@@ -108,6 +113,7 @@ class Prompts:
         variables: Mapping[str, Any],
         add_generation_prompt: bool = True,
         continues: bool = False,
+        add_special_tokens: bool = False,
     ) -> ChatPrompt:
         """A conversation's tokens, up to where the assistant's turn begins.
 
@@ -117,6 +123,8 @@ class Prompts:
             variables: of the template, such as `enable_thinking`.
             add_generation_prompt: whether it ends where the assistant begins to speak.
             continues: whether the model continues the last message, which must be an assistant's.
+            add_special_tokens: whether those are added that the tokenizer puts around a text;
+                templates write their own.
 
         Raises:
             ApiError: there is no template, or it refuses the conversation.
@@ -140,8 +148,10 @@ class Prompts:
             reason = str(error).rstrip(".") or type(error).__name__
             raise refused(f"The chat template refuses the conversation: {reason}.") from error
         if continues:
-            return ChatPrompt(self.encode(_cut_after(text, messages[-1]), False), False, False)
-        return ChatPrompt(self.encode(text, False), text.rstrip().endswith(THINK), self.may_think)
+            text = _cut_after(text, messages[-1])
+            return ChatPrompt(self.encode(text, add_special_tokens), False, False)
+        token_ids = self.encode(text, add_special_tokens)
+        return ChatPrompt(token_ids, text.rstrip().endswith(THINK), self.may_think)
 
 
 def _cut_after(text: str, message: Message) -> str:

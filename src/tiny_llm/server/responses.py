@@ -13,10 +13,10 @@ from .bridge import Generation
 from .documents import ERRORS, streams
 from .errors import ApiError, JsonResponse
 from .prompts import ChatPrompt
-from .replies import Events, EventStream, event, whole
+from .replies import EventStream, event, whole
 from .response_items import Event, Items
 from .responses_types import ResponsesBody
-from .sampling import make_params
+from .sampling import budget_of, make_params
 from .seam import Piece
 from .server import Server, server_of
 
@@ -38,6 +38,13 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
         top_p=body.top_p,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        seed=body.seed,
+        stop=body.stop,
+        ignore_eos=body.ignore_eos,
+        thinking_token_budget=budget_of(body.thinking_token_budget),
         logprobs=body.logprobs,
         structured_outputs=body.form(),
     )
@@ -46,7 +53,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     reply = ResponseReply(server, body, generation, prompt)
     if not body.stream:
         return await whole(request.receive, generation, reply.whole())
-    return EventStream(reply.events(), generation, reply.error_event, server.settings.keep_alive)
+    return EventStream(reply, generation, server.settings.keep_alive)
 
 
 @router.post(f"{PATH}/input_tokens", tags=["OpenAI"], responses=ERRORS)
@@ -87,28 +94,32 @@ class ResponseReply:
         self._answer = Answer(parser, body.parallel_tool_calls is False)
         self._texts = TokenTexts(server.prompts)
         self._logprobs: list[dict[str, Any]] = []  # that were not told yet
-        self._items = Items()
+        self._items = Items(body.encrypts_thoughts)
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = time.time()
         self._number = -1
 
     async def whole(self) -> Response:
         """The response when it is finished."""
-        async for _, piece in self._generation.pieces():
-            self._take(piece)
+        async for pieces in self._generation.news():
+            for _, piece in pieces:
+                self._take(piece)
         self._items.finish(self._cut)
         return JsonResponse(self._response(self._status))
 
-    async def events(self) -> Events:
-        """The response as it comes."""
-        yield self._about("response.created", "in_progress")
-        yield self._about("response.in_progress", "in_progress")
-        async for _, piece in self._generation.pieces():
-            for one in self._take(piece):
-                yield self._event(one)
-        for one in self._items.finish(self._cut):
-            yield self._event(one)
-        yield self._about(f"response.{self._status}", self._status)
+    def begin(self) -> bytes:
+        """See `Reply`."""
+        names = ("response.created", "response.in_progress")
+        return b"".join(self._about(name, "in_progress") for name in names)
+
+    def take(self, _: int, piece: Piece) -> bytes:
+        """See `Reply`."""
+        return b"".join(map(self._event, self._take(piece)))
+
+    def end(self) -> bytes:
+        """See `Reply`."""
+        last = b"".join(map(self._event, self._items.finish(self._cut)))
+        return last + self._about(f"response.{self._status}", self._status)
 
     def _take(self, piece: Piece) -> list[Event]:
         """Adds a piece to the items. Its log-probabilities go to the first text that follows."""
@@ -123,8 +134,8 @@ class ResponseReply:
             happened += self._items.take(part, logprobs)
         return happened
 
-    def error_event(self, error: ApiError) -> bytes:
-        """The end of a stream that failed."""
+    def fail(self, error: ApiError) -> bytes:
+        """See `Reply`."""
         response = self._response("failed")
         response["error"] = {"code": "server_error", "message": error.message}
         return self._event({"type": "response.failed", "response": response})
@@ -171,7 +182,7 @@ class ResponseReply:
             "service_tier": "default",
             "store": False,
             **self._params,
-            "text": {"format": self._format()},
+            "text": {"format": self._format(), "verbosity": "medium"},
             "tool_choice": body.tool_choice or "auto",
             "tools": [
                 {

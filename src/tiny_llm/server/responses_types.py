@@ -1,6 +1,7 @@
 """`POST /v1/responses`: what a client may send. Nothing is stored between two requests."""
 
 import logging
+from base64 import b64decode, b64encode
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -8,20 +9,33 @@ from pydantic import Field
 from ..engine.structured_outputs import StructuredOutputs, ToolCalls
 from .chat_types import Effort
 from .errors import refused
-from .sampling import Body, Count, Form, free_calls, make_form
+from .sampling import LARGEST, Body, Count, Form, free_calls, make_form
+from .unsupported import STATELESS
 
 log = logging.getLogger("tiny_llm.server")
 
-LOGPROBS = "message.output_text.logprobs"  # a value of `include`
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
+# Values of `include`. The others are about tools that a server runs, and images: there are none.
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 class Reasoning(Body):
-    """How much the model thinks; summaries are not made."""
+    """How much the model thinks. "auto" leaves it to the server whether there is a summary: none."""
 
     effort: Effort | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
     context: str | None = None
     mode: Literal["standard"] | None = None
 
@@ -40,7 +54,13 @@ class TextOptions(Body):
     """How an answer is written."""
 
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponseStreamOptions(Body):
+    """What a stream contains besides the answer: nothing."""
+
+    include_obfuscation: Literal[False] | None = None
 
 
 class ResponsesBody(Body):
@@ -54,6 +74,13 @@ class ResponsesBody(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None  # this and six: vLLM's
+    top_k: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=LARGEST)] | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
     max_tool_calls: Count | None = None  # of tools that a server runs, and this one runs none
     stream: bool | None = None
     tools: list[dict[str, Any]] | None = None
@@ -66,17 +93,17 @@ class ResponsesBody(Body):
     truncation: Literal["auto", "disabled"] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     store: bool | None = None
-    include: list[str] | None = None
+    include: list[Included] | None = None
     metadata: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
     context_management: list[dict[str, Any]] | None = None
     user: str | None = None
-    service_tier: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: ResponseStreamOptions | None = None
 
     def check_honoured(self) -> None:
         """Refuses what this server cannot do.
@@ -90,6 +117,8 @@ class ResponsesBody(Body):
                 "whole conversation as input.",
                 "previous_response_id",
             )
+        if self.stream_options is not None and not self.stream:
+            raise refused("stream_options needs stream: true.", "stream_options")
         if self.background:
             raise refused("background is not supported; leave it out.", "background")
         if self.truncation == "auto":
@@ -156,7 +185,9 @@ class ResponsesBody(Body):
         mode = choice["mode"] if isinstance(choice, dict) and is_some else choice
         if mode in (None, "auto", "none"):
             form = None if wanted is None else _text_form(wanted)
-            return form or free_calls(self.usable_tools, self.parallel_tool_calls)
+            if form is not None or self.ignore_eos:
+                return form
+            return free_calls(self.usable_tools, self.parallel_tool_calls)
         name = choice["name"] if isinstance(choice, dict) and not is_some else None
         if wanted is not None and wanted.type != "text":
             raise refused("tool_choice and text.format both ask for a form.", "text.format")
@@ -170,6 +201,11 @@ class ResponsesBody(Body):
         if self.top_logprobs is not None or LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0
         return None
+
+    @property
+    def encrypts_thoughts(self) -> bool:
+        """Whether thoughts are told in the field in which clients send them back."""
+        return ENCRYPTED in (self.include or ())
 
     @property
     def function_tools(self) -> list[dict[str, Any]]:
@@ -211,6 +247,7 @@ class ResponsesBody(Body):
             place = f"input[{number}]"
             if item.get("type") == "reasoning":
                 thought = _texts(item.get("content") or [], f"{place}.content")
+                thought = thought or decrypted(item.get("encrypted_content"))
                 continue
             message = _message(item, place)
             if message is None:
@@ -253,6 +290,8 @@ def _message(item: dict[str, Any], place: str) -> dict[str, Any] | None:
             function = {name: _text(item, name, place) for name in ("name", "arguments")}
             call = {"id": _text(item, "call_id", place), "type": "function", "function": function}
             return {"role": "assistant", "content": "", "tool_calls": [call]}
+        case "item_reference":
+            raise refused(f"{place} refers to an item: {STATELESS}.", place)
         case "function_call_output":
             output = item.get("output")
             text = _texts(output, f"{place}.output") if output is not None else ""
@@ -282,4 +321,19 @@ def _texts(content: Any, place: str) -> str:
             texts.append(part["refusal"])
         else:
             raise refused(f"{place}[{number}] is not a text; this model reads texts only.", place)
-    return "".join(texts)
+    return "\n".join(texts)
+
+
+def encrypted(thought: str) -> str:
+    """A thought in the form of `encrypted_content`. Clients send it back, and nobody else reads it;
+    there is no secret in it.
+    """
+    return b64encode(thought.encode("utf-8", "replace")).decode()
+
+
+def decrypted(content: Any) -> str:
+    """The thought in an `encrypted_content`; empty if it is none of this server's."""
+    try:
+        return b64decode(content, validate=True).decode()
+    except (TypeError, ValueError):
+        return ""

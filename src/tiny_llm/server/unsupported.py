@@ -2,6 +2,8 @@
 
 TEXT_ALONE = "this model reads and writes texts only"
 STATELESS = "this server keeps nothing between two requests; send the whole conversation"
+OLD_NAME = "it is an old name; use structured_outputs"
+NO_BEAMS = "answers are sampled, one token after the other"
 NO_SERVER_TOOLS = "this server runs no tools; the client runs those of `tools`"
 
 REASONS = {
@@ -12,6 +14,22 @@ REASONS = {
     "moderation": "nothing is moderated here",
     "prediction": "the server guesses from the prompt if it is started with --speculative ngram",
     "web_search_options": NO_SERVER_TOOLS,
+    # vLLM's, and llama.cpp's
+    "allowed_token_ids": "use structured_outputs or logit_bias",
+    "bad_words": "use logit_bias",
+    "chat_template": "the model's own is used",
+    "documents": "write them into a message",
+    "grammar": "use structured_outputs",
+    "guided_choice": OLD_NAME,
+    "guided_grammar": OLD_NAME,
+    "guided_json": OLD_NAME,
+    "guided_regex": OLD_NAME,
+    "json_schema": "use response_format or structured_outputs",
+    "length_penalty": NO_BEAMS,
+    "n_predict": "use max_tokens",
+    "priority": "requests are served in the order in which they come",
+    "truncate_prompt_tokens": "prompts are not cut",
+    "use_beam_search": NO_BEAMS,
     # Responses
     "access_programs": "there are none here",
     "background_options": "this server keeps no responses",

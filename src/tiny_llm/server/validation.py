@@ -14,6 +14,10 @@ WORDS = {
 }
 
 
+# OpenAI's codes where it has one for an error; for others, pydantic's name of it is the code.
+CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
+
+
 def refusal(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """The error for a body that is refused.
 
@@ -28,12 +32,12 @@ def refusal(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if error["type"] in ("literal_error", "union_tag_invalid") and "content" in error["loc"]:
         return _not_a_text(error, field.removesuffix(".type"))
     if error["type"] == "extra_forbidden" and (reason := reason_against(field)):
-        return refused(reason, field)
+        return refused(reason, field, "unsupported_parameter")
     if error["type"] in WORDS:
-        return refused(WORDS[error["type"]].format(field=field), field)
+        return refused(WORDS[error["type"]].format(field=field), field, CODES.get(error["type"]))
     reason = str(error["msg"])
     text = reason[:1].lower() + reason[1:]
-    return refused(f"{field} is not valid: {text.rstrip('.')}.", field)
+    return refused(f"{field} is not valid: {text.rstrip('.')}.", field, error["type"])
 
 
 def _not_a_text(error: Mapping[str, Any], field: str) -> ApiError:
