@@ -4,6 +4,7 @@ What a client did wrong is told; what went wrong inside is in the log, and not i
 """
 
 import json
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,14 +54,14 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
-    def body(self, path: str) -> dict[str, Any]:
-        """The error as the protocol of a path has it."""
+    def body(self, path: str, request_id: str | None = None) -> dict[str, Any]:
+        """The error as the protocol of a path has it; Anthropic's has the request's id, too."""
         openai_type, anthropic_type = TYPES.get(self.status, TYPES[500])
         if path.startswith(ANTHROPIC_PATHS):
             told: dict[str, Any] = {"type": anthropic_type, "message": self.message}
             if self.code is not None:
                 told["details"] = {"error_code": self.code}
-            return {"type": "error", "error": told}
+            return {"type": "error", "error": told, "request_id": request_id}
         return {
             "error": {
                 "message": self.message,
@@ -72,7 +73,9 @@ class ApiError(Exception):
 
     def response(self, path: str) -> Response:
         """The error as an answer to a request of that path."""
-        return JsonResponse(self.body(path), self.status, headers=self.headers)
+        ids = new_request_id()
+        body = self.body(path, ids["request-id"])
+        return JsonResponse(body, self.status, headers={**self.headers, **ids})
 
 
 def refused(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -85,9 +88,20 @@ class JsonResponse(Response):
 
     media_type = "application/json"
 
+    def __init__(
+        self, content: Any, status_code: int = 200, headers: Mapping[str, str] | None = None
+    ):
+        super().__init__(content, status_code, {**new_request_id(), **(headers or {})})
+
     def render(self, content: Any) -> bytes:
         """The body."""
         return to_json(content)
+
+
+def new_request_id() -> dict[str, str]:
+    """Headers by which OpenAI's and Anthropic's clients name a request when they report it."""
+    request_id = f"req_{uuid.uuid4().hex[:24]}"
+    return {"x-request-id": request_id, "request-id": request_id}
 
 
 def to_json(content: Any) -> bytes:

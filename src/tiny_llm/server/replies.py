@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .bridge import Generation
-from .errors import ApiError, to_json
+from .errors import ApiError, new_request_id, to_json
 from .seam import Piece
 
 log = logging.getLogger("tiny_llm.server")
@@ -85,7 +85,8 @@ class EventStream(Response):
         keep_alive: float,
         nothing: bytes = COMMENT,
     ):
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers={**headers, **new_request_id()})
         del self.headers["content-length"]
         self._reply = reply
         self._generation = generation

@@ -207,7 +207,10 @@ class ResponseReply:
         text = self._body.text
         if text is None or text.format is None:
             return {"type": "text"}
-        return text.format.model_dump(by_alias=True, exclude_none=True)
+        given = text.format.model_dump(by_alias=True)
+        if text.format.type != "json_schema":
+            return {"type": text.format.type}
+        return {**given, "name": text.format.name or "", "strict": bool(text.format.strict)}
 
     def _usage(self) -> dict[str, Any]:
         prompt, answer = self._generation.prompt_tokens, self._answer

@@ -44,6 +44,30 @@ REASONS = {
     "mcp_servers": NO_SERVER_TOOLS,
 }
 
+# Fields of which one value asks for nothing, and the others for what cannot be.
+OF_VALUES = {
+    "verbosity": "the model does not know it; ask for a short or a long answer in a message",
+    "reasoning.summary": "there are no summaries; the thoughts themselves are told",
+    "service_tier": "all requests are served alike",
+    "skip_special_tokens": "a text is the text of all its tokens",
+}
+OF_VALUES["text.verbosity"] = OF_VALUES["verbosity"]
+OF_VALUES["reasoning.generate_summary"] = OF_VALUES["reasoning.summary"]
+
+
+def reason_against_value(field: str, given: object, allowed: object) -> str | None:
+    """Why a field cannot have a value; None if there is nothing to say beyond what is allowed.
+
+    Args:
+        field: its place in the body.
+        given: the value.
+        allowed: the others, in words.
+    """
+    reason = OF_VALUES.get(field)
+    if reason is None:
+        return None
+    return f"{field} may be {allowed}, and not {str(given)[:60]!r}: {reason}."
+
 
 def reason_against(field: str) -> str | None:
     """Why a field cannot be honoured; None if the server does not know it."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import ApiError, refused
-from .unsupported import reason_against
+from .unsupported import reason_against, reason_against_value
 
 # pydantic's name of an error, and our words for it; `{…}` are the error's own details.
 WORDS = {
@@ -33,6 +33,10 @@ def refusal(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         return _not_a_text(error, field.removesuffix(".type"))
     if error["type"] == "extra_forbidden" and (reason := reason_against(field)):
         return refused(reason, field, "unsupported_parameter")
+    if error["type"] == "literal_error":
+        allowed = error.get("ctx", {}).get("expected")
+        if reason := reason_against_value(field, error["input"], allowed):
+            return refused(reason, field, "unsupported_value")
     if error["type"] in WORDS:
         return refused(WORDS[error["type"]].format(field=field), field, CODES.get(error["type"]))
     reason = str(error["msg"])
