@@ -4,6 +4,7 @@ A step is three calls: the scheduler plans it, the runner computes it, and the n
 answers and back to the scheduler. This file does not know where models come from.
 """
 
+import logging
 import math
 import time
 from collections import deque
@@ -29,6 +30,10 @@ from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .step import ChunkResult, Step
 from .thinking_budget import ThinkingBudget, thinking_tokens
+
+log = logging.getLogger("tiny_llm.engine")
+
+AHEAD = "(ahead)"  # the id of a request that nobody has sent
 
 
 class EngineCore:
@@ -171,6 +176,29 @@ class EngineCore:
         for answer in answers:
             self._end(answer, [], "abort")
         return bool(answers)
+
+    def precompute(self, token_ids: Sequence[int]) -> bool:
+        """Computes the next page of a prompt that may come; see `LLM.precompute`."""
+        scheduler = self.scheduler
+        size = scheduler.config.page_size
+        known = scheduler.pages.num_cached(token_ids)
+        end = (known + 1) * size
+        if scheduler.has_requests or end > len(token_ids):
+            return False
+        totals = scheduler.num_prompt_tokens, scheduler.num_cached_tokens
+        request = EngineRequest(AHEAD, token_ids[:end], SamplingParams(temperature=0), 1)
+        try:
+            scheduler.add(request)
+            step = scheduler.schedule()
+            if step.chunks:
+                scheduler.commit(step, self.runner.run(step))
+        except UserError:  # it is too long, as what comes next will be
+            return False
+        except Exception:  # of any kind: nobody waits for this
+            log.exception("a page could not be computed ahead")
+        scheduler.finish(request, "abort")
+        scheduler.num_prompt_tokens, scheduler.num_cached_tokens = totals  # nobody has asked for it
+        return scheduler.pages.num_cached(token_ids) > known and end + size <= len(token_ids)
 
     def advance(self) -> None:
         """Ends requests that are late, computes one step and sends its news."""

@@ -25,6 +25,7 @@ from .seam import (
     Loaded,
     Look,
     Piece,
+    Precompute,
     Refused,
     StepReport,
     Submit,
@@ -228,6 +229,10 @@ class Bridge:
             if request_id in self._of:
                 self._of[request_id] = None
                 self.inbox.put(Cancel(request_id))
+
+    def precompute(self, token_ids: Sequence[int]) -> None:
+        """Has the engine compute the beginning of a prompt while there is nothing else to do."""
+        self.inbox.put(Precompute(tuple(token_ids)))
 
     # ---------------------------------------------------------------- from viewers
 

@@ -75,7 +75,8 @@ class ChatReply:
     ):
         self._body = body
         self._generation = generation
-        self._prompts = server.prompts
+        self._next_turns, self._prompts = server.next_turns, server.prompts
+        self._prompt = prompt
         self._prompt_ids = prompt.token_ids
         self._head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
@@ -123,6 +124,7 @@ class ChatReply:
                     piece.prompt_logprobs,
                     self._body.prompt_logprobs,
                 )
+        self._expect_next()
         return JsonResponse(
             {
                 **self._head,
@@ -192,12 +194,17 @@ class ChatReply:
 
     def end(self) -> bytes:
         """See `Reply`: the usage, if it was asked for."""
+        self._expect_next()
         usage = event(self._chunk([], with_usage=True)) if self._tells_usage else b""
         return usage + b"data: [DONE]\n\n"
 
     def fail(self, error: ApiError) -> bytes:
         """See `Reply`."""
         return error_event(error)
+
+    def _expect_next(self) -> None:
+        if len(self._answers) == 1:
+            self._next_turns.expect(self._prompts, self._prompt, self._answers[0])
 
     def _text_event(self, index: int, kind: str, text: str) -> bytes:
         """A chunk with nothing but text, or thoughts, in it."""

@@ -86,6 +86,8 @@ class MessageReply:
         self, server: Server, body: MessagesBody, generation: Generation, prompt: ChatPrompt
     ):
         self._generation = generation
+        self._next_turns, self._prompts = server.next_turns, server.prompts
+        self._prompt = prompt
         choice = body.tool_choice
         one_call = choice is not None and bool(choice.disable_parallel_tool_use)
         parser = AnswerParser(
@@ -107,7 +109,7 @@ class MessageReply:
             for _, piece in pieces:
                 for part in self._answer.take(piece):
                     self._add(part)
-        self._fill()
+        self._finish()
         return JsonResponse(
             {**self._head, "content": self._blocks, **self._ending(), "usage": self._usage()}
         )
@@ -137,7 +139,7 @@ class MessageReply:
 
     def end(self) -> bytes:
         """See `Reply`."""
-        filled = self._fill()
+        filled = self._finish()
         last = self._end_block(len(self._blocks) - 1)
         ending = {"type": "message_delta", "delta": self._ending(), "usage": self._usage()}
         return filled + last + _event(ending) + _event({"type": "message_stop"})
@@ -146,8 +148,9 @@ class MessageReply:
         """See `Reply`."""
         return error_event(error)
 
-    def _fill(self) -> bytes:
-        """An answer that says nothing has an empty text: many clients read the first block."""
+    def _finish(self) -> bytes:
+        """Ends the answer. One that says nothing has an empty text: many clients read a block."""
+        self._next_turns.expect(self._prompts, self._prompt, self._answer)
         if self._blocks:
             return b""
         nothing = Said("")

@@ -82,6 +82,8 @@ class ResponseReply:
     ):
         self._body = body
         self._generation = generation
+        self._next_turns, self._prompts = server.next_turns, server.prompts
+        self._prompt = prompt
         self._model = server.settings.model_name
         self._params = {"temperature": body.temperature, "top_p": body.top_p}
         self._params = {
@@ -92,7 +94,7 @@ class ResponseReply:
             prompt.may_think, prompt.in_thought, body.uses_tools, bool(body.stream)
         )
         self._answer = Answer(parser, body.parallel_tool_calls is False)
-        self._texts = TokenTexts(server.prompts)
+        self._texts = TokenTexts(self._prompts)
         self._logprobs: list[dict[str, Any]] = []  # that were not told yet
         self._items = Items(body.encrypts_thoughts)
         self._id = f"resp_{uuid.uuid4().hex}"
@@ -104,7 +106,7 @@ class ResponseReply:
         async for pieces in self._generation.news():
             for _, piece in pieces:
                 self._take(piece)
-        self._items.finish(self._cut)
+        self._finish()
         return JsonResponse(self._response(self._status))
 
     def begin(self) -> bytes:
@@ -118,7 +120,7 @@ class ResponseReply:
 
     def end(self) -> bytes:
         """See `Reply`."""
-        last = b"".join(map(self._event, self._items.finish(self._cut)))
+        last = b"".join(map(self._event, self._finish()))
         return last + self._about(f"response.{self._status}", self._status)
 
     def _take(self, piece: Piece) -> list[Event]:
@@ -133,6 +135,10 @@ class ResponseReply:
                 logprobs, self._logprobs = self._logprobs, []
             happened += self._items.take(part, logprobs)
         return happened
+
+    def _finish(self) -> list[Event]:
+        self._next_turns.expect(self._prompts, self._prompt, self._answer)
+        return self._items.finish(self._cut)
 
     def fail(self, error: ApiError) -> bytes:
         """See `Reply`."""
