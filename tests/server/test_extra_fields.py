@@ -33,7 +33,7 @@ def test_token_ids_of_a_completion(server: RunningServer, client):
     assert text.startswith(choice.text)
     chunks = chunks_of(server, "/v1/completions", {**TEXT, **more, "logprobs": 0})
     choices = [chunk["choices"][0] for chunk in chunks]
-    assert sum((one["token_ids"] for one in choices), []) == choice.token_ids
+    assert [token for one in choices for token in one["token_ids"]] == choice.token_ids
     assert [one["prompt_token_ids"] for one in choices][:2] == [choice.prompt_token_ids, None]
     (plain,) = client.completions.create(**TEXT).choices
     assert (plain.token_ids, plain.prompt_token_ids, plain.prompt_logprobs) == (None, None, None)

@@ -94,7 +94,10 @@ def test_thoughts_come_back_in_the_field_for_it(client):
     sent = {"type": "reasoning", "id": "rs", "summary": []}
     sent["encrypted_content"] = thought.encrypted_content
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-    for item in (sent, {**sent, "encrypted_content": None, "content": thought.to_dict()["content"]}):
+    for item in (
+        sent,
+        {**sent, "encrypted_content": None, "content": thought.to_dict()["content"]},
+    ):
         messages = ResponsesBody(input=[item, call]).for_template()
         assert messages[0]["reasoning_content"] == thought.content[0].text
     strange = {**sent, "encrypted_content": "of another server"}

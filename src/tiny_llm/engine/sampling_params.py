@@ -20,7 +20,8 @@ class SamplingParams:
     """How one request is sampled. Names, defaults and meaning are vLLM's.
 
     The order: `logit_bias`, the three penalties, `structured_outputs`, `thinking_token_budget`,
-    `temperature`, `min_p`, `top_k`, `top_p`. (The samplers of `make_sampler` filter before the temperature.)
+    `temperature`, `min_p`, `top_k`, `top_p`. (The samplers of `make_sampler` filter before the
+    temperature.)
 
     Args:
         max_tokens: ends the answer after this many tokens, the end token included; None allows as

@@ -51,7 +51,7 @@ class ThinkingBudget:
         self._end = end
 
     def forced_token(self, guesses: Sequence[int]) -> int | None:
-        """The token that must follow the answer and then `guesses`; None if the model may choose."""
+        """The token that must follow the answer and `guesses`; None if the model may choose."""
         new = self._token_ids[self._num_read :]
         self._num_read += len(new)
         self._thoughts = reduce(self._after, new, self._thoughts)

@@ -74,9 +74,7 @@ class Answer:
         return True
 
 
-def text_tokens(
-    piece: Piece, with_end: bool = False
-) -> list[tuple[int, Mapping[int, float]]]:
+def text_tokens(piece: Piece, with_end: bool = False) -> list[tuple[int, Mapping[int, float]]]:
     """A piece's tokens and their log-probabilities.
 
     Args:

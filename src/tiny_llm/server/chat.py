@@ -182,7 +182,7 @@ class ChatReply:
             deltas = [{"content": ""}]
         if not deltas and (has_ended or self._body.return_token_ids):
             deltas = [{}]
-        choices = [self._delta(piece.index, delta) for delta in deltas]
+        choices: list[dict[str, Any]] = [self._delta(piece.index, delta) for delta in deltas]
         if choices and logprobs:
             choices[0]["logprobs"] = self._logprobs_field(logprobs)
         if choices and self._body.return_token_ids:
@@ -218,7 +218,7 @@ class ChatReply:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _chunk(self, choices: list[Any], with_usage: bool = False) -> dict[str, Any]:
-        chunk = {**self._head, "choices": choices}
+        chunk: dict[str, Any] = {**self._head, "choices": choices}
         if with_usage or self._is_continuous:
             chunk["usage"] = usage_of(self._generation, self._answers)
         return chunk

@@ -2,7 +2,6 @@
 
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -153,7 +152,7 @@ class CompletionReply:
         }
         self._prompt_ids = [ids for ids, _ in encoded]
         self._scores_prompt = body.num_scored is not None
-        self._scored: list[Sequence[Any] | None] = [None] * len(encoded)  # by prompt
+        self._scored: list[tuple[Any, ...] | None] = [None] * len(encoded)  # by prompt
         self._waiting: dict[int, list[Piece]] = {}  # for them, by prompt
         self._echoed = [text if body.echo else "" for _, text in encoded for _ in range(n)]
         self._answers = [

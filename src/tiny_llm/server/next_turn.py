@@ -1,9 +1,9 @@
 """The next turn of a conversation, computed before it is asked for.
 
 A thinking model's template leaves out what was thought before. So the next turn's tokens differ
-from those that were computed where the first answer began, and the prefix cache ends there. But they
-are known as soon as an answer is finished, up to the user's next words. While the engine has nothing
-to do, it computes them, and the next answer begins as soon as the new words are read.
+from those that were computed where the first answer began, and the prefix cache ends there. But
+they are known as soon as an answer is finished, up to the user's next words. While the engine has
+nothing to do, it computes them, and the next answer begins as soon as the new words are read.
 """
 
 import asyncio

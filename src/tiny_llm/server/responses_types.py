@@ -31,7 +31,7 @@ TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 class Reasoning(Body):
-    """How much the model thinks. "auto" leaves it to the server whether there is a summary: none."""
+    """How much the model thinks. There are no summaries, which "auto" leaves to the server."""
 
     effort: Effort | None = None
     summary: Literal["auto"] | None = None
@@ -325,9 +325,7 @@ def _texts(content: Any, place: str) -> str:
 
 
 def encrypted(thought: str) -> str:
-    """A thought in the form of `encrypted_content`. Clients send it back, and nobody else reads it;
-    there is no secret in it.
-    """
+    """A thought in the form of `encrypted_content`, which clients send back; it is no secret."""
     return b64encode(thought.encode("utf-8", "replace")).decode()
 
 

@@ -108,9 +108,7 @@ def prompt_logprobs_field(
     ]
 
 
-def _ranked(
-    prompts: Prompts, own: int, likely: Mapping[int, float], top: int
-) -> dict[str, Any]:
+def _ranked(prompts: Prompts, own: int, likely: Mapping[int, float], top: int) -> dict[str, Any]:
     ranked = list(enumerate(likeliest(likely), start=1))
     return {
         str(token): {
