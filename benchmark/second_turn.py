@@ -58,7 +58,7 @@ def two_turns(url: str, name: str, args: argparse.Namespace) -> tuple[float, int
     ask(url, messages, response_format=form, **budget)
     time.sleep(args.pause)
     told = [*messages, {"role": "assistant", "content": json.dumps(said)}, QUESTION]
-    return ask(url, told, max_tokens=2)
+    return ask(url, told, max_tokens=8)
 
 
 def measure(servers: Sequence[ServerProcess], args: argparse.Namespace) -> list[dict[str, Any]]:
