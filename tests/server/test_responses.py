@@ -104,6 +104,18 @@ def test_thoughts_come_back_in_the_field_for_it(client):
     assert "reasoning_content" not in ResponsesBody(input=[strange, call]).for_template()[0]
 
 
+def test_a_text_and_the_calls_after_it_are_one_turn():
+    said = {"role": "assistant", "content": "Let me see."}
+    calls = [
+        {"type": "function_call", "call_id": name, "name": name, "arguments": "{}"} for name in "fg"
+    ]
+    asked = {"role": "user", "content": "Weather?"}
+    messages = ResponsesBody(input=[asked, said, *calls]).for_template()
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    assert messages[1]["content"] == "Let me see."
+    assert [call["function"]["name"] for call in messages[1]["tool_calls"]] == ["f", "g"]
+
+
 def test_a_response_that_says_nothing_has_an_empty_message(client):
     for stream in (False, True):
         response = client.responses.create(**BODY, extra_body={"stop": "The"}, stream=stream)

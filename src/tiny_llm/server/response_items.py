@@ -10,7 +10,7 @@ from copy import deepcopy
 from typing import Any
 
 from .answer_parser import Part, Said, Thought, ToolCall
-from .responses_types import encrypted
+from .response_input import encrypted
 
 Event = dict[str, Any]
 

@@ -1,7 +1,6 @@
 """`POST /v1/responses`: what a client may send. Nothing is stored between two requests."""
 
 import logging
-from base64 import b64decode, b64encode
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -9,8 +8,8 @@ from pydantic import Field
 from ..engine.structured_outputs import StructuredOutputs, ToolCalls
 from .chat_types import Effort
 from .errors import refused
+from .response_input import messages_of
 from .sampling import LARGEST, Body, Count, Form, free_calls, make_form
-from .unsupported import STATELESS
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -27,7 +26,6 @@ Included = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 class Reasoning(Body):
@@ -237,32 +235,7 @@ class ResponsesBody(Body):
         Raises:
             ApiError: an item is not as its type has it, or there is none.
         """
-        messages: list[dict[str, Any]] = []
-        if self.instructions:
-            messages.append({"role": "system", "content": self.instructions})
-        if isinstance(self.input, str):
-            return [*messages, {"role": "user", "content": self.input}]
-        thought = None
-        for number, item in enumerate(self.input):
-            place = f"input[{number}]"
-            if item.get("type") == "reasoning":
-                thought = _texts(item.get("content") or [], f"{place}.content")
-                thought = thought or decrypted(item.get("encrypted_content"))
-                continue
-            message = _message(item, place)
-            if message is None:
-                log.warning("%s of type %.40r is left out", place, item.get("type"))
-                continue
-            if thought and message["role"] == "assistant":
-                message["reasoning_content"] = thought
-            thought = None
-            if "tool_calls" in message and messages and "tool_calls" in messages[-1]:
-                messages[-1]["tool_calls"] += message["tool_calls"]  # calls of one turn
-            else:
-                messages.append(message)
-        if not any(message["role"] != "system" for message in messages):
-            raise refused("input has no message; give at least one.", "input")
-        return messages
+        return messages_of(self.input, self.instructions)
 
 
 def _text_form(wanted: TextFormat) -> StructuredOutputs | None:
@@ -273,65 +246,3 @@ def _text_form(wanted: TextFormat) -> StructuredOutputs | None:
     if wanted.schema_ is None:
         raise refused("text.format.schema is missing.", "text.format")
     return make_form(StructuredOutputs, "text.format", json=wanted.schema_)
-
-
-def _message(item: dict[str, Any], place: str) -> dict[str, Any] | None:
-    """An item as a message; None for an item of an unknown type."""
-    match item.get("type", "message"):
-        case "message":
-            role = item.get("role")
-            if role not in ("user", "assistant", "system", "developer"):
-                raise refused(
-                    f"{place}.role must be user, assistant, system or developer.", f"{place}.role"
-                )
-            content = _texts(item.get("content"), f"{place}.content")
-            return {"role": "system" if role == "developer" else role, "content": content}
-        case "function_call":
-            function = {name: _text(item, name, place) for name in ("name", "arguments")}
-            call = {"id": _text(item, "call_id", place), "type": "function", "function": function}
-            return {"role": "assistant", "content": "", "tool_calls": [call]}
-        case "item_reference":
-            raise refused(f"{place} refers to an item: {STATELESS}.", place)
-        case "function_call_output":
-            output = item.get("output")
-            text = _texts(output, f"{place}.output") if output is not None else ""
-            return {"role": "tool", "content": text}
-    return None
-
-
-def _text(item: dict[str, Any], name: str, place: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise refused(f"{place}.{name} must be a text.", f"{place}.{name}")
-    return value
-
-
-def _texts(content: Any, place: str) -> str:
-    """The text of a content: one text, or a list of parts."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise refused(f"{place} must be a text, or a list of parts.", place)
-    texts = []
-    for number, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind in (*TEXT_PARTS, "reasoning_text") and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        elif kind == "refusal" and isinstance(part.get("refusal"), str):
-            texts.append(part["refusal"])
-        else:
-            raise refused(f"{place}[{number}] is not a text; this model reads texts only.", place)
-    return "\n".join(texts)
-
-
-def encrypted(thought: str) -> str:
-    """A thought in the form of `encrypted_content`, which clients send back; it is no secret."""
-    return b64encode(thought.encode("utf-8", "replace")).decode()
-
-
-def decrypted(content: Any) -> str:
-    """The thought in an `encrypted_content`; empty if it is none of this server's."""
-    try:
-        return b64decode(content, validate=True).decode()
-    except (TypeError, ValueError):
-        return ""
