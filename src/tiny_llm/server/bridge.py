@@ -329,9 +329,11 @@ class Bridge:
         if tokens == 0:
             raise refused("The prompt is empty; give at least one token.")
         if tokens >= context:
-            raise refused(
+            raise ApiError(
+                400,
                 # In the words by which clients of both protocols know that they must shorten it.
                 f"The prompt is too long: {tokens} tokens > {context - 1} maximum; this model's "
                 f"maximum context length is {context} tokens, with at least one for the answer.",
                 code="context_length_exceeded",
+                numbers={"n_prompt_tokens": tokens, "n_ctx": context},  # llama.cpp's names
             )

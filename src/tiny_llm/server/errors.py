@@ -37,6 +37,7 @@ class ApiError(Exception):
         param: the field that it is about.
         code: a short name of it, for programs.
         headers: of the answer.
+        numbers: that the message tells, for programs, by their names.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        numbers: Mapping[str, int] | None = None,
     ):
         super().__init__(message)
         self.status = status
@@ -53,6 +55,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.numbers = dict(numbers or {})
 
     def body(self, path: str, request_id: str | None = None) -> dict[str, Any]:
         """The error as the protocol of a path has it; Anthropic's has the request's id, too."""
@@ -60,7 +63,7 @@ class ApiError(Exception):
         if path.startswith(ANTHROPIC_PATHS):
             told: dict[str, Any] = {"type": anthropic_type, "message": self.message}
             if self.code is not None:
-                told["details"] = {"error_code": self.code}
+                told["details"] = {"error_code": self.code, **self.numbers}
             return {"type": "error", "error": told, "request_id": request_id}
         return {
             "error": {
@@ -68,6 +71,7 @@ class ApiError(Exception):
                 "type": openai_type,
                 "param": self.param,
                 "code": self.code,
+                **self.numbers,
             }
         }
 

@@ -14,11 +14,12 @@ REASONS = {
     "moderation": "nothing is moderated here",
     "prediction": "the server guesses from the prompt if it is started with --speculative ngram",
     "web_search_options": NO_SERVER_TOOLS,
-    # vLLM's, and llama.cpp's
+    # Names of vLLM, llama.cpp and SGLang
     "allowed_token_ids": "use structured_outputs or logit_bias",
     "bad_words": "use logit_bias",
     "chat_template": "the model's own is used",
     "documents": "write them into a message",
+    "ebnf": "use structured_outputs",
     "grammar": "use structured_outputs",
     "guided_choice": OLD_NAME,
     "guided_grammar": OLD_NAME,
@@ -28,6 +29,7 @@ REASONS = {
     "length_penalty": NO_BEAMS,
     "n_predict": "use max_tokens",
     "priority": "requests are served in the order in which they come",
+    "regex": "use structured_outputs",
     "truncate_prompt_tokens": "prompts are not cut",
     "use_beam_search": NO_BEAMS,
     # Responses
