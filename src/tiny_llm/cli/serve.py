@@ -110,6 +110,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--record", type=Path, metavar="FILE", help="write what the engine does; the page plays it"
     )
     parser.add_argument(
+        "--next-turn",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compute a conversation's next turn while there is nothing else to do",
+    )
+    parser.add_argument(
         "--max-queue", type=int, default=256, metavar="N", help="answers that may wait"
     )
     parser.add_argument(
@@ -163,6 +169,7 @@ def _serve(args: argparse.Namespace) -> int:
         watchdog=args.watchdog,
         generation_config=args.generation_config,
         record=args.record,
+        next_turn=args.next_turn,
     )
     texts = folder if has_tokenizer(folder) else demo.TARGET_PATH  # as `load_weights` has it
     # Other ranks look for the model by themselves, on their own machines.

@@ -26,6 +26,7 @@ Read it in this order. The files before `grammar_masks` are plain Python without
     forced_tokens       guesses without a model: what a grammar forces
     repetition          guesses without a model: what followed the same tokens before
     grammar_masks       which tokens grammars allow, for all rows of a step
+    thinking_budget     when the thoughts of an answer must end
     choose_tokens       logits into tokens
     prompt_logprobs     how likely the model finds the prompt itself
     paged_model         tokens of many requests through a model at once

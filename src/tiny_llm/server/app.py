@@ -1,6 +1,7 @@
 """The web application: endpoints, guards, and errors in the form of their protocol."""
 
 import logging
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -23,7 +24,9 @@ def make_app(server: Server) -> FastAPI:
     """The application for a server."""
     app = FastAPI(
         title="tiny-llm",
+        version=version("tiny-llm"),
         description="OpenAI's and Anthropic's protocols in front of the tiny-llm engine.",
+        docs_url=None,  # FastAPI's own pages load their parts from another host
         redoc_url=None,
     )
     app.state.server = server
