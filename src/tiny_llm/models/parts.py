@@ -74,7 +74,7 @@ class RankPart:
         return replace(
             whole,
             num_attention_heads=whole.num_attention_heads // size,
-            num_key_value_heads=max(1, whole.num_key_value_heads // size),
+            num_key_value_heads=len(self.key_value_heads),
             intermediate_size=whole.intermediate_size // size,
             vocab_size=len(self.tokens),
             experts=experts,
@@ -87,16 +87,24 @@ class RankPart:
 
     @property
     def tokens(self) -> range:
-        """The tokens of this rank."""
+        """The tokens of this rank: the next `tokens_per_rank`; the last rank has those that are left."""
+        # [task 5.2.1 tokens]
         first = self.rank * self.tokens_per_rank
         return range(first, min(first + self.tokens_per_rank, self.whole.vocab_size))
+        # [/task 5.2.1 tokens]
 
     @property
     def key_value_heads(self) -> range:
-        """The key/value heads of this rank. Where there are fewer than ranks, some share one."""
+        """The key/value heads of this rank: those of its query heads.
+
+        Of two numbers, heads and ranks, one is a multiple of the other. Where there are fewer heads
+        than ranks, neighbouring ranks share one.
+        """
+        # [task 5.2.1 heads]
         H = self.whole.num_key_value_heads
         first = self.rank * H // self.size
         return range(first, first + max(1, H // self.size))
+        # [/task 5.2.1 heads]
 
     def cut(self, name: str, array: mx.array) -> mx.array:
         """This rank's part of a tensor, in memory of its own once it is evaluated.
@@ -128,38 +136,53 @@ class RankPart:
 
     def _is_added_elsewhere(self, name: str) -> bool:
         """Whether it is the bias of a sum over ranks, which only rank 0 adds."""
+        # [task 5.2.2 bias]
         return self.rank > 0 and name.endswith(tuple(f".{layer}.bias" for layer in BY_COLUMN))
+        # [/task 5.2.2 bias]
+
+    def split(self, layer: str, kind: str) -> tuple[int, int, range] | None:
+        """How a tensor is split.
+
+        Args:
+            layer: its layer's name, such as "q_proj", or "input_layernorm".
+            kind: which of the layer's tensors it is: "weight", "scales", "biases", or "bias".
+
+        Returns:
+            (the axis along which it is split, −1 or −2; into how many equal pieces; which of them
+            are this rank's), or None if every rank has all of it. A bias is a vector: its only axis
+            is −1, and it goes with the rows.
+        """
+        # [task 5.2.2 split]
+        own = range(self.rank, self.rank + 1)
+        rows = -1 if kind == "bias" else -2
+        if layer in BY_ROW:
+            return rows, self.size, own
+        if layer in BY_KEY_VALUE_HEAD:
+            return rows, self.whole.num_key_value_heads, self.key_value_heads
+        if layer in BY_TOKEN:
+            return rows, self.whole.vocab_size, self.tokens
+        if layer in BY_COLUMN and kind != "bias":
+            return -1, self.size, own
+        return None
+        # [/task 5.2.2 split]
 
     def _place(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
         """Where this rank's part lies in a tensor: a slice for each dimension."""
         layer, _, kind = name.rpartition(".")
-        layer = layer.rpartition(".")[2]
-        everything = (slice(None),) * len(shape)
-        if layer in BY_COLUMN and kind != "bias":
-            axis, units, own = -1, self.size, range(self.rank, self.rank + 1)
-        elif layer in BY_ROW | BY_KEY_VALUE_HEAD | BY_TOKEN:
-            axis = -1 if kind == "bias" else -2
-            units, own = self._units(layer)
-        else:
-            return everything
+        found = self.split(layer.rpartition(".")[2], kind)
+        place = [slice(None)] * len(shape)
+        if found is None:
+            return tuple(place)
+        axis, pieces, own = found
         if len(shape) < -axis:
             raise ValueError(f"{name} has {len(shape)} dimensions, which are too few for a matrix")
         length = shape[axis]
-        if length % units != 0:
+        if length % pieces != 0:
             what = "rows" if axis == -2 or kind == "bias" else "groups or words in a row"
             raise ValueError(
                 f"{name} cannot be split among {self.size} ranks: it has {length} {what}, expected "
-                f"a multiple of {units}"
+                f"a multiple of {pieces}"
             )
-        width = length // units
-        place = list(everything)
+        width = length // pieces
         place[axis] = slice(own.start * width, own.stop * width)
         return tuple(place)
-
-    def _units(self, layer: str) -> tuple[int, range]:
-        """Of how many equal pieces a matrix's rows are made, and which are this rank's."""
-        if layer in BY_TOKEN:
-            return self.whole.vocab_size, self.tokens
-        if layer in BY_KEY_VALUE_HEAD:
-            return self.whole.num_key_value_heads, self.key_value_heads
-        return self.size, range(self.rank, self.rank + 1)
