@@ -107,7 +107,7 @@ def test_task_3_each_token_through_its_experts(tokens):
 
 
 def test_task_3_chosen_experts_alone_and_each_once():
-    """Tokens 0 and 2 go through expert 4, tokens 0, 1 and 2 through others; 0 and 3 are not read."""
+    """Two tokens share expert 4, two share expert 2, and no token chose 0 and 3."""
     calls: dict[int, list[int]] = {}
 
     def expert(number: int) -> Any:

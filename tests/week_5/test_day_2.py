@@ -49,7 +49,9 @@ def test_task_1_tokens_of_a_rank(vocab_size, size, expected):
     assert tokens == expected, f"expected {expected}, got {tokens}"
 
 
-@pytest.mark.parametrize("H_q, H, size", [(16, 8, 2), (16, 8, 8), (4, 2, 4), (32, 2, 8), (8, 1, 4)])
+@pytest.mark.parametrize(
+    ("H_q", "H", "size"), [(16, 8, 2), (16, 8, 8), (4, 2, 4), (32, 2, 8), (8, 1, 4)]
+)
 def test_task_1_a_rank_has_the_keys_of_its_query_heads(H_q, H, size):
     for part in parts_of(size, num_attention_heads=H_q, num_key_value_heads=H):
         own = range(part.rank * H_q // size, (part.rank + 1) * H_q // size)
@@ -215,9 +217,10 @@ def test_task_4_every_rank_has_all_logits(ranks, size, num_rows):
 ANSWER = """
 from tiny_llm import LLM, SamplingParams
 params = SamplingParams(temperature=0, max_tokens=8)
+question = [{"role": "user", "content": "What is the capital of Japan?"}]
 for size in (2, 1):
     llm = LLM("demo", kv_cache_bytes=2**24, tensor_parallel_size=size)
-    [output] = llm.generate([[{"role": "user", "content": "What is the capital of Japan?"}]], params)
+    [output] = llm.generate([question], params)
     print(output.text)
 """
 

@@ -87,7 +87,7 @@ class RankPart:
 
     @property
     def tokens(self) -> range:
-        """The tokens of this rank: the next `tokens_per_rank`; the last rank has those that are left."""
+        """The tokens of this rank, `tokens_per_rank` in order; the last rank has what is left."""
         # [task 5.2.1 tokens]
         first = self.rank * self.tokens_per_rank
         return range(first, min(first + self.tokens_per_rank, self.whole.vocab_size))

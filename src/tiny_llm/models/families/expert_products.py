@@ -52,9 +52,10 @@ def runs_of(experts: mx.array) -> list[tuple[int, int, int]]:
     Returns:
         (expert, first, end) of each expert that has products: they are at `first` … `end` − 1.
     """
+    numbers: list[int] = experts.tolist()  # type: ignore[assignment]
     # [task 5.1.2 runs]
     runs, first = [], 0
-    for expert, same in groupby(experts.tolist()):  # type: ignore[arg-type]
+    for expert, same in groupby(numbers):
         end = first + len(list(same))
         runs.append((expert, first, end))
         first = end
