@@ -11,7 +11,12 @@ WRONG = [
         "mx.take_along_axis(mx.softmax(scores, axis=-1, precise=True), experts, axis=-1)",
         "mx.softmax(mx.take_along_axis(scores, experts, axis=-1), axis=-1, precise=True)",
     ),
-    Wrong("5.1.1 choose", "in the dtype of the logits", "logits.astype(mx.float32)", "logits"),
+    Wrong(
+        "5.1.1 choose",
+        "probabilities in the dtype of the logits",
+        "logits.astype(mx.float32)",
+        "logits",
+    ),
     Wrong("5.1.2 sort", "the way there as the way back", "mx.argsort(order)", "order"),
     Wrong("5.1.2 sort", "the last expert first", "mx.argsort(experts)", "mx.argsort(-experts)"),
     Wrong("5.1.2 runs", "the run's number as the expert's", "(expert, first", "(len(runs), first"),
@@ -53,7 +58,10 @@ WRONG = [
         "rows, self.size, own",
     ),
     Wrong(
-        "5.2.2 split", "columns by row", "return -1, self.size, own", "return -2, self.size, own"
+        "5.2.2 split",
+        "columns split as rows are",
+        "return -1, self.size, own",
+        "return -2, self.size, own",
     ),
     Wrong(
         "5.2.2 split",
