@@ -48,12 +48,14 @@ def test_start_course_leaves_other_folders_alone(tmp_path, capsys):
 
 def test_the_learner_s_modules_come_first_and_the_others_are_the_solution_s(tree):
     program = (
-        "import tiny_llm, tiny_llm.basics, tiny_llm.models;"
-        "print(tiny_llm.basics.__file__, tiny_llm.models.__file__, tiny_llm.softmax.__module__)"
+        "import tiny_llm, tiny_llm.basics, tiny_llm.models.costs, tiny_llm.models.families.experts;"
+        "print(tiny_llm.basics.__file__, tiny_llm.models.families.experts.__file__);"
+        "print(tiny_llm.models.costs.__file__, tiny_llm.softmax.__module__)"
     )
-    ours, theirs, module = run("-c", program, tree=tree).stdout.split()
+    ours, deeper, theirs, module = run("-c", program, tree=tree).stdout.split()
     assert Path(ours) == tree / "src" / "tiny_llm" / "basics.py"
-    assert Path(theirs) == ROOT / "src" / "tiny_llm" / "models" / "__init__.py"
+    assert Path(deeper) == tree / "src" / "tiny_llm" / "models" / "families" / "experts.py"
+    assert Path(theirs) == ROOT / "src" / "tiny_llm" / "models" / "costs.py"
     assert module == "tiny_llm.basics"
     assert str(tree) not in run("-c", program).stdout, "without it the solution is found"
 

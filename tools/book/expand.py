@@ -128,7 +128,7 @@ class Expander:
         text = f"```{cut.language}\n{cut.text}\n```\n\n[{label}]({link}){{ .source }}"
         if not folded:
             return text
-        title = f"Our solution: {name.split('.')[-1] or Path(path).name}"
+        title = f"Our solution: {name.removesuffix('.__call__').split('.')[-1] or Path(path).name}"
         body = "\n".join("    " + line if line else line for line in text.splitlines())
         return f'??? success "{title}"\n\n{body}'
 

@@ -63,9 +63,20 @@ def run_interpreted(runner: Runner, folder: Path, wrong: Wrong, *options: str) -
         wrong: a mistake in Python or, without a Mac, in Metal.
         options: for pytest.
     """
+    write_tree_of(folder, *patched(wrong))
+    return run_task(runner, folder, wrong, *options)
+
+
+def write_tree_of(folder: Path, path: Path, text: str) -> None:
+    """Writes a learner's tree with one module; all others are the solution's, as is the extension.
+
+    Args:
+        folder: a new one.
+        path: of the module, below the project's root.
+        text: its contents.
+    """
     names = {"sitecustomize.py", "__init__.py"}
     files = {path: text for path, text in starter_files(folder).items() if path.name in names}
-    path, text = patched(wrong)
     for name, contents in {**files, path: text}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(contents, encoding="utf-8")
@@ -74,7 +85,6 @@ def run_interpreted(runner: Runner, folder: Path, wrong: Wrong, *options: str) -
     shutil.copy(ROOT / "src/extensions/tiny_llm_ext/__init__.py", package)
     for module in (Path(sysconfig.get_path("platlib")) / "tiny_llm_ext").glob("_ext.*"):
         (package / module.name).symlink_to(module)
-    return run_task(runner, folder, wrong, *options)
 
 
 def write_complete_tree(tree: Path) -> None:

@@ -5,6 +5,7 @@ A day is tested if something of it is written, and has changed since the last ti
 
 import argparse
 import sys
+from collections.abc import Sequence, Set
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +15,7 @@ from .choice import add_solution_argument, chosen_tree
 from .outcomes import Outcome, first_line
 from .results import is_done, outcomes_by_task
 from .reveal import tasks_begun
-from .tasks import DAYS, TASKS
+from .tasks import DAYS, TASKS, Day
 from .tree import ROOT
 
 
@@ -37,19 +38,36 @@ def main(argv: list[str] | None = None) -> int:
     days_begun = [day for day in days if any(task.id in begun for task in day.tasks)]
     outcomes = outcomes_by_task(tree, days_begun, console, args.again)
     table = Table("task", "", "what", "next", title="the solution" if tree is None else str(tree))
-    done = 0
+    done: set[str] = set()
     for day in days:
         table.add_section()
+        mark_of_day = "optional: " if day.tasks[0].is_optional else ""
         for task in day.tasks:
             is_begun = task.id in begun
             mark, hint = state(outcomes.get(task.id, [])) if is_begun else (TO_WRITE, "")
-            done += mark == DONE
-            table.add_row(task.id, mark, task.title, hint)
+            if mark == DONE:
+                done.add(task.id)
+            table.add_row(task.id, mark, f"{mark_of_day}{task.title}", hint)
     console.print(table)
-    total = sum(len(day.tasks) for day in days)
-    console.print(f"{done} of {total} tasks done")
+    for line in counts(days, done):
+        console.print(line)
     could_not_run = any(not one.test for found in outcomes.values() for one in found)
     return 1 if could_not_run else 0
+
+
+def counts(days: Sequence[Day], done: Set[str]) -> list[str]:
+    """How many tasks are done: those that the course needs, and on a line of their own the others.
+
+    Args:
+        days: which tasks there are.
+        done: the ids of those that are done.
+    """
+    lines = []
+    for is_optional, what in ((False, "tasks"), (True, "optional tasks")):
+        ids = {task.id for day in days for task in day.tasks if task.is_optional == is_optional}
+        if ids:
+            lines.append(f"{len(ids & done)} of {len(ids)} {what} done")
+    return lines
 
 
 DONE = "[green]done[/]"

@@ -7,6 +7,8 @@ tests of task K are called `test_task_K_…`. A task is written 1.3.2: week, day
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+OPTIONAL_WEEKS = {5}  # its days are not needed for the course to be complete
+
 
 @dataclass(frozen=True)
 class Task:
@@ -27,13 +29,18 @@ class Task:
 
     @property
     def week(self) -> int:
-        """1 to 4."""
+        """1 to 5."""
         return int(self.id.split(".")[0])
 
     @property
     def day(self) -> int:
         """The day it is filed under."""
         return int(self.id.split(".")[1])
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether the course is complete without it."""
+        return self.week in OPTIONAL_WEEKS
 
     @property
     def number(self) -> int:
@@ -49,7 +56,7 @@ class Day:
     tasks go on from the first's.
 
     Attributes:
-        week: 1 to 4.
+        week: 1 to 5.
         day: its number in the week.
         title: the chapter's heading, after its number.
         tasks: in the order of the chapter.
@@ -278,6 +285,28 @@ DAYS = (
         (
             Task("4.4.1", "panels of float32"),
             Task("4.4.2", "panels of bfloat16 pairs"),
+        ),
+    ),
+    Day(
+        5,
+        1,
+        "a mixture of experts",
+        (
+            Task("5.1.1", "the router's choice"),
+            Task("5.1.2", "products sorted by expert"),
+            Task("5.1.3", "each chosen expert once", needs=("5.1.2",)),
+            Task("5.1.4", "the weighted sum"),
+        ),
+    ),
+    Day(
+        5,
+        2,
+        "one model on two processes",
+        (
+            Task("5.2.1", "tokens and heads of a rank"),
+            Task("5.2.2", "rows and columns of a rank"),
+            Task("5.2.3", "sums over the ranks"),
+            Task("5.2.4", "the split vocabulary"),
         ),
     ),
 )

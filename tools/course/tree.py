@@ -87,7 +87,8 @@ def starter_files(folder: Path) -> dict[Path, str]:
         if find_blocks(text, path.relative_to(ROOT)):
             relative = path.relative_to(ROOT)
             files[relative] = starter_text(text, relative)
-    for package in {path.parent for path in files if PACKAGE in path.parents}:
+    folders = {folder for path in files for folder in path.parents}
+    for package in sorted(folder for folder in folders if PACKAGE in (folder, *folder.parents)):
         init = package / "__init__.py"
         files[init] = _template("package_init.py", os.path.relpath(ROOT / init, folder / package))
     for path in sorted((ROOT / EXTENSION).rglob("*")):

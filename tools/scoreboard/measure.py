@@ -3,7 +3,7 @@
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,12 @@ def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
     return {task: outcomes for task, outcomes in found.items() if task in begun}
 
 
+def weeks_shown(outcomes: Iterable[str]) -> list[int]:
+    """The weeks of the course, and an optional one if one of these tasks is of it."""
+    begun = {TASKS[task].week for task in outcomes}
+    return sorted({task.week for task in TASKS.values() if not task.is_optional} | begun)
+
+
 def count_tasks(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int]]:
     """Tasks that are done, and all tasks, by week."""
     return {
@@ -53,13 +59,13 @@ def count_tasks(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int
             sum(is_done(outcomes.get(task.id, [])) for task in TASKS.values() if task.week == week),
             sum(task.week == week for task in TASKS.values()),
         ]
-        for week in sorted({task.week for task in TASKS.values()})
+        for week in weeks_shown(outcomes)
     }
 
 
 def count_tests(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int]]:
     """Tests that passed, and tests of begun tasks that could be run, by week."""
-    counts = {str(week): [0, 0] for week in sorted({task.week for task in TASKS.values()})}
+    counts = {str(week): [0, 0] for week in weeks_shown(outcomes)}
     for task, found in outcomes.items():
         for outcome in found:
             if outcome.passed is not None:

@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Sequence
 
-from .score import METRICS, Row, Score, all_rows, log_share, shown_speed
+from .score import METRICS, Row, Score, all_rows, log_share, shown_speed, shown_week
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2430; --soft: #5b6675; --paper: #fff; --bar: #9db3cf;
@@ -46,7 +46,7 @@ def page_of(score: Score, history: Sequence[Score]) -> str:
     notes = [f"{row.name}: {note}" for row in (score.yours, *score.others) for note in row.notes]
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in [*notes, *score.remarks])
     weeks = "".join(
-        f"<tr><td>{week}</td><td>{done} of {total}</td>"
+        f"<tr><td>{shown_week(week)}</td><td>{done} of {total}</td>"
         f"<td>{score.tests[week][0]} of {score.tests[week][1]}</td></tr>"
         for week, (done, total) in score.tasks.items()
     )

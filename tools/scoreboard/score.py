@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmark.metrics import Metric
+from tools.course.tasks import OPTIONAL_WEEKS
 
 METRICS = (
     Metric("prefill", "prefill 128", "prefill", 128),
@@ -101,6 +102,11 @@ def log_share(speed: float, speeds: Sequence[float]) -> float:
     """How long a bar is, up to 1 for the fastest: by the logarithm, so that factors are seen."""
     lowest = min(speeds) / 10  # the slowest has a bar, too
     return math.log(speed / lowest) / math.log(max(speeds) / lowest)
+
+
+def shown_week(week: str) -> str:
+    """A week's number, and that it is optional if it is."""
+    return f"{week} (optional)" if int(week) in OPTIONAL_WEEKS else week
 
 
 def shown_speed(speed: float) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from .score import METRICS, Score, all_rows, log_share, shown_speed
+from .score import METRICS, Score, all_rows, log_share, shown_speed, shown_week
 
 BAR = 10  # characters of the longest
 
@@ -20,7 +20,8 @@ def print_score(score: Score, history: Sequence[Score], console: Console) -> Non
     """
     for week, (done, total) in score.tasks.items():
         passed, run = score.tests[week]
-        console.print(f"week {week}: {done} of {total} tasks done, {passed} of {run} tests pass")
+        name = shown_week(week)
+        console.print(f"week {name}: {done} of {total} tasks done, {passed} of {run} tests pass")
     rows = all_rows(score, history)
     table = Table(title=f"{score.model} on {score.machine}")
     table.add_column("tokens per second", no_wrap=True)

@@ -100,7 +100,6 @@ class LayerWriter:
         self._keys, self._values = index, index + 1
         self._places = places
 
-    # [solution only]
     @property
     def places(self) -> Places:
         """Where the new tokens go."""
@@ -115,7 +114,6 @@ class LayerWriter:
     def buffers(self, pair: Sequence[mx.array]) -> None:
         self._buffers[self._keys], self._buffers[self._values] = pair
 
-    # [/solution only]
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """See `TinyKvCache`: for buffers B×H×C×D."""
         buffers, keys, values, slots = self._buffers, self._keys, self._values, self._places.slots

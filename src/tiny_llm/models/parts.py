@@ -84,7 +84,7 @@ class RankPart:
         return replace(
             whole,
             num_attention_heads=whole.num_attention_heads // size,
-            num_key_value_heads=max(1, whole.num_key_value_heads // size),
+            num_key_value_heads=len(self.key_value_heads),
             intermediate_size=self._width(whole.intermediate_size),
             vocab_size=len(self.tokens),
             experts=experts,
@@ -97,16 +97,24 @@ class RankPart:
 
     @property
     def tokens(self) -> range:
-        """The tokens of this rank."""
+        """The tokens of this rank, `tokens_per_rank` in order; the last rank has what is left."""
+        # [task 5.2.1 tokens]
         first = self.rank * self.tokens_per_rank
         return range(first, min(first + self.tokens_per_rank, self.whole.vocab_size))
+        # [/task 5.2.1 tokens]
 
     @property
     def key_value_heads(self) -> range:
-        """The key/value heads of this rank. Where there are fewer than ranks, some share one."""
+        """The key/value heads of this rank: those of its query heads.
+
+        Of two numbers, heads and ranks, one is a multiple of the other. Where there are fewer heads
+        than ranks, neighbouring ranks share one.
+        """
+        # [task 5.2.1 heads]
         H = self.whole.num_key_value_heads
         first = self.rank * H // self.size
         return range(first, first + max(1, H // self.size))
+        # [/task 5.2.1 heads]
 
     def cut(self, name: str, array: mx.array) -> mx.array:
         """This rank's part of a tensor, in memory of its own once it is evaluated.
@@ -138,49 +146,73 @@ class RankPart:
 
     def _is_added_elsewhere(self, name: str) -> bool:
         """Whether it is the bias of a sum over ranks, which only rank 0 adds."""
+        # [task 5.2.2 bias]
         return self.rank > 0 and name.endswith(tuple(f".{layer}.bias" for layer in BY_COLUMN))
+        # [/task 5.2.2 bias]
+
+    def split(self, layer: str, kind: str) -> tuple[int, int, range] | None:
+        """How a tensor is split.
+
+        Args:
+            layer: its layer's name, such as "q_proj", or "input_layernorm".
+            kind: which of the layer's tensors it is: "weight", "scales", "biases", or "bias".
+
+        Returns:
+            (the axis along which it is split, −1 or −2; into how many equal pieces; which of them
+            are this rank's), or None if every rank has all of it. A bias is a vector: its only axis
+            is −1, and it goes with the rows. An MLP's pieces are then taken by whole groups of
+            quantized weights (`_features`), which changes nothing where ranks divide the groups.
+        """
+        # [task 5.2.2 split]
+        own = range(self.rank, self.rank + 1)
+        rows = -1 if kind == "bias" else -2
+        if layer in BY_ROW:
+            return rows, self.size, own
+        if layer in BY_KEY_VALUE_HEAD:
+            return rows, self.whole.num_key_value_heads, self.key_value_heads
+        if layer in BY_TOKEN:
+            return rows, self.whole.vocab_size, self.tokens
+        if layer in BY_COLUMN and kind != "bias":
+            return -1, self.size, own
+        return None
+        # [/task 5.2.2 split]
 
     def _place(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
         """Where this rank's part lies in a tensor: a slice for each dimension."""
         layer, _, kind = name.rpartition(".")
         layer = layer.rpartition(".")[2]
-        everything = (slice(None),) * len(shape)
-        if layer in BY_COLUMN and kind != "bias":
-            axis = -1
-        elif layer in BY_ROW | BY_KEY_VALUE_HEAD | BY_TOKEN:
-            axis = -1 if kind == "bias" else -2
-        else:
-            return everything
-        units, own = self._units(name, layer)
+        found = self.split(layer, kind)
+        place = [slice(None)] * len(shape)
+        if found is None:
+            return tuple(place)
+        axis, pieces, own = found
+        if layer in OF_MLP:
+            pieces, own = self._features(self._width_of_mlp(name))
         if len(shape) < -axis:
             raise ValueError(f"{name} has {len(shape)} dimensions, which are too few for a matrix")
         length = shape[axis]
-        if length % units != 0:
+        if length % pieces != 0:
             what = "rows" if axis == -2 or kind == "bias" else "groups or words in a row"
             raise ValueError(
                 f"{name} cannot be split among {self.size} ranks: it has {length} {what}, expected "
-                f"a multiple of {units}"
+                f"a multiple of {pieces}"
             )
-        width = length // units
-        place = list(everything)
+        width = length // pieces
         place[axis] = slice(own.start * width, own.stop * width)
         return tuple(place)
 
-    def _units(self, name: str, layer: str) -> tuple[int, range]:
-        """Of how many equal pieces what is split of a tensor is made, and which are this rank's."""
-        if layer in OF_MLP:
-            experts = self.whole.experts
-            if experts is not None and (".switch_mlp." in name or ".experts." in name):
-                return self._features(experts.intermediate_size)
-            return self._features(self.whole.intermediate_size)
-        if layer in BY_TOKEN:
-            return self.whole.vocab_size, self.tokens
-        if layer in BY_KEY_VALUE_HEAD:
-            return self.whole.num_key_value_heads, self.key_value_heads
-        return self.size, range(self.rank, self.rank + 1)
+    def _width_of_mlp(self, name: str) -> int:
+        """I of the MLP that a tensor belongs to: an expert's, or a layer's."""
+        experts = self.whole.experts
+        if experts is not None and (".switch_mlp." in name or ".experts." in name):
+            return experts.intermediate_size
+        return self.whole.intermediate_size
 
     def _features(self, width: int) -> tuple[int, range]:
-        """Of how many pieces an MLP of so many features is made, and which are this rank's."""
+        """Of how many pieces an MLP of so many features is made, and which are this rank's.
+
+        The pieces are whole groups of quantized weights, where there are enough of them.
+        """
         fitting = [width // group for group in GROUPS if width % group == 0]
         pieces = next((number for number in fitting if number >= self.size), self.size)
         first, last = (rank * pieces // self.size for rank in (self.rank, self.rank + 1))

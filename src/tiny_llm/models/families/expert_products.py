@@ -8,8 +8,8 @@ Each is a function of tokens N..×E and of their experts N..×K, and returns N..
 token's experts makes of it.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, ClassVar
 
 import mlx.core as mx
@@ -25,6 +25,42 @@ PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 # From so many products on, a GPU's are sorted by expert: neighbours then read the same weights.
 SORTED_FROM = 64
+
+
+def sort_by_expert(experts: mx.array) -> tuple[mx.array, mx.array]:
+    """An order of products in which those of one expert are neighbours, and the way back.
+
+    Args:
+        experts: P; the expert of each of P products.
+
+    Returns:
+        (order, places), P numbers each. `experts[order]` is sorted, and products of one expert stay
+        in their order. `places` undoes it: `experts[order][places]` is `experts`.
+    """
+    # [task 5.1.2 sort]
+    order = mx.argsort(experts)  # stable on a CPU
+    return order, mx.argsort(order)
+    # [/task 5.1.2 sort]
+
+
+def runs_of(experts: mx.array) -> list[tuple[int, int, int]]:
+    """Where each expert's products are, once they are sorted. Waits for the numbers.
+
+    Args:
+        experts: P; sorted.
+
+    Returns:
+        (expert, first, end) of each expert that has products: they are at `first` … `end` − 1.
+    """
+    numbers: list[int] = experts.tolist()  # type: ignore[assignment]
+    # [task 5.1.2 runs]
+    runs, first = [], 0
+    for expert, same in groupby(numbers):
+        end = first + len(list(same))
+        runs.append((expert, first, end))
+        first = end
+    return runs
+    # [/task 5.1.2 runs]
 
 
 @dataclass(frozen=True)
@@ -76,16 +112,18 @@ class SeparateMlps:
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         """N..×E and N..×K -> N..×K×E."""
         K, E = experts.shape[-1], x.shape[-1]
-        tokens = x.reshape(-1, E)  # T×E
-        outputs, order = [], []
-        for expert, products in _by_expert(experts):
-            own = mx.array([product // K for product in products])
-            outputs.append(self.experts[expert](tokens[own]))
-            order += products
-        if not order:
+        if experts.size == 0:
             return mx.zeros((*experts.shape, E), x.dtype)
-        place = sorted(range(len(order)), key=order.__getitem__)  # of each product in the outputs
-        return mx.concatenate(outputs)[mx.array(place)].reshape(*experts.shape, E)
+        # [task 5.1.3 separate]
+        of_products = experts.flatten()  # T·K
+        order, places = sort_by_expert(of_products)
+        rows = x.reshape(-1, E)[order // K]  # T·K×E: product p has token p // K
+        outputs = [
+            self.experts[expert](rows[first:end])
+            for expert, first, end in runs_of(of_products[order])
+        ]
+        return mx.concatenate(outputs)[places].reshape(*experts.shape, E)
+        # [/task 5.1.3 separate]
 
 
 class GatheredMlps:
@@ -105,13 +143,15 @@ class GatheredMlps:
         """N..×E and N..×K -> N..×K×E."""
         K, E = experts.shape[-1], x.shape[-1]
         products = experts.flatten()  # T·K
+        order = places = mx.arange(products.size)
         is_sorted = products.size >= SORTED_FROM
-        order = mx.argsort(products) if is_sorted else mx.arange(products.size)
+        if is_sorted:
+            order, places = sort_by_expert(products)
         rows = x.reshape(-1, E)[order // K][:, None]  # T·K×1×E
         chosen = products[order]
         gate, up = (_gathered(rows, layer, chosen, is_sorted) for layer in self.layers[:2])
         out = _gathered(kernels.swiglu(gate, up), self.layers[2], chosen, is_sorted)
-        return out[mx.argsort(order), 0].reshape(*experts.shape, E)
+        return out[places, 0].reshape(*experts.shape, E)
 
 
 ExpertProducts = GroupedMlps | SeparateMlps | GatheredMlps
@@ -126,11 +166,13 @@ def products_from(stacked: Any, dtype: mx.Dtype) -> ExpertProducts:
     """
     if not kernels.computes_on_cpu():
         return GatheredMlps(stacked)
+    # [solution only]
     weights = [weight_from(stacked[name], dtype) for name in PROJECTIONS]
     quantized = [weight for weight in weights if isinstance(weight, QuantizedWeights)]
-    if len(quantized) < len(weights):
-        return SeparateMlps(stacked, dtype)
-    return GroupedMlps(*quantized)
+    if len(quantized) == len(weights):
+        return GroupedMlps(*quantized)
+    # [/solution only]
+    return SeparateMlps(stacked, dtype)
 
 
 def _grouped(x: mx.array, w: QuantizedWeights, experts: mx.array) -> mx.array:
@@ -138,15 +180,6 @@ def _grouped(x: mx.array, w: QuantizedWeights, experts: mx.array) -> mx.array:
     return kernels.grouped_quantized_matmul(
         w.scales, w.biases, w.group_size, w.bits, x, w.weight, experts
     )
-
-
-def _by_expert(experts: mx.array) -> Iterator[tuple[int, list[int]]]:
-    """Each chosen expert in turn, and which of the products, numbered from 0, are its."""
-    of_product: list[int] = experts.flatten().tolist()  # type: ignore[assignment]
-    products: dict[int, list[int]] = {}
-    for product, expert in enumerate(of_product):
-        products.setdefault(expert, []).append(product)
-    yield from sorted(products.items())
 
 
 def _gathered(x: mx.array, layer: Any, experts: mx.array, is_sorted: bool) -> mx.array:

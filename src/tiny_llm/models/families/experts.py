@@ -3,7 +3,8 @@
     probabilities = softmax(router · x), in float32
     y = Σ probability · expert(x), over the top k experts
 
-`expert_products.py` has the products. Probabilities and their sum are one node of the graph each.
+`expert_products.py` has the products. The choice and the sum are defined here, in MLX's operations.
+A GPU runs them so; on a CPU each of the two is one operation of the extension.
 
 Source: Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
 Layer" (2017).
@@ -19,6 +20,44 @@ from ...kernels.interleaved import PARTS
 from .config import Experts
 from .expert_products import PROJECTIONS, products_from
 from .linear import linear_from
+
+
+def choose_experts(logits: mx.array, k: int, normalized: bool) -> tuple[mx.array, mx.array]:
+    """The router's choice: which experts each token goes through, and with what shares.
+
+    Args:
+        logits: N..×X, of X experts, in any dtype; they are compared in float32.
+        k: how many experts a token goes through, 1 to X.
+        normalized: whether the k shares are divided by their sum, so that they add up to 1.
+
+    Returns:
+        (the numbers of the k likeliest experts, likeliest first, N..×k uint32; the softmax of each
+        over all X experts, normalized if asked for, N..×k float32).
+    """
+    # [task 5.1.1 choose]
+    scores = logits.astype(mx.float32)
+    experts = mx.argsort(-scores, axis=-1)[..., :k]
+    shares = mx.take_along_axis(mx.softmax(scores, axis=-1, precise=True), experts, axis=-1)
+    if normalized:
+        shares = shares / mx.sum(shares, axis=-1, keepdims=True)
+    return experts, shares
+    # [/task 5.1.1 choose]
+
+
+def add_up(outputs: mx.array, shares: mx.array) -> mx.array:
+    """What a token's experts say together: Σ_k shares[…, k] · outputs[…, k, :].
+
+    Args:
+        outputs: N..×K×E, in any dtype; they are multiplied and added in float32.
+        shares: N..×K float32.
+
+    Returns:
+        N..×E in the dtype of `outputs`, rounded once.
+    """
+    # [task 5.1.4 add-up]
+    parts = outputs.astype(mx.float32) * shares[..., None]  # N..×K×E
+    return mx.sum(parts, axis=-2).astype(outputs.dtype)
+    # [/task 5.1.4 add-up]
 
 
 class ExpertMlps:
@@ -39,7 +78,12 @@ class ExpertMlps:
     def __call__(self, x: mx.array) -> mx.array:
         """N..×E -> N..×E."""
         experts, shares = self.choose(x)
-        return kernels.weighted_sum(self.products(x, experts), shares)
+        outputs = self.products(x, experts)
+        # [solution only]
+        if kernels.computes_on_cpu():
+            return kernels.weighted_sum(outputs, shares)
+        # [/solution only]
+        return add_up(outputs, shares)
 
     def choose(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """Which experts each token goes through, likeliest first, and with what share.
@@ -50,7 +94,12 @@ class ExpertMlps:
         Returns:
             (N..×K uint32, N..×K float32).
         """
-        return kernels.topk_softmax(self.router(x), self.config.top_k, self.config.normalized)
+        logits, config = self.router(x), self.config  # N..×X
+        # [solution only]
+        if kernels.computes_on_cpu():
+            return kernels.topk_softmax(logits, config.top_k, config.normalized)
+        # [/solution only]
+        return choose_experts(logits, config.top_k, config.normalized)
 
     @property
     def nbytes(self) -> int:

@@ -40,21 +40,29 @@ class SplitBlock:
     def __call__(
         self, x: mx.array, update: mx.array | None, rotation: Rotation, writer: LayerWriter
     ) -> tuple[mx.array, mx.array]:
-        """As `Block`, with the updates that all ranks together have."""
+        """As `Block`, with the updates that all ranks together have.
+
+        A half of the block gives (x, part): x is the same on all ranks, and the update is the sum
+        of all ranks' parts. `feed` takes x and attention's update.
+        """
         places = writer.places.arrays
         attend, feed = self._halves_for(len(places))
         last = [] if update is None else [update]
         x, part, *writer.buffers = attend(x, *rotation, *places, *writer.buffers, *last)
+        # [task 5.2.3 two-sums]
         x, part = feed(x, sum_over_ranks(part, self._group))
         return x, sum_over_ranks(part, self._group)
+        # [/task 5.2.3 two-sums]
 
     def _halves_for(self, num_places: int) -> tuple[Half, Half]:
         """Both halves as functions of arrays, for plans of one kind."""
         if num_places not in self._halves:
             halves: tuple[Half, Half] = partial(self._attend, num_places), self.block.feed
+            # [solution only]
             if self._record:
                 at_once = num_places < NUM_RAGGED_PLACES  # as `PlacedLayers` does
                 halves = Recorded(halves[0], at_once), Recorded(halves[1], at_once)
+            # [/solution only]
             self._halves[num_places] = halves
         return self._halves[num_places]
 

@@ -21,15 +21,21 @@ PIECE_BYTES = 2**18  # of a rank, in one message
 
 
 def sum_over_ranks(x: mx.array, group: Group) -> mx.array:
-    """The sum of all ranks' arrays of this shape, with the same bits on each rank."""
+    """The sum of all ranks' arrays of this shape, with the same bits on each rank.
+
+    Two parts have one sum, which MLX computes. More are gathered, and added in float32 in the order
+    of the ranks' numbers; the sum is rounded to the dtype of `x` once.
+    """
+    # [task 5.2.3 sum]
     if group.size() <= 2:
         sums = _in_pieces(x, lambda piece: mx.distributed.all_sum(piece, group=group))
         return sums.reshape(x.shape)
-    parts = gather_from_ranks(x, group)
+    parts = gather_from_ranks(x, group)  # N×…
     total = parts[0].astype(mx.float32)
     for rank in range(1, group.size()):
         total = total + parts[rank]
     return total.astype(x.dtype)
+    # [/task 5.2.3 sum]
 
 
 def gather_from_ranks(x: mx.array, group: Group) -> mx.array:
@@ -71,11 +77,13 @@ class SplitTable:
 
     def __call__(self, ids: mx.array) -> mx.array:
         """Looks tokens up: ids N.. -> N..×E."""
+        # [task 5.2.4 table]
         own = ids.astype(mx.int32) - self._tokens.start
         is_own = (own >= 0) & (own < len(self._tokens))
         rows = self._table(mx.where(is_own, own, 0))
         zero = mx.zeros((), rows.dtype)
         return sum_over_ranks(mx.where(is_own[..., None], rows, zero), self._group)
+        # [/task 5.2.4 table]
 
 
 class SplitHead:
@@ -104,7 +112,9 @@ class SplitHead:
         """R×E -> R×V. Nothing is exchanged for no rows."""
         if x.shape[0] == 0:
             return mx.zeros((0, self._vocab_size), x.dtype)
+        # [task 5.2.4 head]
         own = self._head(x)  # R×v
         own = mx.pad(own, [(0, 0), (0, self._width - own.shape[1])])
         parts = gather_from_ranks(own, self._group)  # N×R×width
         return parts.swapaxes(0, 1).reshape(x.shape[0], -1)[:, : self._vocab_size]
+        # [/task 5.2.4 head]

@@ -1,0 +1,94 @@
+"""The optional days: counted apart, and their commands run the learner's code."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.course import mixture
+from tools.course.mistakes import write_tree_of
+from tools.course.progress import counts
+from tools.course.starter import starter_text
+from tools.course.tasks import DAYS, day_of
+from tools.course.tree import PACKAGE, ROOT, environment
+from tools.scoreboard.measure import weeks_shown
+from tools.scoreboard.score import shown_week
+
+QUESTION = ("--prompt", "What is the capital of France?", "--max-tokens", "12")
+
+
+def test_optional_tasks_are_counted_apart():
+    required = sum(len(day.tasks) for day in DAYS if not day.tasks[0].is_optional)
+    optional = sum(len(day.tasks) for day in DAYS if day.tasks[0].is_optional)
+    assert counts(DAYS, {"1.1.1", "5.1.1", "5.2.4"}) == [
+        f"1 of {required} tasks done",
+        f"2 of {optional} optional tasks done",
+    ]
+    assert counts([day_of(1, 2)], set()) == ["0 of 2 tasks done"]
+    assert counts([day_of(5, 1)], {"5.1.2"}) == ["1 of 4 optional tasks done"]
+
+
+def test_the_scoreboard_shows_an_optional_week_once_it_is_begun():
+    assert weeks_shown(["1.1.1"]) == [1, 2, 3, 4]
+    assert weeks_shown(["1.1.1", "5.2.1"]) == [1, 2, 3, 4, 5]
+    assert [shown_week(week) for week in ("4", "5")] == ["4", "5 (optional)"]
+
+
+def main(tree: Path | None, *flags: str) -> subprocess.CompletedProcess[str]:
+    solution = "ref" if tree is None else "mine"
+    command = [sys.executable, "-m", "tiny_llm.cli.main", "--solution", solution]
+    return subprocess.run(
+        [*command, "--loader", "engine", *QUESTION, *flags],
+        env={**os.environ, **environment(tree)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The demo as a mixture."""
+    path = tmp_path_factory.mktemp("mixture") / "mixture"
+    assert mixture.main([str(path)]) == 0
+    return str(path)
+
+
+def test_the_mixture_answers_as_the_demo_does(folder):
+    for model in (folder, "demo"):
+        done = main(None, "--model", model)
+        assert done.stdout.startswith("The capital of France is Paris."), done.stderr
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(SystemExit):
+        mixture.main([str(tmp_path)])
+    assert "is there already, and no checkpoint" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "flags", "day"),
+    [
+        ("models/families/experts.py", ("--model", "MIXTURE"), 1),
+        ("models/families/expert_products.py", ("--model", "MIXTURE"), 1),
+        ("models/parts.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
+        ("models/parallel/layers.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
+        ("models/parallel/block.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
+    ],
+)
+def test_the_closing_commands_run_the_learner_s_code(tmp_path, folder, module, flags, day):
+    """In a tree where one module is the starter's, they fail with that module's task."""
+    path = PACKAGE / module
+    text = starter_text((ROOT / path).read_text(encoding="utf-8"), path)
+    write_tree_of(tmp_path / "mine", path, text)
+    given = [folder if flag == "MIXTURE" else flag for flag in flags]
+    done = main(tmp_path / "mine", *given)
+    assert done.returncode != 0, done.stdout
+    assert f"week 5, day {day}, task" in done.stderr, done.stderr
+    assert "is yours to write" in done.stderr

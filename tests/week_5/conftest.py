@@ -1,0 +1,14 @@
+"""Fixtures of the optional days."""
+
+import mlx.core as mx
+import pytest
+
+from tests.week_5.ranks import Ranks, all_gather, all_sum
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> type[Ranks]:
+    """Makes `Ranks`, whose groups MLX's collectives take in this test."""
+    monkeypatch.setattr(mx.distributed, "all_sum", all_sum)
+    monkeypatch.setattr(mx.distributed, "all_gather", all_gather)
+    return Ranks
