@@ -280,6 +280,16 @@ DAYS = (
             Task("4.4.2", "panels of bfloat16 pairs"),
         ),
     ),
+    Day(
+        4,
+        6,
+        "flash attention in vectors, split keys",
+        (
+            Task("4.6.1", "scores in vectors"),
+            Task("4.6.2", "the online softmax in vectors"),
+            Task("4.6.3", "split keys"),
+        ),
+    ),
 )
 
 TASKS = {task.id: task for day in DAYS for task in day.tasks}

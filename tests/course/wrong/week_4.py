@@ -121,4 +121,46 @@ WRONG = [
         "a + row * job.I + i",
         "a + i",
     ),
+    Wrong(
+        "4.6.1 scores",
+        "the first key of eight for all",
+        "load(keys, place[k] + d, format)",
+        "load(keys, place[0] + d, format)",
+    ),
+    Wrong(
+        "4.6.1 scores",
+        "numbers beyond the last whole vector are left out",
+        "if (whole < D) {",
+        "if (whole < 0) {",
+    ),
+    Wrong(
+        "4.6.2 exp",
+        "rounded down, so that f reaches 1",
+        "const Floats shifted = clamped + magic;",
+        "const Floats shifted = clamped - 0.5f + magic;",
+    ),
+    Wrong(
+        "4.6.2 softmax",
+        "the sum keeps its old unit",
+        "state.sum *= factor;",
+        "",
+    ),
+    Wrong(
+        "4.6.2 values",
+        "the first columns' values for all",
+        "tile.values[s] + d + v * LANES",
+        "tile.values[s] + d",
+    ),
+    Wrong(
+        "4.6.3 merge",
+        "parts are added in different units",
+        "equal ? 1 : std::exp2(part.largest - all.largest)",
+        "part.sum > 0 || equal",
+    ),
+    Wrong(
+        "4.6.3 split",
+        "as many parts as threads",
+        "size = ATTENTION_PART;",
+        "size = (keys_of(blocks[0]) + num_threads() - 1) / num_threads();",
+    ),
 ]
