@@ -259,6 +259,7 @@ DAYS = (
         (
             Task("4.2.1", "the factored product"),
             Task("4.2.2", "the product in vectors"),
+            Task("4.2.3", "optional: a matrix and a few rows in Metal", metal=True),
         ),
     ),
     Day(

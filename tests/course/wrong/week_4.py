@@ -73,6 +73,30 @@ WRONG = [
         "return sum(total) + biased;",
         "return sum(total) + biased / groups;",
     ),
+    Wrong(
+        "4.2.3 activations",
+        "the group's sum of numbers that are divided already",
+        "sum += value;",
+        "sum += BITS == 4 ? value / float(1 << (i * 4)) : value;",
+    ),
+    Wrong(
+        "4.2.3 weights",
+        "shifted to the right, as if no activation were divided",
+        "packed[i / 4] & (15u << (i % 4 * 4))",
+        "packed[i / 4] >> (i % 4 * 4) & 15u",
+    ),
+    Wrong(
+        "4.2.3 outputs",
+        "the sum of one lane for that of all",
+        "simd_sum(total[o][r])",
+        "total[o][r]",
+    ),
+    Wrong(
+        "4.2.3 outputs",
+        "the weights of the first output for all four",
+        "load_weights<BITS>(weights + output[o] * row_bytes, q);",
+        "load_weights<BITS>(weights, q);",
+    ),
     Wrong("4.3.1 interleave", "rows stay rows", ".swapaxes(1, 2)", ""),
     Wrong(
         "4.3.1 interleave",
