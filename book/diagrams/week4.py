@@ -115,5 +115,6 @@ def key_parts() -> str:
     d.text(30, 233, "one thread", "small")
     d.box(110, 222, 14, 14, "b")
     d.text(130, 233, "another; another day it may be the first", "small")
-    d.text(10, 256, "Which thread takes a part changes neither the part nor the order.", "small soft")
+    told = "Which thread takes a part changes neither the part nor the order."
+    d.text(10, 256, told, "small soft")
     return d.svg()

@@ -87,9 +87,7 @@ def kernels_of_week_4(
     return product_kernel(outcomes), attention_kernel(outcomes)
 
 
-def _best_done(
-    kernels: Mapping[str, str], outcomes: Mapping[str, Sequence[Outcome]]
-) -> str | None:
+def _best_done(kernels: Mapping[str, str], outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
     done = (kernel for task, kernel in kernels.items() if is_done(outcomes.get(task, [])))
     return next(done, None)
 

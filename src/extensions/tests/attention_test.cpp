@@ -110,8 +110,8 @@ void check_part(const Problem& problem, AttentionPart kernel) {
             const double weight = std::exp(problem.score(row, s));
             sum += weight;
             for (int64_t d = 0; d < problem.D; d++) {
-                out[d] += weight * load_element(problem.values.data(), s * problem.D + d,
-                                                problem.format);
+                out[d] +=
+                    weight * load_element(problem.values.data(), s * problem.D + d, problem.format);
             }
         }
         for (int64_t d = 0; d < problem.D && sum > 0; d++) {

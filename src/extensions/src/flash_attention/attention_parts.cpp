@@ -1,8 +1,8 @@
 // Week 4's attention, third step: several threads take parts of one sequence's keys.
 //
-// A part is ATTENTION_PART keys, from a multiple of it on. Each is attended to by itself, and leaves
-// a RowState for each row; these are merged in the order of the parts. Neither the parts nor the
-// merge know how many threads there are, so neither do the bits of a result.
+// A part is ATTENTION_PART keys, from a multiple of it on. Each is attended to by itself, and
+// leaves a RowState for each row; these are merged in the order of the parts. Neither the parts nor
+// the merge know how many threads there are, so neither do the bits of a result.
 #include "src/flash_attention/attention_parts.h"
 
 #include <algorithm>
@@ -71,8 +71,7 @@ void attend_in_parts(const AttentionRows* blocks, int64_t count, AttentionPart p
         }
     }
     first_pieces.push_back(pieces.size());
-    const auto states =
-        std::make_unique_for_overwrite<RowState[]>(pieces.size() * STEP_QUERY_ROWS);
+    const auto states = std::make_unique_for_overwrite<RowState[]>(pieces.size() * STEP_QUERY_ROWS);
     parallel_for(static_cast<int64_t>(pieces.size()), [&](int64_t i) {
         const auto [block, key] = pieces[i];
         part(*block, key, std::min(key + size, keys_of(*block)), &states[i * STEP_QUERY_ROWS]);
@@ -111,9 +110,9 @@ void attend_with_scores(const AttentionRows& block, AttentionScores scores_of) {
             return s - first;
         };
         attend_row(
-            block.visible[row], block.D, block.format,
-            [&](int64_t s) { return scores[find(s)]; }, block.values,
-            [&](int64_t s) { return tile.values[find(s)]; }, block.out, block.to[row]);
+            block.visible[row], block.D, block.format, [&](int64_t s) { return scores[find(s)]; },
+            block.values, [&](int64_t s) { return tile.values[find(s)]; }, block.out,
+            block.to[row]);
     }
 }
 
@@ -138,7 +137,8 @@ void attend_by_step(const std::vector<AttentionRows>& blocks, const AttentionSte
         parallel_for(all, [&](int64_t b) { attend_alone(blocks[b], step); });
         return;
     }
-    // So many blocks at a time that their parts stay few: a block of 4,096 keys has 64 KB of states.
+    // So many blocks at a time that their parts stay few: a block of 4,096 keys has 64 KB of
+    // states.
     constexpr int64_t AT_A_TIME = 64;
     for (int64_t first = 0; first < all; first += AT_A_TIME) {
         attend_in_parts(&blocks[first], std::min(AT_A_TIME, all - first), step.part);

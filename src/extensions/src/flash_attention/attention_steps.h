@@ -54,8 +54,9 @@ struct RowState {
     float out[MAX_HEAD_SIZE];  // o: D weighted sums of values
 };
 
-/// The kernel that TINY_LLM_ATTENTION names; none is chosen without it. Throws std::invalid_argument
-/// for another name, and for a kernel with vectors where the instruction set has none.
+/// The kernel that TINY_LLM_ATTENTION names; none is chosen without it. Throws
+/// std::invalid_argument for another name, and for a kernel with vectors where the instruction set
+/// has none.
 AttentionStep attention_step();
 
 #if defined(__x86_64__)

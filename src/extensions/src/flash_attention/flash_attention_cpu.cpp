@@ -42,20 +42,20 @@ struct HeadAtStrides {
 AttentionRows rows_of(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first_row,
                       const HeadAtStrides* head) {
     const int64_t group = job.H_q / job.H, rows = job.L * group;
-    AttentionRows block = {.D = job.D,
-                           .scale = job.scale,
-                           .format = job.format,
-                           .query = job.query,
-                           .keys = job.key,
-                           .values = job.value,
-                           .out = job.out,
-                           .rows = static_cast<int>(std::min<int64_t>(STEP_QUERY_ROWS,
-                                                                      rows - first_row)),
-                           .from = {},
-                           .to = {},
-                           .visible = {},
-                           .find = HeadAtStrides::find,
-                           .head = head};
+    AttentionRows block = {
+        .D = job.D,
+        .scale = job.scale,
+        .format = job.format,
+        .query = job.query,
+        .keys = job.key,
+        .values = job.value,
+        .out = job.out,
+        .rows = static_cast<int>(std::min<int64_t>(STEP_QUERY_ROWS, rows - first_row)),
+        .from = {},
+        .to = {},
+        .visible = {},
+        .find = HeadAtStrides::find,
+        .head = head};
     for (int i = 0; i < block.rows; i++) {
         const int64_t l = (first_row + i) / group, query_head = h * group + (first_row + i) % group;
         block.from[i] = row_offset(job.query_strides, b, query_head, l);
