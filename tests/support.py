@@ -360,4 +360,7 @@ def assert_same_on_any_number_of_threads(program: str) -> None:
 
     results = {threads: run(threads) for threads in (1, 2, 3, 4)}
     assert all(result[0] == str(threads) for threads, result in results.items())
-    assert len({result[1] for result in results.values()}) == 1
+    different = len({result[1] for result in results.values()})
+    assert different == 1, (
+        f"expected the same bits with 1, 2, 3 and 4 threads, got {different} different results"
+    )
