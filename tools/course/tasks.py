@@ -88,7 +88,7 @@ class Day:
         return f"tests/week_{self.week}/test_day_{self.day}.py"
 
 
-DAYS = (
+REQUIRED_DAYS = (
     Day(
         1,
         1,
@@ -287,6 +287,10 @@ DAYS = (
             Task("4.4.2", "panels of bfloat16 pairs"),
         ),
     ),
+)
+
+# The course is complete without these.
+OPTIONAL_DAYS = (
     Day(
         5,
         1,
@@ -311,6 +315,7 @@ DAYS = (
     ),
 )
 
+DAYS = (*REQUIRED_DAYS, *OPTIONAL_DAYS)
 TASKS = {task.id: task for day in DAYS for task in day.tasks}
 
 
