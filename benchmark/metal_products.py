@@ -13,8 +13,6 @@ from tiny_llm import kernels
 
 from .metal_jobs import Job, Limits, Size, Step, mlx_library, our_step
 
-DENSE_INSTRUCTIONS = 1.06  # of the tile, whose rows may end within a step; MLX's end with one
-
 # O×I of a layer's matrices. In order: query, output, gate and up, down; the last: the vocabulary.
 SHAPES = {
     "0.6b": [(2048, 1024), (1024, 2048), (3072, 1024), (1024, 3072), (151936, 1024)],
@@ -102,7 +100,7 @@ def _job(
         shape=f"{M}×{O}×{I}, {form}",
         slice=f"{product.m}×{product.o}",
         times=product.times,
-        limits=Limits() if product.group_size else Limits(instructions=DENSE_INSTRUCTIONS),
+        limits=Limits(),
         kernel=kernel,
         mlx_kernel=mlx_kernel,
         ours=ours,

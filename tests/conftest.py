@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import mlx.core as mx
 import pytest
 
 from tests import quick
-from tests.support import DEVICES, DTYPES, computing_on
+from tests.support import DEVICES, DTYPES, computing_on, computing_on_emulated_gpu
 from tiny_llm import kernels
 
 
@@ -39,10 +40,42 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     quick.longest_first(items)
 
 
+# The tests in these folders are about the CPU, on a Mac too: a request has the same bits there
+# however it is computed, which a GPU does not promise (src/extensions/README.md has what it does).
+# Those that ask for `either_device` run on both.
+ABOUT_THE_CPU = ("benchmark", "cli", "engine", "hostile", "models", "parallel", "server")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _device_of_folder(request: pytest.FixtureRequest) -> Iterator[None]:
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    with computing_on("cpu") if folder in ABOUT_THE_CPU else nullcontext():
+        yield
+
+
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs the test on every device that this machine has."""
     with computing_on(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def either_device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs the test on the CPU and on a GPU: this machine's, or else an emulated one.
+
+    The emulator is slow: such a test has few tokens and a small model. What it computes with is
+    made within the test.
+    """
+    if request.param in DEVICES:
+        with computing_on(request.param):
+            yield request.param
+        return
+    from tools.metal_emulator import has_clang
+
+    if not kernels.is_built() or not has_clang():
+        pytest.skip("the Metal emulator needs clang 19: apt install clang-19 libclang-rt-19-dev")
+    with computing_on_emulated_gpu():
         yield request.param
 
 

@@ -25,6 +25,8 @@ from tiny_llm import kernels
 if TYPE_CHECKING:
     from mlx_lm.models import qwen3
 
+    from tools.metal_emulator import Device
+
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
 # The flags of flash attention, and what the model is told: on the CPU it is the default.
@@ -36,6 +38,7 @@ EPSILON = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 
 # What computes here: "gpu" is MLX's on a Mac, and an emulated one where TINY_LLM_EMULATED_METAL=1.
 DEVICES = ["cpu", *(["gpu"] if not kernels.computes_on_cpu() else [])]
+_FIRST = mx.default_device(), kernels._stream  # this machine's own choice
 
 
 @contextmanager
@@ -44,11 +47,32 @@ def computing_on(device: str) -> Iterator[None]:
     before = mx.default_device(), kernels._stream
     if device == "cpu":
         kernels.use_cpu()
+    else:
+        mx.set_default_device(_FIRST[0])
+        kernels._stream = _FIRST[1]
     try:
         yield
     finally:
         mx.set_default_device(before[0])
         kernels._stream = before[1]
+
+
+@contextmanager
+def computing_on_emulated_gpu(**settings: Any) -> Iterator["Device"]:
+    """Our operations run on a GPU made of the emulator (clang 19), MLX's on its CPU.
+
+    Args:
+        settings: the device's attributes, `delay` for example.
+    """
+    from tools.metal_emulator import emulated_gpu
+
+    before = kernels._stream
+    with emulated_gpu(kernels.extension(), **settings) as device:
+        kernels._stream = device.stream()
+        try:
+            yield device
+        finally:
+            kernels._stream = before
 
 
 def as_numpy(x: mx.array) -> np.ndarray:
@@ -336,4 +360,7 @@ def assert_same_on_any_number_of_threads(program: str) -> None:
 
     results = {threads: run(threads) for threads in (1, 2, 3, 4)}
     assert all(result[0] == str(threads) for threads, result in results.items())
-    assert len({result[1] for result in results.values()}) == 1
+    different = len({result[1] for result in results.values()})
+    assert different == 1, (
+        f"expected the same bits with 1, 2, 3 and 4 threads, got {different} different results"
+    )

@@ -96,3 +96,25 @@ def panels() -> str:
     d.arrow((290, 116), (290, 154))
     d.text(10, 256, "The next group is unpacked into the same panel.", "small soft")
     return d.svg()
+
+
+def key_parts() -> str:
+    """A sequence's keys in parts, whoever takes them, and the states that are merged in order."""
+    d = Drawing(470, 262)
+    d.text(10, 18, "keys of one head, in parts of 512 from the first on", "strong")
+    x = 10.0
+    takers = "abbab"
+    for part, (width, taker) in enumerate(zip((98, 98, 98, 98, 46), takers, strict=True)):
+        d.box(x, 28, width - 4, 30, taker, f"part {part}" if width > 60 else "4")
+        d.arrow((x + (width - 4) / 2, 62), (x + (width - 4) / 2, 92))
+        d.box(x, 96, width - 4, 30, "n", "m, l, o", "small mono")
+        d.arrow((x + (width - 4) / 2, 130), (235, 172))
+        x += width
+    d.box(150, 176, 170, 30, "e", "merged, 0 to 4", "strong")
+    d.box(10, 222, 14, 14, "a")
+    d.text(30, 233, "one thread", "small")
+    d.box(110, 222, 14, 14, "b")
+    d.text(130, 233, "another; another day it may be the first", "small")
+    told = "Which thread takes a part changes neither the part nor the order."
+    d.text(10, 256, told, "small soft")
+    return d.svg()

@@ -7,8 +7,8 @@ Everything public is importable from here. The files, in the order of the course
     kv_cache, quantize, qwen3_week2, batch                          a tiny vLLM (Week 2)
     kv_cache, attention.paged, qwen3_week3, engine                  pages and a scheduler (Week 3)
 
-and around it: `kernels` (the C++ extension), `models` (checkpoints by name), `cli` (the commands),
-`demo` (the models that ship with the package), `errors`.
+and around it: `kernels` (the C++ extension, which Week 4 makes fast), `models` (checkpoints by
+name), `server` (HTTP), `cli` (the commands), `demo` (the models that ship), `errors`.
 """
 
 from typing import TYPE_CHECKING

@@ -3,6 +3,9 @@
 One step of the loop computes at most one chunk of one waiting prompt (prefill) and one token for
 every active request (decode). So a long prompt delays the others by one chunk only, and a
 request that finishes leaves its slot to the next one at once.
+
+On a GPU a step sends the next tokens' graph off before it reads its own tokens, so the GPU does not
+wait for Python: see `BatchGeneration._decode`.
 """
 
 from collections import deque
@@ -11,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from . import kernels
 from .errors import UserError, check_whole
 from .generate import encode_prompt, next_token_logits
 from .kv_cache import BatchingKvCache, TinyKvCache
@@ -48,7 +52,8 @@ class Request:
         self.prompt_ids = prompt_ids
         self.cache: list[TinyKvCache] = model.create_kv_cache()
         self.offset = 0  # tokens in the cache
-        self.next_token: int | None = None  # sampled, not yet in the cache
+        # Sampled, not yet in the cache; an array of one while it is still being computed.
+        self.next_token: int | mx.array | None = None
         self.num_tokens = 0  # of the answer
         self.is_done = False
         self._model = model
@@ -69,6 +74,11 @@ class Request:
     def text(self) -> str:
         """The answer so far."""
         return self._detokenizer.text
+
+    @property
+    def ends_next(self) -> bool:
+        """Whether the answer ends with its next token, whatever that is."""
+        return self.num_tokens + 1 == self._max_tokens
 
     def try_prefill(self) -> None:
         """Computes the next chunk of the prompt; after the last one, samples the first token."""
@@ -105,6 +115,10 @@ class Request:
         for layer in self.cache:
             layer.release()
         self.cache = []
+
+
+# The requests of a decode step, and their next tokens: an array that need not be computed yet.
+Decoded = tuple[list[Request], mx.array]
 
 
 class BatchGeneration:
@@ -166,6 +180,7 @@ class BatchGeneration:
         self.slots: list[Request | None] = [None] * batch_size
         self.answers: dict[int, str] = {}
         self.requests: dict[int, Request] = {}
+        self._ahead: Decoded | None = None  # a step that was sent off before it was asked for
         self._caches = [
             BatchingKvCache(batch_size, self.max_seq_len) for _ in range(model.num_hidden_layers)
         ]
@@ -201,12 +216,14 @@ class BatchGeneration:
         except UserError as error:
             self.answers[index] = f"[{error}]"
             return None
-        if len(prompt_ids) >= self.max_seq_len:
+        room = self.max_seq_len - len(prompt_ids)
+        if room < 1:
             self.answers[index] = (
                 f"[the prompt has {len(prompt_ids)} tokens; with its answer it may have "
                 f"{self.max_seq_len}.]"
             )
             return None
+        limit = self._max_tokens[index]
         self.requests[index] = Request(
             index,
             self._model,
@@ -214,7 +231,7 @@ class BatchGeneration:
             prompt_ids,
             self._prefill_step,
             self._sampler,
-            self._max_tokens[index],
+            room if limit is None else min(limit, room),
             self._ignore_eos,
         )
         return self.requests[index]
@@ -224,7 +241,6 @@ class BatchGeneration:
         request = self.prefilling
         if request is None or not request.is_prefilled:
             return
-        self._end_if_full(request)
         # [task 2.7.4 place]
         if request.is_done:  # its first token was an end token, or the last that it may have
             request.release()
@@ -240,45 +256,66 @@ class BatchGeneration:
         # [/task 2.7.4 place]
 
     def _decode(self) -> None:
-        """One token for every active request; the rows of idle slots are computed and ignored."""
-        # [task 2.7.4 decode]
+        """One token for every active request.
+
+        On a GPU the step after this one is sent off before this one's tokens are read: their arrays
+        are its input. A request whose answer ends here is then computed once more for nothing, and
+        one that has just got its slot waits for the step after. On a CPU the two steps would share
+        the cores, so each waits for the one before.
+        """
+        requests, tokens = self._ahead or self._compute_tokens()
+        self._ahead = None
+        if not kernels.computes_on_cpu() and not any(r.ends_next for r in self.slots if r):
+            for request, token in zip(requests, tokens, strict=True):
+                request.next_token = token
+            self._ahead = self._compute_tokens()
+            mx.async_eval(self._ahead[1])
+        self._add_tokens(requests, tokens.tolist())  # type: ignore[arg-type]
+
+    def _compute_tokens(self) -> Decoded:
+        """The token after every active request's next one, which goes into the cache.
+
+        The rows of idle slots are computed and ignored.
+        """
+        # [task 2.7.4 compute]
         ids = [[0 if request is None else request.next_token] for request in self.slots]
         offsets = [0 if request is None else request.offset for request in self.slots]
         logits = next_token_logits(self._model, mx.array(ids), offsets, self._caches)  # B×V
         live = [slot for slot, request in enumerate(self.slots) if request is not None]
-        tokens = self._sample(live, logits[mx.array(live)])
-        for slot, token in zip(live, tokens, strict=True):
-            request = self.slots[slot]
-            assert request is not None
+        requests = [request for request in self.slots if request is not None]
+        for request in requests:
             request.offset += 1
+        tokens = self._sample(requests, logits[mx.array(live)])
+        return requests, tokens
+        # [/task 2.7.4 compute]
+
+    def _add_tokens(self, requests: list[Request], tokens: list[int]) -> None:
+        """Gives each request its next token. One that is done leaves its slot."""
+        # [task 2.7.4 add]
+        for request, token in zip(requests, tokens, strict=True):
+            if request.is_done:  # it ended while this token was on its way
+                continue
             request.add_token(token)
-            self._end_if_full(request)
             if request.is_done:
                 self.answers[request.index] = request.text
+                slot = self.slots.index(request)
                 self.slots[slot] = None
                 for cache in self._caches:
                     cache.remove_request(slot)
-        # [/task 2.7.4 decode]
+        # [/task 2.7.4 add]
 
-    def _end_if_full(self, request: Request) -> None:
-        """Ends an answer when prompt and answer together have `max_seq_len` tokens."""
-        if request.offset + 1 >= self.max_seq_len and not request.is_done:
-            request.finish()
-
-    def _sample(self, live: list[int], logits: mx.array) -> list[int]:
-        """The next token of each live slot, given their logits: one row a slot."""
+    def _sample(self, requests: list[Request], logits: mx.array) -> mx.array:
+        """The next token of each request, given their logits: one row a request."""
         sampler = self._sampler
         if not (isinstance(sampler, DistributionSampler) and sampler.is_seeded):
-            return choose(sampler, logits).tolist()  # type: ignore[return-value]
+            return choose(sampler, logits)
         # Filters do not mix rows, so they run once for all; each request draws for itself.
         shaped = sampler.logits(log_softmax(logits))
         draws = []
-        for row, slot in enumerate(live):
-            request = self.slots[slot]
-            assert request is not None
+        for row, request in enumerate(requests):
             assert isinstance(request.sampler, DistributionSampler)
             draws.append(request.sampler.draw(shaped[row : row + 1]))
-        return mx.concatenate(draws).tolist()  # type: ignore[return-value]
+        return mx.concatenate(draws)
 
 
 def _one_for_each(max_tokens: Sequence[int] | int | None, num_prompts: int) -> Sequence[int | None]:

@@ -109,7 +109,7 @@ def test_thinking(capsys):
     assert "Paris" in answer
 
 
-def test_max_tokens(capsys):
+def test_max_tokens(either_device, capsys):
     _, out, _ = run(capsys, main, *FRANCE, "--max-tokens", "3")
     assert STATISTICS.fullmatch(out.splitlines()[-1])[1] == "3"
 

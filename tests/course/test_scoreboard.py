@@ -17,11 +17,13 @@ from tools.course import history
 from tools.course.outcomes import Outcome
 from tools.scoreboard import __main__ as scoreboard
 from tools.scoreboard.measure import (
+    attention_kernel,
     count_tasks,
     count_tests,
     course_engine,
     find_llama,
     furthest_week,
+    kernels_of_week_4,
     limit_row,
     measure_engines,
     product_kernel,
@@ -64,11 +66,18 @@ def test_which_week_runs():
     assert product_kernel({**week_4, "4.2.2": [PASSED], "4.3.3": [PASSED]}) == "fetched"
     assert product_kernel({**week_4, "4.4.1": [PASSED]}) == "panels"
     assert furthest_week({**week_4, "3.2.3": [FAILED]}) == 2
+    assert attention_kernel(week_4) is None
+    assert attention_kernel({**week_4, "4.6.1": [PASSED], "4.6.2": [PASSED]}) == "online"
+    split = {**done, "3.2.3": [PASSED], "4.6.3": [PASSED]}
+    assert furthest_week(split) == 4, "attention alone is of Week 4, too"
+    engine = course_engine("yours", Path("m"), 4, None, *kernels_of_week_4(split))
+    assert engine.environment["TINY_LLM_ATTENTION"] == "split"
+    assert "TINY_LLM_PRODUCT" not in engine.environment
 
 
 def test_tasks_and_tests_by_week():
     outcomes = {"1.1.1": [PASSED, PASSED], "1.2.1": [PASSED, FAILED], "2.3.3": [SKIPPED]}
-    assert count_tasks(outcomes) == {"1": [1, 15], "2": [0, 17], "3": [0, 13], "4": [0, 11]}
+    assert count_tasks(outcomes) == {"1": [1, 15], "2": [0, 17], "3": [0, 13], "4": [0, 15]}
     assert count_tests(outcomes) == {"1": [3, 4], "2": [0, 0], "3": [0, 0], "4": [0, 0]}
 
 

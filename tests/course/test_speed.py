@@ -12,7 +12,7 @@ from tiny_llm import kernels
 from tiny_llm.kernels.speed import Limits, product_cost
 from tools.course import history
 from tools.speed import __main__ as speed
-from tools.speed import products
+from tools.speed import attention, products
 
 MACHINE = Machine("a processor", 2, 40.0, 500.0, 800.0, 6000.0)
 ROW = {
@@ -161,3 +161,28 @@ def test_every_kernel_of_a_day_is_measured(small, day):
         assert found["nearest"] in products.AHEAD
         assert f"fetched {products.AHEAD[0]}" in found["rows"], "each distance is a row"
     assert products.AHEAD_VARIABLE not in products.os.environ
+
+
+def test_attention_is_measured_by_name(monkeypatch):
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
+    monkeypatch.delenv(attention.VARIABLE, raising=False)
+    monkeypatch.setattr(attention, "HEADS", (4, 2, 8, 33, 2))
+    monkeypatch.setattr(attention, "ONE_HEAD", (2, 1, 8, 33, 1))
+    with computing_on("cpu"):
+        found = attention.measure(False, Limits(1e9, 1e9), 1)
+        best = attention.measure(True, Limits(1e9, 1e9), 1)
+    json.dumps(found)
+    assert set(found["rows"]) == {"loops"}
+    assert "which has no vectors" in found["unwritten"]["split"], "and it is told why"
+    assert found["rows"]["loops"]["gigaflop"] == pytest.approx(2 * 4 * 4 * 33 * 8 / 1e9)
+    assert set(best["rows"]) == set(best["one_head"]) == {"best"}
+    assert attention.VARIABLE not in attention.os.environ
+
+
+def test_a_single_head_has_a_table_of_its_own(tree, measured, monkeypatch, capsys):
+    both = {"rows": {"best": ROW}, "one_head": {"best": ROW}, "unwritten": {}, "nearest": None}
+    monkeypatch.setattr(speed, "run_products", lambda *args: both)
+    assert speed.main(["--day", "4.6"]) == 0
+    told = capsys.readouterr().out
+    assert "as many keys, of a single head" in told
+    assert told.count("│ ours") == 2

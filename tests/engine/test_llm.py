@@ -65,7 +65,7 @@ def test_thinking(demo):
     assert output.text.endswith(ANSWERS[1])
 
 
-def test_each_prompt_may_have_its_own_params(demo):
+def test_each_prompt_may_have_its_own_params(either_device, demo):
     params = [SamplingParams(temperature=0, max_tokens=n) for n in (1, 2, 3)]
     outputs = engine(demo).generate([chat(question) for question in QUESTIONS], params)
     assert [len(output.token_ids) for output in outputs] == [1, 2, 3]
@@ -141,7 +141,7 @@ def test_stop_token_ids_and_end_tokens(demo):
     assert going_on.token_ids[: len(plain.token_ids)] == plain.token_ids
 
 
-def test_logit_bias_and_logprobs(demo):
+def test_logit_bias_and_logprobs(either_device, demo):
     params = SamplingParams(temperature=0, max_tokens=3, logit_bias={77: 100}, logprobs=2)
     [output] = engine(demo).generate(chat(QUESTIONS[0]), params)
     assert output.token_ids == [77, 77, 77]

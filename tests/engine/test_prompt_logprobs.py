@@ -47,7 +47,7 @@ def test_the_answers_of_a_prompt_share_them(demo, alone):
     assert output.prompt_logprobs == alone.prompt_logprobs
 
 
-def test_a_prompt_of_one_token_has_none_but_the_first(demo):
+def test_a_prompt_of_one_token_has_none_but_the_first(either_device, demo):
     [output] = LLM(demo, kv_cache_bytes=2**22).generate([17], PARAMS)
     assert output.prompt_logprobs == [None]
 

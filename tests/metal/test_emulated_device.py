@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from tests.metal.support import EXTENSION
 from tests.ops.test_fuzz import CASE_OF, OPERATIONS, Arguments, fuzzed, outcome
 from tests.support import assert_close, assert_same_bits, random
+from tests.support import computing_on_emulated_gpu as on_gpu
 from tiny_llm import (
     LLM,
     Qwen3ModelWeek2,
@@ -31,24 +32,17 @@ from tiny_llm import (
     kernels,
     simple_generate_with_kv_cache,
 )
-from tools.metal_emulator import Device, MetalFault, emulated_gpu
+from tiny_llm.batch import BatchGeneration
+from tools.metal_emulator import Device, MetalFault
 
 pytestmark = pytest.mark.skipif(
     not kernels.computes_on_cpu() or not kernels.is_built(), reason="there is a GPU already"
 )
 
 
-@contextlib.contextmanager
-def on_gpu(monkeypatch: pytest.MonkeyPatch, **settings) -> Iterator[Device]:
-    """Operations run on an emulated GPU where no stream is named."""
-    with emulated_gpu(kernels.extension(), **settings) as device, monkeypatch.context() as patch:
-        patch.setattr(kernels, "_stream", device.stream())
-        yield device
-
-
 @pytest.fixture
-def gpu(monkeypatch) -> Iterator[Device]:
-    with on_gpu(monkeypatch) as device:
+def gpu() -> Iterator[Device]:
+    with on_gpu() as device:
         yield device
 
 
@@ -69,20 +63,20 @@ def test_any_arguments_give_the_right_result(gpu, name, data):
 
 
 @pytest.mark.parametrize("max_threads", [64, 384])
-def test_a_gpu_that_allows_few_threads(monkeypatch, max_threads):
+def test_a_gpu_that_allows_few_threads(max_threads):
     x, weight = random(3, 500), random(500)
     expected = kernels.rms_norm(x, weight, 1e-6)
-    with on_gpu(monkeypatch, max_threads=max_threads) as device:
+    with on_gpu(max_threads=max_threads) as device:
         assert_close(kernels.rms_norm(x, weight, 1e-6), expected, "rms_norm")
         assert device.launches["rms_norm_row_float32"] == 1
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_loose_arithmetic_and_a_pipeline_that_allows_fewer_threads(monkeypatch, seed):
+def test_loose_arithmetic_and_a_pipeline_that_allows_fewer_threads(seed):
     """A row that 1024 threads would share; the arithmetic of a launch is that of all others."""
     x, weight = random(3, 9001), random(9001)
     expected = kernels.rms_norm(x, weight, 1e-6)
-    with on_gpu(monkeypatch, mode="loose", order="random", seed=seed):
+    with on_gpu(mode="loose", order="random", seed=seed):
         first, second = (kernels.rms_norm(x, weight, 1e-6) for _ in range(2))
         assert_close(first, expected, "rms_norm")
         assert_same_bits(first, second, "rms_norm, again")
@@ -186,9 +180,9 @@ WRITER = """
 """
 
 
-def test_a_cache_that_is_read_in_flight_is_copied_unless_its_owner_says_otherwise(monkeypatch):
+def test_a_cache_that_is_read_in_flight_is_copied_unless_its_owner_says_otherwise():
     tokens, offsets = random(1, 2, 1, 8), mx.array([3])
-    with on_gpu(monkeypatch, delay=10) as device:
+    with on_gpu(delay=10) as device:
         for overwrite, copies in ((False, 1), (True, 0)):
             buffer = kernels.cache_write(mx.zeros((1, 2, 9, 8)), tokens, [0])
             mx.eval(kernels.flash_attention(tokens, buffer, buffer))
@@ -214,10 +208,10 @@ CACHE_BYTES = 2e6  # small: the emulator copies what a kernel is given
 
 @pytest.mark.parametrize("delay", [0, 1000])
 @pytest.mark.parametrize("week", [2, 3])
-def test_a_model_says_what_it_says_on_the_cpu_and_copies_no_cache(monkeypatch, demo, week, delay):
+def test_a_model_says_what_it_says_on_the_cpu_and_copies_no_cache(demo, week, delay):
     make = {2: functools.partial(Qwen3ModelWeek2, enable_flash_attn=True), 3: Qwen3ModelWeek3}[week]
     expected = simple_generate_with_kv_cache(make(demo[0]), demo[1], QUESTIONS[0], max_tokens=6)
-    with on_gpu(monkeypatch, delay=delay) as device:
+    with on_gpu(delay=delay) as device:
         model = make(demo[0])
         text = simple_generate_with_kv_cache(model, demo[1], QUESTIONS[0], max_tokens=6)
         copies = {name: n for name, n in device.launches.items() if name.startswith("metal_copy")}
@@ -227,13 +221,37 @@ def test_a_model_says_what_it_says_on_the_cpu_and_copies_no_cache(monkeypatch, d
     assert not copies
 
 
+@pytest.mark.parametrize("week", [2, 3])
+def test_a_batch_sends_steps_off_ahead_and_copies_no_cache(demo, week):
+    """The only copies are those of a prompt into its slot: of its own tokens."""
+    make = {2: functools.partial(Qwen3ModelWeek2, enable_flash_attn=True), 3: Qwen3ModelWeek3}[week]
+
+    def run():
+        batch = BatchGeneration(
+            make(demo[0]), demo[1], QUESTIONS, 24, 2, 4, max_tokens=[3, 6, 4, 2], ignore_eos=True
+        )
+        num_ahead = 0
+        while not batch.is_done:
+            batch.step()
+            num_ahead += batch._ahead is not None
+        return batch.answers, num_ahead
+
+    expected, _ = run()
+    with on_gpu(delay=1000) as device:
+        answers, num_ahead = run()
+        copies = {name: n for name, n in device.launches.items() if name.startswith("metal_copy")}
+    assert answers == expected
+    assert num_ahead > 3
+    assert not copies
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_model_says_the_same_in_looser_arithmetic(monkeypatch, demo, seed):
+def test_a_model_says_the_same_in_looser_arithmetic(demo, seed):
     """Its logits differ in the last bits; between its first and its second choice lies more."""
     model = Qwen3ModelWeek3(demo[0])
     expected = simple_generate_with_kv_cache(model, demo[1], QUESTIONS[0], max_tokens=12)
-    with on_gpu(monkeypatch, mode="loose", order="random", seed=seed):
+    with on_gpu(mode="loose", order="random", seed=seed):
         model = Qwen3ModelWeek3(demo[0])
         assert (
             simple_generate_with_kv_cache(model, demo[1], QUESTIONS[0], max_tokens=12) == expected
@@ -242,16 +260,16 @@ def test_a_model_says_the_same_in_looser_arithmetic(monkeypatch, demo, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_batches_say_what_they_say_on_the_cpu(monkeypatch, demo, batch_size):
+def test_batches_say_what_they_say_on_the_cpu(demo, batch_size):
     prompts = (QUESTIONS * 2)[:batch_size]
     arguments = (demo[1], prompts, 12, batch_size, 16)
     expected = batch_generate(Qwen3ModelWeek2(demo[0]), *arguments)
-    with on_gpu(monkeypatch):
+    with on_gpu():
         assert batch_generate(Qwen3ModelWeek2(demo[0]), *arguments) == expected
 
 
 @pytest.mark.parametrize("batch", [1, pytest.param(8, marks=pytest.mark.slow)])
-def test_the_engine_says_what_it_says_on_the_cpu(monkeypatch, demo, batch):
+def test_the_engine_says_what_it_says_on_the_cpu(demo, batch):
     params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
     prompts = (QUESTIONS * 2)[:batch]
 
@@ -262,7 +280,7 @@ def test_the_engine_says_what_it_says_on_the_cpu(monkeypatch, demo, batch):
         return [output.outputs[0].token_ids for output in outputs]
 
     expected = answers()
-    with on_gpu(monkeypatch, delay=1000) as device:
+    with on_gpu(delay=1000) as device:
         assert answers() == expected
         assert not [name for name in device.launches if name.startswith("metal_copy")]
         assert any(name.startswith("paged_attention_decode") for name in device.launches)
@@ -279,11 +297,11 @@ def test_each_file_s_text_is_complete_and_names_its_lines():
         assert f'/{name}.metal"' in text.splitlines()[0]
 
 
-def test_what_does_not_compile_runs_on_the_cpu_and_is_said_once(monkeypatch, capfd):
+def test_what_does_not_compile_runs_on_the_cpu_and_is_said_once(capfd):
     x, weight = random(3, 50), random(50)
     expected = kernels.rms_norm(x, weight, 1e-6), kernels.swiglu(x, x)
     metal = kernels.extension().metal
-    with on_gpu(monkeypatch) as device:
+    with on_gpu() as device:
         compile_text = device.compile
 
         def refuse(name, text):

@@ -96,6 +96,7 @@ def test_buffers_of_the_command_line(tmp_path):
     assert read_buffer("-", 0) is None
     assert read_buffer("3", 0) == 3
     assert read_buffer("true", 0) is True
+    assert read_buffer("int:1,64,1024", 0) == np.array([1, 64, 1024], np.int32).tobytes()
     array = read_buffer("bfloat:2x3:arange", 0)
     assert array.dtype == bfloat16
     np.testing.assert_array_equal(array.astype(np.float32), [[0, 1, 2], [3, 4, 5]])

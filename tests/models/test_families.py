@@ -8,7 +8,7 @@ import pytest
 from tests.models.families import FAMILIES, MIXTURE, SIZES, write_family
 from tests.ops.recordings import node_names
 from tests.ops.test_recorded_models import run_alone, run_batch, run_ragged
-from tests.support import assert_close, assert_same_bits, random
+from tests.support import assert_close, assert_same_bits, computing_on, random
 from tiny_llm import (
     LLM,
     ModelError,
@@ -168,6 +168,18 @@ def test_a_decoder_s_recorded_steps_have_the_bits_of_plain_ones(config, run, mon
     expected = run(model)
     for actual in runs:
         assert_same_bits(actual, expected, "recorded beside plain")
+
+
+@pytest.mark.parametrize("either_device", ["gpu"], indirect=True)
+@pytest.mark.parametrize("config", [*FAMILIES.values(), MIXTURE], ids=name_of)
+def test_a_gpu_computes_what_the_cpu_does(either_device, config):
+    def logits():
+        checkpoint = random_checkpoint({**config, "quantization": QUANTIZED})
+        return run_ragged(serving_model("it", checkpoint, page_size=16))
+
+    with computing_on("cpu"):
+        expected = logits()
+    assert_close(logits(), expected, f"{name_of(config)} on a GPU", ulps=16)
 
 
 @pytest.mark.usefixtures("on_cpu")

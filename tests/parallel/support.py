@@ -1,10 +1,15 @@
 """Groups in processes of their own, for tests in which they are lost."""
 
+import contextlib
+import json
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from tiny_llm.models.parallel.ring import free_addresses
 
 # Answers without end; each line says that an answer is there.
 ANSWERING = """
@@ -34,6 +39,43 @@ def start_group(seconds_before: float = 0.0) -> tuple[subprocess.Popen[str], lis
     return program, children_of(program.pid)
 
 
+def start_and_see_ranks() -> tuple[subprocess.Popen[str], list[int]]:
+    """As `start_group`, and returns as soon as the other rank's process has begun."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", ANSWERING],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (ranks := ranks_of(program.pid)):
+        assert program.poll() is None
+        time.sleep(0.01)
+    return program, ranks
+
+
+@contextlib.contextmanager
+def mlx_launch(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """`mlx.launch` with a host file of two machines, which are both this one."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
+        json.dump([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * 2, hosts)
+        hosts.flush()
+        port = free_addresses(1)[0].rpartition(":")[2]
+        launcher = ["-c", "from mlx._distributed_utils.launch import main; main()"]
+        launcher += ["--backend", "ring", "--hostfile", hosts.name, "--starting-port", port, "--"]
+        process = subprocess.Popen(
+            [sys.executable, *launcher, sys.executable, "-m", "tiny_llm", *command],
+            stdin=subprocess.PIPE,  # stays open: mlx.launch reads it again and again
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+
 def end_of_group(program: subprocess.Popen[str], seconds: float) -> tuple[int, str]:
     """How a program ended within so many seconds: its status, and what it said of errors."""
     try:
@@ -46,7 +88,22 @@ def end_of_group(program: subprocess.Popen[str], seconds: float) -> tuple[int, s
 def children_of(parent: int) -> list[int]:
     """The processes that a process has started, in any of its threads."""
     threads = Path(f"/proc/{parent}/task").glob("*/children")
-    return [int(pid) for thread in threads for pid in thread.read_text().split()]
+    return [int(pid) for thread in threads for pid in _read(thread).split()]
+
+
+def ranks_of(parent: int) -> list[int]:
+    """The processes that a process has started as ranks."""
+    commands = {child: Path(f"/proc/{child}/cmdline") for child in children_of(parent)}
+    is_rank = {child: _read(path) for child, path in commands.items()}
+    return [child for child, command in is_rank.items() if b"parallel_worker" in command]
+
+
+def _read(path: Path) -> bytes:
+    """What a file says; nothing if it is gone."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def wait_until_gone(processes: Sequence[int], seconds: float) -> bool:

@@ -4,11 +4,10 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.parallel.support import children_of
+from tests.parallel.support import mlx_launch, ranks_of
 from tests.server.running import RunningServer
 from tiny_llm.cli import bench, main, serve
 
@@ -45,13 +44,24 @@ def test_what_cannot_be_split_is_refused(command, flags, sentence, capsys):
 
 
 @pytest.mark.slow
+def test_ranks_of_mlx_launch_answer(capfd):
+    ask = ["main", "--model", "demo", "--device", "cpu", "--prompt", "What is RoPE?"]
+    ask += ["--max-tokens", "24"]
+    with mlx_launch(*ask) as launcher:
+        told, errors = launcher.communicate(timeout=60)
+    assert "exited with" not in errors  # with another status than 0
+    assert main.main([*ask[1:], "--tensor-parallel-size", "2"]) == 0
+    assert told.splitlines()[0] == capfd.readouterr().out.splitlines()[0]
+    with mlx_launch(*ask, "--tensor-parallel-size", "3") as launcher:
+        told, errors = launcher.communicate(timeout=60)
+    assert "is 3, and 2 ranks were started; leave it out." in errors
+    assert told.strip() == ""
+
+
+@pytest.mark.slow
 def test_a_server_that_loses_a_rank_is_not_ready_and_ends():
     server = RunningServer("--tensor-parallel-size", "2")
-    [rank] = [
-        child
-        for child in children_of(server.process.pid)
-        if b"parallel_worker" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
+    [rank] = ranks_of(server.process.pid)
     assert server.get("/ready").status_code == 200
     os.kill(rank, signal.SIGKILL)
     lost = time.monotonic()

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.support import children_of, end_of_group, start_group, wait_until_gone
+from tests.parallel.support import (
+    children_of,
+    end_of_group,
+    mlx_launch,
+    start_and_see_ranks,
+    start_group,
+    wait_until_gone,
+)
 
 SECONDS = 10.0
 
@@ -65,15 +72,40 @@ def test_ranks_that_never_come_are_not_waited_for():
 
 
 @pytest.mark.slow
-def test_ranks_killed_at_random_moments():
+def test_ranks_killed_at_random_moments(exhaustive):
+    """While they start, connect, load or answer; `-- --exhaustive` tries fifty moments."""
     rng = random.Random(1)
-    for _ in range(2):
-        program, ranks = start_group(seconds_before=rng.uniform(0, 1.5))
-        os.kill(ranks[0], signal.SIGKILL)
-        status, errors = end_of_group(program, SECONDS)
-        assert status == 1, errors
-        assert "rank 1 of 2 is lost" in errors
-        assert wait_until_gone(ranks, 2)
+    for _ in range(50 if exhaustive else 1):
+        program, ranks = start_and_see_ranks()
+        moment, is_first = rng.uniform(0, 6), rng.random() < 0.3
+        time.sleep(moment)
+        os.kill(program.pid if is_first else ranks[0], signal.SIGKILL)
+        lost = time.monotonic()
+        status, errors = end_of_group(program, 3 * SECONDS)
+        assert wait_until_gone(ranks, SECONDS - (time.monotonic() - lost)), (moment, is_first)
+        print(f"rank {1 - is_first}, {moment:.2f} s: gone after {time.monotonic() - lost:.2f} s")
+        assert status != 0
+        if not is_first:
+            sentences = ("rank 1 of 2 is lost (ended by signal 9)", "rank 0 lost another rank")
+            assert any(sentence in errors for sentence in sentences), (moment, errors)
+
+
+@pytest.mark.slow
+def test_launched_ranks_end_together(exhaustive):
+    """Neither rank has started the other; `-- --exhaustive` stops them as well."""
+    cases = [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)]
+    for rank, number in cases if exhaustive else cases[:1]:
+        with mlx_launch("chat", "--model", "demo", "--device", "cpu") as launcher:
+            assert launcher.stdin is not None
+            assert launcher.stdout is not None
+            launcher.stdin.write("What is RoPE?\n")
+            launcher.stdin.flush()
+            assert launcher.stdout.readline()  # the answer: both ranks are connected
+            ranks = children_of(launcher.pid)
+            os.kill(ranks[rank], number)
+            lost = time.monotonic()
+            assert wait_until_gone(ranks, SECONDS), (rank, number)
+            print(f"rank {rank}, {number.name}: gone after {time.monotonic() - lost:.2f} s")
 
 
 def test_children_are_found():

@@ -1,6 +1,7 @@
 """A model on two ranks against the same model on one: tokens, logits, bits, and what is refused."""
 
 import json
+import os
 import shutil
 
 import mlx.core as mx
@@ -26,7 +27,7 @@ TOWN = {
     "required": ["of"],
     "additionalProperties": False,
 }
-SPLIT_SIZES = {"intermediate_size": 256, "num_hidden_layers": 2}
+SPLIT_SIZES = {"intermediate_size": 5 * 128, "num_hidden_layers": 2}  # not in halves
 CONFIGS = {
     **{name: {**config, **SPLIT_SIZES} for name, config in FAMILIES.items()},
     "qwen3_moe": {**MIXTURE, "moe_intermediate_size": 128},
@@ -38,7 +39,11 @@ FORMATS = {
 }
 
 
-def engine(name, size=2, **options) -> LLM:
+# All of this file but what says two passes with TEST_RANKS=4, which CI does not try.
+RANKS = int(os.environ.get("TEST_RANKS", "2"))
+
+
+def engine(name, size=RANKS, **options) -> LLM:
     return LLM(str(name), **{"kv_cache_bytes": 2**24, "tensor_parallel_size": size, **options})
 
 
@@ -62,7 +67,17 @@ def folder(tmp_path):
 
 
 def test_the_demo_answers_as_on_one_rank():
-    assert tokens(engine("demo")) == tokens(engine("demo", 1))
+    # Its parts of a sum are rounded to bfloat16, so where two tokens are within the bound of
+    # `test_logits_are_close_to_those_of_one_rank`, either may be chosen: on some machines they are.
+    llms = engine("demo", 1), engine("demo")
+    logits = [spy_on(llm) for llm in llms]
+    for index, (one, two) in enumerate(zip(*map(tokens, llms), strict=True)):
+        differ = [place for place in range(len(one)) if one[place] != two[place]]
+        if differ:
+            row = logits[0][str(index), differ[0]]
+            gap = row[one[differ[0]]] - row[two[differ[0]]]
+            assert gap < 2**-4 * np.sqrt(np.mean(row**2))
+            assert differ[0] >= 16
 
 
 def test_large_messages_go_in_pieces(folder):
@@ -146,7 +161,8 @@ def test_guesses_and_grammars_change_nothing():
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_parts_put_together_are_the_whole(size):
-    config = read_config(CONFIGS["llama"])  # 2 key/value heads: of 4 ranks, two share one
+    # 2 key/value heads: of 4 ranks, two share one.
+    config = read_config({**CONFIGS["llama"], "intermediate_size": 512})
     parts = [RankPart(config, rank, size) for rank in range(size)]
     rows = mx.arange(4 * 32 * 8).reshape(128, 8)
     for name, axis in (("q_proj", 0), ("up_proj", 0), ("o_proj", 1), ("down_proj", 1)):
@@ -158,6 +174,7 @@ def test_parts_put_together_are_the_whole(size):
     assert sum(len(part.tokens) for part in parts) == config.vocab_size
 
 
+@pytest.mark.skipif(RANKS != 2, reason="the demo has two key/value heads")
 def test_a_rank_has_its_share_of_weights_and_pages():
     one, two = engine("demo", 1), engine("demo")
     whole = sum(layer.mlp.w_down.nbytes for layer in one.runner.target.model.layers)
@@ -183,17 +200,25 @@ def test_what_cannot_be_split_is_refused(folder, changes, sentence):
         engine(path)
 
 
-def test_groups_of_quantized_weights_stay_whole(folder):
-    path = folder({**CONFIGS["llama"], "intermediate_size": 192, **FORMATS["4bit"]})
-    with pytest.raises(UserError, match=r"down_proj.\w+ cannot be split among 2 ranks"):
+def test_features_are_split_by_whole_groups():
+    config = read_config({**CONFIGS["llama"], "intermediate_size": 5 * 128})
+    parts = [RankPart(config, rank, 4) for rank in range(4)]
+    assert [part.config.intermediate_size for part in parts] == [128, 128, 128, 256]
+    groups = mx.arange(3 * 5).reshape(3, 5)
+    cut = [part.cut("model.layers.0.mlp.down_proj.scales", groups) for part in parts]
+    assert np.array_equal(as_numpy(mx.concatenate(cut, 1)), as_numpy(groups))
+
+
+def test_a_group_of_quantized_weights_is_not_split(folder):
+    path = folder({**CONFIGS["llama"], "head_dim": 16, **FORMATS["4bit"]})  # 4 heads, one group
+    with pytest.raises(UserError, match=rf"o_proj.\w+ cannot be split among {RANKS} ranks"):
         engine(path)
 
 
-def test_other_numbers_are_refused(demo, folder):
-    four_heads = folder({**CONFIGS["llama"], **FORMATS["float32"]})
+def test_other_numbers_are_refused(demo):
     engine("demo")
-    with pytest.raises(UserError, match="this process already has a group of 2 ranks"):
-        engine(four_heads, 4)
+    with pytest.raises(UserError, match=f"this process already has a group of {RANKS} ranks"):
+        engine("demo", 6 - RANKS)
     with pytest.raises(UserError, match="loaded already"):
         LLM(demo, tensor_parallel_size=2)
     with pytest.raises(UserError, match="tensor_parallel_size is 0"):

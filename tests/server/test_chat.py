@@ -189,7 +189,10 @@ def test_parts_of_a_content_and_a_system_message(client):
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0] is of the type 'image_url'; this model reads texts only",
         ),
-        ({"messages": [{"role": "user", "content": "word " * 3000}]}, "the context holds 2048"),
+        (
+            {"messages": [{"role": "user", "content": "word " * 3000}]},
+            "3014 tokens > 2047 maximum; this model's maximum context length is 2048",
+        ),
     ],
 )
 def test_what_cannot_be_is_400_with_a_sentence(client, change, sentence):

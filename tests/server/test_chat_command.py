@@ -52,7 +52,7 @@ def test_a_refusal_is_a_sentence_and_the_conversation_goes_on(server, capsys, mo
     flags = ("--url", server.url, "--reasoning-effort", "none")
     status, out, err = converse(capsys, monkeypatch, "word " * 3000 + "\n" + FRANCE, *flags)
     assert (status, out) == (0, "The capital of France is Paris.\n")
-    assert "The server refuses (400): The prompt has" in err
+    assert "The server refuses (400): The prompt is too long" in err
 
 
 class Endless(http.server.BaseHTTPRequestHandler):

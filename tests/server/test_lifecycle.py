@@ -44,9 +44,17 @@ def test_a_port_that_is_taken(capsys, server):
     assert "give another --port" in capsys.readouterr().err
 
 
-def test_the_watchdog_does_not_count_a_pause():
-    """Ctrl-Z in the middle of a step, and on again after more than the step may take."""
+def test_a_pause_and_then_sigterm():
+    """Ctrl-Z in the middle of a step, and on again after more than a step may take.
+
+    The watchdog does not count the pause. Then SIGTERM: requests finish, and new ones are refused.
+    """
     server = RunningServer("--watchdog", "2", fault="slow")
+    pause_in_the_middle(server)
+    terminate_in_the_middle(server)
+
+
+def pause_in_the_middle(server):
     body = {"prompt": "Hello", "max_tokens": 20, "ignore_eos": True}
     answers = []
     running = threading.Thread(target=lambda: answers.append(server.post("/v1/completions", body)))
@@ -57,11 +65,9 @@ def test_the_watchdog_does_not_count_a_pause():
     server.process.send_signal(signal.SIGCONT)
     running.join(60)
     assert answers[0].json()["usage"]["completion_tokens"] == 20
-    assert server.stop() == 0
 
 
-def test_sigterm_lets_requests_finish_and_refuses_new_ones():
-    server = RunningServer(fault="slow")
+def terminate_in_the_middle(server):
     answers = []
     body = {**LONG, "max_tokens": 30}
     running = threading.Thread(
@@ -105,15 +111,15 @@ def test_a_second_signal_ends_it_at_once():
     connection.close()
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_step_that_raises_ends_its_requests_and_no_others(stream):
+def test_a_step_that_raises_ends_its_requests_and_no_others():
     server = RunningServer(fault="raises")
-    failed = server.post("/v1/completions", {**UNLUCKY_BODY, "stream": stream})
-    assert "The engine failed" in failed.text
-    assert "secret" not in failed.text
-    assert failed.status_code == (200 if stream else 500)
-    assert server.post("/v1/chat/completions", SHORT).status_code == 200
-    assert server.is_empty
+    for stream in (False, True):
+        failed = server.post("/v1/completions", {**UNLUCKY_BODY, "stream": stream})
+        assert "The engine failed" in failed.text
+        assert "secret" not in failed.text
+        assert failed.status_code == (200 if stream else 500)
+        assert server.post("/v1/chat/completions", SHORT).status_code == 200
+        assert server.is_empty
     assert "broken in /secret/path" in "".join(server.lines)
     assert server.stop() == 0
 

@@ -7,6 +7,8 @@ import anthropic
 import httpx2
 import pytest
 
+from tiny_llm.server.messages_types import MessagesBody
+
 BODY = {
     "model": "demo",
     "max_tokens": 100,
@@ -59,6 +61,48 @@ def test_a_stream_of_blocks(claude):
         elif event.type == "content_block_stop":
             assert open_blocks.pop() == event.index
     assert not open_blocks
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_budget_and_the_display_of_thoughts(claude, stream):
+    def ask(**thinking):
+        body = {**BODY, "thinking": {"type": "enabled", **thinking}}
+        if not stream:
+            return claude.messages.create(**body)
+        with claude.messages.stream(**body) as answer:
+            return answer.get_final_message()
+
+    bounded = ask(budget_tokens=4)
+    assert bounded.content[-1].type == "text"
+    # The two tags, and what is between them; the line break before the answer is not counted.
+    assert bounded.usage.output_tokens_details.thinking_tokens <= 4 + 2
+    free = ask(budget_tokens=1024)
+    omitted = ask(budget_tokens=1024, display="omitted")
+    assert [block.type for block in omitted.content] == ["thinking", "text"]
+    assert (omitted.content[0].thinking, omitted.content[0].signature) == ("", "tiny-llm")
+    assert omitted.content[1].text == free.content[1].text
+    assert omitted.usage.output_tokens == free.usage.output_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_says_nothing_has_an_empty_text(claude, stream):
+    body = {**BODY, "stop_sequences": ["The"]}
+    if stream:
+        with claude.messages.stream(**body) as answer:
+            message = answer.get_final_message()
+    else:
+        message = claude.messages.create(**body)
+    assert [block.text for block in message.content] == [""]
+
+
+def test_the_model_is_told_that_a_tool_failed():
+    def told(**more):
+        result = {"type": "tool_result", "tool_use_id": "t", "content": "no such city", **more}
+        messages = [{"role": "user", "content": [result]}]
+        return MessagesBody(messages=messages, max_tokens=1).for_template()[0]["content"]
+
+    assert told() == "no such city"
+    assert told(is_error=True) == "Error: no such city"
 
 
 def test_the_asynchronous_client(server):

@@ -11,11 +11,11 @@ from tests.server.running import RunningServer
 from tiny_llm.server import page
 
 FILES = sorted((page.FOLDER / "page").rglob("*.*"))
-OWN = [file for file in FILES if "vendor" not in file.parts]
+OWN = [file for file in page.FOLDER.rglob("*.*") if "vendor" not in file.parts]
 
 
 def test_the_page_and_all_that_it_imports_are_served_with_its_policy(server):
-    wanted, seen = ["/"], set()
+    wanted, seen = ["/", "/docs"], set()
     while wanted:
         path = wanted.pop()
         if path in seen:
@@ -25,12 +25,13 @@ def test_the_page_and_all_that_it_imports_are_served_with_its_policy(server):
         assert response.status_code == 200, path
         assert response.headers["content-security-policy"] == page.POLICY
         folder = path.rpartition("/")[0]
-        for name in re.findall(r'(?:src|href)="(page/[^"]+)"', response.text) * (path == "/"):
+        is_page = path in ("/", "/docs")
+        for name in re.findall(r'(?:src|href)="(page/[^"]+)"', response.text) * is_page:
             wanted.append(f"/{name}")
         for name in re.findall(r'^import .*from "\./([^"]+)";$', response.text, re.M):
             wanted.append(f"{folder}/{name}")
     served = {f"/page/{file.relative_to(page.FOLDER / 'page')}" for file in FILES}
-    assert seen - {"/"} <= served
+    assert seen - {"/", "/docs"} <= served
     unused = {name for name in served - seen if "LICENSE" not in name and "README" not in name}
     assert not unused
 

@@ -39,7 +39,9 @@ def open_page(browser) -> Iterator:
     """Opens the page of a server; nothing may go wrong in it that a test does not expect."""
     contexts, mistakes = [], []
 
-    def open_page(server: RunningServer, size=WIDE, expected: Sequence[str] = (), **options):
+    def open_page(
+        server: RunningServer, size=WIDE, expected: Sequence[str] = (), path="/", **options
+    ):
         context = browser.new_context(viewport=size, **options)
         contexts.append(context)
         page = context.new_page()
@@ -54,7 +56,7 @@ def open_page(browser) -> Iterator:
             "console",
             lambda told: told.type in ("error", "warning") and note(told.text),
         )
-        page.goto(server.url)
+        page.goto(server.url + path)
         return page
 
     yield open_page
@@ -188,3 +190,20 @@ def test_a_key_is_asked_for_and_not_stored(open_page):
         assert page.context.cookies() == []
     finally:
         assert running.stop() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_endpoints_are_listed_and_can_be_tried(server, open_page, scheme):
+    size = WIDE if scheme == "light" else NARROW
+    page = open_page(server, size, ["400 (Bad Request)"], path="/docs", color_scheme=scheme)
+    chat = page.locator("details.operation", has_text="/v1/chat/completions")
+    chat.locator("summary").first.click()
+    playwright.expect(chat.locator("td", has_text="temperature").first).to_be_visible()
+    chat.get_by_role("button", name="Send").click()
+    playwright.expect(chat.get_by_role("status")).to_contain_text("Paris")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    tokenize = page.locator("details.operation", has_text="POST /tokenize")
+    tokenize.locator("summary").first.click()
+    tokenize.get_by_label("Body of the request").fill("{")
+    tokenize.get_by_role("button", name="Send").click()
+    playwright.expect(tokenize.get_by_role("status")).to_contain_text("The body is not JSON.")

@@ -5,6 +5,8 @@ import json
 import openai
 import pytest
 
+from tiny_llm.server.responses_types import ResponsesBody
+
 BODY = {
     "model": "demo",
     "input": "What is the capital of France?",
@@ -69,6 +71,7 @@ def test_a_conversation_with_tools_goes_back_whole(client):
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": []},
+        {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "b3RoZXJz"},
         {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c", "output": "sunny"},
         {"type": "from_the_future", "id": "x"},
@@ -81,6 +84,57 @@ def test_a_conversation_with_tools_goes_back_whole(client):
     assert response.status == "completed"
     assert [tool.name for tool in response.tools] == ["weather"]
     assert response.store is False
+
+
+def test_thoughts_come_back_in_the_field_for_it(client):
+    body = {**BODY, "reasoning": {"effort": "high"}, "include": ["reasoning.encrypted_content"]}
+    thought, _ = client.responses.create(**body).output
+    *_, last = client.responses.create(**body, stream=True)
+    assert last.response.output[0].encrypted_content == thought.encrypted_content
+    sent = {"type": "reasoning", "id": "rs", "summary": []}
+    sent["encrypted_content"] = thought.encrypted_content
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    for item in (
+        sent,
+        {**sent, "encrypted_content": None, "content": thought.to_dict()["content"]},
+    ):
+        messages = ResponsesBody(input=[item, call]).for_template()
+        assert messages[0]["reasoning_content"] == thought.content[0].text
+    strange = {**sent, "encrypted_content": "of another server"}
+    assert "reasoning_content" not in ResponsesBody(input=[strange, call]).for_template()[0]
+
+
+def test_a_text_and_the_calls_after_it_are_one_turn():
+    said = {"role": "assistant", "content": "Let me see."}
+    calls = [
+        {"type": "function_call", "call_id": name, "name": name, "arguments": "{}"} for name in "fg"
+    ]
+    asked = {"role": "user", "content": "Weather?"}
+    messages = ResponsesBody(input=[asked, said, *calls]).for_template()
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    assert messages[1]["content"] == "Let me see."
+    assert [call["function"]["name"] for call in messages[1]["tool_calls"]] == ["f", "g"]
+
+
+def test_a_response_that_says_nothing_has_an_empty_message(client):
+    for stream in (False, True):
+        response = client.responses.create(**BODY, extra_body={"stop": "The"}, stream=stream)
+        if stream:
+            *_, last = response
+            response = last.response
+        assert response.output_text == ""
+        assert [item.type for item in response.output] == ["message"]
+
+
+def test_sampling_fields_of_vllm(client):
+    free = {"temperature": 1.5, "max_output_tokens": 12}
+    extra = {"seed": 7, "top_k": 20, "min_p": 0.01}
+    first, second = (client.responses.create(**BODY, **free, extra_body=extra) for _ in range(2))
+    assert first.output_text == second.output_text
+    budget = {"thinking_token_budget": 2}
+    body = {**BODY, "reasoning": {"effort": "high"}}
+    bounded = client.responses.create(**body, extra_body=budget)
+    assert bounded.usage.output_tokens_details.reasoning_tokens <= 2 + 2
 
 
 @pytest.mark.parametrize("effort", ["none", "high"])
@@ -103,6 +157,11 @@ def test_logprobs(client, effort):
         ({"input": []}, "input has no message"),
         ({"input": [{"role": "robot", "content": ""}]}, "input[0].role must be"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "reads texts only"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "keeps nothing between two"),
+        ({"include": ["everything"]}, "include[0] is not valid"),
+        ({"text": {"verbosity": "high"}}, "the model does not know it"),
+        ({"reasoning": {"summary": "detailed"}}, "the thoughts themselves are told"),
+        ({"stream_options": {}}, "stream_options needs stream"),
         ({"background": True}, "background is not supported"),
         ({"colour": "red"}, "colour is not a field"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "schema is missing"),

@@ -1,10 +1,13 @@
 """Week 2, day 7: continuous batching."""
 
+from types import SimpleNamespace
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 
+import tiny_llm.batch
 from tests.support import (
     ByteTokenizer,
     assert_close,
@@ -249,6 +252,41 @@ def test_task_4_a_seeded_request_draws_the_same_alone_and_in_a_batch(small_model
             small_model, ByteTokenizer(), prompt, sampler(), max_tokens=room
         )
         assert answers[index] == (index, expected)
+
+
+class EndsOften(ByteTokenizer):
+    """Answers of a random model then have different lengths."""
+
+    eos_token_ids = frozenset(range(0, 256, 9))
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_task_4_steps_sent_off_before_tokens_are_read(
+    small_model, on_cpu, monkeypatch, batch_size, seed
+):
+    """As on a GPU: what was computed after an answer's end belongs to no answer."""
+
+    def run():
+        sampler = None if seed is None else make_sampler(1.0, seed=seed)
+        batch = BatchGeneration(
+            small_model, EndsOften(), PROMPTS, 70, batch_size, 7, sampler, [9, 1, 30, 5, 30, 2]
+        )
+        num_ahead = 0
+        while not batch.is_done:
+            batch.step()
+            num_ahead += batch._ahead is not None
+            live = [request.offset for request in batch.slots if request is not None]
+            for cache in batch._caches:
+                assert [length for length in cache.lengths if length is not None] == live
+        return sorted(batch.answers.items()), num_ahead
+
+    expected, num_ahead = run()
+    assert num_ahead == 0, "a CPU has no use for it"
+    monkeypatch.setattr(tiny_llm.batch, "kernels", SimpleNamespace(computes_on_cpu=lambda: False))
+    answers, num_ahead = run()
+    assert_same_answers(answers, expected)
+    assert num_ahead > 5
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What the tests of Week 4's products share: how a test runs a kernel by name."""
+"""What the tests of Week 4's kernels share: how a test runs a kernel by name."""
 
 import mlx.core as mx
 import numpy as np
@@ -16,15 +16,23 @@ WITH_VECTORS = [
 
 
 def use_product(name: str, instruction_set: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products go through a kernel of Week 4, with the vectors of an instruction set.
+    """Products go through a kernel of Week 4: see `use_step`."""
+    use_step("TINY_LLM_PRODUCT", name, instruction_set, monkeypatch)
+
+
+def use_step(
+    variable: str, name: str, instruction_set: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operation goes through a kernel of Week 4, with the vectors of an instruction set.
 
     Args:
-        name: what TINY_LLM_PRODUCT is set to.
+        variable: which operation: TINY_LLM_PRODUCT or TINY_LLM_ATTENTION.
+        name: what it is set to.
         instruction_set: one of `WITH_VECTORS`; None skips the test where there are none, and lets
             it fail where the extension is not built.
         monkeypatch: takes it back.
     """
-    monkeypatch.setenv("TINY_LLM_PRODUCT", name)
+    monkeypatch.setenv(variable, name)
     if instruction_set is not None:
         monkeypatch.setenv("TINY_LLM_CPU_ISA", instruction_set)
     elif kernels.is_built():

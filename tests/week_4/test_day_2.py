@@ -3,6 +3,15 @@
 import mlx.core as mx
 import pytest
 
+from tests.metal.products import assert_product, exact_quantized, multiply
+from tests.metal.support import (
+    DTYPE_NAMES,
+    NO_CLANG,
+    as_bound,
+    check_is_written,
+    empty,
+    library,
+)
 from tests.ops.quantized_products import (
     HALVES,
     assert_exact_but_for_rounding,
@@ -11,6 +20,8 @@ from tests.ops.quantized_products import (
 )
 from tests.support import assert_close
 from tests.week_4.steps import WITH_VECTORS, use_product
+from tiny_llm import kernels
+from tools.metal_emulator import has_clang
 
 SHAPES = [(1, 128, 64), (2, 384, 33), (3, 1024, 130), (33, 640, 7)]  # M, I, O
 
@@ -79,3 +90,66 @@ def test_task_2_instruction_sets_have_a_kernel_of_their_own(vectors, monkeypatch
     monkeypatch.setenv("TINY_LLM_PRODUCT", "fast")
     with pytest.raises(ValueError, match='"fast"; it may be loops, factored, vectors, '):
         evaluated(scales, biases, group_size, bits, a, b)
+
+
+# --- task 3: a matrix and a few rows on a GPU -----------------------------------------------------
+
+MATVEC = "quantized_matmul/quantized_matmul_matvec.metal"
+
+
+def matvec(scales, biases, group_size, bits, a, b, mode="plain"):
+    """The product by task 3's kernel: on the GPU where there is one, or in the emulator."""
+    check_is_written(MATVEC)
+    (M, I), O, dtype = a.shape, b.shape[0], DTYPE_NAMES[a.dtype]
+    launch = kernels.extension().metal.quantized_matmul_launch(
+        M, O, I, group_size, bits, dtype, variant="matvec"
+    )
+    inputs = [as_bound(x) for x in (scales, biases, a, b)]
+    return multiply(launch, inputs, M, O, dtype, mode=mode, order=("random", 1))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("shape", "group_size"), [((1, 128, 5), 32), ((2, 640, 33), 128), ((7, 1024, 6), 64)], ids=str
+)
+def test_task_3_is_exact_but_for_rounding(bits, half, shape, group_size):
+    scales, biases, *_, a, b = problem(*shape, bits, group_size, half)
+    actual = matvec(scales, biases, group_size, bits, a, b)
+    expected = exact_quantized(scales, biases, a, b, group_size, bits)
+    assert_product(actual, *expected, shape[1], "quantized_matmul_matvec")
+
+
+def test_task_3_no_access_out_of_bounds():
+    scales, biases, *_, a, b = problem(3, 384, 5, 4, 64, mx.bfloat16)
+    matvec(scales, biases, 64, 4, a, b, mode="asan")
+
+
+def test_task_3_counts():
+    """What four rows ask of memory, and how many integers they take, for each weight."""
+    check_is_written(MATVEC)
+    if not has_clang():
+        pytest.skip(NO_CLANG)
+    M, I, O = 4, 4096, 16
+    scales, biases, *_, a, b = problem(M, I, O, 4, 128, mx.bfloat16)
+    launch = kernels.extension().metal.quantized_matmul_launch(
+        M, O, I, 128, 4, "bfloat16", variant="matvec"
+    )
+    inputs = [as_bound(x) for x in (scales, biases, a, b)]
+    counts = (
+        library(MATVEC)
+        .launch(
+            launch.kernel,
+            [*inputs, empty((M, O), "bfloat16"), launch.params],
+            grid=launch.groups,
+            threads=launch.threads,
+            mode="count",
+        )
+        .counts
+    )
+    read = counts.device_bytes_read_by_buffer[3]
+    assert read == b.nbytes, f"expected each weight to be read once for four rows, got {read} bytes"
+    assert counts.integer_divisions == 0, "expected no division"
+    accesses, integers = (n / (O * I) for n in (counts.device_accesses, counts.integer_operations))
+    assert accesses <= 0.7, f"expected at most 0.7 accesses of memory a weight, got {accesses:.2f}"
+    assert integers <= 1.6, f"expected at most 1.6 integer operations a weight, got {integers:.2f}"

@@ -266,6 +266,7 @@ REQUIRED_DAYS = (
         (
             Task("4.2.1", "the factored product"),
             Task("4.2.2", "the product in vectors"),
+            Task("4.2.3", "optional: a matrix and a few rows in Metal", metal=True),
         ),
     ),
     Day(
@@ -291,6 +292,16 @@ REQUIRED_DAYS = (
 
 # The course is complete without these.
 OPTIONAL_DAYS = (
+    Day(
+        4,
+        6,
+        "flash attention in vectors, split keys",
+        (
+            Task("4.6.1", "scores in vectors"),
+            Task("4.6.2", "the online softmax in vectors"),
+            Task("4.6.3", "split keys"),
+        ),
+    ),
     Day(
         5,
         1,

@@ -10,6 +10,7 @@ r"""`pdm run metal-run`: runs one Metal kernel on this machine's CPU and shows w
 --buffer is given once for each [[buffer(i)]], in their order:
     TYPE:SIZE:FILL    SIZE like 7x333; FILL is random, zeros, ones or arange
     FILE.npy          an array that NumPy saved
+    TYPE:N,N,N        a struct whose members all have this type
     NUMBER            a scalar of the parameter's type
     -                 nothing is bound
 TYPE is float, half, bfloat, bool or an integer such as int, uint, uchar, long.
@@ -166,12 +167,14 @@ def read_buffer(text: str, seed: int) -> Bindable | None:
     if kind in TYPES and len(rest) == 2 and rest[1] in FILLS:
         shape = tuple(int(n) for n in rest[0].split("x"))
         return _filled(shape, rest[1], seed).astype(TYPES[kind])
+    if kind in TYPES and len(rest) == 1:
+        return np.array([_number(n) for n in rest[0].split(",")]).astype(TYPES[kind]).tobytes()
     try:
         return _number(text)
     except ValueError:
         raise ValueError(
             f"--buffer {text!r}: expected TYPE:SIZE:FILL with TYPE one of {', '.join(TYPES)} and "
-            f"FILL one of {', '.join(FILLS)}, a .npy file, a number or -"
+            f"FILL one of {', '.join(FILLS)}, TYPE:N,N,N, a .npy file, a number or -"
         ) from None
 
 

@@ -32,10 +32,10 @@ from .measure import (
     course_engine,
     find_llama,
     furthest_week,
+    kernels_of_week_4,
     limit_row,
     llama_engine,
     measure_engines,
-    product_kernel,
     run_tests,
     work_folder,
 )
@@ -104,8 +104,8 @@ def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
             "Your model runs when task 1.5.3 is done; until then there is no speed of it."
         )
     elif tree is not None:
-        kernel = product_kernel(outcomes) if week > LAST_MODEL else None
-        engines.append(course_engine(f"yours, week {week}", folder, week, tree, kernel))
+        chosen = kernels_of_week_4(outcomes) if week > LAST_MODEL else (None, None)
+        engines.append(course_engine(f"yours, week {week}", folder, week, tree, *chosen))
     ours = dict.fromkeys((min(week or 1, LAST_MODEL), LAST_MODEL))
     engines += [course_engine(f"ours, week {number}", folder, number, None) for number in ours]
     try:

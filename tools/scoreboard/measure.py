@@ -34,6 +34,8 @@ PRODUCT_KERNELS = {
     "4.2.2": "vectors",
     "4.2.1": "factored",
 }
+# The same of attention, and TINY_LLM_ATTENTION.
+ATTENTION_KERNELS = {"4.6.3": "split", "4.6.2": "online", "4.6.1": "scores"}
 SECONDS = 90  # that one measurement may take at most
 IN_CACHE = 64e6  # bytes of weights that a processor's cache may hold
 
@@ -76,7 +78,23 @@ def count_tests(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int
 
 def product_kernel(outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
     """The best kernel of Week 4 that is done, or None."""
-    done = (kernel for task, kernel in PRODUCT_KERNELS.items() if is_done(outcomes.get(task, [])))
+    return _best_done(PRODUCT_KERNELS, outcomes)
+
+
+def attention_kernel(outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
+    """The same of attention."""
+    return _best_done(ATTENTION_KERNELS, outcomes)
+
+
+def kernels_of_week_4(
+    outcomes: Mapping[str, Sequence[Outcome]],
+) -> tuple[str | None, str | None]:
+    """Both, the product's first."""
+    return product_kernel(outcomes), attention_kernel(outcomes)
+
+
+def _best_done(kernels: Mapping[str, str], outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
+    done = (kernel for task, kernel in kernels.items() if is_done(outcomes.get(task, [])))
     return next(done, None)
 
 
@@ -88,7 +106,7 @@ def furthest_week(outcomes: Mapping[str, Sequence[Outcome]]) -> int:
         if all(is_done(outcomes.get(task, [])) for task in tasks)
     ]
     week = max(weeks, default=0)
-    return week + 1 if week == LAST_MODEL and product_kernel(outcomes) is not None else week
+    return week + (week == LAST_MODEL and any(kernels_of_week_4(outcomes)))
 
 
 @dataclass(frozen=True)
@@ -102,6 +120,7 @@ class Engine:
         arguments: the worker's.
         tree: whose `tiny_llm` it imports; None for the solution's.
         product: the kernel of products with quantized weights, if not the tree's best.
+        attention: that of attention.
     """
 
     name: str
@@ -110,21 +129,28 @@ class Engine:
     arguments: tuple[str, ...]
     tree: Path | None = None
     product: str | None = None
+    attention: str | None = None
 
     @property
     def environment(self) -> dict[str, str]:
         """Of its process."""
-        chosen = {} if self.product is None else {"TINY_LLM_PRODUCT": self.product}
-        return {**environment(self.tree), **chosen}
+        chosen = {"TINY_LLM_PRODUCT": self.product, "TINY_LLM_ATTENTION": self.attention}
+        named = {variable: kernel for variable, kernel in chosen.items() if kernel is not None}
+        return {**environment(self.tree), **named}
 
 
 def course_engine(
-    name: str, folder: Path, week: int, tree: Path | None, product: str | None = None
+    name: str,
+    folder: Path,
+    week: int,
+    tree: Path | None,
+    product: str | None = None,
+    attention: str | None = None,
 ) -> Engine:
-    """A week's model, the learner's or ours; of Week 4 it is the last model, with a kernel."""
+    """A week's model, the learner's or ours; of Week 4 it is the last model, with its kernels."""
     solution = "tiny_llm" if tree is None else "mine"
     arguments = (str(folder), "--week", str(min(week, LAST_MODEL)), "--solution", solution)
-    return Engine(name, sys.executable, "course_worker", arguments, tree, product)
+    return Engine(name, sys.executable, "course_worker", arguments, tree, product, attention)
 
 
 def find_llama(given: str | None) -> str | None:

@@ -84,20 +84,24 @@ struct RowStager {
 
     device const T* from;  // this thread's next numbers in its first row
     threadgroup T* to;     // and their place
-    long stride;           // numbers from there to its row in the next round
-    int rows_left;         // from its first row on
-    int end;               // of its rows: where the thread would begin behind the last number
+    long row[ROUNDS];      // numbers from there to its row in each round
+    int end[ROUNDS];       // of that row: where the thread would begin behind the last number
 
     /// rows: the first row's first number, row_stride numbers from one row to the next.
+    /// repeats: beyond the last row that one is staged again, instead of zeros. Nothing uses such
+    /// rows; zeros cost a question in each step, but save reading what is seldom there.
     RowStager(threadgroup T* tile, device const T* rows, long row_stride, int rows_left,
-              int numbers_left, uint thread_index) thread
-        : rows_left(rows_left - int(thread_index) / (TILE_K / NUMBERS)) {
-        const int row = int(thread_index) / (TILE_K / NUMBERS);
+              int numbers_left, uint thread_index, bool repeats = false) thread {
+        const int first = int(thread_index) / (TILE_K / NUMBERS);
         const int column = int(thread_index) % (TILE_K / NUMBERS) * NUMBERS;
-        end = numbers_left - column;
-        from = rows + row * row_stride + column;
-        to = tile + row * tile_stride<T>() + column;
-        stride = AT_ONCE * row_stride;
+        const int most = repeats ? rows_left - 1 : ROWS;
+        from = rows + min(first, most) * row_stride + column;
+        to = tile + first * tile_stride<T>() + column;
+        for (int round = 0; round < ROUNDS; round++) {
+            const int own = first + round * AT_ONCE;
+            row[round] = (min(own, most) - min(first, most)) * row_stride;
+            end[round] = repeats || own < rows_left ? numbers_left - column : 0;
+        }
     }
 
     /// The next TILE_K numbers, which come after `done` others. sums, if wanted: ROUNDS of them;
@@ -105,17 +109,16 @@ struct RowStager {
     void stage(int done, thread float* sums = nullptr) thread {
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
-            const bool inside = round * AT_ONCE < rows_left;
-            device const T* next = from + round * stride;
+            device const T* next = round == 0 ? from : from + row[round];
             threadgroup T* place = to + round * AT_ONCE * tile_stride<T>();
             T numbers[NUMBERS];
             if (WHOLE) {
                 thread uint4& all = reinterpret_cast<thread uint4&>(numbers);
-                all = inside && done < end ? *(device const uint4*)next : uint4(0, 0, 0, 0);
+                all = done < end[round] ? *(device const uint4*)next : uint4(0, 0, 0, 0);
                 *(threadgroup uint4*)place = all;
             } else {
                 for (int i = 0; i < NUMBERS; i++) {
-                    numbers[i] = inside && done + i < end ? next[i] : T(0.0f);
+                    numbers[i] = done + i < end[round] ? next[i] : T(0.0f);
                     place[i] = numbers[i];
                 }
             }

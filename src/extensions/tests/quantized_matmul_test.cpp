@@ -96,12 +96,12 @@ struct Problem {
 
 const QuantizedMatmulKernel& kernel_of(InstructionSet set) {
 #if defined(__x86_64__)
-    return set == InstructionSet::avx2     ? avx2::quantized_matmul_fixed_point
+    return set == InstructionSet::avx2     ? avx2::quantized_matmul_avx2_neon
            : set == InstructionSet::avx512 ? quantized_matmul_avx512
                                            : amx::quantized_matmul_tiles;
 #else
     (void)set;
-    return neon::quantized_matmul_fixed_point;
+    return neon::quantized_matmul_avx2_neon;
 #endif
 }
 

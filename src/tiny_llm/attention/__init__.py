@@ -3,7 +3,7 @@
     dense   attention over arrays: one head, many, grouped, and flash attention
     paged   attention over the pages of a KV cache
 
-Here are functions of arrays. Which tokens an array or a page holds is the business of `kv_cache`.
+These are functions of arrays; `kv_cache` decides which tokens an array or a page holds.
 """
 
 from .dense import (

@@ -1,1 +1,4 @@
-"""The commands: one file each, thin, over what the package offers to everybody."""
+"""The commands: a thin file each, on top of the package's public names.
+
+A command's own flags are in its file; those that several commands share are in `arguments`.
+"""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from .. import kernels
 from ..errors import UserError
 from ..models import ATTENTION_BACKENDS, LOAD_FORMATS, SHIPPED, SHORTCUTS, WEEK_MODELS
+from ..models.parallel.own import num_launched
 from ..sampler import Sampler, make_sampler
 
 SOLUTIONS = {"tiny_llm": "tiny_llm", "ref": "tiny_llm", "mine": "mine", "mlx": "mlx"}
@@ -87,18 +88,24 @@ def add_tensor_parallel_size(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tensor-parallel-size",
         type=int,
-        default=1,
+        default=num_launched(),
         metavar="N",
-        help="split the model among N processes of this machine (engine only)",
+        help="split the model among N processes of this machine, or the N that mlx.launch has "
+        "started (engine only)",
     )
 
 
 def check_tensor_parallel_size(args: argparse.Namespace) -> None:
-    """Refuses a `--tensor-parallel-size` below 1.
+    """Refuses a `--tensor-parallel-size` below 1, and one of a part of the ranks that there are.
 
     Raises:
         UserError: it is.
     """
+    if num_launched() not in (1, args.tensor_parallel_size):
+        raise UserError(
+            f"--tensor-parallel-size is {args.tensor_parallel_size}, and {num_launched()} ranks "
+            "were started; leave it out."
+        )
     if args.tensor_parallel_size < 1:
         raise UserError(
             f"--tensor-parallel-size is {args.tensor_parallel_size}; it must be at least 1."

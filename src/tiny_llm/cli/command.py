@@ -56,6 +56,10 @@ class CommandParser(argparse.ArgumentParser):
         parsed = super().parse_args(args, namespace)
         if self._module is None:
             return parsed
+        if is_one_of_several():
+            if parsed.solution == "mine":
+                raise UserError("--solution mine runs in one process; start it without a launcher.")
+            parsed.solution = parsed.solution or "tiny_llm"
         if parsed.solution is None:
             tree = find_tree()
             parsed.solution = "tiny_llm" if tree is None else "mine"
@@ -74,14 +78,40 @@ class CommandParser(argparse.ArgumentParser):
         raise UserError(f"{message} (--help lists the flags).")
 
 
+def is_one_of_several() -> bool:
+    """Whether this process may be a rank: `mlx.launch` or `mpirun` has started it."""
+    return "MLX_RANK" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ
+
+
+def _join_ranks() -> None:
+    """Connects the ranks that a launcher has started. Returns in rank 0 alone, or if there is one.
+
+    Raises:
+        UserError: they cannot be connected.
+    """
+    # Imported here, because a process that is alone needs nothing of it.
+    from ..engine.parallel_worker import serve_launched
+    from ..models.parallel.launched import is_launched, is_rank_0
+    from ..models.parallel.own import join_launched
+
+    if is_launched():
+        if not is_rank_0():
+            serve_launched()
+        join_launched()
+
+
 def run_command(prog: str, command: Callable[[], int]) -> int:
     """Runs a command's body and turns its ways to fail into an exit status.
+
+    Of several ranks, all run the same command: rank 0 its body, the others what rank 0 says.
 
     Returns:
         The body's status; 2 after a `UserError` or a task of the course that is still to be
         written, printed as one line; 130 after Ctrl-C.
     """
     try:
+        if is_one_of_several():
+            _join_ranks()
         return command()
     except UserError as error:
         print(f"{prog}: {error}", file=sys.stderr)

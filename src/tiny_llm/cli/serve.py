@@ -110,6 +110,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--record", type=Path, metavar="FILE", help="write what the engine does; the page plays it"
     )
     parser.add_argument(
+        "--next-turn",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compute a conversation's next turn while there is nothing else to do",
+    )
+    parser.add_argument(
         "--max-queue", type=int, default=256, metavar="N", help="answers that may wait"
     )
     parser.add_argument(
@@ -163,15 +169,18 @@ def _serve(args: argparse.Namespace) -> int:
         watchdog=args.watchdog,
         generation_config=args.generation_config,
         record=args.record,
+        next_turn=args.next_turn,
     )
     texts = folder if has_tokenizer(folder) else demo.TARGET_PATH  # as `load_weights` has it
-    return Process(settings, texts, lambda: _load(args, folder), listening).run()
+    # Other ranks look for the model by themselves, on their own machines.
+    found = str(folder) if args.tensor_parallel_size == 1 else name
+    return Process(settings, texts, lambda: _load(args, found), listening).run()
 
 
-def _load(args: argparse.Namespace, folder: Path) -> LLM:
+def _load(args: argparse.Namespace, model: str) -> LLM:
     choose_device(args.device)
     return LLM(
-        str(folder),
+        model,
         kv_cache_bytes=args.kv_cache_bytes,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,

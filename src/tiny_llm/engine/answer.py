@@ -42,7 +42,13 @@ class Answer:
         self.output = output
         self.deadline = deadline
         params = request.params
-        self._text = AnswerText(output, detokenizer, params.stop_strings, params.min_tokens)
+        self._text = AnswerText(
+            output,
+            detokenizer,
+            params.stop_strings,
+            params.min_tokens,
+            params.include_stop_str_in_output,
+        )
         self._end_token_ids = () if params.ignore_eos else eos_token_ids
         request.end_token_ids = (*self._end_token_ids, *(params.stop_token_ids or ()))
         self._sink = sink

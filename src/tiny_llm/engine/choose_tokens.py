@@ -25,6 +25,7 @@ from .grammar_masks import only_allowed
 from .outputs import Logprobs
 from .request import EngineRequest
 from .sampling_params import SamplingParams
+from .thinking_budget import with_forced_tokens
 
 
 class TokenCounts:
@@ -86,12 +87,20 @@ class SamplingRow:
         """Whether the token is the likeliest one of the unchanged logits."""
         params = self.params
         is_shaped = params.has_penalties or params.logit_bias or self.must_go_on
+        is_shaped = is_shaped or self.forced_token is not None
         return params.is_greedy and not is_shaped and self.request.grammar is None
 
     @property
     def must_go_on(self) -> bool:
         """Whether the answer may not end here yet."""
         return self.position < self.params.min_tokens
+
+    @property
+    def forced_token(self) -> int | None:
+        """The only token that may come here, where the thoughts must end; usually None."""
+        budget = self.request.thinking_budget
+        token: int | None = None if budget is None else budget.forced_token(self.guesses)
+        return token
 
 
 def choose_tokens(
@@ -143,7 +152,7 @@ def shaped_logits(logits: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
         no filters, which would not change the likeliest token.
     """
     x = _penalized(_biased(logits.astype(mx.float32), rows), rows)
-    x = only_allowed(_without_end(x, rows), rows)
+    x = with_forced_tokens(only_allowed(_without_end(x, rows), rows), rows)
     temperatures = [1.0 if row.params.is_greedy else row.params.temperature for row in rows]
     if any(temperature != 1 for temperature in temperatures):
         x = x / mx.array(temperatures)[:, None]

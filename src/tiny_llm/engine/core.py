@@ -4,18 +4,20 @@ A step is three calls: the scheduler plans it, the runner computes it, and the n
 answers and back to the scheduler. This file does not know where models come from.
 """
 
+import logging
 import math
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from ..errors import UserError, check_token_ids
 from ..models.detokenizer import exact_detokenizer
 from . import prompt_forms
 from .answer import Answer
-from .answer_grammar import thinking_before
+from .answer_grammar import Thinking, thinking_before
 from .checks import as_plain, checked_number
 from .choose_tokens import TokenCounts, answer_seed
 from .forced_tokens import ForcedTokens, GuessSource
@@ -27,6 +29,11 @@ from .runner import Runner
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .step import ChunkResult, Step
+from .thinking_budget import ThinkingBudget, thinking_tokens
+
+log = logging.getLogger("tiny_llm.engine")
+
+AHEAD = "(ahead)"  # the id of a request that nobody has sent
 
 
 class EngineCore:
@@ -110,6 +117,7 @@ class EngineCore:
             own_seed = answer_seed(seed, output.index)
             request = EngineRequest(own_id, ids, params, params.max_tokens, own_seed)
             request.grammar = grammar
+            request.thinking_budget = self._thinking_budget(request)
             if params.has_penalties:
                 request.token_counts = TokenCounts(request, self.vocab_size)
             if params.prompt_logprobs is not None and output.index == 0:
@@ -134,10 +142,26 @@ class EngineCore:
         form = params.structured_outputs
         if form is None:
             return [None] * params.n
-        tail = self.tokenizer.decode(list(ids[-8:]))  # a template writes few tokens after <think>
         can_think = bool(getattr(self.tokenizer, "has_thinking", False))
-        thinking = thinking_before(tail, can_think and lets_think)
+        thinking = thinking_before(self._tail(ids), can_think and lets_think)
         return [self.grammars.compile(form, thinking) for _ in range(params.n)]
+
+    def _thinking_budget(self, request: EngineRequest) -> ThinkingBudget | None:
+        """What bounds the thoughts of a request; None if it asks for no bound."""
+        most = request.params.thinking_token_budget
+        if most is None or self._thinking_tokens is None:
+            return None
+        thinking = thinking_before(self._tail(request.token_ids), may_think=False)
+        return ThinkingBudget(request, most, *self._thinking_tokens, thinking is Thinking.OPEN)
+
+    @cached_property
+    def _thinking_tokens(self) -> tuple[int, int] | None:
+        return thinking_tokens(self.tokenizer)
+
+    def _tail(self, ids: Sequence[int]) -> str:
+        """The text of a prompt's end: a template writes few tokens after `<think>`."""
+        text: str = self.tokenizer.decode(list(ids[-8:]))
+        return text
 
     def new_id(self) -> str:
         """An id that no other request has: the next number."""
@@ -152,6 +176,29 @@ class EngineCore:
         for answer in answers:
             self._end(answer, [], "abort")
         return bool(answers)
+
+    def precompute(self, token_ids: Sequence[int]) -> bool:
+        """Computes the next page of a prompt that may come; see `LLM.precompute`."""
+        scheduler = self.scheduler
+        size = scheduler.config.page_size
+        known = scheduler.pages.num_cached(token_ids)
+        end = (known + 1) * size
+        if scheduler.has_requests or end > len(token_ids):
+            return False
+        totals = scheduler.num_prompt_tokens, scheduler.num_cached_tokens
+        request = EngineRequest(AHEAD, token_ids[:end], SamplingParams(temperature=0), 1)
+        try:
+            scheduler.add(request)
+            step = scheduler.schedule()
+            if step.chunks:
+                scheduler.commit(step, self.runner.run(step))
+        except UserError:  # it is too long, as what comes next will be
+            return False
+        except Exception:  # of any kind: nobody waits for this
+            log.exception("a page could not be computed ahead")
+        scheduler.finish(request, "abort")
+        scheduler.num_prompt_tokens, scheduler.num_cached_tokens = totals  # nobody has asked for it
+        return scheduler.pages.num_cached(token_ids) > known and end + size <= len(token_ids)
 
     def advance(self) -> None:
         """Ends requests that are late, computes one step and sends its news."""

@@ -334,6 +334,20 @@ class LLM:
         self._outbox.clear()
         return news
 
+    def precompute(self, token_ids: Sequence[int]) -> bool:
+        """Computes one page of a prompt that is likely to come, in one step.
+
+        For times when there is nothing else to do: it has no effect while there are requests. The
+        page goes to the prefix cache, as if a request had begun like this, and no answer changes.
+
+        Args:
+            token_ids: what the prompt will begin with. Only its full pages count.
+
+        Returns:
+            Whether there is more to compute; call it again then.
+        """
+        return self.core.precompute(token_ids)
+
     @property
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to compute or to return."""

@@ -53,6 +53,10 @@ class PageManager:
         is_scored = request.num_scored == request.num_to_score
         return self.cache.match(request.token_ids) if self._sharing and is_scored else []
 
+    def num_cached(self, token_ids: Sequence[int]) -> int:
+        """How many of the full pages that tokens begin with are in the prefix cache."""
+        return len(self.cache.match([*token_ids, 0])) if self._sharing else 0
+
     def next_key(self, request: EngineRequest, path: Sequence[PrefixNode]) -> PageKey | None:
         """The next page after `path` that a request could share; None if it has no full one."""
         if not self._sharing or (len(path) + 1) * self.page_size >= request.num_tokens:

@@ -21,7 +21,8 @@ from ..models.families.registry import read_config
 from ..models.files import read_model_config
 from ..models.names import find_config
 from ..models.parallel.decoder import ParallelDecoder
-from ..models.parallel.group import LocalGroup, local_group
+from ..models.parallel.group import RankGroup
+from ..models.parallel.own import own_group
 from ..models.parts import RankPart
 from .paged_model import PagedModel, Span
 
@@ -44,7 +45,7 @@ class ParallelCheckpoint:
     args: DecoderConfig
     own: Any
     part: RankPart
-    group: LocalGroup
+    group: RankGroup
     key: int
 
     @property
@@ -56,7 +57,7 @@ class ParallelCheckpoint:
 def load_in_parallel(
     name: str, size: int, load_format: str = "auto", console: Console | None = None
 ) -> tuple[ParallelCheckpoint, Any]:
-    """Loads a model's parts on so many ranks of this machine, which are started if need be.
+    """Loads a model's parts on so many ranks, which are started on this machine if there are none.
 
     Args:
         name, load_format, console: see `load_weights`; errors too.
@@ -79,7 +80,7 @@ def load_in_parallel(
             f"'{name}' cannot be served by {size} ranks: {error}; give another "
             "tensor_parallel_size."
         ) from error
-    group = local_group(size, WORKER)
+    group = own_group(size, WORKER)
     key = group.new_key()
     device = "cpu" if kernels.computes_on_cpu() else "gpu"
     group.tell(

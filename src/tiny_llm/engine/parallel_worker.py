@@ -2,7 +2,8 @@
 
     python -m tiny_llm.engine.parallel_worker RANK SOCKETS… ADDRESSES…
 
-`parallel/group.py` starts it; `parallel_model.py` says what to do. Any error here ends the group:
+`parallel/local.py` starts it so; a rank that a launcher has started calls `serve_launched`.
+`parallel_model.py` says what to do. Any error here ends the group:
 ranks that disagree about a step would wait for each other.
 """
 
@@ -11,7 +12,7 @@ import signal
 import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -22,6 +23,8 @@ from ..models.files import read_model_config
 from ..models.names import find_config
 from ..models.parallel.decoder import ParallelDecoder
 from ..models.parallel.group import Worker
+from ..models.parallel.launched import launched_worker
+from ..models.parallel.local import local_worker
 from ..models.parts import RankPart
 from .paged_model import PagedModel, Span
 
@@ -86,10 +89,20 @@ class Rank:
         actions[message["do"]](**arguments)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Serves until rank 0 ends."""
+def serve_launched() -> NoReturn:
+    """Serves as a rank that a launcher has started, until rank 0 ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what an interrupt ends
-    worker = Worker(arguments)
+    serve(launched_worker())
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Serves as a rank that rank 0 has started, until that ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(local_worker(arguments))
+
+
+def serve(worker: Worker) -> NoReturn:
+    """Does what rank 0 says, and ends the process."""
     rank = Rank(worker)
     while (message := worker.channel.receive()) is not None:
         if message["do"] == "end":

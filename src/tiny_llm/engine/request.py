@@ -76,6 +76,7 @@ class EngineRequest:
         num_scored: how many of them have.
         token_counts: what penalties need (`choose_tokens.TokenCounts`), or None. The scheduler does
             not use it.
+        thinking_budget: what bounds its thoughts (`thinking_budget.ThinkingBudget`), or None.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class EngineRequest:
         self.num_shared = 0
         self.node: Any = None  # the prefix cache's node of the last shared page
         self.token_counts: Any = None
+        self.thinking_budget: Any = None
         self.grammar: Any = None
         self.offered: Sequence[int] = ()
         self.end_token_ids: Sequence[int] = ()

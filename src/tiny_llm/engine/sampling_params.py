@@ -19,8 +19,9 @@ GREEDY_BELOW = 1e-5  # a temperature this small is greedy, as in vLLM
 class SamplingParams:
     """How one request is sampled. Names, defaults and meaning are vLLM's.
 
-    The order: `logit_bias`, the three penalties, `structured_outputs`, `temperature`, `min_p`,
-    `top_k`, `top_p`. (The samplers of `make_sampler` filter before the temperature.)
+    The order: `logit_bias`, the three penalties, `structured_outputs`, `thinking_token_budget`,
+    `temperature`, `min_p`, `top_k`, `top_p`. (The samplers of `make_sampler` filter before the
+    temperature.)
 
     Args:
         max_tokens: ends the answer after this many tokens, the end token included; None allows as
@@ -37,6 +38,8 @@ class SamplingParams:
             parameters and the token's place in the answer: not on other requests, and not on the
             engine's configuration. None derives a seed from the engine's.
         stop: a text, or several, that end the answer and are not part of it.
+        include_stop_str_in_output: whether the text of `stop` that was found is part of it after
+            all.
         stop_token_ids: tokens that end the answer, besides the tokenizer's own. Such a token is the
             last of `token_ids` and does not appear in the text.
         repetition_penalty: divides positive logits of tokens in the prompt or the answer, and
@@ -53,6 +56,8 @@ class SamplingParams:
             Only tokens that keep to it are chosen; an answer that is cut at `max_tokens` is a
             beginning of one. What a model thinks before it answers is free.
         ignore_eos: whether to continue after the tokenizer's end tokens.
+        thinking_token_budget: after so many tokens of thoughts, `</think>` is the next token. None
+            sets no bound; a model that cannot think keeps to any.
 
     Raises:
         UserError: a parameter outside its range.
@@ -77,6 +82,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     cut_max_tokens: bool = False
     structured_outputs: StructuredOutputs | ToolCalls | None = field(default=None, hash=False)
+    include_stop_str_in_output: bool = False
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -92,10 +99,10 @@ class SamplingParams:
         )
         for name in ("presence_penalty", "frequency_penalty"):
             self._check_number(name, -2, 2, "in [-2, 2] (0 is none)")
-        for name in ("logprobs", "prompt_logprobs"):
+        for name in ("logprobs", "prompt_logprobs", "thinking_token_budget"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 0)
-        for name in ("ignore_eos", "cut_max_tokens"):
+        for name in ("ignore_eos", "cut_max_tokens", "include_stop_str_in_output"):
             check_switch(name, getattr(self, name))
         self._check_min_tokens()
         self._check_form()

@@ -21,6 +21,7 @@ class AnswerText:
             `last_segment`.
         stop_strings: the first of them that the text contains ends it.
         min_tokens: a stop string counts if it begins after the text of so many tokens.
+        keeps_stop: whether the stop string that was found is a part of the text.
     """
 
     def __init__(
@@ -29,10 +30,12 @@ class AnswerText:
         detokenizer: Any,
         stop_strings: Sequence[str],
         min_tokens: int = 0,
+        keeps_stop: bool = False,
     ):
         self._output = output
         self._detokenizer = detokenizer
         self._stop_strings = stop_strings
+        self._keeps_stop = keeps_stop
         self._longest = max(map(len, stop_strings), default=0)
         self._held = ""  # follows `output.text`
         self._num_exempt = 0  # characters of `_held` in which no stop string may begin
@@ -75,7 +78,7 @@ class AnswerText:
         if not found:
             return None
         place, stop_string = min(found)
-        self._held = self._held[:place]
+        self._held = self._held[: place + len(stop_string) * self._keeps_stop]
         self._is_final = True
         return stop_string
 

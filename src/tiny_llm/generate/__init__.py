@@ -2,7 +2,7 @@
 
     loops         which token comes next: by recomputing everything, or with a cache
     speculative   the same with a draft model that guesses ahead
-    stream        tokens into text: when to stop, and which text the tokens are
+    stream        turns tokens into text, and decides when to stop
 
 A loop knows the model and the sampler; `stream` knows the tokenizer. Weeks 2 and 3 add faster
 loops; `stream` stays the same.

@@ -9,6 +9,11 @@ have made; the target's own token takes its place. `cache.rewind` forgets the re
     draft proposes                of France .
     target says                   of France is    3 tokens for one call of the target
 
+A round is one graph: the draft's steps and the target's, which takes the guesses as an array. It is
+read once, at its end. The next round cannot be sent off before that, as the other loops do on a
+GPU: how many guesses are kept decides where both caches go on, and which token the draft begins
+with.
+
 The draft changes how fast an answer comes, and not the distribution of answers. See Leviathan et
 al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318).
 """

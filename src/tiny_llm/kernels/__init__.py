@@ -1,11 +1,11 @@
 """The compiled extension, imported here and nowhere else, when it is first needed.
 
-So Week 1 runs where nothing was built, and what needs the extension says how to build it.
+That way Week 1 runs without a build, and everything else says how to make one.
 
-The operations are functions here, with their names and defaults. What an operation does, shapes,
-dtypes and errors, is written once, in its C++ header; `help(tiny_llm_ext.rms_norm)` shows it. All
-of them raise ValueError for arguments that are not as it says there, and UserError if the extension
-is not built.
+The operations are functions here, with their names and defaults. Each operation's contract (shapes,
+dtypes, errors) is written once, in its C++ header; `help(tiny_llm_ext.rms_norm)` shows it. All of
+them raise ValueError for arguments that break that contract, and UserError if the extension is not
+built.
 """
 
 import functools

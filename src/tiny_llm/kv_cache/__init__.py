@@ -5,10 +5,10 @@
     page_pool       memory in pages, handed out one at a time (Week 3)
     paged           one request, in pages of a pool (Week 3)
     paged_storage   the pages of an engine: one block table for all layers
-    placement       where a step's tokens go, in all layers, and the layers run by such a plan
+    placement       where a step's tokens go in all layers, and running the layers by that plan
     plans           the plans of a step over a request's own caches
 
-A cache knows arrays and where tokens are in them. It knows nothing of models, prompts or text.
+A cache knows its arrays and where each token is. It knows nothing of models, prompts or text.
 """
 
 from ..errors import OutOfPagesError

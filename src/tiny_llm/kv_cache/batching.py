@@ -104,7 +104,9 @@ class BatchingKvCache(TinyKvCache):
             offsets = [-1] * self.max_active_requests
             offsets[slot] = 0
             rows = (self.max_active_requests, *key.shape[1:])
-            self._write(mx.broadcast_to(key, rows), mx.broadcast_to(value, rows), offsets)
+            keys, values = mx.broadcast_to(key, rows), mx.broadcast_to(value, rows)
+            # Steps of the other slots may still run on a GPU. They do not read this slot's row.
+            self._write(keys, values, offsets, overwrite=True)
         self._slots[slot] = _DenseSlot(cache.offset)
         # [/task 2.6.2 add]
 
@@ -305,15 +307,15 @@ class BatchingKvCache(TinyKvCache):
         return [slot for slot in self._slots if isinstance(slot, TinyKvPagedCache)]
 
     def _write(
-        self, key: mx.array, value: mx.array, offsets: list[int]
+        self, key: mx.array, value: mx.array, offsets: list[int], overwrite: bool = False
     ) -> tuple[mx.array, mx.array]:
         """Puts each slot's new tokens where `offsets` says, and makes room for them before."""
         # [task 2.6.2 write]
         tokens = max(offsets) + key.shape[2]
         self._keys = with_room(self._keys, key, tokens, self.max_seq_len)
         self._values = with_room(self._values, value, tokens, self.max_seq_len)
-        self._keys = kernels.cache_write(self._keys, key, offsets)
-        self._values = kernels.cache_write(self._values, value, offsets)
+        self._keys = kernels.cache_write(self._keys, key, offsets, overwrite)
+        self._values = kernels.cache_write(self._values, value, offsets, overwrite)
         return self._keys, self._values
         # [/task 2.6.2 write]
 

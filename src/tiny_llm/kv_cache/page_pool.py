@@ -144,7 +144,9 @@ class TinyKvPagedPool:
         # MLX hands an array's memory on only if nothing else will read the array. The attention of
         # the layer before may still be waiting to, in the same graph. The new tokens depend on that
         # attention, so evaluating them finishes it. Without this, every layer would copy the pool.
-        mx.eval(key, value)
+        # For a GPU it is enough that they were sent off: it runs commands in their order.
+        evaluate = mx.eval if kernels.computes_on_cpu() else mx.async_eval
+        evaluate(key, value)
         self.make_room(key)
         assert self.key_pages is not None
         assert self.value_pages is not None

@@ -5,15 +5,18 @@
     table, head                    rows: each rank has a part of the vocabulary
     router, norms                  whole, on every rank
 
-Experts are split as the MLP is, each of them. So a rank has the config of a smaller model, whose
+Experts are split as the MLP is, each of them. The features of an MLP go to ranks by whole groups of
+quantized weights, so some may have a group more than others. A rank has the config of a smaller model, whose
 tensors have the shapes that `tensor_shapes.py` gives; only norms and router are as large as before.
-The rows of a matrix lie together in its file, so a rank reads its part and nothing else of them.
+A part of the rows lies together in its file, and nothing else is read. A part of the columns is a
+piece of each row: where rows are shorter than a page of memory, the disk reads the others, too.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism" (2019).
 """
 
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import mlx.core as mx
 
@@ -24,6 +27,10 @@ BY_ROW = {"q_proj", "gate_proj", "up_proj"}
 BY_KEY_VALUE_HEAD = {"k_proj", "v_proj"}
 BY_COLUMN = {"o_proj", "down_proj"}
 BY_TOKEN = {"embed_tokens", "lm_head"}
+OF_MLP = {"gate_proj", "up_proj", "down_proj"}
+
+# How many quantized weights may share a scale. What is a multiple of none is split evenly.
+GROUPS = (128, 64, 32)
 
 # What NumPy reads in the place of dtypes that it does not have.
 NUMPY_NAMES = {"F32": "f4", "F16": "f2", "BF16": "u2", "U32": "u4", "U8": "u1"}
@@ -48,34 +55,37 @@ class RankPart:
 
     def __post_init__(self) -> None:
         whole, size = self.whole, self.size
-        split = {
-            "num_attention_heads": whole.num_attention_heads,
-            "intermediate_size": whole.intermediate_size,
-        }
+        if whole.num_attention_heads % size != 0:
+            self._refuse("num_attention_heads", whole.num_attention_heads)
+        widths = {"intermediate_size": whole.intermediate_size}
         if whole.experts is not None:
-            split["moe_intermediate_size"] = whole.experts.intermediate_size
+            widths["moe_intermediate_size"] = whole.experts.intermediate_size
             if len(whole.experts.layers) == whole.num_hidden_layers:
-                del split["intermediate_size"]  # no layer has an MLP of this size
-        for name, number in split.items():
-            if number % size != 0:
-                raise ValueError(f"its {name}, {number}, cannot be split among {size} ranks")
+                del widths["intermediate_size"]  # no layer has an MLP of this size
+        for name, width in widths.items():
+            pieces, _ = self._features(width)
+            if width % pieces != 0:
+                self._refuse(name, width)
         H = whole.num_key_value_heads
         if H % size != 0 and size % H != 0:
-            raise ValueError(f"its num_key_value_heads, {H}, cannot be split among {size} ranks")
+            self._refuse("num_key_value_heads", H)
         if self.tokens_per_rank * (size - 1) >= whole.vocab_size:
             raise ValueError(f"its vocab_size, {whole.vocab_size}, is too small for {size} ranks")
+
+    def _refuse(self, name: str, number: int) -> NoReturn:
+        raise ValueError(f"its {name}, {number}, cannot be split among {self.size} ranks")
 
     @property
     def config(self) -> DecoderConfig:
         """The rank's own: as of a model with fewer heads, a narrower MLP and fewer tokens."""
         whole, size, experts = self.whole, self.size, self.whole.experts
         if experts is not None:
-            experts = replace(experts, intermediate_size=experts.intermediate_size // size)
+            experts = replace(experts, intermediate_size=self._width(experts.intermediate_size))
         return replace(
             whole,
             num_attention_heads=whole.num_attention_heads // size,
             num_key_value_heads=len(self.key_value_heads),
-            intermediate_size=whole.intermediate_size // size,
+            intermediate_size=self._width(whole.intermediate_size),
             vocab_size=len(self.tokens),
             experts=experts,
         )
@@ -150,7 +160,8 @@ class RankPart:
         Returns:
             (the axis along which it is split, −1 or −2; into how many equal pieces; which of them
             are this rank's), or None if every rank has all of it. A bias is a vector: its only axis
-            is −1, and it goes with the rows.
+            is −1, and it goes with the rows. An MLP's pieces are then taken by whole groups of
+            quantized weights (`_features`), which changes nothing where ranks divide the groups.
         """
         # [task 5.2.2 split]
         own = range(self.rank, self.rank + 1)
@@ -169,11 +180,14 @@ class RankPart:
     def _place(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
         """Where this rank's part lies in a tensor: a slice for each dimension."""
         layer, _, kind = name.rpartition(".")
-        found = self.split(layer.rpartition(".")[2], kind)
+        layer = layer.rpartition(".")[2]
+        found = self.split(layer, kind)
         place = [slice(None)] * len(shape)
         if found is None:
             return tuple(place)
         axis, pieces, own = found
+        if layer in OF_MLP:
+            pieces, own = self._features(self._width_of_mlp(name))
         if len(shape) < -axis:
             raise ValueError(f"{name} has {len(shape)} dimensions, which are too few for a matrix")
         length = shape[axis]
@@ -186,3 +200,25 @@ class RankPart:
         width = length // pieces
         place[axis] = slice(own.start * width, own.stop * width)
         return tuple(place)
+
+    def _width_of_mlp(self, name: str) -> int:
+        """I of the MLP that a tensor belongs to: an expert's, or a layer's."""
+        experts = self.whole.experts
+        if experts is not None and (".switch_mlp." in name or ".experts." in name):
+            return experts.intermediate_size
+        return self.whole.intermediate_size
+
+    def _features(self, width: int) -> tuple[int, range]:
+        """Of how many pieces an MLP of so many features is made, and which are this rank's.
+
+        The pieces are whole groups of quantized weights, where there are enough of them.
+        """
+        fitting = [width // group for group in GROUPS if width % group == 0]
+        pieces = next((number for number in fitting if number >= self.size), self.size)
+        first, last = (rank * pieces // self.size for rank in (self.rank, self.rank + 1))
+        return pieces, range(first, last)
+
+    def _width(self, width: int) -> int:
+        """How many of so many features are this rank's."""
+        pieces, own = self._features(width)
+        return width // pieces * len(own)

@@ -1,7 +1,7 @@
 """The HTTP server: OpenAI's and Anthropic's protocols in front of the engine.
 
 One process. The event loop is in the main thread; one other thread loads the model and steps it. A
-request's way, and the file of each station:
+request's path, with the file for each stage:
 
     guards          the key, the size of the body
     chat, completions, messages, responses
@@ -11,7 +11,7 @@ request's way, and the file of each station:
     seam            what the two sides say to each other: plain data, nothing else
     engine_thread   the inbox, a step of the engine, its outputs back to the event loop
     answer_parser   text as it comes, split into thinking, answer and tool calls
-    sse, replies    events to the client, until the answer ends or the client leaves
+    replies         events to the client; if it leaves, `bridge` cancels its request
 
 This folder must not know how tokens are computed: it uses `engine/` through `LLM` alone.
 """

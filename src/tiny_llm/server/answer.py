@@ -17,6 +17,7 @@ class Answer:
     Args:
         parser: splits its text.
         one_call: whether tool calls after the first are left out.
+        tells_thoughts: whether thoughts are told; they are counted in any case.
 
     Attributes:
         text, thought: what it said, and what it thought.
@@ -29,6 +30,7 @@ class Answer:
 
     parser: AnswerParser
     one_call: bool = False
+    tells_thoughts: bool = True
     text: str = ""
     thought: str = ""
     calls: list[ToolCall] = field(default_factory=list)
@@ -59,6 +61,8 @@ class Answer:
         match part:
             case Said(text):
                 self.text += text
+            case Thought() if not self.tells_thoughts:
+                return False
             case Thought(text):
                 self.thought += text
             case ToolCall():
@@ -70,11 +74,18 @@ class Answer:
         return True
 
 
-def text_tokens(piece: Piece) -> list[tuple[int, Mapping[int, float]]]:
-    """A piece's tokens and their log-probabilities, without the token that ended the answer."""
+def text_tokens(piece: Piece, with_end: bool = False) -> list[tuple[int, Mapping[int, float]]]:
+    """A piece's tokens and their log-probabilities.
+
+    Args:
+        piece: of an answer.
+        with_end: whether the token that ended the answer, which is no text, is one of them.
+    """
     if piece.logprobs is None:
         return []
     pairs = list(zip(piece.token_ids, piece.logprobs, strict=True))
+    if with_end:
+        return pairs
     ends = piece.finish_reason == "stop" and not isinstance(piece.stop_reason, str)
     return pairs[:-1] if ends else pairs
 
@@ -86,14 +97,21 @@ class TokenTexts:
 
     Args:
         prompts: knows the bytes of tokens.
+        as_ids: whether ids are told in the place of texts, as in vLLM: `token_id:17`.
+
+    Attributes:
+        as_ids: as given.
     """
 
-    def __init__(self, prompts: Prompts):
+    def __init__(self, prompts: Prompts, as_ids: bool = False):
+        self.as_ids = as_ids
         self._prompts = prompts
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def take(self, token: int) -> str:
         """The text of the next token."""
+        if self.as_ids:
+            return f"token_id:{token}"
         return self._decoder.decode(self._prompts.token_bytes(token))
 
     def would_be(self, token: int) -> str:
@@ -106,7 +124,7 @@ class TokenTexts:
     def logprobs(self, piece: Piece, top: int) -> list[dict[str, Any]]:
         """The log-probabilities of a piece, as chats and responses have them."""
         entries = []
-        for token, likely in text_tokens(piece):
+        for token, likely in text_tokens(piece, self.as_ids):
             pairs = likeliest(likely)[:top]
             alternatives = [self._entry(self.would_be(other), other, own) for other, own in pairs]
             entry = self._entry(self.take(token), token, likely[token])

@@ -1,6 +1,7 @@
 """The web application: endpoints, guards, and errors in the form of their protocol."""
 
 import logging
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -9,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from . import chat, completions, engine_view, messages, page, responses, service, tokens
+from . import chat, completions, engine_view, messages, page, responses, service, tokenize
 from .errors import ApiError
 from .guards import CheckHost, LimitBody, RequireKey
 from .replies import INSIDE
@@ -23,11 +24,13 @@ def make_app(server: Server) -> FastAPI:
     """The application for a server."""
     app = FastAPI(
         title="tiny-llm",
+        version=version("tiny-llm"),
         description="OpenAI's and Anthropic's protocols in front of the tiny-llm engine.",
+        docs_url=None,  # FastAPI's own pages load their parts from another host
         redoc_url=None,
     )
     app.state.server = server
-    for module in (service, tokens, chat, completions, responses, messages, engine_view, page):
+    for module in (service, tokenize, chat, completions, responses, messages, engine_view, page):
         app.include_router(module.router)
     app.router.routes.append(page.files)
     app.add_exception_handler(ApiError, _tell)

@@ -25,6 +25,7 @@ from .seam import (
     Loaded,
     Look,
     Piece,
+    Precompute,
     Refused,
     StepReport,
     Submit,
@@ -77,23 +78,33 @@ class Generation:
         """
         await asyncio.shield(self._accepted)
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """What steps add to the answers, with the number of the prompt, until all have ended.
+    async def news(self) -> AsyncIterator[list[tuple[int, Piece]]]:
+        """What steps add to the answers, until all have ended: what has come since the last time.
+
+        Each piece comes with the number of its prompt.
 
         Raises:
-            ApiError: an answer cannot be finished.
+            ApiError: an answer cannot be finished; all that came before has been yielded.
         """
         numbers = {request_id: number for number, request_id in enumerate(self.request_ids)}
         remaining = self._num_answers
         while remaining:
-            item = await self.mailbox.get()
-            if isinstance(item, ApiError):
-                raise item
-            self._cached[item.request_id] = item.cached_tokens
-            if item.finish_reason == "error":
-                raise ApiError(500, FAILED)
-            remaining -= item.finish_reason is not None
-            yield numbers[item.request_id], item
+            pieces: list[tuple[int, Piece]] = []
+            error = None
+            for item in await self.mailbox.get():
+                if isinstance(item, ApiError):
+                    error = item
+                    break
+                self._cached[item.request_id] = item.cached_tokens
+                if item.finish_reason == "error":
+                    error = ApiError(500, FAILED)
+                    break
+                remaining -= item.finish_reason is not None
+                pieces.append((numbers[item.request_id], item))
+            if pieces:
+                yield pieces
+            if error is not None:
+                raise error
 
     def close(self) -> None:
         """Ends it: what the engine still computes for it is cancelled."""
@@ -219,6 +230,10 @@ class Bridge:
                 self._of[request_id] = None
                 self.inbox.put(Cancel(request_id))
 
+    def precompute(self, token_ids: Sequence[int]) -> None:
+        """Has the engine compute the beginning of a prompt while there is nothing else to do."""
+        self.inbox.put(Precompute(tuple(token_ids)))
+
     # ---------------------------------------------------------------- from viewers
 
     def watch(self, take: Callable[[StepReport], None]) -> None:
@@ -314,8 +329,11 @@ class Bridge:
         if tokens == 0:
             raise refused("The prompt is empty; give at least one token.")
         if tokens >= context:
-            raise refused(
-                f"The prompt has {tokens} tokens; the context holds {context} with the answer, so "
-                f"a prompt may have at most {context - 1}.",
+            raise ApiError(
+                400,
+                # In the words by which clients of both protocols know that they must shorten it.
+                f"The prompt is too long: {tokens} tokens > {context - 1} maximum; this model's "
+                f"maximum context length is {context} tokens, with at least one for the answer.",
                 code="context_length_exceeded",
+                numbers={"n_prompt_tokens": tokens, "n_ctx": context},  # llama.cpp's names
             )

@@ -14,10 +14,11 @@ from .chat_types import ChatBody
 from .documents import ERRORS, streams
 from .errors import ApiError, JsonResponse
 from .prompts import ChatPrompt
-from .replies import Events, EventStream, event, whole
+from .replies import MARK, EventStream, TextEvent, event, whole
 from .seam import Piece
 from .server import Server, server_of
-from .usage import usage_of
+from .text_logprobs import prompt_logprobs_field
+from .usage import FINGERPRINT, usage_of
 
 PATH = "/v1/chat/completions"
 
@@ -34,12 +35,14 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     prompt = await prompts.run(_make_prompt, server, body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_completion_tokens or body.max_tokens
-    params = body.sampling_params(server.defaults, limit, logprobs, body.form())
+    params = body.sampling_params(
+        server.defaults, limit, logprobs, body.form(), body.prompt_logprobs
+    )
     generation = await server.begin([prompt.token_ids], params, prompt.may_think)
     reply = ChatReply(server, body, generation, prompt, params.n)
     if not body.stream:
         return await whole(request.receive, generation, reply.whole())
-    return EventStream(reply.events(), generation, error_event, server.settings.keep_alive)
+    return EventStream(reply, generation, server.settings.keep_alive)
 
 
 def error_event(error: ApiError) -> bytes:
@@ -55,6 +58,7 @@ def _make_prompt(server: Server, body: ChatBody) -> ChatPrompt:
         body.template_variables(),
         body.add_generation_prompt is not False,
         bool(body.continue_final_message),
+        bool(body.add_special_tokens),
     )
 
 
@@ -71,10 +75,15 @@ class ChatReply:
     ):
         self._body = body
         self._generation = generation
+        self._next_turns, self._prompts = server.next_turns, server.prompts
+        self._prompt = prompt
+        self._prompt_ids = prompt.token_ids
         self._head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
             "model": server.settings.model_name,
+            "system_fingerprint": FINGERPRINT,
         }
         one_call = body.parallel_tool_calls is False
         self._answers = [
@@ -83,25 +92,46 @@ class ChatReply:
                     prompt.may_think, prompt.in_thought, body.uses_tools, bool(body.stream)
                 ),
                 one_call,
+                tells_thoughts=body.include_reasoning is not False,
             )
             for _ in range(n)
         ]
-        self._texts = [TokenTexts(server.prompts) for _ in range(n)]
+        as_ids = bool(body.return_tokens_as_token_ids)
+        self._texts = [TokenTexts(server.prompts, as_ids) for _ in range(n)]
+        # Of answers that are told at once, what parsers do not keep.
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
+        self._token_ids: list[list[int]] = [[] for _ in range(n)]
+        self._prompt_logprobs: list[Any] | None = None
+        options = body.stream_options
+        self._tells_usage = options is not None and bool(options.include_usage)
+        self._is_continuous = options is not None and options.is_continuous
+        # Whether a chunk with text has nothing but text in it; such chunks are encoded once.
+        self._is_plain = not (body.logprobs or body.return_token_ids or self._is_continuous)
+        self._text_events: dict[tuple[int, str], TextEvent] = {}
 
     # ---------------------------------------------------------------- at once
 
     async def whole(self) -> Response:
         """The answer when it is finished."""
-        async for _, piece in self._generation.pieces():
-            self._answers[piece.index].take(piece)
-            self._logprobs[piece.index] += self._token_logprobs(piece)
+        async for pieces in self._generation.news():
+            for _, piece in pieces:
+                self._answers[piece.index].take(piece)
+                self._logprobs[piece.index] += self._token_logprobs(piece)
+                self._token_ids[piece.index] += piece.token_ids
+                self._prompt_logprobs = self._prompt_logprobs or prompt_logprobs_field(
+                    self._prompts,
+                    self._prompt_ids,
+                    piece.prompt_logprobs,
+                    self._body.prompt_logprobs,
+                )
+        self._expect_next()
         return JsonResponse(
             {
                 **self._head,
-                "object": "chat.completion",
                 "choices": [self._choice(index) for index in range(len(self._answers))],
                 "usage": usage_of(self._generation, self._answers),
+                "prompt_logprobs": self._prompt_logprobs,
+                "prompt_token_ids": self._prompt_ids if self._body.return_token_ids else None,
             }
         )
 
@@ -123,55 +153,73 @@ class ChatReply:
             "logprobs": self._logprobs_field(self._logprobs[index]),
             "finish_reason": answer.finish_reason,
             "stop_reason": answer.stop_reason,
+            "token_ids": self._token_ids[index] if self._body.return_token_ids else None,
         }
 
     # ---------------------------------------------------------------- as a stream
 
-    async def events(self) -> Events:
-        """The answer as it comes."""
-        for index in range(len(self._answers)):
-            yield self._chunk(index, {"role": "assistant", "content": ""})
-        async for _, piece in self._generation.pieces():
-            answer = self._answers[piece.index]
-            num_calls = len(answer.calls)
-            deltas = []
-            for part in answer.take(piece):
-                num_calls += isinstance(part, ToolCall) and part.is_new
-                deltas += _deltas(part, num_calls - 1)
-            logprobs = self._token_logprobs(piece)
-            if logprobs and not deltas:
-                deltas = [{"content": ""}]
-            for delta in deltas:
-                yield self._chunk(piece.index, delta, logprobs)
-                logprobs = []
-            if answer.finish_reason is not None:
-                yield self._chunk(piece.index, {}, [], answer)
-        options = self._body.stream_options
-        if options is not None and options.include_usage:
-            yield event(self._whole_chunk([], with_usage=True))
-        yield b"data: [DONE]\n\n"
+    def begin(self) -> bytes:
+        """See `Reply`: the role of each answer."""
+        role = {"role": "assistant", "content": ""}
+        chunks = [self._chunk([self._delta(index, role)]) for index in range(len(self._answers))]
+        if self._body.return_token_ids:
+            chunks[0]["prompt_token_ids"] = self._prompt_ids
+        return b"".join(map(event, chunks))
 
-    def _chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        logprobs: list[dict[str, Any]] | None = None,
-        ended: Answer | None = None,
-    ) -> bytes:
-        choice: dict[str, Any] = {
-            "index": index,
-            "delta": delta,
-            "logprobs": self._logprobs_field(logprobs) if logprobs else None,
-            "finish_reason": None if ended is None else ended.finish_reason,
-        }
-        if ended is not None:
-            choice["stop_reason"] = ended.stop_reason
-        options = self._body.stream_options
-        return event(self._whole_chunk([choice], options is not None and options.is_continuous))
+    def take(self, _: int, piece: Piece) -> bytes:
+        """See `Reply`."""
+        answer = self._answers[piece.index]
+        num_calls = len(answer.calls)
+        deltas: list[dict[str, Any]] = []
+        for part in answer.take(piece):
+            num_calls += isinstance(part, ToolCall) and part.is_new
+            deltas += _deltas(part, num_calls - 1)
+        has_ended = answer.finish_reason is not None
+        if self._is_plain and not has_ended and not any("tool_calls" in one for one in deltas):
+            return b"".join(self._text_event(piece.index, *one.popitem()) for one in deltas)
+        logprobs = self._token_logprobs(piece)
+        if logprobs and not deltas:
+            deltas = [{"content": ""}]
+        if not deltas and (has_ended or self._body.return_token_ids):
+            deltas = [{}]
+        choices: list[dict[str, Any]] = [self._delta(piece.index, delta) for delta in deltas]
+        if choices and logprobs:
+            choices[0]["logprobs"] = self._logprobs_field(logprobs)
+        if choices and self._body.return_token_ids:
+            choices[0]["token_ids"] = piece.token_ids
+        if has_ended:
+            choices[-1]["finish_reason"] = answer.finish_reason
+            choices[-1]["stop_reason"] = answer.stop_reason
+        return b"".join(event(self._chunk([choice])) for choice in choices)
 
-    def _whole_chunk(self, choices: list[Any], with_usage: bool) -> dict[str, Any]:
-        chunk = {**self._head, "object": "chat.completion.chunk", "choices": choices}
-        if with_usage:
+    def end(self) -> bytes:
+        """See `Reply`: the usage, if it was asked for."""
+        self._expect_next()
+        usage = event(self._chunk([], with_usage=True)) if self._tells_usage else b""
+        return usage + b"data: [DONE]\n\n"
+
+    def fail(self, error: ApiError) -> bytes:
+        """See `Reply`."""
+        return error_event(error)
+
+    def _expect_next(self) -> None:
+        if len(self._answers) == 1:
+            self._next_turns.expect(self._prompts, self._prompt, self._answers[0])
+
+    def _text_event(self, index: int, kind: str, text: str) -> bytes:
+        """A chunk with nothing but text, or thoughts, in it."""
+        found = self._text_events.get((index, kind))
+        if found is None:
+            found = TextEvent(event(self._chunk([self._delta(index, {kind: MARK})])))
+            self._text_events[index, kind] = found
+        return found(text)
+
+    def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _chunk(self, choices: list[Any], with_usage: bool = False) -> dict[str, Any]:
+        chunk: dict[str, Any] = {**self._head, "choices": choices}
+        if with_usage or self._is_continuous:
             chunk["usage"] = usage_of(self._generation, self._answers)
         return chunk
 

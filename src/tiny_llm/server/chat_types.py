@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..engine.structured_outputs import StructuredOutputs, ToolCalls
+from ..engine.structured_outputs import ToolCalls
 from .errors import refused
 from .sampling import Body, Count, Form, SamplingFields, free_calls, make_form
 
@@ -66,7 +66,7 @@ class MadeCall(Body):
 
 
 class ChatMessage(Body):
-    """What was said. The last four fields are what clients send back of an answer."""
+    """What was said. The last fields are what clients send back of an answer."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[AnyPart] | None = None
@@ -74,6 +74,7 @@ class ChatMessage(Body):
     tool_calls: list[MadeCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # a newer name of the same
     refusal: None = None
     annotations: list[Any] | None = None
     audio: None = None
@@ -94,11 +95,14 @@ class ChatMessage(Body):
             )
         content = self.content or ""
         if not isinstance(content, str):
-            content = "".join(part.text for part in content)
+            content = "\n".join(part.text for part in content)  # as in vLLM, and in `LLM`
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": content}
-        if self.reasoning_content is not None:
-            message["reasoning_content"] = self.reasoning_content
+        thought = self.reasoning_content if self.reasoning is None else self.reasoning
+        if thought is not None:
+            message["reasoning_content"] = thought
+        if self.name is not None:
+            message["name"] = self.name
         if self.tool_calls:
             message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         if self.tool_call_id is not None:
@@ -117,13 +121,6 @@ class StreamOptions(Body):
     def is_continuous(self) -> bool:
         """Whether each chunk tells the usage so far; vLLM's, which needs `include_usage`."""
         return bool(self.include_usage and self.continuous_usage_stats)
-
-
-class ResponseFormat(Body):
-    """The form of an answer."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
 
 
 class NamedFunction(Body):
@@ -153,6 +150,19 @@ class SomeTools(Body):
     allowed_tools: AllowedTools
 
 
+def check_continued(continue_final: bool | None, add_generation: bool | None) -> None:
+    """Refuses a conversation that is to go on in two ways.
+
+    Raises:
+        ApiError: 400.
+    """
+    if continue_final and add_generation:
+        raise refused(
+            "continue_final_message and add_generation_prompt contradict each other; give one.",
+            "continue_final_message",
+        )
+
+
 class TemplateVariables(Body):
     """Variables of the chat template that a client may set."""
 
@@ -169,13 +179,13 @@ class ChatBody(SamplingFields):
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | SomeTools | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
@@ -184,7 +194,7 @@ class ChatBody(SamplingFields):
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
-    verbosity: str | None = None
+    verbosity: Literal["medium"] | None = None
 
     def check_honoured(self) -> None:
         """Refuses fields that contradict each other.
@@ -192,17 +202,12 @@ class ChatBody(SamplingFields):
         Raises:
             ApiError: the first such field.
         """
-        if self.stream_options is not None and not self.stream:
-            raise refused("stream_options needs stream: true.", "stream_options")
+        self.check_stream(bool(self.stream), self.stream_options is not None)
         if self.top_logprobs is not None and not self.logprobs:
             raise refused("top_logprobs needs logprobs: true.", "top_logprobs")
         if self.tool_choice not in (None, "auto", "none") and not self.tools:
             raise refused("tool_choice asks for a call, and there are no tools.", "tool_choice")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise refused(
-                "continue_final_message and add_generation_prompt contradict each other; give one.",
-                "continue_final_message",
-            )
+        check_continued(self.continue_final_message, self.add_generation_prompt)
         known = {tool.function.name for tool in self.tools or ()}
         for name in self._allowed_names or ():
             if name not in known:
@@ -215,20 +220,15 @@ class ChatBody(SamplingFields):
             ApiError: a schema is missing, or two fields ask for a form.
         """
         calls = self._calls()
-        wanted = self.response_format
-        if wanted is None or wanted.type == "text":
+        wanted = None if self.response_format is None else self.response_format.form()
+        if wanted is None:
             return calls or self._free_calls()
         if calls is not None:
             raise refused(
                 "tool_choice asks for a call and response_format for a form; give one of them.",
                 "response_format",
             )
-        if wanted.type == "json_object":
-            return make_form(StructuredOutputs, "response_format", json_object=True)
-        schema = (wanted.json_schema or {}).get("schema")
-        if schema is None:
-            raise refused("response_format.json_schema.schema is missing.", "response_format")
-        return make_form(StructuredOutputs, "response_format", json=schema)
+        return wanted
 
     def _calls(self) -> ToolCalls | None:
         """Tool calls that were demanded."""

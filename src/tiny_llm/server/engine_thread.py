@@ -5,12 +5,16 @@ computing share one. The thread takes messages between steps; a request that is 
 before the next step is planned.
 
 Grammars do not touch the model. Worker threads compile them, so that a slow one holds up no step.
+
+When there is nothing to do, it computes what the next turns of conversations will begin with, a
+page a step, and looks for messages after each.
 """
 
 import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -27,6 +31,7 @@ from . import seam
 log = logging.getLogger("tiny_llm.server")
 
 WORKERS = 2  # that compile grammars
+MOST_AHEAD = 4  # prompts that are computed before they are asked for
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,8 @@ class EngineThread(threading.Thread):
         self._is_looked_at = False
         self._next_snapshot = 0.0  # when the next one is due, while the engine is watched
         self._num_logprobs: dict[tuple[str, int], int] = {}  # that were reported, by answer
+        # What may be asked for next, the newest last; the oldest is given up.
+        self._ahead: deque[tuple[int, ...]] = deque(maxlen=MOST_AHEAD)
 
     def run(self) -> None:
         """Loads and steps until `Stop`; reports `Died` after anything else that ends it."""
@@ -90,7 +97,8 @@ class EngineThread(threading.Thread):
         self._report(seam.StepReport((), _gauges(llm)))
         while True:
             news: list[seam.Accepted | seam.Refused | seam.Piece] = []
-            for message in self._messages(wait=not llm.has_unfinished_requests):
+            has_work = llm.has_unfinished_requests or bool(self._ahead)
+            for message in self._messages(wait=not has_work):
                 match message:
                     case seam.Submit(request_id) if message.params.structured_outputs is not None:
                         self._preparing.add(request_id)
@@ -104,6 +112,8 @@ class EngineThread(threading.Thread):
                         news.append(seam.Refused(request_id, "It was cancelled."))
                     case seam.Cancel(request_id):
                         llm.abort(request_id)
+                    case seam.Precompute(token_ids):
+                        self._ahead.append(token_ids)
                     case seam.Watch(on):
                         llm.scheduler.listener = self._note if on else None
                         self._next_snapshot = 0.0
@@ -112,7 +122,10 @@ class EngineThread(threading.Thread):
                     case seam.Stop():
                         return
             self.step_began = time.monotonic()
-            news += map(self._piece, llm.step())
+            if llm.has_unfinished_requests:
+                news += map(self._piece, llm.step())
+            elif self._ahead and not llm.precompute(self._ahead[-1]):
+                self._ahead.pop()
             self.step_began = None
             events, self._events = tuple(self._events), []
             self._report(seam.StepReport(tuple(news), _gauges(llm), events, self._snapshot(llm)))

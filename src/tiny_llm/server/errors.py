@@ -4,6 +4,7 @@ What a client did wrong is told; what went wrong inside is in the log, and not i
 """
 
 import json
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,7 @@ class ApiError(Exception):
         param: the field that it is about.
         code: a short name of it, for programs.
         headers: of the answer.
+        numbers: that the message tells, for programs, by their names.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        numbers: Mapping[str, int] | None = None,
     ):
         super().__init__(message)
         self.status = status
@@ -52,27 +55,31 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.numbers = dict(numbers or {})
 
-    def body(self, path: str) -> dict[str, Any]:
-        """The error as the protocol of a path has it."""
+    def body(self, path: str, request_id: str | None = None) -> dict[str, Any]:
+        """The error as the protocol of a path has it; Anthropic's has the request's id, too."""
         openai_type, anthropic_type = TYPES.get(self.status, TYPES[500])
         if path.startswith(ANTHROPIC_PATHS):
             told: dict[str, Any] = {"type": anthropic_type, "message": self.message}
             if self.code is not None:
-                told["details"] = {"error_code": self.code}
-            return {"type": "error", "error": told}
+                told["details"] = {"error_code": self.code, **self.numbers}
+            return {"type": "error", "error": told, "request_id": request_id}
         return {
             "error": {
                 "message": self.message,
                 "type": openai_type,
                 "param": self.param,
                 "code": self.code,
+                **self.numbers,
             }
         }
 
     def response(self, path: str) -> Response:
         """The error as an answer to a request of that path."""
-        return JsonResponse(self.body(path), self.status, headers=self.headers)
+        ids = new_request_id()
+        body = self.body(path, ids["request-id"])
+        return JsonResponse(body, self.status, headers={**self.headers, **ids})
 
 
 def refused(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -85,9 +92,20 @@ class JsonResponse(Response):
 
     media_type = "application/json"
 
+    def __init__(
+        self, content: Any, status_code: int = 200, headers: Mapping[str, str] | None = None
+    ):
+        super().__init__(content, status_code, {**new_request_id(), **(headers or {})})
+
     def render(self, content: Any) -> bytes:
         """The body."""
         return to_json(content)
+
+
+def new_request_id() -> dict[str, str]:
+    """Headers by which OpenAI's and Anthropic's clients name a request when they report it."""
+    request_id = f"req_{uuid.uuid4().hex[:24]}"
+    return {"x-request-id": request_id, "request-id": request_id}
 
 
 def to_json(content: Any) -> bytes:

@@ -53,13 +53,15 @@ class Mailbox:
         """See the class."""
         return self._full_since is not None and self._clock() - self._full_since > self._patience
 
-    async def get(self) -> Item:
-        """The next piece or error; waits for it."""
+    async def get(self) -> list[Item]:
+        """All pieces that are there, and the error, if it has come; waits for one."""
         while not self._items:
             self._arrived.clear()
             await self._arrived.wait()
         self._full_since = None
-        return self._items.popleft()
+        items = list(self._items)
+        self._items.clear()
+        return items
 
     def _join(self, new: Piece) -> bool:
         """Joins a piece to the last of the same answer; False if there is none."""

@@ -14,8 +14,9 @@ from .documents import ANTHROPIC_ERRORS, streams
 from .errors import ApiError, JsonResponse
 from .messages_types import CountBody, MessagesBody
 from .prompts import ChatPrompt
-from .replies import Events, EventStream, event, whole
+from .replies import EventStream, event, whole
 from .sampling import make_params
+from .seam import Piece
 from .server import Server, server_of
 
 PATH = "/v1/messages"
@@ -42,6 +43,7 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
         top_p=body.top_p,
         top_k=body.top_k,
         stop=body.stop_sequences,
+        thinking_token_budget=body.thinking_budget,
         structured_outputs=body.form(),
     )
     prompt = await server.prompts.run(_make_prompt, server, body)
@@ -49,8 +51,7 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
     reply = MessageReply(server, body, generation, prompt)
     if not body.stream:
         return await whole(request.receive, generation, reply.whole())
-    keep_alive = server.settings.keep_alive
-    return EventStream(reply.events(), generation, error_event, keep_alive, PING)
+    return EventStream(reply, generation, server.settings.keep_alive, PING)
 
 
 @router.post(f"{PATH}/count_tokens", tags=["Anthropic"], responses=ANTHROPIC_ERRORS)
@@ -85,6 +86,8 @@ class MessageReply:
         self, server: Server, body: MessagesBody, generation: Generation, prompt: ChatPrompt
     ):
         self._generation = generation
+        self._next_turns, self._prompts = server.next_turns, server.prompts
+        self._prompt = prompt
         choice = body.tool_choice
         one_call = choice is not None and bool(choice.disable_parallel_tool_use)
         parser = AnswerParser(
@@ -97,19 +100,22 @@ class MessageReply:
             "role": "assistant",
             "model": server.settings.model_name,
         }
+        self._omits_thoughts = body.omits_thoughts
         self._blocks: list[dict[str, Any]] = []
 
     async def whole(self) -> Response:
         """The answer when it is finished."""
-        async for _, piece in self._generation.pieces():
-            for part in self._answer.take(piece):
-                self._add(part)
+        async for pieces in self._generation.news():
+            for _, piece in pieces:
+                for part in self._answer.take(piece):
+                    self._add(part)
+        self._finish()
         return JsonResponse(
             {**self._head, "content": self._blocks, **self._ending(), "usage": self._usage()}
         )
 
-    async def events(self) -> Events:
-        """The answer as it comes."""
+    def begin(self) -> bytes:
+        """See `Reply`."""
         message: dict[str, Any] = {
             **self._head,
             "content": [],
@@ -117,21 +123,45 @@ class MessageReply:
             "stop_sequence": None,
             "usage": self._usage(),
         }
-        yield _event({"type": "message_start", "message": message})
-        async for _, piece in self._generation.pieces():
-            for part in self._answer.take(piece):
-                is_new = self._add(part)
-                if is_new and len(self._blocks) > 1:
-                    yield self._end_block(len(self._blocks) - 2)
-                yield self._more(part, is_new)
+        return _event({"type": "message_start", "message": message})
+
+    def take(self, _: int, piece: Piece) -> bytes:
+        """See `Reply`."""
+        events = []
+        for part in self._answer.take(piece):
+            is_new = self._add(part)
+            if isinstance(part, Thought) and self._omits_thoughts and not is_new:
+                continue
+            if is_new and len(self._blocks) > 1:
+                events.append(self._end_block(len(self._blocks) - 2))
+            events.append(self._more(part, is_new))
+        return b"".join(events)
+
+    def end(self) -> bytes:
+        """See `Reply`."""
+        filled = self._finish()
+        last = self._end_block(len(self._blocks) - 1)
+        ending = {"type": "message_delta", "delta": self._ending(), "usage": self._usage()}
+        return filled + last + _event(ending) + _event({"type": "message_stop"})
+
+    def fail(self, error: ApiError) -> bytes:
+        """See `Reply`."""
+        return error_event(error)
+
+    def _finish(self) -> bytes:
+        """Ends the answer. One that says nothing has an empty text: many clients read a block."""
+        self._next_turns.expect(self._prompts, self._prompt, self._answer)
         if self._blocks:
-            yield self._end_block(len(self._blocks) - 1)
-        yield _event({"type": "message_delta", "delta": self._ending(), "usage": self._usage()})
-        yield _event({"type": "message_stop"})
+            return b""
+        nothing = Said("")
+        self._add(nothing)
+        return self._more(nothing, is_new=True)
 
     def _add(self, part: Part) -> bool:
         """Adds a part to the last block, or begins a block; returns whether it did that."""
         last = self._blocks[-1]["type"] if self._blocks else None
+        if isinstance(part, Thought) and self._omits_thoughts:
+            part = Thought("")
         match part:
             case Said(text) if last == "text":
                 self._blocks[-1]["text"] += text
@@ -170,8 +200,9 @@ class MessageReply:
         grown = _event({"type": "content_block_delta", "index": index, "delta": delta})
         if not is_new:
             return grown
-        begin = {"type": "content_block_start", "index": index, "content_block": empty}
-        return _event(begin) + grown
+        begin = _event({"type": "content_block_start", "index": index, "content_block": empty})
+        is_omitted = isinstance(part, Thought) and self._omits_thoughts
+        return begin if is_omitted else begin + grown
 
     def _end_block(self, index: int) -> bytes:
         end = _event({"type": "content_block_stop", "index": index})

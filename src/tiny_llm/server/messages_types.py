@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ..engine.structured_outputs import StructuredOutputs, ToolCalls
 from .errors import refused
-from .sampling import Body, Count, Form, free_calls, make_form
+from .sampling import LARGEST, Body, Count, Form, free_calls, make_form
 from .unsupported import STATELESS
 
 log = logging.getLogger("tiny_llm.server")
@@ -132,7 +132,7 @@ class Thinking(Body):
     """Whether the model thinks before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Annotated[int, Field(ge=0)] | None = None
+    budget_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -220,6 +220,16 @@ class CountBody(Block):
         """Whether thinking was asked for."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
+    @property
+    def thinking_budget(self) -> int | None:
+        """Tokens that the thoughts may have; None for no bound."""
+        return self.thinking.budget_tokens if self.thinks and self.thinking else None
+
+    @property
+    def omits_thoughts(self) -> bool:
+        """Whether thoughts are told without what was thought."""
+        return self.thinking is not None and self.thinking.display == "omitted"
+
     def openai_tools(self) -> list[dict[str, Any]]:
         """The tools in the form that chat templates read."""
         return [
@@ -298,7 +308,9 @@ def _turn(turn: Turn) -> list[dict[str, Any]]:
                 function = {"name": block.name, "arguments": arguments}
                 calls.append({"id": block.id, "type": "function", "function": function})
             case ToolResultBlock():
-                results.append({"role": "tool", "content": "\n".join(_texts(block.content))})
+                told = "\n".join(_texts(block.content))
+                failed = "Error: " * bool(block.is_error)  # templates know no other way to say so
+                results.append({"role": "tool", "content": failed + told})
     if not (texts or thoughts or calls):
         return results
     message: dict[str, Any] = {"role": turn.role, "content": "\n".join(texts)}

@@ -1,6 +1,6 @@
-"""`GET /`: the page, a chat and a live view of the engine. Its files are in `web/`.
+"""`GET /`: the page, a chat and a live view of the engine. `GET /docs`: the endpoints. See `web/`.
 
-The page comes whole from this server and asks no other: the policy that is sent with it forbids it.
+Both come whole from this server and ask no other: the policy that is sent with them forbids it.
 """
 
 from pathlib import Path
@@ -32,6 +32,12 @@ router = APIRouter()
 async def page() -> Response:
     """The page."""
     return FileResponse(FOLDER / "index.html", headers=HEADERS)
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs() -> Response:
+    """The endpoints and their fields, which `/openapi.json` tells."""
+    return FileResponse(FOLDER / "docs.html", headers=HEADERS)
 
 
 class _Files(StaticFiles):

@@ -19,6 +19,7 @@ T = TypeVar("T")
 Message = dict[str, Any]
 
 WORKERS = 2  # tokenizing lets other threads run; templates do not
+PLACEHOLDER = "what-the-user-will-say"  # in the place of words that are not known yet
 
 TOOLS = """# Tools
 
@@ -44,11 +45,22 @@ class ChatPrompt:
         token_ids: the prompt.
         in_thought: whether it ends inside the model's thoughts.
         may_think: whether the answer may begin with thoughts; not if it was begun already.
+        conversation: what it was made of; None if it continues a turn that was begun.
     """
 
     token_ids: list[int]
     in_thought: bool
     may_think: bool
+    conversation: "Conversation | None" = None
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a prompt is made of; see `Prompts.chat`."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None
+    variables: Mapping[str, Any]
 
 
 class Prompts:
@@ -97,6 +109,11 @@ class Prompts:
             return bytes(self.tokenizer.token_bytes(token_id))
         return self.decode([token_id]).encode("utf-8", "replace")
 
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        """Tokens as `tokenizer.json` spells them: `Ġa` for a space and an a."""
+        names = self.tokenizer.backend_tokenizer
+        return [names.id_to_token(token) or "" for token in token_ids]
+
     def token_text(self, token_id: int) -> str:
         """A token's text; what is no whole character becomes `�`."""
         return self.token_bytes(token_id).decode(errors="replace")
@@ -108,6 +125,7 @@ class Prompts:
         variables: Mapping[str, Any],
         add_generation_prompt: bool = True,
         continues: bool = False,
+        add_special_tokens: bool = False,
     ) -> ChatPrompt:
         """A conversation's tokens, up to where the assistant's turn begins.
 
@@ -117,31 +135,62 @@ class Prompts:
             variables: of the template, such as `enable_thinking`.
             add_generation_prompt: whether it ends where the assistant begins to speak.
             continues: whether the model continues the last message, which must be an assistant's.
+            add_special_tokens: whether those are added that the tokenizer puts around a text;
+                templates write their own.
 
         Raises:
             ApiError: there is no template, or it refuses the conversation.
         """
+        conversation = Conversation(messages, tools, variables)
+        text = self._render(conversation, add_generation_prompt and not continues)
+        if continues:
+            text = _cut_after(text, _with_objects(messages[-1]))
+            return ChatPrompt(self.encode(text, add_special_tokens), False, False)
+        token_ids = self.encode(text, add_special_tokens)
+        in_thought = text.rstrip().endswith(THINK)
+        return ChatPrompt(token_ids, in_thought, self.may_think, conversation)
+
+    def next_turn(self, before: Conversation, said: str) -> list[int]:
+        """What the prompt of the next turn will begin with: all tokens before the user's words.
+
+        Templates leave out earlier thoughts, so it is not the last prompt with its answer.
+
+        Args:
+            before: of the last turn.
+            said: the answer to it.
+
+        Raises:
+            ApiError: the template refuses the conversation.
+        """
+        answer = {"role": "assistant", "content": said}
+        messages = [*before.messages, answer, {"role": "user", "content": PLACEHOLDER}]
+        text = self._render(Conversation(messages, before.tools, before.variables), False)
+        known, found, _ = text.rpartition(PLACEHOLDER)
+        # The last token may be another one, when it is followed by the user's words.
+        return self.encode(known, False)[:-1] if found else []
+
+    def _render(self, conversation: Conversation, add_generation_prompt: bool) -> str:
+        """A conversation's text; see `chat`."""
         if not getattr(self.tokenizer, "has_chat_template", False):
             raise refused("The model has no chat template; use /v1/completions.")
-        messages = [_with_objects(message) for message in messages]
+        tools = conversation.tools
+        messages = [_with_objects(message) for message in conversation.messages]
         if tools and "tools" not in json.dumps(self.tokenizer.chat_template):
             messages, tools = with_tools_in_text(messages, tools), None
         elif "tool_calls" not in json.dumps(self.tokenizer.chat_template):
             messages = with_tools_in_text(messages, [])
         try:
-            text = self.tokenizer.apply_chat_template(
+            text: str = self.tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) if tools else None,
                 tokenize=False,
-                add_generation_prompt=add_generation_prompt and not continues,
-                **variables,
+                add_generation_prompt=add_generation_prompt,
+                **conversation.variables,
             )
         except Exception as error:  # a template is a program, which can fail in any way
             reason = str(error).rstrip(".") or type(error).__name__
             raise refused(f"The chat template refuses the conversation: {reason}.") from error
-        if continues:
-            return ChatPrompt(self.encode(_cut_after(text, messages[-1]), False), False, False)
-        return ChatPrompt(self.encode(text, False), text.rstrip().endswith(THINK), self.may_think)
+        return text
 
 
 def _cut_after(text: str, message: Message) -> str:

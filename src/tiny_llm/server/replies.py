@@ -7,22 +7,40 @@ engine computes. Whatever happens, the generation is closed, and its place in th
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .bridge import Generation
-from .errors import ApiError, to_json
+from .errors import ApiError, new_request_id, to_json
+from .seam import Piece
 
 log = logging.getLogger("tiny_llm.server")
 
 INSIDE = "The server failed while it answered; its log says why."
 COMMENT = b": keep-alive\n\n"
 
-# Makes the events of a protocol: bytes, each ready to be sent.
+# Events of the engine's view: bytes, each ready to be sent.
 Events = AsyncIterator[bytes]
+MARK = "\0"  # stands for the text in a `TextEvent`
+
+
+class Reply(Protocol):
+    """An answer in the form of its protocol. Each method returns whole events, as bytes."""
+
+    def begin(self) -> bytes:
+        """What comes before the answer."""
+
+    def take(self, number: int, piece: Piece) -> bytes:
+        """What a step has added to the answer of prompt `number`."""
+
+    def end(self) -> bytes:
+        """What comes after it."""
+
+    def fail(self, error: ApiError) -> bytes:
+        """The end of a stream that failed."""
 
 
 def event(data: Any, name: str | None = None) -> bytes:
@@ -31,13 +49,29 @@ def event(data: Any, name: str | None = None) -> bytes:
     return head + b"data: " + to_json(data) + b"\n\n"
 
 
+class TextEvent:
+    """An event that is always the same but for one text; all else is encoded once.
+
+    Args:
+        with_text: the event with `MARK` in the place of the text.
+    """
+
+    def __init__(self, with_text: bytes):
+        self._before, self._after = with_text.split(to_json(MARK))
+
+    def __call__(self, text: str) -> bytes:
+        """The event with that text."""
+        return self._before + to_json(text) + self._after
+
+
 class EventStream(Response):
     """A stream of server-sent events.
 
+    What the engine has added since the last time is sent at once, in one piece.
+
     Args:
-        events: makes them; may raise `ApiError` after the stream began.
-        generation: is closed at the end.
-        error_event: the protocol's own event for an error, which ends the stream.
+        reply: makes the events.
+        generation: the answers; it is closed at the end.
         keep_alive: seconds of silence after which something is sent that says nothing.
         nothing: what that is; clients do not see a comment, and may give up on a silent stream.
     """
@@ -46,17 +80,16 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: Events,
+        reply: Reply,
         generation: Generation,
-        error_event: Callable[[ApiError], bytes],
         keep_alive: float,
         nothing: bytes = COMMENT,
     ):
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers={**headers, **new_request_id()})
         del self.headers["content-length"]
-        self._events = events
+        self._reply = reply
         self._generation = generation
-        self._error_event = error_event
         self._keep_alive = keep_alive
         self._nothing = nothing
         self._last_sent = time.monotonic()
@@ -82,16 +115,28 @@ class EventStream(Response):
         )
         keeping = asyncio.create_task(self._keep_open(send))
         try:
-            async for data in self._events:
-                await self._send(send, data)
+            last = await self._send_answer(send)
         except ApiError as error:
-            await self._send(send, self._error_event(error))
+            last = self._reply.fail(error)
         except Exception:
             log.exception("a stream failed")
-            await self._send(send, self._error_event(ApiError(500, INSIDE)))
+            last = self._reply.fail(ApiError(500, INSIDE))
         finally:
             await _cancel(keeping)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _send_answer(self, send: Send) -> bytes:
+        """Sends the answer; returns its last events."""
+        reply = self._reply
+        await self._send(send, reply.begin())
+        async for pieces in self._generation.news():
+            if len(pieces) == 1:
+                data = reply.take(*pieces[0])
+            else:
+                data = b"".join(reply.take(number, piece) for number, piece in pieces)
+            if data:
+                await self._send(send, data)
+        return reply.end()
 
     async def _send(self, send: Send, data: bytes) -> None:
         self._last_sent = time.monotonic()

@@ -10,6 +10,7 @@ from copy import deepcopy
 from typing import Any
 
 from .answer_parser import Part, Said, Thought, ToolCall
+from .response_input import encrypted
 
 Event = dict[str, Any]
 
@@ -23,11 +24,15 @@ KINDS = {
 class Items:
     """A response's output.
 
+    Args:
+        encrypts: whether thoughts have an `encrypted_content`, when they are complete.
+
     Attributes:
         items: those that were begun; complete after `finish`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, encrypts: bool = False) -> None:
+        self._encrypts = encrypts
         self.items: list[dict[str, Any]] = []
         self._is_open = False
 
@@ -48,8 +53,12 @@ class Items:
                 return [*happened, self._more_arguments(more)] if more else happened
 
     def finish(self, is_cut: bool) -> list[Event]:
-        """Ends the last item; `is_cut` says that the answer reached its limit."""
-        return self._close("incomplete" if is_cut else "completed")
+        """Ends the last item; `is_cut` says that the answer reached its limit.
+
+        A response that says nothing has an empty message: many clients read the first item.
+        """
+        happened = [] if self.items else self._open("message")
+        return [*happened, *self._close("incomplete" if is_cut else "completed")]
 
     def _grow(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         happened: list[Event] = []
@@ -93,6 +102,8 @@ class Items:
         if item["type"] == "function_call":
             return [self._arguments_done(), self._done()]
         part = item["content"][0]
+        if item["type"] == "reasoning" and self._encrypts:
+            item["encrypted_content"] = encrypted(part["text"])
         done = {"type": f"{KINDS[item['type']][2]}.done", **self._place(), "text": part["text"]}
         if item["type"] == "message":
             done["logprobs"] = part["logprobs"]

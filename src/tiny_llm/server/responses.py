@@ -13,10 +13,10 @@ from .bridge import Generation
 from .documents import ERRORS, streams
 from .errors import ApiError, JsonResponse
 from .prompts import ChatPrompt
-from .replies import Events, EventStream, event, whole
+from .replies import EventStream, event, whole
 from .response_items import Event, Items
 from .responses_types import ResponsesBody
-from .sampling import make_params
+from .sampling import budget_of, make_params
 from .seam import Piece
 from .server import Server, server_of
 
@@ -38,6 +38,13 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
         top_p=body.top_p,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        seed=body.seed,
+        stop=body.stop,
+        ignore_eos=body.ignore_eos,
+        thinking_token_budget=budget_of(body.thinking_token_budget),
         logprobs=body.logprobs,
         structured_outputs=body.form(),
     )
@@ -46,7 +53,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     reply = ResponseReply(server, body, generation, prompt)
     if not body.stream:
         return await whole(request.receive, generation, reply.whole())
-    return EventStream(reply.events(), generation, reply.error_event, server.settings.keep_alive)
+    return EventStream(reply, generation, server.settings.keep_alive)
 
 
 @router.post(f"{PATH}/input_tokens", tags=["OpenAI"], responses=ERRORS)
@@ -75,6 +82,8 @@ class ResponseReply:
     ):
         self._body = body
         self._generation = generation
+        self._next_turns, self._prompts = server.next_turns, server.prompts
+        self._prompt = prompt
         self._model = server.settings.model_name
         self._params = {"temperature": body.temperature, "top_p": body.top_p}
         self._params = {
@@ -85,30 +94,34 @@ class ResponseReply:
             prompt.may_think, prompt.in_thought, body.uses_tools, bool(body.stream)
         )
         self._answer = Answer(parser, body.parallel_tool_calls is False)
-        self._texts = TokenTexts(server.prompts)
+        self._texts = TokenTexts(self._prompts)
         self._logprobs: list[dict[str, Any]] = []  # that were not told yet
-        self._items = Items()
+        self._items = Items(body.encrypts_thoughts)
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = time.time()
         self._number = -1
 
     async def whole(self) -> Response:
         """The response when it is finished."""
-        async for _, piece in self._generation.pieces():
-            self._take(piece)
-        self._items.finish(self._cut)
+        async for pieces in self._generation.news():
+            for _, piece in pieces:
+                self._take(piece)
+        self._finish()
         return JsonResponse(self._response(self._status))
 
-    async def events(self) -> Events:
-        """The response as it comes."""
-        yield self._about("response.created", "in_progress")
-        yield self._about("response.in_progress", "in_progress")
-        async for _, piece in self._generation.pieces():
-            for one in self._take(piece):
-                yield self._event(one)
-        for one in self._items.finish(self._cut):
-            yield self._event(one)
-        yield self._about(f"response.{self._status}", self._status)
+    def begin(self) -> bytes:
+        """See `Reply`."""
+        names = ("response.created", "response.in_progress")
+        return b"".join(self._about(name, "in_progress") for name in names)
+
+    def take(self, _: int, piece: Piece) -> bytes:
+        """See `Reply`."""
+        return b"".join(map(self._event, self._take(piece)))
+
+    def end(self) -> bytes:
+        """See `Reply`."""
+        last = b"".join(map(self._event, self._finish()))
+        return last + self._about(f"response.{self._status}", self._status)
 
     def _take(self, piece: Piece) -> list[Event]:
         """Adds a piece to the items. Its log-probabilities go to the first text that follows."""
@@ -123,8 +136,12 @@ class ResponseReply:
             happened += self._items.take(part, logprobs)
         return happened
 
-    def error_event(self, error: ApiError) -> bytes:
-        """The end of a stream that failed."""
+    def _finish(self) -> list[Event]:
+        self._next_turns.expect(self._prompts, self._prompt, self._answer)
+        return self._items.finish(self._cut)
+
+    def fail(self, error: ApiError) -> bytes:
+        """See `Reply`."""
         response = self._response("failed")
         response["error"] = {"code": "server_error", "message": error.message}
         return self._event({"type": "response.failed", "response": response})
@@ -171,7 +188,7 @@ class ResponseReply:
             "service_tier": "default",
             "store": False,
             **self._params,
-            "text": {"format": self._format()},
+            "text": {"format": self._format(), "verbosity": "medium"},
             "tool_choice": body.tool_choice or "auto",
             "tools": [
                 {
@@ -196,7 +213,10 @@ class ResponseReply:
         text = self._body.text
         if text is None or text.format is None:
             return {"type": "text"}
-        return text.format.model_dump(by_alias=True, exclude_none=True)
+        given = text.format.model_dump(by_alias=True)
+        if text.format.type != "json_schema":
+            return {"type": text.format.type}
+        return {**given, "name": text.format.name or "", "strict": bool(text.format.strict)}
 
     def _usage(self) -> dict[str, Any]:
         prompt, answer = self._generation.prompt_tokens, self._answer

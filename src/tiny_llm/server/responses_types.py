@@ -8,20 +8,32 @@ from pydantic import Field
 from ..engine.structured_outputs import StructuredOutputs, ToolCalls
 from .chat_types import Effort
 from .errors import refused
-from .sampling import Body, Count, Form, free_calls, make_form
+from .response_input import messages_of
+from .sampling import LARGEST, Body, Count, Form, free_calls, make_form
 
 log = logging.getLogger("tiny_llm.server")
 
-LOGPROBS = "message.output_text.logprobs"  # a value of `include`
-TEXT_PARTS = ("input_text", "output_text", "text")
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
+# Values of `include`. The others are about tools that a server runs, and images: there are none.
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 
 
 class Reasoning(Body):
-    """How much the model thinks; summaries are not made."""
+    """How much the model thinks. There are no summaries, which "auto" leaves to the server."""
 
     effort: Effort | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
     context: str | None = None
     mode: Literal["standard"] | None = None
 
@@ -40,7 +52,13 @@ class TextOptions(Body):
     """How an answer is written."""
 
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponseStreamOptions(Body):
+    """What a stream contains besides the answer: nothing."""
+
+    include_obfuscation: Literal[False] | None = None
 
 
 class ResponsesBody(Body):
@@ -54,6 +72,13 @@ class ResponsesBody(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None  # this and six: vLLM's
+    top_k: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=LARGEST)] | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
     max_tool_calls: Count | None = None  # of tools that a server runs, and this one runs none
     stream: bool | None = None
     tools: list[dict[str, Any]] | None = None
@@ -66,17 +91,17 @@ class ResponsesBody(Body):
     truncation: Literal["auto", "disabled"] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     store: bool | None = None
-    include: list[str] | None = None
+    include: list[Included] | None = None
     metadata: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
     context_management: list[dict[str, Any]] | None = None
     user: str | None = None
-    service_tier: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: ResponseStreamOptions | None = None
 
     def check_honoured(self) -> None:
         """Refuses what this server cannot do.
@@ -90,6 +115,8 @@ class ResponsesBody(Body):
                 "whole conversation as input.",
                 "previous_response_id",
             )
+        if self.stream_options is not None and not self.stream:
+            raise refused("stream_options needs stream: true.", "stream_options")
         if self.background:
             raise refused("background is not supported; leave it out.", "background")
         if self.truncation == "auto":
@@ -156,7 +183,9 @@ class ResponsesBody(Body):
         mode = choice["mode"] if isinstance(choice, dict) and is_some else choice
         if mode in (None, "auto", "none"):
             form = None if wanted is None else _text_form(wanted)
-            return form or free_calls(self.usable_tools, self.parallel_tool_calls)
+            if form is not None or self.ignore_eos:
+                return form
+            return free_calls(self.usable_tools, self.parallel_tool_calls)
         name = choice["name"] if isinstance(choice, dict) and not is_some else None
         if wanted is not None and wanted.type != "text":
             raise refused("tool_choice and text.format both ask for a form.", "text.format")
@@ -170,6 +199,11 @@ class ResponsesBody(Body):
         if self.top_logprobs is not None or LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0
         return None
+
+    @property
+    def encrypts_thoughts(self) -> bool:
+        """Whether thoughts are told in the field in which clients send them back."""
+        return ENCRYPTED in (self.include or ())
 
     @property
     def function_tools(self) -> list[dict[str, Any]]:
@@ -201,31 +235,7 @@ class ResponsesBody(Body):
         Raises:
             ApiError: an item is not as its type has it, or there is none.
         """
-        messages: list[dict[str, Any]] = []
-        if self.instructions:
-            messages.append({"role": "system", "content": self.instructions})
-        if isinstance(self.input, str):
-            return [*messages, {"role": "user", "content": self.input}]
-        thought = None
-        for number, item in enumerate(self.input):
-            place = f"input[{number}]"
-            if item.get("type") == "reasoning":
-                thought = _texts(item.get("content") or [], f"{place}.content")
-                continue
-            message = _message(item, place)
-            if message is None:
-                log.warning("%s of type %.40r is left out", place, item.get("type"))
-                continue
-            if thought and message["role"] == "assistant":
-                message["reasoning_content"] = thought
-            thought = None
-            if "tool_calls" in message and messages and "tool_calls" in messages[-1]:
-                messages[-1]["tool_calls"] += message["tool_calls"]  # calls of one turn
-            else:
-                messages.append(message)
-        if not any(message["role"] != "system" for message in messages):
-            raise refused("input has no message; give at least one.", "input")
-        return messages
+        return messages_of(self.input, self.instructions)
 
 
 def _text_form(wanted: TextFormat) -> StructuredOutputs | None:
@@ -236,50 +246,3 @@ def _text_form(wanted: TextFormat) -> StructuredOutputs | None:
     if wanted.schema_ is None:
         raise refused("text.format.schema is missing.", "text.format")
     return make_form(StructuredOutputs, "text.format", json=wanted.schema_)
-
-
-def _message(item: dict[str, Any], place: str) -> dict[str, Any] | None:
-    """An item as a message; None for an item of an unknown type."""
-    match item.get("type", "message"):
-        case "message":
-            role = item.get("role")
-            if role not in ("user", "assistant", "system", "developer"):
-                raise refused(
-                    f"{place}.role must be user, assistant, system or developer.", f"{place}.role"
-                )
-            content = _texts(item.get("content"), f"{place}.content")
-            return {"role": "system" if role == "developer" else role, "content": content}
-        case "function_call":
-            function = {name: _text(item, name, place) for name in ("name", "arguments")}
-            call = {"id": _text(item, "call_id", place), "type": "function", "function": function}
-            return {"role": "assistant", "content": "", "tool_calls": [call]}
-        case "function_call_output":
-            output = item.get("output")
-            text = _texts(output, f"{place}.output") if output is not None else ""
-            return {"role": "tool", "content": text}
-    return None
-
-
-def _text(item: dict[str, Any], name: str, place: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise refused(f"{place}.{name} must be a text.", f"{place}.{name}")
-    return value
-
-
-def _texts(content: Any, place: str) -> str:
-    """The text of a content: one text, or a list of parts."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise refused(f"{place} must be a text, or a list of parts.", place)
-    texts = []
-    for number, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind in (*TEXT_PARTS, "reasoning_text") and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        elif kind == "refusal" and isinstance(part.get("refusal"), str):
-            texts.append(part["refusal"])
-        else:
-            raise refused(f"{place}[{number}] is not a text; this model reads texts only.", place)
-    return "".join(texts)

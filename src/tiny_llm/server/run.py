@@ -24,6 +24,7 @@ import uvicorn
 
 from ..engine.llm import LLM
 from ..models.folder import read_json
+from ..models.parallel.own import end_own_group
 from ..models.tokenizer import open_tokenizer
 from . import seam
 from .app import make_app
@@ -131,6 +132,8 @@ class Process:
         needs the interpreter, and aborts the process if it is gone.
         """
         gc.collect()  # removes temporary files
+        if not self._status:
+            end_own_group()
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

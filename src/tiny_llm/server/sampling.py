@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -48,6 +48,30 @@ class FormFields(Body):
         return make_form(StructuredOutputs, "structured_outputs", **fields)
 
 
+class ResponseFormat(Body):
+    """The form of an answer; `schema` is llama.cpp's, for a JSON object."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+    def form(self) -> StructuredOutputs | None:
+        """The form, as the engine takes it; None for a text.
+
+        Raises:
+            ApiError: a schema is missing.
+        """
+        if self.type == "text":
+            return None
+        schema = self.schema_
+        if self.type == "json_schema":
+            schema = (self.json_schema or {}).get("schema")
+            if schema is None:
+                raise refused("response_format.json_schema.schema is missing.", "response_format")
+        fields = {"json_object": True} if schema is None else {"json": schema}
+        return make_form(StructuredOutputs, "response_format", **fields)
+
+
 class SamplingFields(Body):
     """What chats and completions both take."""
 
@@ -67,6 +91,14 @@ class SamplingFields(Body):
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
     structured_outputs: FormFields | None = None
+    response_format: ResponseFormat | None = None
+    include_stop_str_in_output: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    skip_special_tokens: Literal[False] | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
 
@@ -110,7 +142,23 @@ class SamplingFields(Body):
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
             ignore_eos=self.ignore_eos,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            thinking_token_budget=budget_of(self.thinking_token_budget),
         )
+
+    def check_stream(self, is_stream: bool, has_options: bool) -> None:
+        """Refuses fields that a stream cannot have, or must.
+
+        Raises:
+            ApiError: the first such field.
+        """
+        if has_options and not is_stream:
+            raise refused("stream_options needs stream: true.", "stream_options")
+        if is_stream and self.prompt_logprobs is not None:
+            raise refused(
+                "prompt_logprobs are not told in a stream; leave one of the two out.",
+                "prompt_logprobs",
+            )
 
 
 def make_params(defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
@@ -129,6 +177,11 @@ def make_params(defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
         return SamplingParams(**chosen)
     except UserError as error:
         raise refused(str(error)) from error
+
+
+def budget_of(tokens: int | None) -> int | None:
+    """A bound on thoughts; -1 is none, as in vLLM."""
+    return None if tokens == -1 else tokens
 
 
 def make_form(kind: Callable[..., T], param: str, *args: Any, **fields: Any) -> T:

@@ -1,8 +1,8 @@
 """What the event loop and the engine's thread say to each other.
 
 Plain data only: either side could be another process. The event loop sends `Submit`, `Cancel`,
-`Watch`, `Look` and `Stop`; the engine's thread sends `Loaded` once, then a `StepReport` after each
-step, and `Died` if it ends against its will.
+`Precompute`, `Watch`, `Look` and `Stop`; the engine's thread sends `Loaded` once, then a
+`StepReport` after each step, and `Died` if it ends against its will.
 """
 
 from collections.abc import Mapping
@@ -42,6 +42,13 @@ class Cancel:
 
 
 @dataclass(frozen=True)
+class Precompute:
+    """A prompt is likely to begin like this: compute it while there is nothing else to do."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Watch:
     """Whether step reports shall contain the engine's events, and snapshots now and then."""
 
@@ -58,7 +65,7 @@ class Stop:
     """End the thread."""
 
 
-ToEngine = Submit | Cancel | Watch | Look | Stop
+ToEngine = Submit | Cancel | Precompute | Watch | Look | Stop
 
 # ---------------------------------------------------------------- from the engine
 

@@ -10,6 +10,7 @@ from fastapi import Request
 from ..engine.sampling_params import SamplingParams
 from .bridge import Bridge, Generation
 from .errors import ApiError
+from .next_turn import NextTurns
 from .prompts import Prompts
 from .settings import Settings
 
@@ -24,6 +25,7 @@ class Server:
         defaults: of sampling.
         created: when the server began, in seconds since 1970.
         loaded_prompts: None while the model is being loaded.
+        next_turns: expects what conversations will go on with.
     """
 
     settings: Settings
@@ -31,6 +33,10 @@ class Server:
     defaults: Mapping[str, Any]
     created: int = field(default_factory=lambda: int(time.time()))
     loaded_prompts: Prompts | None = None
+    next_turns: NextTurns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.next_turns = NextTurns(self.settings, self.bridge)
 
     @property
     def prompts(self) -> Prompts:

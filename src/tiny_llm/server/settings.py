@@ -23,6 +23,7 @@ class Settings:
         generation_config: "auto" takes defaults of sampling from the model's
             `generation_config.json`, "vllm" takes vLLM's own.
         record: a file in which everything that the engine does is written; None for none.
+        next_turn: whether a conversation's next turn is computed ahead, as far as it is known.
         keep_alive: seconds without an event after which a stream sends a comment.
         buffer_pieces: pieces of answers that wait for a slow reader, at most.
         slow_reader_seconds: how long that buffer may be full before the reader is dropped.
@@ -39,6 +40,7 @@ class Settings:
     watchdog: float = 120.0
     generation_config: Literal["auto", "vllm"] = "auto"
     record: Path | None = None
+    next_turn: bool = True
     keep_alive: float = 15.0
     buffer_pieces: int = 256
     slow_reader_seconds: float = 30.0

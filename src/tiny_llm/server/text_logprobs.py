@@ -13,10 +13,14 @@ class TextLogprobs:
 
     Args:
         prompts: knows the texts of tokens.
+        top: how many of the likeliest tokens are told with each.
+        as_ids: whether ids are told in the place of texts.
     """
 
-    def __init__(self, prompts: Prompts):
-        self._texts = TokenTexts(prompts)
+    def __init__(self, prompts: Prompts, top: int, as_ids: bool):
+        self._prompts = prompts
+        self._top_count = top
+        self._texts = TokenTexts(prompts, as_ids)
         self._offset = 0
         self.clear()
 
@@ -40,19 +44,34 @@ class TextLogprobs:
 
     def take(self, piece: Piece) -> None:
         """Adds the tokens of a piece."""
-        for token, likely in text_tokens(piece):
+        for token, likely in text_tokens(piece, self._texts.as_ids):
             self._add(token, likely)
 
     def _add(self, token: int, likely: Mapping[int, float] | None) -> None:
         top: dict[str, float] = {}
-        for other, logprob in likeliest(likely or {}):
-            top.setdefault(self._texts.would_be(other), finite(logprob))
+        for place, (other, logprob) in enumerate(likeliest(likely or {})):
+            if place < self._top_count or other == token:
+                top[self._name(other, token, top)] = finite(logprob)
         text = self._texts.take(token)
         self._tokens.append(text)
         self._own.append(None if likely is None else finite(likely[token]))
         self._top.append(None if likely is None else top)
         self._offsets.append(self._offset)
         self._offset += len(text)
+
+    def _name(self, other: int, token: int, taken: Mapping[str, float]) -> str:
+        """A likely token's text; where two have the same, one is told by its bytes, as OpenAI does.
+
+        Args:
+            other: the likely token.
+            token: the one that was chosen, which has its own text.
+            taken: texts that others have.
+        """
+        text = self._texts.would_be(other)
+        if other == token or (text not in taken and text != self._texts.would_be(token)):
+            return text
+        written = "".join(f"\\x{byte:02x}" for byte in self._prompts.token_bytes(other))
+        return f"bytes:{written}"
 
     def field(self) -> dict[str, Any]:
         """What `logprobs` of a choice is; alternatives contain the token itself, as in vLLM."""
@@ -62,3 +81,41 @@ class TextLogprobs:
             "top_logprobs": self._top,
             "text_offset": self._offsets,
         }
+
+
+def prompt_logprobs_field(
+    prompts: Prompts,
+    token_ids: Sequence[int],
+    scored: Sequence[Mapping[int, float] | None] | None,
+    top: int | None,
+) -> list[dict[str, Any] | None] | None:
+    """vLLM's `prompt_logprobs`: for each token of the prompt, the likeliest and its own by id.
+
+    Args:
+        prompts: knows the texts of tokens.
+        token_ids: the prompt.
+        scored: see `seam.Piece.prompt_logprobs`; the engine may have told more than `top`.
+        top: how many were asked for, besides the prompt's own; None for no such field.
+
+    Returns:
+        None for the first token, which follows nothing. `rank` is null where it is beyond `top`.
+    """
+    if scored is None or top is None:
+        return None
+    return [
+        None if likely is None else _ranked(prompts, own, likely, top)
+        for own, likely in zip(token_ids, scored, strict=True)
+    ]
+
+
+def _ranked(prompts: Prompts, own: int, likely: Mapping[int, float], top: int) -> dict[str, Any]:
+    ranked = list(enumerate(likeliest(likely), start=1))
+    return {
+        str(token): {
+            "logprob": finite(logprob),
+            "rank": rank if rank <= top else None,
+            "decoded_token": prompts.token_text(token),
+        }
+        for rank, (token, logprob) in ranked
+        if rank <= top or token == own
+    }

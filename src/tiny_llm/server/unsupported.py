@@ -2,6 +2,8 @@
 
 TEXT_ALONE = "this model reads and writes texts only"
 STATELESS = "this server keeps nothing between two requests; send the whole conversation"
+OLD_NAME = "it is an old name; use structured_outputs"
+NO_BEAMS = "answers are sampled, one token after the other"
 NO_SERVER_TOOLS = "this server runs no tools; the client runs those of `tools`"
 
 REASONS = {
@@ -12,6 +14,24 @@ REASONS = {
     "moderation": "nothing is moderated here",
     "prediction": "the server guesses from the prompt if it is started with --speculative ngram",
     "web_search_options": NO_SERVER_TOOLS,
+    # Names of vLLM, llama.cpp and SGLang
+    "allowed_token_ids": "use structured_outputs or logit_bias",
+    "bad_words": "use logit_bias",
+    "chat_template": "the model's own is used",
+    "documents": "write them into a message",
+    "ebnf": "use structured_outputs",
+    "grammar": "use structured_outputs",
+    "guided_choice": OLD_NAME,
+    "guided_grammar": OLD_NAME,
+    "guided_json": OLD_NAME,
+    "guided_regex": OLD_NAME,
+    "json_schema": "use response_format or structured_outputs",
+    "length_penalty": NO_BEAMS,
+    "n_predict": "use max_tokens",
+    "priority": "requests are served in the order in which they come",
+    "regex": "use structured_outputs",
+    "truncate_prompt_tokens": "prompts are not cut",
+    "use_beam_search": NO_BEAMS,
     # Responses
     "access_programs": "there are none here",
     "background_options": "this server keeps no responses",
@@ -25,6 +45,30 @@ REASONS = {
     "inference_geo": "the answer is computed where the server is",
     "mcp_servers": NO_SERVER_TOOLS,
 }
+
+# Fields of which one value asks for nothing, and the others for what cannot be.
+OF_VALUES = {
+    "verbosity": "the model does not know it; ask for a short or a long answer in a message",
+    "reasoning.summary": "there are no summaries; the thoughts themselves are told",
+    "service_tier": "all requests are served alike",
+    "skip_special_tokens": "a text is the text of all its tokens",
+}
+OF_VALUES["text.verbosity"] = OF_VALUES["verbosity"]
+OF_VALUES["reasoning.generate_summary"] = OF_VALUES["reasoning.summary"]
+
+
+def reason_against_value(field: str, given: object, allowed: object) -> str | None:
+    """Why a field cannot have a value; None if there is nothing to say beyond what is allowed.
+
+    Args:
+        field: its place in the body.
+        given: the value.
+        allowed: the others, in words.
+    """
+    reason = OF_VALUES.get(field)
+    if reason is None:
+        return None
+    return f"{field} may be {allowed}, and not {str(given)[:60]!r}: {reason}."
 
 
 def reason_against(field: str) -> str | None:

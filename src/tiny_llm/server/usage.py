@@ -1,10 +1,13 @@
-"""How many tokens a request had, as each protocol tells it."""
+"""How many tokens a request had, and which program computed them, as each protocol tells it."""
 
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import Any
 
 from .answer import Answer
 from .bridge import Generation
+
+FINGERPRINT = f"tiny-llm-{version('tiny-llm')}"  # what computed it, as OpenAI's clients read it
 
 
 def usage_of(generation: Generation, answers: Iterable[Answer]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import ApiError, refused
-from .unsupported import reason_against
+from .unsupported import reason_against, reason_against_value
 
 # pydantic's name of an error, and our words for it; `{…}` are the error's own details.
 WORDS = {
@@ -12,6 +12,10 @@ WORDS = {
     "missing": "{field} is missing; it is required.",
     "json_invalid": "The body is not JSON.",
 }
+
+
+# OpenAI's codes where it has one for an error; for others, pydantic's name of it is the code.
+CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
 
 
 def refusal(errors: Sequence[Mapping[str, Any]]) -> ApiError:
@@ -28,12 +32,16 @@ def refusal(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if error["type"] in ("literal_error", "union_tag_invalid") and "content" in error["loc"]:
         return _not_a_text(error, field.removesuffix(".type"))
     if error["type"] == "extra_forbidden" and (reason := reason_against(field)):
-        return refused(reason, field)
+        return refused(reason, field, "unsupported_parameter")
+    if error["type"] == "literal_error":
+        allowed = error.get("ctx", {}).get("expected")
+        if reason := reason_against_value(field, error["input"], allowed):
+            return refused(reason, field, "unsupported_value")
     if error["type"] in WORDS:
-        return refused(WORDS[error["type"]].format(field=field), field)
+        return refused(WORDS[error["type"]].format(field=field), field, CODES.get(error["type"]))
     reason = str(error["msg"])
     text = reason[:1].lower() + reason[1:]
-    return refused(f"{field} is not valid: {text.rstrip('.')}.", field)
+    return refused(f"{field} is not valid: {text.rstrip('.')}.", field, error["type"])
 
 
 def _not_a_text(error: Mapping[str, Any], field: str) -> ApiError:

@@ -275,16 +275,22 @@ WRONG = [
         "if not any(self.slots):\n                self._place_prefilled()",
     ),
     Wrong(
-        "2.7.4 decode",
+        "2.7.4 compute",
         "a request is one position behind",
         "0 if request is None else request.offset for request",
         "0 if request is None else request.offset - 1 for request",
     ),
     Wrong(
-        "2.7.4 decode",
+        "2.7.4 add",
         "a finished request keeps its place in the cache",
         "cache.remove_request(slot)",
         "cache.lengths",
+    ),
+    Wrong(
+        "2.7.4 add",
+        "a token that was computed after the end counts",
+        "if request.is_done:  # it ended while this token was on its way\n                continue",
+        "pass",
     ),
     Wrong(
         "2.7.4 place",

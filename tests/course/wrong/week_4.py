@@ -73,6 +73,30 @@ WRONG = [
         "return sum(total) + biased;",
         "return sum(total) + biased / groups;",
     ),
+    Wrong(
+        "4.2.3 activations",
+        "the group's sum of numbers that are divided already",
+        "sum += value;",
+        "sum += BITS == 4 ? value / float(1 << (i * 4)) : value;",
+    ),
+    Wrong(
+        "4.2.3 weights",
+        "shifted to the right, as if no activation were divided",
+        "packed[i / 4] & (15u << (i % 4 * 4))",
+        "packed[i / 4] >> (i % 4 * 4) & 15u",
+    ),
+    Wrong(
+        "4.2.3 outputs",
+        "the sum of one lane for that of all",
+        "simd_sum(total[o][r])",
+        "total[o][r]",
+    ),
+    Wrong(
+        "4.2.3 outputs",
+        "the weights of the first output for all four",
+        "load_weights<BITS>(weights + output[o] * row_bytes, q);",
+        "load_weights<BITS>(weights, q);",
+    ),
     Wrong("4.3.1 interleave", "rows stay rows", ".swapaxes(1, 2)", ""),
     Wrong(
         "4.3.1 interleave",
@@ -120,5 +144,47 @@ WRONG = [
         "the first row's activations for the whole tile",
         "a + row * job.I + i",
         "a + i",
+    ),
+    Wrong(
+        "4.6.1 scores",
+        "the first key of eight for all",
+        "load(keys, place[k] + d, format)",
+        "load(keys, place[0] + d, format)",
+    ),
+    Wrong(
+        "4.6.1 scores",
+        "numbers beyond the last whole vector are left out",
+        "if (whole < D) {",
+        "if (whole < 0) {",
+    ),
+    Wrong(
+        "4.6.2 exp",
+        "rounded down, so that f reaches 1",
+        "const Floats shifted = clamped + magic;",
+        "const Floats shifted = clamped - 0.5f + magic;",
+    ),
+    Wrong(
+        "4.6.2 softmax",
+        "the sum keeps its old unit",
+        "state.sum *= factor;",
+        "",
+    ),
+    Wrong(
+        "4.6.2 values",
+        "the first columns' values for all",
+        "tile.values[s] + d + v * LANES",
+        "tile.values[s] + d",
+    ),
+    Wrong(
+        "4.6.3 merge",
+        "parts are added in different units",
+        "equal ? 1 : std::exp2(part.largest - all.largest)",
+        "part.sum > 0 || equal",
+    ),
+    Wrong(
+        "4.6.3 split",
+        "as many parts as threads",
+        "size = ATTENTION_PART;",
+        "size = (keys_of(blocks[0]) + num_threads() - 1) / num_threads();",
     ),
 ]

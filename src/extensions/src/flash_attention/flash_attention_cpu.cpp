@@ -6,6 +6,8 @@
 #include "common/rows.h"
 #include "common/scratch.h"
 #include "common/tasks.h"
+#include "src/flash_attention/attention_parts.h"
+#include "src/flash_attention/attention_steps.h"
 #include "src/flash_attention/flash_attention.h"
 #include "src/flash_attention/flash_attention_kernels.h"
 
@@ -22,12 +24,79 @@ namespace {
 
 int64_t no_scratch(const FlashAttentionJob&, int) { return 0; }
 
+// A head of one sequence, whose keys and values are at strides: where they are.
+struct HeadAtStrides {
+    int64_t key, value;  // where the first begins
+    int64_t key_stride, value_stride;
+
+    static void find(const void* head, int64_t first, KeyTile& tile) {
+        const auto& at = *static_cast<const HeadAtStrides*>(head);
+        for (int i = 0; i < tile.count; i++) {
+            tile.keys[i] = at.key + (first + i) * at.key_stride;
+            tile.values[i] = at.value + (first + i) * at.value_stride;
+        }
+    }
+};
+
+// Rows first_row … of a head, as Week 4's kernels take them.
+AttentionRows rows_of(const FlashAttentionJob& job, int64_t b, int64_t h, int64_t first_row,
+                      const HeadAtStrides* head) {
+    const int64_t group = job.H_q / job.H, rows = job.L * group;
+    AttentionRows block = {
+        .D = job.D,
+        .scale = job.scale,
+        .format = job.format,
+        .query = job.query,
+        .keys = job.key,
+        .values = job.value,
+        .out = job.out,
+        .rows = static_cast<int>(std::min<int64_t>(STEP_QUERY_ROWS, rows - first_row)),
+        .from = {},
+        .to = {},
+        .visible = {},
+        .find = HeadAtStrides::find,
+        .head = head};
+    for (int i = 0; i < block.rows; i++) {
+        const int64_t l = (first_row + i) / group, query_head = h * group + (first_row + i) % group;
+        block.from[i] = row_offset(job.query_strides, b, query_head, l);
+        block.to[i] = out_offset(job, b, query_head, l);
+        block.visible[i] = visible_keys(job, b, l);
+    }
+    return block;
+}
+
+// All rows by a kernel of Week 4.
+void run_step(const FlashAttentionJob& job) {
+    std::vector<HeadAtStrides> heads;
+    for (int64_t b = 0; b < job.B; b++) {
+        for (int64_t h = 0; h < job.H; h++) {
+            heads.push_back({row_offset(job.key_strides, b, h, 0),
+                             row_offset(job.value_strides, b, h, 0), job.key_strides.token,
+                             job.value_strides.token});
+        }
+    }
+    std::vector<AttentionRows> blocks;
+    for (int64_t head = 0; head < job.B * job.H; head++) {
+        for (int64_t row = 0; row < job.L * (job.H_q / job.H); row += STEP_QUERY_ROWS) {
+            blocks.push_back(rows_of(job, head / job.H, head % job.H, row, &heads[head]));
+        }
+    }
+    attend_by_step(blocks, job.step);
+}
+
 void run(const FlashAttentionJob& job, InstructionSet set) {
+    const bool by_loops = job.step.loops() || job.mask_kind != MaskKind::none;
+    if (job.step.chosen && !by_loops) {
+        run_step(job);
+        return;
+    }
     auto kernel = flash_attention_reference;
     auto scratch_size = no_scratch;
     // [solution only]
-    kernel = TINY_LLM_CHOOSE_SIMD(set, flash_attention, flash_attention_reference);
-    scratch_size = TINY_LLM_CHOOSE_SIMD(set, flash_attention_scratch, no_scratch);
+    if (!job.step.chosen) {
+        kernel = TINY_LLM_CHOOSE_SIMD(set, flash_attention, flash_attention_reference);
+        scratch_size = TINY_LLM_CHOOSE_SIMD(set, flash_attention_scratch, no_scratch);
+    }
     // [/solution only]
     const int64_t rows = job.L * (job.H_q / job.H);
     const int64_t step = rows_per_block(rows, job.B * job.H * rows, num_threads());
@@ -91,6 +160,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
         .mask_strides = {},
         .mask_key_stride = 0,
         .context_lens = nullptr,
+        .step = attention_step(),
     };
     if (has_context_lens_) {
         job.context_lens = row_contiguous(inputs.back(), stream()).data<int32_t>();

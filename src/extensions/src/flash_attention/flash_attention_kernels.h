@@ -22,6 +22,31 @@ struct Strides {
 
 enum class MaskKind { none, boolean, additive };
 
+struct AttentionRows;  // these three are in attention_steps.h
+struct KeyTile;
+struct RowState;
+
+/// scores[s] = query · key s · scale, for the first `count` keys of a tile. query: D float32
+/// numbers, and zeros up to a whole vector.
+using AttentionScores = void (*)(const float* query, const void* keys, const KeyTile& tile,
+                                 int count, int64_t D, Format format, float scale, float* scores);
+
+/// states[r] = what row r of the block knows of those of the keys first … end − 1 that it sees.
+using AttentionPart = void (*)(const AttentionRows& block, int64_t first, int64_t end,
+                               RowState* states);
+
+/// A kernel of Week 4, if one was asked for: see attention_steps.h. Without functions it is the
+/// reference.
+struct AttentionStep {
+    bool chosen = false;
+    AttentionScores scores = nullptr;
+    AttentionPart part = nullptr;
+    bool splits = false;  // threads share the keys of a sequence
+
+    /// Whether the reference is to run.
+    bool loops() const { return chosen && scores == nullptr && part == nullptr; }
+};
+
 /// Everything a CPU kernel needs to know.
 struct FlashAttentionJob {
     int64_t B, H_q, H, L, S, D;
@@ -41,6 +66,7 @@ struct FlashAttentionJob {
     int64_t mask_key_stride;
 
     const int32_t* context_lens;  // B, or null
+    AttentionStep step;
 };
 
 // Query heads that share a key/value head see the same keys, so a kernel takes them together. With

@@ -31,7 +31,7 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
     const int I = params.I;
     const long m = long(group.x) * BM, o = long(group.y) * BN;
     const int begin = groups.z == 1 ? 0 : group.z * TILE_PART;
-    const int end = groups.z == 1 ? I : min(I, begin + TILE_PART);
+    const int numbers = groups.z == 1 ? I : min(I - begin, int(TILE_PART));  // of a row
     const int rows_left = min(long(BM), M - m), outputs_left = min(long(BN), O - o);
     a += m * params.a_stride + begin;
     b += o * params.b_stride + begin;
@@ -40,12 +40,13 @@ template <typename T, typename U, bool WHOLE, int BM, int BN, int SM, int SN>
     RowStager<T, BM, THREADS, WHOLE> left_rows(left, a, params.a_stride, rows_left, I - begin,
                                                thread_index);
     RowStager<T, BN, THREADS, WHOLE> right_rows(right, b, params.b_stride, outputs_left, I - begin,
-                                                thread_index);
-    for (int k = begin; k < end; k += TILE_PART) {
-        for (int i = k; i < min(end, k + TILE_PART); i += TILE_K) {
+                                                thread_index, true);
+    for (int part = 0; part < numbers; part += TILE_PART) {
+        const int part_end = min(numbers, part + TILE_PART);
+        for (int done = part; done < part_end; done += TILE_K) {
             threadgroup_barrier(mem_flags::mem_threadgroup);  // all have used the last tiles
-            left_rows.stage(i - begin);
-            right_rows.stage(i - begin);
+            left_rows.stage(done);
+            right_rows.stage(done);
             threadgroup_barrier(mem_flags::mem_threadgroup);
             sums.multiply(left, right);
         }

@@ -40,12 +40,14 @@ struct PageSource {
     Tokens tokens;
     uint lane;
     device const T* queries;      // of all sequences
-    device const T* key_pages;    // P×H×page_size×D
-    device const T* value_pages;  // P×H×page_size×D
+    device const T* key_pages;    // P×H×page_size×D, from `key_head` on
+    device const T* value_pages;  // P×H×page_size×D, the same
+    long page_stride;             // H·page_size·D
     device const int* pages;      // of this sequence
     device T* results;            // T×H_q×D
-    int page_begin;               // the first key of the page that was looked up last
-    long page_start;              // and where its row of `key_head` is
+    int number;                   // of the page that was looked up last
+    int page_begin;               // its first key
+    long page_start;              // and where its row is
     device const T *key, *value;
 
     device const T* query(int head, int l) const {
@@ -56,25 +58,38 @@ struct PageSource {
 
     /// The table is looked at once for each page, by one lane. s must not be less than before.
     void seek(int s) {
-        const int size = params->page_size;
-        if (s - page_begin >= size) {
-            const int number = s / size;
-            const int page = simd_broadcast(lane == 0 ? pages[number] : 0, ushort(0));
-            page_begin = number * size;
-            page_start = (long(page) * params->H + key_head) * size * params->D;
+        if (s - page_begin >= params->page_size) {
+            number = s / params->page_size;
+            page_begin = number * params->page_size;
+            look_up();
         }
-        const long at = page_start + long(s - page_begin) * params->D;
-        key = key_pages + at;
-        value = value_pages + at;
+        find(s);
     }
 
+    /// To the next pages without a division.
     void advance(int s, int by) {
-        if (s - page_begin >= params->page_size) {
-            seek(s);
-        } else {
+        if (s - page_begin < params->page_size) {
             key += by * params->D;
             value += by * params->D;
+            return;
         }
+        do {
+            number++;
+            page_begin += params->page_size;
+        } while (s - page_begin >= params->page_size);
+        look_up();
+        find(s);
+    }
+
+    void look_up() {
+        const int page = simd_broadcast(lane == 0 ? pages[number] : 0, ushort(0));
+        page_start = page * page_stride;
+    }
+
+    void find(int s) {
+        const long at = page_start + (s - page_begin) * params->D;
+        key = key_pages + at;
+        value = value_pages + at;
     }
 
     bool aligned() const { return params->aligned; }
@@ -110,8 +125,11 @@ PageSource<T> page_source(constant const PagedAttentionParams& params, int b, in
                           device const int* block_table, device T* out) {
     device const int* pages = block_table + long(b) * params.max_pages;
     const int nowhere = -params.page_size;  // every key is behind the page that begins there
-    return {&params,     b,     key_head, tokens,  lane, query,     key_pages,
-            value_pages, pages, out,      nowhere, 0,    key_pages, value_pages};
+    const long head = long(params.page_size) * params.D;
+    key_pages += key_head * head;
+    value_pages += key_head * head;
+    return {&params,         b,     key_head, tokens, lane,    query, key_pages, value_pages,
+            params.H * head, pages, out,      -1,     nowhere, 0,     key_pages, value_pages};
 }
 
 /// Whether one of the pages of keys first … end − 1 is not there. For all lanes of a simdgroup.

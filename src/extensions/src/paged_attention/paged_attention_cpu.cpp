@@ -8,6 +8,8 @@
 #include "common/rows.h"
 #include "common/scratch.h"
 #include "common/tasks.h"
+#include "src/flash_attention/attention_parts.h"
+#include "src/flash_attention/attention_steps.h"
 #include "src/paged_attention/paged_attention.h"
 #include "src/paged_attention/paged_attention_kernels.h"
 
@@ -108,15 +110,84 @@ std::vector<Block> blocks_of(const PagedAttentionJob& job,
     return blocks;
 }
 
+// A head of one sequence, whose keys and values are in pages: where they are.
+struct HeadInPages {
+    const PagedAttentionJob* job;
+    const PagedSequence* sequence;
+    int64_t h;
+
+    static void find(const void* head, int64_t first, KeyTile& tile) {
+        const auto& [job, sequence, h] = *static_cast<const HeadInPages*>(head);
+        for (int i = 0; i < tile.count;) {  // page by page
+            const int64_t place = key_offset(*job, *sequence, h, first + i);
+            const int64_t in_page = job->page_size - (first + i) % job->page_size;
+            for (int64_t k = 0; k < in_page && i < tile.count; k++, i++) {
+                tile.keys[i] = tile.values[i] = place + k * job->D;
+            }
+        }
+    }
+};
+
+// Rows first_row … of a head, up to STEP_QUERY_ROWS of `rows`, as Week 4's kernels take them.
+AttentionRows rows_of(const PagedAttentionJob& job, const HeadInPages& head, int64_t first_row,
+                      int64_t rows) {
+    const int64_t group = job.H_q / job.H;
+    AttentionRows block = {.D = job.D,
+                           .scale = job.scale,
+                           .format = job.format,
+                           .query = job.query,
+                           .keys = job.key_pages,
+                           .values = job.value_pages,
+                           .out = job.out,
+                           .rows = static_cast<int>(std::min<int64_t>(STEP_QUERY_ROWS, rows)),
+                           .from = {},
+                           .to = {},
+                           .visible = {},
+                           .find = HeadInPages::find,
+                           .head = &head};
+    for (int i = 0; i < block.rows; i++) {
+        const int64_t l = (first_row + i) / group;
+        const int64_t query_head = head.h * group + (first_row + i) % group;
+        block.from[i] = query_offset(job, *head.sequence, query_head, l);
+        block.to[i] = out_offset(job, *head.sequence, query_head, l);
+        block.visible[i] = visible_keys(job, *head.sequence, l);
+    }
+    return block;
+}
+
+// All blocks by a kernel of Week 4.
+void run_step(const PagedAttentionJob& job, const std::vector<Block>& blocks) {
+    std::vector<HeadInPages> heads;
+    for (const Block& block : blocks) {
+        for (int64_t h = 0; h < job.H; h++) {
+            heads.push_back({&job, block.sequence, h});
+        }
+    }
+    std::vector<AttentionRows> smaller;
+    for (size_t i = 0; i < heads.size(); i++) {
+        const Block& block = blocks[i / job.H];
+        for (int row = 0; row < block.rows; row += STEP_QUERY_ROWS) {
+            smaller.push_back(rows_of(job, heads[i], block.first_row + row, block.rows - row));
+        }
+    }
+    attend_by_step(smaller, job.step);
+}
+
 void run(const PagedAttentionJob& job, const Batch& batch, InstructionSet set) {
+    const std::vector<PagedSequence> sequences = sequences_of(job, batch);
+    const std::vector<Block> blocks = blocks_of(job, sequences, batch);
+    if (job.step.chosen && !job.step.loops()) {
+        run_step(job, blocks);
+        return;
+    }
     auto kernel = paged_attention_reference;
     auto scratch_size = no_scratch;
     // [solution only]
-    kernel = TINY_LLM_CHOOSE_SIMD(set, paged_attention, paged_attention_reference);
-    scratch_size = TINY_LLM_CHOOSE_SIMD(set, paged_attention_scratch, no_scratch);
+    if (!job.step.chosen) {
+        kernel = TINY_LLM_CHOOSE_SIMD(set, paged_attention, paged_attention_reference);
+        scratch_size = TINY_LLM_CHOOSE_SIMD(set, paged_attention_scratch, no_scratch);
+    }
     // [/solution only]
-    const std::vector<PagedSequence> sequences = sequences_of(job, batch);
-    const std::vector<Block> blocks = blocks_of(job, sequences, batch);
     const int64_t chunks = static_cast<int64_t>(blocks.size()) * job.H;
     parallel_for(chunks, [&](int64_t chunk) {
         const Block& block = blocks[chunk / job.H];
@@ -156,6 +227,7 @@ void PagedAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
         .out = out.data<void>(),
         .query_head_stride = query.strides(1),
         .query_token_stride = query.strides(token_axis),
+        .step = attention_step(),
     };
     const Batch batch = {
         .B = block_table.shape(0),

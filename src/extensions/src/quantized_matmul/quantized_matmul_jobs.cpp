@@ -108,11 +108,11 @@ const QuantizedMatmulKernel* kernel_of(InstructionSet set) {
         return &quantized_matmul_avx512;
     }
     if (set == InstructionSet::avx2) {
-        return &avx2::quantized_matmul_fixed_point;
+        return &avx2::quantized_matmul_avx2_neon;
     }
 #elif defined(__aarch64__)
     if (set == InstructionSet::neon) {
-        return &neon::quantized_matmul_fixed_point;
+        return &neon::quantized_matmul_avx2_neon;
     }
 #endif
     return nullptr;

@@ -109,7 +109,7 @@ constexpr int64_t QUANTIZED_MATMUL_PANEL = 64;
 
 #if defined(__x86_64__)
 namespace avx2 {
-extern const QuantizedMatmulKernel quantized_matmul_fixed_point;
+extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
 }
 extern const QuantizedMatmulKernel quantized_matmul_avx512;
 namespace amx {
@@ -121,7 +121,7 @@ void quantized_matmul_few_rows_interleaved(const QuantizedMatmulJob& job, const 
 }  // namespace amx
 #elif defined(__aarch64__)
 namespace neon {
-extern const QuantizedMatmulKernel quantized_matmul_fixed_point;
+extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
 }
 #endif
 

@@ -27,6 +27,7 @@ constant constexpr int STEP = LANES * VALUES;
 template <typename T, int BITS>
 float load_activations(device const T* a, thread float* x) {
     float sum = 0;
+    // [task 4.2.3 activations]
     for (int v = 0; v < VALUES; v += 4) {
         const vec<T, 4> four = *(device const vec<T, 4>*)(a + v);
         for (int i = 0; i < 4; i++) {
@@ -35,6 +36,7 @@ float load_activations(device const T* a, thread float* x) {
             x[v + i] = BITS == 4 ? value * (1.0f / float(1 << (i * 4))) : value;
         }
     }
+    // [/task 4.2.3 activations]
     return sum;
 }
 
@@ -43,6 +45,7 @@ float load_activations(device const T* a, thread float* x) {
 // small.
 template <int BITS>
 void load_weights(device const uchar* b, thread float* q) {
+    // [task 4.2.3 weights]
     for (int v = 0; v < VALUES; v += BITS == 4 ? 16 : 4) {
         if (BITS == 4) {
             const ushort4 packed = *(device const ushort4*)(b + v / 2);
@@ -56,6 +59,7 @@ void load_weights(device const uchar* b, thread float* q) {
             }
         }
     }
+    // [/task 4.2.3 weights]
 }
 
 template <typename T, int BITS, int GROUP_SIZE, int ROWS>
@@ -86,14 +90,15 @@ template <typename T, int BITS, int GROUP_SIZE, int ROWS>
     a += long(first_row) * I + first;
     // Beyond the last output or row the last one is computed again, and not stored: the loop has
     // no conditions, and nothing outside of the arrays is read.
-    int output[OUTPUTS], row[ROWS];
-    for (int o = 0; o < OUTPUTS; o++) {
+    int output[OUTPUTS] = {0}, row[ROWS] = {0};
+    for (int o = 1; o < OUTPUTS; o++) {
         output[o] = min(o, O - 1 - first_output);
     }
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 1; r < ROWS; r++) {
         row[r] = min(r, M - 1 - first_row) * I;
     }
 
+    // [task 4.2.3 outputs]
     float total[OUTPUTS][ROWS];
     for (int o = 0; o < OUTPUTS; o++) {
         for (int r = 0; r < ROWS; r++) {
@@ -131,6 +136,7 @@ template <typename T, int BITS, int GROUP_SIZE, int ROWS>
             }
         }
     }
+    // [/task 4.2.3 outputs]
 }
 
 #define INSTANTIATE(name, T, BITS, GROUP_SIZE, ROWS)                                      \

@@ -34,27 +34,25 @@ struct WeightStager {
 
     device const uchar* from;  // this thread's next weights in its first row
     threadgroup T* to;         // and their place
-    int bytes;                 // from there to its row in the next round
-    int rows_left;             // from its first row on
+    int row[ROUNDS];           // bytes from there to its row in each round
 
     // b: the tile's first row, of row_bytes; its first weights are those that are staged first.
     WeightStager(threadgroup T* tile, device const uchar* b, int row_bytes, int outputs_left,
                  uint thread_index) thread {
-        const int row = int(thread_index) / (TILE_K / UNPACKED);
+        const int first = int(thread_index) / (TILE_K / UNPACKED);
         const int column = int(thread_index) % (TILE_K / UNPACKED) * UNPACKED;
-        from = b + long(row) * row_bytes + column / 8 * BITS;
-        to = tile + row * tile_stride<T>() + column;
-        bytes = AT_ONCE * row_bytes;
-        rows_left = outputs_left - row;
+        const int last = outputs_left - 1, begin = min(first, last);
+        from = b + long(begin) * row_bytes + column / 8 * BITS;
+        to = tile + first * tile_stride<T>() + column;
+        for (int round = 0; round < ROUNDS; round++) {
+            row[round] = (min(first + round * AT_ONCE, last) - begin) * row_bytes;
+        }
     }
 
-    // The next TILE_K weights of each row; zeros beyond the last row.
+    // The next TILE_K weights of each row; beyond the last row that one's again, as in RowStager.
     void stage() thread {
         for (int round = 0; round < ROUNDS; round++) {
-            Packed packed = Packed(0);
-            if (round * AT_ONCE < rows_left) {
-                packed = *(device const Packed*)(from + round * bytes);
-            }
+            const Packed packed = *(device const Packed*)(round == 0 ? from : from + row[round]);
             for (int v = 0; v < UNPACKED; v += 4) {
                 vec<T, 4> four;
                 for (int i = 0; i < 4; i++) {

@@ -1,14 +1,19 @@
 """One model on several processes, the ranks: tensor parallelism on `mx.distributed`.
 
     layers     the table and the head, which are split, and sums over the ranks
-    block      a layer, which is split; what lies between two sums is recorded
+    block      a split layer; the operations between two sums are recorded as one node
     decoder    the decoder of all families, made of such layers
     messages   what rank 0 says to the others: JSON over a socket
     watch      beats between the ranks; a rank that is silent or gone ends all of them
     ring       connecting MLX's ring within a bounded time
-    guard      the program that bounds it
-    group      starting the other ranks on this machine, and ending them
+    guard      the program that enforces that bound
+    lifeline   the program that ends a rank which cannot do it by itself
+    group      rank 0's connections to the others, and how all of them end
+    local      ranks that rank 0 starts on this machine
+    launched   ranks that a launcher has started, on one machine or several
+    own        the group of this process
 
-What a rank has of a model's tensors is in `parts.py`. Nothing here knows requests, pages or
-sampling: rank 0 has these, and the engine tells the others each step (`engine/parallel_model.py`).
+Which part of a tensor a rank holds is in `parts.py`. Nothing here knows requests, pages or
+sampling: only rank 0 knows these; the engine sends the others each step
+(`engine/parallel_model.py`).
 """

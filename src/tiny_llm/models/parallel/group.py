@@ -1,13 +1,12 @@
-"""The ranks on this machine: rank 0 is this process, the others are programs that it starts.
+"""A group of ranks: what rank 0 says to the others, and how all of them end together.
 
-A process has one group, which all its models use: MLX connects one ring in the life of a process.
+How the ranks came to be is left to `local.py`, whose rank 0 starts the others, and `launched.py`,
+where a launcher started all of them.
 """
 
 import atexit
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,77 +15,45 @@ from typing import Any
 
 from ...errors import UserError
 from .messages import Channel
-from .ring import Ring, connect, free_addresses
+from .ring import Ring
 from .watch import Watch
 
 THREADS = "TINY_LLM_NUM_THREADS"
-SECONDS_TO_END = 2.0
 SECONDS_TO_NOTICE = 1.0
 
-_of_this_process: "LocalGroup | None" = None
-_lock = threading.Lock()
+
+def share_cores(num_ranks: int) -> str:
+    """The threads of each of so many ranks on this machine, where the user gave no number."""
+    return os.environ.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // num_ranks)))
 
 
-def local_group(size: int, program: str) -> "LocalGroup":
-    """The group of this process, which is started when it is first wanted.
+class RankGroup:
+    """Rank 0, and its connections to the others.
 
     Args:
-        size: how many ranks, this one included.
-        program: the module that the others run; its arguments are `Worker`'s.
-
-    Raises:
-        UserError: the process has a group of another size, or its group has ended.
-    """
-    global _of_this_process
-    with _lock:
-        group = _of_this_process
-        if group is None:
-            group = _of_this_process = LocalGroup(size, program)
-    if group.size != size:
-        raise UserError(
-            f"tensor_parallel_size is {size}, and this process already has a group of "
-            f"{group.size} ranks; give {group.size}, or start another process."
-        )
-    group.check()
-    return group
-
-
-class LocalGroup:
-    """Rank 0 and the processes that it started. See `local_group`.
+        size: how many ranks there are.
+        channels: what the others are told, by rank.
+        beats: a second connection to each, on which both sides show that they are alive.
 
     Attributes:
-        size: how many ranks there are.
-        ring: the ranks, as MLX's collectives take them.
+        size: as given.
+        ring: the ranks, as MLX's collectives take them; set once they are connected.
         before_end: called, with the sentence, before a lost rank ends this process.
     """
 
-    def __init__(self, size: int, program: str):
+    ring: Ring
+
+    def __init__(
+        self, size: int, channels: Mapping[int, Channel], beats: Mapping[int, socket.socket]
+    ):
         self.size = size
         self.before_end: list[Callable[[str], None]] = []
+        self._channels = dict(channels)
         self._end_reason: str | None = None
         self._num_keys = 0
-        threads = os.environ.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // size)))
-        addresses = free_addresses(size)
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._channels: dict[int, Channel] = {}
-        watched: dict[int, socket.socket] = {}
-        for rank in range(1, size):
-            steps, theirs = socket.socketpair()
-            beats, their_beats = socket.socketpair()
-            with theirs, their_beats:
-                fds = theirs.fileno(), their_beats.fileno()
-                self._processes[rank] = subprocess.Popen(
-                    [sys.executable, "-P", "-m", program, str(rank), *map(str, fds), *addresses],
-                    env={**os.environ, THREADS: threads},
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=fds,
-                )
-            self._channels[rank], watched[rank] = Channel(steps), beats
-        self._watch = Watch(watched, self._lose)
+        self._losing = threading.Lock()
+        self._watch = Watch(beats, self._lose)
         atexit.register(self.end)
-        for channel in self._channels.values():
-            channel.receive()  # it is about to connect
-        self.ring = connect(0, addresses)
 
     def new_key(self) -> int:
         """A number that no other object of the group has."""
@@ -132,19 +99,24 @@ class LocalGroup:
             with suppress(OSError):  # it is gone already
                 channel.send({"do": "end"})
             channel.close()
-        for process in self._processes.values():
-            try:
-                process.wait(SECONDS_TO_END)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        self._wait()
+
+    def _wait(self) -> None:
+        """Waits until the other ranks are gone, where that can be seen."""
+
+    def _kill(self) -> None:
+        """Ends the other ranks at once, where that is possible."""
+
+    def _status(self, rank: int) -> str:
+        """What is known of how a rank ended that has said nothing."""
+        del rank
+        return "its connection ended"
 
     def _lose(self, rank: int, reason: str) -> None:
         """A rank is gone or silent: ends the others, says so, and ends this process."""
-        with _lock:  # the first that notices; nothing after it
+        with self._losing:  # the first that notices; nothing after it
             why = reason or self._status(rank)
-            for process in self._processes.values():
-                process.kill()
+            self._kill()
             sentence = f"rank {rank} of {self.size} is lost ({why}), and the model with it."
             for callback in self.before_end:
                 callback(sentence)
@@ -155,34 +127,29 @@ class LocalGroup:
             os.write(errors, f"\ntiny-llm: {sentence}\n".encode())
             os._exit(1)
 
-    def _status(self, rank: int) -> str:
-        """How a process that is gone has ended."""
-        try:
-            status = self._processes[rank].wait(1)
-        except subprocess.TimeoutExpired:
-            return "its connection ended"
-        return f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+
+def watch_rank_0(beats: socket.socket) -> Watch:
+    """Ends this process when rank 0 is gone or silent."""
+    return Watch({0: beats}, lambda *_: os._exit(1))
 
 
 class Worker:
-    """The side of a rank that another process has started.
+    """Another rank's side of a group.
 
     Args:
-        arguments: rank, the sockets' numbers, and the addresses of all ranks.
+        ring: the ranks.
+        channel: what rank 0 says.
+        watch: of rank 0.
 
     Attributes:
         rank, size: which rank this is, and of how many.
-        ring: as `LocalGroup`'s.
-        channel: what rank 0 says.
+        ring, channel: as given.
     """
 
-    def __init__(self, arguments: Sequence[str]):
-        rank, steps, beats, *addresses = arguments
-        self.rank, self.size = int(rank), len(addresses)
-        self._watch = Watch({0: socket.socket(fileno=int(beats))}, lambda *_: os._exit(1))
-        self.channel = Channel(socket.socket(fileno=int(steps)))
-        self.channel.send("connecting")
-        self.ring: Ring = connect(self.rank, addresses)
+    def __init__(self, ring: Ring, channel: Channel, watch: Watch):
+        self.rank, self.size = ring.rank(), ring.size()
+        self.ring, self.channel = ring, channel
+        self._watch = watch
 
     def fail(self, reason: str) -> None:
         """Tells rank 0 why this rank ends, and ends it."""

@@ -27,12 +27,22 @@ class Channel:
         text = json.dumps(message).encode()
         self.connection.sendall(LENGTH.pack(len(text)) + text)
 
-    def receive(self) -> Any:
-        """The next message; None if the other end is gone."""
+    def receive(self, longest: int | None = None) -> Any:
+        """The next message; None if the other end is gone.
+
+        Args:
+            longest: bytes that a message from a stranger may have.
+
+        Raises:
+            ValueError: it has more, or is no JSON.
+        """
         head = self._read(LENGTH.size)
         if head is None:
             return None
-        text = self._read(LENGTH.unpack(head)[0])
+        [length] = LENGTH.unpack(head)
+        if longest is not None and length > longest:
+            raise ValueError(f"a message of {length} bytes")
+        text = self._read(length)
         return None if text is None else json.loads(text)
 
     def close(self) -> None:

@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import mlx.core as mx
@@ -28,7 +29,32 @@ def free_addresses(count: int) -> list[str]:
             one.close()
 
 
-def connect(rank: int, addresses: Sequence[str]) -> Ring:
+@contextmanager
+def bounded(rank: int, others: Sequence[socket.socket] = ()) -> Iterator[None]:
+    """Ends this process with a sentence if what is inside takes longer than `SECONDS_TO_CONNECT`.
+
+    Args:
+        rank: this process's number.
+        others: connections to other ranks; the process ends as well if one of them does.
+    """
+    late = (
+        f"tiny-llm: rank {rank} could not connect to the other ranks within "
+        f"{SECONDS_TO_CONNECT:.0f} seconds, and ends."
+    )
+    lost = f"tiny-llm: rank {rank} lost another rank while it connected, and ends."
+    fds = [one.fileno() for one in others]
+    guard = subprocess.Popen(
+        [sys.executable, "-I", str(GUARD), str(SECONDS_TO_CONNECT), late, lost, *map(str, fds)],
+        stdin=subprocess.PIPE,
+        pass_fds=fds,
+    )
+    try:
+        yield
+    finally:
+        guard.communicate()  # ends its input
+
+
+def connect(rank: int, addresses: Sequence[str], others: Sequence[socket.socket] = ()) -> Ring:
     """This process's place in the ring. All ranks call it at about the same time.
 
     MLX has one ring in the life of a process.
@@ -36,20 +62,13 @@ def connect(rank: int, addresses: Sequence[str]) -> Ring:
     Args:
         rank: this process's number.
         addresses: of all ranks.
+        others: see `bounded`.
 
     Raises:
         RuntimeError: an address cannot be used. If the other ranks do not come, the process ends
             with a sentence after `SECONDS_TO_CONNECT`.
     """
-    sentence = (
-        f"tiny-llm: rank {rank} could not connect to the other ranks within "
-        f"{SECONDS_TO_CONNECT:.0f} seconds, and ends."
-    )
-    guard = subprocess.Popen(
-        [sys.executable, "-I", str(GUARD), str(SECONDS_TO_CONNECT), sentence],
-        stdin=subprocess.PIPE,
-    )
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
+    with bounded(rank, others), tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
         json.dump([[address] for address in addresses], hosts)
         hosts.flush()
         own = {"MLX_RANK": str(rank), "MLX_HOSTFILE": hosts.name}
@@ -58,7 +77,6 @@ def connect(rank: int, addresses: Sequence[str]) -> Ring:
         try:
             return mx.distributed.init(strict=True, backend="ring")
         finally:
-            guard.communicate()  # ends its input
             for name, value in before.items():
                 if value is None:
                     del os.environ[name]

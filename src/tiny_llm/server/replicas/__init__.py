@@ -1,5 +1,6 @@
 """Several engines behind one address.
 
-A gateway gets the requests and passes each to a replica: the whole server without a socket.
+`gateway` receives requests and passes each to a `replica`, chosen by `routing`; a replica is the
+whole server without a socket.
 Only `ray_serve` imports Ray, which starts, watches and scales the replicas.
 """

@@ -1,4 +1,4 @@
-// The prepared activations of quantized_matmul_fixed_point.cpp.
+// The prepared activations of quantized_matmul_avx2_neon.cpp.
 #pragma once
 
 #include "src/quantized_matmul/fast/fixed_point_rounding.h"

@@ -2,7 +2,7 @@
 //
 // The step is a power of two, so that nothing but A is rounded: the smallest with
 // |A| < 255/128 · 2¹⁴, and so with A = 256 · high + low in two signed bytes, for the kernels that
-// multiply bytes. quantized_matmul_fixed_point.cpp says what that costs in precision. float16
+// multiply bytes. quantized_matmul_avx2_neon.cpp says what that costs in precision. float16
 // numbers (11 bits) get a second row of integers for what the first one leaves, with steps 2¹⁵
 // times smaller. A group with NaN or infinity has a step of NaN.
 //

@@ -1,4 +1,4 @@
-// What quantized_matmul_fixed_point.cpp does with vectors of integers.
+// What quantized_matmul_avx2_neon.cpp does with vectors of integers.
 #pragma once
 
 #include "common/simd.h"

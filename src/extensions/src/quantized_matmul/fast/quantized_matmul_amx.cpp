@@ -1,7 +1,7 @@
 // quantized_matmul with AMX: one tdpbsud multiplies 64 activations of up to 16 rows by 64 weights
 // of 16 outputs, in integers.
 //
-// The numbers are those of quantized_matmul_fixed_point.cpp: activations rounded to 16-bit
+// The numbers are those of quantized_matmul_avx2_neon.cpp: activations rounded to 16-bit
 // integers, exact sums over a group, and the same float32 operations after them. A row therefore
 // has the same bits whichever kernel computes it, and one or two rows, for which tiles would be too
 // empty, are left to another. AMX multiplies bytes; byte_planes.h makes two of an integer:

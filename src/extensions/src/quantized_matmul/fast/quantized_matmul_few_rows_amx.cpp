@@ -1,7 +1,7 @@
 // quantized_matmul for one or two rows, where the time goes into reading the weights: bytes
 // multiplied in vectors (AVX-512 VNNI), which every machine with AMX has.
 //
-// The numbers are those of quantized_matmul_fixed_point.cpp, and so is every bit of the result;
+// The numbers are those of quantized_matmul_avx2_neon.cpp, and so is every bit of the result;
 // byte_planes.h says how activations become bytes. A *panel* is 16 outputs, whose rows of b lie one
 // after the other in memory.
 //

@@ -14,13 +14,16 @@ export class Refusal extends Error {
   }
 }
 
-/** Sends a request; `body` is sent as JSON. */
-export async function ask(path, { body, signal } = {}) {
+/** Sends a request, with `content`, which is JSON, if there is any; the answer may be an error. */
+export function request(path, { content, signal } = {}) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
-  if (body !== undefined) headers["Content-Type"] = "application/json";
-  const init = { headers, signal, method: body === undefined ? "GET" : "POST" };
-  if (body !== undefined) init.body = JSON.stringify(body);
-  const response = await fetch(path, init);
+  if (content !== undefined) headers["Content-Type"] = "application/json";
+  return fetch(path, { headers, signal, method: content === undefined ? "GET" : "POST", body: content });
+}
+
+/** Sends a request, with `body` as JSON, if there is any. */
+export async function ask(path, { body, signal } = {}) {
+  const response = await request(path, { content: body === undefined ? undefined : JSON.stringify(body), signal });
   if (!response.ok) throw new Refusal(response.status, await sentence(response));
   return response;
 }

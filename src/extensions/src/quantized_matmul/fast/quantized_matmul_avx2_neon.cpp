@@ -275,7 +275,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 
 }  // namespace
 
-const QuantizedMatmulKernel quantized_matmul_fixed_point = {scratch_bytes, prepare, run,
-                                                            /*interleaved_rows=*/0};
+const QuantizedMatmulKernel quantized_matmul_avx2_neon = {scratch_bytes, prepare, run,
+                                                          /*interleaved_rows=*/0};
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from .chat_types import ChatMessage, TemplateVariables, Tool
+from .chat_types import ChatMessage, TemplateVariables, Tool, check_continued
 from .documents import ERRORS
 from .errors import JsonResponse, refused
 from .prompts import Prompts
@@ -22,8 +22,9 @@ class TokenizeBody(Body):
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     model: str | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None  # by default, to a text and not to a chat
+    add_generation_prompt: bool | None = None  # by default, unless a message is continued
+    continue_final_message: bool = False
     chat_template_kwargs: TemplateVariables | None = None
     tools: list[Tool] | None = None
     return_token_strs: bool | None = None
@@ -37,12 +38,20 @@ class TokenizeBody(Body):
         if (self.prompt is None) == (self.messages is None):
             raise refused("Give either prompt or messages.", "prompt")
         if self.prompt is not None:
-            return prompts.encode(self.prompt, self.add_special_tokens)
+            return prompts.encode(self.prompt, self.add_special_tokens is not False)
+        check_continued(self.continue_final_message, self.add_generation_prompt)
         messages = [one.for_template(number) for number, one in enumerate(self.messages or ())]
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
         chosen = self.chat_template_kwargs or TemplateVariables()
         variables = chosen.model_dump(exclude_none=True)
-        chat = prompts.chat(messages, tools, variables, self.add_generation_prompt)
+        chat = prompts.chat(
+            messages,
+            tools,
+            variables,
+            self.add_generation_prompt is not False,
+            self.continue_final_message,
+            bool(self.add_special_tokens),
+        )
         return chat.token_ids
 
 
@@ -62,7 +71,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> dict[str, Any]:
     ids = await prompts.run(body.encode, prompts)
     return {
         "tokens": ids,
-        "token_strs": [prompts.token_text(one) for one in ids] if body.return_token_strs else None,
+        "token_strs": prompts.token_names(ids) if body.return_token_strs else None,
         "count": len(ids),
         "max_model_len": server.context,
     }

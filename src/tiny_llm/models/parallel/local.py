@@ -1,0 +1,79 @@
+"""Ranks on this machine: rank 0 is this process, the others are programs that it starts."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from .group import THREADS, RankGroup, Worker, share_cores, watch_rank_0
+from .messages import Channel
+from .ring import connect, free_addresses
+
+SECONDS_TO_END = 2.0
+
+
+class LocalGroup(RankGroup):
+    """Rank 0 and the processes that it started.
+
+    Args:
+        size: how many ranks, this one included.
+        program: the module that the others run; its arguments are those of `local_worker`.
+    """
+
+    def __init__(self, size: int, program: str):
+        threads = share_cores(size)
+        addresses = free_addresses(size)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        channels: dict[int, Channel] = {}
+        watched: dict[int, socket.socket] = {}
+        for rank in range(1, size):
+            steps, theirs = socket.socketpair()
+            beats, their_beats = socket.socketpair()
+            with theirs, their_beats:
+                fds = theirs.fileno(), their_beats.fileno()
+                self._processes[rank] = subprocess.Popen(
+                    [sys.executable, "-P", "-m", program, str(rank), *map(str, fds), *addresses],
+                    env={**os.environ, THREADS: threads},
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=fds,
+                )
+            channels[rank], watched[rank] = Channel(steps), beats
+        super().__init__(size, channels, watched)
+        for rank, answer in zip(channels, self.answers(), strict=True):
+            if answer is None:
+                self._lose(rank, "")
+        # Now all ranks are about to connect.
+        self.ring = connect(0, addresses, [channel.connection for channel in channels.values()])
+
+    def _wait(self) -> None:
+        for process in self._processes.values():
+            try:
+                process.wait(SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _kill(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+
+    def _status(self, rank: int) -> str:
+        try:
+            status = self._processes[rank].wait(1)
+        except subprocess.TimeoutExpired:
+            return super()._status(rank)
+        return f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+
+
+def local_worker(arguments: Sequence[str]) -> Worker:
+    """The side of a rank that `LocalGroup` has started.
+
+    Args:
+        arguments: rank, the sockets' numbers, and the addresses of all ranks.
+    """
+    rank, steps, beats, *addresses = arguments
+    watch = watch_rank_0(socket.socket(fileno=int(beats)))
+    channel = Channel(socket.socket(fileno=int(steps)))
+    channel.send("connecting")
+    return Worker(connect(int(rank), addresses, [channel.connection]), channel, watch)

@@ -1,0 +1,66 @@
+"""Pages that are computed before a request asks for them."""
+
+import pytest
+
+from tests.engine.support import PARAGRAPH
+from tiny_llm import LLM, SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+def build(**options) -> LLM:
+    return LLM("demo", kv_cache_bytes=2**24, **options)
+
+
+def compute_all(llm, ids) -> int:
+    steps = 1
+    while llm.precompute(ids):
+        steps += 1
+    return steps
+
+
+@pytest.mark.parametrize("draft", [None, "demo-draft"])
+def test_a_request_finds_them_and_has_the_same_tokens(draft):
+    llm = build(draft_model=draft)
+    ids = llm.tokenizer.encode(PARAGRAPH * 3)
+    size = llm.scheduler.config.page_size
+    assert len(ids) > 2 * size
+    assert compute_all(llm, ids) == len(ids) // size
+    assert (llm.scheduler.num_prompt_tokens, llm.scheduler.num_cached_tokens) == (0, 0)
+    llm.scheduler.check_integrity()
+    assert not llm.has_unfinished_requests
+    [ahead] = llm.generate([*ids, 17], GREEDY)
+    assert ahead.num_cached_tokens == len(ids) // size * size
+    [plain] = build().generate([*ids, 17], GREEDY)
+    assert ahead.token_ids == plain.token_ids
+    assert not llm.precompute(ids)  # all of them are there
+
+
+def test_it_waits_for_requests_and_gives_up_what_cannot_be():
+    llm = build()
+    ids = llm.tokenizer.encode(PARAGRAPH * 3)
+    llm.add_request("RoPE is", GREEDY)
+    assert not llm.precompute(ids)
+    while llm.has_unfinished_requests:
+        llm.step()
+    assert not llm.precompute(ids[: llm.scheduler.config.page_size - 1])  # no full page
+    assert not build(enable_prefix_caching=False).precompute(ids)
+    assert not build(max_num_batched_tokens=16, max_num_seqs=8).precompute(ids)  # half a page
+    tiny = LLM("demo", kv_cache_bytes=2**24 // llm.scheduler.config.num_pages)  # one page
+    assert compute_all(tiny, ids) <= 2
+    tiny.scheduler.check_integrity()
+
+
+def test_a_step_that_fails_is_no_harm(monkeypatch, caplog):
+    llm = build()
+    ids = llm.tokenizer.encode(PARAGRAPH * 3)
+
+    def fail(step):
+        raise RuntimeError("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.runner, "run", fail)
+        assert not llm.precompute(ids)
+    assert "could not be computed ahead" in caplog.text
+    llm.scheduler.check_integrity()
+    assert llm.precompute(ids)

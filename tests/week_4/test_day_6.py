@@ -1,0 +1,219 @@
+"""Week 4, day 6: flash attention in vectors, and keys that threads share."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.ops.attention_problems import assert_exact, evaluated, exact, problem
+from tests.paging import cut_into_pages, padded
+from tests.support import (
+    as_numpy,
+    assert_same_bits,
+    assert_same_on_any_number_of_threads,
+)
+from tests.week_4.steps import WITH_VECTORS, use_step
+from tiny_llm import kernels
+
+# B, H, H_q / H, L, S, D: heads that are no whole vectors, tiles and groups that are not full.
+SHAPES = [
+    (1, 1, 1, 1, 1, 1),
+    (2, 1, 3, 1, 65, 7),
+    (1, 2, 2, 3, 67, 80),
+    (1, 1, 5, 9, 130, 128),
+    (1, 1, 1, 2, 31, 250),
+]
+PART = 512  # keys: attention_steps.h
+LONG = [(1, 1, 2, 1, S, 40) for S in (PART - 1, PART, PART + 1, 2 * PART + 77)]
+
+
+@pytest.fixture(params=WITH_VECTORS or [None])
+def scores(request, monkeypatch, on_cpu) -> None:
+    """Attention goes through task 1's kernel, of each instruction set that this machine has."""
+    use_step("TINY_LLM_ATTENTION", "scores", request.param, monkeypatch)
+
+
+@pytest.fixture(params=WITH_VECTORS or [None])
+def online(request, monkeypatch, on_cpu) -> None:
+    """Attention goes through task 2's kernel."""
+    use_step("TINY_LLM_ATTENTION", "online", request.param, monkeypatch)
+
+
+@pytest.fixture(params=WITH_VECTORS or [None])
+def split(request, monkeypatch, on_cpu) -> None:
+    """Attention goes through task 3's kernel."""
+    use_step("TINY_LLM_ATTENTION", "split", request.param, monkeypatch)
+
+
+def assert_exact_but_for_rounding(shape, dtype, mask):
+    query, key, value = problem(*shape, dtype=dtype)
+    solution = exact(query, key, value, shape[-1] ** -0.5, mask)
+    assert_exact(evaluated(query, key, value, mask=mask), *solution)
+
+
+def assert_the_same_alone_and_together(S: int):
+    """A sequence in a batch and by itself; a row among others and by itself; keys in pages."""
+    lengths = [S, 1, 64, 0]
+    query, key, value = problem(4, 2, 3, 9, S, 24, dtype=mx.bfloat16)
+    together = evaluated(query, key, value, mask="causal", context_lens=lengths)
+    alone = evaluated(query[:1], key[:1], value[:1], mask="causal")
+    assert_same_bits(alone, together[:1], "a sequence alone")
+    token = evaluated(query[:1, :, 8:], key[:1], value[:1], mask="causal")
+    assert_same_bits(token, together[:1, :, 8:], "its last token alone")
+    dense = [(key[b, :, :length], value[b, :, :length]) for b, length in enumerate(lengths)]
+    *pages, table = cut_into_pages(dense, 10)
+    paged = kernels.paged_attention(query, *pages, padded(table), mx.array(lengths))
+    mx.eval(paged)
+    assert_same_bits(paged, together, "keys in pages of 10")
+
+
+# --- task 1: scores -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [None, "causal"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_task_1_is_exact_but_for_rounding(scores, dtype, shape, mask):
+    assert_exact_but_for_rounding(shape, dtype, mask)
+
+
+def test_task_1_each_key_has_its_own_score(scores):
+    """Key s has the score s / 8, and its value is 1 in column s: a row of weights comes out."""
+    S = 37
+    query, key = mx.ones((1, 1, 1, S)), mx.zeros((1, 1, S, S))
+    key[0, 0, :, S - 1] = mx.arange(S) / 8
+    actual = as_numpy(evaluated(query, key, mx.eye(S)[None, None], 1.0))[0, 0, 0]
+    expected = np.exp(np.arange(S) / 8)
+    expected /= expected.sum()
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, err_msg="weights of keys 0 to 36")
+
+
+def test_task_1_the_same_bits_alone_and_together(scores):
+    assert_the_same_alone_and_together(70)
+
+
+def test_task_1_a_mask_in_an_array_is_left_to_the_loops(scores, monkeypatch):
+    query, key, value = problem(1, 1, 2, 3, 70, 24)
+    hidden = mx.arange(70) % 3 == 0
+    actual = evaluated(query, key, value, mask=hidden)
+    monkeypatch.setenv("TINY_LLM_ATTENTION", "loops")
+    assert_same_bits(actual, evaluated(query, key, value, mask=hidden), "with a mask")
+
+
+def test_task_1_the_kernel_s_name_is_checked(scores, monkeypatch):
+    query, key, value = problem(1, 1, 1, 1, 3, 8)
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
+    with pytest.raises(ValueError, match="the instruction set is portable, which has no vectors"):
+        evaluated(query, key, value)
+    monkeypatch.setenv("TINY_LLM_ATTENTION", "flash")
+    with pytest.raises(ValueError, match='"flash"; it may be loops, scores, online or split'):
+        evaluated(query, key, value)
+
+
+# --- task 2: the online softmax -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [None, "causal"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_task_2_is_exact_but_for_rounding(online, dtype, shape, mask):
+    assert_exact_but_for_rounding(shape, dtype, mask)
+
+
+def weights_beside_one(x: np.ndarray) -> np.ndarray:
+    """2ˣ / (1 + 2ˣ) of each x: the weight of a key beside one whose score is 0."""
+    key = mx.zeros((len(x), 1, 2, 1))
+    key[:, 0, 1, 0] = mx.array(x)
+    value = mx.broadcast_to(mx.array([[0.0], [1.0]]), key.shape)
+    one = mx.ones((len(x), 1, 1, 1))
+    ln_2 = 0.693147182  # times log₂ e, as float32: 1
+    assert np.float32(ln_2) * np.float32(1.44269504) == 1
+    return as_numpy(evaluated(one, key, value, ln_2)).reshape(-1)
+
+
+def test_task_2_a_power_of_two_is_within_its_bound(online):
+    """2.4 parts in ten million, and a rounding each for the sum of weights and the division."""
+    x = np.concatenate([np.linspace(-1, 0, 4001), np.linspace(-125, -1, 999)]).astype(np.float32)
+    exact_weights = 2.0 ** x.astype(np.float64)
+    expected = exact_weights / (1 + exact_weights)
+    error = np.abs(weights_beside_one(x) / expected - 1)
+    worst = error.argmax()
+    assert error[worst] <= 2.4e-7 + 2.0**-23, (
+        f"2^{x[worst]}: expected an error of at most 3.6e-7, got {error[worst]:.1e}"
+    )
+
+
+def test_task_2_far_below_the_largest_score_there_is_no_weight(online):
+    x = np.array([-126.5, -127, -200, -5000, -1e30], np.float32)
+    actual = weights_beside_one(x)
+    np.testing.assert_array_less(actual, 2.0**-125, err_msg=f"weights of 2^{x}: expected none")
+    assert (actual >= 0).all(), f"expected weights of at least 0, got {actual}"
+
+
+def test_task_2_scores_that_grow_from_tile_to_tile(online, dtype):
+    """Every tile has a larger score than those before it: what is there is scaled each time."""
+    query, key, value = problem(1, 1, 1, 1, 300, 24, dtype=dtype)
+    key[0, 0] = key[0, 0] * 0.1 + query[0, 0] * (mx.arange(300) / 100)[:, None].astype(dtype)
+    assert_exact(evaluated(query, key, value), *exact(query, key, value, 24**-0.5, None))
+
+
+def test_task_2_hidden_keys_are_not_touched(online, dtype):
+    query, key, value = problem(1, 1, 2, 3, 130, 24, dtype=dtype)
+    expected = evaluated(query, key[:, :, :100], value[:, :, :100], mask="causal")
+    key[:, :, 100:], value[:, :, 100:] = mx.nan, mx.nan
+    actual = evaluated(query, key, value, mask="causal", context_lens=[100])
+    assert_same_bits(actual, expected, "NaN beyond the last key")
+
+
+def test_task_2_what_is_not_a_number_is_no_hidden_key(online, dtype):
+    query, key, value = problem(1, 1, 2, 2, 90, 24, dtype=dtype)
+    query[0, 1, 1, 3] = mx.nan
+    finite = np.isfinite(as_numpy(evaluated(query, key, value))).all(axis=-1)
+    assert finite.tolist() == [[[True, True], [True, False]]], "expected one row without numbers"
+
+
+def test_task_2_the_same_bits_alone_and_together(online):
+    assert_the_same_alone_and_together(70)
+
+
+# --- task 3: split keys ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [None, "causal"])
+@pytest.mark.parametrize("shape", [*SHAPES, *LONG], ids=str)
+def test_task_3_is_exact_but_for_rounding(split, dtype, shape, mask):
+    assert_exact_but_for_rounding(shape, dtype, mask)
+
+
+@pytest.mark.parametrize("place", [3, PART + 3, 2 * PART + 3])
+def test_task_3_the_largest_score_in_any_part(split, place):
+    query, key, value = problem(1, 1, 1, 1, 2 * PART + 77, 24)
+    key[0, 0, place] = 2 * query[0, 0, 0]
+    assert_exact(evaluated(query, key, value), *exact(query, key, value, 24**-0.5, None))
+
+
+def test_task_3_a_single_part_has_yesterday_s_bits(split, monkeypatch):
+    query, key, value = problem(1, 2, 2, 3, PART, 24, dtype=mx.bfloat16)
+    actual = evaluated(query, key, value, mask="causal")
+    monkeypatch.setenv("TINY_LLM_ATTENTION", "online")
+    assert_same_bits(actual, evaluated(query, key, value, mask="causal"), "one part")
+
+
+def test_task_3_a_row_without_keys_is_zero(split):
+    query, key, value = problem(1, 1, 2, 5, 3, 24)
+    out = as_numpy(evaluated(query, key, value, mask="causal"))
+    assert not out[:, :, :2].any(), "expected zeros for queries before the first key"
+    assert np.isfinite(out).all()
+
+
+def test_task_3_the_same_bits_alone_and_together(split):
+    assert_the_same_alone_and_together(PART + 70)
+
+
+def test_task_3_the_same_bits_with_any_number_of_threads(split):
+    evaluated(*problem(1, 1, 1, 1, 3, 8))  # here an unwritten task is told with its name
+    program = (
+        "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
+        "x = lambda *shape: mx.random.normal(shape).astype(mx.bfloat16);"
+        "q, k, v = x(1, 4, 3, 80), x(1, 2, 1500, 80), x(1, 2, 1500, 80);"
+        "y = t.flash_attention(q, k, v, 0.1, True, stream=mx.cpu).astype(mx.float32);"
+        "print(t.num_threads(), hash(np.array(y).tobytes()))"
+    )
+    assert_same_on_any_number_of_threads(program)

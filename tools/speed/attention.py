@@ -1,0 +1,131 @@
+"""Measures attention of one token to many keys, with the `tiny_llm` of this process: __main__.py.
+
+    python -m tools.speed.attention kernels --read 40e9 --peak 500e9 --day 4.6 --rounds 5
+
+Two problems: the heads of Qwen3-0.6B, and as many keys of a single head, where threads have nothing
+to share but the keys. Clock, comparison and roofline are those of day 4.1, the learner's if it is a
+learner's process. Prints one line of JSON.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+
+from tiny_llm import flash_attention
+from tiny_llm.errors import YourTurn
+from tiny_llm.kernels.speed import Cost, Limits, attention_cost, compare
+
+from .products import row
+
+VARIABLE = "TINY_LLM_ATTENTION"
+KERNELS = ("loops", "scores", "online", "split")
+ON_ONE_HEAD = ("online", "split")
+# H_q, H, D, S, and how many such sets of keys: more than any cache holds.
+HEADS = (16, 8, 128, 4096, 4)
+ONE_HEAD = (8, 1, 128, 4096, 16)
+
+
+class Attention:
+    """One token of H_q query heads, and keys and values of several layers.
+
+    Args:
+        H_q, H, D, S: heads of queries and of keys, their size, and the keys of each.
+        copies: how many layers.
+    """
+
+    def __init__(self, H_q: int, H: int, D: int, S: int, copies: int):
+        def half(*shape: int) -> mx.array:
+            return mx.random.normal(shape).astype(mx.bfloat16)
+
+        self._layers = [
+            (half(1, H_q, 1, D), half(1, H, S, D), half(1, H, S, D)) for _ in range(copies)
+        ]
+        mx.eval(self._layers)
+        one = attention_cost(H_q, H, D, S)
+        self.cost = Cost(copies * one.num_bytes, copies * one.operations)
+
+    def with_kernel(self, kernel: str | None) -> Callable[[], None]:
+        """A run of all layers by a kernel of this name; None for this machine's best."""
+
+        def run() -> None:
+            with chosen(kernel):
+                mx.eval([flash_attention(*layer) for layer in self._layers])
+
+        return run
+
+
+@contextmanager
+def chosen(kernel: str | None) -> Iterator[None]:
+    """Attention that is evaluated meanwhile goes through a kernel of this name."""
+    before = os.environ.pop(VARIABLE, None)
+    try:
+        if kernel is not None:
+            os.environ[VARIABLE] = kernel
+        yield
+    finally:
+        os.environ.pop(VARIABLE, None)
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
+def measure_on(
+    problem: Sequence[int], names: Sequence[str | None], limits: Limits, rounds: int
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """(rows of the table by kernel, why the others have none) for one problem.
+
+    Args:
+        problem: of `Attention`.
+        names: of `KERNELS`; None is this machine's best, by the name "best".
+        limits: the machine's.
+        rounds: of the comparison.
+    """
+    attention = Attention(*problem)
+    runs: dict[str, Callable[[], Any]] = {}
+    unwritten = {}
+    for name in names:
+        run = attention.with_kernel(name)
+        try:
+            run()
+        except (RuntimeError, ValueError) as error:  # yours to write, or not for this machine
+            unwritten[name or "best"] = str(error)
+        else:
+            runs[name or "best"] = run
+    times = compare(runs, rounds)
+    return {name: row(times[name], attention.cost, limits) for name in runs}, unwritten
+
+
+def measure(best: bool, limits: Limits, rounds: int) -> dict[str, Any]:
+    """Both problems: by this machine's best kernel, or by those of the day that are written."""
+    rows, unwritten = measure_on(HEADS, (None,) if best else KERNELS, limits, rounds)
+    one_head, _ = measure_on(ONE_HEAD, (None,) if best else ON_ONE_HEAD, limits, rounds)
+    return {"rows": rows, "one_head": one_head, "unwritten": unwritten, "nearest": None}
+
+
+def main() -> int:
+    """Exit status 2 if something of day 4.1 is to be written first."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("kernels", "best"))
+    parser.add_argument("--read", type=float, required=True)
+    parser.add_argument("--peak", type=float, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--day", choices=("4.6",), default="4.6")
+    args = parser.parse_args()
+    mx.set_default_device(mx.cpu)
+    mx.random.seed(0)
+    try:
+        found = measure(args.what == "best", Limits(args.read, args.peak), args.rounds)
+    except YourTurn as unwritten:
+        print(unwritten, file=sys.stderr)
+        return 2
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
