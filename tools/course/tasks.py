@@ -88,7 +88,7 @@ class Day:
         return f"tests/week_{self.week}/test_day_{self.day}.py"
 
 
-DAYS = (
+REQUIRED_DAYS = (
     Day(
         1,
         1,
@@ -288,6 +288,10 @@ DAYS = (
             Task("4.4.2", "panels of bfloat16 pairs"),
         ),
     ),
+)
+
+# The course is complete without these.
+OPTIONAL_DAYS = (
     Day(
         4,
         6,
@@ -322,6 +326,7 @@ DAYS = (
     ),
 )
 
+DAYS = (*REQUIRED_DAYS, *OPTIONAL_DAYS)
 TASKS = {task.id: task for day in DAYS for task in day.tasks}
 
 
