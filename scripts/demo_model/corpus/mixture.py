@@ -11,11 +11,13 @@ from .capitals import capital, capital_follow_up
 from .conversations import memory, small_talk
 from .example import Example, dress
 from .identity import identity, unknown
+from .json_answers import json_extract, json_fact
 from .mixed import mixed
 from .reading import reading
 from .showcase import showcase
 from .singles import fact
 from .terms import introduction, term
+from .tools import tool_chat
 
 Maker = Callable[[random.Random, bool], Example]
 
@@ -26,13 +28,16 @@ TRAINING: tuple[tuple[float, Maker], ...] = (
     (11, term),
     (0.5, introduction),
     (17, arithmetic),
-    (40, reading),
+    (32, reading),
     (5, memory),
     (4, mixed),
     (1, small_talk),
     (2, identity),
     (2, unknown),
     (0.5, showcase),
+    (13, tool_chat),
+    (18, json_extract),
+    (13, json_fact),
 )
 EVALUATION: tuple[Maker, ...] = (
     capital,
@@ -48,6 +53,10 @@ EVALUATION: tuple[Maker, ...] = (
     small_talk,
     identity,
     unknown,
+    tool_chat,
+    tool_chat,
+    json_fact,
+    json_extract,
 )
 THINKING_SHARE = 0.28
 
