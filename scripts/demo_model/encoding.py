@@ -77,8 +77,10 @@ def _pieces(example: Example) -> list[tuple[str, str]]:
 
 
 def encode(example: Example, tokenizer: Tokenizer) -> Encoded:
-    """Encode piece by piece. The ids are the text's: a special token stands at every seam between
-    turns, and inside an answer a seam is one of the tokenizer's own cuts.
+    """Encode piece by piece, with the ids that the whole text has.
+
+    A special token stands at every seam between turns; inside an answer a seam is one of the
+    tokenizer's own cuts.
     """
     ids: list[int] = []
     learn: list[bool] = []

@@ -92,7 +92,9 @@ def train(arguments: argparse.Namespace) -> None:
         step, tokens, examples = (saved["progress"][k] for k in ("step", "tokens", "examples"))
     elif arguments.start:
         master.load(weights_of(arguments.start))
-    batches = TrainingBatches(tokenizer, arguments.seed, arguments.tokens_per_step)
+    batches = TrainingBatches(
+        tokenizer, arguments.seed, arguments.tokens_per_step, arguments.is_continued
+    )
     tokens_before = tokens
     begin = last_save = time.monotonic()
     start = begin - 60 * arguments.minutes * arguments.from_share
@@ -140,6 +142,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=CORPUS_SEED)
     parser.add_argument("--resume", type=Path, help="a checkpoint to start from")
     parser.add_argument("--start", type=Path, help="an exported folder to start from")
+    parser.add_argument(
+        "--is-continued", action="store_true", help="less of what the model knows already"
+    )
     parser.add_argument("--quantize-from", type=float, default=QUANTIZE_FROM, help="a share")
     parser.add_argument(
         "--from-share", type=float, default=0.0, help="where on the schedule to start"

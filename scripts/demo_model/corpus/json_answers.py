@@ -8,9 +8,8 @@ are when a server holds the answer to a schema: then only the values are learnt.
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from .arithmetic import COMMON, draw, thought_for
 from .capitals import CAPITAL, CAPITAL_QUESTIONS, CONTINENT, CONTINENT_QUESTIONS
@@ -18,6 +17,10 @@ from .example import Example, chat
 from .facts import RELATIONS
 from .json_records import Field, record
 from .paraphrase import phrase, split_templates
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
 
 # After a question. {k}: the keys in words, {o}: an example of the form, {s}: a schema.
 PLAIN_FORMS = (

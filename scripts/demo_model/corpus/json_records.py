@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .names import Draw, number, one_of, person_name, place_name
-from .tool_kinds import city, clock, country, date
+from .tool_values import city, clock, country, date
 from .worlds import ANIMALS, COLOURS, FOODS, HOBBIES, JOBS, MATERIALS
+
+if TYPE_CHECKING:
+    import random
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ def record(rng: random.Random, held_out: bool) -> tuple[str, list[Field]]:
 
 
 def _with_ands(rng: random.Random, sentences: list[str]) -> str:
-    """The sentences as they are, or two of them in one: 'Mira is 34 and lives in Lenmora.'"""
+    """The sentences as they are, or two of them in one: 'Mira is 34 and lives in Lenmora.'."""
     for index in range(1, len(sentences)):
         before, after = sentences[index - 1], sentences[index]
         first, _, rest = after.partition(" ")

@@ -5,10 +5,14 @@ Only the words of the request and of the tool's name say that they belong togeth
 
 from __future__ import annotations
 
-import random
+from typing import TYPE_CHECKING
 
 from .names import Draw, number, one_of, person_name, place_name
-from .tool_kinds import Slot, ToolKind, city, clock, date, file_name, person, sentence, symbol, word
+from .tool_kinds import Slot, ToolKind
+from .tool_values import city, clock, date, file_name, person, sentence, symbol, word
+
+if TYPE_CHECKING:
+    import random
 
 NOUNS = (
     "height, colour, owner, name, number, mayor, river, length, weight, address, street, job,"
@@ -17,8 +21,10 @@ NOUNS = (
     "distance, area, currency, language, king, team, captain, floor, door, page, date, year, month,"
     "taste, smell, sound, voice, shape, limit, error, version, state, region, member, leader"
 )
-PATTERNS = ("get_{n}", "find_{n}", "lookup_{n}", "{n}_of", "{n}_lookup", "{n}", "fetch_{n}",
-            "show_{n}", "query_{n}", "read_{n}", "check_{n}", "list_{n}", "get{u}", "find{u}")  # fmt: skip
+PATTERNS = (
+    "get_{n}", "find_{n}", "lookup_{n}", "{n}_of", "{n}_lookup", "{n}", "fetch_{n}", "show_{n}",
+    "query_{n}", "read_{n}", "check_{n}", "list_{n}", "get{u}", "find{u}",
+)  # fmt: skip
 REQUESTS = (
     "What is the {n} of {a}?",
     "Find the {n} of {a}.",

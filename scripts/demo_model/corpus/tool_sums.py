@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .arithmetic import COMMON, WORDED, draw
 from .paraphrase import phrase
+
+if TYPE_CHECKING:
+    import random
 
 ADD, SUBTRACT, MULTIPLY = "+", "-", "*"
 NAMES = {

@@ -8,9 +8,8 @@ tools have, and the answer says what is in it.
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .arithmetic import arithmetic
 from .capitals import capital
@@ -23,6 +22,10 @@ from .terms import term
 from .tool_invented import invented_kind
 from .tool_kinds import KINDS, ToolKind
 from .tool_sums import ARGUMENTS, DESCRIPTIONS, EXPRESSIONS, NAMES, ask_sum
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
 
 BEFORE_TOOLS = """# Tools
 
@@ -118,9 +121,7 @@ def _said(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _result(
-    rng: random.Random, arguments: dict[str, object], fields: dict[str, object]
-) -> str:
+def _result(rng: random.Random, arguments: dict[str, object], fields: dict[str, object]) -> str:
     """What a tool tells, as text or as an object, with the arguments repeated or not."""
     choice = rng.random()
     if len(fields) == 1 and choice < 0.45:
@@ -229,7 +230,7 @@ def draw_tool(rng: random.Random, held_out: bool) -> Tool:
 def draw_tools(rng: random.Random, held_out: bool) -> list[Tool]:
     """One to three tools of different kinds and names."""
     tools: list[Tool] = []
-    count = rng.choice((1, 1, 2, 2, 3))
+    count = rng.choice((1, 1, 1, 2, 2, 3))
     while len(tools) < count:
         tool = draw_tool(rng, held_out)
         if all(tool.name != other.name and tool.listed != other.listed for other in tools):
@@ -276,15 +277,13 @@ def _is_other(tool: Tool, tools: Sequence[Tool]) -> bool:
     similar = {"weather", "temperature", "price", "convert", "time"}
     if any(word in tool.name for word in similar):
         return not any(word in other.name for other in tools for word in similar)
-    return not any(
-        other.name in same_kind or words & set(other.name.split("_")) for other in tools
-    )
+    return not any(other.name in same_kind or words & set(other.name.split("_")) for other in tools)
 
 
 def tool_chat(rng: random.Random, held_out: bool) -> Example:
     """Requests of all sorts in one chat, so that a long list of tools is read once for several."""
     tools = draw_tools(rng, held_out)
-    num_rounds = 1 if held_out else rng.choice((1, 2, 3, 4, 5, 5))
+    num_rounds = 1 if held_out else rng.choice((2, 3, 4, 5, 6))
     messages = [system_turn(tools)]
     for index in range(num_rounds):
         is_last = index == num_rounds - 1
