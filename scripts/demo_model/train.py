@@ -1,4 +1,4 @@
-"""Trains the target or the draft from scratch, on the clock.
+"""Trains the target or the draft, on the clock: from scratch, or on from a checkpoint or a folder.
 
 The schedule is a function of the elapsed share of `--minutes`: a short warm-up, a stable part,
 a long decay to zero; in its last part the weights are quantized at every step (see
@@ -62,7 +62,9 @@ def build(which: str, compiled: bool) -> Qwen3:
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     """The weights of an exported folder, as they were when it was quantized."""
-    plain = dequantize_weights(mx.load(str(folder / "model.safetensors")))
+    weights = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(weights, dict), "a safetensors file holds named arrays"
+    plain = dequantize_weights(weights)
     return {
         key.removeprefix("model.").replace("self_attn.", "").replace("mlp.", ""): torch.from_numpy(
             np.array(array.astype(mx.float32))
