@@ -104,8 +104,8 @@ def key_parts() -> str:
     d.text(10, 18, "keys of one head, in parts of 512 from the first on", "strong")
     x = 10.0
     takers = "abbab"
-    for part, (width, taker) in enumerate(zip((98, 98, 98, 98, 46), takers, strict=True)):
-        d.box(x, 28, width - 4, 30, taker, f"part {part}" if width > 60 else "4")
+    for part, (width, taker) in enumerate(zip((98, 98, 98, 98, 68), takers, strict=True)):
+        d.box(x, 28, width - 4, 30, taker, f"part {part}")
         d.arrow((x + (width - 4) / 2, 62), (x + (width - 4) / 2, 92))
         d.box(x, 96, width - 4, 30, "n", "m, l, o", "small mono")
         d.arrow((x + (width - 4) / 2, 130), (235, 172))
