@@ -55,6 +55,18 @@ def test_the_state_says_who_has_which_pages(server, client):
     assert set(own["pages"][: own["shared_pages"]]) <= set(found["tree"]["pages"])
 
 
+def test_the_load_is_the_number_of_requests(server, client):
+    assert eventually(lambda: server.get("/load").json() == {"server_load": 0})
+    body = {"model": "demo", "prompt": "Hello", "max_tokens": 1500, "temperature": 1}
+    stream = client.completions.create(**body, stream=True, extra_body={"ignore_eos": True})
+    next(stream)
+    assert server.get("/load").json() == {"server_load": 1}
+    stream.close()
+    assert eventually(lambda: server.get("/load").json() == {"server_load": 0})
+    for ask in (httpx2.get, httpx2.post):
+        assert ask(server.url + "/ping").json() == {"status": "ok"}
+
+
 def test_head_is_get_without_the_body(server):
     for path in ("/health", "/ready", "/version", "/metrics", "/v1/models"):
         response = httpx2.head(server.url + path)

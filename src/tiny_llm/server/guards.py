@@ -14,6 +14,7 @@ from .errors import ApiError
 OPEN_PATHS = {
     "/",
     "/health",
+    "/ping",
     "/ready",
     "/version",
     "/v1/models",

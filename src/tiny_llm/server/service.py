@@ -21,6 +21,19 @@ async def health() -> dict[str, str]:
     return {"status": "ok"}
 
 
+@router.post("/ping", include_in_schema=False)
+@router.get("/ping", tags=["service"])
+async def ping() -> dict[str, str]:
+    """The same as `/health`, under the name by which hosting services ask."""
+    return await health()
+
+
+@router.get("/load", tags=["service"])
+async def load(request: Request) -> dict[str, int]:
+    """How many requests have not got everything, for a balancer of loads."""
+    return {"server_load": len(server_of(request).bridge.open)}
+
+
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready", tags=["service"], responses={503: ERRORS[503]})
 async def ready(request: Request) -> dict[str, str]:
