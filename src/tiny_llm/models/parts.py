@@ -6,10 +6,11 @@
     router, norms                  whole, on every rank
 
 Experts are split as the MLP is, each of them. The features of an MLP go to ranks by whole groups of
-quantized weights, so some may have a group more than others. A rank has the config of a smaller model, whose
-tensors have the shapes that `tensor_shapes.py` gives; only norms and router are as large as before.
-A part of the rows lies together in its file, and nothing else is read. A part of the columns is a
-piece of each row: where rows are shorter than a page of memory, the disk reads the others, too.
+quantized weights, so some may have a group more than others. A rank has the config of a smaller
+model, whose tensors have the shapes that `tensor_shapes.py` gives; only norms and router are as
+large as before. A part of the rows lies together in its file, and nothing else is read. A part of
+the columns is a piece of each row: where rows are shorter than a page of memory, the disk reads the
+others, too.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism" (2019).
