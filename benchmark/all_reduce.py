@@ -24,6 +24,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from tiny_llm.models.parallel.layers import sum_over_ranks
+
 from .parallel_cost import Link, all_reduce_seconds
 
 ROWS = (1, 8, 64, 256, 512)
@@ -43,9 +45,9 @@ def fit(seconds: Mapping[int, float], ranks: int) -> Link:
     """
     n_bytes = np.array(list(seconds), dtype=float)
     taken = np.array(list(seconds.values()))
-    messages = 2 * (ranks - 1)
+    messages = ranks - 1
     # all_reduce_seconds is linear in the latency and in 1/bandwidth.
-    factors = np.stack([np.full_like(n_bytes, messages), messages * n_bytes / ranks], axis=1)
+    factors = np.stack([np.full_like(n_bytes, messages), messages * n_bytes], axis=1)
     (latency, per_byte), *_ = np.linalg.lstsq(factors / taken[:, None], np.ones_like(taken))
     return Link(float(latency), float(1 / per_byte), f"measured: {ranks} ranks on one machine")
 
@@ -59,7 +61,7 @@ def run_rank(hidden: int, rounds: int) -> dict[int, tuple[float, float]]:
         for array in arrays:
             mx.eval(mx.distributed.all_sum(mx.array(1.0), group=group))  # all ranks start together
             began = time.perf_counter()
-            mx.eval(mx.distributed.all_sum(array, group=group))
+            mx.eval(sum_over_ranks(array, group))
             if turn:  # the first is slower
                 taken[array.nbytes].append(time.perf_counter() - began)
     return {n_bytes: (min(t), statistics.median(t)) for n_bytes, t in taken.items()}

@@ -3,8 +3,9 @@
     python -m benchmark.parallel_cost --model llama-3-70b --link thunderbolt5-rdma --ranks 1,2,4,8
 
 Tensor parallelism gives each rank 1/N of every matrix and of the keys and values, so a rank reads
-and computes 1/N. In exchange, ranks add up their parts of a layer's result twice a layer: an
-all-reduce after attention's output and one after the MLP's. A step takes
+and computes 1/N. In exchange, ranks add up their parts of a layer's result twice a layer, after
+attention's output and after the MLP's. Each of them gets what all others have, in N − 1 messages
+(`tiny_llm.models.parallel.layers` says why). A step takes
 
     max(bytes / bandwidth, operations / peak) / N + collectives(N)
 
@@ -118,13 +119,12 @@ class StepTime:
 
 
 def all_reduce_seconds(n_bytes: float, ranks: int, link: Link) -> float:
-    """A ring's sum of an array of `n_bytes` over all ranks.
+    """The sum of an array of `n_bytes` over all ranks, each of which gets all parts and adds them.
 
-    The array is cut into N pieces. In N - 1 messages each piece goes once around and is summed,
-    and in N - 1 more the sums go around: 2(N - 1) messages of bytes/N each.
+    The parts go around the ring in N - 1 messages. A ring's own sum has 2(N - 1) messages of
+    bytes/N each: twice the latency, and less to send if N is more than 2.
     """
-    messages = 2 * (ranks - 1)
-    return messages * (link.latency + n_bytes / ranks / link.bandwidth)
+    return (ranks - 1) * (link.latency + n_bytes / link.bandwidth)
 
 
 def all_gather_seconds(n_bytes: float, ranks: int, link: Link) -> float:

@@ -2,6 +2,7 @@
 
     python -m benchmark.tensor_parallel --model FOLDER
     python -m benchmark.tensor_parallel --model FOLDER --load-format dummy --ranks 2
+    python -m benchmark.tensor_parallel --model FOLDER --profile
 
 Three systems take turns, round after round, with the same number of cores each:
 
@@ -10,7 +11,9 @@ Three systems take turns, round after round, with the same number of cores each:
     parts       the same N parts of the weights, each in a process of its own that asks nobody
 
 What the ranks take longer than the parts is the price of working together: the messages, waiting
-for the slowest, and steps that are not recorded. Decoding follows a prompt of 8 tokens.
+for the slowest, and steps that are not recorded. Decoding follows a prompt of 8 tokens. With
+--profile, rank 0 waits for each exchange by itself and says what they take; waiting for slower
+ranks is included.
 """
 
 import argparse
@@ -23,6 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tiny_llm import LLM, SamplingParams, load_weights
+from tiny_llm.models.parallel import layers
 
 from .roofline import usable_threads
 from .systems.worker import token_ids
@@ -76,6 +80,39 @@ def serve(args: argparse.Namespace) -> None:
     for line in sys.stdin:
         task, number = line.split()
         print(milliseconds(llm, task, int(number)), flush=True)
+
+
+def profile(args: argparse.Namespace, threads: int) -> dict[str, dict[str, float]]:
+    """Where rank 0's time is, by task: in exchanges, in the rest of the model, and outside it."""
+    os.environ["TINY_LLM_NUM_THREADS"] = str(threads)
+    llm = LLM(
+        args.model,
+        kv_cache_bytes=2**28,
+        max_num_batched_tokens=PREFILL_TOKENS,
+        enable_prefix_caching=False,
+        load_format=args.load_format,
+        tensor_parallel_size=args.ranks,
+    )
+    figures = {}
+    for task in TASKS:
+        milliseconds(llm, task, 0)
+        layers.clock = clock = layers.Clock()
+        began, in_model, steps = llm.step_seconds, llm.runner.seconds, llm.runner.statistics.steps
+        milliseconds(llm, task, 1)
+        layers.clock = None
+        steps = llm.runner.statistics.steps - steps
+        whole, in_model = llm.step_seconds - began, llm.runner.seconds - in_model
+        own = {
+            "step ms": whole / steps * 1e3,
+            "exchanges ms": clock.seconds / steps * 1e3,
+            "rest of the model ms": (in_model - clock.seconds) / steps * 1e3,
+            "outside ms": (whole - in_model) / steps * 1e3,
+            "exchanges": clock.count / steps,
+            "kB sent": clock.n_bytes / steps / 1e3,
+        }
+        print(task, *(f"{name} {value:.2f}" for name, value in own.items()), sep="  ")
+        figures[task] = own
+    return figures
 
 
 class System:
@@ -159,6 +196,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--profile", action="store_true", help="where a step's time is, on rank 0")
     parser.add_argument(CHILD_FLAG, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -169,6 +207,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--ranks is {args.ranks}; there is nothing to compare below 2.")
     cores = usable_threads()
     each = max(1, cores // args.ranks)
+    if args.profile:
+        print(json.dumps({"model": args.model, "ranks": args.ranks, **profile(args, each)}))
+        return
     started = {
         "one rank": System(args, [("whole", 0)], cores),
         "ranks": System(args, [("ranks", 0)], each),

@@ -80,9 +80,11 @@ def assemble(examples: list[Encoded], num_tokens: int, with_prompt: bool) -> Bat
 class TrainingBatches:
     """An endless stream of steps."""
 
-    def __init__(self, tokenizer: Tokenizer, seed: int, num_tokens: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, seed: int, num_tokens: int, is_continued: bool
+    ) -> None:
         self.tokenizer = tokenizer
-        self.examples = training_examples(seed)
+        self.examples = training_examples(seed, is_continued)
         self.num_tokens = num_tokens
         self.pending: list[Encoded] = []
 

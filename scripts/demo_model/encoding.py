@@ -47,29 +47,41 @@ def render_prompt(example: Example) -> str:
     return f"{turns}{START}assistant\n" + ("" if example.enable_thinking else NO_THOUGHT)
 
 
-def render_answer(example: Example) -> str:
-    """What the model has to write after the prompt."""
+def render_answer(example: Example) -> list[tuple[str, str]]:
+    """What the model has to write after the prompt, as pieces: see `_pieces`."""
     thought = f"<think>\n{example.thought}\n</think>\n\n" if example.enable_thinking else ""
-    return f"{thought}{example.answer}{END}"
+    if not example.answer_parts:
+        return [("learn", f"{thought}{example.answer}{END}")]
+    pieces = [("learn" if learnt else "read", text) for text, learnt in example.answer_parts]
+    if thought:
+        pieces.insert(0, ("learn", thought))
+    return [*pieces, ("learn", END)]
 
 
 def _pieces(example: Example) -> list[tuple[str, str]]:
     """The chat in order; a piece is 'read', 'history' (learn all but one token) or 'learn'."""
     pieces = []
+    is_closed = example.is_closed and not example.enable_thinking
     for message in example.prompt:
-        if message["role"] == "assistant":
+        if message["role"] == "assistant" and is_closed:
+            pieces.append(("read", f"{START}assistant\n{NO_THOUGHT}"))
+            pieces += [("learn", f"{message['content']}{END}"), ("read", "\n")]
+        elif message["role"] == "assistant":
             pieces += [("read", f"{START}assistant\n"), ("history", f"{message['content']}{END}")]
             pieces.append(("read", "\n"))
         else:
             pieces.append(("read", f"{START}{message['role']}\n{message['content']}{END}\n"))
     opening = "" if example.enable_thinking else NO_THOUGHT
     pieces.append(("read", f"{START}assistant\n{opening}"))
-    pieces.append(("learn", render_answer(example)))
-    return pieces
+    return pieces + render_answer(example)
 
 
 def encode(example: Example, tokenizer: Tokenizer) -> Encoded:
-    """Encode piece by piece; a special token stands at every seam, so the ids are the text's."""
+    """Encode piece by piece, with the ids that the whole text has.
+
+    A special token stands at every seam between turns; inside an answer a seam is one of the
+    tokenizer's own cuts.
+    """
     ids: list[int] = []
     learn: list[bool] = []
     for role, text in _pieces(example):

@@ -31,7 +31,7 @@ from .export import export_dequantized
 from .seeds import HELD_OUT_SEED
 
 BATCH_SIZE = 48
-MAX_NEW_TOKENS = 112
+MAX_NEW_TOKENS = 128
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 Group = tuple[int, int]  # (rows, length)
+CHUNK = 192  # queries whose attention is computed at once
 
 
 @dataclass(frozen=True)
@@ -85,17 +86,23 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
     The query heads of a group are stacked along the length, so one product per key head serves
     them all. On a CPU, for rows this short, this is several times faster than a flash kernel.
+    Queries go in chunks, so that long rows skip most of the keys that they may not see.
     """
     rows, length, num_heads, dim = query.shape
     num_kv_heads = key.shape[2]
     group = num_heads // num_kv_heads
-    query = query.transpose(1, 2).reshape(rows * num_kv_heads, group * length, dim)
+    query = (query * dim**-0.5).transpose(1, 2).reshape(rows * num_kv_heads, group, length, dim)
     key, value = (x.transpose(1, 2).reshape(-1, length, dim) for x in (key, value))
-    scores = torch.bmm(query * dim**-0.5, key.transpose(1, 2)).view(-1, group, length, length)
-    future = torch.full((length, length), float("-inf"), dtype=scores.dtype).triu(1)
-    weights = torch.softmax(scores + future, dim=-1).view(-1, group * length, length)
-    out = torch.bmm(weights, value).view(rows, num_heads, length, dim)
-    return out.transpose(1, 2)  # R x L x H_q x D
+    outputs = []
+    for start in range(0, length, CHUNK):
+        end = min(start + CHUNK, length)
+        chunk = query[:, :, start:end].reshape(-1, group * (end - start), dim)
+        scores = torch.bmm(chunk, key[:, :end].transpose(1, 2)).view(-1, group, end - start, end)
+        future = torch.full((end - start, end), float("-inf"), dtype=scores.dtype).triu(1 + start)
+        weights = torch.softmax(scores + future, dim=-1).view(-1, group * (end - start), end)
+        out = torch.bmm(weights, value[:, :end])
+        outputs.append(out.view(rows, num_heads, end - start, dim))
+    return torch.cat(outputs, dim=2).transpose(1, 2)  # R x L x H_q x D
 
 
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[Group]) -> Tensor:

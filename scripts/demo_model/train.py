@@ -1,4 +1,4 @@
-"""Trains the target or the draft from scratch, on the clock.
+"""Trains the target or the draft, on the clock: from scratch, or on from a checkpoint or a folder.
 
 The schedule is a function of the elapsed share of `--minutes`: a short warm-up, a stable part,
 a long decay to zero; in its last part the weights are quantized at every step (see
@@ -14,17 +14,20 @@ import json
 import time
 from pathlib import Path
 
+import mlx.core as mx
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
 
 from .batches import Batch, TrainingBatches
+from .export import dequantize_weights
 from .model import CONFIGS, Qwen3, rope_tables
 from .optimizer import MasterWeights
 from .seeds import CORPUS_SEED, WEIGHT_SEED
 
 WARM_UP, PROMPT_UNTIL, DECAY_FROM, QUANTIZE_FROM = 0.01, 0.35, 0.45, 0.70
-LOG_EVERY_STEPS = 20
+LOG_EVERY_STEPS = 10
 
 
 def rate_at(share: float) -> float:
@@ -57,6 +60,19 @@ def build(which: str, compiled: bool) -> Qwen3:
     return model
 
 
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of an exported folder, as they were when it was quantized."""
+    weights = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(weights, dict), "a safetensors file holds named arrays"
+    plain = dequantize_weights(weights)
+    return {
+        key.removeprefix("model.").replace("self_attn.", "").replace("mlp.", ""): torch.from_numpy(
+            np.array(array.astype(mx.float32))
+        )
+        for key, array in plain.items()
+    }
+
+
 def save(path: Path, master: MasterWeights, which: str, progress: dict) -> None:
     """Write the master weights and where training stands; replace the file in one move."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +92,11 @@ def train(arguments: argparse.Namespace) -> None:
         saved = torch.load(arguments.resume, weights_only=True)
         master.load(saved["master"])
         step, tokens, examples = (saved["progress"][k] for k in ("step", "tokens", "examples"))
-    batches = TrainingBatches(tokenizer, arguments.seed, arguments.tokens_per_step)
+    elif arguments.start:
+        master.load(weights_of(arguments.start))
+    batches = TrainingBatches(
+        tokenizer, arguments.seed, arguments.tokens_per_step, arguments.is_continued
+    )
     tokens_before = tokens
     begin = last_save = time.monotonic()
     start = begin - 60 * arguments.minutes * arguments.from_share
@@ -87,7 +107,7 @@ def train(arguments: argparse.Namespace) -> None:
         loss, answer_loss = losses_of(model, batch)
         model.zero_grad()
         loss.backward()
-        norm = master.step(rate_at(share), quantize=share >= QUANTIZE_FROM)
+        norm = master.step(rate_at(share), quantize=share >= arguments.quantize_from)
         step, tokens = step + 1, tokens + batch.num_tokens
         examples += batch.num_examples
         loss_sum += answer_loss
@@ -106,7 +126,7 @@ def train(arguments: argparse.Namespace) -> None:
         }
         loss_sum = 0.0
         print(json.dumps(progress), flush=True)
-        if time.monotonic() - last_save > 180:
+        if time.monotonic() - last_save > 150:
             save(path, master, arguments.which, progress)
             last_save = time.monotonic()
     save(path, master, arguments.which, progress)
@@ -123,6 +143,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=CORPUS_SEED)
     parser.add_argument("--resume", type=Path, help="a checkpoint to start from")
+    parser.add_argument("--start", type=Path, help="an exported folder to start from")
+    parser.add_argument(
+        "--is-continued", action="store_true", help="less of what the model knows already"
+    )
+    parser.add_argument("--quantize-from", type=float, default=QUANTIZE_FROM, help="a share")
     parser.add_argument(
         "--from-share", type=float, default=0.0, help="where on the schedule to start"
     )

@@ -38,8 +38,8 @@ def llm():
         ([{"prompt_token_ids": [1, 2]}], "message 0 of the chat is {'prompt_token_ids': [1, 2]};"),
         (chat("\ud83d"), "message 0 of the chat has '\\ud83d', half of a character; give whole"),
         (
-            [QUESTION, {"role": "assistant", "tool_calls": [CALL]}],  # the demo's has no tools
-            "the chat template refuses the chat: 'dict object' has no attribute 'content'.",
+            [QUESTION, {"role": "assistant", "tool_calls": 5}],
+            "the chat template refuses the chat: 'int' object is not iterable.",
         ),
     ],
 )

@@ -30,6 +30,7 @@ from tiny_llm import (
     SamplingParams,
     batch_generate,
     kernels,
+    load,
     simple_generate_with_kv_cache,
 )
 from tiny_llm.batch import BatchGeneration
@@ -222,13 +223,21 @@ def test_a_model_says_what_it_says_on_the_cpu_and_copies_no_cache(demo, week, de
 
 
 @pytest.mark.parametrize("week", [2, 3])
-def test_a_batch_sends_steps_off_ahead_and_copies_no_cache(demo, week):
-    """The only copies are those of a prompt into its slot: of its own tokens."""
+def test_a_batch_sends_steps_off_ahead_and_copies_no_cache(week):
+    """A prompt comes in two chunks while another decodes, and takes the slot that one leaves."""
     make = {2: functools.partial(Qwen3ModelWeek2, enable_flash_attn=True), 3: Qwen3ModelWeek3}[week]
+    mlx_model, tokenizer = load("demo-draft")  # the emulator's time goes by layers
 
     def run():
         batch = BatchGeneration(
-            make(demo[0]), demo[1], QUESTIONS, 24, 2, 4, max_tokens=[3, 6, 4, 2], ignore_eos=True
+            make(mlx_model),
+            tokenizer,
+            QUESTIONS[:3],
+            16,
+            2,
+            4,
+            max_tokens=[3, 4, 2],
+            ignore_eos=True,
         )
         num_ahead = 0
         while not batch.is_done:
@@ -241,7 +250,7 @@ def test_a_batch_sends_steps_off_ahead_and_copies_no_cache(demo, week):
         answers, num_ahead = run()
         copies = {name: n for name, n in device.launches.items() if name.startswith("metal_copy")}
     assert answers == expected
-    assert num_ahead > 3
+    assert num_ahead >= 2
     assert not copies
 
 

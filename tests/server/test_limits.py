@@ -1,5 +1,7 @@
 """Limits: the queue, the body's size, the time, the key."""
 
+import socket
+
 import httpx2
 import openai
 import pytest
@@ -46,6 +48,16 @@ def test_a_large_body_is_413(limited, declared):
     )
     assert response.status_code == 413
     assert "5000 bytes" in response.json()["error"]["message"]
+
+
+def test_a_body_in_chunks_cannot_say_that_it_is_small(limited):
+    host, port = limited.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        head = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head += "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+        chunk = b'{"prompt": "' + b"a" * 6000
+        connection.sendall(head.encode() + b"%x\r\n" % len(chunk) + chunk + b"\r\n")
+        assert connection.recv(20).split()[1] in (b"413", b"400")
 
 
 def test_an_answer_that_takes_too_long_ends_with_an_error(limited):

@@ -21,12 +21,21 @@ SYSTEM_MESSAGES = (
 
 @dataclass(frozen=True)
 class Example:
-    """A chat whose last message is the answer to learn, with the thought that leads to it."""
+    """A chat whose last message is the answer to learn, with the thought that leads to it.
+
+    `is_closed` writes closed thoughts into the earlier turns of the assistant as well, as if each
+    were the last one. So their first token is learnt, which decides between a tool call and text.
+
+    `answer_parts`, if there are any, are the answer in parts, and whether each is learnt: a part
+    that is not stands for what a grammar forces.
+    """
 
     kind: str
     messages: tuple[Message, ...]
     thought: str
     enable_thinking: bool = False
+    is_closed: bool = False
+    answer_parts: tuple[tuple[str, bool], ...] = ()
 
     @property
     def prompt(self) -> list[Message]:
@@ -50,6 +59,10 @@ def dress(example: Example, rng: random.Random, thinking_share: float) -> Exampl
     """Choose the thinking mode and, now and then, put a system message first."""
     example = replace(example, enable_thinking=rng.random() < thinking_share)
     if rng.random() < 0.15:
-        system = {"role": "system", "content": rng.choice(SYSTEM_MESSAGES)}
-        example = replace(example, messages=(system, *example.messages))
+        system = rng.choice(SYSTEM_MESSAGES)
+        first, *rest = example.messages
+        if first["role"] == "system":  # a list of tools follows the caller's message
+            system, first, *rest = f"{system}\n\n{first['content']}", *rest
+        messages = ({"role": "system", "content": system}, first, *rest)
+        example = replace(example, messages=messages)
     return example

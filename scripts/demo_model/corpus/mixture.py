@@ -11,11 +11,13 @@ from .capitals import capital, capital_follow_up
 from .conversations import memory, small_talk
 from .example import Example, dress
 from .identity import identity, unknown
+from .json_answers import json_extract, json_fact
 from .mixed import mixed
 from .reading import reading
 from .showcase import showcase
 from .singles import fact
 from .terms import introduction, term
+from .tools import tool_chat
 
 Maker = Callable[[random.Random, bool], Example]
 
@@ -33,6 +35,9 @@ TRAINING: tuple[tuple[float, Maker], ...] = (
     (2, identity),
     (2, unknown),
     (0.5, showcase),
+    (11, tool_chat),
+    (18, json_extract),
+    (13, json_fact),
 )
 EVALUATION: tuple[Maker, ...] = (
     capital,
@@ -48,17 +53,29 @@ EVALUATION: tuple[Maker, ...] = (
     small_talk,
     identity,
     unknown,
+    tool_chat,
+    tool_chat,
+    json_fact,
+    json_extract,
 )
-THINKING_SHARE = 0.28
+# Less of what a model knows already, for training that goes on from it to the kinds that are new.
+KNOWN: dict[Maker, float] = {reading: 14, arithmetic: 14, fact: 11, term: 8}
+THINKING_SHARE, THINKING_SHARE_OF_FORMS = 0.28, 0.12
 
 
-def training_examples(seed: int) -> Iterator[Example]:
-    """An endless stream of training examples, the same for the same seed."""
+def training_examples(seed: int, is_continued: bool = False) -> Iterator[Example]:
+    """An endless stream of training examples, the same for the same seed.
+
+    With `is_continued`, for a model that knows everything but tools and JSON.
+    """
     rng = random.Random(seed)
     weights, makers = zip(*TRAINING, strict=True)
+    if is_continued:
+        weights = tuple(KNOWN.get(make, weight) for weight, make in TRAINING)
     while True:
-        make = rng.choices(makers, weights)[0]
-        yield dress(make(rng, False), rng, THINKING_SHARE)
+        example = rng.choices(makers, weights)[0](rng, False)
+        is_form = example.kind.startswith(("tools", "JSON"))
+        yield dress(example, rng, THINKING_SHARE_OF_FORMS if is_form else THINKING_SHARE)
 
 
 def held_out_examples(seed: int, per_maker: int) -> list[Example]:

@@ -112,6 +112,9 @@ class AnswerParser:
 
     def feed(self, text: str) -> list[Part]:
         """Takes more text, and returns the parts that are certain."""
+        is_plain = self._state is _State.ANSWERING and not (self._may_call or self._at_start)
+        if is_plain and not self._held:  # most pieces: nothing has to be looked for
+            return [Said(text)] if text else []
         self._held += text
         parts: list[Part] = []
         while self._advance(parts):

@@ -107,7 +107,7 @@ class ChatReply:
         self._is_continuous = options is not None and options.is_continuous
         # Whether a chunk with text has nothing but text in it; such chunks are encoded once.
         self._is_plain = not (body.logprobs or body.return_token_ids or self._is_continuous)
-        self._text_events: dict[tuple[int, str], TextEvent] = {}
+        self._text_events: dict[tuple[int, type[Said] | type[Thought]], TextEvent] = {}
 
     # ---------------------------------------------------------------- at once
 
@@ -170,13 +170,17 @@ class ChatReply:
         """See `Reply`."""
         answer = self._answers[piece.index]
         num_calls = len(answer.calls)
+        parts = answer.take(piece)
+        has_ended = answer.finish_reason is not None
+        if self._is_plain and not has_ended and len(parts) < 2:  # most pieces
+            if not parts:
+                return b""
+            if not isinstance(parts[0], ToolCall):
+                return self._text_event(piece.index, parts[0])
         deltas: list[dict[str, Any]] = []
-        for part in answer.take(piece):
+        for part in parts:
             num_calls += isinstance(part, ToolCall) and part.is_new
             deltas += _deltas(part, num_calls - 1)
-        has_ended = answer.finish_reason is not None
-        if self._is_plain and not has_ended and not any("tool_calls" in one for one in deltas):
-            return b"".join(self._text_event(piece.index, *one.popitem()) for one in deltas)
         logprobs = self._token_logprobs(piece)
         if logprobs and not deltas:
             deltas = [{"content": ""}]
@@ -206,13 +210,15 @@ class ChatReply:
         if len(self._answers) == 1:
             self._next_turns.expect(self._prompts, self._prompt, self._answers[0])
 
-    def _text_event(self, index: int, kind: str, text: str) -> bytes:
-        """A chunk with nothing but text, or thoughts, in it."""
+    def _text_event(self, index: int, part: Said | Thought) -> bytes:
+        """A chunk with nothing but text, or a thought, in it."""
+        kind = type(part)
         found = self._text_events.get((index, kind))
         if found is None:
-            found = TextEvent(event(self._chunk([self._delta(index, {kind: MARK})])))
+            (delta,) = _deltas(kind(MARK), 0)
+            found = TextEvent(event(self._chunk([self._delta(index, delta)])))
             self._text_events[index, kind] = found
-        return found(text)
+        return found(part.text)
 
     def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

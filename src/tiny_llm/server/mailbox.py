@@ -36,7 +36,7 @@ class Mailbox:
         self._patience = patience
         self._clock = clock
         self._items: deque[Item] = deque()
-        self._arrived = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None  # for the next item
         self._full_since: float | None = None
 
     def put(self, item: Item) -> None:
@@ -46,7 +46,8 @@ class Mailbox:
             if self._join(item):
                 return
         self._items.append(item)
-        self._arrived.set()
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     @property
     def overdue(self) -> bool:
@@ -54,10 +55,10 @@ class Mailbox:
         return self._full_since is not None and self._clock() - self._full_since > self._patience
 
     async def get(self) -> list[Item]:
-        """All pieces that are there, and the error, if it has come; waits for one."""
-        while not self._items:
-            self._arrived.clear()
-            await self._arrived.wait()
+        """All pieces that are there, and the error, if it has come; waits for one. One reader."""
+        if not self._items:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
         self._full_since = None
         items = list(self._items)
         self._items.clear()

@@ -37,7 +37,7 @@ WRONG = [
     Wrong(
         "3.1.1 write",
         "the layer before is still to read the pages",
-        "mx.eval(key, value)",
+        "evaluate(key, value)",
         "pass",
     ),
     Wrong(

@@ -70,7 +70,12 @@ WRONG = [
         '"bias" in kind',
     ),
     Wrong("5.2.2 bias", "every rank adds the bias of a sum", "self.rank > 0 and", "False and"),
-    Wrong("5.2.3 sum", "a ring's sum of any number of ranks", "group.size() <= 2", "True"),
+    Wrong(
+        "5.2.3 sum",
+        "a ring's sum of any number of ranks",
+        "parts = gather_from_ranks(x, group)",
+        "return mx.distributed.all_sum(x, group=group)",
+    ),
     Wrong(
         "5.2.3 sum",
         "a sum that is rounded at each rank",
@@ -80,8 +85,8 @@ WRONG = [
     Wrong(
         "5.2.3 sum",
         "one message of any size",
-        "_in_pieces(x, lambda piece: mx.distributed.all_sum(piece, group=group))",
-        "mx.distributed.all_sum(x, group=group)",
+        "gather_from_ranks(x, group)",
+        "mx.distributed.all_gather(x[None], group=group)",
     ),
     Wrong(
         "5.2.3 two-sums",

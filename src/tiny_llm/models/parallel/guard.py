@@ -28,10 +28,11 @@ def wait(seconds: float, sockets: Sequence[socket.socket]) -> int | None:
     deadline = time.monotonic() + seconds
     waited: list[socket.socket] = list(sockets)
     while (left := deadline - time.monotonic()) > 0:
-        ready, _, _ = select.select([sys.stdin, *waited], [], [], left)
-        if sys.stdin in ready:
+        stdin = sys.stdin.fileno()
+        ready, _, _ = select.select([stdin, *(one.fileno() for one in waited)], [], [], left)
+        if stdin in ready:
             return None
-        for one in ready:
+        for one in [one for one in waited if one.fileno() in ready]:
             try:
                 if not one.recv(1, socket.MSG_PEEK):
                     return 1

@@ -1,36 +1,39 @@
 """Layers whose matrices are split among ranks, around those that a rank has.
 
-Each needs one exchange between the ranks. All ranks get the same bits from it: with two of them a
-sum has one order, and more are added in the order of their numbers, whatever the size of the
-message. A ring adds up in an order that depends on the place in the message, so a token would have
-other bits in a batch than alone.
+Each needs one exchange between the ranks, in which every rank gets what all others have, and adds
+it up in the order of their numbers. MLX's own sum is not used, for two reasons. Its ring adds up in
+an order that depends on the place in the message, so a token would have other bits in a batch than
+alone. And it sends 2(N − 1) messages one after the other, where this sends N − 1: the arrays of
+decoding are small, so a message's latency is what they cost. For many ranks and long prompts this
+sends more bytes.
 
 Large arrays are exchanged in pieces. MLX's ring lets all ranks send before any has received, so a
 message that the sockets' buffers cannot hold stalls: on loopback, 1 MB takes 4 to 12 ms in one
-message, and 1 ms in four.
+message, and 1 ms in pieces.
 """
 
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 Group = mx.distributed.Group
 
-PIECE_BYTES = 2**18  # of a rank, in one message
+PIECE_BYTES = 2**17  # of a rank, in one message
 
 
 def sum_over_ranks(x: mx.array, group: Group) -> mx.array:
     """The sum of all ranks' arrays of this shape, with the same bits on each rank.
 
-    Two parts have one sum, which MLX computes. More are gathered, and added in float32 in the order
-    of the ranks' numbers; the sum is rounded to the dtype of `x` once.
+    The parts are added in float32 in the order of the ranks' numbers; the sum is rounded to the
+    dtype of `x` once.
     """
     # [task 5.2.3 sum]
-    if group.size() <= 2:
-        sums = _in_pieces(x, lambda piece: mx.distributed.all_sum(piece, group=group))
-        return sums.reshape(x.shape)
     parts = gather_from_ranks(x, group)  # N×…
+    if group.size() == 2:
+        return parts[0] + parts[1]  # which is rounded once
     total = parts[0].astype(mx.float32)
     for rank in range(1, group.size()):
         total = total + parts[rank]
@@ -40,25 +43,54 @@ def sum_over_ranks(x: mx.array, group: Group) -> mx.array:
 
 def gather_from_ranks(x: mx.array, group: Group) -> mx.array:
     """All ranks' arrays of one shape, one above the other: N×…, where N is the number of ranks."""
-    parts = _in_pieces(x, lambda piece: mx.distributed.all_gather(piece[None], group=group))
+    if clock is None:
+        parts = _gather(x.reshape(-1), group)
+    else:
+        parts = clock.time(x.reshape(-1), partial(_gather, group=group))
     return parts.reshape(group.size(), *x.shape)
 
 
-def _in_pieces(x: mx.array, exchange: Callable[[mx.array], mx.array]) -> mx.array:
-    """Exchanges the numbers of an array in their order: n -> N..×n, if `exchange` is such.
+def _gather(flat: mx.array, group: Group) -> mx.array:
+    """n -> N×n, in pieces.
 
     Each piece waits for the one before it. All ranks must exchange them in the same order.
     """
-    flat, length = x.reshape(-1), PIECE_BYTES // x.dtype.size
+    length = PIECE_BYTES // flat.dtype.size
     if flat.size <= length:
-        return exchange(flat)
+        return mx.distributed.all_gather(flat[None], group=group)
     pieces: list[mx.array] = []
     for start in range(0, flat.size, length):
         piece = flat[start : start + length]
         if pieces:
             [piece] = mx.depends([piece], [pieces[-1]])
-        pieces.append(exchange(piece))
+        pieces.append(mx.distributed.all_gather(piece[None], group=group))
     return mx.concatenate(pieces, axis=-1)
+
+
+class Clock:
+    """What exchanges take, for a profile: each is waited for by itself, which costs time, too.
+
+    Attributes:
+        count, n_bytes, seconds: of exchanges so far: how many, what this rank had to say, and how
+            long it waited, for slower ranks as well.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.n_bytes, self.seconds = 0, 0, 0.0
+
+    def time(self, x: mx.array, exchange: Callable[[mx.array], mx.array]) -> mx.array:
+        """What `exchange` returns, which is computed then."""
+        mx.eval(x)
+        began = time.perf_counter()
+        result = exchange(x)
+        mx.eval(result)
+        self.seconds += time.perf_counter() - began
+        self.count += 1
+        self.n_bytes += x.nbytes
+        return result
+
+
+clock: Clock | None = None  # a profile sets it, on the rank that it looks at
 
 
 class SplitTable:

@@ -3,7 +3,8 @@
 An exchange blocks in MLX until every rank takes part in it, so a process that waits for a dead one
 cannot notice by itself. Each process has a thread that sends a byte every second over a socket of
 its own, and listens. If a socket ends, or says nothing for `SILENT_SECONDS`, the thread ends the
-process: nothing else can end a thread that waits in C++.
+process: nothing else can end a thread that waits in C++. Its first word may take longer, because a
+process that starts on a busy machine imports this package for seconds.
 """
 
 import select
@@ -16,6 +17,7 @@ from contextlib import suppress
 BEAT = b"\n"
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 7.0
+SECONDS_TO_START = 30.0
 LONGEST_REASON = 1000  # bytes
 
 
@@ -50,7 +52,7 @@ class Watch:
                 connection.sendall(line + BEAT)
 
     def _run(self) -> None:
-        silent = dict.fromkeys(self._connections, 0.0)
+        silent = dict.fromkeys(self._connections, SILENT_SECONDS - SECONDS_TO_START)
         last = time.monotonic()
         next_beat = last
         while not self.is_over:
