@@ -41,13 +41,14 @@ def main(argv: list[str] | None = None) -> int:
     done: set[str] = set()
     for day in days:
         table.add_section()
-        mark_of_day = "optional: " if day.tasks[0].is_optional else ""
         for task in day.tasks:
             is_begun = task.id in begun
             mark, hint = state(outcomes.get(task.id, [])) if is_begun else (TO_WRITE, "")
             if mark == DONE:
                 done.add(task.id)
-            table.add_row(task.id, mark, f"{mark_of_day}{task.title}", hint)
+            table.add_row(
+                task.id, mark, f"{'optional: ' if task.is_optional else ''}{task.title}", hint
+            )
     console.print(table)
     for line in counts(days, done):
         console.print(line)

@@ -20,12 +20,14 @@ class Task:
         needs: tasks of this or of a later day without which its tests cannot pass. What comes
             before is needed anyway.
         metal: a kernel in Metal; without a Mac it runs in the emulator.
+        optional: the course is complete without it; so it is without an optional week's tasks.
     """
 
     id: str
     title: str
     needs: tuple[str, ...] = ()
     metal: bool = False
+    optional: bool = False
 
     @property
     def week(self) -> int:
@@ -40,7 +42,7 @@ class Task:
     @property
     def is_optional(self) -> bool:
         """Whether the course is complete without it."""
-        return self.week in OPTIONAL_WEEKS
+        return self.optional or self.week in OPTIONAL_WEEKS
 
     @property
     def number(self) -> int:
@@ -266,7 +268,7 @@ REQUIRED_DAYS = (
         (
             Task("4.2.1", "the factored product"),
             Task("4.2.2", "the product in vectors"),
-            Task("4.2.3", "optional: a matrix and a few rows in Metal", metal=True),
+            Task("4.2.3", "a matrix and a few rows in Metal", metal=True, optional=True),
         ),
     ),
     Day(
@@ -288,10 +290,6 @@ REQUIRED_DAYS = (
             Task("4.4.2", "panels of bfloat16 pairs"),
         ),
     ),
-)
-
-# The course is complete without these.
-OPTIONAL_DAYS = (
     Day(
         4,
         6,
@@ -302,6 +300,10 @@ OPTIONAL_DAYS = (
             Task("4.6.3", "split keys"),
         ),
     ),
+)
+
+# The course is complete without these.
+OPTIONAL_DAYS = (
     Day(
         5,
         1,

@@ -17,7 +17,7 @@ from tiny_llm.models.costs import ModelCosts
 from tools.course.outcomes import Outcome
 from tools.course.results import is_done, outcomes_by_task
 from tools.course.reveal import tasks_begun
-from tools.course.tasks import DAYS, TASKS
+from tools.course.tasks import DAYS, OPTIONAL_WEEKS, TASKS, Task
 from tools.course.tree import ROOT, environment
 
 from .score import METRICS, Row
@@ -48,26 +48,34 @@ def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
     return {task: outcomes for task, outcomes in found.items() if task in begun}
 
 
-def weeks_shown(outcomes: Iterable[str]) -> list[int]:
-    """The weeks of the course, and an optional one if one of these tasks is of it."""
-    begun = {TASKS[task].week for task in outcomes}
-    return sorted({task.week for task in TASKS.values() if not task.is_optional} | begun)
+def tasks_shown(begun: Iterable[str]) -> list[Task]:
+    """The tasks of the course, optional ones if they are begun, or if something of their week is.
+
+    Args:
+        begun: the ids of tasks.
+    """
+    begun = set(begun)
+    weeks = OPTIONAL_WEEKS & {TASKS[task].week for task in begun}
+    return [
+        task
+        for task in TASKS.values()
+        if not task.is_optional or task.id in begun or task.week in weeks
+    ]
 
 
 def count_tasks(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int]]:
-    """Tasks that are done, and all tasks, by week."""
-    return {
-        str(week): [
-            sum(is_done(outcomes.get(task.id, [])) for task in TASKS.values() if task.week == week),
-            sum(task.week == week for task in TASKS.values()),
-        ]
-        for week in weeks_shown(outcomes)
-    }
+    """Tasks that are done, and all that are shown, by week."""
+    counts: dict[str, list[int]] = {}
+    for task in tasks_shown(outcomes):
+        of_week = counts.setdefault(str(task.week), [0, 0])
+        of_week[0] += is_done(outcomes.get(task.id, []))
+        of_week[1] += 1
+    return counts
 
 
 def count_tests(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int]]:
     """Tests that passed, and tests of begun tasks that could be run, by week."""
-    counts = {str(week): [0, 0] for week in weeks_shown(outcomes)}
+    counts = {str(task.week): [0, 0] for task in tasks_shown(outcomes)}
     for task, found in outcomes.items():
         for outcome in found:
             if outcome.passed is not None:
