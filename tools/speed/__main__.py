@@ -28,6 +28,7 @@ from .report import kernels_table, percent, planted_table, print_answer
 
 KIND = "speed"
 ROUNDS = 5
+MODULES = {"4.5": "passes", "4.7": "steps"}  # days that products.py does not measure
 LIMIT_ROUNDS = 3  # measurements of the limits, of which the best counts
 
 
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="speed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--day", choices=("4.1", *DAY_KERNELS), required=True)
+    parser.add_argument("--day", choices=sorted(("4.1", *DAY_KERNELS, *MODULES)), required=True)
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="of each (5)")
     parser.add_argument("--seed", type=int, metavar="N", help="day 4.1: which product is slow")
     parser.add_argument(
@@ -108,6 +109,8 @@ def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console
         console.print(f"{name}: {why}", style="dim", markup=False)
     if yours["nearest"] is not None:
         console.print(f"nearest_good() of your speed.py says {yours['nearest']} bytes ahead")
+    for remark in yours.get("remarks", ()):
+        console.print(remark)
     if not rows:
         return 0
     name = max(rows, key=lambda each: rows[each]["share"])
@@ -126,7 +129,8 @@ def run_products(
         FailedError: with what the process said.
     """
     limits = ("--read", str(machine.read_gb_per_s * 1e9)), ("--peak", str(_peak(machine)))
-    command = [sys.executable, "-m", "tools.speed.products", what, *limits[0], *limits[1]]
+    module = next((name for day, name in MODULES.items() if day in options), "products")
+    command = [sys.executable, "-m", f"tools.speed.{module}", what, *limits[0], *limits[1]]
     done = subprocess.run(
         [*command, "--rounds", str(rounds), *options],
         cwd=ROOT,
