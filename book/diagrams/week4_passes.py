@@ -1,4 +1,4 @@
-"""Drawings of days 4.5 and 4.7: claims, passes over memory, and what memory is needed until when."""
+"""Drawings of days 4.5 and 4.7: claims, passes over memory, and until when memory is needed."""
 
 from ._svg import Drawing
 
@@ -20,10 +20,12 @@ def claims() -> str:
                 for place, chunk in enumerate(chunks):
                     is_own = (chunk < 6) == (thread == 0)
                     kind = ("a", "b")[thread] if is_own else "d"
-                    d.box(10 + (start + place) * width, top, width - 2, 28, kind, str(chunk), "small")
+                    x = 10 + (start + place) * width
+                    d.box(x, top, width - 2, 28, kind, str(chunk), "small")
             if len(pieces) > 1:
                 d.text(10 + 3.5 * width, top + 18, "core lost", "small soft", "middle")
-    d.text(10, 226, "7 and 8 are of the second thread's run: the first has claimed them.", "small soft")
+    told = "7 and 8 are of the second thread's run: the first has claimed them."
+    d.text(10, 226, told, "small soft")
     return d.svg()
 
 
@@ -43,7 +45,8 @@ def passes() -> str:
         for row in range(5):
             kind = ("c" if array >= 2 else "a") if row == 1 else "n"
             d.box(140 + array * 82, 152 + row * 9, 74, 8, kind, radius=1)
-    d.text(10, 210, "read (x, y) and written (sum, norm); a row stays in the first cache.", "small soft")
+    told = "read (x, y) and written (sum, norm); a row stays in the first cache."
+    d.text(10, 210, told, "small soft")
     return d.svg()
 
 
