@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import mlx.core as mx
 import pytest
@@ -196,7 +197,8 @@ def test_recorded_steps_are_measured(monkeypatch):
     json.dumps(found)
     assert set(found["rows"]) == {"nodes", "recorded"}
     assert not found["unwritten"]
-    nodes, node, share = found["remarks"]
+    nodes, node, share, product = found["remarks"]
+    assert re.match(r"products by your kernel (panels|factored)", product)
     assert nodes == "nodes of a step's graph: 154 nodes, 11 recorded"
     assert "µs a node" in node
     assert "of the time; it took" in share

@@ -30,7 +30,7 @@ def claimed(on_cpu):
 
 
 def claims(threads: int, chunks: int, held: bool = False) -> list[list[int]]:
-    """The chunks of each thread; nobody may have got one for the job before."""
+    """The chunks of each thread; none may be given to one that asks for the job before."""
     late, *by_thread = kernels.extension().try_schedule("claimed", threads, chunks, held)
     assert late == [], f"expected nothing for a thread that slept through its job, got chunk {late}"
     return by_thread

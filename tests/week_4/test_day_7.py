@@ -103,7 +103,7 @@ def test_task_2_a_view_is_its_array_s_memory():
     ], f"expected array 1 to be needed as long as its view, array 2, got {steps}"
 
 
-def test_task_2_outputs_stay_and_what_nobody_reads_does_not():
+def test_task_2_outputs_stay_and_what_is_not_read_does_not():
     x = random(1, 1, E)
 
     def function(x):

@@ -74,7 +74,7 @@ class Between:
 
 
 def between_cost(L: int) -> Cost:
-    """What nobody can avoid: each number read once, written once. An exponential counts as one."""
+    """What cannot be avoided: each number read once, written once. An exponential counts as one."""
     heads = L * (H_Q + H) * D
     num_bytes = 2 * (4 * L * E + 2 * heads + 3 * L * I) + 2 * 4 * L * D // 2
     operations = 6 * L * E + (4 + 3) * heads + 6 * L * I

@@ -7,7 +7,7 @@
 //
 // In equal parts, each thread computes its own run. By claims, a thread that has finished its run
 // helps the others with theirs: one that was slow to wake, or lost its core to another program,
-// then keeps nobody waiting.
+// then no longer keeps the others waiting.
 #pragma once
 
 #include <atomic>
