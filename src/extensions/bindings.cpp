@@ -4,12 +4,14 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings_metal.h"
 #include "common/instruction_set.h"
 #include "common/malloc_policy.h"
+#include "common/schedule.h"
 #include "common/threads.h"
 #include "docstrings.h"
 #include "src/add_bias/add_bias.h"
@@ -148,6 +150,13 @@ Args:
 Raises:
     ValueError: an operation that is neither the extension's nor a view, or is on a GPU or on another
         stream; one that writes into what is read afterwards; or none at all.
+)")
+        .def("steps", &Recorder::steps,
+             R"(The steps of the recording that was made or replayed last.
+
+Returns:
+    Of each step: the operation; its inputs, None for a constant; its outputs; and the arrays that
+    nothing after it reads. Arrays are numbered: the recording's inputs first, then what steps make.
 )");
 
     m.def(
@@ -172,5 +181,28 @@ Raises:
           "rows"_a, "memory"_a, "offset"_a, docs::interleave_file);
     m.def("num_threads", &tiny_llm_ext::num_threads,
           "How many threads a CPU kernel uses: TINY_LLM_NUM_THREADS, or the cores there are.");
+    m.def("use_schedule", &tiny_llm_ext::use_schedule, "name"_a,
+          R"(How threads divide a job among themselves from now on, in this process.
+
+Args:
+    name: "equal": each has its part; "claimed": who is done helps the others; "": the latter, or
+        as long as a learner has to write that one the former.
+
+Raises:
+    ValueError: another name.
+    RuntimeError: "claimed" is still to be written.
+)");
+    m.def("try_schedule", &tiny_llm_ext::try_schedule, "name"_a, "threads"_a, "chunks"_a,
+          "held"_a = false,
+          R"(For tests: a job in threads of its own, whose tickets are slow.
+
+Args:
+    name: "equal" or "claimed".
+    threads, chunks: how many.
+    held: the first thread keeps its first chunk until all others are done, or two seconds.
+
+Returns:
+    The chunks that a thread got which asked for the job before; then each thread's, in order.
+)");
     tiny_llm_ext::bind_metal(m);
 }

@@ -2,17 +2,18 @@
 
 import io
 import json
+import re
 
 import mlx.core as mx
 import pytest
 
 from benchmark.roofline import Machine
-from tests.support import computing_on
+from tests.support import assert_close, computing_on
 from tiny_llm import kernels
 from tiny_llm.kernels.speed import Limits, product_cost
 from tools.course import history
 from tools.speed import __main__ as speed
-from tools.speed import attention, products
+from tools.speed import attention, passes, products, steps
 
 MACHINE = Machine("a processor", 2, 40.0, 500.0, 800.0, 6000.0)
 ROW = {
@@ -186,3 +187,57 @@ def test_a_single_head_has_a_table_of_its_own(tree, measured, monkeypatch, capsy
     told = capsys.readouterr().out
     assert "as many keys, of a single head" in told
     assert told.count("│ ours") == 2
+
+
+@pytest.fixture
+def few_tokens(monkeypatch):
+    """Day 4.5's passes over so few tokens that they take no time."""
+    monkeypatch.setattr(passes, "TOKENS", 5)
+    monkeypatch.setattr(passes, "FEW_TOKENS", 3)
+    with computing_on("cpu"):
+        yield Limits(1e9, 1e9)
+
+
+def test_layers_and_fused_operations_compute_the_same(few_tokens):
+    between = passes.Between(5)
+    for fused, layer in zip(between.fused(), between.layers(), strict=False):
+        assert_close(fused, layer, "fused beside Week 1's layers", ulps=4)
+
+
+def test_ways_over_memory_are_measured(few_tokens):
+    found = passes.measure(few_tokens, rounds=1, best=False)
+    json.dumps(found)
+    assert set(found["rows"]) == {"layers", "loops", "vectors", "claimed"}
+    assert not found["unwritten"]
+    assert "3 tokens: median" in found["remarks"][0]
+    assert passes.VARIABLE not in products.os.environ
+    assert set(passes.measure(few_tokens, rounds=1, best=True)["rows"]) == {"best"}
+
+
+def test_recorded_steps_are_measured(monkeypatch):
+    monkeypatch.setattr(steps, "CHAIN", (1, 4))
+    monkeypatch.setattr(steps, "STEPS", 1)
+    with computing_on("cpu"):
+        found = steps.measure(Limits(1e9, 1e9), rounds=1, best=False)
+    json.dumps(found)
+    assert set(found["rows"]) == {"nodes", "recorded"}
+    assert not found["unwritten"]
+    nodes, node, share, product = found["remarks"]
+    assert re.match(r"products by your kernel (panels|factored)", product)
+    assert nodes == "nodes of a step's graph: 154 nodes, 11 recorded"
+    assert "µs a node" in node
+    assert "of the time; it took" in share
+
+
+def test_each_day_has_its_program(monkeypatch):
+    asked = []
+
+    def run(command, **_):
+        asked.append(command[2])
+        raise speed.FailedError("enough")
+
+    monkeypatch.setattr(speed.subprocess, "run", run)
+    for day in ("4.4", "4.5", "4.7"):
+        with pytest.raises(speed.FailedError):
+            speed.run_products("kernels", None, MACHINE, 1, "--day", day)
+    assert asked == ["tools.speed.products", "tools.speed.passes", "tools.speed.steps"]

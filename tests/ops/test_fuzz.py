@@ -334,6 +334,8 @@ NO_OPERATIONS = {
     "large_pages",
     "metal",
     "num_threads",
+    "try_schedule",
+    "use_schedule",
 }
 OPERATIONS = sorted(set(kernels.extension().__all__) - NO_OPERATIONS) if kernels.is_built() else []
 

@@ -20,6 +20,7 @@ from tests.ops.recordings import (
 )
 from tests.support import random
 from tiny_llm import kernels
+from tiny_llm.errors import UserError
 from tiny_llm.kernels.recorded import MOST_TOKENS, Recorded
 
 # A GPU's graph has no such node.
@@ -234,3 +235,16 @@ def test_misuse_of_the_recorder_is_refused():
             recorder.replay(arguments)
     assert recorder.replay([]) is None
     assert recorder.replay([x]) is None
+
+
+def test_recording_is_on_or_off(monkeypatch):
+    calls = Calls(block())
+    recorded = Recorded(calls)
+    given = inputs(1, 1)
+    mx.eval(given)
+    for wanted, nodes in (("on", 1), ("off", 8), ("", 1)):
+        monkeypatch.setenv("TINY_LLM_RECORDING", wanted)
+        assert len(node_names(recorded(*given))) == nodes
+    monkeypatch.setenv("TINY_LLM_RECORDING", "always")
+    with pytest.raises(UserError, match='TINY_LLM_RECORDING is "always"; it may be on or off'):
+        recorded(*given)

@@ -1,4 +1,4 @@
-"""What the tests of Week 4's kernels share: how a test runs a kernel by name."""
+"""What the tests of Week 4 share: how a test runs a kernel by name."""
 
 import mlx.core as mx
 import numpy as np
@@ -33,6 +33,16 @@ def use_step(
         monkeypatch: takes it back.
     """
     monkeypatch.setenv(variable, name)
+    _use_vectors_of(instruction_set, monkeypatch)
+
+
+def use_fused(instruction_set: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms, rotation and SwiGLU go through the kernels with vectors; arguments as above."""
+    monkeypatch.setenv("TINY_LLM_FUSED", "vectors")
+    _use_vectors_of(instruction_set, monkeypatch)
+
+
+def _use_vectors_of(instruction_set: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if instruction_set is not None:
         monkeypatch.setenv("TINY_LLM_CPU_ISA", instruction_set)
     elif kernels.is_built():

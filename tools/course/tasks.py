@@ -292,12 +292,34 @@ REQUIRED_DAYS = (
     ),
     Day(
         4,
+        5,
+        "threads, and fused operations",
+        (
+            Task("4.5.1", "chunks that threads claim"),
+            Task("4.5.2", "addition and RMSNorm in one pass"),
+            Task("4.5.3", "norm and rotation of the heads in one pass"),
+            Task("4.5.4", "SwiGLU in one pass"),
+        ),
+    ),
+    Day(
+        4,
         6,
         "flash attention in vectors, split keys",
         (
             Task("4.6.1", "scores in vectors"),
             Task("4.6.2", "the online softmax in vectors"),
             Task("4.6.3", "split keys"),
+        ),
+    ),
+    Day(
+        4,
+        7,
+        "recording a step",
+        (
+            Task("4.7.1", "what a node costs"),
+            Task("4.7.2", "what varies, and how long it is needed"),
+            Task("4.7.3", "replaying what was recorded"),
+            Task("4.7.4", "a model's step as one node"),
         ),
     ),
 )

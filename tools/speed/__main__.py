@@ -28,7 +28,7 @@ from .report import kernels_table, percent, planted_table, print_answer
 
 KIND = "speed"
 ROUNDS = 5
-MODULES = {"4.6": "attention"}  # days that products.py does not measure
+MODULES = {"4.5": "passes", "4.6": "attention", "4.7": "steps"}  # not measured by products.py
 LIMIT_ROUNDS = 3  # measurements of the limits, of which the best counts
 
 
@@ -112,6 +112,8 @@ def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console
         console.print(f"{name}: {why}", style="dim", markup=False)
     if yours["nearest"] is not None:
         console.print(f"nearest_good() of your speed.py says {yours['nearest']} bytes ahead")
+    for remark in yours.get("remarks", ()):
+        console.print(remark)
     if not rows:
         return 0
     name = max(rows, key=lambda each: rows[each]["share"])

@@ -12,7 +12,7 @@ import copy
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -135,7 +135,13 @@ def laid_out_part(matrix: mx.array, rows: int) -> mx.array:
 @contextmanager
 def chosen(kernel: str | None, ahead: int | None = None) -> Iterator[None]:
     """Products that are evaluated meanwhile go through a kernel of this name."""
-    wanted = {VARIABLE: kernel, AHEAD_VARIABLE: None if ahead is None else str(ahead)}
+    with with_variables({VARIABLE: kernel, AHEAD_VARIABLE: None if ahead is None else str(ahead)}):
+        yield
+
+
+@contextmanager
+def with_variables(wanted: Mapping[str, str | None]) -> Iterator[None]:
+    """The environment's variables are these meanwhile; None for one that is not set."""
     before = {name: os.environ.pop(name, None) for name in wanted}
     try:
         os.environ.update({name: value for name, value in wanted.items() if value is not None})
@@ -211,25 +217,27 @@ def nearest_of(fetched: dict[int, Times]) -> int | None:
         return None
 
 
-def main() -> int:
-    """Exit status 2 if something of day 4.1 is to be written first."""
+def run_measurement(measure: Callable[[argparse.Namespace, Limits], dict[str, Any]]) -> int:
+    """The program of a process that measures: prints what it found, as JSON.
+
+    Args:
+        measure: takes the arguments and the machine's limits.
+
+    Returns:
+        Exit status 2 if something of day 4.1 is to be written first.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("planted", "kernels", "best"))
     parser.add_argument("--read", type=float, required=True)
     parser.add_argument("--peak", type=float, required=True)
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--name")
-    parser.add_argument("--day", choices=DAY_KERNELS)
+    parser.add_argument("--day")
     args = parser.parse_args()
-    limits = Limits(args.read, args.peak)
     mx.set_default_device(mx.cpu)
     mx.random.seed(0)
     try:
-        if args.what == "planted":
-            found = measure_planted(args.name, limits, args.rounds)
-        else:
-            names = DAY_KERNELS[args.day] if args.what == "kernels" else (None,)
-            found = measure_kernels(names, limits, args.rounds, args.day)
+        found = measure(args, Limits(args.read, args.peak))
     except YourTurn as unwritten:
         print(unwritten, file=sys.stderr)
         return 2
@@ -237,5 +245,13 @@ def main() -> int:
     return 0
 
 
+def measure_products(args: argparse.Namespace, limits: Limits) -> dict[str, Any]:
+    """What is asked for of this file."""
+    if args.what == "planted":
+        return measure_planted(args.name, limits, args.rounds)
+    names = DAY_KERNELS[args.day] if args.what == "kernels" else (None,)
+    return measure_kernels(names, limits, args.rounds, args.day)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_measurement(measure_products))

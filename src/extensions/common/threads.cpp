@@ -19,6 +19,8 @@
 #include <string>
 #include <thread>
 
+#include "common/schedule.h"
+
 namespace tiny_llm_ext {
 
 namespace {
@@ -60,7 +62,7 @@ int configured_threads() {
 class Pool {
    public:
     explicit Pool(int threads)
-        : threads_(threads), segments_(std::make_unique<Segment[]>(threads)) {
+        : threads_(threads), runs_(std::make_unique<ChunkRun<std::atomic<uint64_t>>[]>(threads)) {
         for (int thread = 1; thread < threads; thread++) {
             std::thread([this, thread] { work(thread); }).detach();
         }
@@ -68,59 +70,41 @@ class Pool {
 
     void run(int64_t chunks, detail::Chunk run, const void* body) {
         std::lock_guard lock(one_job_at_a_time_);
-        const uint32_t job = job_.load(std::memory_order_relaxed) + 1;
+        const SharedJob job = {job_.load(std::memory_order_relaxed) + 1, chunks, threads_};
         // Closed first: a late worker that reads any of what follows finds no ticket of its job.
         for (int i = 0; i < threads_; i++) {
-            segments_[i].ticket.exchange((uint64_t{job} << 32) | CLOSED, std::memory_order_acq_rel);
+            runs_[i].ticket.exchange(job.ticket(CHUNK_BITS), std::memory_order_acq_rel);
         }
         run_.store(run, std::memory_order_release);
         body_.store(body, std::memory_order_release);
         chunks_.store(chunks, std::memory_order_release);
+        next_.store(chosen_schedule(), std::memory_order_release);
         done_.store(0, std::memory_order_relaxed);
         for (int i = 0; i < threads_; i++) {
-            segments_[i].ticket.store(
-                (uint64_t{job} << 32) | static_cast<uint64_t>(begin(i, chunks)),
-                std::memory_order_release);
+            runs_[i].ticket.store(job.ticket(job.begin(i)), std::memory_order_release);
         }
-        job_.store(job, std::memory_order_release);
+        job_.store(job.number, std::memory_order_release);
         job_.notify_all();
-        take_chunks(job, 0);
+        take_chunks(job.number, 0);
         while (done_.load(std::memory_order_acquire) < chunks) {
             pause();
         }
     }
 
    private:
-    static constexpr uint64_t CLOSED = 0xffffffff;  // more than any job has chunks
-
-    // A part of a job's chunks, neighbours of each other. A thread takes them in order, so that
-    // what it asks for ahead of time, at the end of one chunk, is the beginning of its next.
-    struct alignas(64) Segment {
-        std::atomic<uint64_t> ticket{0};  // the job's number above the next chunk's
-    };
-
-    // The first chunk of a thread's segment.
-    int64_t begin(int thread, int64_t chunks) const { return chunks * thread / threads_; }
-
-    // Claims and runs chunks of a job until none is left: those of this thread's segment, and then
-    // those that other threads have not got to. A worker that comes late to a finished job cannot
-    // take a chunk of the next one with the old job's function: the ticket has another number.
-    void take_chunks(uint32_t job, int thread) {
+    // Computes chunks of a job until none is left for this thread. It takes those of its own run in
+    // order, so that what it asks for ahead of time, at the end of one chunk, is the beginning of
+    // its next. A worker that comes late to a finished job cannot take a chunk of the next one with
+    // the old job's function: the ticket has another number.
+    void take_chunks(uint32_t number, int thread) {
         const auto run = run_.load(std::memory_order_acquire);
         const auto body = body_.load(std::memory_order_acquire);
-        const auto chunks = chunks_.load(std::memory_order_acquire);
-        for (int i = 0; i < threads_; i++) {
-            const int owner = (thread + i) % threads_;
-            const int64_t end = begin(owner + 1, chunks);
-            auto& next = segments_[owner].ticket;
-            uint64_t ticket = next.load(std::memory_order_acquire);
-            while (ticket >> 32 == job && static_cast<int64_t>(ticket & CLOSED) < end) {
-                if (next.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) {
-                    run(body, static_cast<int64_t>(ticket & CLOSED));
-                    done_.fetch_add(1, std::memory_order_release);
-                    ticket = next.load(std::memory_order_acquire);
-                }
-            }
+        const auto next = next_.load(std::memory_order_acquire);
+        const SharedJob job = {number, chunks_.load(std::memory_order_acquire), threads_};
+        int64_t chunk;
+        while ((chunk = next(runs_.get(), job, thread)) != NO_CHUNK) {
+            run(body, chunk);
+            done_.fetch_add(1, std::memory_order_release);
         }
     }
 
@@ -142,11 +126,12 @@ class Pool {
     }
 
     const int threads_;
-    const std::unique_ptr<Segment[]> segments_;
+    const std::unique_ptr<ChunkRun<std::atomic<uint64_t>>[]> runs_;
     std::mutex one_job_at_a_time_;
     std::atomic<detail::Chunk> run_{nullptr};
     std::atomic<const void*> body_{nullptr};
     std::atomic<int64_t> chunks_{0};
+    std::atomic<NextChunk> next_{nullptr};
     alignas(64) std::atomic<int64_t> done_{0};
     alignas(64) std::atomic<uint32_t> job_{0};
 };

@@ -12,9 +12,9 @@ int num_threads();
 /// Runs body(chunk) for every chunk in 0 … chunks − 1, on all threads; returns when all are done.
 ///
 /// Each thread has a run of neighbouring chunks of its own. Chunks are claimed one at a time, from
-/// the others' runs when one's own is used up: a thread that was slow to wake does fewer, and the
-/// caller never waits for one that has not begun. `body` must not throw, and must not call
-/// parallel_for.
+/// the others' runs when one's own is used up (schedule.h): a thread that was slow to wake does
+/// fewer, and the caller never waits for one that has not begun. `body` must not throw, and must
+/// not call parallel_for.
 template <typename Body>
 void parallel_for(int64_t chunks, const Body& body);
 

@@ -35,6 +35,8 @@ from ._ext import (
     rms_norm,
     swiglu,
     topk_softmax,
+    try_schedule,
+    use_schedule,
     weighted_sum,
 )
 
@@ -67,6 +69,8 @@ __all__ = [
     "rms_norm",
     "swiglu",
     "topk_softmax",
+    "try_schedule",
+    "use_schedule",
     "weighted_sum",
 ]
 

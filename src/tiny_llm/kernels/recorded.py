@@ -6,16 +6,22 @@ the numbers change. `Recorded` writes down what a function does with arrays of c
 replays it. CUDA calls this a graph; vLLM and others decode on GPUs with it.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from .. import kernels
+from ..errors import UserError, YourTurn
 
 # With more tokens the operations outweigh their scheduling. And each shape is recorded separately:
 # prompts come in any length, decode steps in a few.
 MOST_TOKENS = 32
+
+# "off": functions are called as they are. "on": where recording is still to be written, as in a
+# learner's tree, that is an error. Without it, such a function is called as it is.
+VARIABLE = "TINY_LLM_RECORDING"
 
 
 def is_decode_step(x: mx.array) -> bool:
@@ -28,8 +34,8 @@ class Recorded:
     """A function of arrays, the first B×L×E, that becomes one node of the graph where that pays.
 
     On a GPU, for more than `MOST_TOKENS` tokens, and if it has an operation that cannot be recorded
-    (one that is not the extension's), the function is called as it is. The results are the same to
-    the last bit.
+    (one that is not the extension's), the function is called as it is; so it is if
+    TINY_LLM_RECORDING is off. The results are the same to the last bit.
 
     Arrays that the function writes into and returns, as the buffers of a KV cache, are overwritten
     in place if the caller keeps no reference to them, and copied otherwise.
@@ -50,14 +56,29 @@ class Recorded:
 
     def __call__(self, *inputs: mx.array) -> Any:
         """What the function returns for `inputs`."""
-        if not self._can_be_recorded or not self.pays(inputs[0]):
+        if not self._can_be_recorded or not self.pays(inputs[0]) or _wanted() == "off":
             return self._function(*inputs)
         if self._recorder is None:
             self._recorder = kernels.extension().Recorder()
+        try:
+            outputs = self._replayed(inputs)
+        except YourTurn:
+            if must_be_recorded():
+                raise
+            self._can_be_recorded, outputs = False, None
+        return self._function(*inputs) if outputs is None else outputs
+
+    def _replayed(self, inputs: Sequence[mx.array]) -> Any:
+        """The function's outputs from one node; None if nothing is recorded for these inputs.
+
+        If there is no recording, one is made first, if it is time for that and can be done.
+        """
+        # [task 4.7.3 replayed]
         outputs = self._recorder.replay(inputs)
         if outputs is None and self._is_time_for(inputs) and self._record(inputs):
             outputs = self._recorder.replay(inputs)
-        return self._function(*inputs) if outputs is None else outputs
+        return outputs
+        # [/task 4.7.3 replayed]
 
     @staticmethod
     def pays(x: mx.array) -> bool:
@@ -74,7 +95,15 @@ class Recorded:
         return False
 
     def _record(self, inputs: Sequence[mx.array]) -> bool:
-        """Records the function for inputs of these shapes, if it can be."""
+        """Records the function for inputs of these shapes, if it can be.
+
+        It is called once, with arrays of these shapes that have no data. A ValueError of the
+        recorder says that it never can be.
+
+        Returns:
+            Whether it was recorded.
+        """
+        # [task 4.7.3 record]
         blanks = self._recorder.placeholders(inputs)
         outputs = self._function(*blanks)
         try:
@@ -82,3 +111,21 @@ class Recorded:
         except ValueError:
             self._can_be_recorded = False
         return self._can_be_recorded
+        # [/task 4.7.3 record]
+
+
+def must_be_recorded() -> bool:
+    """Whether it is an error that a learner has not written recording yet: see `VARIABLE`."""
+    return _wanted() == "on"
+
+
+def _wanted() -> str:
+    """What `VARIABLE` says, "" without it.
+
+    Raises:
+        UserError: another word.
+    """
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted not in ("", "off", "on"):
+        raise UserError(f'{VARIABLE} is "{wanted}"; it may be on or off.')
+    return wanted

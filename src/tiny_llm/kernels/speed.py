@@ -185,3 +185,37 @@ def nearest_good(measured: Mapping[int, Times], tolerance: float = 0.02) -> int:
         ahead for ahead, times in measured.items() if times.minimum <= best * (1 + tolerance)
     )
     # [/task 4.3.3 nearest]
+
+
+def node_seconds(measured: Mapping[int, Times]) -> float:
+    """What a node of the graph costs, from graphs of different lengths: seconds for one node more.
+
+    Evaluating a graph costs something even if it has one node. So the slope counts, of the straight
+    line that is nearest to all measurements (least squares).
+
+    Args:
+        measured: by number of nodes, at least two numbers; minima count.
+    """
+    # [task 4.7.1 node]
+    mean_nodes = statistics.mean(measured)
+    mean_seconds = statistics.mean(times.minimum for times in measured.values())
+    together = sum((n - mean_nodes) * (measured[n].minimum - mean_seconds) for n in measured)
+    return together / sum((n - mean_nodes) ** 2 for n in measured)
+    # [/task 4.7.1 node]
+
+
+def recorded_share(nodes: int, recorded_nodes: int, node: float, seconds: float) -> float:
+    """Which part of its time a step should still take once it is recorded.
+
+    Args:
+        nodes: of the step's graph as it is.
+        recorded_nodes: of the graph once it is recorded.
+        node: seconds that a node costs, from `node_seconds`.
+        seconds: the step as it is.
+
+    Returns:
+        1 if recording gains nothing, and never below 0.
+    """
+    # [task 4.7.1 share]
+    return max(0.0, 1 - (nodes - recorded_nodes) * node / seconds)
+    # [/task 4.7.1 share]

@@ -190,14 +190,12 @@ class PlacedLayers:
     def _function_of(self, num_places: int) -> Callable[..., Any]:
         """The layers as a function of arrays, for plans of one kind."""
         if num_places not in self._functions:
-            function: Callable[..., Any] = partial(self._run, num_places)
-            # [solution only]
             # A ragged batch may be a short prompt alone. Other plans are those of decode steps, and
             # layers that share their pages have to be recorded at once: as single nodes, each of
             # them would copy the pages, which the attention before it is still to read.
-            function = Recorded(function, at_once=num_places < NUM_RAGGED_PLACES)
-            # [/solution only]
-            self._functions[num_places] = function
+            self._functions[num_places] = Recorded(
+                partial(self._run, num_places), at_once=num_places < NUM_RAGGED_PLACES
+            )
         return self._functions[num_places]
 
     def _run(

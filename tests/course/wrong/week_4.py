@@ -146,6 +146,43 @@ WRONG = [
         "a + i",
     ),
     Wrong(
+        "4.5.1 claim",
+        "read, and written afterwards",
+        "if (ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) {",
+        "if (ticket.store(seen + 1); true) {",
+    ),
+    Wrong("4.5.1 claim", "a ticket of any job is good", "seen >> 32 == job && ", ""),
+    Wrong("4.5.1 next", "all threads begin with the first run", "(thread + i) %", "i %"),
+    Wrong("4.5.1 next", "no thread helps another", "i < job.threads", "i < 1"),
+    Wrong(
+        "4.5.2 factor",
+        "the last numbers of a row are left out",
+        "D - i); rest > 0)",
+        "D - i); rest > LANES)",
+    ),
+    Wrong(
+        "4.5.2 add",
+        "every row adds the first row of y",
+        "load(y, y_start + i, F))",
+        "load(y, i, F))",
+    ),
+    Wrong("4.5.3 pairs", "neighbours are a pair", "normalized(i + half)", "normalized(i + 1)"),
+    Wrong(
+        "4.5.3 head", "pairs that do not fill a vector stay as they are", "i < half)", "i > half)"
+    ),
+    Wrong(
+        "4.5.4 silu",
+        "the exponential of |x| overflows",
+        "as_floats(as_ints(x) | sign)",
+        "as_floats(as_ints(x) & ~sign)",
+    ),
+    Wrong(
+        "4.5.4 row",
+        "the last numbers of a row are left out",
+        "job.I - i); rest > 0)",
+        "job.I - i); rest > LANES)",
+    ),
+    Wrong(
         "4.6.1 scores",
         "the first key of eight for all",
         "load(keys, place[k] + d, format)",
@@ -187,4 +224,61 @@ WRONG = [
         "size = ATTENTION_PART;",
         "size = (keys_of(blocks[0]) + num_threads() - 1) / num_threads();",
     ),
+    Wrong(
+        "4.7.1 node",
+        "the whole time of the longest graph, divided",
+        "return together / sum((n - mean_nodes) ** 2 for n in measured)",
+        "return measured[max(measured)].minimum / max(measured)",
+    ),
+    Wrong(
+        "4.7.1 node",
+        "medians instead of minima",
+        "(measured[n].minimum - mean_seconds)",
+        "(measured[n].median - mean_seconds)",
+    ),
+    Wrong("4.7.1 share", "as if no node were left", "(nodes - recorded_nodes)", "nodes"),
+    Wrong("4.7.2 depends", "what has a constant input is one", "std::any_of(", "std::all_of("),
+    Wrong(
+        "4.7.2 last-uses",
+        "outputs are not needed at the end",
+        "for (const int index : memory_of(output))",
+        "for (const int index : std::vector<int>())",
+    ),
+    Wrong(
+        "4.7.2 last-uses",
+        "a view is thought to have memory of its own",
+        "for (const int index : memory_of(place)) {",
+        "if (const int index = place.is_constant ? -1 : place.index; index >= 0) {",
+    ),
+    Wrong(
+        "4.7.3 replayed",
+        "recorded again for every call",
+        "outputs is None and self._is_time_for",
+        "self._is_time_for",
+    ),
+    Wrong(
+        "4.7.3 replayed", "always when a shape is first seen", "self._is_time_for(inputs) and ", ""
+    ),
+    Wrong(
+        "4.7.3 record",
+        "what cannot be recorded is an error",
+        "except ValueError:",
+        "except KeyError:",
+    ),
+    Wrong(
+        "4.7.3 fits", "arrays of another dtype fit", "inputs[i].dtype() != input_dtypes_[i] || ", ""
+    ),
+    Wrong(
+        "4.7.3 lies",
+        "a buffer may be anywhere",
+        "inputs[i].data<char>() != inputs_[i].data",
+        "inputs[i].size() != inputs_[i].size",
+    ),
+    Wrong(
+        "4.7.4",
+        "sequences and tokens exchanged",
+        "self._plan(cache, B, L)",
+        "self._plan(cache, L, B)",
+    ),
+    Wrong("4.7.4", "prompts instead of steps", "not is_decode_step(x)", "is_decode_step(x)"),
 ]

@@ -1,6 +1,6 @@
 // qk_norm_rope on the CPU: which kernel runs, and on which rows of which arrays.
 #include "common/checks.h"
-#include "common/instruction_set.h"
+#include "common/fused.h"
 #include "common/rows.h"
 #include "common/tasks.h"
 #include "src/qk_norm_rope/qk_norm_rope.h"
@@ -9,6 +9,16 @@
 namespace tiny_llm_ext {
 
 TINY_LLM_DECLARE_SIMD(void qk_norm_rope(const QkNormRopeJob& job, int64_t first, int64_t last);)
+
+namespace {
+
+QkNormRopeKernel qk_norm_rope_in_vectors([[maybe_unused]] InstructionSet set) {
+    // [task 4.5.3 choose]
+    return TINY_LLM_CHOOSE_SIMD(set, qk_norm_rope, qk_norm_rope_reference);
+    // [/task 4.5.3 choose]
+}
+
+}  // namespace
 
 void QkNormRope::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
     void* const memory = allocate(out);
@@ -36,7 +46,7 @@ void QkNormRope::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) 
         .angle_stride = cos.shape(0) == 1 ? 0 : L * D / 2,
     };
     const auto kernel =
-        TINY_LLM_CHOOSE_SIMD(instruction_set(), qk_norm_rope, qk_norm_rope_reference);
+        fused_kernel<QkNormRopeKernel>(qk_norm_rope_in_vectors, qk_norm_rope_reference);
     add_task(stream(), [job, kernel] {
         for_rows(job.B * job.L, job.H * job.D,
                  [&](int64_t first, int64_t last) { kernel(job, first, last); });

@@ -23,5 +23,6 @@ struct QkNormRopeJob {
 /// The reference. Computes all heads of tokens first … last − 1, of B·L; qk_norm_rope in
 /// fast/qk_norm_rope_simd.cpp does the same.
 void qk_norm_rope_reference(const QkNormRopeJob& job, int64_t first, int64_t last);
+using QkNormRopeKernel = void (*)(const QkNormRopeJob& job, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

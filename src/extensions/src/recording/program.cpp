@@ -55,6 +55,7 @@ Program::Program(std::shared_ptr<const Recording> recording, const std::vector<m
 }
 
 bool Program::fits(const std::vector<mx::array>& inputs) const {
+    // [task 4.7.3 lies]
     for (size_t i = 0; i < inputs.size(); i++) {
         if (recording_->overwrites(i) ? inputs[i].data<char>() != inputs_[i].data
                                       : inputs[i].strides() != inputs_[i].strides) {
@@ -62,6 +63,7 @@ bool Program::fits(const std::vector<mx::array>& inputs) const {
         }
     }
     return true;
+    // [/task 4.7.3 lies]
 }
 
 void Program::allocate_output(size_t index, const std::vector<mx::array>& inputs,

@@ -71,6 +71,13 @@ void Recorder::record(const std::vector<mx::array>& placeholders,
     replays_.push_back(std::make_shared<Replay>(recording));
 }
 
+std::vector<Recording::Described> Recorder::steps() const {
+    if (replays_.empty()) {
+        return {};
+    }
+    return static_cast<const Replay&>(*replays_.back()).recording().described();
+}
+
 // Inputs as a program takes them: without gaps; and what it overwrites must be this node's alone.
 std::vector<mx::array> Replay::prepared(const std::vector<mx::array>& inputs) {
     std::vector<mx::array> ready;

@@ -28,6 +28,9 @@ class Recorder {
     /// Keeps what was computed from placeholders. Throws as Recording does.
     void record(const std::vector<mx::array>& placeholders, const std::vector<mx::array>& outputs);
 
+    /// The steps of the recording that was made or replayed last.
+    std::vector<Recording::Described> steps() const;
+
    private:
     std::vector<std::shared_ptr<mx::Primitive>> replays_;
 };

@@ -76,20 +76,7 @@ class Recording::Tracer {
     }
 
    private:
-    bool depends_on_placeholders(const mx::array& x) {
-        if (const auto known = places_.find(x.id()); known != places_.end()) {
-            return !known->second.is_constant;
-        }
-        if (const auto known = depends_.find(x.id()); known != depends_.end()) {
-            return known->second;
-        }
-        const auto& inputs = x.inputs();
-        const bool depends = std::any_of(inputs.begin(), inputs.end(), [&](const auto& input) {
-            return depends_on_placeholders(input);
-        });
-        depends_.insert({x.id(), depends});
-        return depends;
-    }
+    bool depends_on_placeholders(const mx::array& x);
 
     Place add_constant(mx::array x) {
         x.eval();
@@ -128,6 +115,25 @@ class Recording::Tracer {
     int computed_ = 0;  // arrays that are not constants
 };
 
+// Whether x varies: it is made of a placeholder, however many operations lie between. `places_` has
+// the arrays that are written down, `depends_` what was found out before.
+bool Recording::Tracer::depends_on_placeholders(const mx::array& x) {
+    if (const auto known = places_.find(x.id()); known != places_.end()) {
+        return !known->second.is_constant;
+    }
+    if (const auto known = depends_.find(x.id()); known != depends_.end()) {
+        return known->second;
+    }
+    // [task 4.7.2 depends]
+    const auto& inputs = x.inputs();
+    const bool depends = std::any_of(inputs.begin(), inputs.end(), [&](const auto& input) {
+        return depends_on_placeholders(input);
+    });
+    depends_.insert({x.id(), depends});
+    return depends;
+    // [/task 4.7.2 depends]
+}
+
 Recording::Recording(const std::vector<mx::array>& placeholders,
                      const std::vector<mx::array>& outputs)
     : stream_(stream_of(outputs)) {
@@ -156,7 +162,10 @@ std::vector<int> Recording::memory_of(const Place& place) const {
     return indices;
 }
 
+// Fills each step's last_use: the places whose memory nothing after it reads. Outputs are read when
+// all steps are done; an output of a step that nothing uses has its last use in that step.
 void Recording::find_last_uses() {
+    // [task 4.7.2 last-uses]
     std::unordered_set<int> used_later;
     for (const Place& output : outputs_) {
         for (const int index : memory_of(output)) {
@@ -176,6 +185,7 @@ void Recording::find_last_uses() {
             }
         }
     }
+    // [/task 4.7.2 last-uses]
 }
 
 void Recording::find_overwritten() {
@@ -207,6 +217,7 @@ void Recording::find_overwritten() {
 }
 
 bool Recording::fits(const std::vector<mx::array>& inputs, mx::Stream stream) const {
+    // [task 4.7.3 fits]
     if (stream != stream_ || inputs.size() != input_shapes_.size()) {
         return false;
     }
@@ -216,6 +227,24 @@ bool Recording::fits(const std::vector<mx::array>& inputs, mx::Stream stream) co
         }
     }
     return true;
+    // [/task 4.7.3 fits]
+}
+
+std::vector<Recording::Described> Recording::described() const {
+    std::vector<Described> steps;
+    for (const Step& step : steps_) {
+        std::vector<std::optional<int>> from;
+        for (const Place& place : step.inputs) {
+            from.push_back(place.is_constant ? std::nullopt : std::optional(place.index));
+        }
+        std::vector<int> to, forgotten = step.last_use;
+        for (size_t i = 0; i < step.shapes.size(); i++) {
+            to.push_back(step.first_output + static_cast<int>(i));
+        }
+        std::sort(forgotten.begin(), forgotten.end());
+        steps.emplace_back(step.primitive->name(), from, to, forgotten);
+    }
+    return steps;
 }
 
 std::vector<mx::array> Recording::evaluate(const std::vector<mx::array>& inputs) const {

@@ -17,6 +17,9 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "mlx/mlx.h"
@@ -51,6 +54,12 @@ class Recording {
     /// has memory of its own.
     bool overwrites(size_t input) const { return overwrites_[input]; }
     int overwritten_input(size_t output) const { return overwritten_inputs_[output]; }
+
+    /// A step in words: its operation, its inputs (nothing for a constant), its outputs, and what
+    /// nothing after it reads. Numbers count the inputs first, then what the steps make.
+    using Described = std::tuple<std::string, std::vector<std::optional<int>>, std::vector<int>,
+                                 std::vector<int>>;
+    std::vector<Described> described() const;
 
     mx::Stream stream() const { return stream_; }
     const std::vector<mx::Shape>& output_shapes() const { return output_shapes_; }

@@ -1,6 +1,6 @@
 // rms_norm on the CPU: which kernel runs, and on which rows of which arrays.
 #include "common/checks.h"
-#include "common/instruction_set.h"
+#include "common/fused.h"
 #include "common/rows.h"
 #include "common/tasks.h"
 #include "src/rms_norm/rms_norm.h"
@@ -9,6 +9,16 @@
 namespace tiny_llm_ext {
 
 TINY_LLM_DECLARE_SIMD(void rms_norm(const RmsNormJob& job, int64_t first, int64_t last);)
+
+namespace {
+
+RmsNormKernel rms_norm_in_vectors([[maybe_unused]] InstructionSet set) {
+    // [task 4.5.2 choose]
+    return TINY_LLM_CHOOSE_SIMD(set, rms_norm, rms_norm_reference);
+    // [/task 4.5.2 choose]
+}
+
+}  // namespace
 
 void RmsNorm::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
     const bool adds = inputs.size() == 3;
@@ -43,7 +53,7 @@ void RmsNorm::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
     if (out.size() == 0) {
         return;
     }
-    const auto kernel = TINY_LLM_CHOOSE_SIMD(instruction_set(), rms_norm, rms_norm_reference);
+    const auto kernel = fused_kernel<RmsNormKernel>(rms_norm_in_vectors, rms_norm_reference);
     add_task(stream(), [job, kernel] {
         for_rows(job.M, job.D, [&](int64_t first, int64_t last) { kernel(job, first, last); });
     });

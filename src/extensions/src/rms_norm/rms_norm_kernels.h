@@ -21,5 +21,6 @@ struct RmsNormJob {
 
 /// The reference. Computes rows first … last − 1; rms_norm in fast/rms_norm_simd.cpp does the same.
 void rms_norm_reference(const RmsNormJob& job, int64_t first, int64_t last);
+using RmsNormKernel = void (*)(const RmsNormJob& job, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

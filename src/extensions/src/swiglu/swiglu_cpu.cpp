@@ -1,6 +1,6 @@
 // swiglu on the CPU: which kernel runs, and on which rows of which arrays.
 #include "common/checks.h"
-#include "common/instruction_set.h"
+#include "common/fused.h"
 #include "common/rows.h"
 #include "common/tasks.h"
 #include "src/swiglu/swiglu.h"
@@ -9,6 +9,16 @@
 namespace tiny_llm_ext {
 
 TINY_LLM_DECLARE_SIMD(void swiglu(const SwigluJob& job, int64_t first, int64_t last);)
+
+namespace {
+
+SwigluKernel swiglu_in_vectors([[maybe_unused]] InstructionSet set) {
+    // [task 4.5.4 choose]
+    return TINY_LLM_CHOOSE_SIMD(set, swiglu, swiglu_reference);
+    // [/task 4.5.4 choose]
+}
+
+}  // namespace
 
 void Swiglu::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
     const Rows gate = rows_of(inputs[0], stream());
@@ -27,7 +37,7 @@ void Swiglu::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
         .gate_stride = gate.stride,
         .up_stride = up.stride,
     };
-    const auto kernel = TINY_LLM_CHOOSE_SIMD(instruction_set(), swiglu, swiglu_reference);
+    const auto kernel = fused_kernel<SwigluKernel>(swiglu_in_vectors, swiglu_reference);
     add_task(stream(), [job, kernel] {
         for_rows(job.M, job.I, [&](int64_t first, int64_t last) { kernel(job, first, last); });
     });

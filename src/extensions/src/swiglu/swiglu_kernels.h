@@ -18,5 +18,6 @@ struct SwigluJob {
 
 /// The reference. Computes rows first … last − 1; swiglu in fast/swiglu_simd.cpp does the same.
 void swiglu_reference(const SwigluJob& job, int64_t first, int64_t last);
+using SwigluKernel = void (*)(const SwigluJob& job, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

@@ -10,6 +10,7 @@ namespace {
 template <Format F>
 inline void turn_pairs(const QkNormRopeJob& job, int64_t x, Floats factor, const float* cos,
                        const float* sin, int64_t out, int64_t i, int count) {
+    // [task 4.5.3 pairs]
     auto read = [&](const void* array, int64_t at, Format format) {
         return count == LANES ? load(array, at, format) : load(array, at, format, count);
     };
@@ -24,27 +25,36 @@ inline void turn_pairs(const QkNormRopeJob& job, int64_t x, Floats factor, const
     const Floats c = read(cos, i, Format::float32), s = read(sin, i, Format::float32);
     store(job.out, out + i, F, n1 * c - n2 * s, count);
     store(job.out, out + i + half, F, n1 * s + n2 * c, count);
+    // [/task 4.5.3 pairs]
+}
+
+// A whole head: x and out are the first of D elements; cos and sin have D/2.
+template <Format F>
+void turn_head(const QkNormRopeJob& job, int64_t x, const float* cos, const float* sin,
+               int64_t out) {
+    // [task 4.5.3 head]
+    const int64_t half = job.D / 2;
+    const float norm = job.weight ? rms_norm_factor<F>(job.x, x, job.D, job.eps) : 1;
+    const Floats factor = splat(norm);
+    int64_t i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        turn_pairs<F>(job, x, factor, cos, sin, out, i, LANES);
+    }
+    if (i < half) {
+        turn_pairs<F>(job, x, factor, cos, sin, out, i, static_cast<int>(half - i));
+    }
+    // [/task 4.5.3 head]
 }
 
 template <Format F>
 void turn_tokens(const QkNormRopeJob& job, int64_t first, int64_t last) {
-    const int64_t half = job.D / 2;
     for (int64_t token = first; token < last; token++) {
         const int64_t b = token / job.L, l = token % job.L;
-        const float* cos = job.cos + b * job.angle_stride + l * half;
-        const float* sin = job.sin + b * job.angle_stride + l * half;
+        const int64_t angles = b * job.angle_stride + l * (job.D / 2);
         for (int64_t h = 0; h < job.H; h++) {
             const int64_t x = b * job.x_strides[0] + l * job.x_strides[1] + h * job.x_strides[2];
-            const int64_t out = ((b * job.H + h) * job.L + l) * job.D;
-            const float norm = job.weight ? rms_norm_factor<F>(job.x, x, job.D, job.eps) : 1;
-            const Floats factor = splat(norm);
-            int64_t i = 0;
-            for (; i + LANES <= half; i += LANES) {
-                turn_pairs<F>(job, x, factor, cos, sin, out, i, LANES);
-            }
-            if (i < half) {
-                turn_pairs<F>(job, x, factor, cos, sin, out, i, static_cast<int>(half - i));
-            }
+            turn_head<F>(job, x, job.cos + angles, job.sin + angles,
+                         ((b * job.H + h) * job.L + l) * job.D);
         }
     }
 }

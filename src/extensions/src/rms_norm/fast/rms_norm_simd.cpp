@@ -1,4 +1,4 @@
-// rms_norm with vectors: a pass for the squares and a pass for the output.
+// rms_norm with vectors: each row is added up, measured and scaled while it is in the first cache.
 #include "src/rms_norm/fast/rms_norm_vectors.h"
 #include "src/rms_norm/rms_norm_kernels.h"
 
@@ -10,6 +10,7 @@ namespace {
 template <Format F>
 void add_row(const void* x, int64_t x_start, const void* y, int64_t y_start, void* sum,
              int64_t start, int64_t D) {
+    // [task 4.5.2 add]
     int64_t i = 0;
     for (; i + LANES <= D; i += LANES) {
         store(sum, start + i, F, load(x, x_start + i, F) + load(y, y_start + i, F));
@@ -18,10 +19,13 @@ void add_row(const void* x, int64_t x_start, const void* y, int64_t y_start, voi
         store(sum, start + i, F, load(x, x_start + i, F, rest) + load(y, y_start + i, F, rest),
               rest);
     }
+    // [/task 4.5.2 add]
 }
 
+// out = x · factor, rounded, · weight: row `start` / D of the job's output, from D elements of x.
 template <Format F>
 void norm_row(const void* x, int64_t x_start, const RmsNormJob& job, int64_t start) {
+    // [task 4.5.2 norm]
     const Floats factor = splat(rms_norm_factor<F>(x, x_start, job.D, job.eps));
     int64_t i = 0;
     for (; i + LANES <= job.D; i += LANES) {
@@ -32,6 +36,7 @@ void norm_row(const void* x, int64_t x_start, const RmsNormJob& job, int64_t sta
         const Floats y = round_to(load(x, x_start + i, F, rest) * factor, F);
         store(job.out, start + i, F, y * load(job.weight, i, F, rest), rest);
     }
+    // [/task 4.5.2 norm]
 }
 
 template <Format F>

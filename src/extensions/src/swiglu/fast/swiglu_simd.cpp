@@ -17,29 +17,39 @@ inline Floats round_up_to(float top, Floats x) {
     return (x + shift) - shift;
 }
 
+// x · sigmoid(x), rounded to the format where the reference rounds.
 template <Format F>
 inline Floats silu(Floats x) {
+    // [task 4.5.4 silu]
     const Ints sign = Ints{} + INT32_MIN;
     const Floats power =
         round_to(exp_of_negative(as_floats(as_ints(x) | sign)), F);  // e^−|x|, 0 … 1
     const Floats sigmoid = round_up_to<F>(1, 1.0f / round_up_to<F>(2, 1.0f + power));
     // 1 − sigmoid needs no rounding: it is a multiple of the same spacing, and smaller.
     return round_to(x * (x < 0.0f ? 1.0f - sigmoid : sigmoid), F);
+    // [/task 4.5.4 silu]
+}
+
+// A row of I elements: gate, up and out are the first of each.
+template <Format F>
+void swiglu_row(const SwigluJob& job, int64_t gate, int64_t up, int64_t out) {
+    // [task 4.5.4 row]
+    int64_t i = 0;
+    for (; i + LANES <= job.I; i += LANES) {
+        const Floats activated = silu<F>(load(job.gate, gate + i, F));
+        store(job.out, out + i, F, activated * load(job.up, up + i, F));
+    }
+    if (const int rest = static_cast<int>(job.I - i); rest > 0) {
+        const Floats activated = silu<F>(load(job.gate, gate + i, F, rest));
+        store(job.out, out + i, F, activated * load(job.up, up + i, F, rest), rest);
+    }
+    // [/task 4.5.4 row]
 }
 
 template <Format F>
 void swiglu_rows(const SwigluJob& job, int64_t first, int64_t last) {
     for (int64_t m = first; m < last; m++) {
-        const int64_t gate = m * job.gate_stride, up = m * job.up_stride, out = m * job.I;
-        int64_t i = 0;
-        for (; i + LANES <= job.I; i += LANES) {
-            const Floats activated = silu<F>(load(job.gate, gate + i, F));
-            store(job.out, out + i, F, activated * load(job.up, up + i, F));
-        }
-        if (const int rest = static_cast<int>(job.I - i); rest > 0) {
-            const Floats activated = silu<F>(load(job.gate, gate + i, F, rest));
-            store(job.out, out + i, F, activated * load(job.up, up + i, F, rest), rest);
-        }
+        swiglu_row<F>(job, m * job.gate_stride, m * job.up_stride, m * job.I);
     }
 }
 

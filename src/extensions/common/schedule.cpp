@@ -1,0 +1,191 @@
+// The schedules, the choice between them, and slow tickets for their tests.
+#include "common/schedule.h"
+
+#include <chrono>
+#include <exception>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+
+namespace tiny_llm_ext {
+
+namespace {
+
+/// Each thread computes its own run. No other thread touches the ticket, so it may be read first
+/// and written afterwards.
+template <typename Ticket>
+int64_t next_of_own(ChunkRun<Ticket>* runs, const SharedJob& job, int thread) {
+    auto& ticket = runs[thread].ticket;
+    const uint64_t seen = ticket.load(std::memory_order_acquire);
+    const auto chunk = static_cast<int64_t>(seen & CHUNK_BITS);
+    if (seen >> 32 != job.number || chunk >= job.begin(thread + 1)) {
+        return NO_CHUNK;
+    }
+    ticket.store(seen + 1, std::memory_order_release);
+    return chunk;
+}
+
+/// Claims the next chunk of a run that ends before `end`. Several threads may do so at once.
+///
+/// Returns the chunk, which no other thread gets; NO_CHUNK if none is left, or if the ticket is
+/// another job's: a thread that slept through a job must not take a chunk of the next one.
+template <typename Ticket>
+int64_t claim(Ticket& ticket, uint32_t job, int64_t end) {
+    // [task 4.5.1 claim]
+    uint64_t seen = ticket.load(std::memory_order_acquire);
+    while (seen >> 32 == job && static_cast<int64_t>(seen & CHUNK_BITS) < end) {
+        if (ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) {
+            return static_cast<int64_t>(seen & CHUNK_BITS);
+        }
+    }
+    return NO_CHUNK;
+    // [/task 4.5.1 claim]
+}
+
+/// The next chunk of the thread's own run; when that is used up, of another's.
+template <typename Ticket>
+int64_t next_claimed(ChunkRun<Ticket>* runs, const SharedJob& job, int thread) {
+    // [task 4.5.1 next]
+    for (int i = 0; i < job.threads; i++) {
+        const int owner = (thread + i) % job.threads;
+        const int64_t chunk = claim(runs[owner].ticket, job.number, job.begin(owner + 1));
+        if (chunk != NO_CHUNK) {
+            return chunk;
+        }
+    }
+    return NO_CHUNK;
+    // [/task 4.5.1 next]
+}
+
+NextChunk claimed() {
+    // [task 4.5.1 choose]
+    return next_claimed;
+    // [/task 4.5.1 choose]
+}
+
+NextChunk default_schedule() {
+    try {
+        return claimed();
+    } catch (const std::runtime_error&) {  // a learner's, who has not written them yet
+        return next_of_own;
+    }
+}
+
+std::atomic<NextChunk> chosen{nullptr};
+
+void check_name(const std::string& name) {
+    if (name != "equal" && name != "claimed") {
+        throw std::invalid_argument("the schedule is \"" + name +
+                                    "\"; it may be equal or claimed.");
+    }
+}
+
+// An atomic number that lets other threads go first, before and after each access.
+class SlowTicket {
+   public:
+    SlowTicket(uint64_t value) : value_(value) {}
+
+    uint64_t load(std::memory_order = std::memory_order_seq_cst) const {
+        wait();
+        const uint64_t value = value_.load();
+        wait();
+        return value;
+    }
+    void store(uint64_t value, std::memory_order = std::memory_order_seq_cst) {
+        wait();
+        value_.store(value);
+    }
+    uint64_t fetch_add(uint64_t more, std::memory_order = std::memory_order_seq_cst) {
+        wait();
+        return value_.fetch_add(more);
+    }
+    bool compare_exchange_weak(uint64_t& expected, uint64_t value,
+                               std::memory_order = std::memory_order_seq_cst) {
+        wait();
+        return value_.compare_exchange_strong(expected, value);
+    }
+    bool compare_exchange_strong(uint64_t& expected, uint64_t value,
+                                 std::memory_order = std::memory_order_seq_cst) {
+        return compare_exchange_weak(expected, value);
+    }
+
+   private:
+    static void wait() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
+
+    std::atomic<uint64_t> value_;
+};
+
+}  // namespace
+
+NextChunk chosen_schedule() {
+    NextChunk next = chosen.load(std::memory_order_acquire);
+    if (next == nullptr) {
+        next = default_schedule();
+        chosen.store(next, std::memory_order_release);
+    }
+    return next;
+}
+
+void use_schedule(const std::string& name) {
+    if (name.empty()) {
+        chosen.store(nullptr, std::memory_order_release);
+        return;
+    }
+    check_name(name);
+    chosen.store(name == "equal" ? static_cast<NextChunk>(next_of_own) : claimed(),
+                 std::memory_order_release);
+}
+
+std::vector<std::vector<int64_t>> try_schedule(const std::string& name, int threads, int64_t chunks,
+                                               bool held) {
+    check_name(name);
+    const auto next = name == "equal" ? next_of_own<SlowTicket> : next_claimed<SlowTicket>;
+    const SharedJob job = {7, chunks, threads};
+    std::vector<ChunkRun<SlowTicket>> runs(threads);
+    for (int i = 0; i < threads; i++) {
+        runs[i].ticket.store(job.ticket(job.begin(i)));
+    }
+    std::vector<std::vector<int64_t>> found(threads + 1);
+    const SharedJob before = {job.number - 1, chunks, threads};
+    if (const int64_t chunk = next(runs.data(), before, 0); chunk != NO_CHUNK) {
+        found[0].push_back(chunk);
+    }
+    std::atomic<int64_t> done{0};
+    std::exception_ptr error;
+    std::mutex mutex;
+    const auto work = [&](int thread) {
+        try {
+            auto& mine = found[thread + 1];
+            // A schedule that is wrong may never end: no thread needs more than all of them.
+            while (static_cast<int64_t>(mine.size()) <= chunks) {
+                const int64_t chunk = next(runs.data(), job, thread);
+                if (chunk == NO_CHUNK) {
+                    return;
+                }
+                mine.push_back(chunk);
+                const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+                while (held && thread == 0 && mine.size() == 1 && done.load() < chunks - 1 &&
+                       std::chrono::steady_clock::now() < end) {
+                    std::this_thread::sleep_for(std::chrono::microseconds(50));
+                }
+                done.fetch_add(1);
+            }
+        } catch (...) {
+            const std::lock_guard lock(mutex);
+            error = std::current_exception();
+        }
+    };
+    std::vector<std::thread> running;
+    for (int thread = 0; thread < threads; thread++) {
+        running.emplace_back(work, thread);
+    }
+    for (auto& thread : running) {
+        thread.join();
+    }
+    if (error) {
+        std::rethrow_exception(error);
+    }
+    return found;
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,142 @@
+// What lies between the products, with vectors, against the references: every size of what is left
+// of a row, both 16-bit formats and float32.
+#include <algorithm>
+#include <cmath>
+
+#include "src/qk_norm_rope/qk_norm_rope_kernels.h"
+#include "src/rms_norm/rms_norm_kernels.h"
+#include "src/swiglu/swiglu_kernels.h"
+#include "tests/kernel_tests.h"
+
+namespace tiny_llm_ext {
+
+TINY_LLM_DECLARE_SIMD(void rms_norm(const RmsNormJob& job, int64_t first, int64_t last);)
+TINY_LLM_DECLARE_SIMD(void qk_norm_rope(const QkNormRopeJob& job, int64_t first, int64_t last);)
+TINY_LLM_DECLARE_SIMD(void swiglu(const SwigluJob& job, int64_t first, int64_t last);)
+
+namespace tests {
+
+namespace {
+
+constexpr Format FORMATS[] = {Format::float32, Format::float16, Format::bfloat16};
+constexpr int64_t SIZES[] = {1, 3, 4, 7, 16, 31, 64, 131};
+constexpr int64_t ROWS = 3;
+
+// Numbers of a format, each in four bytes' room, so that one type is enough for all formats.
+std::vector<float> numbers(Random& random, int64_t count, Format format, float scale = 1) {
+    std::vector<float> memory(count);
+    for (int64_t i = 0; i < count; i++) {
+        store_element(memory.data(), i, format, scale * random.number());
+    }
+    return memory;
+}
+
+// A few units of the last place of the larger number: sums differ in their order.
+bool is_close(float a, float b, Format format) {
+    const float epsilon = format == Format::float32   ? 0x1p-23f
+                          : format == Format::float16 ? 0x1p-10f
+                                                      : 0x1p-7f;
+    return std::abs(a - b) <= 4 * epsilon * std::max(1.0f, std::abs(b));
+}
+
+void expect_close(const float* actual, const float* expected, int64_t count, Format format,
+                  const char* what, int64_t size) {
+    for (int64_t i = 0; i < count; i++) {
+        const float a = load_element(actual, i, format), b = load_element(expected, i, format);
+        expect(is_close(a, b, format), [&] {
+            return std::string(what) + " of " + std::to_string(size) + ", number " +
+                   std::to_string(i) + ": expected " + std::to_string(b) + ", got " +
+                   std::to_string(a);
+        });
+    }
+}
+
+}  // namespace
+
+KERNEL_TEST(rms_norm_adds_and_normalizes) {
+    const auto kernel = TINY_LLM_CHOOSE_SIMD(set, rms_norm, rms_norm_reference);
+    Random random(1);
+    for (const Format format : FORMATS) {
+        for (const int64_t D : SIZES) {
+            const auto x = numbers(random, ROWS * D, format), y = numbers(random, ROWS * D, format);
+            const auto weight = numbers(random, D, format);
+            std::vector<float> sums[2], outs[2];
+            for (int which = 0; which < 2; which++) {
+                sums[which].resize(ROWS * D);
+                outs[which].resize(ROWS * D);
+                const RmsNormJob job = {ROWS,
+                                        D,
+                                        1e-6f,
+                                        format,
+                                        x.data(),
+                                        y.data(),
+                                        weight.data(),
+                                        sums[which].data(),
+                                        outs[which].data(),
+                                        D,
+                                        D};
+                (which == 0 ? kernel : rms_norm_reference)(job, 0, ROWS);
+            }
+            expect_close(sums[0].data(), sums[1].data(), ROWS * D, format, "sum", D);
+            expect_close(outs[0].data(), outs[1].data(), ROWS * D, format, "norm", D);
+        }
+    }
+}
+
+KERNEL_TEST(qk_norm_rope_turns_heads) {
+    const auto kernel = TINY_LLM_CHOOSE_SIMD(set, qk_norm_rope, qk_norm_rope_reference);
+    Random random(2);
+    constexpr int64_t L = 2, H = 3;
+    for (const Format format : FORMATS) {
+        for (const int64_t half : SIZES) {
+            const int64_t D = 2 * half, count = L * H * D;
+            const auto x = numbers(random, count, format), weight = numbers(random, D, format);
+            const auto cos = numbers(random, L * half, Format::float32),
+                       sin = numbers(random, L * half, Format::float32);
+            std::vector<float> outs[2];
+            for (int which = 0; which < 2; which++) {
+                outs[which].resize(count);
+                const QkNormRopeJob job = {
+                    .B = 1,
+                    .L = L,
+                    .H = H,
+                    .D = D,
+                    .eps = 1e-6f,
+                    .format = format,
+                    .x = x.data(),
+                    .weight = weight.data(),
+                    .cos = cos.data(),
+                    .sin = sin.data(),
+                    .out = outs[which].data(),
+                    .x_strides = {L * H * D, H * D, D},
+                    .angle_stride = 0,
+                };
+                (which == 0 ? kernel : qk_norm_rope_reference)(job, 0, L);
+            }
+            expect_close(outs[0].data(), outs[1].data(), count, format, "head", D);
+        }
+    }
+}
+
+KERNEL_TEST(swiglu_of_any_row) {
+    const auto kernel = TINY_LLM_CHOOSE_SIMD(set, swiglu, swiglu_reference);
+    Random random(3);
+    for (const Format format : FORMATS) {
+        for (const int64_t I : SIZES) {
+            const auto gate = numbers(random, ROWS * I, format, 200),
+                       up = numbers(random, ROWS * I, format);
+            std::vector<float> outs[2];
+            for (int which = 0; which < 2; which++) {
+                outs[which].resize(ROWS * I);
+                const SwigluJob job = {ROWS, I, format, gate.data(), up.data(), outs[which].data(),
+                                       I,    I};
+                (which == 0 ? kernel : swiglu_reference)(job, 0, ROWS);
+            }
+            expect_close(outs[0].data(), outs[1].data(), ROWS * I, format, "swiglu", I);
+        }
+    }
+}
+
+}  // namespace tests
+
+}  // namespace tiny_llm_ext

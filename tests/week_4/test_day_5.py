@@ -1,0 +1,153 @@
+"""Week 4, day 5: threads that claim their work, and norms, rotation and SwiGLU in one pass."""
+
+import subprocess
+import sys
+
+import mlx.core as mx
+import pytest
+
+from tests.support import DTYPES, assert_close, assert_same_bits, random
+from tests.week_4.steps import WITH_VECTORS, use_fused
+from tiny_llm import RMSNorm, RoPE, kernels
+from tiny_llm.basics import silu
+
+EPS = 1e-6
+SIZES = [1, 7, 64, 130, 1023]  # of rows: less than a vector, whole vectors, and what is left
+
+
+@pytest.fixture(params=WITH_VECTORS or [None])
+def vectors(request, monkeypatch, on_cpu) -> None:
+    """The day's operations run in vectors, of each instruction set that this machine has."""
+    use_fused(request.param, monkeypatch)
+
+
+@pytest.fixture
+def claimed(on_cpu):
+    """Threads claim their chunks, for all operations of this process."""
+    kernels.extension().use_schedule("claimed")
+    yield
+    kernels.extension().use_schedule("")
+
+
+def claims(threads: int, chunks: int, held: bool = False) -> list[list[int]]:
+    """The chunks of each thread; none may be given to one that asks for the job before."""
+    late, *by_thread = kernels.extension().try_schedule("claimed", threads, chunks, held)
+    assert late == [], f"expected nothing for a thread that slept through its job, got chunk {late}"
+    return by_thread
+
+
+@pytest.mark.parametrize(("threads", "chunks"), [(1, 5), (2, 8), (4, 40), (4, 3), (3, 0)])
+def test_task_1_each_chunk_is_computed_once(threads, chunks):
+    got = sorted(chunk for mine in claims(threads, chunks) for chunk in mine)
+    assert got == list(range(chunks)), f"expected each of {chunks} chunks once, got {got}"
+
+
+def test_task_1_a_thread_s_own_run_comes_first():
+    threads, chunks = 4, 32
+    for thread, mine in enumerate(claims(threads, chunks)):
+        begin, end = chunks * thread // threads, chunks * (thread + 1) // threads
+        own = [chunk for chunk in mine if begin <= chunk < end]
+        assert mine[: len(own)] == sorted(own), (
+            f"expected thread {thread} to take its run {begin} … {end - 1} first, got {mine}"
+        )
+
+
+def test_task_1_others_help_a_thread_that_is_held_up():
+    held, *others = claims(3, 30, held=True)
+    assert len(held) <= 1, f"expected the others to do the rest, but it did {held} by itself"
+    assert sum(map(len, others)) >= 29
+
+
+BITS = """
+import mlx.core as mx
+from tiny_llm import kernels
+mx.set_default_device(mx.cpu)
+kernels.extension().use_schedule({schedule!r})
+assert {threads} in (None, kernels.extension().num_threads())
+mx.random.seed(1)
+x = mx.random.normal((300, 257)).astype(mx.bfloat16)
+total, normed = kernels.add_rms_norm(x, x * 3, x[0], 1e-6)
+print(kernels.swiglu(normed, total).view(mx.uint16).astype(mx.int64).sum().item())
+"""
+
+
+def test_task_1_the_same_bits_on_any_number_of_threads(claimed, monkeypatch):
+    def run(schedule: str, threads: int | None) -> str:
+        if threads is not None:
+            monkeypatch.setenv("TINY_LLM_NUM_THREADS", str(threads))
+        program = BITS.format(schedule=schedule, threads=threads)
+        return subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout
+
+    expected = run("equal", 1)
+    actual = run("claimed", 3)
+    assert actual == expected, f"expected the sum {expected} on three threads, got {actual}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("D", SIZES)
+def test_task_2_the_sum_and_its_norm(vectors, dtype, D):
+    x, y, weight = random(5, D, dtype=dtype), random(5, D, dtype=dtype), random(D, dtype=dtype)
+    total, normed = kernels.add_rms_norm(x, y, weight, EPS)
+    assert_same_bits(total, x + y, "the sum")
+    assert_close(normed, RMSNorm(D, weight, EPS)(x + y), "Week 1's norm of the sum", ulps=4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_task_2_a_norm_alone(vectors, dtype):
+    wide, weight = random(2, 3, 300, dtype=dtype, scale=40), random(130, dtype=dtype)
+    x = wide[..., 7:137]  # rows that lie apart
+    assert_close(
+        kernels.rms_norm(x, weight, EPS), RMSNorm(130, weight, EPS)(x), "Week 1's norm", ulps=2
+    )
+
+
+def test_task_2_a_row_has_the_same_bits_alone_and_together(vectors):
+    x, weight = random(300, 130, dtype=mx.bfloat16), random(130, dtype=mx.bfloat16)
+    together = kernels.rms_norm(x, weight, EPS)
+    alone = mx.concatenate([kernels.rms_norm(x[m][None], weight, EPS) for m in (0, 17, 299)])
+    assert_same_bits(together[mx.array([0, 17, 299])], alone, "rows alone")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("D", [2, 8, 34, 128])
+@pytest.mark.parametrize("norm", [True, False], ids=["with a norm", "without"])
+def test_task_3_heads_are_turned_as_by_week_1(vectors, dtype, D, norm):
+    B, L, H = 2, 3, 4
+    x, weight = random(B, L, H, D, dtype=dtype), random(D, dtype=dtype)
+    rope = RoPE(D, 64)
+    positions = [slice(5, 5 + L), slice(40, 40 + L)]
+    actual = kernels.qk_norm_rope(x, weight if norm else None, EPS, *rope.tables(positions, B, L))
+    normed = kernels.rms_norm(x, weight, EPS) if norm else x
+    expected = rope(normed, positions).swapaxes(1, 2)
+    assert_same_bits(actual, mx.contiguous(expected), "norm, then Week 1's RoPE, head by head")
+
+
+def test_task_3_a_pair_is_turned_by_a_right_angle(vectors):
+    x = mx.array([1.0, 2, 3, 4, 5, 6]).reshape(1, 1, 1, 6)
+    cos, sin = mx.zeros((1, 1, 3)), mx.ones((1, 1, 3))
+    actual = kernels.qk_norm_rope(x, None, EPS, cos, sin).reshape(-1).tolist()
+    assert actual == [-4, -5, -6, 1, 2, 3], f"expected (x1, x2) -> (-x2, x1), got {actual}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("I", SIZES)
+def test_task_4_the_numbers_of_week_1(vectors, dtype, I):
+    gate, up = random(3, I, dtype=dtype, scale=6), random(3, I, dtype=dtype)
+    assert_close(kernels.swiglu(gate, up), silu(gate) * up, "silu(gate) · up", ulps=1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_task_4_large_numbers_do_not_overflow(vectors, dtype):
+    gate = mx.array([-20000.0, -200, -90, -1, 0, 1, 90, 200, 20000]).astype(dtype)
+    up = mx.full(gate.shape, 0.5, dtype)
+    assert_close(kernels.swiglu(gate, up), silu(gate) * up, "silu(gate) · up", ulps=1)
+
+
+def test_task_4_another_way_is_refused(vectors, monkeypatch):
+    gate = random(2, 8, dtype=mx.bfloat16)
+    mx.eval(kernels.swiglu(gate, gate))
+    monkeypatch.setenv("TINY_LLM_FUSED", "fast")
+    with pytest.raises(ValueError, match='TINY_LLM_FUSED is "fast"; it may be loops or vectors'):
+        mx.eval(kernels.swiglu(gate, gate))

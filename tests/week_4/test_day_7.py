@@ -1,0 +1,208 @@
+"""Week 4, day 7: what a node of the graph costs, and a step that is recorded as one."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from tests.ops.recordings import Calls, E, assert_same, block, inputs, mlx_only, node_names
+from tests.support import assert_same_bits, random, tiny_model
+from tiny_llm import Qwen3ModelWeek2, kernels
+from tiny_llm.kernels.recorded import VARIABLE, Recorded
+from tiny_llm.kernels.speed import Times, node_seconds, recorded_share
+
+pytestmark = pytest.mark.usefixtures("on_cpu")  # a GPU's graph has no such node
+
+
+def test_task_1_the_slope_and_not_the_mean():
+    # 30 µs for the evaluation itself, and 5 µs for each node; medians are noise.
+    measured = {n: Times(1.0, 30e-6 + 5e-6 * n) for n in (1, 50, 200)}
+    assert node_seconds(measured) == pytest.approx(5e-6), "expected 5 µs for one node more"
+
+
+def test_task_1_all_measurements_count():
+    measured = {1: Times(1, 10e-6), 2: Times(1, 9e-6), 3: Times(1, 14e-6), 4: Times(1, 13e-6)}
+    # By hand: Σ(n − 2.5)(t − 11.5) / Σ(n − 2.5)² = 7 / 5.
+    assert node_seconds(measured) == pytest.approx(1.4e-6), "expected the line of least squares"
+
+
+def test_task_1_what_is_left_of_a_step():
+    assert recorded_share(170, 20, 4e-6, 2e-3) == pytest.approx(0.7), "expected 150 nodes less"
+    assert recorded_share(20, 20, 4e-6, 2e-3) == 1
+    assert recorded_share(1000, 10, 5e-6, 1e-3) == 0, "expected no time below zero"
+
+
+def steps_of(function, *given):
+    """What is written down of a function of these arrays."""
+    recorder = kernels.extension().Recorder()
+    blanks = recorder.placeholders(given)
+    try:
+        recorder.record(blanks, list(function(*blanks)))
+    except RuntimeError as error:
+        if "yours to write" in str(error):
+            raise
+        pytest.fail(f"expected a recording, got: {error}")
+    return recorder.steps()
+
+
+def norm(x, weight=None):
+    return kernels.rms_norm(x, mx.ones(x.shape[-1]) if weight is None else weight, 1e-6)
+
+
+def test_task_2_what_depends_on_an_input_is_a_step_and_the_rest_a_constant():
+    x, weight = random(1, 1, E), mx.ones(E)
+
+    def function(x, y):
+        lazy = weight * 2 + 1  # MLX's operations: a step could not have them
+        return (kernels.swiglu(norm(norm(x), lazy), norm(lazy)[None, None]),)
+
+    found = [step[:3] for step in steps_of(function, x, x)]
+    assert found == [
+        ("TinyLlmRmsNorm", [0, None], [2]),
+        ("TinyLlmRmsNorm", [2, None], [3]),
+        ("TinyLlmSwiglu", [3, None], [4]),
+    ], f"expected two norms of the first input, and swiglu with a constant, got {found}"
+
+
+def test_task_2_any_input_may_vary():
+    x = random(1, 1, E)
+    found = steps_of(lambda x, y: (kernels.swiglu(norm(mx.ones((1, 1, E))), norm(y)),), x, x)
+    assert [step[:3] for step in found] == [
+        ("TinyLlmRmsNorm", [1, None], [2]),
+        ("TinyLlmSwiglu", [None, 2], [3]),
+    ], f"expected a step of the second input, got {found}"
+
+
+def test_task_2_memory_is_needed_until_its_last_reader():
+    x = random(1, 1, E)
+
+    def function(x):
+        first = norm(x)
+        second = norm(first)
+        third = norm(second)
+        return (kernels.swiglu(first, third),)
+
+    last_uses = [step[3] for step in steps_of(function, x)]
+    assert last_uses == [[0], [], [2], [1, 3]], (
+        f"expected x to be needed by step 0, the first norm by the last step, got {last_uses}"
+    )
+
+
+def test_task_2_a_view_is_its_array_s_memory():
+    x = random(1, 1, E)
+
+    def function(x):
+        heads = norm(x).reshape(2, E // 2)
+        return (kernels.swiglu(norm(heads), heads),)
+
+    steps = [(step[0], step[3]) for step in steps_of(function, x)]
+    assert steps == [
+        ("TinyLlmRmsNorm", [0]),
+        ("Reshape", []),
+        ("TinyLlmRmsNorm", []),
+        ("TinyLlmSwiglu", [1, 2, 3]),
+    ], f"expected array 1 to be needed as long as its view, array 2, got {steps}"
+
+
+def test_task_2_outputs_stay_and_what_is_not_read_does_not():
+    x = random(1, 1, E)
+
+    def function(x):
+        first = norm(x)
+        _, normed = kernels.add_rms_norm(first, x, mx.ones(E), 1e-6)  # the sum is not used
+        return first, norm(normed)
+
+    last_uses = [step[3] for step in steps_of(function, x)]
+    assert last_uses == [[], [0, 2], [3]], (
+        f"expected outputs 1 and 4 to stay, and the unused sum, 2, to go at once, got {last_uses}"
+    )
+
+
+@pytest.fixture
+def recording(monkeypatch) -> None:
+    """What is still to be written is an error, and not left out."""
+    monkeypatch.setenv(VARIABLE, "on")
+
+
+def test_task_3_one_node_with_the_bits_of_the_function(recording):
+    function = block()
+    recorded = Recorded(function)
+    for B, L in [(1, 1), (1, 1), (2, 3), (1, 1)]:
+        given = inputs(B, L)
+        mx.eval(given)
+        actual = recorded(*given)
+        names = node_names(actual)
+        assert names == ["TinyLlmReplay"], f"expected one node that replays, got {names}"
+        assert_same(actual, function(*given), f"{B}×{L}")
+
+
+def test_task_3_it_is_called_once_for_each_shape_and_dtype(recording):
+    calls = Calls(lambda x: (norm(x, mx.ones(E, x.dtype)),))
+    recorded = Recorded(calls)
+    for dtype, L in [(mx.float32, 1), (mx.float32, 1), (mx.bfloat16, 1), (mx.float32, 2)] * 2:
+        x = random(1, L, E).astype(dtype)
+        (actual,) = recorded(x)
+        assert_same_bits(actual, norm(x, mx.ones(E, dtype)), f"{dtype}, {L} tokens")
+    assert calls.count == 3, f"expected 3 calls, for 3 kinds of input, got {calls.count}"
+
+
+def test_task_3_shapes_may_have_to_come_twice(recording):
+    calls = Calls(block())
+    recorded = Recorded(calls, at_once=False)
+    counts = []
+    for B in (1, 2, 1, 1, 2, 2):
+        mx.eval(recorded(*inputs(B, 1)))
+        counts.append(calls.count)
+    assert counts == [1, 2, 3, 3, 4, 4], f"expected a recording when a shape comes again: {counts}"
+
+
+def test_task_3_what_cannot_be_recorded_is_called(recording):
+    function = mlx_only()
+    recorded = Recorded(function)
+    for _ in range(3):
+        given = inputs(1, 2)
+        assert_same(recorded(*given), function(*given), "MLX's operations")
+
+
+def test_task_3_a_buffer_elsewhere_is_written_where_it_is(recording):
+    def write(x, buffer, offsets):
+        return norm(x, mx.ones(E, x.dtype)), kernels.cache_write(buffer, x[None], offsets)
+
+    recorded = Recorded(write)
+    x = random(1, 2, E).astype(mx.bfloat16)
+    buffers = [random(1, 1, 8, E).astype(mx.bfloat16) for _ in range(2)]
+    mx.eval(x, buffers)
+    for number, place in ((0, 0), (1, 3), (0, 5), (1, 6)):
+        before = mx.array(buffers[number])
+        expected = mx.concatenate(
+            [before[:, :, :place], x[None], before[:, :, place + 2 :]], axis=2
+        )
+        mx.eval(expected)
+        del before
+        _, buffers[number] = recorded(x, buffers[number], mx.array([place], mx.int32))
+        mx.eval(buffers)
+        assert_same_bits(buffers[number], expected, f"buffer {number} with tokens at {place}")
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen3ModelWeek2:
+    """Week 2's model, small and quantized."""
+    mlx_model = tiny_model(mx.bfloat16, hidden_size=128, intermediate_size=256)
+    nn.quantize(mlx_model, group_size=64, bits=4)
+    mx.eval(mlx_model.parameters())
+    return Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
+
+
+@pytest.mark.parametrize("B", [1, 2])
+def test_task_4_a_model_s_steps_are_recorded(recording, monkeypatch, model, B):
+    caches = {wanted: model.create_kv_cache() for wanted in ("on", "off")}
+    replays = []
+    for offset, token in enumerate((3, 1, 4, 1)):
+        logits = {}
+        for wanted, cache in caches.items():
+            monkeypatch.setenv(VARIABLE, wanted)
+            logits[wanted] = model(mx.array([[token]] * B), offset, cache)
+        replays.append(node_names([logits["on"]]).count("TinyLlmReplay"))
+        assert_same_bits(logits["on"], logits["off"], f"logits of step {offset}")
+    assert replays == [0, 1, 1, 1], (
+        f"expected one node for all layers once the caches have room, got {replays}"
+    )
