@@ -19,10 +19,6 @@ namespace {
 // The keys that any row of a block sees: the last row sees most.
 int64_t keys_of(const AttentionRows& block) { return block.visible[block.rows - 1]; }
 
-int64_t parts_of(const AttentionRows& block) {
-    return (keys_of(block) + ATTENTION_PART - 1) / ATTENTION_PART;
-}
-
 // Row `row` of the results: o / l, zero if it saw no key.
 void finish(const AttentionRows& block, int row, const RowState& state) {
     for (int64_t d = 0; d < block.D; d++) {
