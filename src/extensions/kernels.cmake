@@ -24,25 +24,23 @@ list(APPEND NEON_KERNELS ${SIMD_KERNELS} ${AVX2_NEON_KERNELS})
 list(APPEND AVX512_KERNELS ${SIMD_KERNELS})
 
 option(TINY_LLM_SANITIZE "stop at memory errors and undefined behaviour" OFF)
-if(TINY_LLM_SANITIZE) # -O1 compiles sooner; the kernels, where the time of a run goes, have -O3
+set(KERNEL_OPTIMIZATION -O3)
+if(TINY_LLM_SANITIZE)
+  set(KERNEL_OPTIMIZATION -O1) # unrolled loops have so many checks that -O3 takes minutes
   add_compile_options(-O1 -fsanitize=address,undefined -fno-sanitize-recover=all
                       -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=address,undefined)
-  # But not these, whose unrolled loops have so many checks that -O3 takes minutes.
-  set_source_files_properties(
-    "${CMAKE_CURRENT_LIST_DIR}/src/flash_attention/fast/attention_block_simd.cpp"
-    "${CMAKE_CURRENT_LIST_DIR}/src/quantized_matmul/fast/quantized_matmul_avx512.cpp"
-    PROPERTIES COMPILE_OPTIONS -O1)
 endif()
 
 # GCC 12 warns of variables in its own intrinsics, which leave unused lanes undefined on purpose.
-set(SIMD_FLAGS -O3 -ffp-contract=off $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>
+set(SIMD_FLAGS ${KERNEL_OPTIMIZATION} -ffp-contract=off
+               $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>
                $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 set(AVX2_FLAGS ${SIMD_FLAGS} -mavx2 -mfma -mf16c)
 set(AVX512_FLAGS ${AVX2_FLAGS} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16)
 set(AMX_FLAGS ${AVX512_FLAGS} -mavx512vnni -mamx-tile -mamx-int8)
 set(NEON_FLAGS ${SIMD_FLAGS})
-set(PORTABLE_FLAGS -O3)
+set(PORTABLE_FLAGS ${KERNEL_OPTIMIZATION})
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(INSTRUCTION_SETS avx2 avx512 amx)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")

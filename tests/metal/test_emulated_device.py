@@ -50,7 +50,17 @@ def gpu() -> Iterator[Device]:
 # --- operations ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(set(OPERATIONS) - {"argmax"}))
+# Their files take seconds to compile for the emulator, and other tests of a quick run have them.
+SLOW_TO_COMPILE = {"flash_attention", "matmul", "paged_attention", "quantized_matmul"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW_TO_COMPILE else name
+        for name in sorted(set(OPERATIONS) - {"argmax"})
+    ],
+)
 @fuzzed
 @given(data=st.data())
 def test_any_arguments_give_the_right_result(gpu, name, data):

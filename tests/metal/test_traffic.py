@@ -96,6 +96,7 @@ def test_products_stay_within_the_limits(name):
     assert exceeded(row) == []
 
 
+@pytest.mark.slow  # a second build of the file
 def test_a_matvec_reads_each_weight_once_for_four_rows():
     """Four rows: the bytes of b are asked for once, those of a once for every four outputs."""
     job = job_named("quantized_matmul decode 0.6b, 4×3072×1024, 4 bits, groups of 128")
