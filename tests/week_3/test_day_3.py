@@ -1,5 +1,6 @@
 """Week 3, day 3: ragged batches, admission and the token budget, the prefix cache, preemption."""
 
+import gc
 import random as python_random
 from dataclasses import replace
 
@@ -166,10 +167,12 @@ def test_task_1_a_chunk_without_logits_is_written_all_the_same():
 
 def test_task_1_storage_is_written_in_place():
     model = Qwen3ModelWeek3(quantized(), 16)
+    gc.collect()  # what tests before this one left
     before = mx.get_active_memory()
     storage = model.create_paged_storage(2048)
     storage.make_room(2048)
-    assert mx.get_active_memory() - before == storage.nbytes
+    grown = mx.get_active_memory() - before
+    assert 0 <= grown - storage.nbytes < 4096  # MLX keeps a few small arrays of its own
     assert storage.nbytes == 2048 * 16 * model.kv_bytes_per_token
     assert storage.key_pages[0].shape == (2048, 2, 16, 16)
     sequence = Sequence([5] * 40, [7, 2000, 3], 16)
