@@ -51,7 +51,8 @@ def gpu() -> Iterator[Device]:
 
 
 # Their files take seconds to compile for the emulator, and other tests of a quick run have them.
-SLOW_TO_COMPILE = {"flash_attention", "matmul", "paged_attention", "quantized_matmul"}
+ATTENTION = {"flash_attention", "paged_attention", "paged_attention_varlen"}
+SLOW_TO_COMPILE = {"matmul", "quantized_matmul", *ATTENTION}
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ def impatient():
     assert running.stop() == 0
 
 
+@pytest.mark.slow  # it waits for buffers to fill, and then for the bound
 def test_a_reader_that_reads_nothing_is_dropped(impatient):
     body = {
         **LONG,
