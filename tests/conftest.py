@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--exhaustive",
         action="store_true",
-        help="random tests try everything: 20,000 HTTP requests, 1,000 schemas",
+        help="all wrong solutions; random tests try everything: 20,000 requests, 1,000 schemas",
     )
 
 
@@ -34,8 +34,12 @@ def exhaustive(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what a quick run leaves out, and puts long files first."""
+    if not config.getoption("--exhaustive"):
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
     quick.mark_thorough(items)
     quick.longest_first(items)
 

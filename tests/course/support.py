@@ -1,6 +1,11 @@
 """What the course's own tests share."""
 
 import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
 
 from tests.course.wrong import Wrong
 from tools.course.markers import all_blocks
@@ -16,6 +21,17 @@ TEACHES = re.compile(
     r"expected|instead of|==|<=|>=| in | is None|DID NOT RAISE|Regex|Mismatched"
     r"|^(tiny_llm\.\S+|ValueError): .{20}"
 )
+
+
+def cases_of(wrongs: Sequence[Wrong]) -> list[Any]:
+    """Parameters of a test; a task's third mistake and those after it are marked `exhaustive`."""
+    count: Counter[str] = Counter()
+    cases = []
+    for wrong in wrongs:
+        count[wrong.task] += 1
+        marks = [pytest.mark.exhaustive] if count[wrong.task] > 2 else []
+        cases.append(pytest.param(wrong, marks=marks, id=str(wrong)))
+    return cases
 
 
 def assert_caught(wrong: Wrong, outcomes: list[Outcome]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.course.support import HAVE_CODE, assert_caught
+from tests.course.support import HAVE_CODE, assert_caught, cases_of
 from tests.course.wrong.all_weeks import WRONG
 from tools.course.build import build_tree, built_module
 from tools.course.mistakes import INTERPRETED, run_compiled, suffix_of
@@ -118,7 +118,8 @@ def test_after_a_day_exactly_its_tests_pass(course, day):
 
 
 @pytest.mark.parametrize(
-    "wrong", [wrong for wrong in WRONG if suffix_of(wrong) not in INTERPRETED], ids=str
+    "wrong",
+    cases_of([wrong for wrong in WRONG if suffix_of(wrong) not in INTERPRETED]),
 )
 def test_a_mistake_in_cpp_is_caught(course, wrong):
     course.apply(HAVE_CODE)  # does nothing after the days above

@@ -6,10 +6,12 @@ are made in test_days.py, in a tree that is compiled there already.
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.course.support import HAVE_CODE, assert_caught
+from tests.course.support import HAVE_CODE, assert_caught, cases_of
+from tests.course.wrong import Wrong
 from tests.course.wrong.all_weeks import WRONG
 from tests.metal.support import NO_CLANG
 from tools.course.mistakes import (
@@ -25,6 +27,7 @@ from tools.metal_emulator import has_clang
 
 IN_PYTHON = [wrong for wrong in WRONG if suffix_of(wrong) in INTERPRETED]
 FIRST_OF_DAYS = {day_of_task(wrong.task).id: wrong for wrong in reversed(IN_PYTHON)}.values()
+OTHERS = [wrong for wrong in IN_PYTHON if wrong not in FIRST_OF_DAYS]
 
 
 def test_every_task_has_two_wrong_solutions():
@@ -45,15 +48,18 @@ def runner() -> Iterator[Runner]:
         yield runner
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        wrong if wrong in FIRST_OF_DAYS else pytest.param(wrong, marks=pytest.mark.slow)
-        for wrong in IN_PYTHON
-    ],
-    ids=str,
-)
-def test_a_mistake_in_python_or_metal_is_caught(runner, tmp_path, wrong):
+def assert_mistake_is_caught(runner: Runner, tree: Path, wrong: Wrong) -> None:
     if suffix_of(wrong) == ".metal" and not has_clang():
         pytest.skip(NO_CLANG)
-    assert_caught(wrong, run_interpreted(runner, tmp_path / "mine", wrong, "-x"))
+    assert_caught(wrong, run_interpreted(runner, tree, wrong, "-x"))
+
+
+@pytest.mark.parametrize("wrong", FIRST_OF_DAYS, ids=str)
+def test_a_day_s_first_mistake_is_caught(runner, tmp_path, wrong):
+    assert_mistake_is_caught(runner, tmp_path / "mine", wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", cases_of(OTHERS))
+def test_a_mistake_in_python_or_metal_is_caught(runner, tmp_path, wrong):
+    assert_mistake_is_caught(runner, tmp_path / "mine", wrong)
