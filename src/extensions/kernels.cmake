@@ -24,7 +24,9 @@ list(APPEND NEON_KERNELS ${SIMD_KERNELS} ${AVX2_NEON_KERNELS})
 list(APPEND AVX512_KERNELS ${SIMD_KERNELS})
 
 option(TINY_LLM_SANITIZE "stop at memory errors and undefined behaviour" OFF)
-set(KERNEL_OPTIMIZATION -O3)
+# A build that is only to be right, and soon: see `LESS_OPTIMIZED` of tools/course/build.py.
+set(TINY_LLM_KERNEL_OPTIMIZATION -O3 CACHE STRING "the compiler's optimization of kernels")
+set(KERNEL_OPTIMIZATION ${TINY_LLM_KERNEL_OPTIMIZATION})
 if(TINY_LLM_SANITIZE)
   set(KERNEL_OPTIMIZATION -O1) # unrolled loops have so many checks that -O3 takes minutes
   add_compile_options(-O1 -fsanitize=address,undefined -fno-sanitize-recover=all

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.metal.host_faults.faults import FAULTS, Fault
-from tools.course.build import build_tree
+from tools.course.build import LESS_OPTIMIZED, build_tree
 from tools.course.tree import EXTENSION, ROOT
 
 TREE = ROOT / "build" / "host_faults"
@@ -35,7 +35,7 @@ def build() -> Path:
             if fault.file == name:
                 text = _with_fault(text, number, fault)
         _write(target / name, f'#include "seeded_fault.h"\n{text}'.encode())
-    output = build_tree(TREE, "-DTINY_LLM_UNITY=ON", "-DCMAKE_BUILD_TYPE=Release")
+    output = build_tree(TREE, "-DTINY_LLM_UNITY=ON", *LESS_OPTIMIZED)
     if output is not None:
         raise RuntimeError(output)
     return TREE / "build" / "package"
