@@ -213,7 +213,7 @@ class EngineThread(threading.Thread):
             whole.num_cached_tokens,
             output.finish_reason,
             answer.stop_reason,
-            _times(whole.metrics) if ended else None,
+            _times(whole.metrics, len(answer.token_ids)) if ended else None,
             scored,
         )
 
@@ -241,10 +241,10 @@ def _loaded(llm: LLM) -> seam.Loaded:
     return seam.Loaded(llm.vocab_size, _max_seq_len(llm), config.max_num_seqs, llm.describe())
 
 
-def _times(metrics: RequestMetrics) -> seam.Times:
+def _times(metrics: RequestMetrics, tokens: int) -> seam.Times:
     assert metrics.finished_time is not None
     total = metrics.finished_time - metrics.arrival_time
-    return seam.Times(metrics.queue_seconds, metrics.ttft, total)
+    return seam.Times(metrics.queue_seconds, metrics.ttft, total, tokens)
 
 
 def _gauges(llm: LLM) -> seam.Gauges:
