@@ -41,7 +41,6 @@ class CompletionBody(SamplingFields):
         | Annotated[list[TokenIds], Field(min_length=1, max_length=256)]
     )
     max_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
