@@ -6,13 +6,12 @@ by up to a quarter with the demo model after some thousand requests. It gives th
 """
 
 import ctypes
-from collections.abc import Callable
 
 REQUESTS = 256  # after so many, there may be holes worth looking for
 
 
 def give_back() -> None:
     """Gives free pages back: about 2 ms with the demo. Does nothing without glibc."""
-    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
