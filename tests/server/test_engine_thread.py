@@ -97,3 +97,15 @@ def test_a_grammar_that_fails_ends_its_request_alone(running, error):
     assert reason.endswith(".")
     running.submit("plain", PLAIN)
     running.until(seam.Accepted, "plain")
+
+
+def test_free_memory_is_given_back_when_there_is_nothing_to_do(monkeypatch, running):
+    given = threading.Event()
+    monkeypatch.setattr("tiny_llm.server.free_memory.REQUESTS", 2)
+    monkeypatch.setattr("tiny_llm.server.free_memory.give_back", given.set)
+    running.submit("one", PLAIN)
+    while running.until(seam.Piece, "one").finish_reason is None:
+        pass
+    running.submit("two", PLAIN)
+    running.until(seam.Accepted, "two")
+    assert given.wait(60)

@@ -16,6 +16,7 @@ from .errors import ApiError, refused
 from .lifecycle import Lifecycle, Phase
 from .mailbox import Mailbox
 from .metrics import Metrics
+from .pacer import Pacer
 from .seam import (
     Accepted,
     Cancel,
@@ -54,7 +55,7 @@ class Generation:
         settings = bridge.settings
         self._num_answers = len(self.request_ids) * n
         limit = settings.buffer_pieces * self._num_answers
-        self.mailbox = Mailbox(limit, settings.slow_reader_seconds)
+        self.mailbox = Mailbox(limit, settings.slow_reader_seconds, bridge.pacer)
         self._cached = dict.fromkeys(self.request_ids, 0)
         self._bridge = bridge
         self._unanswered = set(self.request_ids)  # prompts that the engine has not accepted yet
@@ -150,6 +151,7 @@ class Bridge:
 
     Attributes:
         settings, lifecycle, metrics: as given.
+        pacer: of all mailboxes.
         loaded: what the engine said when it was ready; None before.
         gauges: the engine's state after its last step.
         snapshot: the last one of `engine/snapshot.py` that somebody looked at; None before.
@@ -162,6 +164,7 @@ class Bridge:
         self.lifecycle = lifecycle
         self.metrics = metrics
         self.inbox = inbox
+        self.pacer = Pacer(settings.pace)
         self.loaded: Loaded | None = None
         self.gauges = Gauges()
         self.snapshot: Mapping[str, Any] | None = None

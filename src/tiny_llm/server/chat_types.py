@@ -5,10 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ..engine.structured_outputs import ToolCalls
+from .effort import Effort
 from .errors import refused
 from .sampling import Body, Count, Form, SamplingFields, free_calls, make_form
-
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TextPart(Body):
@@ -175,7 +174,6 @@ class ChatBody(SamplingFields):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -195,6 +193,11 @@ class ChatBody(SamplingFields):
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     verbosity: Literal["medium"] | None = None
+
+    @property
+    def effort(self) -> Effort | None:
+        """See `SharedFields`."""
+        return self.reasoning_effort
 
     def check_honoured(self) -> None:
         """Refuses fields that contradict each other.

@@ -41,7 +41,6 @@ class CompletionBody(SamplingFields):
         | Annotated[list[TokenIds], Field(min_length=1, max_length=256)]
     )
     max_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -169,6 +168,8 @@ class CompletionReply:
         self._is_continuous = options is not None and options.is_continuous
         is_more = body.logprobs is not None or body.return_token_ids or self._is_continuous
         self._is_plain = not is_more  # a chunk that does not end an answer has nothing but text
+        # Whether a piece is a chunk as it comes: nothing has to wait for it, or to be left out.
+        self._is_direct = self._is_plain and not self._scores_prompt and body.max_tokens != 0
         self._text_events: dict[int, TextEvent] = {}
 
     # ---------------------------------------------------------------- at once
@@ -212,6 +213,10 @@ class CompletionReply:
 
     def take(self, number: int, piece: Piece) -> bytes:
         """See `Reply`."""
+        if self._is_direct and piece.finish_reason is None:  # most pieces
+            index = number * self._n + piece.index
+            self._answers[index].take(piece)
+            return self._text_event(index, piece.text) if piece.text else b""
         return b"".join(self._grow(index, ready) for index, ready in self._ready(number, piece))
 
     def end(self) -> bytes:

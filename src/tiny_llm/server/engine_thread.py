@@ -7,7 +7,8 @@ before the next step is planned.
 Grammars do not touch the model. Worker threads compile them, so that a slow one holds up no step.
 
 When there is nothing to do, it computes what the next turns of conversations will begin with, a
-page a step, and looks for messages after each.
+page a step, and looks for messages after each. Before it waits, it gives back memory that many
+requests have left free.
 """
 
 import logging
@@ -26,7 +27,7 @@ from ..engine.outputs import RequestMetrics, StreamOutput
 from ..engine.snapshot import PERIOD, snapshot
 from ..engine.structured_outputs import ToolCalls
 from ..errors import UserError
-from . import seam
+from . import free_memory, seam
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -72,6 +73,7 @@ class EngineThread(threading.Thread):
         self._is_looked_at = False
         self._next_snapshot = 0.0  # when the next one is due, while the engine is watched
         self._num_logprobs: dict[tuple[str, int], int] = {}  # that were reported, by answer
+        self._num_submitted = 0  # since free memory was given back
         # What may be asked for next, the newest last; the oldest is given up.
         self._ahead: deque[tuple[int, ...]] = deque(maxlen=MOST_AHEAD)
 
@@ -99,6 +101,7 @@ class EngineThread(threading.Thread):
             news: list[seam.Accepted | seam.Refused | seam.Piece] = []
             has_work = llm.has_unfinished_requests or bool(self._ahead)
             for message in self._messages(wait=not has_work):
+                self._num_submitted += isinstance(message, seam.Submit)
                 match message:
                     case seam.Submit(request_id) if message.params.structured_outputs is not None:
                         self._preparing.add(request_id)
@@ -176,6 +179,9 @@ class EngineThread(threading.Thread):
     def _messages(self, wait: bool) -> Iterator[seam.ToEngine | Prepared]:
         """All messages that are there; with `wait`, at least one."""
         if wait:
+            if self._num_submitted >= free_memory.REQUESTS and self._inbox.empty():
+                self._num_submitted = 0
+                free_memory.give_back()
             yield self._inbox.get()
         while True:
             try:
@@ -213,7 +219,7 @@ class EngineThread(threading.Thread):
             whole.num_cached_tokens,
             output.finish_reason,
             answer.stop_reason,
-            _times(whole.metrics) if ended else None,
+            _times(whole.metrics, len(answer.token_ids)) if ended else None,
             scored,
         )
 
@@ -241,10 +247,10 @@ def _loaded(llm: LLM) -> seam.Loaded:
     return seam.Loaded(llm.vocab_size, _max_seq_len(llm), config.max_num_seqs, llm.describe())
 
 
-def _times(metrics: RequestMetrics) -> seam.Times:
+def _times(metrics: RequestMetrics, tokens: int) -> seam.Times:
     assert metrics.finished_time is not None
     total = metrics.finished_time - metrics.arrival_time
-    return seam.Times(metrics.queue_seconds, metrics.ttft, total)
+    return seam.Times(metrics.queue_seconds, metrics.ttft, total, tokens)
 
 
 def _gauges(llm: LLM) -> seam.Gauges:

@@ -1,5 +1,8 @@
 """A client's buffer: pieces of answers that the engine has made and the client has not read.
 
+The reader is woken at once for the first piece, for an end and for an error; pieces in between are
+read together when they come quickly (`pacer.py`).
+
 The engine never waits for a reader. When the buffer is full, new text is joined to the last piece
 of the same answer, so that nothing is lost and the number of pieces stays bounded; a reader that
 leaves it full for too long is dropped.
@@ -12,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from .errors import ApiError
+from .pacer import Pacer
 from .seam import Piece
 
 Item = Piece | ApiError
@@ -23,6 +27,7 @@ class Mailbox:
     Args:
         limit: pieces that wait, at most, for each answer of the request.
         patience: seconds for which it may be full.
+        pacer: wakes the reader if its last news is not old.
         clock: the time in seconds.
 
     Attributes:
@@ -30,14 +35,21 @@ class Mailbox:
     """
 
     def __init__(
-        self, limit: int, patience: float, clock: Callable[[], float] = time.monotonic
+        self,
+        limit: int,
+        patience: float,
+        pacer: Pacer,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limit = limit
         self._patience = patience
+        self._pacer = pacer
         self._clock = clock
         self._items: deque[Item] = deque()
         self._waiting: asyncio.Future[None] | None = None  # for the next item
         self._full_since: float | None = None
+        self._read_next = 0.0  # when a piece is no longer too early for the reader
+        self._is_late = False  # whether the pacer will wake the reader
 
     def put(self, item: Item) -> None:
         """Adds a piece, or the error that ends everything."""
@@ -46,8 +58,14 @@ class Mailbox:
             if self._join(item):
                 return
         self._items.append(item)
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        if self._waiting is None:
+            return
+        is_last = not isinstance(item, Piece) or item.finish_reason is not None
+        if is_last or self._clock() >= self._read_next:
+            self._wake()
+        elif not self._is_late:
+            self._is_late = True
+            self._pacer.wake_later(self._wake)
 
     @property
     def overdue(self) -> bool:
@@ -59,10 +77,17 @@ class Mailbox:
         if not self._items:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
+            self._waiting = None
         self._full_since = None
+        self._read_next = self._clock() + self._pacer.seconds
         items = list(self._items)
         self._items.clear()
         return items
+
+    def _wake(self) -> None:
+        self._is_late = False
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def _join(self, new: Piece) -> bool:
         """Joins a piece to the last of the same answer; False if there is none."""

@@ -94,12 +94,14 @@ class MessageReply:
             prompt.may_think, prompt.in_thought, body.uses_tools, bool(body.stream)
         )
         self._answer = Answer(parser, one_call)
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": f"msg_{uuid.uuid4().hex[:24]}",
             "type": "message",
             "role": "assistant",
             "model": server.settings.model_name,
         }
+        if body.asks_diagnosis:  # nothing is kept that an earlier prompt could be compared with
+            self._head["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
         self._omits_thoughts = body.omits_thoughts
         self._blocks: list[dict[str, Any]] = []
 

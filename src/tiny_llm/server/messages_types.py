@@ -1,26 +1,19 @@
 """`POST /v1/messages`: what a client of Anthropic's protocol may send."""
 
 import json
-import logging
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from ..engine.structured_outputs import StructuredOutputs, ToolCalls
+from .effort import Effort, thinking_budget
 from .errors import refused
+from .messages_tools import Block, MessagesTool, ToolChoice
 from .sampling import LARGEST, Body, Count, Form, free_calls, make_form
-from .unsupported import STATELESS
-
-log = logging.getLogger("tiny_llm.server")
+from .unsupported import NOT_EDITED, STATELESS, warn_once
 
 # Claude Code begins its system prompt with a line that changes; it would cost the cached prefix.
 CHANGING_LINE = "x-anthropic-billing-header"
-
-
-class Block(Body):
-    """What all blocks have; pages of the prompt are cached whether asked for or not."""
-
-    cache_control: dict[str, Any] | None = None
 
 
 class TextBlock(Block):
@@ -106,28 +99,6 @@ class Turn(Body):
     content: str | list[AnyBlock]
 
 
-class MessagesTool(Block):
-    """A tool; only those that the client runs itself are known."""
-
-    name: str
-    description: str | None = None
-    input_schema: dict[str, Any]
-    type: Literal["custom"] | None = None
-    strict: bool | None = None
-    eager_input_streaming: bool | None = None
-    allowed_callers: list[str] | None = None
-    defer_loading: bool | None = None
-    input_examples: list[dict[str, Any]] | None = None
-
-
-class ToolChoice(Body):
-    """Whether the model must call a tool."""
-
-    type: Literal["auto", "none", "any", "tool"]
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
-
-
 class Thinking(Body):
     """Whether the model thinks before it answers."""
 
@@ -146,8 +117,37 @@ class OutputFormat(Body):
 class OutputConfig(Body):
     """How much work an answer may be, and its form."""
 
-    effort: str | None = None
+    effort: Effort | None = None
     format: OutputFormat | None = None
+
+
+class ContextEdit(Body):
+    """What is to be left out of the conversation: thoughts of earlier turns, and nothing else.
+
+    Templates of thinking models leave them out; Claude Code asks for it in words of its own.
+    """
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Any = None
+
+
+class ContextManagement(Body):
+    """How the conversation is to be edited."""
+
+    edits: list[ContextEdit] | None = None
+
+
+class BillingPolicy(Body):
+    """Who pays: nobody else than the one who asks."""
+
+    type: Literal["billing_policy"]
+    bill_to: Literal["self"] | None = None
+
+
+class Diagnostics(Body):
+    """Asks why the cache did not have all that an earlier answer left in it."""
+
+    previous_message_id: str | None = None
 
 
 class CountBody(Block):
@@ -159,9 +159,9 @@ class CountBody(Block):
     tools: list[MessagesTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
-    context_management: dict[str, Any] | None = None
+    context_management: ContextManagement | None = None
     output_config: OutputConfig | None = None
-    billing_policy: dict[str, Any] | None = None
+    billing_policy: BillingPolicy | None = None
     speed: Literal["standard"] | None = None
     workspace_id: str | None = None
 
@@ -171,8 +171,8 @@ class CountBody(Block):
         Raises:
             ApiError: the first such field.
         """
-        if self.context_management:
-            log.warning("context_management is left out: what the client sends is not edited")
+        if self.context_management is not None and self.context_management.edits:
+            warn_once(NOT_EDITED)
         if self.tool_choice is not None and not self.tools and self.tool_choice.type != "none":
             raise refused("tool_choice is about tools, and there are none.")
 
@@ -221,28 +221,13 @@ class CountBody(Block):
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property
-    def thinking_budget(self) -> int | None:
-        """Tokens that the thoughts may have; None for no bound."""
-        return self.thinking.budget_tokens if self.thinks and self.thinking else None
-
-    @property
     def omits_thoughts(self) -> bool:
         """Whether thoughts are told without what was thought."""
         return self.thinking is not None and self.thinking.display == "omitted"
 
     def openai_tools(self) -> list[dict[str, Any]]:
         """The tools in the form that chat templates read."""
-        return [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description or "",
-                    "parameters": tool.input_schema,
-                },
-            }
-            for tool in self.tools or ()
-        ]
+        return [tool.openai_tool() for tool in self.tools or ()]
 
     def for_template(self) -> list[dict[str, Any]]:
         """The conversation with the keys that chat templates read."""
@@ -264,9 +249,22 @@ class MessagesBody(CountBody):
     stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    diagnostics: dict[str, Any] | None = None
+    diagnostics: Diagnostics | None = None
     fallback_credit_token: str | None = None
     thread: dict[str, Any] | None = None
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """Tokens that the thoughts may have; None for no bound."""
+        tokens = None if self.thinking is None else self.thinking.budget_tokens
+        effort = None if self.output_config is None else self.output_config.effort
+        return thinking_budget(tokens, effort, self.max_tokens) if self.thinks else None
+
+    @property
+    def asks_diagnosis(self) -> bool:
+        """Whether the answer must say why the cache had less than it could have."""
+        asked = self.diagnostics
+        return asked is not None and asked.previous_message_id is not None
 
     def check_honoured(self) -> None:
         """Refuses what this server cannot do.

@@ -22,7 +22,6 @@ class Metrics:
         self._model = model
         self._registry = CollectorRegistry()
         self._gauges = Gauges()
-        self._tokens: dict[tuple[str, int], int] = {}  # of answers that have not ended
         self._num_generated = 0
         self._ended = Counter(
             "tiny_llm:request_success",  # the library adds `_total`
@@ -38,11 +37,8 @@ class Metrics:
 
     def count(self, piece: Piece) -> None:
         """Counts a piece of an answer."""
-        key = (piece.request_id, piece.index)
         self._num_generated += len(piece.token_ids)
-        tokens = self._tokens.pop(key, 0) + len(piece.token_ids)
         if piece.finish_reason is None:
-            self._tokens[key] = tokens
             return
         self._ended.labels(self._model, piece.finish_reason).inc()
         times = piece.times
@@ -53,8 +49,8 @@ class Metrics:
             self._queue.observe(times.queue)
         if times.first_token is not None:
             self._first.observe(times.first_token)
-            if tokens > 1:
-                self._each.observe((times.total - times.first_token) / (tokens - 1))
+            if times.tokens > 1:
+                self._each.observe((times.total - times.first_token) / (times.tokens - 1))
 
     def page(self, gauges: Gauges) -> bytes:
         """The text of `/metrics`."""

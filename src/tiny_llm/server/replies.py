@@ -67,7 +67,7 @@ class TextEvent:
 class EventStream(Response):
     """A stream of server-sent events.
 
-    What the engine has added since the last time is sent at once, in one piece.
+    What the engine has added since the last time is sent in one write; each token is an event.
 
     Args:
         reply: makes the events.
@@ -128,7 +128,8 @@ class EventStream(Response):
     async def _send_answer(self, send: Send) -> bytes:
         """Sends the answer; returns its last events."""
         reply = self._reply
-        await self._send(send, reply.begin())
+        if first := reply.begin():
+            await self._send(send, first)
         async for pieces in self._generation.news():
             if len(pieces) == 1:
                 data = reply.take(*pieces[0])

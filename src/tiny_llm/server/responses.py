@@ -16,7 +16,7 @@ from .prompts import ChatPrompt
 from .replies import EventStream, event, whole
 from .response_items import Event, Items
 from .responses_types import ResponsesBody
-from .sampling import budget_of, make_params
+from .sampling import make_params
 from .seam import Piece
 from .server import Server, server_of
 
@@ -33,18 +33,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     body.check_honoured()
     params = make_params(
         server.defaults,
-        max_tokens=body.max_output_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        repetition_penalty=body.repetition_penalty,
-        top_k=body.top_k,
-        min_p=body.min_p,
-        seed=body.seed,
-        stop=body.stop,
-        ignore_eos=body.ignore_eos,
-        thinking_token_budget=budget_of(body.thinking_token_budget),
+        **body.shared_params(body.max_output_tokens),
         logprobs=body.logprobs,
         structured_outputs=body.form(),
     )
@@ -182,7 +171,7 @@ class ResponseReply:
             "prompt_cache_key": body.prompt_cache_key,
             "safety_identifier": body.safety_identifier,
             "reasoning": {
-                "effort": body.reasoning.effort if body.reasoning else None,
+                "effort": body.effort,
                 "summary": None,
             },
             "service_tier": "default",

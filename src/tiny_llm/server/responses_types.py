@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ..engine.structured_outputs import StructuredOutputs, ToolCalls
-from .chat_types import Effort
+from .effort import Effort
 from .errors import refused
 from .response_input import messages_of
-from .sampling import LARGEST, Body, Count, Form, free_calls, make_form
+from .sampling import Body, Count, Form, SharedFields, free_calls, make_form
+from .unsupported import NOT_EDITED, warn_once
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -61,26 +62,13 @@ class ResponseStreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponsesBody(Body):
+class ResponsesBody(SharedFields):
     """The body of a request. Tools and items of unknown types are left out, with a warning."""
 
-    model: str | None = None
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None  # this and six: vLLM's
-    top_k: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=LARGEST)] | None = None
-    stop: str | list[str] | None = None
-    ignore_eos: bool | None = None
-    thinking_token_budget: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
     max_tool_calls: Count | None = None  # of tools that a server runs, and this one runs none
-    stream: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -92,16 +80,19 @@ class ResponsesBody(Body):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     store: bool | None = None
     include: list[Included] | None = None
-    metadata: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
     context_management: list[dict[str, Any]] | None = None
-    user: str | None = None
     service_tier: Literal["auto", "default"] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     stream_options: ResponseStreamOptions | None = None
+
+    @property
+    def effort(self) -> Effort | None:
+        """See `SharedFields`."""
+        return None if self.reasoning is None else self.reasoning.effort
 
     def check_honoured(self) -> None:
         """Refuses what this server cannot do.
@@ -122,7 +113,7 @@ class ResponsesBody(Body):
         if self.truncation == "auto":
             raise refused("truncation 'auto' is not supported: prompts are not cut.", "truncation")
         if self.context_management:
-            log.warning("context_management is left out: what the client sends is not edited")
+            warn_once(NOT_EDITED)
         wants_call = self.tool_choice not in (None, "auto", "none")
         if wants_call and not self.function_tools:
             raise refused("tool_choice asks for a call, and there are no tools.", "tool_choice")
@@ -226,8 +217,7 @@ class ResponsesBody(Body):
 
     def template_variables(self) -> dict[str, Any]:
         """What the chat template is told."""
-        effort = self.reasoning.effort if self.reasoning is not None else None
-        return {} if effort is None else {"enable_thinking": effort != "none"}
+        return {} if self.effort is None else {"enable_thinking": self.effort != "none"}
 
     def for_template(self) -> list[dict[str, Any]]:
         """The conversation with the keys that chat templates read.

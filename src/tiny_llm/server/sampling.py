@@ -10,11 +10,25 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..engine.sampling_params import SamplingParams
 from ..engine.structured_outputs import StructuredOutputs, ToolCalls
 from ..errors import UserError
+from .effort import NO_BOUND, Effort, thinking_budget
 from .errors import refused
 
 # Keys of generation_config.json that are defaults here, as in vLLM.
 KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 LARGEST = 2**63 - 1
+# Fields that have the name of the engine's parameter, and its meaning.
+PASSED_ON = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "ignore_eos",
+)
 
 T = TypeVar("T")
 Form = StructuredOutputs | ToolCalls
@@ -72,8 +86,8 @@ class ResponseFormat(Body):
         return make_form(StructuredOutputs, "response_format", **fields)
 
 
-class SamplingFields(Body):
-    """What chats and completions both take."""
+class SharedFields(Body):
+    """What chats, completions and responses all take."""
 
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -82,25 +96,50 @@ class SamplingFields(Body):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=LARGEST)] | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
-    n: Annotated[int, Field(ge=1, le=1024)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     ignore_eos: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=NO_BOUND, le=LARGEST)] | None = None
+    stream: bool | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+
+    @property
+    def effort(self) -> Effort | None:
+        """How much the model shall think; None if the request does not say."""
+        return None
+
+    def shared_params(self, max_tokens: int | None) -> dict[str, Any]:
+        """These fields by the names of the engine's parameters; None is a field without a value.
+
+        Args:
+            max_tokens: of the answer.
+        """
+        return {
+            **{name: getattr(self, name) for name in PASSED_ON},
+            "max_tokens": max_tokens,
+            "thinking_token_budget": thinking_budget(
+                self.thinking_token_budget, self.effort, max_tokens
+            ),
+        }
+
+
+class SamplingFields(SharedFields):
+    """What chats and completions both take."""
+
+    stop_token_ids: list[TokenId] | None = None
+    n: Annotated[int, Field(ge=1, le=1024)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
     structured_outputs: FormFields | None = None
     response_format: ResponseFormat | None = None
     include_stop_str_in_output: bool | None = None
-    thinking_token_budget: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
     skip_special_tokens: Literal[False] | None = None
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
 
     def sampling_params(
         self,
@@ -124,26 +163,15 @@ class SamplingFields(Body):
             form = self.structured_outputs.form()
         return make_params(
             defaults,
+            **self.shared_params(max_tokens),
             structured_outputs=form,
-            min_tokens=self.min_tokens,
-            max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            seed=self.seed,
-            stop=self.stop,
+            min_tokens=self.min_tokens,
             stop_token_ids=self.stop_token_ids,
             n=self.n,
             logit_bias=_biases(self.logit_bias),
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            ignore_eos=self.ignore_eos,
             include_stop_str_in_output=self.include_stop_str_in_output,
-            thinking_token_budget=budget_of(self.thinking_token_budget),
         )
 
     def check_stream(self, is_stream: bool, has_options: bool) -> None:
@@ -177,11 +205,6 @@ def make_params(defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
         return SamplingParams(**chosen)
     except UserError as error:
         raise refused(str(error)) from error
-
-
-def budget_of(tokens: int | None) -> int | None:
-    """A bound on thoughts; -1 is none, as in vLLM."""
-    return None if tokens == -1 else tokens
 
 
 def make_form(kind: Callable[..., T], param: str, *args: Any, **fields: Any) -> T:

@@ -110,11 +110,13 @@ class Times:
         queue: until a step first computed some of it; None if none did.
         first_token: until its first token; None if there was none.
         total: until its end.
+        tokens: of the answer that ended last.
     """
 
     queue: float | None
     first_token: float | None
     total: float
+    tokens: int
 
 
 @dataclass(frozen=True)

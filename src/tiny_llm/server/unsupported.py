@@ -1,9 +1,16 @@
 """Fields that the protocols have and this server cannot honour, with the reason."""
 
+import logging
+import re
+from functools import cache
+
+log = logging.getLogger("tiny_llm.server")
+
 TEXT_ALONE = "this model reads and writes texts only"
 STATELESS = "this server keeps nothing between two requests; send the whole conversation"
 OLD_NAME = "it is an old name; use structured_outputs"
 NO_BEAMS = "answers are sampled, one token after the other"
+NOT_EDITED = "context_management is left out: what the client sends is not edited"
 NO_SERVER_TOOLS = "this server runs no tools; the client runs those of `tools`"
 
 REASONS = {
@@ -48,6 +55,10 @@ REASONS = {
 
 # Fields of which one value asks for nothing, and the others for what cannot be.
 OF_VALUES = {
+    "billing_policy.bill_to": "nobody is billed here",
+    "context_management.edits[].type": "the conversation is not edited",
+    "tools[].allowed_callers[]": NO_SERVER_TOOLS,
+    "tools[].defer_loading": "tools are not searched; the model is told of each from the start",
     "verbosity": "the model does not know it; ask for a short or a long answer in a message",
     "reasoning.summary": "there are no summaries; the thoughts themselves are told",
     "service_tier": "all requests are served alike",
@@ -55,6 +66,12 @@ OF_VALUES = {
 }
 OF_VALUES["text.verbosity"] = OF_VALUES["verbosity"]
 OF_VALUES["reasoning.generate_summary"] = OF_VALUES["reasoning.summary"]
+
+
+@cache
+def warn_once(sentence: str) -> None:
+    """Writes a warning to the log the first time: agents send the same fields with each request."""
+    log.warning("%s", sentence)
 
 
 def reason_against_value(field: str, given: object, allowed: object) -> str | None:
@@ -65,7 +82,7 @@ def reason_against_value(field: str, given: object, allowed: object) -> str | No
         given: the value.
         allowed: the others, in words.
     """
-    reason = OF_VALUES.get(field)
+    reason = OF_VALUES.get(re.sub(r"\[\d+\]", "[]", field))
     if reason is None:
         return None
     return f"{field} may be {allowed}, and not {str(given)[:60]!r}: {reason}."
