@@ -106,7 +106,7 @@ def serve(worker: Worker) -> NoReturn:
     rank = Rank(worker)
     while (message := worker.channel.receive()) is not None:
         if message["do"] == "end":
-            os._exit(0)
+            worker.end()
         try:
             rank.obey(message)
         except Exception as error:

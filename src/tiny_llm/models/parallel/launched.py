@@ -27,6 +27,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import UserError
+from . import mpi
 from .group import RankGroup, Worker, share_cores, watch_rank_0
 from .messages import Channel
 from .ring import Ring, bounded
@@ -91,6 +92,8 @@ def _join() -> Ring:
     """
     backend = _backend(os.environ)
     assert backend is not None
+    if backend == "mpi":
+        return mpi.join({})
     try:
         return mx.distributed.init(strict=True, backend=backend)
     except RuntimeError as error:
@@ -190,6 +193,8 @@ class LaunchedGroup(RankGroup):
         self._lifeline.kill()  # this process ends, in its own time
 
     def _wait(self) -> None:
+        if _backend(os.environ) == "mpi":
+            mpi.leave()  # the others do so as well; if one cannot, the lifeline ends this process
         self._kill()
 
 
@@ -212,4 +217,5 @@ def launched_worker() -> Worker:
     with opened["first"] as first:
         _lifeline(first)
     opened["own"].detach()  # open until this process ends
-    return Worker(ring, channel, watch_rank_0(opened["beats"]))
+    leave = mpi.leave if _backend(os.environ) == "mpi" else None
+    return Worker(ring, channel, watch_rank_0(opened["beats"]), leave)
