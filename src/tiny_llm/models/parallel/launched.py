@@ -93,11 +93,24 @@ def _join() -> Ring:
     backend = _backend(os.environ)
     assert backend is not None
     if backend == "mpi":
+        _take_cores()
         return mpi.join({})
     try:
         return mx.distributed.init(strict=True, backend=backend)
     except RuntimeError as error:
         raise UserError(f"the ranks cannot be connected: {error}.") from error
+
+
+def _take_cores() -> None:
+    """Takes all cores of this machine, if `mpirun` has bound this rank to less than its share.
+
+    It binds each of two ranks to one core, of however many. Threads that start later are bound as
+    this one is.
+    """
+    ranks_here = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+    cores = os.cpu_count() or 1
+    if sys.platform == "linux" and len(os.sched_getaffinity(0)) < cores // ranks_here:
+        os.sched_setaffinity(0, range(cores))
 
 
 def _from_rank_0(ring: Ring, text: str = "") -> str:

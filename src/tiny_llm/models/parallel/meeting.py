@@ -24,6 +24,7 @@ from .place import SOCKET
 from .ring import Ring, bounded, connect, free_addresses
 
 COLLECTIVES = "TINY_LLM_COLLECTIVES"
+BACKENDS = ("mpi", "ring")
 PLACE = Path(__file__).with_name("place.py")
 SHARED_MEMORY = Path("/dev/shm")
 SECONDS_TO_START = 5.0  # mpirun's; it takes a quarter of one
@@ -32,7 +33,7 @@ SECONDS_TO_START = 5.0  # mpirun's; it takes a quarter of one
 OF_A_PLACE = ("PMIX_", "OPAL_PREFIX")
 
 # Ranks of one machine need neither networks nor their drivers, which take a second to look for.
-ON_ONE_MACHINE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_mpi_yield_when_idle": "1"}
+ON_ONE_MACHINE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
 
 Place = Mapping[str, Any]
 
@@ -54,7 +55,7 @@ class Meeting:
     def __init__(self, size: int):
         self._size = size
         self._asked = os.environ.get(COLLECTIVES)
-        if self._asked not in (None, "mpi", "ring"):
+        if self._asked not in (None, *BACKENDS):
             raise UserError(f"{COLLECTIVES} is '{self._asked}'; give mpi or ring.")
         self._started: _Mpirun | None = None
         if self._asked != "ring" and mpi.mpirun() is not None:

@@ -19,6 +19,13 @@ from .ring import Ring, variables
 
 LIBRARY = "MLX_MPI_LIBNAME"  # where MLX looks it up
 
+# A rank that waits lets others have the core between two looks. Without that, ranks on busy cores
+# wait for each other for as long as the scheduler lets them look in vain.
+YIELD = "OMPI_MCA_mpi_yield_when_idle"
+
+
+_joined: Ring | None = None  # a process joins once
+
 
 @cache
 def _in_wheel(start: str) -> Path | None:
@@ -60,7 +67,7 @@ def join(environment: Mapping[str, str]) -> Ring:
     Raises:
         UserError: MPI cannot be loaded, or refuses.
     """
-    own = dict(environment)
+    own = {YIELD: os.environ.get(YIELD, "1"), **environment}
     if (name := library()) is not None:
         own[LIBRARY] = name
     try:
@@ -74,7 +81,18 @@ def join(environment: Mapping[str, str]) -> Ring:
     # MLX leaves MPI when the last object that refers to it goes, after everything else of the
     # process, and would wait there for ranks that are gone. So this reference stays: see `leave`.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(ranks))
+    global _joined
+    _joined = ranks
     return ranks
+
+
+def can_add(ranks: Ring) -> bool:
+    """Whether MLX's own sum is what `sum_over_ranks` wants: two addends, and one round of messages.
+
+    Args:
+        ranks: any group. The ring's sum takes two rounds.
+    """
+    return ranks is _joined and ranks.size() == 2
 
 
 def leave() -> None:
