@@ -3,11 +3,11 @@
     python -m benchmark.all_reduce --ranks 2
     python -m benchmark.all_reduce --ranks 2 --backend ring
 
-Starts N processes that sum arrays of the sizes of decoding (few rows) and prefill (hundreds),
-as tensor parallelism does: over MPI where that is installed, else over the ring's sockets. Sizes take turns, so a busy moment hits
-all of them. A straight line through the least times gives the latency of a message and the
-bandwidth; `parallel_cost --latency-us … --link-gbit …` takes them. Medians beside them show what
-waiting for a core adds: each rank needs one for its ring, and one for whatever else it does.
+Starts N processes that sum arrays of the sizes of decoding (few rows) and prefill (hundreds), as
+tensor parallelism does: over MPI where that is installed, else over the ring's sockets. Sizes take
+turns, so a busy moment hits all of them. A straight line through the least times gives the latency
+of a message and the bandwidth; `parallel_cost --latency-us … --link-gbit …` takes them. Medians
+beside them show what waiting for a core adds: each rank needs one, and the ring wants another.
 """
 
 import argparse

@@ -214,7 +214,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     cores = usable_threads()
     each = max(1, cores // args.ranks)
     if args.profile:
-        print(json.dumps({"model": args.model, "ranks": args.ranks, "backend": args.backend, **profile(args, each)}))
+        print(
+            json.dumps(
+                {
+                    "model": args.model,
+                    "ranks": args.ranks,
+                    "backend": args.backend,
+                    **profile(args, each),
+                }
+            )
+        )
         return
     started = {
         "one rank": System(args, [("whole", 0)], cores),

@@ -49,7 +49,9 @@ class Rank:
             kernels.use_cpu()
         try:
             whole = read_config(read_model_config(find_config(name, self._console)))
-            own, _ = load_weights(name, self._console, load_format, worker.rank, worker.size)
+            own, _ = load_weights(
+                name, self._console, load_format, worker.rank, worker.size, with_tokenizer=False
+            )
             self._checkpoints[key] = own, RankPart(whole, worker.rank, worker.size)
         except ValueError as refused:
             error = str(refused)

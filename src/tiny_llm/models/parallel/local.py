@@ -23,7 +23,7 @@ class LocalGroup(RankGroup):
 
     def __init__(self, size: int, program: str):
         threads = share_cores(size)
-        meeting = Meeting(size)
+        self._meeting = Meeting(size)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         channels: dict[int, Channel] = {}
         watched: dict[int, socket.socket] = {}
@@ -43,7 +43,7 @@ class LocalGroup(RankGroup):
         for rank, answer in zip(channels, self.answers(), strict=True):
             if answer is None:
                 self._lose(rank, "")
-        own, *places = meeting.places()
+        own, *places = self._meeting.places()
         for channel, place in zip(channels.values(), places, strict=True):
             channel.send(place)
         # Now all ranks are about to connect.

@@ -8,6 +8,7 @@ started. So rank 0 starts `mpirun` itself, with a small program in the place of 
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ...errors import UserError
 from . import mpi
@@ -38,7 +39,7 @@ ON_ONE_MACHINE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
 Place = Mapping[str, Any]
 
 
-class Ended(Exception):
+class NotStartedError(Exception):
     """`mpirun` ended before it said anything, or said nothing in time."""
 
 
@@ -72,7 +73,7 @@ class Meeting:
         if self._started is not None:
             try:
                 return [{"mpi": place} for place in self._started.places()]
-            except Ended as error:
+            except NotStartedError as error:
                 if self._asked == "mpi":
                     raise UserError(f"mpirun did not start: {error}.") from error
         addresses = free_addresses(self._size)
@@ -103,16 +104,20 @@ class _Mpirun:
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(os.path.join(self._folder, SOCKET))
         self._listening.listen(size)
+        self._said = Path(self._folder, "said")
+        with self._said.open("wb") as said:
+            self._process = self._start(said)
+
+    def _start(self, said: IO[bytes]) -> "subprocess.Popen[bytes]":
         as_root = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
-        self._said = Path(self._folder, "said").open("w+b")
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             [
                 *(str(mpi.mpirun()), "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"),
-                *("-n", str(size), sys.executable, "-I", "-S", str(PLACE), self._folder),
+                *("-n", str(self._size), sys.executable, "-I", "-S", str(PLACE), self._folder),
             ],
             env={**os.environ, **as_root, "TMPDIR": self._folder},
             stdin=subprocess.DEVNULL,
-            stdout=self._said,
+            stdout=said,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # signals are rank 0's affair
         )
@@ -121,12 +126,12 @@ class _Mpirun:
         """The variables of each rank's place.
 
         Raises:
-            Ended: there are none.
+            NotStartedError: there are none.
         """
         found: dict[int, dict[str, str]] = {}
         deadline = time.monotonic() + SECONDS_TO_START
         own = {**ON_ONE_MACHINE, "OMPI_MCA_btl_sm_backing_directory": self._folder}
-        with self._listening, self._said:
+        with self._listening:
             while len(found) < self._size:
                 said = self._hear(deadline)
                 place = {name: said[name] for name in said if name.startswith(OF_A_PLACE)}
@@ -144,7 +149,9 @@ class _Mpirun:
                     said: dict[str, str] = json.loads(lines.readline())
                 connection.detach()  # open until this process ends
                 return said
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").splitlines()
-        self._process.kill()
-        raise Ended(next((line for line in lines if line.strip(" -")), "it said nothing in time"))
+        self._process.terminate()
+        lines = self._said.read_text(errors="replace").splitlines()
+        shutil.rmtree(self._folder)
+        raise NotStartedError(
+            next((line for line in lines if line.strip(" -")), "it said nothing in time")
+        )
