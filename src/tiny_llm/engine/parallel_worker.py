@@ -93,7 +93,8 @@ class Rank:
 
 def serve_launched() -> NoReturn:
     """Serves as a rank that a launcher has started, until rank 0 ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what an interrupt ends
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # rank 0 decides what these end
     serve(launched_worker())
 
 

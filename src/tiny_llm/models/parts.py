@@ -18,7 +18,7 @@ Parallelism" (2019).
 
 import math
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, Literal, NoReturn
 
 import mlx.core as mx
 
@@ -35,7 +35,7 @@ OF_MLP = {"gate_proj", "up_proj", "down_proj"}
 GROUPS = (128, 64, 32)
 
 # Numbers of a file as Python's memory has them, and as MLX has them.
-IN_MEMORY = {
+IN_MEMORY: dict[str, tuple[Literal["f", "H", "I", "B"], mx.Dtype]] = {
     "F32": ("f", mx.float32),
     "F16": ("H", mx.float16),
     "BF16": ("H", mx.bfloat16),
@@ -175,7 +175,8 @@ class RankPart:
                         raise ValueError(f"{tensor.file} ends before {name} does")
                     done += number
         code, dtype = IN_MEMORY[tensor.dtype]
-        return mx.array(data.cast(code)).view(dtype).reshape(shape)
+        numbers: Any = data.cast(code)
+        return mx.array(numbers).view(dtype).reshape(shape)
 
     def is_added_elsewhere(self, name: str) -> bool:
         """Whether it is the bias of a sum over ranks, which only rank 0 adds."""

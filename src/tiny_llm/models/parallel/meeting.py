@@ -145,8 +145,8 @@ class _Mpirun:
             with suppress(TimeoutError):
                 connection, _ = self._listening.accept()
                 connection.settimeout(SECONDS_TO_START)
-                with connection.makefile("rb") as lines:
-                    said: dict[str, str] = json.loads(lines.readline())
+                with connection.makefile("rb") as stream:
+                    said: dict[str, str] = json.loads(stream.readline())
                 connection.detach()  # open until this process ends
                 return said
         self._process.terminate()
