@@ -94,7 +94,10 @@ def _join() -> Ring:
     assert backend is not None
     if backend == "mpi":
         _take_cores()
-        return mpi.join({})
+        are_all_here = (
+            os.environ["OMPI_COMM_WORLD_SIZE"] == os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"]
+        )
+        return mpi.join(mpi.ON_ONE_MACHINE if are_all_here else {})
     try:
         return mx.distributed.init(strict=True, backend=backend)
     except RuntimeError as error:

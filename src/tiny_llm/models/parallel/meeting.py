@@ -33,9 +33,6 @@ SECONDS_TO_START = 5.0  # mpirun's; it takes a quarter of one
 # Of what mpirun says, the variables that make a place.
 OF_A_PLACE = ("PMIX_", "OPAL_PREFIX")
 
-# Ranks of one machine need neither networks nor their drivers, which take a second to look for.
-ON_ONE_MACHINE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
-
 Place = Mapping[str, Any]
 
 
@@ -130,7 +127,7 @@ class _Mpirun:
         """
         found: dict[int, dict[str, str]] = {}
         deadline = time.monotonic() + SECONDS_TO_START
-        own = {**ON_ONE_MACHINE, "OMPI_MCA_btl_sm_backing_directory": self._folder}
+        own = {**mpi.ON_ONE_MACHINE, "OMPI_MCA_btl_sm_backing_directory": self._folder}
         with self._listening:
             while len(found) < self._size:
                 said = self._hear(deadline)

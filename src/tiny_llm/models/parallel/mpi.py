@@ -19,9 +19,12 @@ from .ring import Ring, variables
 
 LIBRARY = "MLX_MPI_LIBNAME"  # where MLX looks it up
 
+# Ranks of one machine need neither networks nor their drivers, which take a second to look for.
+ON_ONE_MACHINE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
+
 # A rank that waits lets others have the core between two looks. Without that, ranks on busy cores
 # wait for each other for as long as the scheduler lets them look in vain.
-YIELD = "OMPI_MCA_mpi_yield_when_idle"
+YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 _joined: Ring | None = None  # a process joins once
@@ -61,13 +64,14 @@ def join(environment: Mapping[str, str]) -> Ring:
     """This process's place among the ranks. All of them call it at about the same time.
 
     Args:
-        environment: what `mpirun` says to the process in this place, as far as it is not said
-            already.
+        environment: what `mpirun` says to the process in this place, and settings of MPI's, as far
+            as these are not in the environment already.
 
     Raises:
         UserError: MPI cannot be loaded, or refuses.
     """
-    own = {YIELD: os.environ.get(YIELD, "1"), **environment}
+    own = {**YIELDING, **environment}
+    own |= {name: os.environ[name] for name in own if name in os.environ and "_MCA_" in name}
     if (name := library()) is not None:
         own[LIBRARY] = name
     try:

@@ -2,8 +2,8 @@
 
     mpirun -n 2 python place.py FOLDER
 
-FOLDER has the socket at which rank 0 listens. The program goes on until rank 0 has ended, or `mpirun`
-ends it, and then removes the folder. It imports nothing but the standard library.
+FOLDER has the socket at which rank 0 listens. The program goes on until rank 0 has ended, or
+`mpirun` ends it, and then removes the folder. It imports nothing but the standard library.
 """
 
 import json
