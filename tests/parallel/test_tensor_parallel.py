@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from tests.models.families import FAMILIES, MIXTURE, write_family
 from tests.support import as_numpy
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError
 from tiny_llm.demo import TARGET_PATH
+from tiny_llm.engine.paged_model import PagedModel
 from tiny_llm.models import load_weights
 from tiny_llm.models.families.registry import read_config
 from tiny_llm.models.files import stored_tensors
@@ -168,6 +170,22 @@ def test_guesses_and_grammars_change_nothing():
     assert tokens(guessing, [prompt], form) == [list(answer.token_ids)]
     drafted = engine("demo", draft_model="demo-draft")
     assert tokens(drafted, [prompt]) == tokens(plain, [prompt])
+
+
+def test_ctrl_c_in_a_step_leaves_the_ranks_in_agreement(monkeypatch):
+    llm = engine("demo")
+    expected = tokens(llm)
+    compute = PagedModel.logits
+
+    def interrupted(self, spans, rows):
+        signal.raise_signal(signal.SIGINT)  # before this rank computes, and the others begin
+        return compute(self, spans, rows)
+
+    monkeypatch.setattr(PagedModel, "logits", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tokens(llm)
+    monkeypatch.undo()
+    assert tokens(engine("demo")) == expected
 
 
 @pytest.mark.parametrize("size", [2, 4])
