@@ -208,8 +208,8 @@ def test_parts_put_together_are_the_whole(size):
 def test_a_part_read_from_a_file_is_the_part_of_the_whole(folder, family, kind):
     path = folder({**CONFIGS[family], **FORMATS.get(kind, {"torch_dtype": kind})})
     whole, stored = mx.load(str(path / "model.safetensors")), stored_tensors(path)
-    for rank in range(RANKS):
-        part = RankPart(read_config(json.loads((path / "config.json").read_text())), rank, RANKS)
+    config = read_config(json.loads((path / "config.json").read_text()))
+    for part in [RankPart(config, 0, 2), RankPart(config, 1, 2)]:
         for name, tensor in stored.items():
             if part.is_added_elsewhere(name):
                 continue  # it is zero, and is not read
