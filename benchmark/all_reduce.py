@@ -1,36 +1,36 @@
-"""What a sum over ranks takes on this machine: latency and bandwidth of MLX's ring over loopback.
+"""What a sum over ranks takes on this machine: latency and bandwidth of MPI, or of MLX's ring.
 
     python -m benchmark.all_reduce --ranks 2
+    python -m benchmark.all_reduce --ranks 2 --backend ring
 
-Starts N processes that sum arrays of the sizes of decoding (few rows) and prefill (hundreds),
-through `mx.distributed`'s ring, as tensor parallelism does. Sizes take turns, so a busy moment hits
-all of them. A straight line through the least times gives the latency of a message and the
-bandwidth; `parallel_cost --latency-us … --link-gbit …` takes them. Medians beside them show what
-waiting for a core adds: each rank needs one for its ring, and one for whatever else it does.
+Starts N processes that sum arrays of the sizes of decoding (few rows) and prefill (hundreds), as
+tensor parallelism does: over MPI where that is installed, else over the ring's sockets. Sizes take
+turns, so a busy moment hits all of them. A straight line through the least times gives the latency
+of a message and the bandwidth; `parallel_cost --latency-us … --link-gbit …` takes them. Medians
+beside them show what waiting for a core adds: each rank needs one, and the ring wants another.
 """
 
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
 from tiny_llm.models.parallel.layers import sum_over_ranks
+from tiny_llm.models.parallel.meeting import BACKENDS, COLLECTIVES, Meeting, take
 
 from .parallel_cost import Link, all_reduce_seconds
 
 ROWS = (1, 8, 64, 256, 512)
 LIMIT = 300  # seconds for all ranks together
 RANK_FLAG = "--as-rank"
+PLACE = "BENCHMARK_PLACE"  # the variable with a rank's place
 
 
 def fit(seconds: Mapping[int, float], ranks: int) -> Link:
@@ -52,9 +52,9 @@ def fit(seconds: Mapping[int, float], ranks: int) -> Link:
     return Link(float(latency), float(1 / per_byte), f"measured: {ranks} ranks on one machine")
 
 
-def run_rank(hidden: int, rounds: int) -> dict[int, tuple[float, float]]:
+def run_rank(rank: int, hidden: int, rounds: int) -> dict[int, tuple[float, float]]:
     """Sums in turns, in one of the ranks; the least and the median seconds by the array's bytes."""
-    group = mx.distributed.init(strict=True, backend="ring")
+    group = take(rank, json.loads(os.environ[PLACE]), [])
     arrays = [mx.ones((rows, hidden), dtype=mx.bfloat16) for rows in ROWS]
     taken: dict[int, list[float]] = {array.nbytes: [] for array in arrays}
     for turn in range(rounds + 1):
@@ -73,36 +73,25 @@ def measure(ranks: int, hidden: int, rounds: int) -> dict[int, tuple[float, floa
     Raises:
         RuntimeError: a rank failed.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        hosts = Path(folder) / "hosts.json"
-        hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(ranks)]))
-        command = [sys.executable, "-m", __spec__.name, RANK_FLAG]
-        command += ["--hidden", str(hidden), "--rounds", str(rounds)]
-        processes = [
-            subprocess.Popen(
-                command,
-                env={**os.environ, "MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
-        try:
-            outputs = [process.communicate(timeout=LIMIT)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
+    command = [sys.executable, "-m", __spec__.name, "--hidden", str(hidden)]
+    command += ["--rounds", str(rounds), RANK_FLAG]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank)],
+            env={**os.environ, PLACE: json.dumps(place)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, place in enumerate(Meeting(ranks).places())
+    ]
+    try:
+        outputs = [process.communicate(timeout=LIMIT)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     if any(process.returncode for process in processes):
         raise RuntimeError("a rank failed; what it said is above.")
     return {int(key): tuple(value) for key, value in json.loads(outputs[0]).items()}
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -111,11 +100,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=4096, help="numbers of a row")
     parser.add_argument("--rounds", type=int, default=100, help="measurements of each size")
-    parser.add_argument(RANK_FLAG, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--backend", choices=BACKENDS, help="what the ranks speak over")
+    parser.add_argument(RANK_FLAG, type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.as_rank:
-        print(json.dumps(run_rank(args.hidden, args.rounds)))
+    if args.as_rank is not None:
+        print(json.dumps(run_rank(args.as_rank, args.hidden, args.rounds)))
         return
+    if args.backend is not None:
+        os.environ[COLLECTIVES] = args.backend
     if args.ranks < 2:
         parser.error(f"--ranks is {args.ranks}; a sum over ranks needs at least 2.")
     taken = measure(args.ranks, args.hidden, args.rounds)
@@ -130,6 +122,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         json.dumps(
             {
                 "ranks": args.ranks,
+                "backend": args.backend,
                 "latency_us": link.latency * 1e6,
                 "link_gbit": link.bandwidth * 8e-9,
                 "least_us": {n_bytes: least * 1e6 for n_bytes, (least, _) in taken.items()},

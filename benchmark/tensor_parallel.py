@@ -2,6 +2,7 @@
 
     python -m benchmark.tensor_parallel --model FOLDER
     python -m benchmark.tensor_parallel --model FOLDER --load-format dummy --ranks 2
+    python -m benchmark.tensor_parallel --model FOLDER --backend ring
     python -m benchmark.tensor_parallel --model FOLDER --profile
 
 Three systems take turns, round after round, with the same number of cores each:
@@ -10,7 +11,8 @@ Three systems take turns, round after round, with the same number of cores each:
     ranks       the model on N ranks
     parts       the same N parts of the weights, each in a process of its own that asks nobody
 
-What the ranks take longer than the parts is the price of working together: the messages, waiting
+The ranks speak over MPI where that is installed, else over MLX's ring; --backend chooses. What the
+ranks take longer than the parts is the price of working together: the messages, waiting
 for the slowest, and steps that are not recorded. Decoding follows a prompt of 8 tokens. With
 --profile, rank 0 waits for each exchange by itself and says what they take; waiting for slower
 ranks is included.
@@ -27,6 +29,7 @@ from typing import Any
 
 from tiny_llm import LLM, SamplingParams, load_weights
 from tiny_llm.models.parallel import layers
+from tiny_llm.models.parallel.meeting import BACKENDS, COLLECTIVES
 
 from .roofline import usable_threads
 from .systems.worker import token_ids
@@ -196,6 +199,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--backend", choices=BACKENDS, help="what the ranks speak over")
     parser.add_argument("--profile", action="store_true", help="where a step's time is, on rank 0")
     parser.add_argument(CHILD_FLAG, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
@@ -203,12 +207,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.as_child is not None:
         serve(args)
         return
+    if args.backend is not None:
+        os.environ[COLLECTIVES] = args.backend
     if args.ranks < 2:
         parser.error(f"--ranks is {args.ranks}; there is nothing to compare below 2.")
     cores = usable_threads()
     each = max(1, cores // args.ranks)
     if args.profile:
-        print(json.dumps({"model": args.model, "ranks": args.ranks, **profile(args, each)}))
+        print(
+            json.dumps(
+                {
+                    "model": args.model,
+                    "ranks": args.ranks,
+                    "backend": args.backend,
+                    **profile(args, each),
+                }
+            )
+        )
         return
     started = {
         "one rank": System(args, [("whole", 0)], cores),
@@ -221,7 +236,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for one in started.values():
             one.close()
     figures = {task: report(task, measured[task]) for task in TASKS}
-    print(json.dumps({"model": args.model, "ranks": args.ranks, "threads": each, **figures}))
+    named = {"model": args.model, "ranks": args.ranks, "backend": args.backend}
+    print(json.dumps({**named, "threads": each, **figures}))
 
 
 if __name__ == "__main__":

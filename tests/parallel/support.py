@@ -36,7 +36,7 @@ def start_group(seconds_before: float = 0.0) -> tuple[subprocess.Popen[str], lis
     assert program.stdout is not None
     assert program.stdout.readline() == "answered\n"
     time.sleep(seconds_before)
-    return program, children_of(program.pid)
+    return program, ranks_of(program.pid)
 
 
 def start_and_see_ranks() -> tuple[subprocess.Popen[str], list[int]]:

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import signal
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +15,10 @@ from tests.models.families import FAMILIES, MIXTURE, write_family
 from tests.support import as_numpy
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError
 from tiny_llm.demo import TARGET_PATH
+from tiny_llm.engine.paged_model import PagedModel
+from tiny_llm.models import load_weights
 from tiny_llm.models.families.registry import read_config
+from tiny_llm.models.files import stored_tensors
 from tiny_llm.models.parallel.layers import PIECE_BYTES
 from tiny_llm.models.parts import RankPart
 
@@ -167,6 +172,22 @@ def test_guesses_and_grammars_change_nothing():
     assert tokens(drafted, [prompt]) == tokens(plain, [prompt])
 
 
+def test_ctrl_c_in_a_step_leaves_the_ranks_in_agreement(monkeypatch):
+    llm = engine("demo")
+    expected = tokens(llm)
+    compute = PagedModel.logits
+
+    def interrupted(self, spans, rows):
+        signal.raise_signal(signal.SIGINT)  # before this rank computes, and the others begin
+        return compute(self, spans, rows)
+
+    monkeypatch.setattr(PagedModel, "logits", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tokens(llm)
+    monkeypatch.undo()
+    assert tokens(engine("demo")) == expected
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_parts_put_together_are_the_whole(size):
     # 2 key/value heads: of 4 ranks, two share one.
@@ -180,6 +201,38 @@ def test_parts_put_together_are_the_whole(size):
     heads = [part.key_value_heads for part in parts]
     assert [head[0] for head in heads] == ([0, 1] if size == 2 else [0, 0, 1, 1])
     assert sum(len(part.tokens) for part in parts) == config.vocab_size
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "4bit"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_a_part_read_from_a_file_is_the_part_of_the_whole(folder, family, kind):
+    path = folder({**CONFIGS[family], **FORMATS.get(kind, {"torch_dtype": kind})})
+    whole, stored = mx.load(str(path / "model.safetensors")), stored_tensors(path)
+    config = read_config(json.loads((path / "config.json").read_text()))
+    for part in [RankPart(config, 0, 2), RankPart(config, 1, 2)]:
+        for name, tensor in stored.items():
+            if part.is_added_elsewhere(name):
+                continue  # it is zero, and is not read
+            read, cut = part.read(name, tensor), part.cut(name, whole[name])
+            assert (read.dtype, read.shape) == (cut.dtype, cut.shape), name
+            assert mx.array_equal(read, cut), name
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="Linux counts what a process reads")
+def test_a_rank_reads_its_rows_and_no_others():
+    def read_by(rank: int, size: int) -> int:
+        before = bytes_read()
+        load_weights("demo", rank=rank, num_ranks=size, with_tokenizer=False)
+        return bytes_read() - before
+
+    whole = read_by(0, 1)
+    # Of 4.8 MB, 3.1 are split by rows; short pieces of rows are cut out of whole matrices.
+    assert read_by(0, 2) < 0.7 * whole
+    assert read_by(1, 2) < 0.7 * whole
+
+
+def bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 @pytest.mark.skipif(RANKS != 2, reason="the demo has two key/value heads")

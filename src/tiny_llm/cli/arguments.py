@@ -90,8 +90,9 @@ def add_tensor_parallel_size(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=num_launched(),
         metavar="N",
-        help="split the model among N processes of this machine, or the N that mlx.launch has "
-        "started (engine only)",
+        help="split the model among N processes of this machine, or the N that mlx.launch or "
+        "mpirun has started (engine only); they speak over MPI, which is faster, where "
+        "'tiny-llm[mpi]' is installed",
     )
 
 

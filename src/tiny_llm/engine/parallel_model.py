@@ -5,8 +5,10 @@ same step is what `PagedModel.logits` takes: token ids, positions, pages. They w
 of their own pages, so prefix cache and preemption are decided once.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,7 +139,12 @@ class ParallelPagedModel(PagedModel):
 
         Raises:
             UserError: the group has ended.
+            KeyboardInterrupt: Ctrl-C was pressed; the step is finished, and the ranks go on.
         """
+        with _finished_first():
+            return self._logits_of_all(spans, rows)
+
+    def _logits_of_all(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         self.group.tell(
             {
                 "do": "step",
@@ -154,6 +161,24 @@ class ParallelPagedModel(PagedModel):
         except BaseException:
             self.group.give_up("a step was not finished")
             raise
+
+
+@contextmanager
+def _finished_first() -> Iterator[None]:
+    """Has Ctrl-C wait until what is inside is done: the other ranks compute the step anyway."""
+    before = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or before is not signal.default_int_handler:
+        yield  # no KeyboardInterrupt comes here
+        return
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def decoder_of(

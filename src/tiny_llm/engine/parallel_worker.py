@@ -49,7 +49,9 @@ class Rank:
             kernels.use_cpu()
         try:
             whole = read_config(read_model_config(find_config(name, self._console)))
-            own, _ = load_weights(name, self._console, load_format, worker.rank, worker.size)
+            own, _ = load_weights(
+                name, self._console, load_format, worker.rank, worker.size, with_tokenizer=False
+            )
             self._checkpoints[key] = own, RankPart(whole, worker.rank, worker.size)
         except ValueError as refused:
             error = str(refused)
@@ -91,7 +93,8 @@ class Rank:
 
 def serve_launched() -> NoReturn:
     """Serves as a rank that a launcher has started, until rank 0 ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what an interrupt ends
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # rank 0 decides what these end
     serve(launched_worker())
 
 
@@ -106,7 +109,7 @@ def serve(worker: Worker) -> NoReturn:
     rank = Rank(worker)
     while (message := worker.channel.receive()) is not None:
         if message["do"] == "end":
-            os._exit(0)
+            worker.end()
         try:
             rank.obey(message)
         except Exception as error:

@@ -14,6 +14,7 @@ built from it: `lay_out`. So both have the same speed.
 import copy
 import functools
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,28 @@ class InFiles:
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[weakref.ref[mx.array], tuple[Path, int]]] = {}
+        self._readers: dict[int, tuple[weakref.ref[mx.array], Callable[[], mx.array]]] = {}
 
     def add(self, array: mx.array, file: Path, begin: int) -> None:
         """Notes that a lazy array is stored by row in a file, from its byte `begin` on."""
         self._places[id(array)] = weakref.ref(array), (file, begin)
+
+    def add_reader(self, array: mx.array, read: Callable[[], mx.array]) -> None:
+        """Notes how a lazy array is read with less effort than by evaluating it."""
+        self._readers[id(array)] = weakref.ref(array), read
+
+    def read(self, array: mx.array) -> mx.array:
+        """An array's numbers, read now if it is known how; itself if that is not."""
+        reference, read = self._readers.get(id(array), (None, None))
+        known = read is not None and reference is not None and reference() is array
+        return read() if known else array  # type: ignore[misc]
+
+    def fill(self, module: Any) -> None:
+        """Puts what was read in the place of a module's arrays that were not."""
+        for part in module.modules():
+            for name, array in list(part.items()):
+                if isinstance(array, mx.array):
+                    setattr(part, name, self.read(array))
 
     def place_of(self, array: mx.array) -> tuple[Path, int] | None:
         """The file of an array, and the byte where it begins; None if that is not known."""
@@ -165,7 +184,7 @@ class InterleavedMemory:
         tall, to = matrix.reshape(-1, W), (self._rows, self._memory, self._used)
         place = self._in_files.place_of(matrix)
         if place is None:
-            moved = extension().interleave(tall, *to)
+            moved = extension().interleave(self._in_files.read(matrix).reshape(-1, W), *to)
         else:
             moved = extension().interleave_file(tall, str(place[0]), place[1], *to)
         self._used += _room(matrix)

@@ -53,6 +53,7 @@ def load_weights(
     load_format: str = "auto",
     rank: int = 0,
     num_ranks: int = 1,
+    with_tokenizer: bool = True,
 ) -> tuple[Any, Any]:
     """Loads what our models need of a checkpoint: its weights and tokenizer, in a second.
 
@@ -65,6 +66,7 @@ def load_weights(
             of `config.json`, which is then the only file that is needed. Without a tokenizer of its
             own such a model gets the demo's, and says so.
         rank, num_ranks: which part of the weights is loaded, and of how many (`parts.py`).
+        with_tokenizer: False spares its memory, on a rank that needs none; None takes its place.
 
     Raises:
         UserError: another `load_format`; `ModelError` for a model that cannot be split so.
@@ -77,11 +79,15 @@ def load_weights(
     if load_format not in LOAD_FORMATS:
         raise UserError(f"the load format '{load_format}' is unknown; give auto or dummy.")
     console = console or Console(stderr=True)
-    ranks = rank, num_ranks
-    if load_format == "dummy":
-        folder = find_config(name, console)
-        return _load(folder, console, lambda it: _draw(it, console, _part(it, *ranks)))
-    return _load(find_model(name, console), console, lambda it: _read(it, _part(it, *ranks)))
+
+    def read(folder: Path) -> tuple[Any, Any]:
+        part = _part(folder, rank, num_ranks)
+        if load_format == "dummy":
+            return _draw(folder, console, part, with_tokenizer)
+        return _read(folder, part, with_tokenizer)
+
+    find = find_config if load_format == "dummy" else find_model
+    return _load(find(name, console), console, read)
 
 
 def _load(
@@ -118,19 +124,24 @@ def _part(folder: Path, rank: int, num_ranks: int) -> RankPart | None:
     return RankPart(read_config(read_model_config(folder)), rank, num_ranks)
 
 
-def _read(folder: Path, part: RankPart | None) -> tuple[Any, Any]:
+def _read(folder: Path, part: RankPart | None, with_tokenizer: bool) -> tuple[Any, Any]:
     config = read_json(folder, "config.json")
     if can_read(folder, config):
-        return read_checkpoint(folder, config, part), open_tokenizer(folder, config)
+        tokenizer = open_tokenizer(folder, config) if with_tokenizer else None
+        return read_checkpoint(folder, config, part), tokenizer
     if part is not None:
         raise ValueError(f"its format is left to mlx_lm, which reads no part for {part.size} ranks")
     return _read_with_mlx_lm(folder)
 
 
-def _draw(folder: Path, console: Console, part: RankPart | None) -> tuple[Any, Any]:
-    """Random weights for a config, and a tokenizer."""
+def _draw(
+    folder: Path, console: Console, part: RankPart | None, with_tokenizer: bool
+) -> tuple[Any, Any]:
+    """Random weights for a config, and a tokenizer if one is wanted."""
     config = read_json(folder, "config.json")
     model = random_checkpoint(config, part=part)
+    if not with_tokenizer:
+        return model, None
     if has_tokenizer(folder):
         return model, open_tokenizer(folder, config)
     console.print(f"{folder} has no tokenizer; random weights get the demo's.", soft_wrap=True)
@@ -157,6 +168,7 @@ def evaluate(model: Any, console: Console) -> None:
     for part in _tracked(parts, console):
         if memory is not None:
             memory.interleave_layers(part)
+            model.in_files.fill(part)
         mx.eval(part.parameters())
         check.add(path_of[id(part)], part)
     mx.eval(model.parameters())

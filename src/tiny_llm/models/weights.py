@@ -5,6 +5,7 @@ and bring their own layers. Formats that are not read here are left to `mlx_lm`.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,15 @@ from .files import stored_tensors, weight_files
 from .formats import Quantization, Shape
 from .parts import RankPart
 from .repack import repack
-from .safetensors_header import check_dtypes
+from .safetensors_header import StoredTensor, check_dtypes
 from .tensor_shapes import matrices, vectors
 
 # A config with one of these asks for something that only mlx_lm can do.
 KEYS_OF_MLX_LM = ("model_file", "quantize_activations", "text_config")
+
+# Shorter pieces of a matrix, in bytes, are cut out of it after all of it was read: a disk reads
+# pages, and some ahead.
+SHORTEST_RUN = 2**14
 
 # In old checkpoints of Llama: RoPE's frequencies, which follow from the config.
 COMPUTED = ".rotary_emb.inv_freq"
@@ -90,7 +95,7 @@ def read_checkpoint(
     Args:
         folder: the checkpoint's.
         config: its `config.json`.
-        part: of which only this part is read, at once; None for the whole.
+        part: of which only this part is read; None for the whole.
 
     Raises:
         ValueError: the config makes no sense, or a tensor is missing, unknown or has another shape
@@ -99,11 +104,10 @@ def read_checkpoint(
     args = read_config(config) if part is None else part.config
     stored = stored_tensors(folder)
     weights: dict[str, mx.array] = {}
-    if part is None:
-        for file in weight_files(folder):
-            weights.update(mx.load(str(file)))  # type: ignore[arg-type]
-    else:
-        weights.update({name: part.read(name, tensor) for name, tensor in stored.items()})
+    for file in weight_files(folder):
+        weights.update(mx.load(str(file)))  # type: ignore[arg-type]
+    if part is not None:
+        weights = {name: part.cut(name, array) for name, array in weights.items()}
     if args.tie_word_embeddings:
         weights.pop("lm_head.weight", None)  # the table once more; some converters write it
     weights = {name: array for name, array in weights.items() if not name.endswith(COMPUTED)}
@@ -112,11 +116,24 @@ def read_checkpoint(
     formats = _check_tensors(weights, args, config.get("quantization"))
     check_dtypes(stored)
     model = as_model(args, weights, formats)
-    in_files = weights.keys() & stored.keys() if part is None else ()
-    for name in in_files:
-        tensor = stored[name]
-        model.in_files.add(weights[name], tensor.file, tensor.header_end + tensor.begin)
+    for name in weights.keys() & stored.keys():
+        if part is None:
+            tensor = stored[name]
+            model.in_files.add(weights[name], tensor.file, tensor.header_end + tensor.begin)
+        elif not part.is_added_elsewhere(name):
+            _note_place(model.in_files, weights[name], name, stored[name], part)
     return model
+
+
+def _note_place(
+    in_files: InFiles, array: mx.array, name: str, tensor: StoredTensor, part: RankPart
+) -> None:
+    """Notes where a rank's part of a tensor lies, so that nothing else need be read."""
+    runs = part.runs(name, tensor)
+    if len(runs) == 1:
+        in_files.add(array, tensor.file, runs[0].start)
+    if len(runs) == 1 or len(runs[0]) >= SHORTEST_RUN:
+        in_files.add_reader(array, partial(part.read, name, tensor))
 
 
 def as_model(

@@ -6,6 +6,9 @@
     messages   what rank 0 says to the others: JSON over a socket
     watch      beats between the ranks; a rank that is silent or gone ends all of them
     ring       connecting MLX's ring within a bounded time
+    mpi        joining MPI, and leaving it
+    meeting    MPI's places for ranks of this machine, or the ring's addresses
+    place      the program that keeps such a place
     guard      the program that enforces that bound
     lifeline   the program that ends a rank which cannot do it by itself
     group      rank 0's connections to the others, and how all of them end

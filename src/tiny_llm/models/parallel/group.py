@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from ...errors import UserError
 from .messages import Channel
@@ -140,16 +140,31 @@ class Worker:
         ring: the ranks.
         channel: what rank 0 says.
         watch: of rank 0.
+        leave: called before this process ends because rank 0 says so.
 
     Attributes:
         rank, size: which rank this is, and of how many.
         ring, channel: as given.
     """
 
-    def __init__(self, ring: Ring, channel: Channel, watch: Watch):
+    def __init__(
+        self,
+        ring: Ring,
+        channel: Channel,
+        watch: Watch,
+        leave: Callable[[], None] | None = None,
+    ):
         self.rank, self.size = ring.rank(), ring.size()
         self.ring, self.channel = ring, channel
         self._watch = watch
+        self._leave = leave
+
+    def end(self) -> NoReturn:
+        """Ends this process, as rank 0 says."""
+        self._watch.is_over = True
+        if self._leave is not None:
+            self._leave()
+        os._exit(0)
 
     def fail(self, reason: str) -> None:
         """Tells rank 0 why this rank ends, and ends it."""

@@ -27,6 +27,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import UserError
+from . import mpi
 from .group import RankGroup, Worker, share_cores, watch_rank_0
 from .messages import Channel
 from .ring import Ring, bounded
@@ -91,10 +92,28 @@ def _join() -> Ring:
     """
     backend = _backend(os.environ)
     assert backend is not None
+    if backend == "mpi":
+        _take_cores()
+        are_all_here = (
+            os.environ["OMPI_COMM_WORLD_SIZE"] == os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"]
+        )
+        return mpi.join(mpi.ON_ONE_MACHINE if are_all_here else {})
     try:
         return mx.distributed.init(strict=True, backend=backend)
     except RuntimeError as error:
         raise UserError(f"the ranks cannot be connected: {error}.") from error
+
+
+def _take_cores() -> None:
+    """Takes all cores of this machine, if `mpirun` has bound this rank to less than its share.
+
+    It binds each of two ranks to one core, of however many. Threads that start later are bound as
+    this one is.
+    """
+    ranks_here = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+    cores = os.cpu_count() or 1
+    if sys.platform == "linux" and len(os.sched_getaffinity(0)) < cores // ranks_here:
+        os.sched_setaffinity(0, range(cores))
 
 
 def _from_rank_0(ring: Ring, text: str = "") -> str:
@@ -190,6 +209,8 @@ class LaunchedGroup(RankGroup):
         self._lifeline.kill()  # this process ends, in its own time
 
     def _wait(self) -> None:
+        if _backend(os.environ) == "mpi":
+            mpi.leave()  # the others do so as well; if one cannot, the lifeline ends this process
         self._kill()
 
 
@@ -212,4 +233,5 @@ def launched_worker() -> Worker:
     with opened["first"] as first:
         _lifeline(first)
     opened["own"].detach()  # open until this process ends
-    return Worker(ring, channel, watch_rank_0(opened["beats"]))
+    leave = mpi.leave if _backend(os.environ) == "mpi" else None
+    return Worker(ring, channel, watch_rank_0(opened["beats"]), leave)

@@ -19,6 +19,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from . import mpi
+
 Group = mx.distributed.Group
 
 PIECE_BYTES = 2**17  # of a rank, in one message
@@ -30,6 +32,10 @@ def sum_over_ranks(x: mx.array, group: Group) -> mx.array:
     The parts are added in float32 in the order of the ranks' numbers; the sum is rounded to the
     dtype of `x` once.
     """
+    # [solution only]
+    if mpi.can_add(group):
+        return _timed(x, partial(mx.distributed.all_sum, group=group))
+    # [/solution only]
     # [task 5.2.3 sum]
     parts = gather_from_ranks(x, group)  # N×…
     if group.size() == 2:
@@ -43,11 +49,13 @@ def sum_over_ranks(x: mx.array, group: Group) -> mx.array:
 
 def gather_from_ranks(x: mx.array, group: Group) -> mx.array:
     """All ranks' arrays of one shape, one above the other: N×…, where N is the number of ranks."""
-    if clock is None:
-        parts = _gather(x.reshape(-1), group)
-    else:
-        parts = clock.time(x.reshape(-1), partial(_gather, group=group))
+    parts = _timed(x.reshape(-1), partial(_gather, group=group))
     return parts.reshape(group.size(), *x.shape)
+
+
+def _timed(x: mx.array, exchange: Callable[[mx.array], mx.array]) -> mx.array:
+    """What `exchange` returns; a profile's clock runs meanwhile."""
+    return exchange(x) if clock is None else clock.time(x, exchange)
 
 
 def _gather(flat: mx.array, group: Group) -> mx.array:

