@@ -1,0 +1,103 @@
+"""What the demo model makes of tools and JSON, through the server with OpenAI's own client.
+
+The form of these answers is held by grammars, and other tests look at it. Here it is the content:
+the model has learnt to call the tool that fits, with what the user said.
+"""
+
+import json
+
+import pytest
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+
+
+def answer(client, question, **body):
+    """The assistant's message; a question is a text, or a conversation."""
+    messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
+    whole = client.chat.completions.create(
+        model="demo", messages=messages, reasoning_effort="none", temperature=0, **body
+    )
+    return whole.choices[0].message
+
+
+def called(message):
+    """The one call of an answer: its tool and its arguments."""
+    (call,) = message.tool_calls
+    return call.function.name, json.loads(call.function.arguments)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("What is the weather in Paris?", ("get_weather", {"city": "Paris"})),
+        ("How is the weather in Nairobi today?", ("get_weather", {"city": "Nairobi"})),
+        ("What is 17 + 25?", ("add", {"a": 17, "b": 25})),
+    ],
+)
+def test_the_tool_that_fits_is_called_with_what_the_user_said(client, question, expected, choice):
+    message = answer(client, question, tools=[WEATHER, ADD], tool_choice=choice)
+    assert called(message) == expected
+
+
+def test_a_question_that_needs_no_tool_is_answered(client):
+    message = answer(client, "What is the capital of France?", tools=[WEATHER, ADD])
+    assert not message.tool_calls
+    assert message.content == "The capital of France is Paris."
+
+
+def test_the_second_turn_says_what_the_tool_told(client):
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    call = answer(client, messages, tools=[WEATHER])
+    messages += [
+        call.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "sunny, 21 degrees"},
+    ]
+    message = answer(client, messages, tools=[WEATHER])
+    assert message.content == "The weather in Paris is sunny, 21 degrees."
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("Give me the capital of France as JSON.", {"country": "France", "capital": "Paris"}),
+        ("Give me the capital of Japan as JSON.", {"country": "Japan", "capital": "Tokyo"}),
+        ("Answer in JSON: What is the opposite of hot?", {"answer": "cold"}),
+    ],
+)
+def test_json_of_a_schema_has_the_right_content(client, question, expected):
+    schema = {
+        "type": "object",
+        "properties": {key: {"type": "string"} for key in expected},
+        "required": list(expected),
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    assert json.loads(answer(client, question, response_format=form).content) == expected
+
+
+def test_json_that_no_grammar_holds(client):
+    text = answer(client, "Extract name and age as JSON: Velna Corford is 34 years old.").content
+    assert json.loads(text) == {"name": "Velna Corford", "age": 34}
