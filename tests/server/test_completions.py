@@ -4,6 +4,7 @@ import openai
 import pytest
 
 RICE = {"model": "demo", "prompt": "The capital of France is", "max_tokens": 6}
+TO_THE_END = {"ignore_eos": True}  # of max_tokens
 
 
 def test_a_text_and_its_tokens_lead_to_the_same(client, server):
@@ -48,7 +49,14 @@ def test_logprobs_have_a_place_for_each_token(client):
 @pytest.mark.parametrize("n", [1, 2])
 def test_echo_scores_the_prompt(client, limit, n):
     sampled = {} if n == 1 else {"n": n, "temperature": 1.0, "seed": 2}
-    body = {**RICE, **sampled, "max_tokens": limit, "echo": True, "logprobs": 1}
+    body = {
+        **RICE,
+        **sampled,
+        "max_tokens": limit,
+        "echo": True,
+        "logprobs": 1,
+        "extra_body": TO_THE_END,
+    }
     whole = client.completions.create(**body)
     assert whole.usage.completion_tokens == limit * n
     for choice in whole.choices:
@@ -81,7 +89,9 @@ def test_scores_are_those_that_the_answer_had(client):
 
 def test_usage_so_far(client):
     options = {"include_usage": True, "continuous_usage_stats": True}
-    *told, last = client.completions.create(**RICE, stream=True, stream_options=options)
+    *told, last = client.completions.create(
+        **RICE, stream=True, stream_options=options, extra_body=TO_THE_END
+    )
     assert [one.usage.completion_tokens for one in told] == list(range(1, 7))
     assert last.usage == told[-1].usage
     assert last.choices == []
