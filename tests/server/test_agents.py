@@ -1,0 +1,92 @@
+"""What Codex 0.169.0 and Claude Code 2.1.197 send unasked: all their fields, with shorter texts."""
+
+import json
+
+import pytest
+
+QUESTION = "What is the capital of France?"
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+CACHED = {"cache_control": {"type": "ephemeral"}}
+
+WEATHER = {"name": "weather", "description": "The weather.", "strict": False, "parameters": SCHEMA}
+CODEX = {
+    "model": "demo",
+    "input": [
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": role,
+            "content": [{"type": "input_text", "text": text}],
+        }
+        for role, text in (("developer", "Be brief."), ("user", "Here: /home."), ("user", QUESTION))
+    ],
+    "tools": [
+        {"type": "function", **WEATHER},
+        {"type": "namespace", "name": "multi", "description": "Several.", "tools": []},
+        {"type": "web_search", "external_web_access": False},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "reasoning": {"summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "01a20d66",
+    "client_metadata": {"x-codex-installation-id": "fba48543"},
+}
+CLAUDE_CODE = {
+    "model": "demo",
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "The date is known."},
+                {"type": "text", "text": QUESTION, **CACHED},
+            ],
+        },
+        {"role": "system", "content": "There are no other agents."},
+    ],
+    "system": [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.73f;"},
+        {"type": "text", "text": "Be brief.", **CACHED},
+    ],
+    "tools": [{"name": "weather", "description": "The weather.", "input_schema": SCHEMA}],
+    "metadata": {"user_id": json.dumps({"device_id": "0e0e23f0", "account_uuid": ""})},
+    "max_tokens": 32000,
+    "thinking": {"type": "adaptive"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "high"},
+    "stream": True,
+}
+SHORT = {
+    "/v1/responses": {**CODEX, "max_output_tokens": 8},
+    "/v1/messages?beta=true": {**CLAUDE_CODE, "max_tokens": 8},
+}
+
+
+@pytest.mark.parametrize("path", SHORT)
+def test_what_an_agent_sends_is_answered_with_a_whole_stream(server, path):
+    answer = server.post(path, SHORT[path])
+    assert answer.status_code == 200, answer.text
+    kinds = [line[7:] for line in answer.text.splitlines() if line.startswith("event: ")]
+    assert kinds[-1] in ("response.incomplete", "response.completed", "message_stop")
+    assert "error" not in kinds
+
+
+# Claude Code reads both numbers from the sentence, and Codex looks for the code.
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {**CODEX, "instructions": "Be brief. " * 2000}),
+        ("/v1/messages?beta=true", {**CLAUDE_CODE, "system": "Be brief. " * 2000}),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_told_as_agents_know_it(server, path, body):
+    answer = server.post(path, body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].lower().startswith("the prompt is too long: ")
+    assert "tokens > 2047 maximum" in error["message"]
+    code = error["code"] if path == "/v1/responses" else error["details"]["error_code"]
+    assert code == "context_length_exceeded"
