@@ -23,13 +23,18 @@ TEACHES = re.compile(
 )
 
 
-def cases_of(wrongs: Sequence[Wrong]) -> list[Any]:
-    """Parameters of a test; a task's third mistake and those after it are marked `exhaustive`."""
+def cases_of(wrongs: Sequence[Wrong], tried: int) -> list[Any]:
+    """Parameters of a test; all but the first few mistakes of a task are marked `exhaustive`.
+
+    Args:
+        wrongs: the mistakes.
+        tried: how many of a task are tried without it.
+    """
     count: Counter[str] = Counter()
     cases = []
     for wrong in wrongs:
         count[wrong.task] += 1
-        marks = [pytest.mark.exhaustive] if count[wrong.task] > 2 else []
+        marks = [pytest.mark.exhaustive] if count[wrong.task] > tried else []
         cases.append(pytest.param(wrong, marks=marks, id=str(wrong)))
     return cases
 

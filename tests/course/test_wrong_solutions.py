@@ -60,6 +60,6 @@ def test_a_day_s_first_mistake_is_caught(runner, tmp_path, wrong):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", cases_of(OTHERS))
+@pytest.mark.parametrize("wrong", cases_of(OTHERS, 2))
 def test_a_mistake_in_python_or_metal_is_caught(runner, tmp_path, wrong):
     assert_mistake_is_caught(runner, tmp_path / "mine", wrong)

@@ -86,7 +86,9 @@ def test_the_product(demo, draft, alone):
             assert found[number].text == expected.text, where
             assert found[number].finish_reason == expected.finish_reason, where
             assert found[number].logprobs == expected.logprobs, where
-        assert found_logits.keys() == logits.keys()
+        # Guesses may go on behind an answer's end.
+        assert found_logits.keys() >= logits.keys()
+        assert case["guess"] or found_logits.keys() == logits.keys()
         for key, row in logits.items():
             np.testing.assert_array_equal(found_logits[key], row, err_msg=f"{key} with {case}")
         hits += sum(output.num_cached_tokens for output in found.values())

@@ -347,12 +347,12 @@ def test_what_does_not_compile_runs_on_the_cpu_and_is_said_once(capfd):
 SHORT = ["--min-input-len", "4", "--max-input-len", "8", "--min-output-len", "2"]
 SHORT += ["--max-output-len", "4"]
 COMMANDS = {
-    "main": (["main", "--prompt", QUESTIONS[0], "--max-tokens", "4"], "A cat has"),
+    "main": (["main", "--prompt", QUESTIONS[0], "--max-tokens", "4"], "A cat catches"),
     "week 3": (
         ["main", "--loader", "week3", "--prompt", QUESTIONS[0], "--max-tokens", "4"],
         "A cat",
     ),
-    "chat": (["chat", "--max-tokens", "4"], "A cat has"),
+    "chat": (["chat", "--max-tokens", "4"], "A cat catches"),
     "batch": (["batch", "--model", "demo-draft", "--batch-size", "8", "--max-tokens", "2"], "16"),
     "bench": (["bench", "--num-seqs", "2", "--batch-size", "2", *SHORT], "tokens/s"),
     "check": (["check"], "an emulator of"),
