@@ -26,6 +26,11 @@ IN_THE_WHEEL = (
     "licenses/LICENSE",
     "entry_points.txt",
 )
+# The extension is compiled anew, and nobody will measure it.
+SOONER = (
+    "-Ccmake.define.CMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
+    "-Ccmake.define.TINY_LLM_KERNEL_OPTIMIZATION=-O1",
+)
 QUESTION = ("--model", "demo", "--prompt", "What is the capital of France?")
 
 
@@ -61,7 +66,7 @@ def check(folder: Path) -> None:
     check_sdist(sdist)
     print(f"{sdist.name}: {sdist.stat().st_size / 1e6:.1f} MB")
     run("uv", "build", "--wheel", "--python", sys.executable, "--out-dir", str(folder), str(sdist),
-        cwd=folder)  # fmt: skip
+        *SOONER, cwd=folder)  # fmt: skip
     wheel = next(folder.glob("*.whl"))
     check_wheel(wheel, next((folder / "direct").glob("*.whl")))
     print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")

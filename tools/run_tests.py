@@ -1,6 +1,6 @@
 """`pdm run test`: a quick run over everything, all tests, or those of one day of the course.
 
-    pdm run test                            every layer, on all cores, in a few minutes
+    pdm run test                            every layer, on up to four cores, in a few minutes
     pdm run test --all                      all tests, as CI runs them
     pdm run test --week 1 --day 3           one day's
     pdm run test --week 1 --day 3 -- -k task_2
@@ -76,9 +76,7 @@ def main() -> int:
         if not args.all and not has_flag(rest, "-m", "-k"):
             rest = ["-m", REST if args.rest else QUICK, *rest]
         # A file's tests may need one another. The long files come first: they keep their order.
-        # One process more than there are cores, up to four: some tests wait.
-        workers = ["-n", str(min(4, num_cores() + 1)), "--dist", "loadfile"]
-        workers.append("--no-loadscope-reorder")
+        workers = ["-n", str(min(4, num_cores())), "--dist", "loadfile", "--no-loadscope-reorder"]
         rest = [*workers, *rest]
     command = [sys.executable, "-m", "pytest", *rest]
     os.execve(sys.executable, command, environment(tree))

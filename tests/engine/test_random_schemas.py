@@ -134,7 +134,7 @@ def test_a_few_schemas(llm):
 
 @pytest.mark.slow
 def test_many_schemas(llm, exhaustive):
-    count = 1000 if exhaustive else 300
+    count = 1000 if exhaustive else 150
     num_complete, num_refused = check(llm, range(count))
     print(f"{num_complete} complete, {num_refused} refused")
     assert num_complete >= 0.8 * count

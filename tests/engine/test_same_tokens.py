@@ -61,13 +61,15 @@ PRODUCT = [
         (False, True),
     )
 ]
+# Any two values of two parameters come together in it.
+HALF = [case for number, case in enumerate(PRODUCT) if number.bit_count() % 2]
 
 
 @pytest.mark.slow
-def test_the_product(demo, draft, alone):
+def test_the_product(demo, draft, alone, exhaustive):
     outputs, logits = alone
     hits = preemptions = accepted = 0
-    for case in PRODUCT:
+    for case in PRODUCT if exhaustive else HALF:
         llm = build(
             demo,
             case["tokens"],
@@ -95,9 +97,9 @@ def test_the_product(demo, draft, alone):
         preemptions += llm.scheduler.num_preemptions
         accepted += llm.runner.statistics.accepted
     # All of it did happen.
-    assert hits > 500
-    assert preemptions > 20
-    assert accepted > 200
+    assert hits > 250
+    assert preemptions > 10
+    assert accepted > 100
 
 
 @pytest.mark.parametrize("tokens", [TIGHT_TOKENS, AMPLE_TOKENS])
