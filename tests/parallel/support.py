@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tiny_llm.models.parallel.ring import free_addresses
+
+SECONDS = 10.0  # in which a group has ended that has lost a rank
 
 # Answers without end; each line says that an answer is there.
 ANSWERING = """
@@ -74,6 +78,31 @@ def mlx_launch(*command: str) -> Iterator[subprocess.Popen[str]]:
         finally:
             process.kill()
             process.communicate()
+
+
+# Which rank of a launcher's is lost, and how. The first is tried always.
+LOSSES = [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)]
+
+
+def lose_rank(launcher: subprocess.Popen[str], rank: int, number: signal.Signals) -> None:
+    """Has one of two launched ranks of `chat` get a signal after an answer; both are to end.
+
+    Args:
+        launcher: has started them, and nothing else.
+        rank: which one.
+        number: of the signal.
+    """
+    assert launcher.stdin is not None
+    assert launcher.stdout is not None
+    launcher.stdin.write("What is RoPE?\n")
+    launcher.stdin.flush()
+    assert launcher.stdout.readline()  # the answer: both ranks are connected
+    ranks = children_of(launcher.pid)
+    assert len(ranks) == 2
+    os.kill(ranks[rank], number)
+    lost = time.monotonic()
+    assert wait_until_gone(ranks, SECONDS), (rank, number)
+    print(f"rank {rank}, {number.name}: gone after {time.monotonic() - lost:.2f} s")
 
 
 def end_of_group(program: subprocess.Popen[str], seconds: float) -> tuple[int, str]:

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.parallel.support import (
+    LOSSES,
+    SECONDS,
     children_of,
     end_of_group,
+    lose_rank,
     mlx_launch,
     start_and_see_ranks,
     start_group,
     wait_until_gone,
 )
-
-SECONDS = 10.0
 
 
 @pytest.mark.parametrize(
@@ -95,19 +96,9 @@ def test_ranks_killed_at_random_moments(exhaustive):
 @pytest.mark.slow
 def test_launched_ranks_end_together(exhaustive):
     """Neither rank has started the other; `-- --exhaustive` stops them as well."""
-    cases = [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)]
-    for rank, number in cases if exhaustive else cases[:1]:
+    for rank, number in LOSSES if exhaustive else LOSSES[:1]:
         with mlx_launch("chat", "--model", "demo", "--device", "cpu") as launcher:
-            assert launcher.stdin is not None
-            assert launcher.stdout is not None
-            launcher.stdin.write("What is RoPE?\n")
-            launcher.stdin.flush()
-            assert launcher.stdout.readline()  # the answer: both ranks are connected
-            ranks = children_of(launcher.pid)
-            os.kill(ranks[rank], number)
-            lost = time.monotonic()
-            assert wait_until_gone(ranks, SECONDS), (rank, number)
-            print(f"rank {rank}, {number.name}: gone after {time.monotonic() - lost:.2f} s")
+            lose_rank(launcher, rank, number)
 
 
 def test_children_are_found():

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.support import children_of, wait_until_gone
+from tests.parallel.support import LOSSES, lose_rank
 from tiny_llm import UserError
 from tiny_llm.models.parallel import meeting, mpi
 from tiny_llm.models.parallel.meeting import COLLECTIVES, Meeting
@@ -61,26 +60,29 @@ def test_two_ranks_have_the_same_bits_over_mpi_as_over_the_ring():
     assert not Path(shared).exists()  # mpirun and the ranks are gone
 
 
-def test_without_mpi_ranks_meet_in_the_ring(monkeypatch, tmp_path):
+@pytest.fixture
+def broken_mpirun(tmp_path):
+    """A launcher that says why it starts nothing."""
+    file = tmp_path / "mpirun"
+    file.write_text("#!/bin/sh\necho no host; exit 1\n")
+    file.chmod(0o755)
+    return file
+
+
+def test_without_mpi_ranks_meet_in_the_ring(monkeypatch, broken_mpirun):
     monkeypatch.delenv(COLLECTIVES, raising=False)
     monkeypatch.setattr(mpi, "mpirun", lambda: None)
     assert [list(place) for place in Meeting(2).places()] == [["ring"]] * 2
-    broken = tmp_path / "mpirun"
-    broken.write_text("#!/bin/sh\necho no host; exit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setattr(mpi, "mpirun", lambda: broken)
+    monkeypatch.setattr(mpi, "mpirun", lambda: broken_mpirun)
     assert [list(place) for place in Meeting(3).places()] == [["ring"]] * 3
 
 
-def test_what_was_asked_for_and_is_not_there_is_refused(monkeypatch, tmp_path):
+def test_what_was_asked_for_and_is_not_there_is_refused(monkeypatch, broken_mpirun):
     monkeypatch.setenv(COLLECTIVES, "mpi")
     monkeypatch.setattr(mpi, "mpirun", lambda: None)
     with pytest.raises(UserError, match=r"needs: pip install 'tiny-llm\[mpi\]'"):
         Meeting(2)
-    broken = tmp_path / "mpirun"
-    broken.write_text("#!/bin/sh\necho no host; exit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setattr(mpi, "mpirun", lambda: broken)
+    monkeypatch.setattr(mpi, "mpirun", lambda: broken_mpirun)
     with pytest.raises(UserError, match="mpirun did not start: no host"):
         Meeting(2).places()
     monkeypatch.setenv(COLLECTIVES, "smoke")
@@ -107,10 +109,9 @@ def test_a_place_ends_and_tidies_up_when_rank_0_is_gone(tmp_path):
 
 def mpirun(*command: str) -> "subprocess.Popen[str]":
     """`tiny-llm` on two ranks."""
-    as_root = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
     return subprocess.Popen(
         [str(mpi.mpirun()), "-n", "2", sys.executable, "-m", "tiny_llm", *command],
-        env={**os.environ, **as_root},
+        env={**os.environ, **mpi.AS_ROOT},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -134,20 +135,9 @@ def test_ranks_of_mpirun_answer_and_end():
 @needs_mpi
 @pytest.mark.slow
 def test_ranks_of_mpirun_end_together(exhaustive):
-    cases = [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)]
-    for rank, number in cases if exhaustive else cases[:1]:
+    for rank, number in LOSSES if exhaustive else LOSSES[:1]:
         launcher = mpirun("chat", "--model", "demo", "--device", "cpu")
-        assert launcher.stdin is not None
-        assert launcher.stdout is not None
-        launcher.stdin.write("What is RoPE?\n")
-        launcher.stdin.flush()
-        assert launcher.stdout.readline()  # the answer: both ranks are connected
-        ranks = children_of(launcher.pid)
-        assert len(ranks) == 2
-        os.kill(ranks[rank], number)
-        lost = time.monotonic()
-        assert wait_until_gone(ranks, 10), (rank, number)
-        print(f"rank {rank}, {number.name}: gone after {time.monotonic() - lost:.2f} s")
+        lose_rank(launcher, rank, number)
         _, errors = launcher.communicate(timeout=10)
         assert launcher.returncode != 0
         if rank == 1:

@@ -209,8 +209,7 @@ class LaunchedGroup(RankGroup):
         self._lifeline.kill()  # this process ends, in its own time
 
     def _wait(self) -> None:
-        if _backend(os.environ) == "mpi":
-            mpi.leave()  # the others do so as well; if one cannot, the lifeline ends this process
+        mpi.leave()  # the others do so as well; if one cannot, the lifeline ends this process
         self._kill()
 
 
@@ -233,5 +232,4 @@ def launched_worker() -> Worker:
     with opened["first"] as first:
         _lifeline(first)
     opened["own"].detach()  # open until this process ends
-    leave = mpi.leave if _backend(os.environ) == "mpi" else None
-    return Worker(ring, channel, watch_rank_0(opened["beats"]), leave)
+    return Worker(ring, channel, watch_rank_0(opened["beats"]), mpi.leave)

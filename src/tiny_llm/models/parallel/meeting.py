@@ -106,13 +106,12 @@ class _Mpirun:
             self._process = self._start(said)
 
     def _start(self, said: IO[bytes]) -> "subprocess.Popen[bytes]":
-        as_root = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
         return subprocess.Popen(
             [
                 *(str(mpi.mpirun()), "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"),
                 *("-n", str(self._size), sys.executable, "-I", "-S", str(PLACE), self._folder),
             ],
-            env={**os.environ, **as_root, "TMPDIR": self._folder},
+            env={**os.environ, **mpi.AS_ROOT, "TMPDIR": self._folder},
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=subprocess.STDOUT,

@@ -22,6 +22,9 @@ LIBRARY = "MLX_MPI_LIBNAME"  # where MLX looks it up
 # Ranks of one machine need neither networks nor their drivers, which take a second to look for.
 ON_ONE_MACHINE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
 
+# The variables without which `mpirun` refuses to start anything for root.
+AS_ROOT = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
+
 # A rank that waits lets others have the core between two looks. Without that, ranks on busy cores
 # wait for each other for as long as the scheduler lets them look in vain.
 YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
@@ -100,5 +103,9 @@ def can_add(ranks: Ring) -> bool:
 
 
 def leave() -> None:
-    """Says to `mpirun` that this process ends as it should. All ranks call it; nothing follows."""
-    ctypes.CDLL(library() or "libmpi.so").MPI_Finalize()
+    """Says to `mpirun` that this process ends as it should, if it has joined; nothing follows.
+
+    All ranks call it.
+    """
+    if _joined is not None:
+        ctypes.CDLL(library() or "libmpi.so").MPI_Finalize()
