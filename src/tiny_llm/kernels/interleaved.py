@@ -16,7 +16,7 @@ import functools
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -26,6 +26,10 @@ from .floating_point import E2M1, exponents_of
 
 LINE = 64  # bytes
 PARTS = ("weight", "scales", "biases")
+
+T = TypeVar("T")
+# What is known of arrays, by their ids; an id may come again once its array is gone.
+Notes: TypeAlias = dict[int, tuple[weakref.ref[mx.array], T]]
 
 
 def interleave(matrix: mx.array, rows: int) -> mx.array:
@@ -111,6 +115,12 @@ def lay_out(mlx_model: Any) -> Any:
     return laid_out
 
 
+def _noted(notes: Notes[T], array: mx.array) -> T | None:
+    """What was noted of an array; None if that is nothing, or was of one that is gone."""
+    reference, note = notes.get(id(array), (None, None))
+    return note if reference is not None and reference() is array else None
+
+
 class InFiles:
     """Where the arrays of a model that were not read yet lie in files.
 
@@ -118,8 +128,8 @@ class InFiles:
     """
 
     def __init__(self) -> None:
-        self._places: dict[int, tuple[weakref.ref[mx.array], tuple[Path, int]]] = {}
-        self._readers: dict[int, tuple[weakref.ref[mx.array], Callable[[], mx.array]]] = {}
+        self._places: Notes[tuple[Path, int]] = {}
+        self._readers: Notes[Callable[[], mx.array]] = {}
 
     def add(self, array: mx.array, file: Path, begin: int) -> None:
         """Notes that a lazy array is stored by row in a file, from its byte `begin` on."""
@@ -131,9 +141,8 @@ class InFiles:
 
     def read(self, array: mx.array) -> mx.array:
         """An array's numbers, read now if it is known how; itself if that is not."""
-        reference, read = self._readers.get(id(array), (None, None))
-        known = read is not None and reference is not None and reference() is array
-        return read() if known else array  # type: ignore[misc]
+        read = _noted(self._readers, array)
+        return array if read is None else read()
 
     def fill(self, module: Any) -> None:
         """Puts what was read in the place of a module's arrays that were not."""
@@ -144,8 +153,7 @@ class InFiles:
 
     def place_of(self, array: mx.array) -> tuple[Path, int] | None:
         """The file of an array, and the byte where it begins; None if that is not known."""
-        reference, place = self._places.get(id(array), (None, None))
-        return place if reference is not None and reference() is array else None
+        return _noted(self._places, array)
 
 
 class InterleavedMemory:
