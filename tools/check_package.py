@@ -15,6 +15,8 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tools.course.build import LESS_OPTIMIZED
+
 ROOT = Path(__file__).resolve().parents[1]
 SDIST_LIMIT = 12_000_000  # bytes; the models that ship take half of it
 SDIST_FOLDERS = {"src"}
@@ -26,11 +28,8 @@ IN_THE_WHEEL = (
     "licenses/LICENSE",
     "entry_points.txt",
 )
-# The extension is compiled anew, and nobody will measure it.
-SOONER = (
-    "-Ccmake.define.CMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
-    "-Ccmake.define.TINY_LLM_KERNEL_OPTIMIZATION=-O1",
-)
+# The extension is compiled anew, and nobody will measure it. CMake's -D, as uv passes it on.
+SOONER = tuple(f"-Ccmake.define.{option.removeprefix('-D')}" for option in LESS_OPTIMIZED)
 QUESTION = ("--model", "demo", "--prompt", "What is the capital of France?")
 
 
