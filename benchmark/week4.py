@@ -1,0 +1,135 @@
+"""What each day of Week 4 gains: tokens per second with the kernels of one day after another.
+
+    python -m benchmark.week4 --model FOLDER
+
+The kernels are the solution's of each day, chosen by the variables that the chapters name; all else
+is Week 2's model. For each metric one process a day runs, all but one of them stopped, and they
+take turns. What the plain loops do not finish within --limit is shown as less than that allows.
+"""
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .metrics import METRICS, Metric, names
+from .systems.client import WorkerError, WorkerProcess, exit_on_sigterm
+from .timing import Times
+
+
+@dataclass(frozen=True)
+class Day:
+    """What a learner has at a day's end.
+
+    Attributes:
+        name: as in the book.
+        product: of `quantized_matmul`: `TINY_LLM_PRODUCT`.
+        others: the variables of what lies between the products; ours where they are not set.
+    """
+
+    name: str
+    product: str
+    others: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """A process's, with this day's kernels."""
+        product = {"TINY_LLM_PRODUCT": self.product} if self.product else {}
+        kept = {name: text for name, text in os.environ.items() if name not in OURS}
+        return {**kept, **product, **self.others}
+
+
+LOOPS = {"TINY_LLM_FUSED": "loops", "TINY_LLM_ATTENTION": "loops", "TINY_LLM_RECORDING": "off"}
+NOT_FUSED = {name: text for name, text in LOOPS.items() if name != "TINY_LLM_FUSED"}
+OURS = {"TINY_LLM_PRODUCT", *LOOPS}
+
+DAYS = [
+    Day("Week 3's end", "loops", LOOPS),
+    Day("4.2, factored", "factored", LOOPS),
+    Day("4.2, vectors", "vectors", LOOPS),
+    Day("4.3", "fetched", LOOPS),
+    Day("4.4", "panels", LOOPS),
+    Day("4.5", "panels", NOT_FUSED),
+    Day("4.6", "panels", {"TINY_LLM_ATTENTION": "split", "TINY_LLM_RECORDING": "off"}),
+    Day("4.7", "panels", {"TINY_LLM_ATTENTION": "split"}),
+    Day("the solution's fastest", ""),
+]
+CHOSEN = ["prefill-512", "decode-128", "decode-4096", "decode-128-batch-4"]
+
+
+def in_turns(model: Path, metric: Metric, rounds: int, limit_s: float) -> dict[str, Times | None]:
+    """Seconds by day; None for one that takes longer than the limit."""
+    workers: dict[str, WorkerProcess] = {}
+    seconds: dict[str, list[float]] = {day.name: [] for day in DAYS}
+    slow: set[str] = set()
+    try:
+        for day in DAYS:
+            arguments = [str(model.resolve())]
+            workers[day.name] = WorkerProcess(
+                sys.executable, "tiny_llm_worker", arguments, environment=day.environment
+            )
+        for number in range(rounds):
+            for name in list(workers)[:: 1 if number % 2 == 0 else -1]:
+                try:
+                    reply = workers[name].ask(metric.request, limit_s)
+                except WorkerError:  # it is gone
+                    del workers[name]
+                    slow.add(name)
+                    continue
+                seconds[name].append(reply["seconds"])
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return {name: None if name in slow else Times.of(taken) for name, taken in seconds.items()}
+
+
+def cell(metric: Metric, times: Times | None, limit_s: float) -> str:
+    """Tokens per second, as they stand in the table."""
+    if times is None:
+        return f"< {metric.tokens_per_second(limit_s):.1f}"
+    speed = metric.tokens_per_second(times.median)
+    return f"{speed:,.0f}" if speed >= 100 else f"{speed:.1f}"
+
+
+def main() -> int:
+    """Prints a table of tokens per second and ends in one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", type=Path, required=True, help="a checkpoint's folder")
+    known = [name for name, metric in METRICS.items() if metric.kind != "load"]
+    add("--metrics", type=names(known), default=CHOSEN, metavar="NAME,…", help=", ".join(known))
+    add("--rounds", type=int, default=3)
+    add("--limit", type=float, default=60, help="seconds that a measurement may take")
+    args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error(f"--rounds is {args.rounds}; it must be at least 1.")
+    exit_on_sigterm()
+    figures: dict[str, dict[str, Times | None]] = {}
+    try:
+        for name in args.metrics:
+            figures[name] = in_turns(args.model, METRICS[name], args.rounds, args.limit)
+            print(f"{METRICS[name].label}: measured", file=sys.stderr)
+    except WorkerError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("| tokens/s | " + " | ".join(METRICS[name].label for name in figures) + " |")
+    print("|---|" + "---:|" * len(figures))
+    for day in DAYS:
+        cells = [
+            cell(METRICS[name], times[day.name], args.limit) for name, times in figures.items()
+        ]
+        print(f"| {day.name} | " + " | ".join(cells) + " |")
+    medians = {
+        name: {day: None if one is None else one.median for day, one in times.items()}
+        for name, times in figures.items()
+    }
+    print("\n" + json.dumps({"rounds": args.rounds, "limit_s": args.limit, "seconds": medians}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

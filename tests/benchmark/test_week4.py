@@ -1,0 +1,44 @@
+"""The kernels of each day of Week 4, chosen by its variables."""
+
+import json
+import sys
+
+import mlx.core as mx
+import pytest
+
+from benchmark import week4
+from benchmark.metrics import METRICS
+from benchmark.timing import Times
+from tiny_llm import kernels
+from tiny_llm.demo import TARGET_PATH
+
+
+@pytest.mark.parametrize("day", week4.DAYS, ids=lambda day: day.name)
+def test_a_day_s_variables_name_kernels_that_there_are(monkeypatch, day):
+    monkeypatch.setenv("TINY_LLM_PRODUCT", "loops")  # the user's own
+    environment = day.environment
+    assert environment["PATH"]
+    assert environment.get("TINY_LLM_PRODUCT", "") == day.product
+    monkeypatch.delenv("TINY_LLM_PRODUCT")
+    for name in week4.OURS & environment.keys():
+        monkeypatch.setenv(name, environment[name])
+    x = mx.ones((1, 2, 3, 16), dtype=mx.bfloat16)
+    mx.eval(kernels.flash_attention(x, x, x), kernels.rms_norm(x, x[0, 0, 0], 1e-6))
+
+
+def test_days_take_turns(monkeypatch, capsys):
+    monkeypatch.setattr(week4, "DAYS", [week4.DAYS[3], week4.DAYS[-1]])
+    chosen = ["--model", str(TARGET_PATH), "--metrics", "decode-128", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["week4", *chosen])
+    assert week4.main() == 0
+    *table, _, last = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in table[2:]] == [day.name for day in week4.DAYS]
+    seconds = json.loads(last)["seconds"]["decode-128"]
+    assert all(value > 0 for value in seconds.values())
+
+
+def test_what_takes_too_long_is_a_bound():
+    prompt = METRICS["prefill-512"]
+    assert week4.cell(prompt, None, 64) == "< 8.0"
+    assert week4.cell(prompt, Times.of([0.25, 0.5, 0.125]), 64) == "2,048"
+    assert week4.cell(METRICS["decode-128-batch-4"], Times.of([0.1]), 64) == "40.0"
