@@ -114,7 +114,8 @@ void load_rows(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group
     }
 }
 
-/// Key s and its value: k and v. CHECKS: a row may not see it, or there is a mask.
+/// Key s and its value: k and v. CHECKS: a row may not see it, or there is a mask. The same bits
+/// either way, so what is fused is not left to a compiler.
 template <bool CHECKS, int ROWS, int PER, typename Source>
 void attend_to_key(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group,
                    thread const Source& source, int first_row, int s, thread const float* k,
@@ -126,7 +127,7 @@ void attend_to_key(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& g
         }
         float score = 0;
         for (int i = 0; i < PER; i++) {
-            score += of.q[r][i] * k[i];
+            score = fma(of.q[r][i], k[i], score);
         }
         score = simd_sum(score) * group.scale;
         if (CHECKS && source.masks()) {
@@ -136,9 +137,9 @@ void attend_to_key(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& g
         const float larger = max(of.largest[r], score);
         const float factor = rescale(of.largest[r], larger), weight = weight_of(score, larger);
         of.largest[r] = larger;
-        of.sum[r] = of.sum[r] * factor + weight;
+        of.sum[r] = fma(of.sum[r], factor, weight);
         for (int i = 0; i < PER; i++) {
-            of.o[r][i] = of.o[r][i] * factor + weight * v[i];
+            of.o[r][i] = fma(of.o[r][i], factor, weight * v[i]);
         }
     }
 }
