@@ -26,7 +26,7 @@ template <typename T, int BITS, int BN, int THREADS>
 struct WeightStager {
     typedef vec<ushort, UNPACKED * BITS / 16> Packed;
     enum {
-        PER_SHORT = 16 / BITS,
+        PER_BYTE = 8 / BITS,
         AT_ONCE = THREADS * UNPACKED / TILE_K,  // rows
         ROUNDS = BN / AT_ONCE,
     };
@@ -52,11 +52,12 @@ struct WeightStager {
     void stage() thread {
         for (int round = 0; round < ROUNDS; round++) {
             const Packed packed = *(device const Packed*)from[round];
+            thread const uchar* bytes = (thread const uchar*)&packed;
             for (int v = 0; v < UNPACKED; v += 4) {
                 vec<T, 4> four;
                 for (int i = 0; i < 4; i++) {
-                    const uint one = 1u << ((v + i) % PER_SHORT * BITS);
-                    const uint bits = packed[(v + i) / PER_SHORT] & (one << BITS) - one;
+                    const uint one = 1u << ((v + i) % PER_BYTE * BITS);
+                    const uint bits = bytes[(v + i) / PER_BYTE] & ((one << BITS) - one);
                     four[i] = T(float(bits) * (1.0f / float(one)));
                 }
                 *(threadgroup vec<T, 4>*)(to + round * AT_ONCE * tile_stride<T>() + v) = four;
