@@ -132,6 +132,13 @@ def instruction_set(
 
 
 @pytest.fixture(autouse=True)
+def _fails_on_faults_of_the_gpu() -> Iterator[None]:
+    """TINY_LLM_EMULATED_METAL=1: a fault fails the test that meets it, whatever catches it."""
+    yield
+    assert not kernels.found_faults(), "the emulated GPU found faults; stderr has them"
+
+
+@pytest.fixture(autouse=True)
 def _seed() -> None:
     """Every test draws the same random numbers, alone or with others."""
     mx.random.seed(20_251_121)

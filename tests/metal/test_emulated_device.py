@@ -210,6 +210,7 @@ def test_overwriting_what_others_refer_to_is_a_fault(gpu):
     written = kernels.cache_write(buffer, tokens, [0], overwrite=True)
     with pytest.raises(RuntimeError, match="overwrites input 0, to which another array"):
         mx.eval(written)
+    assert "overwrites input 0" in gpu.take_faults()[0]
 
 
 # --- models ----------------------------------------------------------------------------------
@@ -380,6 +381,7 @@ def test_commands_without_a_metal_compiler(name, tmp_path):
         env={**os.environ, "TINY_LLM_EMULATED_METAL": "1", "PATH": str(tools), "COLUMNS": "200"},
     )
     assert wanted in result.stdout, result.stderr
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.slow

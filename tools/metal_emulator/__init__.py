@@ -2,7 +2,7 @@
 
 from .counts import Counts
 from .device import Device, emulated_gpu
-from .errors import Diagnostic, MetalError, MetalFault, ToolMissingError
+from .errors import Diagnostic, MetalError, MetalFault, ToolMissingError, UnreportedFaultError
 from .library import Launch, Library
 from .toolchain import has_clang
 
@@ -15,6 +15,7 @@ __all__ = [
     "MetalError",
     "MetalFault",
     "ToolMissingError",
+    "UnreportedFaultError",
     "emulated_gpu",
     "has_clang",
 ]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from .arguments import FLOATS, Memory, Parameter, fits
 from .compiler import BUILD, MODES
-from .errors import MetalError, MetalFault
+from .errors import MetalError, MetalFault, UnreportedFaultError
 from .library import MAX_THREADS, Library
 from .process import ORDERS
 
@@ -39,6 +39,8 @@ class Device:
             operation's inputs for that time.
         max_threads: how many threads a threadgroup may have, as a pipeline says of itself.
         launches: how many commands of each kernel ran so far.
+        faults: what was wrong with operations so far, a sentence each. Each was raised too, but
+            whoever evaluates a graph may catch it: an engine ends one request with it and goes on.
     """
 
     extension: Any
@@ -48,6 +50,7 @@ class Device:
     delay: int = 0
     max_threads: int = MAX_THREADS
     launches: dict[str, int] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
     _libraries: dict[str, Library] = field(default_factory=dict)
     _arithmetic: int = field(init=False)
 
@@ -72,7 +75,7 @@ class Device:
     def attach(self) -> None:
         """Operations of the extension on `stream()` run here from now on."""
         self.extension.metal.emulator.set_delay(self.delay)
-        self.extension.metal.emulator.attach(self.compile, self.run)
+        self.extension.metal.emulator.attach(self.compile, self.run, self.remember)
 
     def detach(self) -> None:
         """There is no GPU any more."""
@@ -117,6 +120,25 @@ class Device:
             _check_hazards(between_barriers, self._written)
             for command in self._ordered(between_barriers):
                 self._launch(command)
+
+    def remember(self, operation: str, why: str) -> None:
+        """An operation did not run: why, with a traceback before what `run` raised."""
+        _, _, sentence = why.rpartition(f"{MetalFault.__name__}: ")
+        self.faults.append(f"{operation}: {sentence}")
+
+    def take_faults(self) -> list[str]:
+        """The faults so far, which the caller reports; they are forgotten."""
+        taken, self.faults = self.faults, []
+        return taken
+
+    def check_faults(self) -> None:
+        """To be called at the end, whatever caught the faults when they were raised.
+
+        Raises:
+            UnreportedFaultError: there were some, and `take_faults` was not called.
+        """
+        if self.faults:
+            raise UnreportedFaultError(self.take_faults())
 
     def _written(self, command: dict[str, Any]) -> set[int]:
         parameters = self._libraries[command["library"]].parameters(command["kernel"])
@@ -232,10 +254,15 @@ def _array_at(address: int, size: int, dtype: str) -> NDArray[np.generic]:
 
 @contextmanager
 def emulated_gpu(extension: Any, **settings: Any) -> Iterator[Device]:
-    """A device for the time of a `with` block; `settings` are its attributes."""
+    """A device for the time of a `with` block; `settings` are its attributes.
+
+    Raises:
+        UnreportedFaultError: at the end, if there were faults that the block did not take.
+    """
     device = Device(extension, **settings)
     device.attach()
     try:
         yield device
     finally:
         device.detach()
+    device.check_faults()

@@ -64,3 +64,16 @@ class MetalFault(Exception):  # noqa: N818 – a fault of the kernel, the field'
         place = f"{file}:{line}: " if file else ""
         advice = f"\n  {ADVICE[kind]}" if kind in ADVICE else ""
         super().__init__(f"{place}{kind} in {kernel}: {message}.{advice}")
+
+
+FAULTS_SHOWN = 5
+
+
+class UnreportedFaultError(Exception):
+    """Faults on an emulated GPU that somebody caught; `faults` has a sentence for each."""
+
+    def __init__(self, faults: list[str]):
+        self.faults = faults
+        shown = "\n".join(faults[:FAULTS_SHOWN])
+        count = f"{len(faults)} of them" if len(faults) > 1 else "one"
+        super().__init__(f"faults on the emulated GPU ({count}), whoever caught them:\n{shown}")

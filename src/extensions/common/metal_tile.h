@@ -82,10 +82,10 @@ struct RowStager {
     };
     static_assert(ROUNDS * AT_ONCE == ROWS, "threads copy whole rows, several times");
 
-    device const T* from;  // this thread's next numbers in its first row
-    threadgroup T* to;     // and their place
-    long row[ROUNDS];      // numbers from there to its row in each round
-    int end[ROUNDS];       // of that row: where the thread would begin behind the last number
+    device const T* from[ROUNDS];  // this thread's next numbers in each round's row
+    bool has[ROUNDS];              // whether there is that row
+    threadgroup T* to;             // the place of the first round's numbers
+    int left;                      // numbers from this thread's first on
 
     /// rows: the first row's first number, row_stride numbers from one row to the next.
     /// repeats: beyond the last row that one is staged again, instead of zeros. Nothing uses such
@@ -94,39 +94,38 @@ struct RowStager {
               int numbers_left, uint thread_index, bool repeats = false) thread {
         const int first = int(thread_index) / (TILE_K / NUMBERS);
         const int column = int(thread_index) % (TILE_K / NUMBERS) * NUMBERS;
-        const int most = repeats ? rows_left - 1 : ROWS;
-        from = rows + min(first, most) * row_stride + column;
-        to = tile + first * tile_stride<T>() + column;
         for (int round = 0; round < ROUNDS; round++) {
-            const int own = first + round * AT_ONCE;
-            row[round] = (min(own, most) - min(first, most)) * row_stride;
-            end[round] = repeats || own < rows_left ? numbers_left - column : 0;
+            const int row = first + round * AT_ONCE;
+            from[round] = rows + min(row, rows_left - 1) * row_stride + column;
+            has[round] = repeats || row < rows_left;
         }
+        to = tile + first * tile_stride<T>() + column;
+        left = numbers_left - column;
     }
 
     /// The next TILE_K numbers, which come after `done` others. sums, if wanted: ROUNDS of them;
     /// what this thread copies in each round is added.
     void stage(int done, thread float* sums = nullptr) thread {
+        const bool goes_on = done < left;
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
-            device const T* next = round == 0 ? from : from + row[round];
             threadgroup T* place = to + round * AT_ONCE * tile_stride<T>();
             T numbers[NUMBERS];
             if (WHOLE) {
                 thread uint4& all = reinterpret_cast<thread uint4&>(numbers);
-                all = done < end[round] ? *(device const uint4*)next : uint4(0, 0, 0, 0);
+                all = has[round] && goes_on ? *(device const uint4*)from[round] : uint4(0, 0, 0, 0);
                 *(threadgroup uint4*)place = all;
             } else {
                 for (int i = 0; i < NUMBERS; i++) {
-                    numbers[i] = done + i < end[round] ? next[i] : T(0.0f);
+                    numbers[i] = has[round] && done + i < left ? from[round][i] : T(0.0f);
                     place[i] = numbers[i];
                 }
             }
             for (int i = 0; sums != nullptr && i < NUMBERS; i++) {
                 sums[round] += float(numbers[i]);
             }
+            from[round] += TILE_K;
         }
-        from += TILE_K;
     }
 };
 
@@ -206,25 +205,25 @@ struct TileSums {
         const Place place(lane);
         const int row = first_row + place.row, column = first_column + place.column;
         out += row * O + column;
-        if (rows_left >= BM && columns_left >= BN) {
-            store_some<true>(out, O, 0, 0);
+        if (columns_left >= BN) {
+            store_rows<true>(out, O, rows_left - row, BN);
         } else {
-            store_some<false>(out, O, rows_left - row, columns_left - column);
+            store_rows<false>(out, O, rows_left - row, columns_left - column);
         }
     }
 
-    /// out: where this lane's first number goes. All of them do if ALL.
-    template <bool ALL, typename U>
-    void store_some(device U* out, long O, int rows_left, int columns_left) thread {
+    /// out: where this lane's first number goes. WHOLE: all numbers of a row do.
+    template <bool WHOLE, typename U>
+    void store_rows(device U* out, long O, int rows_left, int columns_left) thread {
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
 #pragma unroll
-            for (int c = 0; c < COLUMNS; c++) {
+            for (int c = 0; c < COLUMNS && r * 8 < rows_left; c++) {
                 const float2 pair = elements(total[r][c]);
-                if (ALL || (r * 8 < rows_left && c * 8 < columns_left)) {
+                if (WHOLE || c * 8 < columns_left) {
                     out[c * 8] = U(pair.x);
                 }
-                if (ALL || (r * 8 < rows_left && c * 8 + 1 < columns_left)) {
+                if (WHOLE || c * 8 + 1 < columns_left) {
                     out[c * 8 + 1] = U(pair.y);
                 }
             }

@@ -117,7 +117,7 @@ void bind_emulator(nb::module_& parent) {
     nb::module_ m = parent.def_submodule("emulator", "What stands in for a GPU without Metal.");
     m.def(
         "attach",
-        [](nb::object compile, nb::object run_commands) {
+        [](nb::object compile, nb::object run_commands, nb::object failed) {
             auto& emulator = gpu::device(mx::Device::gpu).emulator;
             gpu::device(mx::Device::gpu).clear_libraries();
             metal::forget_libraries();
@@ -133,14 +133,21 @@ void bind_emulator(nb::module_& parent) {
             emulator.run = [runner](const std::vector<gpu::Command>& commands) {
                 run(runner, commands);
             };
+            emulator.failed = [failed](const std::string& operation, const std::string& why) {
+                nb::gil_scoped_acquire gil;
+                if (!failed.is_none()) {
+                    failed(operation, why);
+                }
+            };
         },
-        "compile"_a.none(), "run"_a.none(),
-        R"(Makes two functions the GPU; None takes it away.
+        "compile"_a.none(), "run"_a.none(), "failed"_a = nb::none(),
+        R"(Makes functions the GPU; None takes it away.
 
 Args:
     compile: name and text of a library -> of each kernel, how many threads a threadgroup may have
         and which buffers it may write to. Raises RuntimeError if the text does not compile.
     run: runs commands, each a dict. Those without `has_barrier` between them may run in any order.
+    failed: is told the name of an operation that did not run, and why.
 )");
     m.def("stream", [] { return emulated::gpu_stream(); }, "The stream that counts as the GPU's.");
     m.def(

@@ -1,5 +1,6 @@
 #include "emulated_metal/emulated_node.h"
 
+#include <exception>
 #include <mutex>
 
 #include "common/gpu.h"
@@ -22,8 +23,9 @@ void EmulatedNode::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx
         encoder.begin(name(), inputs);
         operation_->eval_gpu(inputs, outputs);
         encoder.end(inputs, outputs);
-    } catch (...) {
+    } catch (const std::exception& error) {
         encoder.forget();
+        mx::metal::device().emulator.failed(name(), error.what());
         throw;
     }
 }

@@ -5,6 +5,7 @@ about a thousand times as slowly: to find out what a Mac will do. The emulator i
 tree (tools/metal_emulator), not of the installed package.
 """
 
+import atexit
 import os
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 VARIABLE = "TINY_LLM_EMULATED_METAL"
 ROOT = Path(__file__).resolve().parents[3]
+
+device: Any = None  # the one that the variable asked for
 
 
 def is_wanted() -> bool:
@@ -30,6 +33,9 @@ def is_wanted() -> bool:
 def attach(extension: ModuleType) -> Any:
     """Makes the emulator the extension's GPU, and returns the stream that counts as the GPU's.
 
+    A process in which it found a fault ends with exit status 1 and says what it was, even if the
+    error was caught: an engine ends one request with it and goes on.
+
     Raises:
         ValueError: the source tree or clang is not there.
     """
@@ -46,6 +52,23 @@ def attach(extension: ModuleType) -> Any:
             f"{VARIABLE}=1 needs clang 19 or later; on Debian and Ubuntu: `apt install clang-19 "
             "libclang-rt-19-dev`."
         )
+    global device
     device = Device.from_environment(extension)
     device.attach()
+    atexit.register(_end_with_faults)
     return device.stream()
+
+
+def report_faults() -> bool:
+    """Whether the emulator found faults that have not been reported; now they are, one a line."""
+    faults = device.take_faults() if device is not None else []
+    for fault in faults:
+        print(f"{VARIABLE}=1 found a fault: {fault}", file=sys.stderr)
+    return bool(faults)
+
+
+def _end_with_faults() -> None:
+    if report_faults():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # at this point nothing else changes the status

@@ -81,13 +81,22 @@ def _is_there() -> bool:
     return any(any(Path(folder).glob("_ext.*")) for folder in folders)
 
 
+def _may_be_emulated() -> bool:
+    return bool(os.environ.get("TINY_LLM_EMULATED_METAL")) and not mx.metal.is_available()
+
+
 def _default_stream() -> StreamOrDevice:
     """MLX's default device (None) where our kernels run on it, and the CPU elsewhere."""
-    if os.environ.get("TINY_LLM_EMULATED_METAL") and not mx.metal.is_available():
+    if _may_be_emulated():
         emulated = extension().emulated_gpu  # for tests: an emulator, as slow as that sounds
         if emulated.is_wanted():
             return emulated.attach(extension())
     return None if mx.metal.is_available() and _is_there() else mx.cpu
+
+
+def found_faults() -> bool:
+    """Whether an emulated GPU found faults that nothing has reported; now they are, on stderr."""
+    return _may_be_emulated() and bool(extension().emulated_gpu.report_faults())
 
 
 # Where an operation runs if a caller names no stream. On a machine without Metal that is the CPU,

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import uvicorn
 
+from .. import kernels
 from ..engine.llm import LLM
 from ..models.folder import read_json
 from ..models.parallel.own import end_own_group
@@ -134,6 +135,8 @@ class Process:
         gc.collect()  # removes temporary files
         if not self._status:
             end_own_group()
+        if kernels.found_faults():
+            self._status = 1
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -111,6 +111,7 @@ def problem(operation: str, ext: Any, gpu: Any) -> str:
             actual = call(gpu.stream())
             mx.eval(actual)
         except Exception as error:  # a fault of any kind is what is looked for
+            gpu.take_faults()
             notes = " ".join(getattr(error, "__notes__", []))
             return f"{error} {notes}".replace("\n", " ")
         one_output = isinstance(actual, mx.array)

@@ -22,7 +22,7 @@ template <typename T, int ROWS, int DIM>
     threadgroup float4 memory[split_memory<ROWS, DIM>()];
     const int b = int(at.z) / params.H, key_head = int(at.z) % params.H;
     const AttentionGroup group = dense_group(params, context_lens, b, key_head);
-    DenseSource<T> source = {&params, b, key_head, query, key, value, mask, out, key, value};
+    DenseSource<T> source = dense_source(params, b, key_head, query, key, value, mask, out);
     const Split split = {int(at.x), params.splits, partial, statistics};
     attend_to_split<ROWS, DIM>(group, source, split, int(at.y) * ROWS, memory, simdgroup, lane);
 }

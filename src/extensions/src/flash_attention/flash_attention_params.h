@@ -15,6 +15,7 @@ enum {
     // sequence may have to be its work.
     ATTENTION_SPLIT = 256,
     ATTENTION_SPLIT_SIMDGROUPS = 8,
+    ATTENTION_SPLIT_RUN = 16,  // keys that follow one another, of one simdgroup
     ATTENTION_FEW_QUERIES = 8,
 };
 

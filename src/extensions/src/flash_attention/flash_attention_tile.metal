@@ -25,7 +25,7 @@ template <typename T, int DIM>
     threadgroup vec<T, 4> value_memory[TileSizes<T, DIM>::FOURS];
     const int b = int(at.y) / params.H, key_head = int(at.y) % params.H;
     const AttentionGroup group = dense_group(params, context_lens, b, key_head);
-    DenseSource<T> source = {&params, b, key_head, query, key, value, mask, out, key, value};
+    DenseSource<T> source = dense_source(params, b, key_head, query, key, value, mask, out);
     // The last rows first: with a causal mask they see most.
     const int block = int(groups.x - 1 - at.x) * int(simdgroups) * ATTENTION_MATRIX_ROWS;
     attend_to_tiles<T, DIM>(group, source, block, (threadgroup T*)key_memory,

@@ -3,10 +3,10 @@
 //
 // Few rows make little work, and all of it is reading keys and values: so the keys are split among
 // threadgroups, 256 each, and each key is read once for all rows of its group of heads. In a
-// threadgroup each of 8 simdgroups takes every eighth key, with an online softmax of its own; the 8
-// are merged in threadgroup memory, by halves, and the splits by a kernel after this one. A split
-// begins at a multiple of 256 keys, whatever S is: the result of a row depends on its sequence
-// alone, neither on the batch nor on how large the cache is.
+// threadgroup each of 8 simdgroups takes every eighth run of 16 keys, with an online softmax of its
+// own; the 8 are merged in threadgroup memory, by halves, and the splits by a kernel after this
+// one. A split begins at a multiple of 256 keys, whatever S is: the result of a row depends on its
+// sequence alone, neither on the batch nor on how large the cache is.
 #pragma once
 
 #include <metal_stdlib>
@@ -51,20 +51,20 @@ struct FewRows {
     int visible[ROWS];  // keys, from the first
 };
 
-/// This lane's PER elements of a row, from `start` on; zeros beyond D. WHOLE: D and where the row
-/// begins are multiples of four.
+/// This lane's PER elements of a row, which begin at `from`; zeros beyond the `left` that there
+/// are. WHOLE: `left` and where the row begins are multiples of four.
 template <bool WHOLE, int PER, typename T>
-void load_elements(device const T* row, int start, int D, thread float* x) {
+void load_elements(device const T* from, int left, thread float* x) {
     for (int i = 0; i < PER; i += 4) {
         if (WHOLE) {
             const vec<T, 4> four =
-                start + i < D ? *(device const vec<T, 4>*)(row + start + i) : vec<T, 4>(T(0.0f));
+                i < left ? *(device const vec<T, 4>*)(from + i) : vec<T, 4>(T(0.0f));
             for (int j = 0; j < 4; j++) {
                 x[i + j] = float(four[j]);
             }
         } else {
             for (int j = i; j < i + 4; j++) {
-                x[j] = start + j < D ? float(row[start + j]) : 0.0f;
+                x[j] = j < left ? float(from[j]) : 0.0f;
             }
         }
     }
@@ -114,47 +114,75 @@ void load_rows(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group
     }
 }
 
-/// Keys first, first + 8, … below `end`, for all rows. start: this lane's elements of a head.
+/// Key s and its value: k and v. CHECKS: a row may not see it, or there is a mask. The same bits
+/// either way, so what is fused is not left to a compiler.
+template <bool CHECKS, int ROWS, int PER, typename Source>
+void attend_to_key(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group,
+                   thread const Source& source, int first_row, int s, thread const float* k,
+                   thread const float* v) {
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        if (CHECKS && s >= of.visible[r]) {
+            continue;  // all lanes alike
+        }
+        float score = 0;
+        for (int i = 0; i < PER; i++) {
+            score = fma(of.q[r][i], k[i], score);
+        }
+        score = simd_sum(score) * group.scale;
+        if (CHECKS && source.masks()) {
+            const int row = first_row + r;
+            score = source.masked(group.head(row), group.token(row), s, score);
+        }
+        const float larger = max(of.largest[r], score);
+        const float factor = rescale(of.largest[r], larger), weight = weight_of(score, larger);
+        of.largest[r] = larger;
+        of.sum[r] = fma(of.sum[r], factor, weight);
+        for (int i = 0; i < PER; i++) {
+            of.o[r][i] = fma(of.o[r][i], factor, weight * v[i]);
+        }
+    }
+}
+
+/// The next COUNT keys, of which s is the first; loaded before any of them is used. left: elements
+/// of a head from this lane's on.
+template <bool WHOLE, bool CHECKS, int COUNT, int ROWS, int PER, typename Source>
+void attend_to_next(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group,
+                    thread Source& source, int first_row, int left, int s) {
+    float k[COUNT][PER], v[COUNT][PER];
+    for (int i = 0; i < COUNT; i++) {
+        load_elements<WHOLE, PER>(source.key, left, k[i]);
+        load_elements<WHOLE, PER>(source.value, left, v[i]);
+        source.step();
+    }
+    for (int i = 0; i < COUNT; i++) {
+        attend_to_key<CHECKS>(of, group, source, first_row, s + i, k[i], v[i]);
+    }
+}
+
+/// The runs of keys from first, first + 8·16, … on, below `end`, for all rows. start: this lane's
+/// elements of a head.
 template <bool WHOLE, int ROWS, int PER, typename Source>
 void attend_to_keys(thread FewRows<ROWS, PER>& of, thread const AttentionGroup& group,
                     thread Source& source, int first_row, int start, int first, int end) {
-    const bool masks = source.masks();
-    int s = first;
-    if (s >= end) {
-        return;
-    }
-    source.seek(s);
-    while (true) {
-        float k[PER], v[PER];
-        load_elements<WHOLE, PER>(source.key, start, group.D, k);
-        load_elements<WHOLE, PER>(source.value, start, group.D, v);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            if (s >= of.visible[r]) {
-                continue;  // all lanes alike
-            }
-            float score = 0;
-            for (int i = 0; i < PER; i++) {
-                score += of.q[r][i] * k[i];
-            }
-            score = simd_sum(score) * group.scale;
-            if (masks) {
-                const int row = first_row + r;
-                score = source.masked(group.head(row), group.token(row), s, score);
-            }
-            const float larger = max(of.largest[r], score);
-            const float factor = rescale(of.largest[r], larger), weight = weight_of(score, larger);
-            of.largest[r] = larger;
-            of.sum[r] = of.sum[r] * factor + weight;
-            for (int i = 0; i < PER; i++) {
-                of.o[r][i] = of.o[r][i] * factor + weight * v[i];
-            }
+    constexpr int RUN = ATTENTION_SPLIT_RUN;
+    const int left = group.D - start;
+    source.move(start);
+    const bool has_runs = source.has_runs();
+    const int seen_by_all = source.masks() || !has_runs ? 0 : group.visible(first_row);
+    for (int run = first; run < end; run += ATTENTION_SPLIT_SIMDGROUPS * RUN) {
+        const int run_end = min(run + RUN, end), fours_end = min(run + RUN, seen_by_all) - 3;
+        int s = run;
+        source.seek(s);
+        for (; s < fours_end; s += 4) {
+            attend_to_next<WHOLE, false, 4>(of, group, source, first_row, left, s);
         }
-        s += ATTENTION_SPLIT_SIMDGROUPS;
-        if (s >= end) {
-            return;
+        for (; s < run_end; s++) {
+            if (!has_runs) {
+                source.seek(s);
+            }
+            attend_to_next<WHOLE, true, 1>(of, group, source, first_row, left, s);
         }
-        source.advance(s, ATTENTION_SPLIT_SIMDGROUPS);
     }
 }
 
@@ -232,7 +260,8 @@ void attend_and_merge(thread const AttentionGroup& group, thread Source& source,
     const int start = int(lane) * PER;
     FewRows<ROWS, PER> of;
     load_rows<WHOLE>(of, group, source, first_row, row_count, start);
-    attend_to_keys<WHOLE>(of, group, source, first_row, start, first + simdgroup, end);
+    attend_to_keys<WHOLE>(of, group, source, first_row, start,
+                          first + simdgroup * ATTENTION_SPLIT_RUN, end);
 
     threadgroup float2* statistics =
         (threadgroup float2*)(memory + ATTENTION_SPLIT_SIMDGROUPS / 2 * MERGED * DIM / 4);
@@ -298,26 +327,27 @@ void merge_splits(device const float* partial, device const float* statistics, i
     largest = simd_max(largest);
 
     float o[SLICES] = {}, sum = 0;
+    const int left = D - int(lane);  // elements from this lane's first on
+    partial += lane;
+    out += lane;
     for (int first = 0; first < splits; first += 32) {
         const int split = first + int(lane);
         const float2 mine = split < splits ? of_split[split] : float2(-INFINITY, 0.0f);
         const float factor = mine.y == 0 ? 0.0f : rescale(mine.x, largest);
         for (int j = 0; j < min(32, splits - first); j++) {
             const float f = simd_broadcast(factor, ushort(j));
-            if (f == 0) {
-                continue;  // it saw nothing, or nothing that counts
+            if (f != 0) {  // it saw something that counts
+                sum += f * simd_broadcast(mine.y, ushort(j));
+                for (int i = 0; i < SLICES; i++) {
+                    o[i] += i * 32 < left ? f * partial[i * 32] : 0.0f;
+                }
             }
-            sum += f * simd_broadcast(mine.y, ushort(j));
-            for (int i = 0; i < SLICES; i++) {
-                const int d = i * 32 + int(lane);
-                o[i] += d < D ? f * partial[long(first + j) * D + d] : 0.0f;
-            }
+            partial += D;
         }
     }
     for (int i = 0; i < SLICES; i++) {
-        const int d = i * 32 + int(lane);
-        if (d < D) {
-            out[d] = T(sum == 0 ? 0.0f : o[i] / sum);
+        if (i * 32 < left) {
+            out[i * 32] = T(sum == 0 ? 0.0f : o[i] / sum);
         }
     }
 }

@@ -7,7 +7,10 @@
 //     query(head, l)                  the query of a head and a token
 //     seek(s)                         makes `key` and `value` the rows of key s; to be called by
 //                                     all lanes of a simdgroup for one s, which does not decrease
-//     advance(s, by)                  the same, if they are those of key s − by
+//     has_runs()                      whether a run of keys, from a multiple of 16 on, lies in one
+//                                     piece
+//     step()                          to the next key of such a run
+//     move(by)                        `key` and `value` will be so many elements further on
 //     aligned()                       rows of key and value begin at, and have, multiples of four
 //     masks(), masked(head, l, s, x)  whether there is a mask, and the score x with it
 //     out(head, l)                    a row of the result
@@ -42,10 +45,10 @@ struct AttentionGroup {
 template <typename T>
 struct DenseSource {
     constant const FlashAttentionParams* params;
-    int b, key_head;
+    int b;
     device const T* queries;   // B×H_q×L×D
-    device const T* keys;      // B×H×S×D
-    device const T* values;    // B×H×S×D
+    device const T* keys;      // S×D, of this sequence and head
+    device const T* values;    // S×D, the same
     device const uchar* mask;  // B×H_q×L×S, if there is one
     device T* results;         // B×L×H_q×D
     device const T *key, *value;
@@ -54,12 +57,17 @@ struct DenseSource {
         return queries + row_offset(params->query_strides, b, head, l);
     }
     void seek(int s) {
-        key = keys + row_offset(params->key_strides, b, key_head, s);
-        value = values + row_offset(params->value_strides, b, key_head, s);
+        key = keys + s * params->key_strides[2];
+        value = values + s * params->value_strides[2];
     }
-    void advance(int, int by) {
-        key += by * params->key_strides[2];
-        value += by * params->value_strides[2];
+    bool has_runs() const { return true; }
+    void step() {
+        key += params->key_strides[2];
+        value += params->value_strides[2];
+    }
+    void move(int by) {
+        keys += by;
+        values += by;
     }
     bool aligned() const { return params->aligned; }
     bool masks() const { return params->mask_kind != ATTENTION_MASK_NONE; }
@@ -71,6 +79,15 @@ struct DenseSource {
         return (long(b) * params->H_q + head) * params->L + l;
     }
 };
+
+template <typename T>
+DenseSource<T> dense_source(constant const FlashAttentionParams& params, int b, int key_head,
+                            device const T* query, device const T* key, device const T* value,
+                            device const uchar* mask, device T* out) {
+    key += row_offset(params.key_strides, b, key_head, 0);
+    value += row_offset(params.value_strides, b, key_head, 0);
+    return {&params, b, query, key, value, mask, out, key, value};
+}
 
 /// The work of a sequence's key head in flash_attention.
 inline AttentionGroup dense_group(constant const FlashAttentionParams& params,

@@ -45,8 +45,7 @@ struct PageSource {
     long page_stride;             // H·page_size·D
     device const int* pages;      // of this sequence
     device T* results;            // T×H_q×D
-    int number;                   // of the page that was looked up last
-    int page_begin;               // its first key
+    int page_begin;               // the first key of the page that was looked up last
     long page_start;              // and where its row is
     device const T *key, *value;
 
@@ -59,37 +58,26 @@ struct PageSource {
     /// The table is looked at once for each page, by one lane. s must not be less than before.
     void seek(int s) {
         if (s - page_begin >= params->page_size) {
-            number = s / params->page_size;
+            const int number = s / params->page_size;
+            const int page = simd_broadcast(lane == 0 ? pages[number] : 0, ushort(0));
             page_begin = number * params->page_size;
-            look_up();
+            page_start = page * page_stride;
         }
-        find(s);
-    }
-
-    /// To the next pages without a division.
-    void advance(int s, int by) {
-        if (s - page_begin < params->page_size) {
-            key += by * params->D;
-            value += by * params->D;
-            return;
-        }
-        do {
-            number++;
-            page_begin += params->page_size;
-        } while (s - page_begin >= params->page_size);
-        look_up();
-        find(s);
-    }
-
-    void look_up() {
-        const int page = simd_broadcast(lane == 0 ? pages[number] : 0, ushort(0));
-        page_start = page * page_stride;
-    }
-
-    void find(int s) {
         const long at = page_start + (s - page_begin) * params->D;
         key = key_pages + at;
         value = value_pages + at;
+    }
+
+    bool has_runs() const { return params->page_size % ATTENTION_SPLIT_RUN == 0; }
+
+    void step() {
+        key += params->D;
+        value += params->D;
+    }
+
+    void move(int by) {
+        key_pages += by;
+        value_pages += by;
     }
 
     bool aligned() const { return params->aligned; }
@@ -128,8 +116,8 @@ PageSource<T> page_source(constant const PagedAttentionParams& params, int b, in
     const long head = long(params.page_size) * params.D;
     key_pages += key_head * head;
     value_pages += key_head * head;
-    return {&params,         b,     key_head, tokens, lane,    query, key_pages, value_pages,
-            params.H * head, pages, out,      -1,     nowhere, 0,     key_pages, value_pages};
+    return {&params,         b,     key_head, tokens,  lane, query,     key_pages,  value_pages,
+            params.H * head, pages, out,      nowhere, 0,    key_pages, value_pages};
 }
 
 /// Whether one of the pages of keys first … end − 1 is not there. For all lanes of a simdgroup.

@@ -26,43 +26,44 @@ template <typename T, int BITS, int BN, int THREADS>
 struct WeightStager {
     typedef vec<ushort, UNPACKED * BITS / 16> Packed;
     enum {
-        PER_SHORT = 16 / BITS,
+        PER_BYTE = 8 / BITS,
         AT_ONCE = THREADS * UNPACKED / TILE_K,  // rows
         ROUNDS = BN / AT_ONCE,
     };
     static_assert(ROUNDS * AT_ONCE == BN, "threads unpack whole rows, several times");
 
-    device const uchar* from;  // this thread's next weights in its first row
-    threadgroup T* to;         // and their place
-    int row[ROUNDS];           // bytes from there to its row in each round
+    device const uchar* from[ROUNDS];  // this thread's next weights in each round's row
+    threadgroup T* to;                 // the place of the first round's weights
 
     // b: the tile's first row, of row_bytes; its first weights are those that are staged first.
+    // Beyond the last row that one's are staged again, as in RowStager.
     WeightStager(threadgroup T* tile, device const uchar* b, int row_bytes, int outputs_left,
                  uint thread_index) thread {
         const int first = int(thread_index) / (TILE_K / UNPACKED);
         const int column = int(thread_index) % (TILE_K / UNPACKED) * UNPACKED;
-        const int last = outputs_left - 1, begin = min(first, last);
-        from = b + long(begin) * row_bytes + column / 8 * BITS;
-        to = tile + first * tile_stride<T>() + column;
         for (int round = 0; round < ROUNDS; round++) {
-            row[round] = (min(first + round * AT_ONCE, last) - begin) * row_bytes;
+            const int row = min(first + round * AT_ONCE, outputs_left - 1);
+            from[round] = b + long(row) * row_bytes + column / 8 * BITS;
         }
+        to = tile + first * tile_stride<T>() + column;
     }
 
-    // The next TILE_K weights of each row; beyond the last row that one's again, as in RowStager.
+    // The next TILE_K weights of each row. They are not shifted to the right, but divided.
     void stage() thread {
         for (int round = 0; round < ROUNDS; round++) {
-            const Packed packed = *(device const Packed*)(round == 0 ? from : from + row[round]);
+            const Packed packed = *(device const Packed*)from[round];
+            thread const uchar* bytes = (thread const uchar*)&packed;
             for (int v = 0; v < UNPACKED; v += 4) {
                 vec<T, 4> four;
                 for (int i = 0; i < 4; i++) {
-                    const uint bits = packed[(v + i) / PER_SHORT];
-                    four[i] = T(float(bits >> ((v + i) % PER_SHORT * BITS) & ((1u << BITS) - 1)));
+                    const uint one = 1u << ((v + i) % PER_BYTE * BITS);
+                    const uint bits = bytes[(v + i) / PER_BYTE] & ((one << BITS) - one);
+                    four[i] = T(float(bits) * (1.0f / float(one)));
                 }
                 *(threadgroup vec<T, 4>*)(to + round * AT_ONCE * tile_stride<T>() + v) = four;
             }
+            from[round] += TILE_K / 8 * BITS;
         }
-        from += TILE_K / 8 * BITS;
     }
 };
 
@@ -172,21 +173,22 @@ template <typename T, typename U, int BITS, int GROUP_SIZE, int BM, int BN, int 
     GroupProducts<T, GROUP_SIZE, Sums::ROWS, Sums::COLUMNS> group_products(
         scales + o * row_groups + begin / GROUP_SIZE, biases + o * row_groups + begin / GROUP_SIZE,
         I, outputs_left, sums.first_row, sums.first_column, lane);
-    for (int k = begin + TILE_K; k <= end; k += TILE_K) {  // numbers up to k
-        threadgroup_barrier(mem_flags::mem_threadgroup);   // all have used the last tiles
-        weight_stager.stage();
-        row_stager.stage(0, added);
-        if (k % GROUP_SIZE == 0) {
-            tell_row_sums<Rows::ROUNDS, Rows::AT_ONCE>(added, row_sums, thread_index);
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        sums.multiply_to(group_products.products, activations, weights);
-        if (k % GROUP_SIZE == 0) {
+    for (int part = begin; part < end; part += TILE_PART) {
+        const int part_end = min(end, part + TILE_PART);
+        for (int k = part; k < part_end; k += GROUP_SIZE) {
+            for (int done = 0; done < GROUP_SIZE; done += TILE_K) {
+                threadgroup_barrier(mem_flags::mem_threadgroup);  // all have used the last tiles
+                weight_stager.stage();
+                row_stager.stage(0, added);
+                if (done + TILE_K == GROUP_SIZE) {
+                    tell_row_sums<Rows::ROUNDS, Rows::AT_ONCE>(added, row_sums, thread_index);
+                }
+                threadgroup_barrier(mem_flags::mem_threadgroup);
+                sums.multiply_to(group_products.products, activations, weights);
+            }
             group_products.finish(sums.part, row_sums);
         }
-        if (k % TILE_PART == 0 || k == end) {
-            sums.finish_part();
-        }
+        sums.finish_part();
     }
     sums.store(out + (group.z * M + m) * O + o, O, rows_left, outputs_left, lane);
 }

@@ -144,10 +144,12 @@ class Device {
     MTL::ComputePipelineState* get_kernel(const std::string& name, MTL::Library* library);
 
     // Not MLX's: the emulator. `compile` returns a library's kernels; `run` runs commands, of which
-    // those without a barrier between them may run in any order.
+    // those without a barrier between them may run in any order; `failed` is told why an operation
+    // did not run, as whoever evaluates a graph may take an error for one of its input's.
     struct Emulator {
         std::function<MTL::Library(const std::string& name, const std::string& text)> compile;
         std::function<void(const std::vector<Command>&)> run;
+        std::function<void(const std::string& operation, const std::string& why)> failed;
     };
     Emulator emulator;
     void clear_libraries() { libraries_.clear(); }

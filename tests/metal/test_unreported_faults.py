@@ -1,0 +1,81 @@
+"""Faults on the emulated GPU that are caught before a test or a user sees them.
+
+An engine takes an error in a step for one of a request's and goes on, so the emulated device
+remembers what it found, and says so at the end.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import computing_on_emulated_gpu
+from tiny_llm import LLM, SamplingParams, kernels, load
+from tools.metal_emulator import UnreportedFaultError
+
+pytestmark = pytest.mark.skipif(
+    not kernels.computes_on_cpu() or not kernels.is_built(), reason="there is a GPU already"
+)
+
+
+def too_small_after(device, launches, kernel="paged_attention_decode"):
+    """From the so-many-th launch of a kernel on, its first input has lost its second half."""
+    run, launched = device.run, []
+
+    def run_with_less(commands):
+        for command in commands:
+            if command["kernel"].startswith(kernel):
+                launched.append(command)
+                if len(launched) > launches:
+                    index, address, size, *others = command["buffers"][0]
+                    command["buffers"][0] = (index, address, size // 2, *others)
+        run(commands)
+
+    device.extension.metal.emulator.attach(device.compile, run_with_less, device.remember)
+
+
+def answer_with_a_fault():
+    """In the middle of a step: prompt and three tokens are right, the second layer is not."""
+    model, tokenizer = load("demo-draft")
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    with computing_on_emulated_gpu() as device:
+        too_small_after(device, launches=3 * model.args.num_hidden_layers + 1)
+        llm = LLM((model, tokenizer), kv_cache_bytes=2e6, block_size=16)
+        (output,) = llm.generate(["What is a cat?"], params, show_progress=False)
+        assert output.outputs[0].finish_reason == "error"
+
+
+def test_a_fault_that_an_engine_takes_for_an_error_of_a_request_is_told_at_the_end():
+    with pytest.raises(UnreportedFaultError, match=r"(?s)out-of-bounds in paged_attention_decode"):
+        answer_with_a_fault()
+
+
+SWALLOWED = """
+import sys
+import mlx.core as mx
+from tests.metal.test_unreported_faults import too_small_after
+from tiny_llm import kernels
+from tiny_llm.cli.program import main
+too_small_after(kernels.extension().emulated_gpu.device, int(sys.argv[1]))
+sys.exit(main(["batch", "--model", "demo-draft", "--device", "gpu", "--max-tokens", "2"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launches", [20, 1_000_000])
+def test_a_command_with_a_fault_fails(launches):
+    """And one without does not."""
+    result = subprocess.run(
+        [sys.executable, "-c", SWALLOWED, str(launches)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "TINY_LLM_EMULATED_METAL": "1"},
+    )
+    has_fault = launches == 20
+    assert result.returncode == int(has_fault), result.stderr
+    sentence = r"TINY_LLM_EMULATED_METAL=1 found a fault: \w+: .*out-of-bounds in paged_attention"
+    assert bool(re.search(sentence, result.stderr)) == has_fault, result.stderr
