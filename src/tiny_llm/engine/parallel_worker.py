@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from .. import kernels
-from ..models import load_weights
+from ..models import free_memory, load_weights
 from ..models.families.registry import read_config
 from ..models.files import read_model_config
 from ..models.names import find_config
@@ -74,6 +74,10 @@ class Rank:
         own = [Span(token_ids, start, array("i", pages)) for token_ids, start, pages in spans]
         self._models[key].logits(own, rows)
 
+    def rest(self) -> None:
+        """Gives back the memory that steps used beside weights and pages."""
+        free_memory.give_all_back()
+
     def drop(self, key: int) -> None:
         """Gives a model's pages back."""
         self._models.pop(key, None)
@@ -86,6 +90,7 @@ class Rank:
             "build": self.build,
             "reserve": self.reserve,
             "step": self.step,
+            "rest": self.rest,
             "drop": self.drop,
         }
         actions[message["do"]](**arguments)

@@ -14,13 +14,11 @@ What is said is not encrypted: the network between the machines must be private.
 
 import json
 import os
-import secrets
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +124,8 @@ def _from_rank_0(ring: Ring, text: str = "") -> str:
 
 def _greeting(rank: int, token: str, use: str) -> dict[str, Any]:
     """What a rank says of itself on a new connection."""
+    from importlib.metadata import version  # of which LLM needs nothing
+
     versions = f"tiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
     common = {"machine": socket.gethostname(), "versions": versions}
     return {"rank": rank, "token": token, "use": use, **common}
@@ -141,7 +141,7 @@ def launched_group() -> RankGroup:
         ring = _join()
         backend = _backend(os.environ)
         assert backend is not None
-        host, token = _own_host(backend), secrets.token_hex(16)
+        host, token = _own_host(backend), os.urandom(16).hex()
         with socket.create_server((host, 0), backlog=len(USES) * ring.size()) as listening:
             _from_rank_0(ring, f"{host} {listening.getsockname()[1]} {token}")
             found: dict[tuple[int, str], tuple[socket.socket, dict[str, Any]]] = {}
