@@ -192,5 +192,5 @@ def decoder_of(
 ) -> ParallelDecoder:
     """Rank 0's decoder."""
     return ParallelDecoder(
-        checkpoint.own, checkpoint.part, checkpoint.group.ring, page_size, attention_backend
+        checkpoint.own, checkpoint.part, checkpoint.group.ranks, page_size, attention_backend
     )

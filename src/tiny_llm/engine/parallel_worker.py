@@ -62,7 +62,7 @@ class Rank:
     ) -> None:
         """Builds a model with pages."""
         own, part = self._checkpoints[checkpoint]
-        model = ParallelDecoder(own, part, self._worker.ring, page_size, attention_backend)
+        model = ParallelDecoder(own, part, self._worker.ranks, page_size, attention_backend)
         self._models[key] = PagedModel(model, num_pages)
 
     def reserve(self, key: int) -> None:

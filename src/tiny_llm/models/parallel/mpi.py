@@ -15,7 +15,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from ...errors import UserError
-from .ring import Ring, variables
+from .connecting import Ranks, variables
 
 LIBRARY = "MLX_MPI_LIBNAME"  # where MLX looks it up
 
@@ -30,7 +30,7 @@ AS_ROOT = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
 YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
-_joined: Ring | None = None  # a process joins once
+_joined: Ranks | None = None  # a process joins once
 
 
 @cache
@@ -67,7 +67,7 @@ def library() -> str | None:
     return str(found[0]) if found else None
 
 
-def join(environment: Mapping[str, str]) -> Ring:
+def join(environment: Mapping[str, str]) -> Ranks:
     """This process's place among the ranks. All of them call it at about the same time.
 
     Args:
@@ -97,7 +97,7 @@ def join(environment: Mapping[str, str]) -> Ring:
     return ranks
 
 
-def can_add(ranks: Ring) -> bool:
+def can_add(ranks: Ranks) -> bool:
     """Whether MLX's own sum is what `sum_over_ranks` wants: two addends, and one round of messages.
 
     Args:
