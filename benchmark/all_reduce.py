@@ -23,7 +23,7 @@ import mlx.core as mx
 import numpy as np
 
 from tiny_llm.models.parallel.layers import sum_over_ranks
-from tiny_llm.models.parallel.meeting import BACKENDS, COLLECTIVES, Meeting, take
+from tiny_llm.models.parallel.meeting import BACKENDS, COLLECTIVES, Meeting, chosen_backend, take
 
 from .parallel_cost import Link, all_reduce_seconds
 
@@ -106,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.as_rank is not None:
         print(json.dumps(run_rank(args.as_rank, args.hidden, args.rounds)))
         return
-    if args.backend is not None:
-        os.environ[COLLECTIVES] = args.backend
+    # Asked for, so that what is written is what was used.
+    args.backend = os.environ[COLLECTIVES] = args.backend or chosen_backend()
     if args.ranks < 2:
         parser.error(f"--ranks is {args.ranks}; a sum over ranks needs at least 2.")
     taken = measure(args.ranks, args.hidden, args.rounds)

@@ -171,8 +171,9 @@ def _write_tokenizer(folder: Path, vocab_size: int) -> None:
     """
     tokenizer = json.loads((TARGET_PATH / "tokenizer.json").read_text(encoding="utf-8"))
     vocab = tokenizer["model"]["vocab"]
-    known = len(set(vocab.values()) | {token["id"] for token in tokenizer["added_tokens"]})
-    vocab.update({f"<unused_{i}>": i for i in range(known, vocab_size)})
+    # Added tokens are part of it, or the library would give them ids behind the padding.
+    vocab.update({token["content"]: token["id"] for token in tokenizer["added_tokens"]})
+    vocab.update({f"<unused_{i}>": i for i in range(len(vocab), vocab_size)})
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     for name in TOKENIZER_FILES:
         if (TARGET_PATH / name).exists():

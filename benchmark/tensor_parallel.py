@@ -29,7 +29,7 @@ from typing import Any
 
 from tiny_llm import LLM, SamplingParams, load_weights
 from tiny_llm.models.parallel import layers
-from tiny_llm.models.parallel.meeting import BACKENDS, COLLECTIVES
+from tiny_llm.models.parallel.meeting import BACKENDS, COLLECTIVES, chosen_backend
 
 from .roofline import usable_threads
 from .systems.worker import token_ids
@@ -207,8 +207,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.as_child is not None:
         serve(args)
         return
-    if args.backend is not None:
-        os.environ[COLLECTIVES] = args.backend
+    # Asked for, so that what is written is what was used.
+    args.backend = os.environ[COLLECTIVES] = args.backend or chosen_backend()
     if args.ranks < 2:
         parser.error(f"--ranks is {args.ranks}; there is nothing to compare below 2.")
     cores = usable_threads()

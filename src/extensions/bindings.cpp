@@ -178,7 +178,7 @@ Returns:
     m.def("interleave", &tiny_llm_ext::interleave, "matrix"_a, "rows"_a, "memory"_a, "offset"_a,
           docs::interleave);
     m.def("interleave_file", &tiny_llm_ext::interleave_file, "matrix"_a, "file"_a, "begin"_a,
-          "rows"_a, "memory"_a, "offset"_a, docs::interleave_file);
+          "rows"_a, "memory"_a, "offset"_a, "alone"_a = false, docs::interleave_file);
     m.def("num_threads", &tiny_llm_ext::num_threads,
           "How many threads a CPU kernel uses: TINY_LLM_NUM_THREADS, or the cores there are.");
     m.def("use_schedule", &tiny_llm_ext::use_schedule, "name"_a,

@@ -68,8 +68,8 @@ def test_interleaving_into_memory(O, W, dtype, rows):
 @pytest.mark.parametrize("rows", [1, 16, 64])
 @pytest.mark.parametrize("dtype", [mx.uint32, *HALVES])
 @pytest.mark.parametrize(("O", "W"), [(64, 1), (192, 3), (1088, 130), (64, 4097), (64, 0), (0, 8)])
-@pytest.mark.parametrize("begin", [0, 13])
-def test_interleaving_from_a_file(O, W, dtype, rows, begin, tmp_path):
+@pytest.mark.parametrize(("begin", "alone"), [(0, False), (13, True)])
+def test_interleaving_from_a_file(O, W, dtype, rows, begin, alone, tmp_path):
     """At any byte, in as many parts as fit a core's cache, with what comes behind left alone."""
     matrix = mx.random.randint(0, 1000, (O, W)).astype(dtype)
     content = bytes(memoryview(np.array(matrix.view(mx.uint8))))
@@ -78,7 +78,7 @@ def test_interleaving_from_a_file(O, W, dtype, rows, begin, tmp_path):
     memory = extension.large_pages(matrix.nbytes + 64)
     shape_alone = mx.zeros((O, W), dtype)
     file = str(tmp_path / "file")
-    moved = extension.interleave_file(shape_alone, file, begin, rows, memory, 64)
+    moved = extension.interleave_file(shape_alone, file, begin, rows, memory, 64, alone)
     assert moved.dtype == dtype
     assert mx.array_equal(moved, interleave(matrix, rows))
 

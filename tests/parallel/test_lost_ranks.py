@@ -60,8 +60,8 @@ def test_a_program_that_ends_ends_its_ranks():
 @pytest.mark.slow
 def test_ranks_that_never_come_are_not_waited_for():
     text = (
-        "from tiny_llm.models.parallel import ring; ring.SECONDS_TO_CONNECT = 1.0; "
-        "ring.connect(0, ring.free_addresses(2))"
+        "from tiny_llm.models.parallel import connecting, ring; "
+        "connecting.SECONDS_TO_CONNECT = 1.0; ring.connect(0, ring.free_addresses(2))"
     )
     started = time.monotonic()
     done = subprocess.run(

@@ -140,5 +140,5 @@ def test_ranks_of_mpirun_end_together(exhaustive):
         lose_rank(launcher, rank, number)
         _, errors = launcher.communicate(timeout=10)
         assert launcher.returncode != 0
-        if rank == 1:
-            assert "rank 1 of 2 is lost" in errors
+        if rank == 1:  # rank 0 says so, unless mpirun, which says it too, has ended it before
+            assert "rank 1 of 2 is lost" in errors or "signal 9" in errors

@@ -101,8 +101,8 @@ def test_a_grammar_that_fails_ends_its_request_alone(running, error):
 
 def test_free_memory_is_given_back_when_there_is_nothing_to_do(monkeypatch, running):
     given = threading.Event()
-    monkeypatch.setattr("tiny_llm.server.free_memory.REQUESTS", 2)
-    monkeypatch.setattr("tiny_llm.server.free_memory.give_back", given.set)
+    monkeypatch.setattr("tiny_llm.models.free_memory.REQUESTS", 2)
+    monkeypatch.setattr("tiny_llm.models.free_memory.give_back", given.set)
     running.submit("one", PLAIN)
     while running.until(seam.Piece, "one").finish_reason is None:
         pass

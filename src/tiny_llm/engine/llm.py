@@ -8,14 +8,13 @@ An `LLM` is driven by one thread.
 """
 
 import os
-import secrets
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Literal
-
-from rich.console import Console
 
 from ..errors import UserError, check_whole, shortened
 from ..generate import check_same_vocabulary
@@ -119,7 +118,7 @@ class LLM:
         check_switch("enable_prefix_caching", enable_prefix_caching)
         sources = _sources(speculative, draft_model, num_drafts)
         _check_choices(load_format, attention_backend, listener)
-        self.seed = secrets.randbits(64) if seed is None else checked_seed(seed)
+        self.seed = int.from_bytes(os.urandom(8), "big") if seed is None else checked_seed(seed)
         options = (block_size, load_format, attention_backend)
         check_whole("tensor_parallel_size", tensor_parallel_size, 1)
         if tensor_parallel_size > 1:
@@ -190,19 +189,12 @@ class LLM:
             UserError: something is not a prompt, or there are not as many `sampling_params` as
                 prompts.
         """
-        # Imported here, because a command that streams needs none.
-        from rich.progress import Progress
-
-        console = Console(stderr=True)
-        with Progress(
-            console=console, disable=not (show_progress and console.is_terminal)
-        ) as progress:
-            outputs: list[RequestOutput] = []
-            asked = _asked(prompts, sampling_params)
-            task = progress.add_task("generating", total=len(asked))
-            chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
+        outputs: list[RequestOutput] = []
+        asked = _asked(prompts, sampling_params)
+        chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
+        with _progress_bar(len(asked), show_progress) as advance:
             for output in self._serve(asked, chat, outputs):
-                progress.advance(task, output.request_output.finished)
+                advance(output.request_output.finished)
         return outputs
 
     def stream(
@@ -256,6 +248,8 @@ class LLM:
                     self.core.advance()
                 while sink:
                     yield sink.popleft()
+            if not self.scheduler.has_requests:
+                self.rest()
         finally:
             for output in outputs:
                 if not output.finished:
@@ -364,6 +358,14 @@ class LLM:
         if self.runner.draft is not None:
             self.runner.draft.model.reserve()
 
+    def rest(self) -> None:
+        """Has all ranks give back what steps used beside weights and pages: the next takes it anew.
+
+        For times when there is nothing to do. A model of one process keeps it for the next step.
+        """
+        if isinstance(self.runner.target, ParallelPagedModel):
+            self.runner.target.rest()
+
     def before_end(self, callback: Callable[[str], None]) -> None:
         """Has a function called with a sentence if a rank is lost, before this process ends.
 
@@ -375,6 +377,21 @@ class LLM:
     def describe(self) -> dict[str, Any]:
         """The engine's configuration, for the head of a recording, as JSON has it."""
         return asdict(self.scheduler.config)
+
+
+@contextmanager
+def _progress_bar(total: int, is_wanted: bool) -> Iterator[Callable[[int], None]]:
+    """A function that moves a bar on by so much; it does nothing where there is no terminal."""
+    if not is_wanted or sys.stderr is None or not sys.stderr.isatty():
+        yield lambda number: None
+        return
+    # Imported here, because this takes time and memory, and programs seldom have a terminal.
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("generating", total=total)
+        yield lambda number: progress.advance(task, number)
 
 
 def _asked(prompts: Prompts, given: Params) -> list[tuple[Prompt, SamplingParams]]:

@@ -10,14 +10,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from rich.console import Console
 
 from .. import kernels
 from ..errors import UserError, check_whole
-from ..models import ModelError, load_weights
+from ..models import ModelError, free_memory, load_weights
 from ..models.families.config import DecoderConfig
 from ..models.families.registry import read_config
 from ..models.files import read_model_config
@@ -27,6 +26,9 @@ from ..models.parallel.group import RankGroup
 from ..models.parallel.own import own_group
 from ..models.parts import RankPart
 from .paged_model import PagedModel, Span
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WORKER = "tiny_llm.engine.parallel_worker"
 
@@ -57,7 +59,7 @@ class ParallelCheckpoint:
 
 
 def load_in_parallel(
-    name: str, size: int, load_format: str = "auto", console: Console | None = None
+    name: str, size: int, load_format: str = "auto", console: "Console | None" = None
 ) -> tuple[ParallelCheckpoint, Any]:
     """Loads a model's parts on so many ranks, which are started on this machine if there are none.
 
@@ -72,7 +74,6 @@ def load_in_parallel(
         UserError: the model cannot be split among so many; this process has another group.
     """
     check_whole("tensor_parallel_size", size, 2)
-    console = console or Console(stderr=True)
     try:
         part = RankPart(read_config(read_model_config(find_config(name, console))), 0, size)
     except ModelError:
@@ -134,6 +135,11 @@ class ParallelPagedModel(PagedModel):
         self.group.tell({"do": "reserve", "key": self._key})
         super().reserve()
 
+    def rest(self) -> None:
+        """Has all ranks give back the memory that steps used beside weights and pages."""
+        self.group.tell({"do": "rest"})
+        free_memory.give_all_back()
+
     def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         """See `PagedModel`. If it fails, the ranks no longer agree, and the group ends.
 
@@ -186,5 +192,5 @@ def decoder_of(
 ) -> ParallelDecoder:
     """Rank 0's decoder."""
     return ParallelDecoder(
-        checkpoint.own, checkpoint.part, checkpoint.group.ring, page_size, attention_backend
+        checkpoint.own, checkpoint.part, checkpoint.group.ranks, page_size, attention_backend
     )

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from .. import kernels
-from ..models import load_weights
+from ..models import free_memory, load_weights
 from ..models.families.registry import read_config
 from ..models.files import read_model_config
 from ..models.names import find_config
@@ -62,7 +62,7 @@ class Rank:
     ) -> None:
         """Builds a model with pages."""
         own, part = self._checkpoints[checkpoint]
-        model = ParallelDecoder(own, part, self._worker.ring, page_size, attention_backend)
+        model = ParallelDecoder(own, part, self._worker.ranks, page_size, attention_backend)
         self._models[key] = PagedModel(model, num_pages)
 
     def reserve(self, key: int) -> None:
@@ -73,6 +73,10 @@ class Rank:
         """Computes a step; see `PagedModel.logits`."""
         own = [Span(token_ids, start, array("i", pages)) for token_ids, start, pages in spans]
         self._models[key].logits(own, rows)
+
+    def rest(self) -> None:
+        """Gives back the memory that steps used beside weights and pages."""
+        free_memory.give_all_back()
 
     def drop(self, key: int) -> None:
         """Gives a model's pages back."""
@@ -86,6 +90,7 @@ class Rank:
             "build": self.build,
             "reserve": self.reserve,
             "step": self.step,
+            "rest": self.rest,
             "drop": self.drop,
         }
         actions[message["do"]](**arguments)

@@ -128,12 +128,17 @@ class InFiles:
     """
 
     def __init__(self) -> None:
-        self._places: Notes[tuple[Path, int]] = {}
+        self._places: Notes[tuple[Path, int, bool]] = {}
         self._readers: Notes[Callable[[], mx.array]] = {}
 
-    def add(self, array: mx.array, file: Path, begin: int) -> None:
-        """Notes that a lazy array is stored by row in a file, from its byte `begin` on."""
-        self._places[id(array)] = weakref.ref(array), (file, begin)
+    def add(self, array: mx.array, file: Path, begin: int, alone: bool = False) -> None:
+        """Notes that a lazy array is stored by row in a file, from its byte `begin` on.
+
+        Args:
+            array, file, begin: see above.
+            alone: whether this process reads nothing of what follows it there.
+        """
+        self._places[id(array)] = weakref.ref(array), (file, begin, alone)
 
     def add_reader(self, array: mx.array, read: Callable[[], mx.array]) -> None:
         """Notes how a lazy array is read with less effort than by evaluating it."""
@@ -151,8 +156,8 @@ class InFiles:
                 if isinstance(array, mx.array):
                     setattr(part, name, self.read(array))
 
-    def place_of(self, array: mx.array) -> tuple[Path, int] | None:
-        """The file of an array, and the byte where it begins; None if that is not known."""
+    def place_of(self, array: mx.array) -> tuple[Path, int, bool] | None:
+        """The file of an array, and the rest of what `add` was told; None if that is not known."""
         return _noted(self._places, array)
 
 
@@ -194,7 +199,8 @@ class InterleavedMemory:
         if place is None:
             moved = extension().interleave(self._in_files.read(matrix).reshape(-1, W), *to)
         else:
-            moved = extension().interleave_file(tall, str(place[0]), place[1], *to)
+            file, begin, alone = place
+            moved = extension().interleave_file(tall, str(file), begin, *to, alone)
         self._used += _room(matrix)
         return moved.reshape(*N, O // self._rows, W, self._rows)
 

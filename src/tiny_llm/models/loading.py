@@ -3,10 +3,9 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from rich.console import Console
 
 from .. import demo, kernels
 from ..errors import UserError
@@ -16,12 +15,16 @@ from .families.registry import read_config
 from .files import has_tokenizer, read_model_config, stored_tensors
 from .finite import FiniteCheck
 from .folder import ModelError, read_json
+from .free_memory import give_back
 from .mlx_lm_tokenizer import put_bounds
-from .names import find_config, find_model
+from .names import find_config, find_model, standard_error
 from .parts import RankPart
 from .safetensors_header import check_dtypes
 from .tokenizer import open_tokenizer
 from .weights import CheckpointModel, can_read, read_checkpoint
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # What `load_weights` may load; vLLM's names.
 LOAD_FORMATS = ("auto", "dummy")
@@ -30,7 +33,7 @@ LOAD_FORMATS = ("auto", "dummy")
 SECONDS_WITHOUT_PROGRESS = 1.0
 
 
-def load(name: str, console: Console | None = None) -> tuple[Any, Any]:
+def load(name: str, console: "Console | None" = None) -> tuple[Any, Any]:
     """Loads a model and its tokenizer through `mlx_lm`, downloading it if need be.
 
     Args:
@@ -43,13 +46,12 @@ def load(name: str, console: Console | None = None) -> tuple[Any, Any]:
     Raises:
         ModelError: see `find_model`; or weights that do not fit the config.
     """
-    console = console or Console(stderr=True)
     return _load(find_model(name, console), console, _read_with_mlx_lm)
 
 
 def load_weights(
     name: str,
-    console: Console | None = None,
+    console: "Console | None" = None,
     load_format: str = "auto",
     rank: int = 0,
     num_ranks: int = 1,
@@ -78,7 +80,6 @@ def load_weights(
     """
     if load_format not in LOAD_FORMATS:
         raise UserError(f"the load format '{load_format}' is unknown; give auto or dummy.")
-    console = console or Console(stderr=True)
 
     def read(folder: Path) -> tuple[Any, Any]:
         part = _part(folder, rank, num_ranks)
@@ -91,7 +92,7 @@ def load_weights(
 
 
 def _load(
-    folder: Path, console: Console, read: Callable[[Path], tuple[Any, Any]]
+    folder: Path, console: "Console | None", read: Callable[[Path], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
     """Reads a checkpoint lazily, then its weights."""
     kernels.check_num_threads()  # no fault of the model's
@@ -104,6 +105,7 @@ def _load(
     except Exception as error:  # a broken config can lead to any
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error
+    give_back()  # what was needed to read files
     return model, tokenizer
 
 
@@ -135,7 +137,7 @@ def _read(folder: Path, part: RankPart | None, with_tokenizer: bool) -> tuple[An
 
 
 def _draw(
-    folder: Path, console: Console, part: RankPart | None, with_tokenizer: bool
+    folder: Path, console: "Console | None", part: RankPart | None, with_tokenizer: bool
 ) -> tuple[Any, Any]:
     """Random weights for a config, and a tokenizer if one is wanted."""
     config = read_json(folder, "config.json")
@@ -144,7 +146,8 @@ def _draw(
         return model, None
     if has_tokenizer(folder):
         return model, open_tokenizer(folder, config)
-    console.print(f"{folder} has no tokenizer; random weights get the demo's.", soft_wrap=True)
+    said = f"{folder} has no tokenizer; random weights get the demo's."
+    (console or standard_error()).print(said, soft_wrap=True)
     tokenizer = open_tokenizer(demo.TARGET_PATH, read_json(demo.TARGET_PATH, "config.json"))
     vocab_size = model.args.vocab_size if part is None else part.whole.vocab_size
     if len(tokenizer) > vocab_size:
@@ -152,7 +155,7 @@ def _draw(
     return model, tokenizer
 
 
-def evaluate(model: Any, console: Console) -> None:
+def evaluate(model: Any, console: "Console | None") -> None:
     """Reads the weights, which are lazy so far, part by part with a progress bar.
 
     The largest come first, the table of tokens and the head: what is being interleaved may be in
@@ -177,7 +180,7 @@ def evaluate(model: Any, console: Console) -> None:
     mx.clear_cache()  # interleaved rows leave memory of sizes that nothing else has
 
 
-def _tracked(parts: Sequence[Any], console: Console) -> Iterator[Any]:
+def _tracked(parts: Sequence[Any], console: "Console | None") -> Iterator[Any]:
     """The same, with a progress bar once it takes longer than `SECONDS_WITHOUT_PROGRESS`."""
     started = time.monotonic()
     for index, part in enumerate(parts):
@@ -185,7 +188,7 @@ def _tracked(parts: Sequence[Any], console: Console) -> Iterator[Any]:
             # Imported here, because a small model is loaded before this is.
             from rich.progress import Progress
 
-            with Progress(console=console, transient=True) as progress:
+            with Progress(console=console or standard_error(), transient=True) as progress:
                 task = progress.add_task("loading", total=len(parts), completed=index)
                 for rest in parts[index:]:
                     yield rest

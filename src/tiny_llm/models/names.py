@@ -1,14 +1,15 @@
 """Names of models: short names, hub ids and folders; and downloads of what is not here yet."""
 
 from pathlib import Path
-
-from rich import filesize
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from .. import demo
 from ..errors import shortened
 from .files import check_checkpoint
 from .folder import ModelError
+
+if TYPE_CHECKING:
+    from rich.console import Console  # some megabytes, for what is seldom said
 
 SHORTCUTS = {
     "qwen3-0.6b": "Qwen/Qwen3-0.6B-MLX-4bit",
@@ -64,12 +65,12 @@ def find_in_cache(hub_id: str) -> Path | None:
     return folder
 
 
-def find_model(name: str, console: Console) -> Path:
+def find_model(name: str, console: "Console | None") -> Path:
     """The folder of a model's checkpoint, checked; downloads it if it is not on this machine.
 
     Args:
         name: a short name, a hub id or a local folder.
-        console: where a download says how big it is.
+        console: where a download says how big it is; standard error if None.
 
     Raises:
         ModelError: there is no such model, it cannot be downloaded now, or its folder is broken.
@@ -85,7 +86,7 @@ def find_model(name: str, console: Console) -> Path:
     return folder
 
 
-def find_config(name: str, console: Console) -> Path:
+def find_config(name: str, console: "Console | None") -> Path:
     """A folder with a model's `config.json`, and its tokenizer if it has one; no weights.
 
     Args:
@@ -124,12 +125,21 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def download(hub_id: str, console: Console, patterns: list[str] = DOWNLOAD_PATTERNS) -> Path:
+def standard_error() -> "Console":
+    """The console where messages and progress bars go if no other is given."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def download(
+    hub_id: str, console: "Console | None", patterns: list[str] = DOWNLOAD_PATTERNS
+) -> Path:
     """Fetches a model from the Hugging Face hub, after saying how big it is.
 
     Args:
         hub_id: owner/name.
-        console: where the size is said.
+        console: where the size is said; standard error if None.
         patterns: the files to fetch.
 
     Raises:
@@ -143,7 +153,10 @@ def download(hub_id: str, console: Console, patterns: list[str] = DOWNLOAD_PATTE
         huggingface_hub.HfApi().model_info(hub_id)
         files = huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns, dry_run=True)
         size = sum(file.file_size for file in files if file.will_download)
-        console.print(f"downloading {hub_id}: {filesize.decimal(size)}", highlight=False)
+        from rich import filesize
+
+        said = f"downloading {hub_id}: {filesize.decimal(size)}"
+        (console or standard_error()).print(said, highlight=False)
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns))
     except errors.GatedRepoError as error:  # a kind of RepositoryNotFoundError, so it comes first
         raise ModelError(

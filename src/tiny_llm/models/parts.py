@@ -17,6 +17,7 @@ Parallelism" (2019).
 """
 
 import math
+import os
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
@@ -133,7 +134,7 @@ class RankPart:
         """
         if self.is_added_elsewhere(name):
             return mx.zeros_like(array)
-        return mx.contiguous(array[self._place(name, array.shape)])
+        return mx.contiguous(array[self._slices(name, array.shape)])
 
     def runs(self, name: str, tensor: StoredTensor) -> list[range]:
         """Which bytes of a file are this rank's part of a tensor: pieces, in order.
@@ -143,7 +144,7 @@ class RankPart:
             tensor: where it lies.
         """
         shape, start = tensor.shape, tensor.header_end + tensor.begin
-        place, itemsize = self._place(name, shape), DTYPE_BYTES[tensor.dtype]
+        place, itemsize = self._slices(name, shape), DTYPE_BYTES[tensor.dtype]
         split = [axis for axis, own in enumerate(place) if own != slice(None)]
         if not split:
             return [range(start, tensor.header_end + tensor.end)]
@@ -160,12 +161,14 @@ class RankPart:
             name: of the tensor.
             tensor: where it lies; of a dtype that weights have (`check_dtypes`).
         """
-        place = self._place(name, tensor.shape)
+        place = self._slices(name, tensor.shape)
         shape = [len(range(n)[own]) for n, own in zip(tensor.shape, place, strict=True)]
         runs = self.runs(name, tensor)
         data = memoryview(bytearray(sum(map(len, runs))))
         done = 0
         with tensor.file.open("rb", buffering=0) as file:
+            if hasattr(os, "posix_fadvise"):  # the disk is to read nothing ahead
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             for run in runs:
                 file.seek(run.start)
                 end = done + len(run)
@@ -211,7 +214,7 @@ class RankPart:
         return None
         # [/task 5.2.2 split]
 
-    def _place(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    def _slices(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
         """Where this rank's part lies in a tensor: a slice for each dimension."""
         layer, _, kind = name.rpartition(".")
         layer = layer.rpartition(".")[2]

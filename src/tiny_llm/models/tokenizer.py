@@ -14,6 +14,7 @@ from typing import Any
 import tokenizers
 
 from .bounded_encoding import BoundedEncoder, unknown_expression
+from .compact_tokenizer import read_tokenizer
 from .detokenizer import StreamingDetokenizer, byte_characters
 from .folder import MAX_TOKENIZER_BYTES, check_size, file_in
 from .mlx_lm_tokenizer import load_mlx_lm_tokenizer
@@ -247,7 +248,7 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
     file = file_in(folder, "tokenizer.json")
     check_size(file, MAX_TOKENIZER_BYTES)
     try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        tokenizer = read_tokenizer(file)
     except Exception as error:  # the library has no class of its own for it
         raise ValueError(f"tokenizer.json cannot be read: {error}") from error
     if not _is_known(folder, tokenizer, settings):

@@ -131,7 +131,7 @@ def _note_place(
     """Notes where a rank's part of a tensor lies, so that nothing else need be read."""
     runs = part.runs(name, tensor)
     if len(runs) == 1:
-        in_files.add(array, tensor.file, runs[0].start)
+        in_files.add(array, tensor.file, runs[0].start, alone=True)
     if len(runs) == 1 or len(runs[0]) >= SHORTEST_RUN:
         in_files.add_reader(array, partial(part.read, name, tensor))
 

@@ -27,7 +27,8 @@ from ..engine.outputs import RequestMetrics, StreamOutput
 from ..engine.snapshot import PERIOD, snapshot
 from ..engine.structured_outputs import ToolCalls
 from ..errors import UserError
-from . import free_memory, seam
+from ..models import free_memory
+from . import seam
 
 log = logging.getLogger("tiny_llm.server")
 
@@ -100,6 +101,8 @@ class EngineThread(threading.Thread):
         while True:
             news: list[seam.Accepted | seam.Refused | seam.Piece] = []
             has_work = llm.has_unfinished_requests or bool(self._ahead)
+            if not has_work:
+                self._rest(llm)
             for message in self._messages(wait=not has_work):
                 self._num_submitted += isinstance(message, seam.Submit)
                 match message:
@@ -176,12 +179,16 @@ class EngineThread(threading.Thread):
             return [seam.Refused(request.request_id, refusal)]
         return [_submit(llm, request)]
 
+    def _rest(self, llm: LLM) -> None:
+        """Gives memory back, after so many requests that there may be some."""
+        if self._num_submitted >= free_memory.REQUESTS and self._inbox.empty():
+            self._num_submitted = 0
+            llm.rest()
+            free_memory.give_back()
+
     def _messages(self, wait: bool) -> Iterator[seam.ToEngine | Prepared]:
         """All messages that are there; with `wait`, at least one."""
         if wait:
-            if self._num_submitted >= free_memory.REQUESTS and self._inbox.empty():
-                self._num_submitted = 0
-                free_memory.give_back()
             yield self._inbox.get()
         while True:
             try:

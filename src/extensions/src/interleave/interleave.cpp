@@ -97,6 +97,14 @@ class File {
     File(const File&) = delete;
     File& operator=(const File&) = delete;
 
+    // Has the disk read this part ahead, and nothing behind it.
+    void ask_for([[maybe_unused]] int64_t begin, [[maybe_unused]] int64_t bytes) const {
+#if defined(__linux__)
+        posix_fadvise(descriptor_, 0, 0, POSIX_FADV_RANDOM);
+        posix_fadvise(descriptor_, begin, bytes, POSIX_FADV_WILLNEED);
+#endif
+    }
+
     // Fills memory with the bytes from a place on. Returns 0 or the error's number, and -1 where
     // the file has ended.
     int read(void* memory, int64_t bytes, int64_t place) const {
@@ -209,11 +217,14 @@ mx::array interleave(const mx::array& matrix, int rows, const mx::array& memory,
 }
 
 mx::array interleave_file(const mx::array& matrix, const std::string& path, int64_t begin, int rows,
-                          const mx::array& memory, int64_t offset) {
+                          const mx::array& memory, int64_t offset, bool alone) {
     check_arguments(matrix, rows, memory, offset);
     check(begin >= 0, "interleave_file", "expected a place of 0 or more, got ", begin);
     const int O = matrix.shape(0), W = matrix.shape(1);
     const File file(path);
+    if (alone) {
+        file.ask_for(begin, static_cast<int64_t>(matrix.nbytes()));
+    }
     mx::array out = part_of(memory, offset, {O / rows, W, rows}, matrix.dtype());
     if (out.itemsize() == 4) {
         interleave_rows(file, begin, out.data<uint32_t>(), O, W, rows);

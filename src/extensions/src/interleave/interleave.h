@@ -42,9 +42,10 @@ mx::array interleave(const mx::array& matrix, int rows, const mx::array& memory,
 /// file: its path.
 /// begin: the byte of the file with which the matrix begins.
 /// rows, memory, offset: as of interleave.
+/// alone: the disk is to read nothing behind the matrix, which is another process's to read.
 /// Throws std::invalid_argument as interleave does, and std::runtime_error if the file cannot be
 /// read or ends too early.
 mx::array interleave_file(const mx::array& matrix, const std::string& file, int64_t begin, int rows,
-                          const mx::array& memory, int64_t offset);
+                          const mx::array& memory, int64_t offset, bool alone = false);
 
 }  // namespace tiny_llm_ext

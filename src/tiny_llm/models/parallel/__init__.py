@@ -5,7 +5,8 @@
     decoder    the decoder of all families, made of such layers
     messages   what rank 0 says to the others: JSON over a socket
     watch      beats between the ranks; a rank that is silent or gone ends all of them
-    ring       connecting MLX's ring within a bounded time
+    connecting a bound on the time that it takes, and the environment in which MLX does it
+    ring       connecting MLX's ring
     mpi        joining MPI, and leaving it
     meeting    MPI's places for ranks of this machine, or the ring's addresses
     place      the program that keeps such a place

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from ...errors import UserError
+from .connecting import Ranks
 from .messages import Channel
-from .ring import Ring
 from .watch import Watch
 
 THREADS = "TINY_LLM_NUM_THREADS"
@@ -37,11 +37,11 @@ class RankGroup:
 
     Attributes:
         size: as given.
-        ring: the ranks, as MLX's collectives take them; set once they are connected.
+        ranks: they, as MLX's collectives take them; set once they are connected.
         before_end: called, with the sentence, before a lost rank ends this process.
     """
 
-    ring: Ring
+    ranks: Ranks
 
     def __init__(
         self, size: int, channels: Mapping[int, Channel], beats: Mapping[int, socket.socket]
@@ -137,25 +137,25 @@ class Worker:
     """Another rank's side of a group.
 
     Args:
-        ring: the ranks.
+        ranks: they, as MLX's collectives take them.
         channel: what rank 0 says.
         watch: of rank 0.
         leave: called before this process ends because rank 0 says so.
 
     Attributes:
         rank, size: which rank this is, and of how many.
-        ring, channel: as given.
+        ranks, channel: as given.
     """
 
     def __init__(
         self,
-        ring: Ring,
+        ranks: Ranks,
         channel: Channel,
         watch: Watch,
         leave: Callable[[], None] | None = None,
     ):
-        self.rank, self.size = ring.rank(), ring.size()
-        self.ring, self.channel = ring, channel
+        self.rank, self.size = ranks.rank(), ranks.size()
+        self.ranks, self.channel = ranks, channel
         self._watch = watch
         self._leave = leave
 

@@ -14,13 +14,11 @@ What is said is not encrypted: the network between the machines must be private.
 
 import json
 import os
-import secrets
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +26,9 @@ import mlx.core as mx
 
 from ...errors import UserError
 from . import mpi
+from .connecting import Ranks, bounded
 from .group import RankGroup, Worker, share_cores, watch_rank_0
 from .messages import Channel
-from .ring import Ring, bounded
 
 LIFELINE = Path(__file__).with_name("lifeline.py")
 USES = ("steps", "beats", "own", "first")
@@ -84,8 +82,8 @@ def _own_host(backend: str) -> str:
     return socket.gethostname()
 
 
-def _join() -> Ring:
-    """Connects the collectives.
+def _join() -> tuple[str, Ranks]:
+    """Connects the collectives: which they are, and the ranks.
 
     Raises:
         UserError: MLX refuses.
@@ -97,9 +95,9 @@ def _join() -> Ring:
         are_all_here = (
             os.environ["OMPI_COMM_WORLD_SIZE"] == os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"]
         )
-        return mpi.join(mpi.ON_ONE_MACHINE if are_all_here else {})
+        return backend, mpi.join(mpi.ON_ONE_MACHINE if are_all_here else {})
     try:
-        return mx.distributed.init(strict=True, backend=backend)
+        return backend, mx.distributed.init(strict=True, backend=backend)
     except RuntimeError as error:
         raise UserError(f"the ranks cannot be connected: {error}.") from error
 
@@ -116,16 +114,18 @@ def _take_cores() -> None:
         os.sched_setaffinity(0, range(cores))
 
 
-def _from_rank_0(ring: Ring, text: str = "") -> str:
+def _from_rank_0(ranks: Ranks, text: str = "") -> str:
     """Rank 0's text, on all ranks."""
-    own = text.encode().ljust(ADDRESS_BYTES) if ring.rank() == 0 else bytes(ADDRESS_BYTES)
-    total = mx.distributed.all_sum(mx.array(list(own), mx.int32), group=ring, stream=mx.cpu)
+    own = text.encode().ljust(ADDRESS_BYTES) if ranks.rank() == 0 else bytes(ADDRESS_BYTES)
+    total = mx.distributed.all_sum(mx.array(list(own), mx.int32), group=ranks, stream=mx.cpu)
     numbers: list[int] = total.tolist()  # type: ignore[assignment]
     return bytes(numbers).decode().strip()
 
 
 def _greeting(rank: int, token: str, use: str) -> dict[str, Any]:
     """What a rank says of itself on a new connection."""
+    from importlib.metadata import version  # of which LLM needs nothing
+
     versions = f"tiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
     common = {"machine": socket.gethostname(), "versions": versions}
     return {"rank": rank, "token": token, "use": use, **common}
@@ -138,21 +138,19 @@ def launched_group() -> RankGroup:
         UserError: they cannot be connected, or run another version.
     """
     with bounded(0):
-        ring = _join()
-        backend = _backend(os.environ)
-        assert backend is not None
-        host, token = _own_host(backend), secrets.token_hex(16)
-        with socket.create_server((host, 0), backlog=len(USES) * ring.size()) as listening:
-            _from_rank_0(ring, f"{host} {listening.getsockname()[1]} {token}")
+        backend, ranks = _join()
+        host, token = _own_host(backend), os.urandom(16).hex()
+        with socket.create_server((host, 0), backlog=len(USES) * ranks.size()) as listening:
+            _from_rank_0(ranks, f"{host} {listening.getsockname()[1]} {token}")
             found: dict[tuple[int, str], tuple[socket.socket, dict[str, Any]]] = {}
-            while len(found) < len(USES) * (ring.size() - 1):
+            while len(found) < len(USES) * (ranks.size() - 1):
                 connection, said = _accept(listening)
                 if said.get("token") == token:
                     found[said["rank"], said["use"]] = connection, said
                 else:
                     connection.close()  # it is no rank
     own = _greeting(0, token, "steps")
-    channels = {rank: Channel(found[rank, "steps"][0]) for rank in range(1, ring.size())}
+    channels = {rank: Channel(found[rank, "steps"][0]) for rank in range(1, ranks.size())}
     machines = {rank: found[rank, "steps"][1]["machine"] for rank in channels}
     machines[0] = own["machine"]
     for rank, channel in channels.items():
@@ -163,7 +161,7 @@ def launched_group() -> RankGroup:
     share_cores(list(machines.values()).count(machines[0]))
     beats = {rank: found[rank, "beats"][0] for rank in channels}
     kept = [found[rank, use][0] for rank in channels for use in ("own", "first")]
-    return LaunchedGroup(ring, channels, beats, kept, _lifeline(found[1, "own"][0]))
+    return LaunchedGroup(ranks, channels, beats, kept, _lifeline(found[1, "own"][0]))
 
 
 def _accept(listening: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
@@ -188,21 +186,21 @@ class LaunchedGroup(RankGroup):
     """Rank 0 of ranks that a launcher has started. See `launched_group`.
 
     Args:
-        ring, channels, beats: see `RankGroup`.
+        ranks, channels, beats: see `RankGroup`.
         kept: connections that this process's end is to close.
         lifeline: the program that ends this process if rank 1 ends before it.
     """
 
     def __init__(
         self,
-        ring: Ring,
+        ranks: Ranks,
         channels: Mapping[int, Channel],
         beats: Mapping[int, socket.socket],
         kept: list[socket.socket],
         lifeline: subprocess.Popen[bytes],
     ):
-        super().__init__(ring.size(), channels, beats)
-        self.ring = ring
+        super().__init__(ranks.size(), channels, beats)
+        self.ranks = ranks
         self._kept, self._lifeline = kept, lifeline
 
     def _kill(self) -> None:
@@ -217,8 +215,8 @@ def launched_worker() -> Worker:
     """The side of the other ranks."""
     rank = int(os.environ.get("MLX_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
     with bounded(rank):
-        ring = _join()
-        host, port, token = _from_rank_0(ring).split()
+        _, ranks = _join()
+        host, port, token = _from_rank_0(ranks).split()
         opened = {}
         for use in USES:
             opened[use] = socket.create_connection((host, int(port)))
@@ -232,4 +230,4 @@ def launched_worker() -> Worker:
     with opened["first"] as first:
         _lifeline(first)
     opened["own"].detach()  # open until this process ends
-    return Worker(ring, channel, watch_rank_0(opened["beats"]), mpi.leave)
+    return Worker(ranks, channel, watch_rank_0(opened["beats"]), mpi.leave)

@@ -47,7 +47,7 @@ class LocalGroup(RankGroup):
         for channel, place in zip(channels.values(), places, strict=True):
             channel.send(place)
         # Now all ranks are about to connect.
-        self.ring = take(0, own, [channel.connection for channel in channels.values()])
+        self.ranks = take(0, own, [channel.connection for channel in channels.values()])
 
     def _wait(self) -> None:
         for process in self._processes.values():

@@ -21,8 +21,9 @@ from typing import IO, Any
 
 from ...errors import UserError
 from . import mpi
+from .connecting import Ranks, bounded
 from .place import SOCKET
-from .ring import Ring, bounded, connect, free_addresses
+from .ring import connect, free_addresses
 
 COLLECTIVES = "TINY_LLM_COLLECTIVES"
 BACKENDS = ("mpi", "ring")
@@ -36,6 +37,21 @@ OF_A_PLACE = ("PMIX_", "OPAL_PREFIX")
 Place = Mapping[str, Any]
 
 
+def chosen_backend() -> str:
+    """What ranks of this machine are to speak over: as asked, else MPI where that is installed.
+
+    Raises:
+        UserError: `TINY_LLM_COLLECTIVES` asks for something else, or for MPI, and it is not there.
+    """
+    asked = os.environ.get(COLLECTIVES)
+    if asked not in (None, *BACKENDS):
+        raise UserError(f"{COLLECTIVES} is '{asked}'; give mpi or ring.")
+    has_mpi = mpi.mpirun() is not None
+    if asked == "mpi" and not has_mpi:
+        raise UserError(f"{COLLECTIVES} is mpi, which needs: pip install 'tiny-llm[mpi]'.")
+    return asked or ("mpi" if has_mpi else "ring")
+
+
 class NotStartedError(Exception):
     """`mpirun` ended before it said anything, or said nothing in time."""
 
@@ -47,19 +63,12 @@ class Meeting:
         size: how many ranks.
 
     Raises:
-        UserError: `TINY_LLM_COLLECTIVES` asks for MPI, and it is not there.
+        UserError: see `chosen_backend`.
     """
 
     def __init__(self, size: int):
         self._size = size
-        self._asked = os.environ.get(COLLECTIVES)
-        if self._asked not in (None, *BACKENDS):
-            raise UserError(f"{COLLECTIVES} is '{self._asked}'; give mpi or ring.")
-        self._started: _Mpirun | None = None
-        if self._asked != "ring" and mpi.mpirun() is not None:
-            self._started = _Mpirun(size)
-        elif self._asked == "mpi":
-            raise UserError(f"{COLLECTIVES} is mpi, which needs: pip install 'tiny-llm[mpi]'.")
+        self._started = _Mpirun(size) if chosen_backend() == "mpi" else None
 
     def places(self) -> Sequence[Place]:
         """A place for each rank, as `take` wants it.
@@ -71,13 +80,13 @@ class Meeting:
             try:
                 return [{"mpi": place} for place in self._started.places()]
             except NotStartedError as error:
-                if self._asked == "mpi":
+                if COLLECTIVES in os.environ:  # which asks for MPI
                     raise UserError(f"mpirun did not start: {error}.") from error
         addresses = free_addresses(self._size)
         return [{"ring": addresses}] * self._size
 
 
-def take(rank: int, place: Place, others: Sequence[socket.socket]) -> Ring:
+def take(rank: int, place: Place, others: Sequence[socket.socket]) -> Ranks:
     """Takes a place; all ranks do so at about the same time.
 
     Args:

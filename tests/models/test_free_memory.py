@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from tiny_llm.server.free_memory import give_back
+from tiny_llm.models.free_memory import give_back
 
 
 def resident_bytes():

@@ -1,0 +1,118 @@
+"""tokenizer.json, read in two parts: the result is that of the library's own reader."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import tokenizers
+
+from tiny_llm import demo
+from tiny_llm.models import compact_tokenizer
+from tiny_llm.models.compact_tokenizer import read_tokenizer
+
+FILE = demo.TARGET_PATH / "tokenizer.json"
+TEXT = "RoPE is <|im_end|> naïve 数学 <think>"
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes the demo's tokenizer.json, changed by a function, and returns its path."""
+
+    def write(change):
+        content = json.loads(FILE.read_bytes())
+        change(content)
+        file = tmp_path / "tokenizer.json"
+        file.write_text(json.dumps(content))
+        return file
+
+    return write
+
+
+@pytest.fixture
+def library_reads_parts_only(monkeypatch):
+    """Has the test fail if the library is asked to read a whole file."""
+    parts_only = SimpleNamespace(from_str=tokenizers.Tokenizer.from_str)
+    library = SimpleNamespace(Tokenizer=parts_only, models=tokenizers.models)
+    monkeypatch.setattr(compact_tokenizer, "tokenizers", library)
+
+
+def as_it_is(content):
+    pass
+
+
+def merges_as_texts(content):
+    content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
+
+
+def ids_that_are_not_next(content):
+    """As where a vocabulary was padded behind the added tokens: the library gives other ids."""
+    vocab = content["model"]["vocab"]
+    vocab.update({f"<unused_{i}>": i for i in range(len(vocab) + 5, len(vocab) + 50)})
+
+
+def added_tokens_in_the_vocabulary(content):
+    vocab = content["model"]["vocab"]
+    vocab.update({token["content"]: token["id"] for token in content["added_tokens"][1:3]})
+
+
+def settings_of_the_model(content):
+    content["model"] |= {"unk_token": "!", "fuse_unk": True, "ignore_merges": True, "dropout": 0.0}
+
+
+def a_token_that_is_added_twice(content):
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 9999})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        as_it_is,
+        merges_as_texts,
+        ids_that_are_not_next,
+        added_tokens_in_the_vocabulary,
+        settings_of_the_model,
+        a_token_that_is_added_twice,
+    ],
+)
+def test_the_tokenizer_is_the_librarys(written, change, request):
+    file = written(change)
+    expected = tokenizers.Tokenizer.from_file(str(file))
+    request.getfixturevalue("library_reads_parts_only")
+    actual = read_tokenizer(file)
+    assert actual.to_str() == expected.to_str()
+    assert actual.get_vocab(with_added_tokens=True) == expected.get_vocab(with_added_tokens=True)
+    assert actual.get_vocab_size() == expected.get_vocab_size()
+    assert actual.encode(TEXT).ids == expected.encode(TEXT).ids
+    assert actual.decode(actual.encode(TEXT).ids) == expected.decode(expected.encode(TEXT).ids)
+
+
+def test_another_kind_of_model_is_left_to_the_library(written):
+    def words(content):
+        content["model"] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
+
+    file = written(words)
+    assert read_tokenizer(file).to_str() == tokenizers.Tokenizer.from_file(str(file)).to_str()
+
+
+def a_merge_of_no_tokens(content):
+    content["model"]["merges"].append(["no", "token of it"])
+
+
+def a_vocabulary_of_other_things(content):
+    content["model"]["vocab"]["a"] = "b"
+
+
+def no_added_tokens(content):
+    content["added_tokens"] = 5
+
+
+@pytest.mark.parametrize(
+    "change", [a_merge_of_no_tokens, a_vocabulary_of_other_things, no_added_tokens]
+)
+def test_a_broken_file_is_refused_as_the_library_refuses_it(written, change):
+    file = written(change)
+    with pytest.raises(Exception) as expected:  # noqa: PT011  (the library has no class for it)
+        tokenizers.Tokenizer.from_file(str(file))
+    with pytest.raises(Exception) as actual:  # noqa: PT011
+        read_tokenizer(file)
+    assert str(actual.value) == str(expected.value)
