@@ -252,6 +252,13 @@ def test_a_rank_has_its_share_of_weights_and_pages():
     assert two.runner.target.nbytes * 2 == one.runner.target.nbytes
 
 
+def test_ranks_keep_nothing_of_a_step_between_answers():
+    for size, keeps in ((1, True), (RANKS, False)):
+        llm = engine("demo", size)
+        tokens(llm)
+        assert (mx.get_cache_memory() > 0) == keeps
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
