@@ -399,7 +399,7 @@ def test_task_3_random_workloads():
     assert run_random_workloads(200, num_pages=500, enable_prefix_caching=True) == 0
 
 
-def test_task_3_a_hit_changes_no_bit(demo):
+def test_task_3_a_hit_changes_no_bit(on_cpu, demo):
     params = SamplingParams(temperature=0, max_tokens=8, logprobs=3)
     prompt, other = chat(PARAGRAPH + "Who is the mayor?"), chat(PARAGRAPH + "And the river?")
     llm = LLM(demo, kv_cache_bytes=2**24, block_size=8)
