@@ -43,7 +43,7 @@ class Generation:
     Attributes:
         prompt_tokens: of all prompts together.
         cached_tokens: how many of them were found in the prefix cache.
-        dropped: is set when the client reads too slowly.
+        on_overdue: is called when the client reads too slowly, if somebody wants to know.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Generation:
     ):
         self.request_ids = list(request_ids)
         self.prompt_tokens = sum(prompts)
-        self.dropped = asyncio.Event()
+        self.on_overdue: Callable[[], None] | None = None
         settings = bridge.settings
         self._num_answers = len(self.request_ids) * n
         limit = settings.buffer_pieces * self._num_answers
@@ -77,7 +77,7 @@ class Generation:
         Raises:
             ApiError: it refuses one.
         """
-        await asyncio.shield(self._accepted)
+        await self._accepted
 
     async def news(self) -> AsyncIterator[list[tuple[int, Piece]]]:
         """What steps add to the answers, until all have ended: what has come since the last time.
@@ -124,8 +124,8 @@ class Generation:
                 self.fail(refused(reason))
             case Piece():
                 self.mailbox.put(item)
-                if self.mailbox.overdue:
-                    self.dropped.set()
+                if self.on_overdue is not None and self.mailbox.overdue:
+                    self.on_overdue()
 
     def fail(self, error: ApiError) -> None:
         """Ends it with an error, before its answers began or after."""

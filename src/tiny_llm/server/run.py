@@ -29,6 +29,7 @@ from ..models.tokenizer import open_tokenizer
 from . import seam
 from .app import make_app
 from .bridge import Bridge
+from .connection import Connection
 from .engine_thread import EngineThread, Inbox
 from .errors import ApiError
 from .lifecycle import Lifecycle, Phase
@@ -101,6 +102,9 @@ class Process:
         loop = asyncio.get_running_loop()
         config = uvicorn.Config(
             make_app(self.server),
+            http=Connection,
+            proxy_headers=False,  # nothing here asks where a request came from
+            ws="none",
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -172,9 +176,11 @@ class Process:
 
     async def _watch(self) -> None:
         """Gives up when a step takes too long; a loop that hangs itself is ended by a timer."""
-        limit = self._settings.watchdog
+        limit, armed = self._settings.watchdog, 0.0
         while True:
-            faulthandler.dump_traceback_later(limit + 30, exit=True)
+            if time.monotonic() >= armed + 1:  # each time is a new thread
+                armed = time.monotonic()
+                faulthandler.dump_traceback_later(limit + 30, exit=True)
             began = self._engine.step_began
             if began is not None and time.monotonic() - max(began, self._continued) > limit:
                 self._bridge.give_up(f"The engine has not finished a step for {limit:g} s.")
