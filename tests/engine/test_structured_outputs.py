@@ -591,7 +591,8 @@ def test_an_end_token_that_is_text_ends_only_what_is_whole(demo, end, reasons):
         if reason == "stop" and number >= 2:
             Draft202012Validator(PERSON).validate(json.loads(body))
         elif reason == "stop":
-            assert body.startswith("<tool_call>") and body.endswith("</tool_call>")
+            assert body.startswith("<tool_call>")
+            assert body.endswith("</tool_call>")
 
 
 def test_a_grammar_that_cannot_go_on_fails_alone(llm):

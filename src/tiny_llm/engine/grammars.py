@@ -172,8 +172,7 @@ def _text_ends(tokenizer: Any) -> list[int]:
     return [
         token
         for token in tokenizer.eos_token_ids
-        if backend.id_to_token(token) is not None
-        and not (token in added and added[token].special)
+        if backend.id_to_token(token) is not None and not (token in added and added[token].special)
     ]
 
 

@@ -4,6 +4,7 @@ A request passes the guards, and then either the short way of `direct.py` or Fas
 """
 
 import logging
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -15,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from . import chat, completions, engine_view, messages, page, responses, service, tokenize
-from .direct import Direct
+from .direct import Direct, Endpoint
 from .errors import INSIDE, ApiError
 from .guards import CheckHost, LimitBody, RequireKey
 from .server import Server
@@ -23,11 +24,11 @@ from .validation import refusal
 
 log = logging.getLogger("tiny_llm.server")
 
-DIRECT = {
-    chat.PATH: (chat.ChatBody, chat.create_chat_completion),
-    completions.PATH: (completions.CompletionBody, completions.create_completion),
-    messages.PATH: (messages.MessagesBody, messages.create_message),
-    responses.PATH: (responses.ResponsesBody, responses.create_response),
+DIRECT: Mapping[str, Endpoint] = {
+    chat.PATH: chat.create_chat_completion,
+    completions.PATH: completions.create_completion,
+    messages.PATH: messages.create_message,
+    responses.PATH: responses.create_response,
 }
 
 

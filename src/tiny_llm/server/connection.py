@@ -8,7 +8,6 @@ waits until the event loop has come to the end of its turn, and goes out togethe
 import asyncio
 from typing import Any
 
-import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 LARGEST_HEAD = 65536  # bytes of a request before its body
@@ -36,7 +35,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.parser.get_http_version() == "1.0":  # which knows no chunks; uvicorn writes them
             self.cycle.chunked_encoding = True
-            self.cycle.transport = _WithoutChunks(self.transport)
+            self.cycle.transport = _WithoutChunks(self.transport)  # type: ignore[assignment]
 
 
 class Gathering:

@@ -8,7 +8,7 @@ way, such as a body that is not valid, takes FastAPI's, which says what is wrong
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ValidationError
@@ -27,12 +27,16 @@ class Direct:
 
     Args:
         app: has these endpoints, too: for the document, and for what is refused.
-        endpoints: by the path to which they are posted: the type of the body, and the function.
+        endpoints: by the path to which they are posted. A body has the type of the parameter
+            `body`.
     """
 
-    def __init__(self, app: FastAPI, endpoints: Mapping[str, tuple[type[BaseModel], Endpoint]]):
+    def __init__(self, app: FastAPI, endpoints: Mapping[str, Endpoint]):
         self._app = app
-        self._endpoints = endpoints
+        self._endpoints = {
+            path: (get_type_hints(endpoint)["body"], endpoint)
+            for path, endpoint in endpoints.items()
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
