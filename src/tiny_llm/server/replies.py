@@ -90,7 +90,8 @@ class EventStream(Response):
         self._generation = generation
         self._keep_alive = keep_alive
         self._nothing = nothing
-        self._before: bytes | None = b""  # events before the answer, while they and the head wait
+        self._before: bytes | None = None  # events before the answer, once they are made
+        self._has_head = False  # whether the head was sent, and those with it
         self._last_sent = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._filling: asyncio.Task[None] | None = None  # what ends a silence is being sent
@@ -106,14 +107,15 @@ class EventStream(Response):
             log.warning("a client reads its stream too slowly and is dropped")
 
     async def _send_all(self, send: Send) -> None:
+        self._look_after(HEAD_WAITS, send)
         try:
-            self._before = self._reply.begin()
-            self._look_after(HEAD_WAITS, send)
             last = await self._send_answer(send)
         except ApiError as error:
+            self._begin()
             last = self._reply.fail(error)
         except Exception:
             log.exception("a stream failed")
+            self._begin()
             last = self._reply.fail(ApiError(500, INSIDE))
         self._end_filling()
         await self._send(send, last, is_last=True)
@@ -122,6 +124,7 @@ class EventStream(Response):
         """Sends the answer; returns its last events."""
         reply = self._reply
         async for pieces in self._generation.news():
+            self._begin()
             if len(pieces) == 1:
                 data = reply.take(*pieces[0])
             else:
@@ -130,10 +133,16 @@ class EventStream(Response):
                 await self._send(send, data)
         return reply.end()
 
+    def _begin(self) -> None:
+        """Makes the first events, as late as can be: they may tell what was found in the cache."""
+        if self._before is None:
+            self._before = self._reply.begin()
+
     async def _send(self, send: Send, data: bytes, is_last: bool = False) -> None:
         self._last_sent = time.monotonic()
-        if self._before is not None:
-            data, self._before = self._before + data, None
+        if not self._has_head:
+            self._has_head = True
+            data = (self._before or b"") + data
             start = {"type": "http.response.start", "status": self.status_code}
             await send({**start, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": data, "more_body": not is_last})
@@ -146,7 +155,8 @@ class EventStream(Response):
 
     def _look(self, send: Send) -> None:
         silent = time.monotonic() - self._last_sent
-        if self._before is not None:
+        if not self._has_head:
+            self._begin()
             self._fill(send, b"")
         elif silent >= self._keep_alive:
             self._fill(send, self._nothing)
