@@ -1,6 +1,7 @@
 """What the engine's tests with a model share: prompts, and a spy that sees every logit."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,27 @@ PARAGRAPH = (
 
 def chat(question: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}]
+
+
+def assert_distributed_as(answers: Iterable[Hashable], expected: Mapping[Any, float]) -> None:
+    """Checks that answers come as often as they should: chi-square, wrong once in 10,000 runs.
+
+    Args:
+        answers: what came.
+        expected: the probability of each answer that is possible. Those that should come less than
+            five times count as one.
+    """
+    from scipy.stats import chi2  # takes a second to import
+
+    counts = Counter(answers)
+    assert counts.keys() <= expected.keys()
+    number = counts.total()
+    common = {answer: p for answer, p in expected.items() if p * number >= 5}
+    cells = [(counts[answer], number * p) for answer, p in common.items()]
+    seen = sum(observed for observed, _ in cells)
+    cells.append((number - seen, number * (1 - sum(common.values()))))
+    statistic = sum((o - e) ** 2 / e for o, e in cells if e > 0)
+    assert statistic < chi2.ppf(1 - 1e-4, len(cells) - 1)
 
 
 # A prompt, and what is asked of it: shared beginnings, a prompt of one token, every parameter.

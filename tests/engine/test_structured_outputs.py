@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -14,9 +13,8 @@ import numpy as np
 import pytest
 import tokenizers
 from jsonschema import Draft202012Validator
-from scipy.stats import chi2
 
-from tests.engine.support import PARAGRAPH, chat
+from tests.engine.support import PARAGRAPH, assert_distributed_as, chat
 from tests.support import as_numpy, tiny_model
 from tiny_llm import LLM, Qwen3ModelWeek3, SamplingParams, StructuredOutputs, ToolCalls, UserError
 from tiny_llm.engine.choose_tokens import SamplingRow
@@ -156,16 +154,10 @@ def test_answers_are_distributed_as_by_brute_force(has_draft):
     form = StructuredOutputs(regex=LANGUAGE)
     [output] = llm.generate(prompt, SamplingParams(n=number, seed=9, structured_outputs=form))
     assert output.error is None
-    counts = Counter(tuple(one.token_ids) for one in output.outputs)
+    answers = [tuple(one.token_ids) for one in output.outputs]
     expected = exact_distribution(models[0][0], prompt)
     assert sum(expected.values()) == pytest.approx(1)
-    assert counts.keys() <= expected.keys()
-    common = {tokens: p for tokens, p in expected.items() if p * number >= 5}
-    cells = [(counts[tokens], number * p) for tokens, p in common.items()]
-    observed, rest = sum(o for o, _ in cells), number * (1 - sum(common.values()))
-    cells.append((number - observed, rest))
-    statistic = sum((o - e) ** 2 / e for o, e in cells if e > 0)
-    assert statistic < chi2.ppf(1 - 1e-4, len(cells) - 1)
+    assert_distributed_as(answers, expected)
 
 
 # ------------------------------------------------------------------ whole answers

@@ -14,9 +14,18 @@ from tiny_llm.kv_cache.paged_storage import RaggedBatch
 from tiny_llm.models.dispatch import serving_model
 from tiny_llm.models.weights import read_checkpoint
 
-torch = pytest.importorskip("torch", reason="`pdm run install-torch` installs it")
-torch.set_num_threads(1)  # its threads wait by spinning, which takes the other tests' processor
-transformers = pytest.importorskip("transformers")
+# Imported by the fixture: both take seconds, which other tests need not wait for.
+torch: Any
+transformers: Any
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _their_libraries() -> None:
+    global torch, transformers
+    torch = pytest.importorskip("torch", reason="`pdm run install-torch` installs it")
+    torch.set_num_threads(1)  # its threads wait by spinning, which takes others' processor
+    transformers = pytest.importorskip("transformers")
+
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -47,11 +56,11 @@ QUESTIONS = [
 NEW_TOKENS = 20
 
 
-def hugging_face(folder: Path, dtype: "torch.dtype") -> "transformers.PreTrainedModel":
+def hugging_face(folder: Path, dtype: Any) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
 
-def random_model(model: "transformers.PreTrainedModel") -> "transformers.PreTrainedModel":
+def random_model(model: Any) -> Any:
     """The model with weights that keep activations near unit size, and norms that are not all 1."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -2,13 +2,13 @@
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.utils import load_tokenizer
 
 from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.detokenizer import StreamingDetokenizer, with_detokenizer
@@ -16,11 +16,27 @@ from tiny_llm.models.tokenizer import Tokenizer, open_tokenizer
 
 CONFIG = json.loads((TARGET_PATH / "config.json").read_text())
 OURS = open_tokenizer(TARGET_PATH, CONFIG)
-THEIRS = load_tokenizer(TARGET_PATH, eos_token_ids=[4093, 4091])
 
-VOCAB_SIZE = len(THEIRS.get_vocab())
-BYTES = [i for token, i in THEIRS.get_vocab().items() if len(token) == 1]
-NUL = THEIRS.get_vocab()["Ā"]  # of which mlx_lm makes the letter that stands for it
+VOCAB_SIZE = len(OURS.get_vocab())
+BYTES = [i for token, i in OURS.get_vocab().items() if len(token) == 1]
+NUL = OURS.get_vocab()["Ā"]  # of which mlx_lm makes the letter that stands for it
+
+# mlx_lm and transformers, which it opens tokenizers with, take seconds to import: not in a run of
+# other tests.
+
+
+def load_tokenizer(folder: Path, **options: Any) -> Any:
+    """A folder's tokenizer as mlx_lm opens it."""
+    from mlx_lm.utils import load_tokenizer
+
+    return load_tokenizer(folder, **options)
+
+
+@cache
+def theirs_of_demo() -> Any:
+    """The demo model's tokenizer as mlx_lm opens it."""
+    return load_tokenizer(TARGET_PATH, eos_token_ids=[4093, 4091])
+
 
 CHAT = [
     {"role": "system", "content": "Answer briefly."},
@@ -54,15 +70,15 @@ def test_it_is_ours():
 @given(marked_text)
 def test_encode(text):
     ids = OURS.encode(text)
-    assert ids == THEIRS.encode(text)
+    assert ids == theirs_of_demo().encode(text)
     assert OURS.encode(text, add_special_tokens=False) == ids
-    assert OURS.decode(ids) == THEIRS.decode(ids)
+    assert OURS.decode(ids) == theirs_of_demo().decode(ids)
 
 
 @settings(max_examples=200, deadline=None)
 @given(some_ids, st.booleans())
 def test_decode(ids, skip):
-    expected = THEIRS.decode(ids, skip_special_tokens=skip)
+    expected = theirs_of_demo().decode(ids, skip_special_tokens=skip)
     assert OURS.decode(ids, skip_special_tokens=skip) == expected
 
 
@@ -70,7 +86,7 @@ def test_decode(ids, skip):
 @given(some_ids)
 def test_streaming(ids):
     """Whole characters, cut ones and bytes that are none."""
-    assert segments(OURS.detokenizer, ids) == segments(THEIRS.detokenizer, ids)
+    assert segments(OURS.detokenizer, ids) == segments(theirs_of_demo().detokenizer, ids)
 
 
 @settings(max_examples=100, deadline=None)
@@ -107,12 +123,12 @@ def test_each_answer_has_its_own_detokenizer():
 
 
 def test_vocabulary_and_end_tokens():
-    assert OURS.get_vocab() == THEIRS.get_vocab()
+    assert OURS.get_vocab() == theirs_of_demo().get_vocab()
     assert len(OURS) == VOCAB_SIZE
-    assert OURS.eos_token_ids == THEIRS.eos_token_ids == {4093, 4091}
+    assert OURS.eos_token_ids == theirs_of_demo().eos_token_ids == {4093, 4091}
     assert OURS.has_thinking
     assert OURS.has_chat_template
-    assert OURS.chat_template == THEIRS.chat_template
+    assert OURS.chat_template == theirs_of_demo().chat_template
 
 
 @pytest.mark.parametrize("tokenize", [True, False])
@@ -121,7 +137,7 @@ def test_vocabulary_and_end_tokens():
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_chat_template(length, prompt, thinking, tokenize):
     arguments = {**prompt, **thinking, "tokenize": tokenize}
-    expected = THEIRS.apply_chat_template(CHAT[:length], **arguments)
+    expected = theirs_of_demo().apply_chat_template(CHAT[:length], **arguments)
     assert OURS.apply_chat_template(CHAT[:length], **arguments) == expected
 
 
@@ -258,14 +274,14 @@ def test_what_we_do_not_have_is_mlx_lm_s():
     assert ours.think_end == "</think>"
     assert ours.convert_ids_to_tokens([4093]) == ["<|im_end|>"]
     assert ours.encode("a b", return_tensors="np").shape == (1, 2)
-    assert ours.decode([1, 2], clean_up_tokenization_spaces=True) == THEIRS.decode([1, 2])
+    assert ours.decode([1, 2], clean_up_tokenization_spaces=True) == theirs_of_demo().decode([1, 2])
     with pytest.raises(AttributeError):
         ours.no_such_thing  # noqa: B018
     assert not hasattr(ours, "_no_such_thing")
 
 
 def test_a_tokenizer_of_transformers_gets_a_detokenizer():
-    ours, bare = open_tokenizer(TARGET_PATH, CONFIG), THEIRS._tokenizer
+    ours, bare = open_tokenizer(TARGET_PATH, CONFIG), theirs_of_demo()._tokenizer
     assert with_detokenizer(ours) is ours
     assert not hasattr(bare, "detokenizer")
     ids = ours.encode("Two words, é and 😀.")
@@ -287,7 +303,7 @@ def test_arguments_of_transformers_go_there(arguments):
         except Exception as error:
             return type(error), str(error)
 
-    assert outcome(open_tokenizer(TARGET_PATH, CONFIG)) == outcome(THEIRS)
+    assert outcome(open_tokenizer(TARGET_PATH, CONFIG)) == outcome(theirs_of_demo())
 
 
 @pytest.mark.parametrize(
@@ -304,7 +320,7 @@ def test_arguments_of_transformers_go_there(arguments):
 def test_what_could_change_tokens_is_left_to_mlx_lm(folder, changes):
     edit(folder, "tokenizer_config.json", **changes)
     ours = open_tokenizer(folder, CONFIG)
-    assert type(ours) is type(THEIRS)
+    assert type(ours) is type(theirs_of_demo())
     assert ours.encode("x <|not there|>") == load_tokenizer(folder).encode("x <|not there|>")
 
 
@@ -316,7 +332,7 @@ def test_vocabulary_and_merges_alone_are_left_to_mlx_lm(folder):
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
     edit(folder, "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
     tokenizer = open_tokenizer(folder, CONFIG)
-    assert type(tokenizer) is type(THEIRS)
+    assert type(tokenizer) is type(theirs_of_demo())
     assert tokenizer.decode(tokenizer.encode("Hello there")) == "Hello there"
 
 
@@ -324,7 +340,7 @@ def test_truncation_written_into_the_file_is_no_limit(folder):
     cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     edit(folder, "tokenizer.json", truncation=cut)
     text = "one two three four five six"
-    assert open_tokenizer(folder, CONFIG).encode(text) == THEIRS.encode(text)
+    assert open_tokenizer(folder, CONFIG).encode(text) == theirs_of_demo().encode(text)
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])

@@ -65,7 +65,12 @@ def test_task_4_what_no_kernel_reads_is_refused_with_the_model(bits, dtype, mess
 
 
 @pytest.mark.parametrize(
-    "question", ["What is the capital of France?", "What is the KV cache?", "What is 17 + 25?"]
+    "question",
+    [
+        "What is the capital of France?",
+        pytest.param("What is the KV cache?", marks=pytest.mark.slow),
+        pytest.param("What is 17 + 25?", marks=pytest.mark.slow),
+    ],
 )
 def test_task_4_demo_model_says_the_same_with_and_without_cache(demo, question):
     mlx_model, tokenizer = demo

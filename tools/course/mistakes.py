@@ -18,7 +18,7 @@ from .outcomes import Outcome, Runner
 from .reveal import apply_tasks
 from .start import write_tree
 from .tasks import TASKS, day_of_task
-from .tree import ROOT, starter_files
+from .tree import ROOT, import_files
 
 BLOCKS = all_blocks(ROOT / "src")
 SECONDS = 120  # for the tests of one task
@@ -75,9 +75,7 @@ def write_tree_of(folder: Path, path: Path, text: str) -> None:
         path: of the module, below the project's root.
         text: its contents.
     """
-    names = {"sitecustomize.py", "__init__.py"}
-    files = {path: text for path, text in starter_files(folder).items() if path.name in names}
-    for name, contents in {**files, path: text}.items():
+    for name, contents in {**import_files(folder, [path]), path: text}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(contents, encoding="utf-8")
     package = folder / "build" / "package" / "tiny_llm_ext"

@@ -13,6 +13,7 @@ So there is one of each, and what the learner reads is what the learner writes.
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from .markers import find_blocks, marked_files
@@ -77,25 +78,34 @@ def starter_files(folder: Path) -> dict[Path, str]:
     Args:
         folder: where the tree will be; the path from there to the solution is written into it.
     """
-    solution = os.path.relpath(ROOT, folder)
-    files = {
-        Path("README.md"): _template("README.md", solution),
-        Path("site/sitecustomize.py"): _template("sitecustomize.py", solution),
-    }
+    files = {Path("README.md"): _template("README.md", os.path.relpath(ROOT, folder))}
     for path in marked_files(ROOT / PACKAGE):
         text = path.read_text(encoding="utf-8")
         if find_blocks(text, path.relative_to(ROOT)):
             relative = path.relative_to(ROOT)
             files[relative] = starter_text(text, relative)
-    folders = {folder for path in files for folder in path.parents}
-    for package in sorted(folder for folder in folders if PACKAGE in (folder, *folder.parents)):
-        init = package / "__init__.py"
-        files[init] = _template("package_init.py", os.path.relpath(ROOT / init, folder / package))
+    files |= import_files(folder, files)
     for path in sorted((ROOT / EXTENSION).rglob("*")):
         relative = path.relative_to(ROOT)
         inside = path.relative_to(ROOT / EXTENSION)
         if path.is_file() and "__pycache__" not in path.parts and not _is_solution_only(inside):
             files[relative] = starter_text(path.read_text(encoding="utf-8"), relative)
+    return files
+
+
+def import_files(folder: Path, modules: Iterable[Path]) -> dict[Path, str]:
+    """The files by which Python finds a folder's modules, and else the solution's.
+
+    Args:
+        folder: where the modules will be; the path from there to the solution is written.
+        modules: below the folder.
+    """
+    solution = os.path.relpath(ROOT, folder)
+    files = {Path("site/sitecustomize.py"): _template("sitecustomize.py", solution)}
+    packages = {PACKAGE, *(package for module in modules for package in module.parents)}
+    for package in sorted(one for one in packages if PACKAGE in (one, *one.parents)):
+        init = package / "__init__.py"
+        files[init] = _template("package_init.py", os.path.relpath(ROOT / init, folder / package))
     return files
 
 

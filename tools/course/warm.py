@@ -6,6 +6,7 @@ tiny_llm from the tree that it is told. It reads a job a line from standard inpu
 when one has ended. Only on Linux: what Metal has begun does not survive a fork.
 """
 
+import gc
 import importlib.util
 import json
 import os
@@ -21,6 +22,7 @@ def main() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     assert "tiny_llm" not in sys.modules
+    gc.freeze()  # pytest collects garbage twice in each session, which would look at all of this
     for line in sys.stdin:
         job = json.loads(line)
         pid = os.fork()

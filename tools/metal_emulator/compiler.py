@@ -48,6 +48,7 @@ LANGUAGE = [
     "-Wreturn-type",
     "-Wunused-value",
 ]
+LINES = ["-gdwarf-4", "-gline-tables-only"]  # where a fault is: the file and the line
 # Calls of __ubsan_handle_…_minimal, which are ours (runtime/faults.cpp).
 CHECKS = "bounds,integer-divide-by-zero"
 CHECKED = [f"-fsanitize={CHECKS}", f"-fsanitize-recover={CHECKS}", "-fsanitize-minimal-runtime"]
@@ -183,7 +184,7 @@ class Program:
 
 def compile_program(source: Source, mode: str) -> Program:
     """The program for a mode, from the cache if it was compiled before."""
-    flags = [*LANGUAGE, "-gdwarf-4", *MODE_FLAGS[mode]]
+    flags = [*LANGUAGE, *LINES, *MODE_FLAGS[mode]]
     key = hashlib.sha256("\0".join([source.text, *flags, _fingerprint()]).encode()).hexdigest()
     folder = BUILD / "programs" / f"{source.path.stem}-{mode}-{key[:16]}"
     fetch(folder, functools.partial(_build, source, mode, flags))
