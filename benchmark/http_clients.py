@@ -1,6 +1,7 @@
 """Clients of an OpenAI server, as light as they can be: they share the machine with the server.
 
-They send a request, and read lines. A line that begins with `data:` is an event.
+They send a request, and read what has come, as much at a time as is there. Between two reads they
+look for two things: the first line that begins with `data:`, which is an event, and the last one.
 """
 
 import asyncio
@@ -16,7 +17,8 @@ import numpy as np
 from tiny_llm import UserError
 from tiny_llm.cli.workload import Workload
 
-LARGEST_LINE = 2**24
+LARGEST_READ = 2**16  # bytes
+LAST_EVENT = b"\ndata: [DONE]\n"  # in JSON, a line break is written in another way
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,16 @@ async def stream_completion(url: str, body: dict[str, Any]) -> StreamTimes:
         if b" 200 " not in status:
             text = (await reader.read(2000)).decode(errors="replace")
             raise UserError(f"{url} answers {status.decode().strip()}: {text[-300:]}")
-        first = None
-        while line := await reader.readline():
-            if line.startswith(b"data:"):
-                now = time.perf_counter()
-                first = first or now
-                if line[5:].strip() == b"[DONE]":
-                    return StreamTimes(first - started, now - started)
+        first, tail = None, b""
+        while data := await reader.read(LARGEST_READ):
+            now = time.perf_counter()
+            data = tail + data
+            if first is None and b"\ndata:" in data:
+                first = now
+            if LAST_EVENT in data:
+                assert first is not None
+                return StreamTimes(first - started, now - started)
+            tail = data[-len(LAST_EVENT) :]
         raise UserError(f"{url} ended a stream before it was finished.")
     finally:
         writer.close()
@@ -164,7 +169,7 @@ async def _send(
     url: str, method: str, path: str, content: bytes
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     parts = urlsplit(url)
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=LARGEST_LINE)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     writer.write(
         f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n".encode()

@@ -551,6 +551,42 @@ def test_a_costly_grammar_ends_one_way_or_the_other(llm, form):
     assert not llm.has_unfinished_requests
 
 
+@pytest.mark.parametrize(
+    ("end", "reasons"),
+    [
+        (".", {"stop", "length"}),
+        ('"', {"error", "stop", "length"}),  # a call cannot be written without these
+        ("\n", {"error", "stop", "length"}),
+    ],
+)
+def test_an_end_token_that_is_text_ends_only_what_is_whole(demo, end, reasons):
+    """Some folders name such a token; a thought or a string must not end the answer."""
+
+    def answers(**engine):
+        llm = LLM(demo, kv_cache_bytes=2**25, **engine)
+        [token] = llm.tokenizer.encode(end, add_special_tokens=False)
+        llm.tokenizer.add_eos_token(token)
+        wishes = [ToolCalls([ADD], choice="required"), StructuredOutputs(json=PERSON)]
+        texts = []
+        for form in wishes:
+            for budget in (None, 5):
+                output = answer(llm, form, thinking=True, thinking_token_budget=budget)
+                assert output.finish_reason in reasons, output.error
+                texts.append((output.finish_reason, output.text, output.error))
+        return texts
+
+    found = answers()
+    assert answers(speculative="ngram") == found
+    for number, (reason, text, error) in enumerate(found):
+        body = text.rpartition("</think>")[2].strip()
+        assert error is None or "only an end token could come next" in error
+        if reason == "stop" and number >= 2:
+            Draft202012Validator(PERSON).validate(json.loads(body))
+        elif reason == "stop":
+            assert body.startswith("<tool_call>")
+            assert body.endswith("</tool_call>")
+
+
 def test_a_grammar_that_cannot_go_on_fails_alone(llm):
     llm.add_request("Why?", SamplingParams(structured_outputs=regex("[a-z ]{9}")), request_id="a")
     llm.add_request("Why?", SamplingParams(temperature=0, max_tokens=4), request_id="b")

@@ -32,6 +32,20 @@ def test_an_answer(claude):
     assert message.usage.output_tokens == 8
 
 
+def test_the_first_event_tells_what_was_found_in_the_cache(claude):
+    content = "Which of these words is the longest? " + " ".join(map(str, range(40)))
+    body = {**BODY, "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
+    found = []
+    for _ in range(2):
+        with claude.messages.stream(**body) as stream:
+            usage = next(event.message.usage for event in stream if event.type == "message_start")
+            last = stream.get_final_message().usage
+        assert usage.cache_read_input_tokens == last.cache_read_input_tokens
+        assert usage.input_tokens == last.input_tokens
+        found.append(usage.cache_read_input_tokens)
+    assert found[0] < found[1]
+
+
 def test_a_stream_of_blocks(claude):
     body = {**BODY, "max_tokens": 1500, "thinking": {"type": "enabled", "budget_tokens": 1024}}
     whole = claude.messages.create(**body)

@@ -1,117 +1,155 @@
-"""Pieces that come quickly are read together; the first, an end and an error at once."""
+"""News that come quickly are read together; the first, an end and an error at once."""
 
 import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
 
 from tests.server.test_slow_readers import piece
 from tiny_llm.server.errors import ApiError
 from tiny_llm.server.mailbox import Mailbox
-from tiny_llm.server.pacer import Pacer
+from tiny_llm.server.pacer import Pacer, seconds_between
+from tiny_llm.server.seam import Accepted, Gauges, StepReport
 
 LONG = 1000.0  # seconds that no test waits for
 
 
-class Reader:
-    """Reads a mailbox whose clock a test sets, and notes what came together."""
+class Rig:
+    """A pacer whose news go to two mailboxes, and what is read from them together."""
 
-    def __init__(self, pacer):
-        self.now = 0.0
-        self.box = Mailbox(limit=10, patience=10, pacer=pacer, clock=lambda: self.now)
-        self.seen = []
-        self.task = asyncio.ensure_future(self._read())
+    def __init__(self, pace):
+        self.pacer = Pacer(self._take, lambda: pace)
+        self.pacer.begin()
+        self.boxes = [Mailbox(10, 10, self.pacer.wake_later) for _ in range(2)]
+        self.seen = [[], []]
+        self.tasks = [asyncio.ensure_future(self._read(number)) for number in range(2)]
 
-    async def _read(self):
+    async def _read(self, number):
         while True:
-            items = await self.box.get()
-            self.seen.append([getattr(item, "text", "error") for item in items])
+            items = await self.boxes[number].get()
+            self.seen[number].append([getattr(item, "text", "error") for item in items])
 
-    async def put(self, *items):
-        for item in items:
-            self.box.put(item)
-        for _ in range(4):  # the reader's turn
-            await asyncio.sleep(0)
+    def _take(self, report):
+        for item in report.news:
+            if not isinstance(item, Accepted):
+                self.boxes[int(item.request_id)].put(item)
 
+    async def post(self, *news):
+        """Posts a report from another thread, as the engine does, and gives readers a moment."""
+        report = StepReport(news, Gauges())
+        thread = threading.Thread(target=self.pacer.post, args=(report,))
+        thread.start()
+        thread.join()
+        await asyncio.sleep(0.005)
 
-async def reader_of(pacer):
-    reader = Reader(pacer)
-    reader.now = LONG
-    await reader.put(piece("first"))
-    return reader
+    async def begin(self):
+        await self.post(first("0"), first("1"))
+        assert self.seen == [[["first"]], [["first"]]]
 
-
-def last(text):
-    one = piece(text)
-    return type(one)(**{**vars(one), "finish_reason": "stop"})
-
-
-def test_the_first_piece_is_read_at_once_and_quick_ones_wait():
-    async def run():
-        reader = await reader_of(Pacer(LONG))
-        await reader.put(piece("a"))
-        await reader.put(piece("b"), piece("c"))
-        assert reader.seen == [["first"]]
-        reader.task.cancel()
-
-    asyncio.run(run())
+    def close(self):
+        for task in self.tasks:
+            task.cancel()
 
 
-def test_an_end_and_an_error_bring_what_waits_at_once_and_in_order():
-    async def run():
-        for end, text in ((last("end"), "end"), (ApiError(500, "It failed."), "error")):
-            reader = await reader_of(Pacer(LONG))
-            await reader.put(piece("a"))
-            await reader.put(piece("b"))
-            await reader.put(end)
-            assert reader.seen == [["first"], ["a", "b", text]]
-            reader.task.cancel()
-
-    asyncio.run(run())
+def of(request_id, text, **fields):
+    return replace(piece(text), request_id=request_id, **fields)
 
 
-def test_a_piece_after_a_pause_is_read_at_once():
-    async def run():
-        reader = await reader_of(Pacer(LONG))
-        reader.now += LONG
-        await reader.put(piece("a"))
-        assert reader.seen == [["first"], ["a"]]
-        await reader.put(piece("b"))
-        assert reader.seen == [["first"], ["a"]]
-        reader.task.cancel()
-
-    asyncio.run(run())
+def first(request_id):
+    return of(request_id, "first", is_first=True)
 
 
-def test_without_a_pace_every_piece_is_read_at_once():
-    async def run():
-        reader = await reader_of(Pacer(0))
-        await reader.put(piece("a"))
-        await reader.put(piece("b"))
-        assert reader.seen == [["first"], ["a"], ["b"]]
-        reader.task.cancel()
+def run(body, pace=LONG):
+    async def main():
+        rig = Rig(pace)
+        try:
+            await body(rig)
+        finally:
+            rig.close()
 
-    asyncio.run(run())
+    asyncio.run(main())
 
 
-def test_one_timer_wakes_all_readers_in_order():
-    async def run():
-        pacer = Pacer(0.001)
+def test_what_is_first_is_read_at_once_and_quick_news_wait():
+    async def body(rig):
+        await rig.begin()
+        await rig.post(of("0", "a"), of("1", "b"))
+        await rig.post(of("0", "c"))
+        assert rig.seen == [[["first"]], [["first"]]]
+
+    run(body)
+
+
+def test_an_end_brings_what_waits_for_the_same_reader_at_once_and_in_order():
+    async def body(rig):
+        await rig.begin()
+        await rig.post(of("0", "a"), of("1", "x"))
+        await rig.post(of("0", "b"))
+        await rig.post(of("0", "end", finish_reason="stop"))
+        assert rig.seen == [[["first"], ["a", "b", "end"]], [["first"]]]
+
+    run(body)
+
+
+def test_an_error_is_read_at_once():
+    async def body(rig):
+        await rig.begin()
+        rig.boxes[0].put(ApiError(500, "It failed."))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert rig.seen[0] == [["first"], ["error"]]
+
+    run(body)
+
+
+def test_all_readers_are_woken_together_by_one_timer():
+    async def body(rig):
         loop, timers = asyncio.get_running_loop(), []
         call_later = loop.call_later
         loop.call_later = lambda *args: (timers.append(args), call_later(*args))[1]
-        readers = [await reader_of(pacer) for _ in range(3)]
-        for text in "ab":
-            for reader in readers:
-                await reader.put(piece(text))
-        assert [reader.seen for reader in readers] == [[["first"]]] * 3
-        assert len(timers) == 1
-        while any(len(reader.seen) < 2 for reader in readers):
+        await rig.begin()
+        for text in "abc":
+            await rig.post(of("0", text), of("1", text))
+        assert [one for one in timers if one[0] > 0.05][1:] == []
+        while any(len(seen) < 2 for seen in rig.seen):
             await asyncio.sleep(0.001)
-        assert [reader.seen for reader in readers] == [[["first"], ["a", "b"]]] * 3
-        for reader in readers:
-            await reader.put(piece("c"))  # the clock has not moved: it waits for a new timer
-        while any(len(reader.seen) < 3 for reader in readers):
-            await asyncio.sleep(0.001)
-        assert [reader.seen[2] for reader in readers] == [["c"]] * 3
-        for reader in readers:
-            reader.task.cancel()
+        assert rig.seen == [[["first"], ["a", "b", "c"]]] * 2
 
-    asyncio.run(run())
+    run(body, pace=0.5)
+
+
+def test_news_after_a_pause_are_read_at_once():
+    async def body(rig):
+        await rig.begin()
+        await asyncio.sleep(0.02)  # a look that finds nothing; no other follows
+        rig.pacer._pace = lambda: LONG
+        await rig.post(of("0", "a"))
+        assert rig.seen[0] == [["first"], ["a"]]
+        await rig.post(of("0", "b"))
+        assert rig.seen[0] == [["first"], ["a"]]
+
+    run(body, pace=0.001)
+
+
+@pytest.mark.parametrize("pace", [0.0, 0.0001])
+def test_nothing_is_lost_between_two_threads(pace):
+    async def body(rig):
+        texts = [str(number) for number in range(2000)]
+
+        def engine():
+            for text in texts:
+                rig.pacer.post(StepReport((of("0", text),), Gauges()))
+
+        rig.boxes[0]._limit = len(texts)
+        await asyncio.to_thread(engine)
+        while sum(map(len, rig.seen[0])) < len(texts):
+            await asyncio.sleep(0.001)
+        assert [text for together in rig.seen[0] for text in together] == texts
+
+    run(body, pace)
+
+
+def test_each_stream_costs_a_millisecond_within_bounds():
+    times = [round(1000 * seconds_between(streams)) for streams in (0, 1, 10, 16, 30, 64, 1000)]
+    assert times == [10, 10, 10, 16, 30, 30, 30]

@@ -9,7 +9,6 @@ import pytest
 from tests.server.running import RunningServer, eventually
 from tests.server.test_leaving import LONG
 from tiny_llm.server.mailbox import Mailbox
-from tiny_llm.server.pacer import Pacer
 from tiny_llm.server.seam import Piece
 
 
@@ -18,7 +17,7 @@ def piece(text, index=0):
 
 
 def test_a_full_mailbox_joins_pieces_and_loses_nothing():
-    box = Mailbox(limit=2, patience=10, pacer=Pacer(0))
+    box = Mailbox(limit=2, patience=10, wake_later=lambda wake: None)
     for number in range(6):
         box.put(piece(str(number), index=number % 2))
     items = []
@@ -32,7 +31,7 @@ def test_a_full_mailbox_joins_pieces_and_loses_nothing():
 
 def test_a_mailbox_that_stays_full_is_overdue():
     now = 0.0
-    box = Mailbox(limit=1, patience=10, pacer=Pacer(0), clock=lambda: now)
+    box = Mailbox(limit=1, patience=10, wake_later=lambda wake: None, clock=lambda: now)
     box.put(piece("a"))
     box.put(piece("b"))
     now = 9.0

@@ -28,7 +28,7 @@ from .arguments import (
 from .checkpoint import choose_device
 from .command import CommandParser, console, run_command
 
-LIBRARIES = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
+LIBRARIES = ("fastapi", "uvicorn", "httptools", "pydantic", "prometheus_client")
 KEY_VARIABLE = "TINY_LLM_API_KEY"
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 

@@ -5,6 +5,10 @@ the same alone and in a batch, with a hit in the prefix cache and after preempti
 a draft model guesses wrongly leaves no trace.
 
 Masks are packed, as llguidance writes them: bit i of a row is token i.
+
+An end token that is text, too, as some folders have it, could stand in the middle of an answer as
+far as the grammar knows. The engine would end the answer there, so it is allowed only where the
+answer is whole.
 """
 
 from collections.abc import Sequence
@@ -82,7 +86,23 @@ def _packed_masks(rows: Sequence[AnswerPlace], width: int) -> Any:
         fill_next_token_bitmask_par(_executor(), plain, masks)
     if guessed:
         fill_next_token_bitmask_par_with_draft_tokens(_executor(), guessed, masks)
-    return masks[places, : -(-width // 32)]
+    chosen = masks[places]
+    for row, mask in zip(rows, chosen, strict=True):
+        _forbid_early_ends(row, mask.view(np.uint32))
+    return chosen[:, : -(-width // 32)]
+
+
+def _forbid_early_ends(row: AnswerPlace, mask: Any) -> None:
+    """Takes end tokens that are text out of a mask; if nothing is left then, it stays as it is."""
+    grammar = row.request.grammar
+    ends = [token for token in grammar.text_ends if mask[token // 32] >> (token % 32) & 1]
+    if not ends or grammar.may_end(row.guesses):
+        return
+    others = mask.copy()
+    for token in ends:
+        others[token // 32] &= ~(1 << (token % 32)) & 0xFFFFFFFF
+    if others.any():
+        mask[:] = others
 
 
 def _vocab_size(rows: Sequence[AnswerPlace]) -> int:

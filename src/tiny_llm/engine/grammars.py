@@ -41,19 +41,31 @@ class AnswerGrammar:
         matcher: an `llguidance.LLMatcher` of its own.
         vocab_size: how many tokens it knows.
         eos_token_ids: those that end an answer.
+        text_ends: those of them that are text, too.
 
     Attributes:
-        matcher, vocab_size: as given. Only `take` advances the matcher.
+        matcher, vocab_size, text_ends: as given. Only `take` advances the matcher.
     """
 
-    def __init__(self, matcher: Any, vocab_size: int, eos_token_ids: Collection[int]):
+    def __init__(
+        self,
+        matcher: Any,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        text_ends: Collection[int] = (),
+    ):
         self.matcher = matcher
         self.vocab_size = vocab_size
+        self.text_ends = text_ends
         self._eos_token_ids = eos_token_ids
 
     def take(self, token_ids: Sequence[int]) -> str | None:
         """Advances by tokens that the answer has kept; returns why it cannot, in a sentence."""
         for token in token_ids:
+            if token in self.text_ends:
+                if self.matcher.is_accepting():
+                    continue
+                return "the grammar cannot be followed further: only an end token could come next."
             # A matcher that met a limit allows the end token, whatever is still missing.
             has_failed = self.matcher.is_error()
             if not has_failed and self.matcher.is_stopped() and token in self._eos_token_ids:
@@ -62,6 +74,11 @@ class AnswerGrammar:
                 reason = _reason(self.matcher.get_error())
                 return f"the grammar cannot be followed further: {reason}."
         return None
+
+    def may_end(self, guesses: Sequence[int]) -> bool:
+        """Whether the answer is whole after guesses; no effect on the matcher."""
+        matcher = self.matcher.deep_copy()
+        return all(map(matcher.consume_token, guesses)) and bool(matcher.is_accepting())
 
     def forced_tokens(self) -> list[int]:
         """The tokens that must come next, as far as there is only one way to go on."""
@@ -107,7 +124,8 @@ class GrammarCompiler:
             if len(self._compiled) > MAX_CACHED:
                 self._compiled.popitem(last=False)
             own = matcher.deep_copy()
-        return AnswerGrammar(own, self._vocab_size, self._tokenizer.eos_token_ids)
+        ends = self._tokenizer.eos_token_ids
+        return AnswerGrammar(own, self._vocab_size, ends, _text_ends(self._tokenizer))
 
     def _open(self) -> tuple[Any, Any]:
         """The library, and its form of the tokenizer: a second of work for 150,000 tokens."""
@@ -145,6 +163,17 @@ class GrammarCompiler:
             self._process = BoundedProcess(PROGRAM, [self._settings.name], SECONDS, 2**20)
             self._library = llguidance, tokenizer
         return self._library
+
+
+def _text_ends(tokenizer: Any) -> list[int]:
+    """The end tokens that a grammar can read as text, or by their name."""
+    backend = tokenizer.backend_tokenizer
+    added = backend.get_added_tokens_decoder()
+    return [
+        token
+        for token in tokenizer.eos_token_ids
+        if backend.id_to_token(token) is not None and not (token in added and added[token].special)
+    ]
 
 
 def _as_lark(form: StructuredOutputs | ToolCalls) -> StructuredOutputs | ToolCalls:

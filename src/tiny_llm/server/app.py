@@ -1,6 +1,10 @@
-"""The web application: endpoints, guards, and errors in the form of their protocol."""
+"""The web application: endpoints, guards, and errors in the form of their protocol.
+
+A request passes the guards, and then either the short way of `direct.py` or FastAPI's.
+"""
 
 import logging
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -9,19 +13,45 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from . import chat, completions, engine_view, messages, page, responses, service, tokenize
-from .errors import ApiError
+from .direct import Direct, Endpoint
+from .errors import INSIDE, ApiError
 from .guards import CheckHost, LimitBody, RequireKey
-from .replies import INSIDE
 from .server import Server
 from .validation import refusal
 
 log = logging.getLogger("tiny_llm.server")
 
+DIRECT: Mapping[str, Endpoint] = {
+    chat.PATH: chat.create_chat_completion,
+    completions.PATH: completions.create_completion,
+    messages.PATH: messages.create_message,
+    responses.PATH: responses.create_response,
+}
 
-def make_app(server: Server) -> FastAPI:
+
+def make_app(server: Server) -> ASGIApp:
     """The application for a server."""
+    settings = server.settings
+    guarded: ASGIApp = LimitBody(Direct(_endpoints(server), DIRECT), settings.max_body_bytes)
+    if settings.api_key is not None:
+        guarded = RequireKey(guarded, settings.api_key)
+    else:
+        guarded = CheckHost(guarded, settings.allowed_hosts)
+    if settings.cors_origins:
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+        )
+    return guarded
+
+
+def _endpoints(server: Server) -> FastAPI:
+    """All endpoints, their document, and what is said of errors."""
     app = FastAPI(
         title="tiny-llm",
         version=version("tiny-llm"),
@@ -38,19 +68,6 @@ def make_app(server: Server) -> FastAPI:
     app.add_exception_handler(HTTPException, _tell_http)
     app.add_exception_handler(Exception, _tell_failure)
     _correct_document(app.openapi())
-    settings = server.settings
-    app.add_middleware(LimitBody, limit=settings.max_body_bytes)
-    if settings.api_key is not None:
-        app.add_middleware(RequireKey, key=settings.api_key)
-    else:
-        app.add_middleware(CheckHost, names=settings.allowed_hosts)
-    if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(settings.cors_origins),
-            allow_methods=["*"],
-            allow_headers=["*"],
-        )
     return app
 
 

@@ -16,7 +16,7 @@ from .errors import ApiError, refused
 from .lifecycle import Lifecycle, Phase
 from .mailbox import Mailbox
 from .metrics import Metrics
-from .pacer import Pacer
+from .pacer import Wake
 from .seam import (
     Accepted,
     Cancel,
@@ -43,7 +43,7 @@ class Generation:
     Attributes:
         prompt_tokens: of all prompts together.
         cached_tokens: how many of them were found in the prefix cache.
-        dropped: is set when the client reads too slowly.
+        on_overdue: is called when the client reads too slowly, if somebody wants to know.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Generation:
     ):
         self.request_ids = list(request_ids)
         self.prompt_tokens = sum(prompts)
-        self.dropped = asyncio.Event()
+        self.on_overdue: Callable[[], None] | None = None
         settings = bridge.settings
         self._num_answers = len(self.request_ids) * n
         limit = settings.buffer_pieces * self._num_answers
-        self.mailbox = Mailbox(limit, settings.slow_reader_seconds, bridge.pacer)
+        self.mailbox = Mailbox(limit, settings.slow_reader_seconds, bridge.wake_later)
         self._cached = dict.fromkeys(self.request_ids, 0)
         self._bridge = bridge
         self._unanswered = set(self.request_ids)  # prompts that the engine has not accepted yet
@@ -77,7 +77,7 @@ class Generation:
         Raises:
             ApiError: it refuses one.
         """
-        await asyncio.shield(self._accepted)
+        await self._accepted
 
     async def news(self) -> AsyncIterator[list[tuple[int, Piece]]]:
         """What steps add to the answers, until all have ended: what has come since the last time.
@@ -124,8 +124,8 @@ class Generation:
                 self.fail(refused(reason))
             case Piece():
                 self.mailbox.put(item)
-                if self.mailbox.overdue:
-                    self.dropped.set()
+                if self.on_overdue is not None and self.mailbox.overdue:
+                    self.on_overdue()
 
     def fail(self, error: ApiError) -> None:
         """Ends it with an error, before its answers began or after."""
@@ -148,10 +148,10 @@ class Bridge:
         inbox: of the engine's thread.
         lifecycle: whether requests are taken.
         metrics: what is counted.
+        wake_later: of the pacer: calls a function when it is time to read what is not urgent.
 
     Attributes:
-        settings, lifecycle, metrics: as given.
-        pacer: of all mailboxes.
+        settings, lifecycle, metrics, wake_later: as given.
         loaded: what the engine said when it was ready; None before.
         gauges: the engine's state after its last step.
         snapshot: the last one of `engine/snapshot.py` that somebody looked at; None before.
@@ -159,12 +159,19 @@ class Bridge:
         ending: is set when the process ends, and viewers must go.
     """
 
-    def __init__(self, settings: Settings, inbox: Inbox, lifecycle: Lifecycle, metrics: Metrics):
+    def __init__(
+        self,
+        settings: Settings,
+        inbox: Inbox,
+        lifecycle: Lifecycle,
+        metrics: Metrics,
+        wake_later: Callable[[Wake], None],
+    ):
         self.settings = settings
+        self.wake_later = wake_later
         self.lifecycle = lifecycle
         self.metrics = metrics
         self.inbox = inbox
-        self.pacer = Pacer(settings.pace)
         self.loaded: Loaded | None = None
         self.gauges = Gauges()
         self.snapshot: Mapping[str, Any] | None = None

@@ -77,6 +77,11 @@ class CompletionBody(SamplingFields):
         """
         return None if self.response_format is None else self.response_format.form()
 
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the prompts are token ids, and no text of theirs is asked for."""
+        return not self.echo and not any(isinstance(prompt, str) for prompt in self.prompts())
+
     def prompts(self) -> list[str | list[int]]:
         """The prompts, one by one."""
         given = self.prompt
@@ -95,7 +100,10 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
     params = body.sampling_params(
         server.defaults, limit, body.logprobs, body.form(), body.num_scored
     )
-    encoded = await server.prompts.run(_encode, server, body)
+    if body.is_encoded:
+        encoded = _encode(server, body)
+    else:
+        encoded = await server.prompts.run(_encode, server, body)
     generation = await server.begin([ids for ids, _ in encoded], params)
     reply = CompletionReply(server, body, generation, encoded, params.n)
     if not body.stream:

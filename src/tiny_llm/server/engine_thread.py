@@ -228,6 +228,7 @@ class EngineThread(threading.Thread):
             answer.stop_reason,
             _times(whole.metrics, len(answer.token_ids)) if ended else None,
             scored,
+            is_first,
         )
 
 

@@ -26,6 +26,7 @@ TYPES = {
 }
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 ANTHROPIC_PATHS = ("/v1/messages",)
+INSIDE = "The server failed while it answered; its log says why."
 
 
 class ApiError(Exception):

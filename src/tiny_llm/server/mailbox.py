@@ -1,7 +1,7 @@
 """A client's buffer: pieces of answers that the engine has made and the client has not read.
 
-The reader is woken at once for the first piece, for an end and for an error; pieces in between are
-read together when they come quickly (`pacer.py`).
+The reader is woken at once for the first piece of an answer, for an end and for an error; pieces in
+between are read together when they come quickly (`pacer.py`).
 
 The engine never waits for a reader. When the buffer is full, new text is joined to the last piece
 of the same answer, so that nothing is lost and the number of pieces stays bounded; a reader that
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from .errors import ApiError
-from .pacer import Pacer
+from .pacer import Wake
 from .seam import Piece
 
 Item = Piece | ApiError
@@ -27,7 +27,7 @@ class Mailbox:
     Args:
         limit: pieces that wait, at most, for each answer of the request.
         patience: seconds for which it may be full.
-        pacer: wakes the reader if its last news is not old.
+        wake_later: calls a function when pieces that are not urgent have waited long enough.
         clock: the time in seconds.
 
     Attributes:
@@ -38,18 +38,17 @@ class Mailbox:
         self,
         limit: int,
         patience: float,
-        pacer: Pacer,
+        wake_later: Callable[[Wake], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limit = limit
         self._patience = patience
-        self._pacer = pacer
+        self._wake_later = wake_later
         self._clock = clock
         self._items: deque[Item] = deque()
         self._waiting: asyncio.Future[None] | None = None  # for the next item
         self._full_since: float | None = None
-        self._read_next = 0.0  # when a piece is no longer too early for the reader
-        self._is_late = False  # whether the pacer will wake the reader
+        self._is_late = False  # whether the reader will be woken later
 
     def put(self, item: Item) -> None:
         """Adds a piece, or the error that ends everything."""
@@ -60,12 +59,11 @@ class Mailbox:
         self._items.append(item)
         if self._waiting is None:
             return
-        is_last = not isinstance(item, Piece) or item.finish_reason is not None
-        if is_last or self._clock() >= self._read_next:
+        if not isinstance(item, Piece) or item.is_urgent:
             self._wake()
         elif not self._is_late:
             self._is_late = True
-            self._pacer.wake_later(self._wake)
+            self._wake_later(self._wake)
 
     @property
     def overdue(self) -> bool:
@@ -79,7 +77,6 @@ class Mailbox:
             await self._waiting
             self._waiting = None
         self._full_since = None
-        self._read_next = self._clock() + self._pacer.seconds
         items = list(self._items)
         self._items.clear()
         return items
@@ -104,6 +101,7 @@ class Mailbox:
                     token_ids=old.token_ids + new.token_ids,
                     logprobs=logprobs,
                     prompt_logprobs=old.prompt_logprobs or new.prompt_logprobs,
+                    is_first=old.is_first,
                 )
                 return True
         return False

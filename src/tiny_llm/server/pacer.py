@@ -1,38 +1,78 @@
-"""When readers of answers are woken: what comes in quick steps is written together.
+"""When the event loop looks at the engine's news, and when readers of answers are woken.
 
-A write to a socket costs more than the token in it. A small model's step takes a few milliseconds,
-and a screen shows nothing sooner than after sixteen. So a reader is woken at once when its last
-news is old, and else with all others that wait, a few milliseconds after the first of them. One
-timer serves all readers.
+To wake the loop, and to write to a socket, costs more than the token that is told. A small model's
+step takes a few milliseconds, and a screen shows nothing sooner than after sixteen. So only what is
+urgent wakes the loop: the first token of an answer, an end, an error, and any news if the last are
+old. What comes in between waits until the loop looks again, some milliseconds later, and goes to
+all readers then. The more streams there are, the longer it waits: a millisecond for each, so that
+there are at most a thousand writes a second, until that is more than people would take for smooth.
 """
 
 import asyncio
+import contextlib
+import time
+from collections import deque
 from collections.abc import Callable
+
+from .seam import FromEngine, StepReport
 
 Wake = Callable[[], None]
 
+LEAST, MOST = 0.01, 0.03  # seconds between two looks: seen by nobody, and by few
+EACH = 0.001  # seconds for each stream that is open
+
+
+def seconds_between(streams: int) -> float:
+    """How long news wait for others at most, if they come faster than that."""
+    return min(MOST, max(LEAST, EACH * streams))
+
 
 class Pacer:
-    """Wakes readers later.
+    """Brings news from the engine's thread to the event loop.
 
     Args:
-        seconds: after which readers that wait are woken; 0 if none is to wait.
-
-    Attributes:
-        seconds: as given.
+        take: is called on the loop with each message, in order.
+        pace: the seconds between two looks.
     """
 
-    def __init__(self, seconds: float):
-        self.seconds = seconds
+    def __init__(self, take: Callable[[FromEngine], None], pace: Callable[[], float]):
+        self._take = take
+        self._pace = pace
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news: deque[FromEngine] = deque()
         self._late: list[Wake] = []
+        self._next_look = 0.0  # when the loop looks, if that is to come
+
+    def begin(self) -> None:
+        """Works for the event loop that runs."""
+        self._loop = asyncio.get_running_loop()
+
+    def post(self, message: FromEngine) -> None:
+        """Called in the engine's thread: takes news, and wakes the loop if they are not to wait."""
+        assert self._loop is not None
+        self._news.append(message)  # before the look at the clock: the loop reads them after it
+        can_wait = isinstance(message, StepReport) and not message.is_urgent
+        if not can_wait or time.monotonic() >= self._next_look:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+                self._loop.call_soon_threadsafe(self._look)
 
     def wake_later(self, wake: Wake) -> None:
-        """Calls a function when the time of those that wait is over; it must not raise."""
-        if not self._late:
-            asyncio.get_running_loop().call_later(self.seconds, self._ring)
+        """Calls a function at the end of a look for which the time had come; it must not raise."""
         self._late.append(wake)
 
-    def _ring(self) -> None:
+    def _look(self) -> None:
+        """Hands on what there is. Readers that wait, too, are woken if it is time."""
+        now = time.monotonic()
+        is_time = now >= self._next_look
+        is_news = bool(self._news)
+        while self._news:
+            self._take(self._news.popleft())
+        if not is_time or not (is_news or self._late):
+            return  # in the first case, a timer is set already
         late, self._late = self._late, []
         for wake in late:
             wake()
+        assert self._loop is not None
+        seconds = self._pace()
+        self._next_look = now + seconds
+        self._loop.call_later(seconds + 1e-6, self._look)

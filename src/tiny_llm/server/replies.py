@@ -1,8 +1,4 @@
-"""Answers on their way out: streams of events, and plain ones. Both end when the client leaves.
-
-That a client has left is seen only through ASGI's `receive`, so both kinds watch it while the
-engine computes. Whatever happens, the generation is closed, and its place in the engine free.
-"""
+"""Answers on their way out: streams of events, and plain ones. Both end when the client leaves."""
 
 import asyncio
 import logging
@@ -14,13 +10,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .bridge import Generation
-from .errors import ApiError, new_request_id, to_json
+from .errors import INSIDE, ApiError, new_request_id, to_json
+from .leaving import WhileConnected
 from .seam import Piece
 
 log = logging.getLogger("tiny_llm.server")
 
-INSIDE = "The server failed while it answered; its log says why."
 COMMENT = b": keep-alive\n\n"
+HEAD_WAITS = 0.1  # seconds for the first token: one write for both costs half of two
 
 # Events of the engine's view: bytes, each ready to be sent.
 Events = AsyncIterator[bytes]
@@ -67,7 +64,8 @@ class TextEvent:
 class EventStream(Response):
     """A stream of server-sent events.
 
-    What the engine has added since the last time is sent in one write; each token is an event.
+    What the engine has added since the last time is sent in one write; each token is an event. The
+    head and the events before the answer go out with the first token, if it comes soon.
 
     Args:
         reply: makes the events.
@@ -92,45 +90,41 @@ class EventStream(Response):
         self._generation = generation
         self._keep_alive = keep_alive
         self._nothing = nothing
-        self._last_sent = time.monotonic()
+        self._before: bytes | None = None  # events before the answer, once they are made
+        self._has_head = False  # whether the head was sent, and those with it
+        self._last_sent = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._filling: asyncio.Task[None] | None = None  # what ends a silence is being sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events until they end, the client leaves, or reads too slowly."""
-        sending = asyncio.create_task(self._send_all(send))
-        leaving = asyncio.create_task(until_left(receive))
-        dropping = asyncio.create_task(self._generation.dropped.wait())
         try:
-            await asyncio.wait((sending, leaving, dropping), return_when="FIRST_COMPLETED")
-            if dropping.done() and not sending.done():
-                log.warning("a client reads its stream too slowly and is dropped")
+            with WhileConnected(receive, self._generation) as connection:
+                await self._send_all(send)
         finally:
-            self._generation.close()
-            await _cancel(sending, leaving, dropping)
-        if sending.done() and not sending.cancelled():
-            sending.result()
+            self._end_filling()
+        if connection.is_slow:
+            log.warning("a client reads its stream too slowly and is dropped")
 
     async def _send_all(self, send: Send) -> None:
-        await send(
-            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        )
-        keeping = asyncio.create_task(self._keep_open(send))
+        self._look_after(HEAD_WAITS, send)
         try:
             last = await self._send_answer(send)
         except ApiError as error:
+            self._begin()
             last = self._reply.fail(error)
         except Exception:
             log.exception("a stream failed")
+            self._begin()
             last = self._reply.fail(ApiError(500, INSIDE))
-        finally:
-            await _cancel(keeping)
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+        self._end_filling()
+        await self._send(send, last, is_last=True)
 
     async def _send_answer(self, send: Send) -> bytes:
         """Sends the answer; returns its last events."""
         reply = self._reply
-        if first := reply.begin():
-            await self._send(send, first)
         async for pieces in self._generation.news():
+            self._begin()
             if len(pieces) == 1:
                 data = reply.take(*pieces[0])
             else:
@@ -139,41 +133,51 @@ class EventStream(Response):
                 await self._send(send, data)
         return reply.end()
 
-    async def _send(self, send: Send, data: bytes) -> None:
-        self._last_sent = time.monotonic()
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+    def _begin(self) -> None:
+        """Makes the first events, as late as can be: they may tell what was found in the cache."""
+        if self._before is None:
+            self._before = self._reply.begin()
 
-    async def _keep_open(self, send: Send) -> None:
-        """Sends something where no event came for a while: proxies close silent streams."""
-        while True:
-            silent = time.monotonic() - self._last_sent
-            if silent >= self._keep_alive:
-                await self._send(send, self._nothing)
-            else:
-                await asyncio.sleep(self._keep_alive - silent)
+    async def _send(self, send: Send, data: bytes, is_last: bool = False) -> None:
+        self._last_sent = time.monotonic()
+        if not self._has_head:
+            self._has_head = True
+            data = (self._before or b"") + data
+            start = {"type": "http.response.start", "status": self.status_code}
+            await send({**start, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    # ---------------------------------------------------------------- proxies close silent streams
+
+    def _look_after(self, seconds: float, send: Send) -> None:
+        """Looks later whether the stream was silent, and then sends something."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look, send)
+
+    def _look(self, send: Send) -> None:
+        silent = time.monotonic() - self._last_sent
+        if not self._has_head:
+            self._begin()
+            self._fill(send, b"")
+        elif silent >= self._keep_alive:
+            self._fill(send, self._nothing)
+        else:
+            self._look_after(self._keep_alive - silent, send)
+            return
+        self._look_after(self._keep_alive, send)
+
+    def _fill(self, send: Send, data: bytes) -> None:
+        if self._filling is None or self._filling.done():
+            self._filling = asyncio.ensure_future(self._send(send, data))
+
+    def _end_filling(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._filling is not None:
+            self._filling.cancel()
 
 
 async def whole(receive: Receive, generation: Generation, answer: Awaitable[Response]) -> Response:
     """A plain answer, unless the client leaves before it is finished."""
-    answering = asyncio.ensure_future(answer)
-    leaving = asyncio.create_task(until_left(receive))
-    try:
-        await asyncio.wait((answering, leaving), return_when="FIRST_COMPLETED")
-        if answering.done():
-            return answering.result()
-        return Response(status_code=499)  # there is nobody to read it
-    finally:
-        generation.close()
-        await _cancel(answering, leaving)
-
-
-async def until_left(receive: Receive) -> None:
-    """Waits until the client has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    with WhileConnected(receive, generation):
+        return await answer
+    return Response(status_code=499)  # there is nobody to read it

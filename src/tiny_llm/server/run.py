@@ -30,10 +30,12 @@ from ..models.tokenizer import open_tokenizer
 from . import seam
 from .app import make_app
 from .bridge import Bridge
+from .connection import Connection
 from .engine_thread import EngineThread, Inbox
 from .errors import ApiError
 from .lifecycle import Lifecycle, Phase
 from .metrics import Metrics
+from .pacer import Pacer, seconds_between
 from .prompts import Prompts
 from .recording import Recording
 from .sampling import read_defaults
@@ -72,9 +74,15 @@ class Process:
         self._socket = listening
         self._lifecycle = Lifecycle()
         self._inbox: Inbox = queue.SimpleQueue()
-        self._bridge = Bridge(settings, self._inbox, self._lifecycle, Metrics(settings.model_name))
-        self._engine = EngineThread(load, self._inbox, self._report)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pacer = Pacer(self._take, lambda: seconds_between(len(self._bridge.open)))
+        self._bridge = Bridge(
+            settings,
+            self._inbox,
+            self._lifecycle,
+            Metrics(settings.model_name),
+            self._pacer.wake_later,
+        )
+        self._engine = EngineThread(load, self._inbox, self._pacer.post)
         self._web: uvicorn.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_signals = 0
@@ -91,8 +99,8 @@ class Process:
 
     def begin(self) -> None:
         """Starts the engine, and the tasks that watch it, in the event loop that runs."""
-        self._loop = asyncio.get_running_loop()
-        tokenizer = self._loop.run_in_executor(None, self._open_tokenizer)
+        self._pacer.begin()
+        tokenizer = asyncio.get_running_loop().run_in_executor(None, self._open_tokenizer)
         self._engine.start()
         self._start(self._get_ready(tokenizer))
         self._start(self._watch())
@@ -102,6 +110,9 @@ class Process:
         loop = asyncio.get_running_loop()
         config = uvicorn.Config(
             make_app(self.server),
+            http=Connection,
+            proxy_headers=False,  # nothing here asks where a request came from
+            ws="none",
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -144,12 +155,6 @@ class Process:
 
     # ---------------------------------------------------------------- beginning
 
-    def _report(self, message: seam.FromEngine) -> None:
-        """Called in the engine's thread: one call of the event loop for all news of a step."""
-        assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
-            self._loop.call_soon_threadsafe(self._take, message)
-
     def _take(self, message: seam.FromEngine) -> None:
         if isinstance(message, seam.Loaded):
             self._bridge.loaded = message
@@ -175,9 +180,11 @@ class Process:
 
     async def _watch(self) -> None:
         """Gives up when a step takes too long; a loop that hangs itself is ended by a timer."""
-        limit = self._settings.watchdog
+        limit, armed = self._settings.watchdog, 0.0
         while True:
-            faulthandler.dump_traceback_later(limit + 30, exit=True)
+            if time.monotonic() >= armed + 1:  # each time is a new thread
+                armed = time.monotonic()
+                faulthandler.dump_traceback_later(limit + 30, exit=True)
             began = self._engine.step_began
             if began is not None and time.monotonic() - max(began, self._continued) > limit:
                 self._bridge.give_up(f"The engine has not finished a step for {limit:g} s.")

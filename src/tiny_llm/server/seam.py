@@ -134,6 +134,7 @@ class Piece:
         times: with the last piece of a prompt's last answer.
         prompt_logprobs: for each token of the prompt, what `logprobs` has, and None for the first;
             with the first tokens of answer 0, if asked for.
+        is_first: whether the answer begins with it.
     """
 
     request_id: str
@@ -146,6 +147,12 @@ class Piece:
     stop_reason: int | str | None
     times: Times | None
     prompt_logprobs: tuple[Mapping[int, float] | None, ...] | None = None
+    is_first: bool = False
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a client waits for it more than for another one."""
+        return self.is_first or self.finish_reason is not None
 
 
 @dataclass(frozen=True)
@@ -179,6 +186,13 @@ class StepReport:
     gauges: Gauges
     events: tuple[Mapping[str, Any], ...] = ()
     snapshot: Mapping[str, Any] | None = None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it is more than tokens between the first and the last."""
+        if self.events or self.snapshot is not None:
+            return True
+        return any(not isinstance(item, Piece) or item.is_urgent for item in self.news)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ class Settings:
             `generation_config.json`, "vllm" takes vLLM's own.
         record: a file in which everything that the engine does is written; None for none.
         next_turn: whether a conversation's next turn is computed ahead, as far as it is known.
-        pace: seconds between two writes to a stream, if the tokens come faster; 0 writes each.
         keep_alive: seconds without an event after which a stream sends a comment.
         buffer_pieces: pieces of answers that wait for a slow reader, at most.
         slow_reader_seconds: how long that buffer may be full before the reader is dropped.
@@ -42,7 +41,6 @@ class Settings:
     generation_config: Literal["auto", "vllm"] = "auto"
     record: Path | None = None
     next_turn: bool = True
-    pace: float = 0.01
     keep_alive: float = 15.0
     buffer_pieces: int = 256
     slow_reader_seconds: float = 30.0

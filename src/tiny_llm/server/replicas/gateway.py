@@ -14,7 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from .. import chat, completions, messages, responses
 from ..errors import ApiError
-from ..replies import event, until_left
+from ..leaving import until_left
+from ..replies import event
 from .routing import routing_text
 
 LOST = "The replica that computed this answer was lost; ask again."

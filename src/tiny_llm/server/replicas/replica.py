@@ -75,7 +75,7 @@ class Replica:
         async def send(message: Message) -> None:
             news.put_nowait(message)
 
-        working = asyncio.create_task(self._app(dict(request.scope), receive, send))
+        working = asyncio.ensure_future(self._app(dict(request.scope), receive, send))
         working.add_done_callback(lambda _: news.put_nowait(None))
         try:
             while True:
