@@ -293,7 +293,11 @@ class Qwen3ModelWeek2:
     def _run_by_plan(
         self, x: mx.array, rotation: Rotation, cache: Sequence[Any]
     ) -> tuple[mx.array, mx.array] | None:
-        """The same for a decoding step, recorded; None for a prompt, and where there is no plan."""
+        """The same for a decoding step, recorded; None for what is left to `_run_each_layer`.
+
+        That is a prompt, a step of a model whose attention cannot be planned (`_plan` is None: one
+        without flash attention), and a step for which the caches must make room first.
+        """
         # [task 4.7.4]
         if self._plan is None or not is_decode_step(x):
             return None

@@ -155,6 +155,13 @@ def test_the_starter_has_every_marker_and_none_of_the_lines(starter, tmp_path):
             assert lines[0].strip() in ("raise YourTurn(", "throw std::runtime_error("), label
 
 
+def test_the_starter_imports_its_error_once(starter):
+    for path, text in starter.items():
+        count = len(re.findall(r"^from .* import .*\bYourTurn\b", text, re.MULTILINE))
+        assert count <= 1, f"{path} imports YourTurn {count} times"
+        assert count or "raise YourTurn(" not in text, path
+
+
 def test_the_starter_keeps_signatures_and_docstrings(starter):
     def outline(text: str) -> list[tuple[str, str, str | None]]:
         return [

@@ -69,6 +69,18 @@ def test_a_round_is_counted_and_kept(tree, capsys, without_tests):
     assert "2 of 2" in capsys.readouterr().out
 
 
+def test_no_test_is_left_out_without_a_word():
+    names = [f"test_task_1_{letter}" for letter in "abcdefghij"]
+    outcomes = [Outcome(f"tests/x.py::{name}", name < names[5], "") for name in names]
+    told = io.StringIO()
+    mutants.show_symptoms(outcomes, Console(file=told, width=1000))
+    assert f"5 of 10 tests fail: {', '.join(names[5:])}\n" in told.getvalue()
+    assert f"these pass: {', '.join(names[:5])}\n" in told.getvalue()
+    many = [Outcome(f"tests/x.py::test_task_1_{n:02}", True, "") for n in range(10)]
+    mutants.show_symptoms(many, Console(file=told, width=1000))
+    assert "test_task_1_06, test_task_1_07 and 2 more\n" in told.getvalue()
+
+
 def test_answers_from_the_keyboard(tree, monkeypatch, capsys, without_tests):
     (right,) = answers_of("2.1", 5, 1)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"what?\n0\n6\n{right}\nq\n"))

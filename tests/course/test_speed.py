@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import sys
 
 import mlx.core as mx
 import pytest
@@ -232,12 +233,32 @@ def test_recorded_steps_are_measured(monkeypatch):
 def test_each_day_has_its_program(monkeypatch):
     asked = []
 
-    def run(command, **_):
+    def result_of(command, tree):
         asked.append(command[2])
         raise speed.FailedError("enough")
 
-    monkeypatch.setattr(speed.subprocess, "run", run)
+    monkeypatch.setattr(speed, "result_of", result_of)
     for day in ("4.4", "4.5", "4.7"):
         with pytest.raises(speed.FailedError):
             speed.run_products("kernels", None, MACHINE, 1, "--day", day)
     assert asked == ["tools.speed.products", "tools.speed.passes", "tools.speed.steps"]
+
+
+def test_what_is_measured_is_told_meanwhile(monkeypatch, tmp_path):
+    """The process waits, after its first line, for a file that is made when the line is shown."""
+    shown = tmp_path / "shown"
+    told = []
+    monkeypatch.setattr(speed, "tell", lambda what: (told.append(what), shown.touch()))
+    program = (
+        "import sys, time; from pathlib import Path; from tools.speed.products import tell\n"
+        "tell('loops, vectors: in turns')\n"
+        "end = time.monotonic() + 20\n"
+        f"while not Path({str(shown)!r}).exists():\n"
+        "    if time.monotonic() > end: sys.exit('nothing was shown')\n"
+        "    time.sleep(0.01)\n"
+        "print('{\"rows\": 3}')"
+    )
+    assert speed.result_of([sys.executable, "-c", program], None) == {"rows": 3}
+    assert told == ["loops, vectors: in turns"]
+    with pytest.raises(speed.FailedError, match=r"^no clock$"):
+        speed.result_of([sys.executable, "-c", "import sys; sys.exit('no clock')"], None)

@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 
 from tests.ops.quantized_products import (
@@ -67,6 +68,35 @@ def test_task_2_each_output_has_its_own_scales(ordered):
     args = in_order(scales, biases, 128, 4, mx.ones((1, I), dtype=mx.bfloat16), words)
     expected = ((scales + biases) * I).reshape(1, O)
     assert_close(evaluated(*args), expected, "(scale + bias) · I of each output", ulps=1)
+
+
+def test_task_2_a_group_s_scale_is_added_before_its_bias(ordered):
+    """The second half of the groups takes away what the first half added: rounding is what is left.
+
+    All sums within a group are integers that float32 holds, so their order shows in no bit.
+    """
+    O, half, size = 64, 4, 64  # groups of half a row
+    words = mx.random.randint(0, 2**31 - 1, (O, half * size // 8)).astype(mx.uint32)
+    row = mx.random.randint(-127, 128, (1, half * size)).astype(mx.bfloat16)
+    added = [
+        (mx.random.normal((O, half)) * 2.0 ** mx.random.randint(0, 12, (O, half))).astype(
+            mx.bfloat16
+        )
+        for _ in range(2)  # of so different sizes that sums of them have to be rounded
+    ]
+    scales, biases = (mx.concatenate([x, -x], axis=1) for x in added)
+    a, b = mx.concatenate([row, row], axis=1), mx.concatenate([words, words], axis=1)
+    integers = np.array(b)[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15
+    activations = np.array(a.astype(mx.float32)).reshape(2 * half, size)
+    products = (integers.reshape(O, 2 * half, size) * activations).sum(axis=-1)
+    total = np.zeros(O)
+    for g in range(2 * half):  # float64 holds each product, and float32 rounds once, as fma does
+        for factor, part in ((scales, products[:, g]), (biases, activations[g].sum())):
+            of_group = np.array(factor[:, g].astype(mx.float32), dtype=np.float64)
+            total = (total + of_group * part).astype(np.float32).astype(np.float64)
+    expected = mx.array(total.astype(np.float32))[None].astype(mx.bfloat16)
+    actual = evaluated(*in_order(scales, biases, size, 4, a, b))
+    assert_close(actual, expected, "after each group fma(scale, …), then fma(bias, …)", ulps=0)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

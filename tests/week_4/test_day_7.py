@@ -184,11 +184,17 @@ def test_task_3_a_buffer_elsewhere_is_written_where_it_is(recording):
 
 
 @pytest.fixture(scope="module")
-def model() -> Qwen3ModelWeek2:
-    """Week 2's model, small and quantized."""
+def mlx_model():
+    """A small and quantized checkpoint."""
     mlx_model = tiny_model(mx.bfloat16, hidden_size=128, intermediate_size=256)
     nn.quantize(mlx_model, group_size=64, bits=4)
     mx.eval(mlx_model.parameters())
+    return mlx_model
+
+
+@pytest.fixture(scope="module")
+def model(mlx_model) -> Qwen3ModelWeek2:
+    """Week 2's model of it."""
     return Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
 
 
@@ -206,3 +212,20 @@ def test_task_4_a_model_s_steps_are_recorded(recording, monkeypatch, model, B):
     assert replays == [0, 1, 1, 1], (
         f"expected one node for all layers once the caches have room, got {replays}"
     )
+
+
+def test_task_4_without_flash_attention_each_layer_is_run(recording, monkeypatch, mlx_model):
+    """Plain MLX attention has no plan: its steps stay as they were."""
+    model = Qwen3ModelWeek2(mlx_model)
+    caches = {wanted: model.create_kv_cache() for wanted in ("on", "off")}
+    for offset, token in enumerate((3, 1)):
+        logits = {}
+        for wanted, cache in caches.items():
+            monkeypatch.setenv(VARIABLE, wanted)
+            try:
+                logits[wanted] = model(mx.array([[token]]), offset, cache)
+            except TypeError as error:
+                pytest.fail(f"expected a model whose _plan is None to run each layer, got: {error}")
+        names = node_names([logits["on"]])
+        assert "TinyLlmReplay" not in names, f"expected nothing to be recorded, got {names}"
+        assert_same_bits(logits["on"], logits["off"], f"logits of step {offset}")

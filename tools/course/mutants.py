@@ -31,7 +31,7 @@ from .tree import ROOT
 KIND = "mutants"
 QUESTIONS = 4  # of a round
 CHOICES = 5  # of a question
-SHOWN_TESTS = 4  # names of tests that fail
+SHOWN_TESTS = 8  # names of tests that fail, and of tests that pass
 SHOWN_MESSAGES = 2  # the first of each test that fails
 SHOWN_LINES = 10  # of a message
 
@@ -172,11 +172,10 @@ def show_symptoms(outcomes: Sequence[Outcome], console: Console) -> None:
     failed = [outcome for outcome in outcomes if outcome.passed is False]
     functions = list(dict.fromkeys(_function(outcome.test) for outcome in failed if outcome.test))
     passing = {_function(outcome.test) for outcome in outcomes if outcome.passed} - {*functions}
-    more = len(functions) - SHOWN_TESTS
-    listed = ", ".join(functions[:SHOWN_TESTS]) + (f" and {more} more" if more > 0 else "")
-    console.print(f"{len(failed)} of {len(outcomes)} tests fail: {listed or 'the process ended'}")
+    listed = _listed(functions) or "the process ended"
+    console.print(f"{len(failed)} of {len(outcomes)} tests fail: {listed}")
     if passing:
-        console.print(f"these pass: {', '.join(sorted(passing)[:SHOWN_TESTS])}", style="dim")
+        console.print(f"these pass: {_listed(sorted(passing))}", style="dim")
     messages = {_function(outcome.test): outcome.message for outcome in reversed(failed)}
     for function in [*functions, ""][:SHOWN_MESSAGES]:
         for line in messages.get(function, "").strip().split("\n")[:SHOWN_LINES]:
@@ -225,6 +224,12 @@ def overview(tree: Path | None) -> Table:
         score = "" if best is None else f"{best['named']} of {best['asked']}"
         table.add_row(day.id, day.title, str(count), score)
     return table
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first of some names, and how many there are besides."""
+    more = len(names) - SHOWN_TESTS
+    return ", ".join(names[:SHOWN_TESTS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _function(test: str) -> str:

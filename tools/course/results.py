@@ -28,7 +28,7 @@ def outcomes_by_task(
     Args:
         tree: the learner's, or None for the solution.
         days: whose tests.
-        console: says how far it is.
+        console: says how far it is: a line at once for each day.
         again: run tests whose results are known, too.
     """
     kept = KeptResults(tree)
@@ -51,8 +51,13 @@ def outcomes_by_task(
                     kept.keep(day, outcomes)
                     by_day[day.id] = outcomes
                     left = sum(known is None for known in by_day.values())
+                    console.print(f"tested day {day.id}; {left} left", style="dim")
                     status.update(f"testing what has changed: {left} of {len(days)} days left")
 
+    if not to_run.empty():
+        console.print(
+            f"testing what has changed: {to_run.qsize()} of {len(days)} days", style="dim"
+        )
     with console.status("testing what has changed") as status:
         workers = [Thread(target=work) for _ in range(min(4, num_cores(), to_run.qsize()))]
         for worker in workers:

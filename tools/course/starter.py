@@ -136,10 +136,12 @@ def _c_function(lines: list[str], block: Block) -> str:
 
 
 def _with_import(lines: list[str], path: Path) -> list[str]:
-    """The lines, and what the placeholders need."""
+    """The lines, and what the placeholders need and the file does not have."""
     if path.suffix == ".py":
         tree = ast.parse("\n".join(lines))
         imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        if any(name.name == "YourTurn" for node in imports for name in node.names):
+            return lines
         at = max(node.end_lineno or 0 for node in imports)
         dots = "." * (len(path.parts) - len(Path("src/tiny_llm").parts))
         return [*lines[:at], f"from {dots}errors import YourTurn", *lines[at:]]

@@ -13,6 +13,8 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from tools.course import history
 from tools.course.choice import add_solution_argument, chosen_tree
 from tools.course.tree import ROOT, environment
 
-from .products import DAY_KERNELS, PRODUCTS
+from .products import DAY_KERNELS, PRODUCTS, TOLD
 from .report import kernels_table, percent, planted_table, print_answer
 
 KIND = "speed"
@@ -56,8 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     tree = chosen_tree(parser, args.solution)
     console = Console(highlight=False, emoji=False)
     try:
-        with console.status("this machine's limits"):
-            machine = measure_best(LIMIT_ROUNDS)
+        console.print("this machine's limits …", style="dim")
+        machine = measure_best(LIMIT_ROUNDS)
         console.print(str(machine), soft_wrap=True)
         if args.day == "4.1":
             return find_planted(args, tree, machine, console)
@@ -75,8 +77,8 @@ def find_planted(
     if seed is None:
         seed = sum(entry["day"] == "4.1" for entry in history.entries(tree, KIND))
     planted = random.Random(seed).choice([name for name in PRODUCTS if name != "head"])
-    with console.status("the products of a step, in turns"):
-        found = run_products("planted", tree, machine, args.rounds, "--name", planted)
+    console.print("the products of a step …", style="dim")
+    found = run_products("planted", tree, machine, args.rounds, "--name", planted)
     console.print(planted_table(found["rows"], with_shares=False))
     answer = args.answer or ask(console)
     if answer is None:
@@ -99,10 +101,10 @@ def ask(console: Console) -> str | None:
 
 def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console: Console) -> int:
     """Days from 4.2 on: the kernels' share of the limit."""
-    with console.status("your kernels, in turns"):
-        yours = run_products("kernels", tree, machine, args.rounds, "--day", args.day)
-    with console.status("ours"):
-        ours = run_products("best", None, machine, args.rounds, "--day", args.day)
+    console.print("your kernels …", style="dim")
+    yours = run_products("kernels", tree, machine, args.rounds, "--day", args.day)
+    console.print("ours …", style="dim")
+    ours = run_products("best", None, machine, args.rounds, "--day", args.day)
     rows, best = yours["rows"], ours["rows"]["best"]
     console.print(kernels_table(rows, best))
     if yours.get("one_head"):
@@ -134,18 +136,45 @@ def run_products(
     limits = ("--read", str(machine.read_gb_per_s * 1e9)), ("--peak", str(_peak(machine)))
     module = next((name for day, name in MODULES.items() if day in options), "products")
     command = [sys.executable, "-m", f"tools.speed.{module}", what, *limits[0], *limits[1]]
-    done = subprocess.run(
-        [*command, "--rounds", str(rounds), *options],
-        cwd=ROOT,
-        env=environment(tree),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        raise FailedError(said[-1] if said else f"the measurement ended with {done.returncode}.")
-    return json.loads(done.stdout.splitlines()[-1])
+    return result_of([*command, "--rounds", str(rounds), *options], tree)
+
+
+def result_of(command: Sequence[str], tree: Path | None) -> dict[str, Any]:
+    """The last line of a process, which is JSON. How far it is is shown as soon as it says so.
+
+    Raises:
+        FailedError: with what the process said.
+    """
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(tree),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        result = ""
+        for line in process.stdout:
+            if line.startswith(TOLD):
+                tell(line.removeprefix(TOLD).rstrip())
+            else:
+                result = line
+        if process.wait() != 0:
+            errors.seek(0)
+            said = errors.read().strip().splitlines()
+            raise FailedError(
+                said[-1] if said else f"the measurement ended with {process.returncode}."
+            )
+    return json.loads(result)
+
+
+def tell(what: str) -> None:
+    """Shows what is measured now, in a pipe too."""
+    print(f"  {what}", flush=True)
 
 
 def _peak(machine: Machine) -> float:

@@ -4,7 +4,7 @@
 
 Two problems: the heads of Qwen3-0.6B, and as many keys of a single head, where threads have nothing
 to share but the keys. Clock, comparison and roofline are those of day 4.1, the learner's if it is a
-learner's process. Prints one line of JSON.
+learner's process. Output as in products.py.
 """
 
 import argparse
@@ -19,9 +19,9 @@ import mlx.core as mx
 
 from tiny_llm import flash_attention
 from tiny_llm.errors import YourTurn
-from tiny_llm.kernels.speed import Cost, Limits, attention_cost, compare
+from tiny_llm.kernels.speed import Cost, Limits, attention_cost
 
-from .products import row
+from .products import in_turns, row
 
 VARIABLE = "TINY_LLM_ATTENTION"
 KERNELS = ("loops", "scores", "online", "split")
@@ -96,7 +96,7 @@ def measure_on(
             unwritten[name or "best"] = str(error)
         else:
             runs[name or "best"] = run
-    times = compare(runs, rounds)
+    times = in_turns(runs, rounds)
     return {name: row(times[name], attention.cost, limits) for name in runs}, unwritten
 
 

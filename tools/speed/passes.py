@@ -16,9 +16,9 @@ import mlx.core as mx
 from tiny_llm import RMSNorm, RoPE, kernels
 from tiny_llm.basics import silu
 from tiny_llm.errors import YourTurn
-from tiny_llm.kernels.speed import Cost, Limits, compare
+from tiny_llm.kernels.speed import Cost, Limits
 
-from .products import row, run_measurement, with_variables
+from .products import in_turns, row, run_measurement, with_variables
 
 VARIABLE = "TINY_LLM_FUSED"
 # Tokens of a prompt, and the sizes of Qwen3-0.6B: so much that no cache holds it all.
@@ -124,7 +124,7 @@ def measure(limits: Limits, rounds: int, best: bool) -> dict[str, Any]:
             unwritten[name] = str(error)
         else:
             runs[name] = run
-    times = compare(runs, rounds)
+    times = in_turns(runs, rounds)
     rows = {name: row(times[name], between.cost, limits) for name in runs}
     remarks = [claims_remark(rounds)] if {"vectors", "claimed"} <= set(runs) else []
     return {"rows": rows, "unwritten": unwritten, "nearest": None, "remarks": remarks}
@@ -133,7 +133,7 @@ def measure(limits: Limits, rounds: int, best: bool) -> dict[str, Any]:
 def claims_remark(rounds: int) -> str:
     """Equal parts beside claims on less work, where a thread that is late shows."""
     between = Between(FEW_TOKENS)
-    times = compare(
+    times = in_turns(
         {name: run_fused(between, name) for name in ("vectors", "claimed")}, rounds * FEW_ROUNDS
     )
     equal, claimed = times["vectors"].median, times["claimed"].median

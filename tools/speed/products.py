@@ -4,7 +4,7 @@
     python -m tools.speed.products kernels --read 40e9 --peak 500e9 --day 4.3 --rounds 5
 
 The clock, the comparison and the roofline are those of day 4.1, the learner's if it is a learner's
-process. Prints one line of JSON.
+process. Prints a line before each part that takes long, and at last one line of JSON.
 """
 
 import argparse
@@ -55,6 +55,7 @@ PRODUCTS = {
 KERNELS_ON = ("gate_up", 14)  # the product that kernels are compared on, and how many
 MANY_ROWS = {"4.4": (64, 2)}  # days whose products have rows, and how many products then
 TIMES_TOO_OFTEN = 4  # what the planted kernel does again and again
+TOLD = "… "  # begins the lines of a process that say how far it is, and are not its result
 
 
 class Products:
@@ -132,6 +133,17 @@ def laid_out_part(matrix: mx.array, rows: int) -> mx.array:
     return extension.interleave(matrix, rows, extension.large_pages(matrix.nbytes), 0)
 
 
+def in_turns(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Times]:
+    """Day 4.1's comparison, announced by a line."""
+    tell(f"{', '.join(runs)}: in turns, {rounds} rounds")
+    return compare(runs, rounds)
+
+
+def tell(what: str) -> None:
+    """Says at once what is measured next: __main__.py shows it meanwhile."""
+    print(f"{TOLD}{what}", flush=True)
+
+
 @contextmanager
 def chosen(kernel: str | None, ahead: int | None = None) -> Iterator[None]:
     """Products that are evaluated meanwhile go through a kernel of this name."""
@@ -170,7 +182,7 @@ def measure_planted(name: str, limits: Limits, rounds: int) -> dict[str, Any]:
     products = {each: Products(*shape) for each, shape in PRODUCTS.items()}
     runs: dict[str, Callable[[], Any]] = dict(products)
     runs[name] = products[name].too_often
-    times = compare(runs, rounds)
+    times = in_turns(runs, rounds)
     costs = {each: product.cost for each, product in products.items()}
     rows = {each: row(times[each], costs[each], limits) for each in products}
     return {"rows": rows, "slowest": slowest(times, costs, limits)}
@@ -203,7 +215,7 @@ def measure_kernels(
                 unwritten[name or "best"] = str(error)
             else:
                 runs[label] = run
-    times = compare(runs, rounds)
+    times = in_turns(runs, rounds)
     rows = {name: row(times[name], products.cost, limits) for name in runs}
     fetched = {ahead: times[f"fetched {ahead}"] for ahead in AHEAD if f"fetched {ahead}" in times}
     return {"rows": rows, "unwritten": unwritten, "nearest": nearest_of(fetched)}

@@ -22,7 +22,6 @@ from tiny_llm.kernels.speed import (
     Cost,
     Limits,
     Times,
-    compare,
     node_seconds,
     recorded_share,
 )
@@ -117,7 +116,7 @@ def measure(limits: Limits, rounds: int, best: bool) -> dict[str, Any]:
         except (YourTurn, RuntimeError, ValueError) as error:
             decoding.pop(name, None)
             unwritten[name] = str(error)
-    times = compare({name: each.run for name, each in decoding.items()}, rounds)
+    times = products.in_turns({name: each.run for name, each in decoding.items()}, rounds)
     costs = ModelCosts.from_folder(TARGET_PATH)
     cost = Cost(STEPS * costs.decode_bytes(1, CONTEXT), STEPS * costs.decode_flops(1, CONTEXT))
     rows = {name: products.row(times[name], cost, limits) for name in decoding}
@@ -134,9 +133,9 @@ def remarks_of(
     """What a node costs, and what that says of the steps; tasks to be written go to `unwritten`."""
     counted = ", ".join(f"{count} {name}" for name, count in nodes.items())
     remarks = [f"nodes of a step's graph: {counted}"]
-    chains = compare({str(n): chain(n) for n in CHAIN}, rounds * CHAIN_ROUNDS)
+    chains = products.in_turns({f"{n} nodes": chain(n) for n in CHAIN}, rounds * CHAIN_ROUNDS)
     try:
-        node = node_seconds({n: chains[str(n)] for n in CHAIN})
+        node = node_seconds({n: chains[f"{n} nodes"] for n in CHAIN})
         remarks.append(f"node_seconds() of your speed.py says {1e6 * node:.1f} µs a node")
         if set(times) == set(WAYS):
             seconds = times["nodes"].minimum / STEPS

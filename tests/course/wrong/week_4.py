@@ -117,6 +117,16 @@ WRONG = [
         "g * STEP_ROWS + v * LANES;",
         "g * STEP_ROWS;",
     ),
+    Wrong(
+        "4.3.2 block",
+        "a group's scale and bias are added together",
+        "            totals[v] = fma(load(job.scales, place, job.scale_format), products[v], "
+        "totals[v]);\n"
+        "            totals[v] = fma(load(job.biases, place, job.scale_format), group_sum, "
+        "totals[v]);",
+        "            totals[v] += load(job.scales, place, job.scale_format) * products[v] +\n"
+        "                         load(job.biases, place, job.scale_format) * group_sum;",
+    ),
     Wrong("4.3.3 in-flight", "a rate per second", "latency * bytes_per_s", "bytes_per_s / latency"),
     Wrong("4.3.3 nearest", "noise decides", "best * (1 + tolerance)", "best"),
     Wrong("4.3.3 nearest", "medians beside a minimum", "if times.minimum", "if times.median"),
@@ -281,4 +291,10 @@ WRONG = [
         "self._plan(cache, L, B)",
     ),
     Wrong("4.7.4", "prompts instead of steps", "not is_decode_step(x)", "is_decode_step(x)"),
+    Wrong(
+        "4.7.4",
+        "a plan is asked of a model that has none",
+        "if self._plan is None or not",
+        "if not",
+    ),
 ]

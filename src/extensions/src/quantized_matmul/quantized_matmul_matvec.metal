@@ -24,6 +24,7 @@ constant constexpr int STEP = LANES * VALUES;
 
 // The next numbers of a for this lane, and their sum. For weights of 4 bits, four in 16 bits, a
 // number is divided by 1, 16, 256 or 4,096, as load_weights wants it. That changes no digit of it.
+// Four are loaded at a time, as a vec<T, 4>: one access instead of four.
 template <typename T, int BITS>
 float load_activations(device const T* a, thread float* x) {
     float sum = 0;

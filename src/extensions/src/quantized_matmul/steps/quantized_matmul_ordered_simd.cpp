@@ -7,8 +7,12 @@
 //     lane l of vector v has weight (w · per_word + k) of output  first + v · LANES + l
 //
 // All lanes want the same activation, scales and biases are loaded as vectors, too, and nothing is
-// added across lanes. Memory is read from the first byte to the last, so it is known long before
-// what will be needed: that is fetched.
+// added across lanes. After each group,
+//
+//     total = fma(scale, Σ_i q[i] · a[i], total), and then total = fma(bias, Σ_i a[i], total)
+//
+// in this order, which is panels.h's, too: a row has the same bits in both. Memory is read from the
+// first byte to the last, so it is known long before what will be needed: that is fetched.
 #include "common/simd.h"
 #include "src/quantized_matmul/quantized_matmul_kernels.h"
 #include "src/quantized_matmul/steps/widened_rows.h"
