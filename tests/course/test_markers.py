@@ -159,7 +159,7 @@ def test_the_starter_imports_its_error_once(starter):
     for path, text in starter.items():
         count = len(re.findall(r"^from .* import .*\bYourTurn\b", text, re.MULTILINE))
         assert count <= 1, f"{path} imports YourTurn {count} times"
-        assert count or "raise YourTurn(" not in text, path
+        assert count or path.suffix != ".py" or "raise YourTurn(" not in text, path
 
 
 def test_the_starter_keeps_signatures_and_docstrings(starter):

@@ -135,7 +135,7 @@ def laid_out_part(matrix: mx.array, rows: int) -> mx.array:
 
 def in_turns(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Times]:
     """Day 4.1's comparison, announced by a line."""
-    tell(f"{', '.join(runs)}: in turns, {rounds} rounds")
+    tell(f"{', '.join(runs)}: in turns; rounds: {rounds}")
     return compare(runs, rounds)
 
 

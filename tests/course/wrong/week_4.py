@@ -80,6 +80,12 @@ WRONG = [
         "sum += BITS == 4 ? value / float(1 << (i * 4)) : value;",
     ),
     Wrong(
+        "4.2.3 activations",
+        "activations are loaded one by one",
+        "four = *(device const vec<T, 4>*)(a + v);",
+        "four(a[v], a[v + 1], a[v + 2], a[v + 3]);",
+    ),
+    Wrong(
         "4.2.3 weights",
         "shifted to the right, as if no activation were divided",
         "packed[i / 4] & (15u << (i % 4 * 4))",
