@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from tests import conftest
+from tiny_llm import kernels
 from tools.course.tasks import told
 from tools.course.tree import EXTENSION, ROOT
 
@@ -84,3 +85,7 @@ def test_a_test_fails_by_what_a_kernel_has_thrown_and_not_by_its_numbers(monkeyp
         next(hook)
         with pytest.raises(RuntimeError, match="dot is yours to write"):
             hook.throw(AssertionError("expected 1, got 2"))
+
+
+def test_the_extension_tells_what_its_kernels_have_thrown():
+    assert kernels.extension().throw_what_tasks_threw() is None, "nothing was thrown"

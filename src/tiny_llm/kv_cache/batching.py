@@ -178,7 +178,9 @@ class BatchingKvCache(TinyKvCache):
         if not is_none_or_causal(mask):
             raise ValueError("BatchingKvCache: the cache makes the mask; give None or 'causal'.")
         if all(length is None for length in self.lengths):
-            raise ValueError("BatchingKvCache: there is no request; add_request puts one in a slot.")
+            raise ValueError(
+                "BatchingKvCache: there is no request; add_request puts one in a slot."
+            )
         # [task 2.6.2 fetch]
         _, H, L, D = keys.shape
         queries = L if mask_length is None else mask_length
