@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,20 @@ IS_LEARNERS_TREE = hasattr(sys.modules.get("sitecustomize"), "LearnersTree")
 # Commands take a learner's tree if there is one; beside the solution it changes no test of it.
 if not IS_LEARNERS_TREE:
     os.environ["TINY_LLM_MINE"] = "/there-is-no-learners-tree"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """A kernel that a learner has written in part fails the test that needs the rest.
+
+    What is not written throws in a thread of the stream. It would be told by the next operation,
+    which this test may not have.
+    """
+    try:
+        return (yield)
+    finally:
+        if IS_LEARNERS_TREE and kernels.is_built():
+            getattr(kernels.extension(), "throw_what_tasks_threw", lambda: None)()
 
 
 INSTRUCTION_SETS = (

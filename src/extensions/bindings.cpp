@@ -12,6 +12,7 @@
 #include "common/instruction_set.h"
 #include "common/malloc_policy.h"
 #include "common/schedule.h"
+#include "common/tasks.h"
 #include "common/threads.h"
 #include "docstrings.h"
 #include "src/add_bias/add_bias.h"
@@ -179,6 +180,8 @@ Returns:
           docs::interleave);
     m.def("interleave_file", &tiny_llm_ext::interleave_file, "matrix"_a, "file"_a, "begin"_a,
           "rows"_a, "memory"_a, "offset"_a, "alone"_a = false, docs::interleave_file);
+    m.def("throw_what_tasks_threw", &tiny_llm_ext::throw_what_tasks_threw,
+          "Raises what a kernel has thrown in its stream's thread, if no operation has since.");
     m.def("num_threads", &tiny_llm_ext::num_threads,
           "How many threads a CPU kernel uses: TINY_LLM_NUM_THREADS, or the cores there are.");
     m.def("use_schedule", &tiny_llm_ext::use_schedule, "name"_a,

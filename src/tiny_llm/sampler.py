@@ -118,7 +118,8 @@ class DistributionSampler:
     def logits(self, logprobs: mx.array) -> mx.array:
         """The logits that are drawn from, after filters and temperature: B×V -> B×V in float32.
 
-        A dropped token has −inf; the others are not normalized.
+        A dropped token has −inf; the others are not normalized. At temperature 0 all tokens are
+        dropped but the likeliest, of equally likely ones the first.
         """
         # [task 1.7.1 temperature]
         logprobs = logprobs.astype(mx.float32)
@@ -164,7 +165,8 @@ def keep_top_p(logprobs: mx.array, top_p: float) -> mx.array:
     """Drops all but the smallest set of most likely tokens with mass ≥ `top_p`: B×V -> B×V.
 
     A token stays if the mass of the tokens before it, likeliest first, is still below `top_p`.
-    No mass comes before the first, so at least one token stays.
+    No mass comes before the first, so at least one token stays. Masses are the row's softmax: what
+    a filter before dropped has none, and the rest has 1 together.
     """
     # [task 1.7.1 top-p]
     if top_p >= 1:

@@ -91,7 +91,8 @@ def test_task_1_all_filters(device):
 def test_task_1_top_p_sees_what_top_k_left(device):
     # Of {0.4, 0.3} alone the first has 4/7 of the mass, and 4/7 ≥ 0.55; of all it has 0.4.
     p = np.array([0.4, 0.3, 0.2, 0.1])
-    assert set(np.flatnonzero(draw(p, top_k=2, top_p=0.55))) == {0}
+    drawn = set(np.flatnonzero(draw(p, top_k=2, top_p=0.55)))
+    assert drawn == {0}, "the mass that top-p goes by is that of what top-k left, which sums to one"
 
 
 def test_task_1_filters_come_before_the_temperature(device):

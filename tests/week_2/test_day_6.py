@@ -98,9 +98,10 @@ def test_task_2_a_slot_is_used_again(device):
     assert as_numpy(mask)[0, 0, 0].tolist() == [-np.inf, -np.inf, 0, 0]
 
 
-def test_task_2_without_a_request_there_is_nothing_to_fetch():
-    new = mx.zeros((2, 2, 1, 8))
-    with pytest.raises(ValueError, match="nothing to return"):
+@pytest.mark.parametrize("L", [1, 2])
+def test_task_2_without_a_request_there_is_nothing_to_fetch(L):
+    new = mx.zeros((2, 2, L, 8))
+    with pytest.raises(ValueError, match="no request"):
         BatchingKvCache(2, max_seq_len=10).update_and_fetch(new, new)
 
 

@@ -29,7 +29,9 @@ def starter_text(text: str, path: Path) -> str:
     blocks = find_blocks(text, path)
     for block in reversed(blocks):
         if block.task is None:
-            del lines[block.start - 1 : block.end + 1]
+            around = lines[max(0, block.start - 2) : block.start - 1] + lines[block.end + 1 :][:1]
+            both_empty = around == ["", ""]  # one of them is enough
+            del lines[block.start - 1 : block.end + 1 + both_empty]
         else:
             lines[block.start : block.end] = placeholder(text, block, path)
     if any(block.task is not None for block in blocks):
@@ -54,7 +56,7 @@ def placeholder(text: str, block: Block, path: Path) -> list[str]:
         return [f"{indent}raise YourTurn(", *_quoted(message, indent + "    "), f"{indent})"]
     message = told(block.task, _c_function(lines, block))
     if path.suffix == ".metal":  # a kernel can raise nothing: its encoder in C++ does
-        return [f"{indent}// {line}" for line in textwrap.wrap(message, WIDTH - len(indent) - 3)]
+        return [f"{indent}// {line}" for line in _wrapped(message, WIDTH - len(indent) - 3)]
     quoted = _quoted(message, indent + "    ")
     return [f"{indent}throw std::runtime_error(", *quoted[:-1], f"{quoted[-1]});"]
 
@@ -79,11 +81,16 @@ def has_code(lines: Iterable[str]) -> bool:
 def _quoted(message: str, indent: str) -> list[str]:
     """A message as string literals that follow each other, a line each."""
     assert '"' not in message
-    pieces = textwrap.wrap(message, WIDTH - len(indent) - 3, drop_whitespace=True)
+    pieces = _wrapped(message, WIDTH - len(indent) - 3)
     return [
         f'{indent}"{piece}{" " if number < len(pieces) else ""}"'
         for number, piece in enumerate(pieces, start=1)
     ]
+
+
+def _wrapped(message: str, width: int) -> list[str]:
+    """Lines that make the message again when a space is put between each two."""
+    return textwrap.wrap(message, width, break_on_hyphens=False)
 
 
 def _python_function(text: str, block: Block, path: Path) -> str:
@@ -144,8 +151,22 @@ def _with_import(lines: list[str], path: Path) -> list[str]:
             return lines
         at = max(node.end_lineno or 0 for node in imports)
         dots = "." * (len(path.parts) - len(Path("src/tiny_llm").parts))
-        return [*lines[:at], f"from {dots}errors import YourTurn", *lines[at:]]
-    if path.suffix in (".cpp", ".h") and "#include <stdexcept>" not in lines:
-        at = max(index for index, line in enumerate(lines) if line.startswith("#include")) + 1
-        return [*lines[:at], "#include <stdexcept>", *lines[at:]]
+        needed = f"from {dots}errors import YourTurn"
+        return lines if needed in lines else [*lines[:at], needed, *lines[at:]]
+    needed = "#include <stdexcept>"
+    if path.suffix in (".cpp", ".h") and needed not in lines:
+        return _with_include(lines, needed)
     return lines
+
+
+def _with_include(lines: list[str], needed: str) -> list[str]:
+    """The lines, and one more header of the standard library in its place among those."""
+    depth, at = 0, None
+    for index, line in enumerate(lines):
+        depth += line.startswith("#if") - line.startswith("#endif")
+        if depth == 0 and line.startswith("#include <") and (at is None or line < needed):
+            at = index + (line < needed)
+    if at is not None:
+        return [*lines[:at], needed, *lines[at:]]
+    first = next(index for index, line in enumerate(lines) if line.startswith("#include"))
+    return [*lines[:first], needed, "", *lines[first:]]

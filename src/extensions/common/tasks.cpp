@@ -1,5 +1,8 @@
 #include "common/tasks.h"
 
+#include <atomic>
+#include <mutex>
+
 #include "mlx/allocator.h"
 
 namespace tiny_llm_ext {
@@ -7,6 +10,10 @@ namespace tiny_llm_ext {
 namespace mx = mlx::core;
 
 namespace {
+
+std::mutex thrown_mutex;
+std::exception_ptr first_thrown;
+std::atomic<bool> has_thrown = false;
 
 thread_local Capture* capture_of_this_thread = nullptr;
 
@@ -25,6 +32,29 @@ mx::array lent_of(const mx::array& block) {
 }
 
 }  // namespace
+
+void keep_thrown(std::exception_ptr thrown) {
+    std::lock_guard lock(thrown_mutex);
+    if (first_thrown == nullptr) {
+        first_thrown = std::move(thrown);
+        has_thrown = true;
+    }
+}
+
+void throw_what_tasks_threw() {
+    if (!has_thrown.load(std::memory_order_relaxed)) {
+        return;
+    }
+    std::exception_ptr thrown;
+    {
+        std::lock_guard lock(thrown_mutex);
+        thrown = std::exchange(first_thrown, nullptr);
+        has_thrown = false;
+    }
+    if (thrown != nullptr) {
+        std::rethrow_exception(thrown);
+    }
+}
 
 Capture::Capture(Workspace& workspace) : workspace_(workspace) { capture_of_this_thread = this; }
 

@@ -1,6 +1,7 @@
 // How an operation's work reaches the thread that does it.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -50,14 +51,29 @@ class Capture {
     std::vector<Lease> leases_;  // of the workspace's first blocks
 };
 
-/// Runs `task` when all that was added to the stream before has run.
+/// Throws what the first task has thrown since this last threw, if one has. A task runs in a thread
+/// of its stream, where nobody can catch it; so it is kept until here.
+void throw_what_tasks_threw();
+
+/// Keeps what a task has thrown.
+void keep_thrown(std::exception_ptr thrown);
+
+/// Runs `task` when all that was added to the stream before has run. Throws what a task has thrown
+/// that ran before.
 template <typename Task>
 void add_task(mlx::core::Stream stream, Task task) {
+    throw_what_tasks_threw();
     if (Capture* capture = Capture::current()) {
         capture->tasks.emplace_back(std::move(task));
-    } else {
-        mlx::core::cpu::get_command_encoder(stream).dispatch(std::move(task));
+        return;
     }
+    mlx::core::cpu::get_command_encoder(stream).dispatch([task = std::move(task)]() mutable {
+        try {
+            task();
+        } catch (...) {
+            keep_thrown(std::current_exception());
+        }
+    });
 }
 
 /// Keeps an array's memory for the tasks that were added and for the one added next.

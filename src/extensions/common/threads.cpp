@@ -13,11 +13,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "common/schedule.h"
 
@@ -89,6 +91,9 @@ class Pool {
         while (done_.load(std::memory_order_acquire) < chunks) {
             pause();
         }
+        if (thrown_ != nullptr) {  // before the last chunk was counted, so all threads are past it
+            std::rethrow_exception(std::exchange(thrown_, nullptr));
+        }
     }
 
    private:
@@ -103,8 +108,19 @@ class Pool {
         const SharedJob job = {number, chunks_.load(std::memory_order_acquire), threads_};
         int64_t chunk;
         while ((chunk = next(runs_.get(), job, thread)) != NO_CHUNK) {
-            run(body, chunk);
+            try {
+                run(body, chunk);
+            } catch (...) {
+                keep(std::current_exception());
+            }
             done_.fetch_add(1, std::memory_order_release);
+        }
+    }
+
+    void keep(std::exception_ptr thrown) {
+        std::lock_guard lock(thrown_mutex_);
+        if (thrown_ == nullptr) {
+            thrown_ = std::move(thrown);
         }
     }
 
@@ -128,6 +144,8 @@ class Pool {
     const int threads_;
     const std::unique_ptr<ChunkRun<std::atomic<uint64_t>>[]> runs_;
     std::mutex one_job_at_a_time_;
+    std::mutex thrown_mutex_;
+    std::exception_ptr thrown_;  // by the first chunk of this job that threw
     std::atomic<detail::Chunk> run_{nullptr};
     std::atomic<const void*> body_{nullptr};
     std::atomic<int64_t> chunks_{0};

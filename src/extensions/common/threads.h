@@ -13,8 +13,8 @@ int num_threads();
 ///
 /// Each thread has a run of neighbouring chunks of its own. Chunks are claimed one at a time, from
 /// the others' runs when one's own is used up (schedule.h): a thread that was slow to wake does
-/// fewer, and the caller never waits for one that has not begun. `body` must not throw, and must
-/// not call parallel_for.
+/// fewer, and the caller never waits for one that has not begun. What a `body` throws, the first of
+/// it, is thrown here when all chunks are done. `body` must not call parallel_for.
 template <typename Body>
 void parallel_for(int64_t chunks, const Body& body);
 

@@ -177,6 +177,10 @@ class BatchingKvCache(TinyKvCache):
         """
         if not is_none_or_causal(mask):
             raise ValueError("BatchingKvCache: the cache makes the mask; give None or 'causal'.")
+        if all(length is None for length in self.lengths):
+            raise ValueError(
+                "BatchingKvCache: there is no request; add_request puts one in a slot."
+            )
         # [task 2.6.2 fetch]
         _, H, L, D = keys.shape
         queries = L if mask_length is None else mask_length
@@ -309,7 +313,19 @@ class BatchingKvCache(TinyKvCache):
     def _write(
         self, key: mx.array, value: mx.array, offsets: list[int], overwrite: bool = False
     ) -> tuple[mx.array, mx.array]:
-        """Puts each slot's new tokens where `offsets` says, and makes room for them before."""
+        """Puts each slot's new tokens where `offsets` says, and makes room for them before.
+
+        Args:
+            key: B×H×L×D, one row a slot.
+            value: B×H×L×D.
+            offsets: the place of each slot's first new token; −1 leaves the slot as it is.
+            overwrite: as `cache_write` has it: the buffers are written in place even if a GPU's
+                commands that were sent before still read them. `add_request` needs it, so as not to
+                copy all slots for one; `append` does without.
+
+        Returns:
+            The buffers of keys and of values, which are also kept.
+        """
         # [task 2.6.2 write]
         tokens = max(offsets) + key.shape[2]
         self._keys = with_room(self._keys, key, tokens, self.max_seq_len)

@@ -1,6 +1,6 @@
 // axpby on the CPU: one loop, the whole array.
+#include "common/tasks.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "src/axpby/axpby.h"
 
 namespace tiny_llm_ext {
@@ -18,19 +18,13 @@ void axpby_kernel(const T* x, const T* y, T* z, size_t size, float alpha, float 
 }
 
 // Evaluation is two-fold: eval_cpu gives the output its memory now, and the loop runs when the
-// stream gets to it. The encoder keeps the arrays alive, so plain pointers may be captured.
+// stream gets to it. The arrays are kept alive until then, so plain pointers may be captured.
 template <typename T>
 void dispatch(const mx::array& x, const mx::array& y, mx::array& out, float alpha, float beta,
               mx::Stream stream) {
     out.set_data(mx::allocator::malloc(out.nbytes()));
-    auto& encoder = mx::cpu::get_command_encoder(stream);
-    encoder.set_input_array(x);
-    encoder.set_input_array(y);
-    encoder.set_output_array(out);
-    // [task 1.7.2 dispatch]
-    encoder.dispatch([x = x.data<T>(), y = y.data<T>(), z = out.data<T>(), size = out.size(), alpha,
+    add_task(stream, [x = x.data<T>(), y = y.data<T>(), z = out.data<T>(), size = out.size(), alpha,
                       beta] { axpby_kernel(x, y, z, size, alpha, beta); });
-    // [/task 1.7.2 dispatch]
 }
 
 }  // namespace

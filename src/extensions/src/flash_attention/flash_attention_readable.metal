@@ -13,14 +13,15 @@ using namespace metal;
 using namespace tiny_llm_ext;
 
 constant constexpr int TILE = ATTENTION_READABLE_TILE;
-constant constexpr int SLICES = 8;  // of 32 elements: D up to 256
+constant constexpr int THREADS = TILE * 32;  // of a threadgroup: a simdgroup for each row
+constant constexpr int SLICES = 8;           // of 32 elements: D up to 256
 
 // Rows first … first + count − 1 of keys or values to the tile. Ends with a barrier.
 template <typename T>
 void load_tile(device const T* rows, long stride, int count, int D, threadgroup T* tile,
                uint thread_index) {
     // [task 2.5.3 load]
-    for (int i = int(thread_index); i < count * D; i += TILE * 32) {
+    for (int i = int(thread_index); i < count * D; i += THREADS) {
         tile[i] = rows[i / D * stride + i % D];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

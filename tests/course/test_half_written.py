@@ -1,0 +1,91 @@
+"""A kernel that is written in part: what is missing behind the hand-over throws in a thread."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from tests import conftest
+from tiny_llm import kernels
+from tools.course.tasks import told
+from tools.course.tree import EXTENSION, ROOT
+
+PROGRAM = """
+#include <atomic>
+#include <iostream>
+#include <stdexcept>
+
+#include "common/threads.h"
+
+int main() {
+    for (int round = 0; round < 100; round++) {
+        std::atomic<int> begun = 0;
+        try {
+            tiny_llm_ext::parallel_for(64, [&](int64_t chunk) {
+                begun++;
+                if (chunk % 3 == 0) {
+                    throw std::runtime_error("SENTENCE");
+                }
+            });
+            return 1;
+        } catch (const std::runtime_error& error) {
+            if (round == 0) {
+                std::cout << error.what() << "\\n";
+            }
+        }
+        if (begun != 64) {
+            return 2;  // a thread may still be at work for a job that has ended
+        }
+        std::atomic<int> sum = 0;
+        tiny_llm_ext::parallel_for(64, [&](int64_t chunk) { sum += static_cast<int>(chunk); });
+        if (sum != 63 * 64 / 2) {
+            return 3;
+        }
+    }
+}
+"""
+
+
+def test_what_a_thread_of_the_pool_throws_reaches_the_caller(tmp_path):
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    sentence = told("2.2.2", "dot")
+    program = tmp_path / "throws.cpp"
+    program.write_text(PROGRAM.replace("SENTENCE", sentence))
+    common = ROOT / EXTENSION / "common"
+    sources = [str(program), str(common / "threads.cpp"), str(common / "schedule.cpp")]
+    flags = ["-std=c++20", "-O0", "-pthread", f"-I{ROOT / EXTENSION}"]
+    built = [compiler, *flags, *sources, "-o", str(tmp_path / "throws")]
+    subprocess.run(built, check=True, capture_output=True, text=True)
+    result = subprocess.run(
+        [str(tmp_path / "throws")],
+        env={**os.environ, "TINY_LLM_NUM_THREADS": "4"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [sentence]
+
+
+def test_a_test_fails_by_what_a_kernel_has_thrown_and_not_by_its_numbers(monkeypatch):
+    class Extension:
+        @staticmethod
+        def throw_what_tasks_threw():
+            raise RuntimeError(told("2.2.2", "dot"))
+
+    with monkeypatch.context() as patch:  # not for this test's own hook
+        patch.setattr(conftest, "IS_LEARNERS_TREE", True)
+        patch.setattr(conftest.kernels, "is_built", lambda: True)
+        patch.setattr(conftest.kernels, "extension", Extension)
+        hook = conftest.pytest_runtest_call()
+        next(hook)
+        with pytest.raises(RuntimeError, match="dot is yours to write"):
+            hook.throw(AssertionError("expected 1, got 2"))
+
+
+def test_the_extension_tells_what_its_kernels_have_thrown():
+    assert kernels.extension().throw_what_tasks_threw() is None, "nothing was thrown"
