@@ -334,6 +334,7 @@ NO_OPERATIONS = {
     "large_pages",
     "metal",
     "num_threads",
+    "throw_what_tasks_threw",
     "try_schedule",
     "use_schedule",
 }
