@@ -17,12 +17,13 @@ from jsonschema import Draft202012Validator
 from tests.engine.support import PARAGRAPH, assert_distributed_as, chat
 from tests.support import as_numpy, tiny_model
 from tiny_llm import LLM, Qwen3ModelWeek3, SamplingParams, StructuredOutputs, ToolCalls, UserError
+from tiny_llm.demo import TARGET_PATH
 from tiny_llm.engine.choose_tokens import SamplingRow
 from tiny_llm.engine.grammar_masks import only_allowed
 from tiny_llm.engine.grammars import GrammarCompiler
 from tiny_llm.engine.paged_model import PagedModel, Span
 from tiny_llm.engine.request import EngineRequest
-from tiny_llm.models.tokenizer import Tokenizer
+from tiny_llm.models.tokenizer import Tokenizer, open_tokenizer
 
 pytest.importorskip("llguidance")
 
@@ -563,7 +564,10 @@ def test_an_end_token_that_is_text_ends_only_what_is_whole(demo, end, reasons):
     """Some folders name such a token; a thought or a string must not end the answer."""
 
     def answers(**engine):
-        llm = LLM(demo, kv_cache_bytes=2**25, **engine)
+        # A tokenizer of its own: all tests share the demo's, which must keep its end tokens.
+        config = json.loads((TARGET_PATH / "config.json").read_text())
+        model = (demo[0], open_tokenizer(TARGET_PATH, config))
+        llm = LLM(model, kv_cache_bytes=2**25, **engine)
         [token] = llm.tokenizer.encode(end, add_special_tokens=False)
         llm.tokenizer.add_eos_token(token)
         wishes = [ToolCalls([ADD], choice="required"), StructuredOutputs(json=PERSON)]
