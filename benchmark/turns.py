@@ -86,20 +86,33 @@ def run(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     return figures
 
 
+def parse_turns(
+    parser: argparse.ArgumentParser, chosen: list[str], rounds: int, limit_s: float
+) -> argparse.Namespace:
+    """The command line of what takes turns: `parser` has all but --metrics, --rounds and --limit.
+
+    Args:
+        parser: is completed.
+        chosen, rounds, limit_s: what they are if they are not given.
+    """
+    add = parser.add_argument
+    add("--metrics", type=names(TIMED), default=chosen, metavar="NAME,…", help=", ".join(TIMED))
+    add("--rounds", type=int, default=rounds)
+    add("--limit", type=float, default=limit_s, help="seconds that a measurement may take")
+    args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error(f"--rounds is {args.rounds}; it must be at least 1.")
+    return args
+
+
 def main() -> int:
     """Prints a table and ends in one JSON line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    add = parser.add_argument
-    add("tree", type=Path, metavar="TREE", help="the other checkout")
-    add("--model", type=Path, required=True, help="a checkpoint's folder")
-    add("--metrics", type=names(TIMED), default=TIMED, metavar="NAME,…", help=", ".join(TIMED))
-    add("--rounds", type=int, default=10)
-    add("--limit", type=float, default=120, help="seconds that a measurement may take")
-    args = parser.parse_args()
-    if args.rounds < 1:
-        parser.error(f"--rounds is {args.rounds}; it must be at least 1.")
+    parser.add_argument("tree", type=Path, metavar="TREE", help="the other checkout")
+    parser.add_argument("--model", type=Path, required=True, help="a checkpoint's folder")
+    args = parse_turns(parser, TIMED, rounds=10, limit_s=120)
     exit_on_sigterm()
     try:
         figures = run(args)

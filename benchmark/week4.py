@@ -14,9 +14,10 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .metrics import METRICS, Metric, names
+from .metrics import METRICS, Metric
 from .systems.client import WorkerError, WorkerProcess, exit_on_sigterm
 from .timing import Times
+from .turns import parse_turns
 
 
 @dataclass(frozen=True)
@@ -98,15 +99,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    add = parser.add_argument
-    add("--model", type=Path, required=True, help="a checkpoint's folder")
-    known = [name for name, metric in METRICS.items() if metric.kind != "load"]
-    add("--metrics", type=names(known), default=CHOSEN, metavar="NAME,…", help=", ".join(known))
-    add("--rounds", type=int, default=3)
-    add("--limit", type=float, default=60, help="seconds that a measurement may take")
-    args = parser.parse_args()
-    if args.rounds < 1:
-        parser.error(f"--rounds is {args.rounds}; it must be at least 1.")
+    parser.add_argument("--model", type=Path, required=True, help="a checkpoint's folder")
+    args = parse_turns(parser, CHOSEN, rounds=3, limit_s=60)
     exit_on_sigterm()
     figures: dict[str, dict[str, Times | None]] = {}
     try:

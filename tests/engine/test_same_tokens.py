@@ -69,7 +69,8 @@ HALF = [case for number, case in enumerate(PRODUCT) if number.bit_count() % 2]
 def test_the_product(demo, draft, alone, exhaustive):
     outputs, logits = alone
     hits = preemptions = accepted = 0
-    for case in PRODUCT if exhaustive else HALF:
+    cases = PRODUCT if exhaustive else HALF
+    for case in cases:
         llm = build(
             demo,
             case["tokens"],
@@ -97,9 +98,9 @@ def test_the_product(demo, draft, alone, exhaustive):
         preemptions += llm.scheduler.num_preemptions
         accepted += llm.runner.statistics.accepted
     # All of it did happen.
-    assert hits > 250
-    assert preemptions > 10
-    assert accepted > 100
+    assert hits / len(cases) > 500 / len(PRODUCT)
+    assert preemptions / len(cases) > 20 / len(PRODUCT)
+    assert accepted / len(cases) > 200 / len(PRODUCT)
 
 
 @pytest.mark.parametrize("tokens", [TIGHT_TOKENS, AMPLE_TOKENS])

@@ -101,6 +101,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._library: tuple[Any, Any] | None = None
         self._special_names: frozenset[str] = frozenset()
+        self._text_ends: list[int] = []
 
     def compile(
         self, form: StructuredOutputs | ToolCalls, thinking: Thinking = Thinking.NONE
@@ -125,7 +126,7 @@ class GrammarCompiler:
                 self._compiled.popitem(last=False)
             own = matcher.deep_copy()
         ends = self._tokenizer.eos_token_ids
-        return AnswerGrammar(own, self._vocab_size, ends, _text_ends(self._tokenizer))
+        return AnswerGrammar(own, self._vocab_size, ends, self._text_ends)
 
     def _open(self) -> tuple[Any, Any]:
         """The library, and its form of the tokenizer: a second of work for 150,000 tokens."""
@@ -143,6 +144,7 @@ class GrammarCompiler:
                 raise UserError(f"structured outputs need a model with a {lack}; this has none.")
             added = [token.content for token in backend.get_added_tokens_decoder().values()]
             self._special_names = special_names(added)
+            self._text_ends = _text_ends(self._tokenizer)
             text, eos_token_ids = backend.to_str(), sorted(self._tokenizer.eos_token_ids)
             tokenizer = llguidance.LLTokenizer(
                 text, n_vocab=self._vocab_size, eos_token=eos_token_ids

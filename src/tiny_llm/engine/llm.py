@@ -363,8 +363,7 @@ class LLM:
 
         For times when there is nothing to do. A model of one process keeps it for the next step.
         """
-        if isinstance(self.runner.target, ParallelPagedModel):
-            self.runner.target.rest()
+        self.runner.target.rest()
 
     def before_end(self, callback: Callable[[str], None]) -> None:
         """Has a function called with a sentence if a rank is lost, before this process ends.

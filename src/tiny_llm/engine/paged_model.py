@@ -57,6 +57,9 @@ class PagedModel:
         """Takes the memory of all pages now."""
         self._storage.make_room(self._storage.num_pages)
 
+    def rest(self) -> None:
+        """Nothing is to be computed for now: one process keeps what steps use for the next."""
+
     def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         """Computes tokens, and writes their keys and values into the pages.
 

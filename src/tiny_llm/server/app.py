@@ -3,7 +3,6 @@
 A request passes the guards, and then either the short way of `direct.py` or FastAPI's.
 """
 
-import logging
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
@@ -17,12 +16,10 @@ from starlette.types import ASGIApp
 
 from . import chat, completions, engine_view, messages, page, responses, service, tokenize
 from .direct import Direct, Endpoint
-from .errors import INSIDE, ApiError
+from .errors import ApiError, our_fault
 from .guards import CheckHost, LimitBody, RequireKey
 from .server import Server
 from .validation import refusal
-
-log = logging.getLogger("tiny_llm.server")
 
 DIRECT: Mapping[str, Endpoint] = {
     chat.PATH: chat.create_chat_completion,
@@ -107,6 +104,4 @@ async def _tell_http(request: Request, error: Exception) -> Response:
 
 
 async def _tell_failure(request: Request, error: Exception) -> Response:
-    """Our own fault. The trace goes to the log, and not to the client."""
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return ApiError(500, INSIDE).response(request.url.path)
+    return our_fault(request.method, request.url.path, error)

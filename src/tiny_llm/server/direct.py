@@ -6,7 +6,6 @@ served. An endpoint that needs a body and nothing else can do without. What cann
 way, such as a body that is not valid, takes FastAPI's, which says what is wrong with it.
 """
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, get_type_hints
 
@@ -15,9 +14,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from .errors import INSIDE, ApiError
-
-log = logging.getLogger("tiny_llm.server")
+from .errors import ApiError, our_fault
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
 
@@ -64,9 +61,8 @@ async def _answer(endpoint: Endpoint, body: BaseModel, request: Request) -> Resp
         return await endpoint(body, request)
     except ApiError as error:
         return error.response(path)
-    except Exception as error:  # our own fault: the trace goes to the log, not to the client
-        log.error("%s %s failed", request.method, path, exc_info=error)
-        return ApiError(500, INSIDE).response(path)
+    except Exception as error:
+        return our_fault(request.method, path, error)
 
 
 def _is_json_post(scope: Scope) -> bool:

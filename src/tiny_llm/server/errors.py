@@ -4,11 +4,14 @@ What a client did wrong is told; what went wrong inside is in the log, and not i
 """
 
 import json
+import logging
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
+
+log = logging.getLogger("tiny_llm.server")
 
 # The `type` of an error, by HTTP status: OpenAI's, and Anthropic's.
 TYPES = {
@@ -112,3 +115,9 @@ def new_request_id() -> dict[str, str]:
 def to_json(content: Any) -> bytes:
     """Compact JSON in UTF-8."""
     return ENCODER.encode(content).encode("utf-8", "replace")
+
+
+def our_fault(method: str, path: str, error: Exception) -> Response:
+    """The answer to what we did wrong: the trace goes to the log, and not to the client."""
+    log.error("%s %s failed", method, path, exc_info=error)
+    return ApiError(500, INSIDE).response(path)
