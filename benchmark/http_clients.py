@@ -19,6 +19,8 @@ from tiny_llm.cli.workload import Workload
 
 LARGEST_READ = 2**16  # bytes
 LAST_EVENT = b"\ndata: [DONE]\n"  # in JSON, a line break is written in another way
+LAST_CHUNK = b"\r\n0\r\n\r\n"  # then the next answer may come
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True)
@@ -58,32 +60,53 @@ class LoadResult:
         }
 
 
-async def stream_completion(url: str, body: dict[str, Any]) -> StreamTimes:
-    """Sends a request to `/v1/completions` and reads its stream to the end.
+class Client:
+    """A client that asks again on the connection that it has, as the official libraries do.
 
-    Raises:
-        UserError: the answer is an error, or ends too early.
+    Args:
+        url: of the server.
+        extra: fields of each request that only this server knows.
     """
-    started = time.perf_counter()
-    reader, writer = await _send(url, "POST", "/v1/completions", json.dumps(body).encode())
-    try:
+
+    def __init__(self, url: str, extra: dict[str, Any]):
+        self._url = url
+        self._extra = extra
+        self._connection: Connection | None = None
+
+    async def complete(self, prompt: Sequence[int], length: int) -> StreamTimes:
+        """Sends a request to `/v1/completions` and reads its stream to the end.
+
+        Raises:
+            UserError: the answer is an error, or ends too early.
+        """
+        body = {"prompt": prompt, "max_tokens": length, "temperature": 0, "stream": True}
+        content = json.dumps(body | {"ignore_eos": True, **self._extra}).encode()
+        started = time.perf_counter()
+        if self._connection is None:
+            self._connection = await _connect(self._url)
+        reader, writer = self._connection
+        writer.write(_request("POST", "/v1/completions", content))
         status = await reader.readline()
         if b" 200 " not in status:
             text = (await reader.read(2000)).decode(errors="replace")
-            raise UserError(f"{url} answers {status.decode().strip()}: {text[-300:]}")
-        first, tail = None, b""
+            raise UserError(f"{self._url} answers {status.decode().strip()}: {text[-300:]}")
+        first, tail, has_ended = None, b"", False
         while data := await reader.read(LARGEST_READ):
             now = time.perf_counter()
             data = tail + data
             if first is None and b"\ndata:" in data:
                 first = now
-            if LAST_EVENT in data:
+            has_ended = has_ended or LAST_EVENT in data
+            if has_ended and data.endswith(LAST_CHUNK):
                 assert first is not None
                 return StreamTimes(first - started, now - started)
             tail = data[-len(LAST_EVENT) :]
-        raise UserError(f"{url} ended a stream before it was finished.")
-    finally:
-        writer.close()
+        raise UserError(f"{self._url} ended a stream before it was finished.")
+
+    def close(self) -> None:
+        """Ends the connection."""
+        if self._connection is not None:
+            self._connection[1].close()
 
 
 async def get_seconds(url: str, path: str) -> float:
@@ -94,8 +117,9 @@ async def get_seconds(url: str, path: str) -> float:
         UserError: the status is not 200.
     """
     started = time.perf_counter()
-    reader, writer = await _send(url, "GET", path, b"")
+    reader, writer = await _connect(url)
     try:
+        writer.write(_request("GET", path, b""))
         status = await reader.readline()
         if b" 200 " not in status:
             raise UserError(f"{url}{path} answers {status.decode().strip()}.")
@@ -118,15 +142,16 @@ async def run_clients(
     waiting = list(zip(workload.prompts, workload.output_lens, strict=True))[::-1]
     streams: list[StreamTimes] = []
 
-    async def client() -> None:
-        while waiting:
-            prompt, length = waiting.pop()
-            body = {"prompt": prompt, "max_tokens": length, "temperature": 0, "stream": True}
-            body |= {"ignore_eos": True, **extra}
-            streams.append(await stream_completion(url, body))
+    async def ask() -> None:
+        client = Client(url, extra)
+        try:
+            while waiting:
+                streams.append(await client.complete(*waiting.pop()))
+        finally:
+            client.close()
 
     started = time.perf_counter()
-    await asyncio.gather(*(client() for _ in range(clients)))
+    await asyncio.gather(*(ask() for _ in range(clients)))
     seconds = time.perf_counter() - started
     return LoadResult(seconds, workload.output_tokens, streams)
 
@@ -143,14 +168,19 @@ async def run_arrivals(
         extra: fields of each request that only this server knows.
     """
     started = time.perf_counter()
+    free: list[Client] = []  # clients with a connection that nobody uses
 
-    async def client(prompt: Sequence[int], length: int, due: float) -> StreamTimes:
+    async def ask(prompt: Sequence[int], length: int, due: float) -> StreamTimes:
         await asyncio.sleep(started + due - time.perf_counter())
-        body = {"prompt": prompt, "max_tokens": length, "temperature": 0, "stream": True}
-        return await stream_completion(url, body | {"ignore_eos": True, **extra})
+        client = free.pop() if free else Client(url, extra)
+        times = await client.complete(prompt, length)
+        free.append(client)
+        return times
 
     requests = zip(workload.prompts, workload.output_lens, arrivals, strict=True)
-    streams = await asyncio.gather(*(client(*request) for request in requests))
+    streams = await asyncio.gather(*(ask(*request) for request in requests))
+    for client in free:
+        client.close()
     return LoadResult(time.perf_counter() - started, workload.output_tokens, streams)
 
 
@@ -165,14 +195,14 @@ async def health_under_load(url: str, workload: Workload, clients: int) -> list[
     return seconds
 
 
-async def _send(
-    url: str, method: str, path: str, content: bytes
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _connect(url: str) -> Connection:
     parts = urlsplit(url)
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    writer.write(
+    return await asyncio.open_connection(parts.hostname, parts.port)
+
+
+def _request(method: str, path: str, content: bytes) -> bytes:
+    head = (
         f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n".encode()
-        + content
+        f"Content-Length: {len(content)}\r\n\r\n"
     )
-    return reader, writer
+    return head.encode() + content

@@ -1,6 +1,7 @@
 """The clients of `benchmark.http_serving` see whole streams, errors, and streams cut off."""
 
 import asyncio
+import re
 
 import pytest
 
@@ -8,36 +9,70 @@ from benchmark.http_clients import LoadResult, StreamTimes, run_clients
 from tiny_llm import UserError
 from tiny_llm.cli.workload import Workload
 
-HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
-WHOLE = HEAD + b'data: {"choices": []}\n\n: keep-alive\n\ndata: [DONE]\n\n'
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+EVENTS = b'data: {"choices": []}\n\n: keep-alive\n\n'
+END = b"data: [DONE]\n\n"
+
+
+def chunks(*parts: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+
+
+WHOLE = HEAD + chunks(EVENTS, END) + b"0\r\n\r\n"
 WORKLOAD = Workload([[1, 2], [3], [4]], [5, 6, 7])
 
 
-def answers(reply: bytes, clients: int) -> tuple[LoadResult, int]:
-    """What the clients say of a server that gives everyone the same reply, and how many asked."""
-    asked = 0
+class Server:
+    """A server that gives everyone the same reply, a few bytes at a time.
 
-    async def reply_to(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(reply)
+    Attributes:
+        connections, asked: how many there were.
+    """
+
+    def __init__(self, reply: bytes, keeps: bool):
+        self.connections = self.asked = 0
+        self._reply = reply
+        self._keeps = keeps
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        while head := await self._head(reader):
+            self.asked += 1
+            await reader.readexactly(int(re.search(rb"Content-Length: (\d+)", head)[1]))
+            for start in range(0, len(self._reply), 7):
+                writer.write(self._reply[start : start + 7])
+                await asyncio.sleep(0)
+            if not self._keeps:
+                break
         writer.close()
 
+    @staticmethod
+    async def _head(reader: asyncio.StreamReader) -> bytes:
+        try:
+            return await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:  # the client has nothing more to ask
+            return b""
+
+
+def answers(reply: bytes, clients: int, keeps: bool = True) -> tuple[LoadResult, Server]:
+    """What the clients say of a server, and what it has seen."""
+    seen = Server(reply, keeps)
+
     async def main() -> LoadResult:
-        server = await asyncio.start_server(reply_to, "127.0.0.1", 0)
+        server = await asyncio.start_server(seen, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         try:
             return await run_clients(f"http://127.0.0.1:{port}", WORKLOAD, clients, {})
         finally:
             server.close()
 
-    return asyncio.run(main()), asked
+    return asyncio.run(main()), seen
 
 
 def test_every_prompt_is_sent_once():
-    result, asked = answers(WHOLE, clients=2)
-    assert asked == len(result.streams) == 3
+    result, seen = answers(WHOLE, clients=2)
+    assert seen.asked == len(result.streams) == 3
+    assert seen.connections == 2
     assert result.output_tokens == 18
     assert all(0 < one.first <= one.total <= result.seconds for one in result.streams)
 
@@ -46,12 +81,13 @@ def test_every_prompt_is_sent_once():
     ("reply", "reason"),
     [
         (b"HTTP/1.1 429 Too Many\r\n\r\nfull", "429 Too Many"),
-        (WHOLE.removesuffix(b"data: [DONE]\n\n"), "before it was finished"),
+        (HEAD + chunks(EVENTS), "before it was finished"),
+        (HEAD + chunks(EVENTS, END), "before it was finished"),
     ],
 )
 def test_an_answer_that_is_not_whole_is_an_error(reply, reason):
     with pytest.raises(UserError, match=reason):
-        answers(reply, clients=1)
+        answers(reply, clients=1, keeps=False)
 
 
 def test_figures():

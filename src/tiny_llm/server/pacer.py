@@ -4,8 +4,8 @@ To wake the loop, and to write to a socket, costs more than the token that is to
 step takes a few milliseconds, and a screen shows nothing sooner than after sixteen. So only what is
 urgent wakes the loop: the first token of an answer, an end, an error, and any news if the last are
 old. What comes in between waits until the loop looks again, some milliseconds later, and goes to
-all readers then. The more streams there are, the longer it waits: a millisecond for each, so that
-there are at most a thousand writes a second, until that is more than people would take for smooth.
+all readers then. The more streams there are, the longer it waits: two milliseconds for each, so
+that there are at most 500 writes a second, until that is more than people would take for smooth.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from .seam import FromEngine, StepReport
 Wake = Callable[[], None]
 
 LEAST, MOST = 0.01, 0.03  # seconds between two looks: seen by nobody, and by few
-EACH = 0.001  # seconds for each stream that is open
+EACH = 0.002  # seconds for each stream that is open
 
 
 def seconds_between(streams: int) -> float:

@@ -119,9 +119,9 @@ class Times:
     tokens: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: there is one for each token, and it is made five times as fast
 class Piece:
-    """What a step added to one answer.
+    """What a step added to one answer. Nobody changes it.
 
     Attributes:
         request_id, index: which prompt, and which of its `n` answers.
