@@ -4,10 +4,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import tiny_llm.engine.llm as llm_module
 from tests.engine.support import PARAGRAPH, chat
 from tiny_llm import LLM, SamplingParams, UserError, load
 from tiny_llm.demo import TARGET_PATH
+from tiny_llm.engine import assemble
 from tiny_llm.engine.events import Recorder
 
 GREEDY = SamplingParams(temperature=0, max_tokens=60)
@@ -471,7 +471,7 @@ def test_a_draft_of_another_vocabulary_is_refused(demo, monkeypatch):
         def get_vocab(self):
             return {"other": 0}
 
-    monkeypatch.setattr(llm_module, "_open", lambda model, *_: model)
+    monkeypatch.setattr(assemble, "_open", lambda model, *_: model)
     with pytest.raises(UserError, match="draft and target must share one vocabulary"):
         LLM((model, tokenizer), draft_model=(model, Other()))
 

@@ -37,5 +37,6 @@ Read it in this order. The files before `grammar_masks` are plain Python without
     runner              a step of the scheduler through the models; keeps the guesses that are right
     core                requests in, news of their answers out, a step at a time
     snapshot            who has which page, for the live view
+    assemble            what an engine is made of, from what the caller of `LLM` says
     llm                 `LLM`, the interface
 """

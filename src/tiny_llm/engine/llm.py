@@ -16,32 +16,18 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Literal
 
-from ..errors import UserError, check_whole, shortened
-from ..generate import check_same_vocabulary
-from ..models import ATTENTION_BACKENDS, LOAD_FORMATS, load_weights, serving_model
-from ..models.detokenizer import with_detokenizer
+from ..errors import UserError, check_whole
 from . import prompt_forms
+from .assemble import Model, check_choices, guess_sources, make_runner, open_models, pages_within
 from .checks import check_switch, checked_seed
 from .config import SchedulerConfig
 from .core import EngineCore
-from .draft_model import DraftModel
 from .events import Listener
-from .forced_tokens import ForcedTokens, GuessSource
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
-from .paged_model import PagedModel
-from .parallel_model import (
-    ParallelCheckpoint,
-    ParallelPagedModel,
-    decoder_of,
-    load_in_parallel,
-)
 from .prompt_forms import ChatOptions, Prompt, Prompts
-from .repetition import MOST_GUESSES, RepeatedText
-from .runner import Runner
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 
-Model = str | os.PathLike[str] | tuple[Any, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None  # for all prompts, or one for each
 
 DEFAULT_KV_CACHE_BYTES = 2**29
@@ -116,39 +102,23 @@ class LLM:
     ):
         check_whole("block_size", block_size, 1)
         check_switch("enable_prefix_caching", enable_prefix_caching)
-        sources = _sources(speculative, draft_model, num_drafts)
-        _check_choices(load_format, attention_backend, listener)
+        sources = guess_sources(speculative, draft_model, num_drafts)
+        check_choices(load_format, attention_backend, listener)
         self.seed = int.from_bytes(os.urandom(8), "big") if seed is None else checked_seed(seed)
-        options = (block_size, load_format, attention_backend)
-        check_whole("tensor_parallel_size", tensor_parallel_size, 1)
-        if tensor_parallel_size > 1:
-            model = load_in_parallel(_name_of(model), tensor_parallel_size, load_format)
-        split = model[0] if isinstance(model, tuple) else None
-        target_model, self.tokenizer = _open(model, *options)
-        models = [target_model]
-        if draft_model is not None:
-            small, small_tokenizer = _open(draft_model, *options)
-            check_same_vocabulary(small_tokenizer, self.tokenizer)
-            models.append(small)
+        how = (block_size, load_format, attention_backend)
+        models = open_models(model, draft_model, tensor_parallel_size, *how)
         config = SchedulerConfig(
-            num_pages=_num_pages(kv_cache_bytes, block_size, models),
+            num_pages=pages_within(kv_cache_bytes, block_size, models.all),
             page_size=block_size,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
-            max_seq_len=min(one.max_seq_len for one in models),
+            max_seq_len=min(one.max_seq_len for one in models.all),
             num_drafts=0 if draft_model is None else num_drafts or NUM_DRAFTS,
             enable_prefix_caching=enable_prefix_caching,
             max_queue=max_queue,
         )
-        if isinstance(split, ParallelCheckpoint):
-            target: PagedModel = ParallelPagedModel(split, target_model, config.num_pages)
-        else:
-            target = PagedModel(target_model, config.num_pages)
-        drafts = [PagedModel(one, config.num_pages) for one in models[1:]]
-        draft = DraftModel(drafts[0], target.vocab_size) if drafts else None
-        self.runner = Runner(target, draft)
-        if isinstance(split, ParallelCheckpoint):
-            self.runner.look_ahead.is_on = False  # the other ranks know no tokens but those sent
+        self.tokenizer = models.tokenizer
+        self.runner = make_runner(models, config.num_pages)
         self.scheduler = Scheduler(config, listener)
         self.core = EngineCore(self.tokenizer, self.scheduler, self.runner, self.seed, sources)
         self.vocab_size = self.core.vocab_size
@@ -370,8 +340,7 @@ class LLM:
 
         It is called in another thread. A model of one process loses none.
         """
-        if isinstance(self.runner.target, ParallelPagedModel):
-            self.runner.target.group.before_end.append(callback)
+        self.runner.target.before_end(callback)
 
     def describe(self) -> dict[str, Any]:
         """The engine's configuration, for the head of a recording, as JSON has it."""
@@ -408,104 +377,3 @@ def _checked(params: Any) -> SamplingParams:
     if not isinstance(params, SamplingParams):
         raise UserError(f"sampling_params is {params!r}; it must be a SamplingParams.")
     return params
-
-
-def _sources(
-    speculative: str | None, draft_model: Model | None, num_drafts: int | None
-) -> list[GuessSource]:
-    """Where guesses come from that need no model.
-
-    Raises:
-        UserError: arguments that contradict each other.
-    """
-    if num_drafts is not None:
-        check_whole("num_drafts", num_drafts, 1)
-        if draft_model is None and speculative is None:
-            raise UserError(
-                f"num_drafts is {num_drafts}, and nothing guesses; give draft_model or "
-                "speculative='ngram', or leave num_drafts out."
-            )
-    if speculative is None:
-        return [ForcedTokens()]
-    if speculative != "ngram":
-        raise UserError(f"speculative is {shortened(speculative)}; it must be 'ngram' or None.")
-    if draft_model is not None:
-        raise UserError(
-            "speculative is 'ngram', and there is a draft model, which would guess the same "
-            "tokens; leave one of the two out."
-        )
-    return [ForcedTokens(), RepeatedText(num_drafts or MOST_GUESSES)]
-
-
-def _check_choices(load_format: Any, attention_backend: Any, listener: Any) -> None:
-    """Refuses a value that is not one of the few allowed.
-
-    Raises:
-        UserError: it is refused.
-    """
-    if load_format not in LOAD_FORMATS:
-        raise UserError(f"load_format is {shortened(load_format)}; it must be 'auto' or 'dummy'.")
-    if attention_backend not in ATTENTION_BACKENDS:
-        raise UserError(
-            f"attention_backend is {shortened(attention_backend)}; it must be 'paged', 'flash' or "
-            "'reference'."
-        )
-    if not (listener is None or callable(listener)):
-        raise UserError(
-            f"listener is {shortened(listener)}; it must be a function of an event, or None."
-        )
-
-
-def _name_of(model: Model) -> str:
-    """The name of a model that several processes are to load.
-
-    Raises:
-        UserError: it is loaded already.
-    """
-    if not isinstance(model, str | os.PathLike):
-        raise UserError(
-            "tensor_parallel_size is more than 1, and the model is loaded already; give its name "
-            "or folder, of which each process loads its part."
-        )
-    return os.fspath(model)
-
-
-def _open(
-    model: Model, page_size: int, load_format: str, attention_backend: str
-) -> tuple[Any, Any]:
-    """The model that serves, and its tokenizer."""
-    name = "the model"
-    if isinstance(model, str | os.PathLike):
-        name = os.fspath(model)
-        model = load_weights(name, load_format=load_format)
-    is_pair = isinstance(model, Sequence) and len(model) == 2
-    if not (is_pair and hasattr(model[0], "args") and model[1] is not None):
-        raise UserError(
-            f"the model is {shortened(model)}; give a name, a folder, or the pair (model, "
-            "tokenizer) that `load` returns."
-        )
-    mlx_model, tokenizer = model
-    if isinstance(mlx_model, ParallelCheckpoint):
-        own = decoder_of(mlx_model, page_size, attention_backend)
-        return own, with_detokenizer(tokenizer)
-    target = serving_model(name, mlx_model, page_size, attention_backend)
-    return target, with_detokenizer(tokenizer)
-
-
-def _num_pages(kv_cache_bytes: float, page_size: int, models: Sequence[Any]) -> int:
-    """How many pages the memory holds."""
-    if isinstance(kv_cache_bytes, float) and kv_cache_bytes.is_integer():
-        kv_cache_bytes = int(kv_cache_bytes)
-    check_whole("kv_cache_bytes", kv_cache_bytes, 1)
-    there_are = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if kv_cache_bytes > there_are:
-        raise UserError(
-            f"kv_cache_bytes is {shortened(kv_cache_bytes)}; this machine has {there_are} bytes of "
-            "memory: give a part of them."
-        )
-    page_bytes = page_size * sum(model.kv_bytes_per_token for model in models)
-    if kv_cache_bytes < page_bytes:
-        raise UserError(
-            f"kv_cache_bytes is {kv_cache_bytes}; a page of {page_size} tokens takes {page_bytes}."
-        )
-    return int(kv_cache_bytes // page_bytes)

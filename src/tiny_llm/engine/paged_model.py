@@ -6,7 +6,7 @@ a prompt. So every weight is read once in a step.
 
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,9 @@ class PagedModel:
     def reserve(self) -> None:
         """Takes the memory of all pages now."""
         self._storage.make_room(self._storage.num_pages)
+
+    def before_end(self, callback: Callable[[str], None]) -> None:
+        """Has a function called if other processes that compute a part of it are lost: none do."""
 
     def rest(self) -> None:
         """Nothing is to be computed for now: one process keeps what steps use for the next."""

@@ -7,7 +7,7 @@ of their own pages, so prefix cache and preemption are decided once.
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -134,6 +134,10 @@ class ParallelPagedModel(PagedModel):
         """See `PagedModel`; on every rank."""
         self.group.tell({"do": "reserve", "key": self._key})
         super().reserve()
+
+    def before_end(self, callback: Callable[[str], None]) -> None:
+        """See `PagedModel`."""
+        self.group.before_end.append(callback)
 
     def rest(self) -> None:
         """Has all ranks give back the memory that steps used beside weights and pages."""
