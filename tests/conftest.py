@@ -37,9 +37,11 @@ def exhaustive(request: pytest.FixtureRequest) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what a quick run leaves out, and puts long files first."""
     if not config.getoption("--exhaustive"):
-        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        kept, left_out = [], []
+        for item in items:
+            (left_out if item.get_closest_marker("exhaustive") else kept).append(item)
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+        items[:] = kept
     quick.mark_thorough(items)
     quick.longest_first(items)
 

@@ -163,3 +163,11 @@ def test_five_hundred_clients_with_few_pages():
 @pytest.mark.slow
 def test_five_hundred_clients_with_drafts():
     survive(500, 3, "--draft-model", "demo-draft")
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_ten_thousand_clients_leave_memory_flat():
+    """At most 1 MB for each thousand after the first thousand."""
+    after_one = survive(1000, 4, "--kv-cache-bytes", "8000000")
+    assert survive(10_000, 5, "--kv-cache-bytes", "8000000") - after_one < 9 * 2**20
