@@ -4,9 +4,9 @@ The `tokenizers` library reads the file into a tree of small objects, makes the 
 tree is still there, and frees the tree. What is freed lies between what stays, so the system gets
 little of it back. Vocabulary and merges that are given to the library as lists leave no such holes.
 So the model is made first, and the small rest of the file is read around it. Python keeps thousands
-of freed pairs for later use, and with each the megabyte around it, until it collects garbage, so it
-does that before it makes what stays. For 151,643 tokens and as many merges, as Qwen3 has them, 34 MB
-stay instead of 48, after what is free was given back (`free_memory.py`); 32 are in use.
+of freed pairs for later use, and with each the megabyte around it, until it collects garbage. So it
+collects it before it makes what stays. For 151,643 tokens and as many merges, as Qwen3 has them,
+34 MB stay instead of 48, after what is free was given back (`free_memory.py`); 32 are in use.
 """
 
 import gc
