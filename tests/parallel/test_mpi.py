@@ -81,7 +81,8 @@ print(json.dumps([1024 * int(roll.partition("\\nPss:")[2].split()[0]) for roll i
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="as Linux counts it")
 def test_a_rank_takes_its_half_and_little_more():
     """NumPy alone would take half of what is left; a vocabulary of 150,000 tokens takes 30 MB."""
-    done = run(MEMORY, TINY_LLM_EMULATED_METAL="0")  # the emulator imports NumPy
+    own = {COLLECTIVES: "mpi", "TINY_LLM_EMULATED_METAL": "0"}  # the emulator imports NumPy
+    done = run(MEMORY, **own)
     ranks = json.loads(done.stdout)
     whole = (TARGET_PATH / "model.safetensors").stat().st_size + 2**26
     assert len(ranks) == 2
