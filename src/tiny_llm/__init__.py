@@ -76,10 +76,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """The engine's names, imported when they are first used.
-
-        With it comes NumPy, which takes longer to import than all the rest of the package.
-        """
+        """The engine's names, imported when they are first used."""
         if name in __all__:
             from .engine import llm, outputs, sampling_params, structured_outputs
 

@@ -157,7 +157,9 @@ def test_a_tensor_that_does_not_fit_is_named(editor, name, array, message):
 
 ENGINE = """if True:
     from tiny_llm import LLM, SamplingParams
+    from tiny_llm.models import loading
 
+    loading.SECONDS_WITHOUT_PROGRESS = 0  # as with a large model
     chat = [{"role": "user", "content": "What is the capital of France?"}]
     [output] = LLM("demo").generate([chat], SamplingParams(temperature=0, max_tokens=20))
     print(output.text)
@@ -172,13 +174,13 @@ COMMAND = """if True:
 @pytest.mark.parametrize(
     ("program", "unwanted"),
     [
-        (ENGINE, ["transformers", "mlx_lm", "huggingface_hub", "numpy"]),
+        (ENGINE, ["transformers", "mlx_lm", "huggingface_hub", "numpy", "rich"]),
         (COMMAND, ["transformers", "mlx_lm", "huggingface_hub", "numpy", "rich.progress"]),
     ],
     ids=["LLM", "main"],
 )
 def test_serving_imports_no_other_engine(program, unwanted):
-    """They take seconds to import, all together."""
+    """They take seconds to import, all together, and memory."""
     program += f"\nimport sys\nprint(sorted({{*{unwanted}}} & set(sys.modules)))"
     result = subprocess.run(
         [sys.executable, "-c", program],

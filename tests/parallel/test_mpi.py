@@ -11,6 +11,7 @@ import pytest
 
 from tests.parallel.support import LOSSES, lose_rank
 from tiny_llm import UserError
+from tiny_llm.demo import TARGET_PATH
 from tiny_llm.models.parallel import meeting, mpi
 from tiny_llm.models.parallel.meeting import COLLECTIVES, Meeting
 
@@ -58,6 +59,34 @@ def test_two_ranks_have_the_same_bits_over_mpi_as_over_the_ring():
     while Path(shared).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(shared).exists()  # mpirun and the ranks are gone
+
+
+# The bytes of each rank between answers, those it shares with others counted in proportion.
+MEMORY = """
+import json
+from pathlib import Path
+from tiny_llm import LLM, SamplingParams
+llm = LLM("demo", kv_cache_bytes=2**26, tensor_parallel_size=2)
+llm.reserve()
+llm.generate([list(range(40, 140))], SamplingParams(max_tokens=8))
+children = [Path("/proc", pid) for task in Path("/proc/self/task").iterdir()
+            for pid in (task / "children").read_text().split()]
+ranks = [child for child in children if b"parallel_worker" in (child / "cmdline").read_bytes()]
+rolls = [(rank / "smaps_rollup").read_text() for rank in (Path("/proc/self"), *ranks)]
+print(json.dumps([1024 * int(roll.partition("\\nPss:")[2].split()[0]) for roll in rolls]))
+"""
+
+
+@needs_mpi
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="as Linux counts it")
+def test_a_rank_takes_its_half_and_little_more():
+    """NumPy alone would take half of what is left; a vocabulary of 150,000 tokens takes 30 MB."""
+    own = {COLLECTIVES: "mpi", "TINY_LLM_EMULATED_METAL": "0"}  # the emulator imports NumPy
+    done = run(MEMORY, **own)
+    ranks = json.loads(done.stdout)
+    whole = (TARGET_PATH / "model.safetensors").stat().st_size + 2**26
+    assert len(ranks) == 2
+    assert max(ranks) < whole / 2 + 45e6, ranks
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ An `LLM` is driven by one thread.
 """
 
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from ..errors import UserError, check_whole
+from ..models.names import is_terminal
 from . import prompt_forms
 from .assemble import Model, check_choices, guess_sources, make_runner, open_models, pages_within
 from .checks import check_switch, checked_seed
@@ -350,10 +350,10 @@ class LLM:
 @contextmanager
 def _progress_bar(total: int, is_wanted: bool) -> Iterator[Callable[[int], None]]:
     """A function that moves a bar on by so much; it does nothing where there is no terminal."""
-    if not is_wanted or sys.stderr is None or not sys.stderr.isatty():
+    if not (is_wanted and is_terminal()):
         yield lambda number: None
         return
-    # Imported here, because this takes time and memory, and programs seldom have a terminal.
+    # Imported here, because this takes time and memory.
     from rich.console import Console
     from rich.progress import Progress
 

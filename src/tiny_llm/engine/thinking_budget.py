@@ -72,8 +72,10 @@ def thinking_tokens(tokenizer: Any) -> tuple[int, int] | None:
     Args:
         tokenizer: of the model.
     """
-    vocabulary = tokenizer.get_vocab()
-    start, end = vocabulary.get(START), vocabulary.get(END)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    # A dictionary of all tokens takes 20 MB.
+    id_of = tokenizer.get_vocab().get if backend is None else backend.token_to_id
+    start, end = id_of(START), id_of(END)
     return None if start is None or end is None else (start, end)
 
 

@@ -17,7 +17,7 @@ from .finite import FiniteCheck
 from .folder import ModelError, read_json
 from .free_memory import give_back
 from .mlx_lm_tokenizer import put_bounds
-from .names import find_config, find_model, standard_error
+from .names import find_config, find_model, is_terminal, standard_error
 from .parts import RankPart
 from .safetensors_header import check_dtypes
 from .tokenizer import open_tokenizer
@@ -181,11 +181,14 @@ def evaluate(model: Any, console: "Console | None") -> None:
 
 
 def _tracked(parts: Sequence[Any], console: "Console | None") -> Iterator[Any]:
-    """The same, with a progress bar once it takes longer than `SECONDS_WITHOUT_PROGRESS`."""
+    """The same, with a progress bar on a terminal once it takes `SECONDS_WITHOUT_PROGRESS`."""
+    if not (is_terminal() if console is None else console.is_terminal):
+        yield from parts
+        return
     started = time.monotonic()
     for index, part in enumerate(parts):
         if time.monotonic() - started > SECONDS_WITHOUT_PROGRESS:
-            # Imported here, because a small model is loaded before this is.
+            # Imported here, because a small model is loaded before this is, and it takes 2 MB.
             from rich.progress import Progress
 
             with Progress(console=console or standard_error(), transient=True) as progress:

@@ -1,5 +1,6 @@
 """Names of models: short names, hub ids and folders; and downloads of what is not here yet."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,6 +124,11 @@ def _is_folder(path: Path) -> bool:
         return path.is_dir()
     except OSError:  # the name is too long for one
         return False
+
+
+def is_terminal() -> bool:
+    """Whether standard error is one. Most programs have none, and then need not import `rich`."""
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def standard_error() -> "Console":
