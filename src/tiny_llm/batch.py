@@ -266,6 +266,7 @@ class BatchGeneration:
         requests, tokens = self._ahead or self._compute_tokens()
         self._ahead = None
         if not kernels.computes_on_cpu() and not any(r.ends_next for r in self.slots if r):
+            mx.async_eval(tokens)  # by itself: sent with the next step, it would come with that
             for request, token in zip(requests, tokens, strict=True):
                 request.next_token = token
             self._ahead = self._compute_tokens()

@@ -5,7 +5,7 @@ import pytest
 
 from tests.engine.support import chat
 from tiny_llm import LLM, SamplingParams, UserError
-from tiny_llm.engine.runner import rows_with_nan
+from tiny_llm.engine.choice import rows_with_nan
 from tiny_llm.errors import QueueFullError
 
 QUESTION = chat("What is 17 + 25?")
@@ -156,4 +156,6 @@ def test_rows_that_are_no_numbers():
     logits[3, 17] = mx.nan
     logits[4, 8] = mx.nan
     logits[5, 0] = mx.inf
-    assert rows_with_nan(logits, [5, 0, 0, 17, 0, 0]) == [1, 3, 4]
+    chosen = [5, 0, 0, 17, 0, 0]
+    own_is_nan = mx.isnan(logits[mx.arange(6), mx.array(chosen)])
+    assert rows_with_nan(logits, chosen, own_is_nan) == [1, 3, 4]

@@ -1,5 +1,6 @@
 """Steps that are computed ahead of the scheduler change no token."""
 
+import mlx.core as mx
 import pytest
 
 from tiny_llm import LLM, SamplingParams
@@ -61,6 +62,21 @@ def test_most_steps_of_one_request_are_foreseen(on_cpu, demo):
     # A new page is the scheduler's to give: every 32 tokens there is one step that waits for it.
     assert llm.runner.look_ahead.num_used >= 37
     assert llm.runner.look_ahead.num_dropped == 0
+
+
+def test_what_is_read_is_sent_before_the_step_ahead(on_cpu, demo, monkeypatch):
+    """An array that was sent with others can be read when the last of them is computed."""
+    sent = []
+    send = mx.async_eval
+    monkeypatch.setattr(mx, "async_eval", lambda *arrays: sent.append(arrays) or send(*arrays))
+    llm = LLM(demo, kv_cache_bytes=4e6)
+    llm.runner.look_ahead.is_on = True
+    wanted = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=2)
+    llm.generate(PROMPTS[:2], wanted, show_progress=False)
+    kinds = ["logits" if arrays[0].ndim == 2 else "tokens" for arrays in sent]
+    assert kinds[:6] == ["tokens", "logits"] * 3
+    # Tokens, whether they are numbers, and the ids and log-probabilities of likely ones.
+    assert all(len(arrays) == 4 for arrays in sent if arrays[0].ndim == 1)
 
 
 def test_a_cpu_does_not_look_ahead(on_cpu, demo):

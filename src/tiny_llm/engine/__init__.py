@@ -28,6 +28,7 @@ Read it in this order. The files before `grammar_masks` are plain Python without
     grammar_masks       which tokens grammars allow, for all rows of a step
     thinking_budget     when the thoughts of an answer must end
     choose_tokens       logits into tokens
+    choice              what is read of a step, sent before the step after it
     prompt_logprobs     how likely the model finds the prompt itself
     paged_model         tokens of many requests through a model at once
     draft_model         tokens that a small model guesses

@@ -263,13 +263,34 @@ def top_logprobs(logits: mx.array, counts: Sequence[int], chosen: Sequence[int])
         For each row, log-probabilities by token id, the likeliest first; the chosen token is last
         if it is not among them.
     """
+    likely = likely_tokens(logits, max(counts), mx.array(list(chosen)))
+    return as_logprobs(*likely, counts)
+
+
+def likely_tokens(logits: mx.array, most: int, chosen: mx.array) -> tuple[mx.array, mx.array]:
+    """Each row's `most` likeliest tokens, then the chosen one, and their log-probabilities.
+
+    Args:
+        logits: R×V.
+        most: tokens besides the chosen one; V at most are told.
+        chosen: R ids.
+
+    Returns:
+        Ids and log-probabilities, both R×(most + 1).
+    """
     logprobs = log_softmax(logits)
-    width = logits.shape[-1]
-    most = min(max(counts), width)
-    top_ids = mx.argsort(-logprobs, axis=-1)[:, :most] if most else mx.zeros((len(counts), 0))
-    ids = mx.concatenate([top_ids.astype(mx.int32), mx.array(list(chosen))[:, None]], axis=1)
-    values: Any = mx.take_along_axis(logprobs, ids, axis=1).tolist()
+    most = min(most, logits.shape[-1])
+    ids = chosen.astype(mx.int32)[:, None]
+    if most:
+        top_ids = mx.argsort(-logprobs, axis=-1)[:, :most].astype(mx.int32)
+        ids = mx.concatenate([top_ids, ids], axis=1)
+    return ids, mx.take_along_axis(logprobs, ids, axis=1)
+
+
+def as_logprobs(ids: mx.array, logprobs: mx.array, counts: Sequence[int]) -> list[Logprobs]:
+    """What `likely_tokens` has found as dictionaries, as many tokens as each row wants."""
     names: Any = ids.tolist()
+    values: Any = logprobs.tolist()
     result = []
     for count, tokens, numbers in zip(counts, names, values, strict=True):
         top = dict(zip(tokens[:count], numbers[:count], strict=True))

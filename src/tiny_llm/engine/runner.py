@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from .choose_tokens import SamplingRow, as_ints, choose_tokens, top_logprobs
+from .choice import Choice
+from .choose_tokens import SamplingRow
 from .draft_model import DraftModel, count_right, num_unguessed
 from .look_ahead import LookAhead
-from .outputs import Logprobs
 from .paged_model import PagedModel, Span
 from .prompt_logprobs import add_prompt_logprobs, rows_of_prompts
 from .step import Chunk, ChunkResult, Step
@@ -104,13 +104,11 @@ class Runner:
         ]
         if not rows:
             return {}
-        tokens = choose_tokens(logits, rows)
+        choice = Choice(logits, rows)
         all_decode = len(sampled) == len(chunks) and self.draft is None and not any(guesses)
         if self.look_ahead.is_on and all_decode:
-            self.look_ahead.begin(chunks, tokens)
-        chosen = as_ints(tokens)
-        broken = rows_with_nan(logits, chosen)
-        logprobs = _wanted_logprobs(logits, rows, chosen)
+            self.look_ahead.begin(chunks, choice.tokens)
+        chosen, broken, logprobs = choice.read()
         results, first = {}, 0
         for chunk, own in sampled:
             right = count_right(own, chosen[first:])
@@ -146,33 +144,3 @@ def target_spans(
         if chunk.samples:
             rows.extend(range(num_tokens - len(own) - 1, num_tokens))
     return spans, rows
-
-
-def rows_with_nan(logits: mx.array, chosen: Sequence[int]) -> list[int]:
-    """The rows, of R×V, from which no token could be chosen, because they are not numbers.
-
-    A broken hidden state makes its whole row NaN, and the token 0 is chosen, or one that is NaN. So
-    only such rows are looked at: reading all logits would take longer than choosing the tokens.
-
-    Args:
-        logits: R×V.
-        chosen: the token of each row.
-    """
-    own = mx.take_along_axis(logits, mx.array(list(chosen))[:, None], axis=1)[:, 0]  # R
-    is_nan: list[bool] = mx.isnan(own).tolist()  # type: ignore[assignment]
-    suspects = [row for row, token in enumerate(chosen) if token == 0 and not is_nan[row]]
-    for row in suspects:
-        is_nan[row] = bool(mx.any(mx.isnan(logits[row])))
-    return [row for row, broken in enumerate(is_nan) if broken]
-
-
-def _wanted_logprobs(
-    logits: mx.array, rows: Sequence[SamplingRow], chosen: Sequence[int]
-) -> dict[int, Logprobs]:
-    """Log-probabilities by row, for requests that ask for them."""
-    wanted = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
-    if not wanted:
-        return {}
-    counts = [rows[index].params.logprobs or 0 for index in wanted]
-    own = [chosen[index] for index in wanted]
-    return dict(zip(wanted, top_logprobs(logits[mx.array(wanted)], counts, own), strict=True))
