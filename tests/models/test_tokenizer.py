@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.pre_tokenizers import ByteLevel
 
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.models.detokenizer import StreamingDetokenizer, with_detokenizer
+from tiny_llm.models.detokenizer import StreamingDetokenizer, bytes_of, with_detokenizer
 from tiny_llm.models.tokenizer import Tokenizer, open_tokenizer
 
 CONFIG = json.loads((TARGET_PATH / "config.json").read_text())
@@ -108,6 +109,17 @@ def test_a_cut_character_is_held_back_and_at_the_end_replaced():
 
 def test_the_byte_0_is_the_character_0():
     assert segments(OURS.detokenizer, [NUL]) == [OURS.decode([NUL]), ""] == ["\0", ""]
+
+
+def test_what_characters_of_a_token_stand_for():
+    letters = ByteLevel.alphabet()
+    assert sorted(map(bytes_of, letters)) == [bytes([byte]) for byte in range(256)]
+    text = "é ñ, 漢字 🙂\t\n\0"
+    pieces = ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
+    assert b"".join(bytes_of(piece) for piece, _ in pieces) == text.encode()
+    text = "no letters: \u00a0\u00ad▁漢"
+    assert not set(text[-4:]) & set(letters)
+    assert bytes_of(text) == text.encode()
 
 
 def test_an_id_without_a_token_has_no_text():

@@ -241,7 +241,8 @@ class EngineCore:
             if refusal is not None:
                 self._end(answer, [], "error", refusal)
                 continue
-            results[name] = replace(result, token_ids=taken)
+            if len(taken) < len(result.token_ids):  # the answer has ended before the last
+                results[name] = replace(result, token_ids=taken)
             news.append((answer, taken, reason))
         self.scheduler.commit(step, results)
         for answer, taken, reason in news:

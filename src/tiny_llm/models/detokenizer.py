@@ -74,17 +74,27 @@ def with_detokenizer(tokenizer: Any) -> Any:
     return TokenizerWrapper(tokenizer)
 
 
-def byte_characters() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for.
+def bytes_of(characters: str) -> bytes:
+    """What a token of a byte-level vocabulary stands for.
 
     Printable characters of Latin-1 stand for their own byte; the other 68 bytes have the
     characters from U+0100 on, in order, so that no token contains a space or a control character.
+    Characters that stand for no byte are text.
 
     Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), and its
     published tokenizer.
     """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + index): byte for index, byte in enumerate(others)
-    }
+    return characters.translate(_BYTES).encode("latin-1")
+
+
+class _BytesOfCharacters(dict[int, str]):
+    """Bytes by the code point of a character, each written as the character of Latin-1."""
+
+    def __missing__(self, code_point: int) -> str:
+        return chr(code_point).encode().decode("latin-1")
+
+
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
+_BYTES = _BytesOfCharacters({byte: chr(byte) for byte in _PRINTABLE})
+_BYTES.update({0x100 + index: chr(byte) for index, byte in enumerate(_OTHERS)})

@@ -15,7 +15,7 @@ import tokenizers
 
 from .bounded_encoding import BoundedEncoder, unknown_expression
 from .compact_tokenizer import read_tokenizer
-from .detokenizer import StreamingDetokenizer, byte_characters
+from .detokenizer import StreamingDetokenizer, bytes_of
 from .folder import MAX_TOKENIZER_BYTES, check_size, file_in
 from .mlx_lm_tokenizer import load_mlx_lm_tokenizer
 from .template_files import choose_template, find_chat_template
@@ -94,7 +94,6 @@ class Tokenizer:
             token_id: token.content.encode()
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
         }
-        self._byte_of = byte_characters()
         expression = unknown_expression(tokenizer)
         self._encoder = (
             None if expression is None else BoundedEncoder(folder / "tokenizer.json", expression)
@@ -118,11 +117,7 @@ class Tokenizer:
     def token_bytes(self, token: int) -> bytes:
         """A token's UTF-8; empty for an id without a token, as models with padded tables have."""
         added = self._added_tokens.get(token)
-        if added is not None:
-            return added
-        characters = self._tokenizer.id_to_token(token) or ""
-        parts = (self._byte_of.get(character, character) for character in characters)
-        return b"".join(bytes([p]) if isinstance(p, int) else p.encode() for p in parts)
+        return added if added is not None else bytes_of(self._tokenizer.id_to_token(token) or "")
 
     def encode(self, text: str, add_special_tokens: bool = True, **others: Any) -> list[int]:
         """The token ids of a text.
