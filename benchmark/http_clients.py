@@ -82,11 +82,7 @@ class Client:
         body = {"prompt": prompt, "max_tokens": length, "temperature": 0, "stream": True}
         content = json.dumps(body | {"ignore_eos": True, **self._extra}).encode()
         started = time.perf_counter()
-        if self._connection is None:
-            self._connection = await _connect(self._url)
-        reader, writer = self._connection
-        writer.write(_request("POST", "/v1/completions", content))
-        status = await reader.readline()
+        reader, status = await self._ask(_request("POST", "/v1/completions", content))
         if b" 200 " not in status:
             text = (await reader.read(2000)).decode(errors="replace")
             raise UserError(f"{self._url} answers {status.decode().strip()}: {text[-300:]}")
@@ -103,10 +99,27 @@ class Client:
             tail = data[-len(LAST_EVENT) :]
         raise UserError(f"{self._url} ended a stream before it was finished.")
 
+    async def _ask(self, request: bytes) -> tuple[asyncio.StreamReader, bytes]:
+        """Sends a request; returns where its answer comes from, and the first line of that."""
+        is_used = self._connection is not None
+        if self._connection is None:
+            self._connection = await _connect(self._url)
+        reader, writer = self._connection
+        writer.write(request)
+        try:
+            status = await reader.readline()
+        except ConnectionError:
+            status = b""
+        if is_used and not status:  # the server has closed it, which it may do at any time
+            self.close()
+            return await self._ask(request)
+        return reader, status
+
     def close(self) -> None:
         """Ends the connection."""
         if self._connection is not None:
             self._connection[1].close()
+            self._connection = None
 
 
 async def get_seconds(url: str, path: str) -> float:

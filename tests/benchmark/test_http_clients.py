@@ -77,6 +77,11 @@ def test_every_prompt_is_sent_once():
     assert all(0 < one.first <= one.total <= result.seconds for one in result.streams)
 
 
+def test_a_connection_that_the_server_has_closed_is_opened_again():
+    result, seen = answers(WHOLE, clients=1, keeps=False)
+    assert seen.asked == len(result.streams) == seen.connections == 3
+
+
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
