@@ -191,9 +191,11 @@ async def run_arrivals(
         return times
 
     requests = zip(workload.prompts, workload.output_lens, arrivals, strict=True)
-    streams = await asyncio.gather(*(ask(*request) for request in requests))
-    for client in free:
-        client.close()
+    try:
+        streams = await asyncio.gather(*(ask(*request) for request in requests))
+    finally:
+        for client in free:
+            client.close()
     return LoadResult(time.perf_counter() - started, workload.output_tokens, streams)
 
 

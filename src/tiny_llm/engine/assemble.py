@@ -57,15 +57,15 @@ def open_models(
     check_whole("tensor_parallel_size", tensor_parallel_size, 1)
     if tensor_parallel_size > 1:
         model = load_in_parallel(_name_of(model), tensor_parallel_size, load_format)
-    split = model[0] if isinstance(model, tuple) else None
     options = (page_size, load_format, attention_backend)
     target, tokenizer = _open(model, *options)
+    whole = model[0] if isinstance(model, tuple) else None
+    split = whole if isinstance(whole, ParallelCheckpoint) else None
     draft = None
     if draft_model is not None:
         draft, small_tokenizer = _open(draft_model, *options)
         check_same_vocabulary(small_tokenizer, tokenizer)
-    is_split = isinstance(split, ParallelCheckpoint)
-    return Models(target, draft, tokenizer, split if is_split else None)
+    return Models(target, draft, tokenizer, split)
 
 
 def make_runner(models: Models, num_pages: int) -> Runner:
