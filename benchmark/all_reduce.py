@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 import mlx.core as mx
 import numpy as np
 
-from tiny_llm.models.parallel.layers import sum_over_ranks
-from tiny_llm.models.parallel.meeting import BACKENDS, COLLECTIVES, Meeting, chosen_backend, take
+from tiny_llm.models.parallel.layers import all_reduce
+from tiny_llm.models.parallel.rendezvous import BACKENDS, COLLECTIVES, Meeting, chosen_backend, take
 
 from .parallel_cost import Link, all_reduce_seconds
 
@@ -61,7 +61,7 @@ def run_rank(rank: int, hidden: int, rounds: int) -> dict[int, tuple[float, floa
         for array in arrays:
             mx.eval(mx.distributed.all_sum(mx.array(1.0), group=group))  # all ranks start together
             began = time.perf_counter()
-            mx.eval(sum_over_ranks(array, group))
+            mx.eval(all_reduce(array, group))
             if turn:  # the first is slower
                 taken[array.nbytes].append(time.perf_counter() - began)
     return {n_bytes: (min(t), statistics.median(t)) for n_bytes, t in taken.items()}

@@ -16,16 +16,16 @@ from typing import Any
 import mlx.core as mx
 from rich.console import Console
 
+from benchmark.model_costs import ModelCosts
 from tiny_llm import UserError
 from tiny_llm.batch import BatchGeneration
 from tiny_llm.models import find_model
-from tiny_llm.models.costs import ModelCosts
 
 from .metrics import Metric, throughput
-from .roofline import Machine, measure_or_explain
+from .model_driver import Week2
+from .roofline import Machine, measure_or_warn
 from .systems.worker import token_ids
 from .timing import Times, step_seconds
-from .week2 import Week2
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 CONTEXT = 128
@@ -34,14 +34,14 @@ DECODE_SECONDS = 3.0
 NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 16, 128, 32
 
 
-class SilentTokenizer:
+class NullTokenizer:
     """Stands in for a tokenizer: ids are the text, and no token ends an answer."""
 
     eos_token_ids: frozenset[int] = frozenset()
     text = ""
 
     @property
-    def detokenizer(self) -> "SilentTokenizer":
+    def detokenizer(self) -> "NullTokenizer":
         """One object serves as both."""
         return self
 
@@ -77,7 +77,7 @@ def end_to_end(model: Week2, batch_size: int, prefill_step: int) -> dict[str, An
     start = time.perf_counter()
     batch = BatchGeneration(
         model.model,
-        SilentTokenizer(),
+        NullTokenizer(),
         prompts,
         max_seq_len=PROMPT_TOKENS + NEW_TOKENS,
         batch_size=batch_size,
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         mx.set_default_device(mx.cpu if args.device == "cpu" else mx.gpu)
     costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
     model = Week2(args.model, args.flash)
-    machine = measure_or_explain()
+    machine = measure_or_warn()
     print("| batch | step, ms | tokens/s, median | tokens/s, best | of the roofline |")
     print("|---:|---:|---:|---:|---:|")
     sizes = [size for size in BATCH_SIZES if size <= args.max_batch]

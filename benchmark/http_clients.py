@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from tiny_llm import UserError
-from tiny_llm.cli.workload import Workload
+from tiny_llm.cli.batching.workload import Workload
 
 LARGEST_READ = 2**16  # bytes
 LAST_EVENT = b"\ndata: [DONE]\n"  # in JSON, a line break is written in another way

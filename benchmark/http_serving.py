@@ -26,13 +26,13 @@ import numpy as np
 from rich.console import Console
 
 from tiny_llm import LLM, SamplingParams, UserError
-from tiny_llm.cli.workload import LengthRange, Workload, draw_workload
+from tiny_llm.cli.batching.workload import LengthRange, Workload, synthetic_workload
 from tiny_llm.models import find_model
 
 from .gguf_file import write_gguf
 from .http_clients import LoadResult, StreamTimes, health_under_load, run_arrivals, run_clients
-from .http_processes import llama_server, our_server
 from .roofline import usable_threads
+from .server_processes import llama_server, our_server
 
 DEMO = "demo"
 DEMO_VOCABULARY = 4000  # ids below it are those of texts
@@ -69,10 +69,10 @@ class InProcess:
         for _ in range(clients):
             send()
         while self._llm.has_unfinished_requests:
-            for news in self._llm.step():
-                name, now = news.request_id, time.perf_counter()
+            for output in self._llm.step():
+                name, now = output.request_id, time.perf_counter()
                 first.setdefault(name, now)
-                if news.finish_reason is not None:
+                if output.finish_reason is not None:
                     streams.append(StreamTimes(first[name] - sent[name], now - sent[name]))
                     send()
         return LoadResult(time.perf_counter() - started, workload.output_tokens, streams)
@@ -97,10 +97,10 @@ class InProcess:
             if not self._llm.has_unfinished_requests:
                 time.sleep(max(0.0, started + requests[-1][2] - time.perf_counter()))
                 continue
-            for news in self._llm.step():
-                name, now = news.request_id, time.perf_counter()
+            for output in self._llm.step():
+                name, now = output.request_id, time.perf_counter()
                 first.setdefault(name, now)
-                if news.finish_reason is not None:
+                if output.finish_reason is not None:
                     streams.append(StreamTimes(first[name] - due[name], now - due[name]))
         return LoadResult(time.perf_counter() - started, workload.output_tokens, streams)
 
@@ -176,7 +176,7 @@ def _workload(args: argparse.Namespace, clients: int, vocab_size: int, seed: int
         LengthRange(what, args.min_len, args.max_len) for what in ("input", "output")
     )
     num = clients * args.requests_per_client
-    return draw_workload(num, inputs, outputs, vocab_size, seed)
+    return synthetic_workload(num, inputs, outputs, vocab_size, seed)
 
 
 def _arrivals(workload: Workload, rate: float) -> Sequence[float]:
@@ -206,7 +206,7 @@ def start_and_memory(args: argparse.Namespace) -> dict[str, float]:
     resident = []
     try:
         for number in range(1 + args.thousands):
-            workload = draw_workload(1000, *lengths, DEMO_VOCABULARY, seed=number)
+            workload = synthetic_workload(1000, *lengths, DEMO_VOCABULARY, seed=number)
             asyncio.run(run_clients(server.url, workload, 16, {}))
             resident.append(server.resident_bytes / 2**20)
     finally:

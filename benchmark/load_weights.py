@@ -3,8 +3,8 @@
     python -m benchmark.load_weights FOLDER
     python -m benchmark.load_weights FOLDER --copy
 
-It ends in one JSON line. `benchmark.load` runs both in turns: a process that has used memory before
-gets it faster.
+It ends in one JSON line. `benchmark.startup` runs both in turns: a process that has used memory
+before gets it faster.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from mlx.utils import tree_flatten
 from rich.console import Console
 
 from tiny_llm import kernels
-from tiny_llm.models.files import weight_files
-from tiny_llm.models.folder import read_json
+from tiny_llm.models.checkpoint.layout import weight_files
+from tiny_llm.models.checkpoint.safe_io import read_json
+from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.loading import evaluate
-from tiny_llm.models.weights import read_checkpoint
 
 from .systems.worker import peak_bytes, resident_bytes
 

@@ -21,8 +21,8 @@ import mlx.core as mx
 from rich.progress import track
 
 from tiny_llm.demo import TARGET_PATH
+from tiny_llm.models.checkpoint.tensor_shapes import matrix_shapes, vector_shapes
 from tiny_llm.models.families.registry import read_config
-from tiny_llm.models.tensor_shapes import matrices, vectors
 
 # E, layers, I, H_q, H, tied embeddings: the config.json of Qwen/Qwen3-*-MLX-4bit.
 SHAPES = {
@@ -70,9 +70,9 @@ def qwen3_config(
 def weight_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The name and shape of every weight of a model, of any family that we know."""
     sizes = read_config(config)
-    for path, shape in matrices(sizes):
+    for path, shape in matrix_shapes(sizes):
         yield f"{path}.weight", shape
-    yield from vectors(sizes)
+    yield from vector_shapes(sizes)
 
 
 def normal_matrix(shape: tuple[int, ...]) -> mx.array:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tiny_llm.models.costs import ModelCosts
+from benchmark.model_costs import ModelCosts
 
 from .roofline import Machine
 from .timing import Times, percent

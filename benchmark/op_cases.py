@@ -12,9 +12,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from benchmark.model_costs import affine_bits
 from tiny_llm import kernels, quantized_matmul
-from tiny_llm.kernels.interleaved import interleave
-from tiny_llm.models.costs import affine_bits
+from tiny_llm.kernels.prepack import prepack_weight
 
 E, I, V = 1024, 3072, 151_936
 # A mixture of experts, as in Qwen3-30B-A3B: this many experts of O×I, of which a token has K.
@@ -79,7 +79,7 @@ def grouped_quantized_matmul_cases() -> Iterator[Case]:
     words = mx.random.randint(0, 2**31 - 1, (EXPERTS, EXPERT_O, EXPERT_I * BITS // 32))
     scales = random(EXPERTS, EXPERT_O, EXPERT_I // GROUP_SIZE)
     by_row = (words.astype(mx.uint32), scales, scales)
-    weights = tuple(interleaved_stack(x) for x in by_row)
+    weights = tuple(prepacked_stack(x) for x in by_row)
     for M in (1, 4, 16, 512):
         order = mx.argsort(mx.random.uniform(shape=(8, M, EXPERTS)), axis=-1)[..., :K]
         chosen = [experts.astype(mx.int32) for experts in order]
@@ -99,12 +99,12 @@ def grouped_quantized_matmul_cases() -> Iterator[Case]:
         )
 
 
-def interleaved_stack(x: mx.array) -> mx.array:
+def prepacked_stack(x: mx.array) -> mx.array:
     """A matrix of each expert, as the CPU's kernels want it; by row where those want that."""
-    rows = kernels.interleaved_rows()
+    rows = kernels.prepack_rows()
     if not rows:
         return x
-    tall = interleave(x.reshape(-1, x.shape[-1]), rows)
+    tall = prepack_weight(x.reshape(-1, x.shape[-1]), rows)
     return tall.reshape(len(x), -1, *tall.shape[1:])
 
 

@@ -20,7 +20,7 @@ import mlx.core as mx
 from tiny_llm import UserError, kernels
 
 from .op_cases import CASES, Case, available
-from .roofline import Machine, measure_or_explain
+from .roofline import Machine, measure_or_warn
 from .timing import measure, percent
 
 REPEATS = 9
@@ -90,7 +90,7 @@ def main() -> int:
     except UserError as error:
         print(f"ops: {error}", file=sys.stderr)
         return 2
-    machine = measure_or_explain()
+    machine = measure_or_warn()
     print("| op | shape | median µs | min µs | GB/s | GFLOP/s | MLX's µs | of the roofline |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")
     rows = []

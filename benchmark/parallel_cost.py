@@ -9,7 +9,7 @@ attention's output and after the MLP's. Each of them gets what all others have, 
 
     max(bytes / bandwidth, operations / peak) / N + collectives(N)
 
-The first term is `tiny_llm.models.costs` over a machine's limits. It is the least time that the
+The first term is `benchmark.model_costs` over a machine's limits. It is the least time that the
 machine allows, not what a program reaches. The second is `collectives` below; `all_reduce` measures
 it where there is a link to measure. Nothing overlaps in this model: a layer needs the sum before it
 can go on.
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tiny_llm.models.costs import KV_BYTES, ModelCosts
+from benchmark.model_costs import KV_BYTES, ModelCosts
 
 from .make_checkpoint import SHAPES, qwen3_config
 

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from tiny_llm.models.costs import ModelCosts
+from benchmark.model_costs import ModelCosts
 
 from .gguf_file import write_gguf
 from .make_checkpoint import SHAPES, qwen3_config, write_checkpoint
@@ -23,7 +23,7 @@ from .metrics import METRICS, Metric, names
 from .peers_plot import write_plot
 from .peers_results import Results
 from .peers_table import write_table
-from .roofline import ISA_FLAGS, Machine, NoProbeError, build_probe, usable_threads
+from .roofline import ISA_FLAGS, Machine, ProbeError, build_probe, usable_threads
 from .systems.client import (
     WorkerError,
     WorkerProcess,
@@ -163,7 +163,7 @@ def run_rounds(args: argparse.Namespace, results: Results, checkpoints: Checkpoi
     """All rounds of all metrics through all systems, the machine's limits before each."""
     try:
         probe = build_probe(args.work, args.isa)
-    except NoProbeError as error:
+    except ProbeError as error:
         print(error, file=sys.stderr)
         probe = None
     fleet = Fleet(args, checkpoints, results)

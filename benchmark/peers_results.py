@@ -4,7 +4,7 @@ import statistics
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tiny_llm.models.costs import ModelCosts
+from benchmark.model_costs import ModelCosts
 
 from .metrics import Metric
 from .roofline import Machine, best

@@ -32,7 +32,7 @@ ISA_FLAGS = {
 }
 
 
-class NoProbeError(Exception):
+class ProbeError(Exception):
     """The machine cannot be measured; the sentence says why."""
 
 
@@ -102,12 +102,12 @@ def build_probe(folder: Path, isa: str = "native") -> Callable[[], Machine]:
         isa: a key of `ISA_FLAGS`.
 
     Raises:
-        NoProbeError: there is no compiler, or it cannot compile the probe; also when measuring.
+        ProbeError: there is no compiler, or it cannot compile the probe; also when measuring.
     """
     candidates = [os.environ.get("CXX"), "c++", "g++", "clang++"]
     compiler = next((name for name in candidates if name and shutil.which(name)), None)
     if compiler is None:
-        raise NoProbeError(
+        raise ProbeError(
             "this machine's limits are not measured: there is no C++ compiler; install one or "
             "name it in CXX."
         )
@@ -132,7 +132,7 @@ def build_probe(folder: Path, isa: str = "native") -> Callable[[], Machine]:
 
 
 def measure(isa: str = "native") -> Machine:
-    """Compiles the probe and measures once. Raises `NoProbeError`."""
+    """Compiles the probe and measures once. Raises `ProbeError`."""
     with tempfile.TemporaryDirectory() as folder:
         return build_probe(Path(folder), isa)()
 
@@ -141,7 +141,7 @@ def measure_best(rounds: int) -> Machine:
     """The best of several measurements: others may use the machine during one of them.
 
     Raises:
-        NoProbeError: see `build_probe`.
+        ProbeError: see `build_probe`.
     """
     with tempfile.TemporaryDirectory() as folder:
         probe = build_probe(Path(folder))
@@ -150,11 +150,11 @@ def measure_best(rounds: int) -> Machine:
     return machine
 
 
-def measure_or_explain(isa: str = "native") -> Machine | None:
+def measure_or_warn(isa: str = "native") -> Machine | None:
     """`measure`, saying on standard error what was measured, or why nothing was."""
     try:
         machine = measure(isa)
-    except NoProbeError as error:
+    except ProbeError as error:
         print(error, file=sys.stderr)
         return None
     print(machine, file=sys.stderr)
@@ -185,12 +185,12 @@ def cpu_name() -> str:
 
 
 def _run(command: list[str]) -> str:
-    """A command's output, or `NoProbeError` with the first line of what it complained about."""
+    """A command's output, or `ProbeError` with the first line of what it complained about."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         complaint = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-        raise NoProbeError(
+        raise ProbeError(
             f"this machine's limits are not measured: {Path(command[0]).name} failed "
             f"({complaint[0] if complaint else 'no message'})."
         ) from error
@@ -198,7 +198,7 @@ def _run(command: list[str]) -> str:
 
 def main() -> int:
     """Prints what was measured, and in one JSON line."""
-    machine = measure_or_explain()
+    machine = measure_or_warn()
     if machine is None:
         return 1
     print(json.dumps(asdict(machine)))

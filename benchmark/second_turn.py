@@ -20,12 +20,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .http_processes import ServerProcess, our_server
+from .server_processes import ServerProcess, our_server
 
 PATH = "/v1/chat/completions"
 SENTENCE = "Paris is the capital of France, and its largest city. "
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
-SWITCHES = ("--no-next-turn", "--next-turn")
+SWITCHES = ("--no-prefix-warmup", "--prefix-warmup")
 
 
 def ask(url: str, messages: Sequence[dict[str, str]], **fields: Any) -> tuple[float, int]:

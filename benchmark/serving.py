@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tiny_llm import UserError, load_weights
-from tiny_llm.cli.workload import Workload
+from tiny_llm.cli.batching.workload import Workload
 
 from .roofline import usable_threads
 from .serving_runs import (

@@ -10,9 +10,15 @@ import numpy as np
 
 from tiny_llm import LLM, Qwen3ModelWeek2, SamplingParams
 from tiny_llm.batch import BatchGeneration
-from tiny_llm.cli.workload import LengthRange, TokenClock, Workload, draw_workload, latencies
+from tiny_llm.cli.batching.workload import (
+    LengthRange,
+    TimestampTokenizer,
+    Workload,
+    latencies,
+    synthetic_workload,
+)
 from tiny_llm.demo.prompts import BATCH_PROMPTS
-from tiny_llm.engine.step import Step
+from tiny_llm.engine.scheduling.batch import SchedulerOutput
 
 from .systems.worker import token_ids
 
@@ -44,7 +50,7 @@ class ServingOptions:
         """The same one for every system."""
         inputs = LengthRange("input", self.low, self.high)
         outputs = LengthRange("output", self.low, self.high)
-        return draw_workload(self.num_requests, inputs, outputs, vocab_size, seed=1)
+        return synthetic_workload(self.num_requests, inputs, outputs, vocab_size, seed=1)
 
     def kv_tokens(self) -> int:
         """What the declared memory holds, in whole pages."""
@@ -62,7 +68,7 @@ def build_engine(mlx_model: Any, options: ServingOptions, **changes: Any) -> LLM
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_num_seqs": options.max_num_seqs,
     }
-    llm = LLM((mlx_model, TokenClock()), **{**settings, **changes})
+    llm = LLM((mlx_model, TimestampTokenizer()), **{**settings, **changes})
     llm.reserve()  # before the clock starts
     return llm
 
@@ -70,7 +76,7 @@ def build_engine(mlx_model: Any, options: ServingOptions, **changes: Any) -> LLM
 def serve_with_engine(mlx_model: Any, workload: Workload, options: ServingOptions) -> dict:
     """Throughput of the engine, and the gaps between tokens while prompts are computed."""
     llm = build_engine(mlx_model, options)
-    steps: list[Step] = []
+    steps: list[SchedulerOutput] = []
     _watch_steps(llm, steps)
     started = time.perf_counter()
     for prompt, limit in zip(workload.prompts, workload.output_lens, strict=True):
@@ -103,7 +109,7 @@ def serve_with_engine(mlx_model: Any, workload: Workload, options: ServingOption
 
 def serve_with_week_2(mlx_model: Any, workload: Workload, options: ServingOptions) -> dict:
     """Throughput of Week 2's continuous batching on the same requests."""
-    clock = TokenClock()
+    clock = TimestampTokenizer()
     started = time.perf_counter()
     batch = BatchGeneration(
         Qwen3ModelWeek2(mlx_model, enable_flash_attn=True),
@@ -191,8 +197,8 @@ def speculation(max_tokens: int) -> dict:
         figures[f"{name}_seconds"] = time.perf_counter() - started
         figures[f"{name}_target_steps"] = llm.runner.statistics.steps
         answers.append([output.token_ids for output in outputs])
-    figures["proposed"] = llm.runner.statistics.proposed
-    figures["accepted"] = llm.runner.statistics.accepted
+    figures["proposed"] = llm.runner.statistics.num_draft_tokens
+    figures["accepted"] = llm.runner.statistics.num_accepted_tokens
     figures["fewer_steps"] = figures["plain_target_steps"] / figures["drafts_target_steps"]
     figures["same_tokens"] = answers[0] == answers[1]
     return figures
@@ -205,11 +211,11 @@ def summary(rounds: Sequence[dict]) -> dict:
     return {**ordered[len(ordered) // 2], "best_output_tokens_per_s": best}
 
 
-def _watch_steps(llm: LLM, steps: list[Step]) -> None:
+def _watch_steps(llm: LLM, steps: list[SchedulerOutput]) -> None:
     """Notes every step that is scheduled."""
     schedule = llm.scheduler.schedule
 
-    def scheduled() -> Step:
+    def scheduled() -> SchedulerOutput:
         steps.append(schedule())
         return steps[-1]
 

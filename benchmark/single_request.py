@@ -13,14 +13,14 @@ from typing import Any
 import mlx.core as mx
 from rich.console import Console
 
+from benchmark.model_costs import ModelCosts
 from tiny_llm import UserError
 from tiny_llm.models import find_model
-from tiny_llm.models.costs import ModelCosts
 
 from .metrics import Metric, throughput
-from .roofline import Machine, measure_or_explain
+from .model_driver import Week2
+from .roofline import Machine, measure_or_warn
 from .timing import Times, measure, step_seconds
-from .week2 import Week2
 
 PREFILL_TOKENS = (128, 512, 4096)
 CONTEXTS = (128, 1024, 4096, 16384)
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         mx.set_default_device(mx.cpu if args.device == "cpu" else mx.gpu)
     costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
     model = Week2(args.model, args.flash)
-    machine = measure_or_explain()
+    machine = measure_or_warn()
     room = model.model.max_seq_len
     model.prefill(16)  # the first run of a kernel does not count
     rows = []

@@ -20,8 +20,8 @@ from statistics import median
 from typing import Any
 
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError, load_weights
-from tiny_llm.engine import stop_strings
-from tiny_llm.engine.repetition import RepeatedText
+from tiny_llm.engine import stop_checker
+from tiny_llm.engine.spec_decode.ngram_proposer import NgramProposer
 
 TOKENS = 160
 BATCH_SIZES = (1, 4, 16)
@@ -42,7 +42,7 @@ class Case:
 
 def cases(tokenizer: Any) -> list[Case]:
     """Those of the module's docstring."""
-    source = Path(stop_strings.__file__).read_text(encoding="utf-8")[:2500]
+    source = Path(stop_checker.__file__).read_text(encoding="utf-8")[:2500]
     words = source.split(" ")
 
     def quoting(change_every: int) -> Callable[[int], tuple[str, SamplingParams]]:
@@ -93,7 +93,7 @@ def compare(engines: dict[str, LLM], case: Case, batch_size: int, rounds: int) -
     """
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     before = engines["ngram"].runner.statistics
-    proposed, accepted = before.proposed, before.accepted
+    num_draft_tokens, accepted = before.num_draft_tokens, before.num_accepted_tokens
     for number in range(rounds + 1):
         tokens = {}
         for name in list(engines)[:: 1 if number % 2 else -1]:
@@ -111,8 +111,9 @@ def compare(engines: dict[str, LLM], case: Case, batch_size: int, rounds: int) -
         "tokens_per_s": {name: generated / median(own) for name, own in seconds.items()},
         "ratio": median(ratios),
         "ratio_of_minima": min(seconds["plain"]) / min(seconds["ngram"]),
-        "guesses_per_token": (now.proposed - proposed) / generated / (rounds + 1),
-        "right": (now.accepted - accepted) / max(1, now.proposed - proposed),
+        "guesses_per_token": (now.num_draft_tokens - num_draft_tokens) / generated / (rounds + 1),
+        "right": (now.num_accepted_tokens - accepted)
+        / max(1, now.num_draft_tokens - num_draft_tokens),
     }
 
 
@@ -130,8 +131,8 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     engines = {"plain": LLM(weights), "ngram": LLM(weights, speculative="ngram")}
-    engines["plain"].core._sources = []
-    engines["ngram"].core._sources = [RepeatedText()]
+    engines["plain"].core._proposers = []
+    engines["ngram"].core._proposers = [NgramProposer()]
     print("| answer | batch | tokens/s without | with | ratio | guesses a token | right |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     results = []

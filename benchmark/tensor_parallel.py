@@ -29,7 +29,7 @@ from typing import Any
 
 from tiny_llm import LLM, SamplingParams, load_weights
 from tiny_llm.models.parallel import layers
-from tiny_llm.models.parallel.meeting import BACKENDS, COLLECTIVES, chosen_backend
+from tiny_llm.models.parallel.rendezvous import BACKENDS, COLLECTIVES, chosen_backend
 
 from .roofline import usable_threads
 from .systems.worker import token_ids
@@ -99,19 +99,19 @@ def profile(args: argparse.Namespace, threads: int) -> dict[str, dict[str, float
     figures = {}
     for task in TASKS:
         milliseconds(llm, task, 0)
-        layers.clock = clock = layers.Clock()
+        layers.comm_timer = comm_timer = layers.CommTimer()
         began, in_model, steps = llm.step_seconds, llm.runner.seconds, llm.runner.statistics.steps
         milliseconds(llm, task, 1)
-        layers.clock = None
+        layers.comm_timer = None
         steps = llm.runner.statistics.steps - steps
         whole, in_model = llm.step_seconds - began, llm.runner.seconds - in_model
         own = {
             "step ms": whole / steps * 1e3,
-            "exchanges ms": clock.seconds / steps * 1e3,
-            "rest of the model ms": (in_model - clock.seconds) / steps * 1e3,
+            "exchanges ms": comm_timer.seconds / steps * 1e3,
+            "rest of the model ms": (in_model - comm_timer.seconds) / steps * 1e3,
             "outside ms": (whole - in_model) / steps * 1e3,
-            "exchanges": clock.count / steps,
-            "kB sent": clock.n_bytes / steps / 1e3,
+            "exchanges": comm_timer.count / steps,
+            "kB sent": comm_timer.n_bytes / steps / 1e3,
         }
         print(task, *(f"{name} {value:.2f}" for name, value in own.items()), sep="  ")
         figures[task] = own

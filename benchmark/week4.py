@@ -14,10 +14,10 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .ab_compare import parse_ab_args
 from .metrics import METRICS, Metric
 from .systems.client import WorkerError, WorkerProcess, exit_on_sigterm
 from .timing import Times
-from .turns import parse_turns
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Day:
 
     Attributes:
         name: as in the book.
-        product: of `quantized_matmul`: `TINY_LLM_PRODUCT`.
+        product: of `quantized_matmul`: `TINY_LLM_MATMUL`.
         others: the variables of what lies between the products; ours where they are not set.
     """
 
@@ -37,30 +37,32 @@ class Day:
     @property
     def environment(self) -> dict[str, str]:
         """A process's, with this day's kernels."""
-        product = {"TINY_LLM_PRODUCT": self.product} if self.product else {}
+        product = {"TINY_LLM_MATMUL": self.product} if self.product else {}
         kept = {name: text for name, text in os.environ.items() if name not in OURS}
         return {**kept, **product, **self.others}
 
 
-LOOPS = {"TINY_LLM_FUSED": "loops", "TINY_LLM_ATTENTION": "loops", "TINY_LLM_RECORDING": "off"}
+LOOPS = {"TINY_LLM_FUSED": "loops", "TINY_LLM_ATTENTION": "loops", "TINY_LLM_GRAPH_CAPTURE": "off"}
 NOT_FUSED = {name: text for name, text in LOOPS.items() if name != "TINY_LLM_FUSED"}
-OURS = {"TINY_LLM_PRODUCT", *LOOPS}
+OURS = {"TINY_LLM_MATMUL", *LOOPS}
 
 DAYS = [
     Day("Week 3's end", "loops", LOOPS),
     Day("4.2, factored", "factored", LOOPS),
     Day("4.2, vectors", "vectors", LOOPS),
-    Day("4.3", "fetched", LOOPS),
+    Day("4.3", "prefetched", LOOPS),
     Day("4.4", "panels", LOOPS),
     Day("4.5", "panels", NOT_FUSED),
-    Day("4.6", "panels", {"TINY_LLM_ATTENTION": "split", "TINY_LLM_RECORDING": "off"}),
+    Day("4.6", "panels", {"TINY_LLM_ATTENTION": "split", "TINY_LLM_GRAPH_CAPTURE": "off"}),
     Day("4.7", "panels", {"TINY_LLM_ATTENTION": "split"}),
     Day("the solution's fastest", ""),
 ]
 CHOSEN = ["prefill-512", "decode-128", "decode-4096", "decode-128-batch-4"]
 
 
-def in_turns(model: Path, metric: Metric, rounds: int, limit_s: float) -> dict[str, Times | None]:
+def run_interleaved(
+    model: Path, metric: Metric, rounds: int, limit_s: float
+) -> dict[str, Times | None]:
     """Seconds by day; None for one that takes longer than the limit."""
     workers: dict[str, WorkerProcess] = {}
     seconds: dict[str, list[float]] = {day.name: [] for day in DAYS}
@@ -100,12 +102,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--model", type=Path, required=True, help="a checkpoint's folder")
-    args = parse_turns(parser, CHOSEN, rounds=3, limit_s=60)
+    args = parse_ab_args(parser, CHOSEN, rounds=3, limit_s=60)
     exit_on_sigterm()
     figures: dict[str, dict[str, Times | None]] = {}
     try:
         for name in args.metrics:
-            figures[name] = in_turns(args.model, METRICS[name], args.rounds, args.limit)
+            figures[name] = run_interleaved(args.model, METRICS[name], args.rounds, args.limit)
             print(f"{METRICS[name].label}: measured", file=sys.stderr)
     except WorkerError as error:
         print(error, file=sys.stderr)

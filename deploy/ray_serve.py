@@ -5,17 +5,17 @@
     serve run ray_serve:app
 
 `serve` is Ray's command. The endpoints are those of `tiny-llm serve`, at Ray's own port, 8000.
-`Arguments` says what each line means; the book's page on several machines says what to expect.
+`RayServeArgs` says what each line means; the book's page on several machines says what to expect.
 """
 
-from tiny_llm.server.replicas.ray_serve import Arguments, build
+from tiny_llm.server.replicas.ray_serve import RayServeArgs, build
 
 app = build(
-    Arguments(
+    RayServeArgs(
         model="demo",  # a name, hub id or folder that every machine of the cluster finds
         replicas=2,  # engines, at least
         # max_replicas=4,  # and at most, when queues grow
-        target_requests=16,  # of a replica, running and waiting, that autoscaling aims at
+        target_ongoing_requests=16,  # of a replica, running and waiting, that autoscaling aims at
         cpus=1,  # that Ray sets aside for each engine
         threads=1,  # that each engine computes with
         kv_cache_bytes=2**29,

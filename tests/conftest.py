@@ -14,7 +14,7 @@ import mlx.core as mx
 import pytest
 
 from tests import quick
-from tests.support import DEVICES, DTYPES, computing_on, computing_on_emulated_gpu
+from tests.support import DEVICES, DTYPES, use_device, use_emulated_gpu
 from tiny_llm import kernels
 
 
@@ -55,14 +55,14 @@ ABOUT_THE_CPU = ("benchmark", "cli", "engine", "hostile", "models", "parallel", 
 @pytest.fixture(scope="module", autouse=True)
 def _device_of_folder(request: pytest.FixtureRequest) -> Iterator[None]:
     folder = request.path.relative_to(Path(__file__).parent).parts[0]
-    with computing_on("cpu") if folder in ABOUT_THE_CPU else nullcontext():
+    with use_device("cpu") if folder in ABOUT_THE_CPU else nullcontext():
         yield
 
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs the test on every device that this machine has."""
-    with computing_on(request.param):
+    with use_device(request.param):
         yield request.param
 
 
@@ -74,21 +74,21 @@ def either_device(request: pytest.FixtureRequest) -> Iterator[str]:
     made within the test.
     """
     if request.param in DEVICES:
-        with computing_on(request.param):
+        with use_device(request.param):
             yield request.param
         return
     from tools.metal_emulator import has_clang
 
     if not kernels.is_built() or not has_clang():
         pytest.skip("the Metal emulator needs clang 19: apt install clang-19 libclang-rt-19-dev")
-    with computing_on_emulated_gpu():
+    with use_emulated_gpu():
         yield request.param
 
 
 @pytest.fixture
 def on_cpu() -> Iterator[None]:
     """Runs the test on the CPU: for its kernels, or for bits that a GPU does not promise."""
-    with computing_on("cpu"):
+    with use_device("cpu"):
         yield
 
 
@@ -117,7 +117,7 @@ def pytest_runtest_call() -> Generator[None, None, None]:
         return (yield)
     finally:
         if IS_LEARNERS_TREE and kernels.is_built():
-            getattr(kernels.extension(), "throw_what_tasks_threw", lambda: None)()
+            getattr(kernels.extension(), "rethrow_task_error", lambda: None)()
 
 
 INSTRUCTION_SETS = (
@@ -148,10 +148,10 @@ def instruction_set(
 
 
 @pytest.fixture(autouse=True)
-def _fails_on_faults_of_the_gpu() -> Iterator[None]:
+def _fail_on_gpu_faults() -> Iterator[None]:
     """TINY_LLM_EMULATED_METAL=1: a fault fails the test that meets it, whatever catches it."""
     yield
-    assert not kernels.found_faults(), "the emulated GPU found faults; stderr has them"
+    assert not kernels.report_emulator_faults(), "the emulated GPU found faults; stderr has them"
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,7 @@ def padded(table: Sequence[Sequence[int]], extra: int = 0) -> mx.array:
     return mx.array([[*row, *[-1] * (width - len(row))] for row in table], dtype=mx.int32)
 
 
-class Twin:
+class ShadowedCache:
     """A paged cache, and beside it the tokens that were written to it, in plain arrays."""
 
     def __init__(self, pool: TinyKvPagedPool, H: int = 2, D: int = 8, dtype=mx.float32):
@@ -68,7 +68,7 @@ class Twin:
         self.keys, self.values = self.keys[:, :, :kept], self.values[:, :, :kept]
 
 
-def check_integrity(pool: TinyKvPagedPool, twins: Sequence[Twin]) -> None:
+def check_integrity(pool: TinyKvPagedPool, twins: Sequence[ShadowedCache]) -> None:
     """The invariants of SPEC's Week 3, which hold after every step."""
     owned = [page for twin in twins for page in twin.cache.page_ids]
     assert len(owned) == len(set(owned)), f"a page is owned by two caches: {sorted(owned)}"

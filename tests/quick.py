@@ -38,25 +38,25 @@ def mark_thorough(items: Sequence[pytest.Item]) -> None:
     functions: dict[tuple[str, ...], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if getattr(item, "callspec", None) is not None:
-            if is_compiled_again(item):
+            if is_recompiled(item):
                 item.add_marker(pytest.mark.thorough)
                 continue
             repeated = [str(item.callspec.params.get(name)) for name in REPEATED]
             functions[(item.nodeid.partition("[")[0], *repeated)].append(item)
     for cases in functions.values():
         cases = [case for case in cases if case.get_closest_marker("slow") is None]
-        kept = few_of([values_of(case) for case in cases])
+        kept = covering_subset([param_values(case) for case in cases])
         for number in set(range(len(cases))) - kept:
             cases[number].add_marker(pytest.mark.thorough)
 
 
-def is_compiled_again(item: pytest.Item) -> bool:
+def is_recompiled(item: pytest.Item) -> bool:
     """Whether a Metal kernel is compiled once more, for a mode of the emulator that watches it."""
     kernels = ("tests/metal/", "tests/metal_emulator/test_mlx_kernels.py")
     return item.nodeid.startswith(kernels) and item.callspec.params.get("mode", "plain") != "plain"
 
 
-def values_of(item: pytest.Item) -> frozenset[tuple[Hashable, ...]]:
+def param_values(item: pytest.Item) -> frozenset[tuple[Hashable, ...]]:
     """What is particular to a case, of each of its parameters, to be compared.
 
     Arguments of one `parametrize` count as one value. Values are told apart by their identity:
@@ -74,7 +74,7 @@ def values_of(item: pytest.Item) -> frozenset[tuple[Hashable, ...]]:
     return frozenset((name, *value) for name, value in values.items())
 
 
-def few_of(cases: Sequence[Set[Hashable]]) -> set[int]:
+def covering_subset(cases: Sequence[Set[Hashable]]) -> set[int]:
     """Places of a few cases in which every value of every parameter comes at least once.
 
     Each next one has the most values that have not come yet, and those that have come least.

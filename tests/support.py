@@ -42,7 +42,7 @@ _FIRST = mx.default_device(), kernels._stream  # this machine's own choice
 
 
 @contextmanager
-def computing_on(device: str) -> Iterator[None]:
+def use_device(device: str) -> Iterator[None]:
     """MLX's operations and ours run on one of `DEVICES` where no stream is named."""
     before = mx.default_device(), kernels._stream
     if device == "cpu":
@@ -58,7 +58,7 @@ def computing_on(device: str) -> Iterator[None]:
 
 
 @contextmanager
-def computing_on_emulated_gpu(**settings: Any) -> Iterator["Device"]:
+def use_emulated_gpu(**settings: Any) -> Iterator["Device"]:
     """Our operations run on a GPU made of the emulator (clang 19), MLX's on its CPU.
 
     Args:
@@ -107,8 +107,8 @@ def assert_close(
     if (error > tolerance).any():
         worst = np.unravel_index(int(error.argmax()), error.shape)
         raise AssertionError(
-            f"{told_difference(what, worst, a[worst], e[worst])} (error {error[worst]:.3g}, "
-            f"allowed {tolerance:.3g}); {told_count(error > tolerance)}"
+            f"{describe_difference(what, worst, a[worst], e[worst])} (error {error[worst]:.3g}, "
+            f"allowed {tolerance:.3g}); {describe_mismatches(error > tolerance)}"
         )
 
 
@@ -119,13 +119,13 @@ def assert_same_shape(actual: mx.array, expected: mx.array, what: str) -> None:
         raise AssertionError(f"{what}: expected shape {expected.shape}, got {actual.shape}")
 
 
-def told_difference(what: str, index: Sequence[Any], came: float, wanted: float) -> str:
+def describe_difference(what: str, index: Sequence[Any], came: float, wanted: float) -> str:
     """Where two arrays differ, and by what, for a message."""
     place = ", ".join(str(int(i)) for i in index)
     return f"{what}: at index [{place}] expected {wanted:.6g}, got {came:.6g}"
 
 
-def told_count(wrong: np.ndarray) -> str:
+def describe_mismatches(wrong: np.ndarray) -> str:
     """In how many places an array is wrong, for a message."""
     return f"{int(wrong.sum())} of {wrong.size} numbers are wrong"
 
@@ -145,8 +145,8 @@ def assert_same_bits(actual: mx.array, expected: mx.array, what: str) -> None:
         first = tuple(np.argwhere(wrong)[0])
         came, wanted = as_numpy(actual)[first], as_numpy(expected)[first]
         raise AssertionError(
-            f"{told_difference(what, first, came, wanted)} (the same bits are expected); "
-            f"{told_count(wrong)}"
+            f"{describe_difference(what, first, came, wanted)} (the same bits are expected); "
+            f"{describe_mismatches(wrong)}"
         )
 
 
@@ -314,7 +314,7 @@ def write_dequantized(source: Path, folder: Path) -> Path:
     return folder
 
 
-def assert_same_answers(
+def assert_same_completions(
     actual: Sequence[tuple[int, str]], expected: Sequence[tuple[int, str]]
 ) -> None:
     """`batch_generate`'s answers, told apart by where they part: the texts themselves are noise."""

@@ -14,7 +14,7 @@ import sysconfig
 from pathlib import Path
 
 from tools.course.build import build_tree, built_module
-from tools.course.choice import add_solution_argument, chosen_tree
+from tools.course.solution_flag import add_solution_argument, selected_tree
 from tools.course.tree import ROOT
 
 
@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--clean", action="store_true", help="remove what was built")
     add_solution_argument(parser)
     args = parser.parse_args()
-    tree = chosen_tree(parser, args.solution)
+    tree = selected_tree(parser, args.solution)
     if args.clean:
         return clean(tree)
     if not any(shutil.which(compiler) for compiler in ("c++", "g++", "clang++")):

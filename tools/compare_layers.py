@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from tools.course.choice import add_solution_argument, chosen_tree
+from tools.course.solution_flag import add_solution_argument, selected_tree
 from tools.course.tree import environment
 
 # Rounding in float32 is about 1e-6 of the largest number; a mistake is hardly ever below 1e-3.
@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument("--prompt", default="The capital of France is")
     add_solution_argument(parser)
     args = parser.parse_args()
-    wanted = environment(chosen_tree(parser, args.solution))
+    wanted = environment(selected_tree(parser, args.solution))
     if wanted.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
         os.execve(
             sys.executable, [sys.executable, "-m", "tools.compare_layers", *sys.argv[1:]], wanted

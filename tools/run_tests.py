@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.course.build import STALE, is_stale, num_cores
-from tools.course.choice import add_solution_argument, chosen_tree
+from tools.course.solution_flag import add_solution_argument, selected_tree
 from tools.course.tasks import DAYS, day_of, day_with_task
 from tools.course.tree import ROOT, environment, shown
 
@@ -33,7 +33,7 @@ from tools.course.tree import ROOT, environment, shown
 QUICK = "not (slow or thorough or other_isa)"
 REST = "slow or thorough or other_isa"
 # A learner's failures: what was compared, and the line; of an unwritten task, one line.
-BRIEF = ("-p", "tools.course.brief", "--tb=short", "--no-header", "-rN")
+BRIEF = ("-p", "tools.course.pytest_summary", "--tb=short", "--no-header", "-rN")
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def main() -> int:
     if args.day is not None and args.week is None:
         parser.error("--day needs --week")
     # Without a week they are the project's tests, which check the solution.
-    tree = chosen_tree(parser, args.solution or ("ref" if args.week is None else None))
+    tree = selected_tree(parser, args.solution or ("ref" if args.week is None else None))
     if args.week is not None:
         try:
             rest = [*tests_of(args.week, args.day, tasks_in(rest)), *rest]

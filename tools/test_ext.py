@@ -9,7 +9,7 @@ import sys
 
 import mlx.core as mx
 
-from tools.course.choice import add_solution_argument, chosen_tree
+from tools.course.solution_flag import add_solution_argument, selected_tree
 from tools.course.tree import environment
 
 
@@ -17,7 +17,7 @@ def main() -> int:
     """Prints `correct: True` and exits with 0 if the extension computes what it should."""
     parser = argparse.ArgumentParser(prog="build-ext-test", description=__doc__)
     add_solution_argument(parser)
-    tree = chosen_tree(parser, parser.parse_args().solution)
+    tree = selected_tree(parser, parser.parse_args().solution)
     if tree is not None and not hasattr(sys.modules.get("sitecustomize"), "LearnersTree"):
         command = [sys.executable, "-m", "tools.test_ext", "--solution", "mine"]
         os.execve(sys.executable, command, environment(tree))

@@ -15,13 +15,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from benchmark.week2 import CachedModel
-from tiny_llm.cli.backend import build_model
-from tiny_llm.cli.checkpoint import Checkpoint, load_for
+from benchmark.model_costs import ModelCosts
+from benchmark.model_driver import CachedModel
+from tiny_llm.cli.backends.backend import build_model
+from tiny_llm.cli.backends.checkpoint import Checkpoint, load_for_solution
 from tiny_llm.cli.main import make_parser
-from tiny_llm.errors import YourTurn
+from tiny_llm.errors import TaskNotImplemented
 from tiny_llm.generate import decode_by_recomputing
-from tiny_llm.models.costs import ModelCosts
 from tiny_llm.sampler import make_sampler
 
 from .worker import DECODE_STEPS, UnsupportedError, serve, token_ids
@@ -90,13 +90,13 @@ class CourseEngine:
         attempts = [["--enable-flash-attn"], ["--no-enable-flash-attn"]] if week == 2 else [[]]
         for attention in attempts:
             args = make_parser("main").parse_args([*flags, *attention])
-            checkpoint = Checkpoint(str(folder), *load_for(args, str(folder)))
+            checkpoint = Checkpoint(str(folder), *load_for_solution(args, str(folder)))
             model, sizes = build_model(args, checkpoint), checkpoint.mlx_model.args
             self._model = Recomputing(model, sizes) if week == 1 else Cached(model, sizes)
             try:
                 self._model.prefill(1)
                 return
-            except YourTurn:
+            except TaskNotImplemented:
                 if attention == attempts[-1]:
                     raise
                 self.about = f"week {week}, without flash attention"
@@ -116,7 +116,7 @@ class CourseEngine:
             start = time.perf_counter()
             step()
             first = time.perf_counter() - start
-        except YourTurn as unwritten:
+        except TaskNotImplemented as unwritten:
             raise UnsupportedError(str(unwritten)) from None
         if first > LIMIT_SECONDS:
             return {"seconds": first}

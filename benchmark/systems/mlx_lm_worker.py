@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tiny_llm.models.costs import ModelCosts
+from benchmark.model_costs import ModelCosts
 
 from .worker import UnsupportedError, decode_seconds, serve, token_ids
 

@@ -5,17 +5,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tiny_llm.models.costs import ModelCosts
+from benchmark.model_costs import ModelCosts
 
 from .worker import DECODE_STEPS, decode_seconds, serve
 
 
 class TinyLlm:
-    """The model of a checkpoint's folder. `flash` is as in `benchmark.week2.Week2`."""
+    """The model of a checkpoint's folder. `flash` is as in `benchmark.model_driver.Week2`."""
 
     def __init__(self, folder: Path, flash: bool | None):
         # Here, so that loading counts from the call, as in the other workers.
-        from benchmark.week2 import Week2
+        from benchmark.model_driver import Week2
         from tiny_llm import kernels
 
         self._week2 = Week2(str(folder), flash)

@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from tiny_llm.kv_cache.full import with_room
+from tiny_llm.kv_cache.full import grow_buffer
 
 from ._svg import Drawing
 
@@ -33,7 +33,7 @@ def kv_cache_step() -> str:
 
 
 def cache_growth() -> str:
-    """Capacity and length over time, as `with_room` decides."""
+    """Capacity and length over time, as `grow_buffer` decides."""
     d = Drawing(460, 240)
 
     def at(tokens: float, size: float) -> tuple[float, float]:
@@ -46,7 +46,7 @@ def cache_growth() -> str:
     buffer, points, steps = None, [at(0, 0)], []
     for length in range(1400):
         before = 0 if buffer is None else buffer.shape[2]
-        buffer = with_room(buffer, token, length + 1)  # nothing is computed: shapes are known
+        buffer = grow_buffer(buffer, token, length + 1)  # nothing is computed: shapes are known
         if buffer.shape[2] != before:
             points += [at(length, before), at(length, buffer.shape[2])]
             steps.append((length, buffer.shape[2]))

@@ -27,12 +27,12 @@ LONGEST = 1536
 
 @dataclass(frozen=True)
 class Batch:
-    """Flat tensors of T tokens; `learn` holds the positions whose next token is learnt."""
+    """Flat tensors of T tokens; `target_positions` holds the positions to learn from."""
 
     ids: Tensor  # T
     positions: Tensor  # T
     groups: list[Group]
-    learn: Tensor  # indices into T
+    target_positions: Tensor  # indices into T
     labels: Tensor  # the next token at each of them
     weights: Tensor  # how much each of them counts
     num_examples: int

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 START, END = "<|im_start|>", "<|im_end|>"
 LONG_PROMPT = 90
 PROMPT_WEIGHT = 0.2
-NO_THOUGHT = "<think>\n\n</think>\n\n"
+EMPTY_THINKING = "<think>\n\n</think>\n\n"
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """`learn[i]` says whether the model is to predict `ids[i]`."""
+    """`loss_mask[i]` says whether the model is to predict `ids[i]`."""
 
     ids: np.ndarray  # uint16
-    learn: np.ndarray  # bool
+    loss_mask: np.ndarray  # bool
 
     def weights(self, with_prompt: bool) -> np.ndarray:
         """How much each token counts in the loss; every other token of a long prompt, little."""
-        weights = self.learn.astype(np.float32)
+        weights = self.loss_mask.astype(np.float32)
         if with_prompt and len(self.ids) >= LONG_PROMPT:
             every_other = weights[1 + len(self.ids) % 2 :: 2]
             every_other[every_other == 0] = PROMPT_WEIGHT
@@ -44,7 +44,7 @@ class Encoded:
 def render_prompt(example: Example) -> str:
     """Exactly what the chat template gives for the prompt, with a generation prompt."""
     turns = "".join(f"{START}{m['role']}\n{m['content']}{END}\n" for m in example.prompt)
-    return f"{turns}{START}assistant\n" + ("" if example.enable_thinking else NO_THOUGHT)
+    return f"{turns}{START}assistant\n" + ("" if example.enable_thinking else EMPTY_THINKING)
 
 
 def render_answer(example: Example) -> list[tuple[str, str]]:
@@ -64,14 +64,14 @@ def _pieces(example: Example) -> list[tuple[str, str]]:
     is_closed = example.is_closed and not example.enable_thinking
     for message in example.prompt:
         if message["role"] == "assistant" and is_closed:
-            pieces.append(("read", f"{START}assistant\n{NO_THOUGHT}"))
+            pieces.append(("read", f"{START}assistant\n{EMPTY_THINKING}"))
             pieces += [("learn", f"{message['content']}{END}"), ("read", "\n")]
         elif message["role"] == "assistant":
             pieces += [("read", f"{START}assistant\n"), ("history", f"{message['content']}{END}")]
             pieces.append(("read", "\n"))
         else:
             pieces.append(("read", f"{START}{message['role']}\n{message['content']}{END}\n"))
-    opening = "" if example.enable_thinking else NO_THOUGHT
+    opening = "" if example.enable_thinking else EMPTY_THINKING
     pieces.append(("read", f"{START}assistant\n{opening}"))
     return pieces + render_answer(example)
 
@@ -83,12 +83,12 @@ def encode(example: Example, tokenizer: Tokenizer) -> Encoded:
     tokenizer's own cuts.
     """
     ids: list[int] = []
-    learn: list[bool] = []
+    loss_mask: list[bool] = []
     for role, text in _pieces(example):
         piece = tokenizer.encode(text, add_special_tokens=False).ids
         ids += piece
         learned = [role != "read"] * len(piece)
         if role == "history":
             learned[0] = False
-        learn += learned
-    return Encoded(np.array(ids, dtype=np.uint16), np.array(learn, dtype=bool))
+        loss_mask += learned
+    return Encoded(np.array(ids, dtype=np.uint16), np.array(loss_mask, dtype=bool))

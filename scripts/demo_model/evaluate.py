@@ -113,7 +113,7 @@ def percent(part: int, whole: int) -> float:
     return round(100 * part / whole, 1) if whole else 0.0
 
 
-def table_of_accuracy(decoded: list[Decoded]) -> dict[str, float]:
+def accuracy_table(decoded: list[Decoded]) -> dict[str, float]:
     """Print a row for each kind and mode; return the percentage of each kind and overall."""
     results: dict[str, float] = {}
     print("| kind | thinking | n | exact % |\n|---|---|---:|---:|")
@@ -129,7 +129,7 @@ def table_of_accuracy(decoded: list[Decoded]) -> dict[str, float]:
     return results
 
 
-def table_of_agreement(draft: Reference, decoded: list[Decoded]) -> dict[str, float]:
+def agreement_table(draft: Reference, decoded: list[Decoded]) -> dict[str, float]:
     """Print and return how much of the target's output the draft predicts, by kind."""
     right: dict[str, int] = defaultdict(int)
     total: dict[str, int] = defaultdict(int)
@@ -186,13 +186,13 @@ def main() -> None:
     reference = Reference(arguments.model)
     examples = held_out_examples(HELD_OUT_SEED, arguments.per_maker)
     decoded = reference.decode(examples, MAX_NEW_TOKENS)
-    summary: dict[str, object] = {"exact": table_of_accuracy(decoded)}
+    summary: dict[str, object] = {"exact": accuracy_table(decoded)}
     for item in [d for d in decoded if not d.is_right][: arguments.failures]:
         question = item.example.prompt[-1]["content"][-120:]
         print(f"- {item.example.kind}: {question!r} -> {item.text!r}, not {item.example.answer!r}")
     print()
     if arguments.draft:
-        summary["draft"] = table_of_agreement(Reference(arguments.draft), decoded)
+        summary["draft"] = agreement_table(Reference(arguments.draft), decoded)
     show(reference)
     if arguments.cross_check:
         agreed = cross_check(arguments.model, decoded, arguments.cross_check)

@@ -42,7 +42,7 @@ def rate_at(share: float) -> float:
 def losses_of(model: Qwen3, batch: Batch) -> tuple[torch.Tensor, float]:
     """The weighted mean cross-entropy to minimise, and the mean over the answers alone."""
     hidden = model(batch.ids, batch.positions, batch.groups)
-    logits = model.logits(hidden.index_select(0, batch.learn))
+    logits = model.logits(hidden.index_select(0, batch.target_positions))
     losses = functional.cross_entropy(logits.float(), batch.labels, reduction="none")
     is_answer = batch.weights == 1
     loss = (losses * batch.weights).sum() / is_answer.sum()

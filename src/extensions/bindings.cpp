@@ -20,16 +20,16 @@
 #include "src/axpby/axpby.h"
 #include "src/cache_write/cache_write.h"
 #include "src/flash_attention/flash_attention.h"
+#include "src/graph_capture/graph_cache.h"
 #include "src/grouped_quantized_matmul/grouped_quantized_matmul.h"
-#include "src/interleave/interleave.h"
 #include "src/matmul/matmul.h"
 #include "src/paged_attention/paged_attention.h"
 #include "src/paged_cache_write/paged_cache_write.h"
+#include "src/prepack/prepack.h"
 #include "src/qk_norm_rope/qk_norm_rope.h"
 #include "src/quantized_embedding/quantized_embedding.h"
+#include "src/quantized_matmul/multi_quantized_matmul.h"
 #include "src/quantized_matmul/quantized_matmul.h"
-#include "src/quantized_matmul/quantized_matmul_each.h"
-#include "src/recording/recorder.h"
 #include "src/rms_norm/rms_norm.h"
 #include "src/swiglu/swiglu.h"
 #include "src/topk_softmax/topk_softmax.h"
@@ -41,7 +41,7 @@ namespace docs = tiny_llm_ext::docs;
 using namespace nb::literals;
 
 NB_MODULE(_ext, m) {
-    tiny_llm_ext::keep_freed_memory();
+    tiny_llm_ext::configure_malloc();
 
     m.def("axpby", &tiny_llm_ext::axpby, "x"_a, "y"_a, "alpha"_a, "beta"_a, nb::kw_only(),
           "stream"_a = nb::none(), docs::axpby);
@@ -53,9 +53,9 @@ NB_MODULE(_ext, m) {
           "group_size"_a, "bits"_a, "a"_a, "b"_a, "transpose_b"_a = true, nb::kw_only(),
           "stream"_a = nb::none(), docs::quantized_matmul);
 
-    m.def("quantized_matmul_each", &tiny_llm_ext::quantized_matmul_each, "scales"_a, "biases"_a,
+    m.def("multi_quantized_matmul", &tiny_llm_ext::multi_quantized_matmul, "scales"_a, "biases"_a,
           "group_size"_a, "bits"_a, "a"_a, "b"_a, nb::kw_only(), "stream"_a = nb::none(),
-          docs::quantized_matmul_each);
+          docs::multi_quantized_matmul);
 
     m.def("grouped_quantized_matmul", &tiny_llm_ext::grouped_quantized_matmul, "scales"_a,
           "biases"_a.none(), "group_size"_a, "bits"_a, "a"_a, "b"_a, "experts"_a, nb::kw_only(),
@@ -117,19 +117,19 @@ NB_MODULE(_ext, m) {
     m.def("matmul", &tiny_llm_ext::matmul, "a"_a, "b"_a, nb::kw_only(), "stream"_a = nb::none(),
           docs::matmul);
 
-    using tiny_llm_ext::Recorder;
-    nb::class_<Recorder>(
-        m, "Recorder",
+    using tiny_llm_ext::GraphCache;
+    nb::class_<GraphCache>(
+        m, "GraphCache",
         R"(The graphs of one function of arrays, each replayed as a single node on the CPU.
 
-    recorder = Recorder()
-    outputs = recorder.replay(inputs)
+    graph_cache = GraphCache()
+    outputs = graph_cache.replay(inputs)
     if outputs is None:  # no recording for their shapes and dtypes
-        blanks = recorder.placeholders(inputs)
-        recorder.record(blanks, function(*blanks))
+        blanks = graph_cache.placeholders(inputs)
+        graph_cache.capture(blanks, function(*blanks))
 )")
         .def(nb::init<>())
-        .def("replay", &Recorder::replay, "inputs"_a,
+        .def("replay", &GraphCache::replay, "inputs"_a,
              R"(The function's outputs for `inputs`, computed by one node of the graph.
 
 Args:
@@ -139,9 +139,9 @@ Args:
 Returns:
     The outputs; None if nothing was recorded for these shapes and dtypes on this thread's stream.
 )")
-        .def_static("placeholders", &Recorder::placeholders, "inputs"_a,
+        .def_static("placeholders", &GraphCache::placeholders, "inputs"_a,
                     "Arrays without data, of the shapes and dtypes of `inputs`.")
-        .def("record", &Recorder::record, "placeholders"_a, "outputs"_a,
+        .def("capture", &GraphCache::capture, "placeholders"_a, "outputs"_a,
              R"(Keeps the operations between placeholders and outputs.
 
 Args:
@@ -152,7 +152,7 @@ Raises:
     ValueError: an operation that is neither the extension's nor a view, or is on a GPU or on another
         stream; one that writes into what is read afterwards; or none at all.
 )")
-        .def("steps", &Recorder::steps,
+        .def("steps", &GraphCache::steps,
              R"(The steps of the recording that was made or replayed last.
 
 Returns:
@@ -173,34 +173,35 @@ Returns:
             return names;
         },
         "What TINY_LLM_CPU_ISA may name on this machine, the slowest first.");
-    m.def("interleaved_rows", &tiny_llm_ext::interleaved_rows,
-          "How many rows of weights the CPU's kernels want interleaved; 0 if they only read rows.");
+    m.def("prepack_rows", &tiny_llm_ext::prepack_rows,
+          "How many rows of weights the CPU's kernels want prepacked; 0 if they only read rows.");
     m.def("large_pages", &tiny_llm_ext::large_pages, "bytes"_a, docs::large_pages);
-    m.def("interleave", &tiny_llm_ext::interleave, "matrix"_a, "rows"_a, "memory"_a, "offset"_a,
-          docs::interleave);
-    m.def("interleave_file", &tiny_llm_ext::interleave_file, "matrix"_a, "file"_a, "begin"_a,
-          "rows"_a, "memory"_a, "offset"_a, "alone"_a = false, docs::interleave_file);
-    m.def("throw_what_tasks_threw", &tiny_llm_ext::throw_what_tasks_threw,
+    m.def("prepack_weight", &tiny_llm_ext::prepack_weight, "matrix"_a, "rows"_a, "memory"_a,
+          "offset"_a, docs::prepack_weight);
+    m.def("prepack_weight_from_file", &tiny_llm_ext::prepack_weight_from_file, "matrix"_a, "file"_a,
+          "begin"_a, "rows"_a, "memory"_a, "offset"_a, "alone"_a = false,
+          docs::prepack_weight_from_file);
+    m.def("rethrow_task_error", &tiny_llm_ext::rethrow_task_error,
           "Raises what a kernel has thrown in its stream's thread, if no operation has since.");
     m.def("num_threads", &tiny_llm_ext::num_threads,
           "How many threads a CPU kernel uses: TINY_LLM_NUM_THREADS, or the cores there are.");
-    m.def("use_schedule", &tiny_llm_ext::use_schedule, "name"_a,
+    m.def("set_schedule", &tiny_llm_ext::set_schedule, "name"_a,
           R"(How threads divide a job among themselves from now on, in this process.
 
 Args:
-    name: "equal": each has its part; "claimed": who is done helps the others; "": the latter, or
+    name: "static": each has its part; "dynamic": who is done helps the others; "": the latter, or
         as long as a learner has to write that one the former.
 
 Raises:
     ValueError: another name.
-    RuntimeError: "claimed" is still to be written.
+    RuntimeError: "dynamic" is still to be written.
 )");
-    m.def("try_schedule", &tiny_llm_ext::try_schedule, "name"_a, "threads"_a, "chunks"_a,
+    m.def("simulate_schedule", &tiny_llm_ext::simulate_schedule, "name"_a, "threads"_a, "chunks"_a,
           "held"_a = false,
           R"(For tests: a job in threads of its own, whose tickets are slow.
 
 Args:
-    name: "equal" or "claimed".
+    name: "static" or "dynamic".
     threads, chunks: how many.
     held: the first thread keeps its first chunk until all others are done, or two seconds.
 

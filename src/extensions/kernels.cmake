@@ -12,7 +12,7 @@ function(find_kernels variable pattern)
 endfunction()
 find_kernels(PORTABLE_KERNELS *_reference)
 find_kernels(SIMD_KERNELS fast/*_simd)
-find_kernels(COURSE_KERNELS steps/*_simd) # the learner's, Week 4
+find_kernels(COURSE_KERNELS week4/*_simd) # the learner's, Week 4
 list(APPEND SIMD_KERNELS ${COURSE_KERNELS})
 find_kernels(AVX2_NEON_KERNELS fast/*_avx2_neon)
 find_kernels(AVX512_KERNELS fast/*_avx512)

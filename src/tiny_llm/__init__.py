@@ -9,6 +9,10 @@ Everything public is importable from here. The files, in the order of the course
 
 and around it: `kernels` (the C++ extension, which Week 4 makes fast), `models` (checkpoints by
 name), `server` (HTTP), `cli` (the commands), `demo` (the models that ship), `errors`.
+
+Reading order: errors, basics, positional_encoding, layer_norm, embedding, attention, quantize,
+sampler, qwen3_week1, kernels, kv_cache, paged_kv_cache, qwen3_week2, qwen3_week3, models, generate,
+batch, demo, engine, server, cli.
 """
 
 from typing import TYPE_CHECKING
@@ -69,16 +73,23 @@ from .qwen3_week3 import Qwen3ModelWeek3
 from .sampler import DistributionSampler, make_sampler
 
 if TYPE_CHECKING:
+    from .engine.inputs.sampling_params import SamplingParams
+    from .engine.inputs.structured_outputs import StructuredOutputs, ToolCalls
     from .engine.llm import LLM
-    from .engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
-    from .engine.sampling_params import SamplingParams
-    from .engine.structured_outputs import StructuredOutputs, ToolCalls
+    from .engine.scheduling.outputs import (
+        CompletionOutput,
+        RequestMetrics,
+        RequestOutput,
+        StreamOutput,
+    )
 else:
 
     def __getattr__(name: str) -> object:
         """The engine's names, imported when they are first used."""
         if name in __all__:
-            from .engine import llm, outputs, sampling_params, structured_outputs
+            from .engine import llm
+            from .engine.inputs import sampling_params, structured_outputs
+            from .engine.scheduling import outputs
 
             for module in (llm, outputs, sampling_params, structured_outputs):
                 if hasattr(module, name):

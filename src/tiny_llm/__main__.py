@@ -2,7 +2,7 @@
 
 import sys
 
-from .cli.program import main
+from .cli.entrypoint import main
 
 if __name__ == "__main__":
     sys.exit(main(prog="python -m tiny_llm"))

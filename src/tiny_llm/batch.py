@@ -15,11 +15,11 @@ from typing import Any
 import mlx.core as mx
 
 from . import kernels
-from .errors import UserError, check_whole
+from .errors import UserError, check_int
 from .generate import encode_prompt, next_token_logits
 from .kv_cache import BatchingKvCache, TinyKvCache
-from .models.detokenizer import with_detokenizer
-from .sampler import DistributionSampler, Sampler, choose, log_softmax, make_sampler
+from .models.tokenizer.detokenizer import with_detokenizer
+from .sampler import DistributionSampler, Sampler, log_softmax, make_sampler, sample
 
 
 class Request:
@@ -60,7 +60,7 @@ class Request:
         self._prefill_step = prefill_step
         self.sampler = sampler or make_sampler(temp=0)
         if isinstance(self.sampler, DistributionSampler) and self.sampler.is_seeded:
-            self.sampler = self.sampler.restarted()
+            self.sampler = self.sampler.reseeded()
         self._max_tokens = max_tokens
         self._eos_token_ids = frozenset() if ignore_eos else tokenizer.eos_token_ids
         self._detokenizer = tokenizer.detokenizer
@@ -76,7 +76,7 @@ class Request:
         return self._detokenizer.text
 
     @property
-    def ends_next(self) -> bool:
+    def is_last_step(self) -> bool:
         """Whether the answer ends with its next token, whatever that is."""
         return self.num_tokens + 1 == self._max_tokens
 
@@ -91,7 +91,7 @@ class Request:
         # Without this, the graph of all chunks would be held until the first token is needed.
         mx.eval([layer.state for layer in self.cache])
         if self.is_prefilled:
-            self.add_token(int(choose(self.sampler, logits)[0]))
+            self.add_token(int(sample(self.sampler, logits)[0]))
         # [/task 2.7.5]
 
     def add_token(self, token: int) -> None:
@@ -118,7 +118,7 @@ class Request:
 
 
 # The requests of a decode step, and their next tokens: an array that need not be computed yet.
-Decoded = tuple[list[Request], mx.array]
+DecodeStep = tuple[list[Request], mx.array]
 
 
 class BatchGeneration:
@@ -166,21 +166,23 @@ class BatchGeneration:
             ("batch_size", batch_size),
             ("prefill_step", prefill_step),
         ):
-            check_whole(f"batch_generate: {name}", value, 1)
+            check_int(f"batch_generate: {name}", value, 1)
         self._model = model
         self._vocab_size = getattr(model, "vocab_size", None)
         self._tokenizer = with_detokenizer(tokenizer)
         self._sampler = sampler or make_sampler(temp=0)
         self._prefill_step = prefill_step
-        self._max_tokens = _one_for_each(max_tokens, len(prompts))
+        self._max_tokens = _per_prompt_max_tokens(max_tokens, len(prompts))
         self._ignore_eos = ignore_eos
         self.max_seq_len = min(max_seq_len, getattr(model, "max_seq_len", max_seq_len))
         self.waiting: deque[tuple[int, str | Sequence[int]]] = deque(enumerate(prompts))
         self.prefilling: Request | None = None
         self.slots: list[Request | None] = [None] * batch_size
-        self.answers: dict[int, str] = {}
+        self.outputs: dict[int, str] = {}
         self.requests: dict[int, Request] = {}
-        self._ahead: Decoded | None = None  # a step that was sent off before it was asked for
+        self._in_flight: DecodeStep | None = (
+            None  # a step that was sent off before it was asked for
+        )
         self._caches = [
             BatchingKvCache(batch_size, self.max_seq_len) for _ in range(model.num_hidden_layers)
         ]
@@ -214,11 +216,11 @@ class BatchGeneration:
         try:
             prompt_ids = encode_prompt(self._tokenizer, prompt, self._vocab_size)
         except UserError as error:
-            self.answers[index] = f"[{error}]"
+            self.outputs[index] = f"[{error}]"
             return None
         room = self.max_seq_len - len(prompt_ids)
         if room < 1:
-            self.answers[index] = (
+            self.outputs[index] = (
                 f"[the prompt has {len(prompt_ids)} tokens; with its answer it may have "
                 f"{self.max_seq_len}.]"
             )
@@ -244,7 +246,7 @@ class BatchGeneration:
         # [task 2.7.4 place]
         if request.is_done:  # its first token was an end token, or the last that it may have
             request.release()
-            self.answers[request.index] = request.text
+            self.outputs[request.index] = request.text
             self.prefilling = None
         elif None in self.slots:
             slot = self.slots.index(None)
@@ -263,17 +265,17 @@ class BatchGeneration:
         one that has just got its slot waits for the step after. On a CPU the two steps would share
         the cores, so each waits for the one before.
         """
-        requests, tokens = self._ahead or self._compute_tokens()
-        self._ahead = None
-        if not kernels.computes_on_cpu() and not any(r.ends_next for r in self.slots if r):
+        requests, tokens = self._in_flight or self._compute_tokens()
+        self._in_flight = None
+        if not kernels.computes_on_cpu() and not any(r.is_last_step for r in self.slots if r):
             mx.async_eval(tokens)  # by itself: sent with the next step, it would come with that
             for request, token in zip(requests, tokens, strict=True):
                 request.next_token = token
-            self._ahead = self._compute_tokens()
-            mx.async_eval(self._ahead[1])
+            self._in_flight = self._compute_tokens()
+            mx.async_eval(self._in_flight[1])
         self._add_tokens(requests, tokens.tolist())  # type: ignore[arg-type]
 
-    def _compute_tokens(self) -> Decoded:
+    def _compute_tokens(self) -> DecodeStep:
         """The token after every active request's next one, which goes into the cache.
 
         The rows of idle slots are computed and ignored.
@@ -298,7 +300,7 @@ class BatchGeneration:
                 continue
             request.add_token(token)
             if request.is_done:
-                self.answers[request.index] = request.text
+                self.outputs[request.index] = request.text
                 slot = self.slots.index(request)
                 self.slots[slot] = None
                 for cache in self._caches:
@@ -309,7 +311,7 @@ class BatchGeneration:
         """The next token of each request, given their logits: one row a request."""
         sampler = self._sampler
         if not (isinstance(sampler, DistributionSampler) and sampler.is_seeded):
-            return choose(sampler, logits)
+            return sample(sampler, logits)
         # Filters do not mix rows, so they run once for all; each request draws for itself.
         shaped = sampler.logits(log_softmax(logits))
         draws = []
@@ -319,7 +321,9 @@ class BatchGeneration:
         return mx.concatenate(draws)
 
 
-def _one_for_each(max_tokens: Sequence[int] | int | None, num_prompts: int) -> Sequence[int | None]:
+def _per_prompt_max_tokens(
+    max_tokens: Sequence[int] | int | None, num_prompts: int
+) -> Sequence[int | None]:
     """`max_tokens` for each prompt."""
     given = max_tokens if isinstance(max_tokens, Sequence) else [max_tokens] * num_prompts
     if len(given) != num_prompts:
@@ -328,7 +332,7 @@ def _one_for_each(max_tokens: Sequence[int] | int | None, num_prompts: int) -> S
         )
     for limit in given:
         if limit is not None:
-            check_whole("batch_generate: max_tokens", limit, 1)
+            check_int("batch_generate: max_tokens", limit, 1)
     return given
 
 
@@ -355,4 +359,4 @@ def batch_generate(
             batch.step()
     finally:  # pages that are not returned would be missing from the model's pool
         batch.release()
-    return sorted(batch.answers.items())
+    return sorted(batch.outputs.items())

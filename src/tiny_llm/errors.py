@@ -26,18 +26,20 @@ class OutOfPagesError(RuntimeError):
     """
 
 
-class YourTurn(NotImplementedError):  # noqa: N818 - it is not a mistake
+class TaskNotImplemented(NotImplementedError):  # noqa: N818 - it is not a mistake
     """Stands in the learner's tree where a task of the course is still to be written."""
 
 
-def check_whole(name: str, value: Any, least: int, hint: str = "") -> None:
+def check_int(name: str, value: Any, least: int, hint: str = "") -> None:
     """Refuses a value that is not a whole number, or is below `least`.
 
     Raises:
         UserError: the value is refused.
     """
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise UserError(f"{name} is {shortened(value)}; it must be a whole number ≥ {least}{hint}.")
+        raise UserError(
+            f"{name} is {short_repr(value)}; it must be a whole number ≥ {least}{hint}."
+        )
 
 
 def check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> None:
@@ -56,11 +58,11 @@ def check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> Non
     for token in token_ids:
         if not 0 <= token < vocab_size:
             raise UserError(
-                f"{what} has the token {shortened(token)}; the model's are 0 to {vocab_size - 1}."
+                f"{what} has the token {short_repr(token)}; the model's are 0 to {vocab_size - 1}."
             )
 
 
-def shortened(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value on one line of at most 60 characters, for a message."""
     try:
         text = " ".join(repr(value).split())

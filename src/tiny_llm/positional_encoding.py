@@ -63,13 +63,13 @@ class RoPE:
         B, L, _, D = x.shape
         if self.dims != D:
             raise ValueError(f"RoPE: x has head size {D}, this RoPE was made for {self.dims}.")
-        cos, sin = self.tables(offset, B, L)
+        cos, sin = self.cos_sin(offset, B, L)
         cos, sin = cos[:, :, None, :], sin[:, :, None, :]  # the same for every head
 
-        rotate = _rotate_neighbours if self.traditional else _rotate_halves
+        rotate = _rotate_interleaved if self.traditional else _rotate_halves
         return rotate(x.astype(mx.float32), cos, sin).astype(x.dtype)
 
-    def tables(
+    def cos_sin(
         self, offset: slice | Sequence[slice] | None, B: int, L: int
     ) -> tuple[mx.array, mx.array]:
         """The cosine and sine of every pair's angle at the positions of `offset`.
@@ -89,30 +89,30 @@ class RoPE:
         """
         # [task 1.2.1 positions]
         positions = [list(range(start, start + L)) for start in self._starts(offset, B, L)]
-        return self.tables_at(mx.array(positions, dtype=mx.int32))
+        return self.cos_sin_at(mx.array(positions, dtype=mx.int32))
         # [/task 1.2.1 positions]
 
-    def tables_at(self, positions: mx.array) -> tuple[mx.array, mx.array]:
-        """`tables` for positions in any order: N.. int32 -> cos and sin, both N..×D/2 float32.
+    def cos_sin_at(self, positions: mx.array) -> tuple[mx.array, mx.array]:
+        """`cos_sin` for positions in any order: N.. int32 -> cos and sin, both N..×D/2 float32.
 
         The positions are not checked, because that would compute them: the caller must know that
         the model has them.
         """
         # [task 1.2.1 angles]
-        angle = positions.astype(mx.float32)[..., None] * self.frequency
+        angle = positions.astype(mx.float32)[..., None] * self.inv_freq
         return mx.cos(angle), mx.sin(angle)
         # [/task 1.2.1 angles]
 
     @functools.cached_property
-    def frequency(self) -> mx.array:
+    def inv_freq(self) -> mx.array:
         """How far each pair turns from one position to the next, in radians: D/2 float32."""
         # [task 1.2.1 frequency]
         # In float32 p·θ has an error of about 1e-7·p radians whatever the formula. Powers are
         # written as exp(−i·log θ/…) because then the rounding is that of `mx.fast.rope`.
         pair = mx.arange(self.dims // 2, dtype=mx.float32)
-        frequency = mx.exp(-pair * (math.log(self.base) / (self.dims // 2)))
-        mx.eval(frequency)  # now: it is the same for every step
-        return frequency
+        inv_freq = mx.exp(-pair * (math.log(self.base) / (self.dims // 2)))
+        mx.eval(inv_freq)  # now: it is the same for every step
+        return inv_freq
         # [/task 1.2.1 frequency]
 
     def _starts(self, offset: slice | Sequence[slice] | None, B: int, L: int) -> list[int]:
@@ -140,7 +140,7 @@ class RoPE:
         return start
 
 
-def _rotate_neighbours(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+def _rotate_interleaved(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     """Turns neighbours: the pairs (x[0], x[1]), (x[2], x[3]) and so on.
 
     Args:
@@ -157,7 +157,7 @@ def _rotate_neighbours(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
 
 
 def _rotate_halves(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
-    """Turns halves: the pairs (x[i], x[i + D/2]). Shapes: see `_rotate_neighbours`."""
+    """Turns halves: the pairs (x[i], x[i + D/2]). Shapes: see `_rotate_interleaved`."""
     # [task 1.2.2 halves]
     half = x.shape[-1] // 2
     x1, x2 = x[..., :half], x[..., half:]

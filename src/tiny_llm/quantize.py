@@ -14,8 +14,8 @@ import mlx.core as mx
 
 from . import kernels
 from .basics import linear
-from .kernels.floating_point import E2M1
-from .kernels.interleaved import layer_by_row
+from .kernels.mxfp4 import E2M1
+from .kernels.prepack import row_major_layer
 
 
 def dequantize_linear(mlx_layer: Any) -> mx.array:
@@ -28,7 +28,7 @@ def dequantize_linear(mlx_layer: Any) -> mx.array:
         O×I: in the dtype of the scales if the layer is quantized, else the layer's own weight.
     """
     # [solution only]
-    mlx_layer = layer_by_row(mlx_layer)
+    mlx_layer = row_major_layer(mlx_layer)
     # [/solution only]
     # [task 1.5.3 dequantize]
     if not hasattr(mlx_layer, "scales"):
@@ -51,11 +51,11 @@ class QuantizedWeights:
     Attributes:
         scales: O×(I/group_size).
         biases: O×(I/group_size); None where the four bits of a weight are a floating-point number
-            (see `tiny_llm.kernels.floating_point`).
+            (see `tiny_llm.kernels.mxfp4`).
         group_size: how many neighbours in a row share a scale and a bias.
         bits: of a stored integer.
         weight: O×(I·bits/32), uint32. The three arrays may be interleaved (see
-            `tiny_llm.kernels.interleaved`).
+            `tiny_llm.kernels.prepack`).
     """
 
     scales: mx.array
@@ -95,14 +95,14 @@ class QuantizedWeights:
         # [/task 2.2.1 weights]
 
 
-def check_readable(weights: QuantizedWeights) -> None:
+def check_supported(weights: QuantizedWeights) -> None:
     """Refuses weights that `quantized_matmul` would refuse, before a model is built from them.
 
     Raises:
         ValueError: other bits, group sizes or scales than the kernels read.
     """
     bits, group_size, dtype = weights.bits, weights.group_size, weights.scales.dtype
-    if not kernels.reads(bits, group_size, mx.bfloat16):
+    if not kernels.supports_quantization(bits, group_size, mx.bfloat16):
         raise ValueError(
             f"the checkpoint has {bits} bits in groups of {group_size}; the kernels read 4 or 8 "
             "bits in groups of 32, 64 or 128. Week 1 and the engine run it."
@@ -168,14 +168,14 @@ def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) ->
     """Several linear layers of one input: the same bits as `project` of each, in less time.
 
     Matrices that are quantized in the same way are multiplied together: see
-    `kernels.quantized_matmul_each`.
+    `kernels.multi_quantized_matmul`.
     """
     quantized = [w for w in weights if isinstance(w, QuantizedWeights)]
     formats = {(w.group_size, w.bits, w.biases is None) for w in quantized}
     if len(quantized) < len(weights) or len(formats) > 1:
         return [project(x, w) for w in weights]
     group_size, bits, _ = formats.pop()
-    return kernels.quantized_matmul_each(
+    return kernels.multi_quantized_matmul(
         [w.scales for w in quantized],
         [w.biases for w in quantized],  # all of them None, or none
         group_size,

@@ -15,23 +15,23 @@ import mlx.core as mx
 from . import kernels
 from .attention import flash_attention, scaled_dot_product_attention_grouped
 from .embedding import Embedding
-from .errors import YourTurn
-from .kernels.interleaved import lay_out
-from .kernels.recorded import is_decode_step, must_be_recorded
+from .errors import TaskNotImplemented
+from .kernels.graph_capture import capture_required, is_decode_step
+from .kernels.prepack import prepack_model
 from .kv_cache import TinyKvCache, TinyKvFullCache
-from .kv_cache.placement import PlacedLayers, Placement
-from .kv_cache.plans import plan_dense
+from .kv_cache.planning import plan_dense
+from .kv_cache.step_plan import PlannedLayers, StepPlan
 from .positional_encoding import RoPE
-from .quantize import QuantizedEmbedding, QuantizedWeights, check_readable, project, project_each
+from .quantize import QuantizedEmbedding, QuantizedWeights, check_supported, project, project_each
 
 Weight = QuantizedWeights | mx.array
-Rotation = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' angles
+CosSin = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' angles
 # (query B×H_q×L×D, key B×H×L×D, value, the layer's cache, scale) -> B×H_q×L×D: puts the new keys
 # and values into the cache, and attends to all that it has. What a week attends with.
-Attend = Callable[[mx.array, mx.array, mx.array, Any, float], mx.array]
+AttentionFn = Callable[[mx.array, mx.array, mx.array, Any, float], mx.array]
 # (a cache for each layer, B, L) -> where L more tokens of B sequences go; None if it must be asked
 # layer by layer.
-Plan = Callable[[Sequence[Any], int, int], Placement | None]
+PlanFn = Callable[[Sequence[Any], int, int], StepPlan | None]
 
 
 class Qwen3MultiHeadAttention:
@@ -44,7 +44,7 @@ class Qwen3MultiHeadAttention:
         attend: how the new tokens attend.
     """
 
-    def __init__(self, args: Any, mlx_attention: Any, dtype: mx.Dtype, attend: Attend):
+    def __init__(self, args: Any, mlx_attention: Any, dtype: mx.Dtype, attend: AttentionFn):
         self.num_heads = args.num_attention_heads
         self.num_kv_heads = args.num_key_value_heads
         self.head_dim = args.head_dim
@@ -58,12 +58,12 @@ class Qwen3MultiHeadAttention:
         self.eps = args.rms_norm_eps
         self._attend = attend
 
-    def __call__(self, x: mx.array, rotation: Rotation, cache: Any) -> mx.array:
+    def __call__(self, x: mx.array, cos_sin: CosSin, cache: Any) -> mx.array:
         """Attends from the new tokens to themselves and to the past.
 
         Args:
             x: B×L×E, the new tokens.
-            rotation: of their positions, from `RoPE.tables`.
+            cos_sin: of their positions, from `RoPE.cos_sin`.
             cache: this layer's past.
 
         Returns:
@@ -76,8 +76,8 @@ class Qwen3MultiHeadAttention:
         query = query.reshape(B, L, H_q, D)
         key = key.reshape(B, L, H, D)
         value = value.reshape(B, L, H, D).swapaxes(1, 2)  # B×H×L×D
-        query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *rotation)  # B×H_q×L×D
-        key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *rotation)  # B×H×L×D
+        query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *cos_sin)  # B×H_q×L×D
+        key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *cos_sin)  # B×H×L×D
         attended = self._attend(query, key, value, cache, self.scale)  # B×H_q×L×D
         return project(attended.swapaxes(1, 2).reshape(B, L, H_q * D), self.wo)
         # [/task 2.1.2 attention]
@@ -86,7 +86,7 @@ class Qwen3MultiHeadAttention:
 def attend_flash(
     query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache, scale: float
 ) -> mx.array:
-    """`Attend` through the extension, which reads the cache where it lies."""
+    """`AttentionFn` through the extension, which reads the cache where it lies."""
     # [task 2.5.4]
     keys, values, context_lens = cache.append(key, value)  # B×H×C×D
     return flash_attention(query, keys, values, scale, "causal", context_lens)
@@ -96,7 +96,7 @@ def attend_flash(
 def attend_grouped(
     query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache, scale: float
 ) -> mx.array:
-    """`Attend` in plain MLX, in float32."""
+    """`AttentionFn` in plain MLX, in float32."""
     # [task 2.1.2 grouped]
     keys, values, _, mask = cache.update_and_fetch(
         key, value, mask_length=key.shape[2], mask="causal"
@@ -139,7 +139,7 @@ class Qwen3TransformerBlock:
         attend: how the new tokens attend.
     """
 
-    def __init__(self, args: Any, mlx_layer: Any, dtype: mx.Dtype, attend: Attend):
+    def __init__(self, args: Any, mlx_layer: Any, dtype: mx.Dtype, attend: AttentionFn):
         self.self_attn = Qwen3MultiHeadAttention(args, mlx_layer.self_attn, dtype, attend)
         self.mlp = Qwen3MLP(mlx_layer.mlp)
         self.input_layernorm = mlx_layer.input_layernorm.weight.astype(dtype)
@@ -147,21 +147,21 @@ class Qwen3TransformerBlock:
         self.eps = args.rms_norm_eps
 
     def __call__(
-        self, x: mx.array, update: mx.array | None, rotation: Rotation, cache: Any
+        self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
         """One block; its last sum is left to the next block.
 
         Args:
             x: B×L×E.
             update: B×L×E, what the block before adds to `x`; None before the first.
-            rotation, cache: as in `Qwen3MultiHeadAttention`.
+            cos_sin, cache: as in `Qwen3MultiHeadAttention`.
 
         Returns:
             (x, update), both B×L×E; the block's output is their sum.
         """
         # [task 2.1.3 block]
         x, normed = _add_and_norm(x, update, self.input_layernorm, self.eps)
-        update = self.self_attn(normed, rotation, cache)
+        update = self.self_attn(normed, cos_sin, cache)
         x, normed = _add_and_norm(x, update, self.post_attention_layernorm, self.eps)
         return x, self.mlp(normed)
         # [/task 2.1.3 block]
@@ -186,7 +186,7 @@ class Qwen3ModelWeek2:
         else:
             self._build(mlx_model, attend_grouped)
 
-    def _build(self, mlx_model: Any, attend: Attend, plan: Plan | None = None) -> None:
+    def _build(self, mlx_model: Any, attend: AttentionFn, plan: PlanFn | None = None) -> None:
         """Takes the weights, which are every week's from here on, and how this week attends.
 
         Args:
@@ -194,7 +194,7 @@ class Qwen3ModelWeek2:
             attend: how new tokens attend.
             plan: how their places can be planned before the first layer; None if they cannot.
         """
-        mlx_model = lay_out(mlx_model)  # for kernels that want rows of weights interleaved
+        mlx_model = prepack_model(mlx_model)  # for kernels that want rows of weights interleaved
         args = mlx_model.args
         self.num_hidden_layers = args.num_hidden_layers
         self.hidden_size = args.hidden_size
@@ -218,7 +218,7 @@ class Qwen3ModelWeek2:
         self.rope = RoPE(args.head_dim, args.max_position_embeddings, base=args.rope_theta)
         self.w_lm_head = table if args.tie_word_embeddings else _weight(mlx_model.lm_head)
         self._plan = plan
-        self._run_placed = PlacedLayers(self._run_each_layer, self.num_hidden_layers)
+        self._run_planned = PlannedLayers(self._run_each_layer, self.num_hidden_layers)
 
     def create_kv_cache(self) -> list[TinyKvCache]:
         """An empty cache for one request: one for each layer."""
@@ -264,11 +264,11 @@ class Qwen3ModelWeek2:
         """Two arrays B×L×E, whose sum is the last layer's output."""
         # [task 2.1.3 positions]
         B, L = inputs.shape
-        return self._run_at(inputs, self.rope.tables(_positions(inputs, offset), B, L), cache)
+        return self._run_at(inputs, self.rope.cos_sin(_positions(inputs, offset), B, L), cache)
         # [/task 2.1.3 positions]
 
     def _run_at(
-        self, inputs: mx.array, rotation: Rotation, cache: Sequence[Any]
+        self, inputs: mx.array, cos_sin: CosSin, cache: Sequence[Any]
     ) -> tuple[mx.array, mx.array]:
         """The same, given the rotation of the new tokens' positions."""
         if len(cache) != self.num_hidden_layers:
@@ -276,22 +276,22 @@ class Qwen3ModelWeek2:
                 f"{type(self).__name__}: {len(cache)} caches were given for "
                 f"{self.num_hidden_layers} layers."
             )
-        return self._run_layers_from(self.embedding(inputs), rotation, cache)
+        return self._run_layers_from(self.embedding(inputs), cos_sin, cache)
 
     def _run_layers_from(
-        self, x: mx.array, rotation: Rotation, cache: Sequence[Any]
+        self, x: mx.array, cos_sin: CosSin, cache: Sequence[Any]
     ) -> tuple[mx.array, mx.array]:
         """The same, from the tokens' embeddings B×L×E."""
         try:
-            found = self._run_by_plan(x, rotation, cache)
-        except YourTurn:  # Week 4 writes that
-            if must_be_recorded():
+            found = self._try_run_planned(x, cos_sin, cache)
+        except TaskNotImplemented:  # Week 4 writes that
+            if capture_required():
                 raise
             found = None
-        return self._run_each_layer(x, rotation, cache) if found is None else found
+        return self._run_each_layer(x, cos_sin, cache) if found is None else found
 
-    def _run_by_plan(
-        self, x: mx.array, rotation: Rotation, cache: Sequence[Any]
+    def _try_run_planned(
+        self, x: mx.array, cos_sin: CosSin, cache: Sequence[Any]
     ) -> tuple[mx.array, mx.array] | None:
         """The same for a decoding step, recorded; None for what is left to `_run_each_layer`.
 
@@ -302,18 +302,18 @@ class Qwen3ModelWeek2:
         if self._plan is None or not is_decode_step(x):
             return None
         B, L, _ = x.shape
-        placement = self._plan(cache, B, L)
-        return None if placement is None else self._run_placed(x, rotation, placement)
+        step_plan = self._plan(cache, B, L)
+        return None if step_plan is None else self._run_planned(x, cos_sin, step_plan)
         # [/task 4.7.4]
 
     def _run_each_layer(
-        self, x: mx.array, rotation: Rotation, cache: Sequence[Any]
+        self, x: mx.array, cos_sin: CosSin, cache: Sequence[Any]
     ) -> tuple[mx.array, mx.array]:
         """The same, with what each layer writes to: its cache, or its part of a plan."""
         # [task 2.1.3 layers]
         update = None
         for layer, layer_cache in zip(self.layers, cache, strict=True):
-            x, update = layer(x, update, rotation, layer_cache)
+            x, update = layer(x, update, cos_sin, layer_cache)
         assert update is not None  # a model has layers
         return x, update
         # [/task 2.1.3 layers]
@@ -355,5 +355,5 @@ def _weight(mlx_layer: Any) -> Weight:
     # [task 2.3.4 weight]
     weight = QuantizedWeights.from_mlx_layer(mlx_layer)
     # [/task 2.3.4 weight]
-    check_readable(weight)
+    check_supported(weight)
     return weight

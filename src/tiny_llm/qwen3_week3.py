@@ -19,14 +19,14 @@ from .kv_cache import (
     TinyKvPagedCache,
     TinyKvPagedPool,
 )
-from .kv_cache.plans import plan_paged
+from .kv_cache.planning import plan_paged
 from .qwen3_week2 import Qwen3ModelWeek2
 
 
 def attend_paged(
     query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float
 ) -> mx.array:
-    """Week 2's `Attend`, over pages.
+    """Week 2's `AttentionFn`, over pages.
 
     Raises:
         ValueError: a cache that is not paged. It is not copied into pages silently.
@@ -147,9 +147,9 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
                 f"Qwen3ModelWeek3: ids of shape {ids.shape} were given for a batch of "
                 f"{batch.num_tokens} tokens."
             )
-        rotation = self.rope.tables_at(batch.positions[None])  # 1×T×D/2
+        cos_sin = self.rope.cos_sin_at(batch.positions[None])  # 1×T×D/2
         x = self.embedding(ids[None])  # 1×T×E
-        x, update = self._run_placed(x, rotation, storage.plan(batch))
+        x, update = self._run_planned(x, cos_sin, storage.plan(batch))
         return self._logits(x[0, rows], update[0, rows])
 
     @property

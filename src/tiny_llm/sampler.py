@@ -21,14 +21,14 @@ def log_softmax(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
-def likeliest(logits: mx.array) -> mx.array:
+def greedy_sample(logits: mx.array) -> mx.array:
     """The most likely ids, of equally likely ones the first: N..×V -> N.."""
     if kernels.computes_on_cpu() and kernels.is_built():
         return kernels.argmax(logits)
     return mx.argmax(logits, axis=-1)
 
 
-def choose(sampler: Sampler, logits: mx.array) -> mx.array:
+def sample(sampler: Sampler, logits: mx.array) -> mx.array:
     """The sampler's tokens: logits B×V -> ids B.
 
     A sampler gets log-probabilities. A greedy one gets the logits, because its token is the same
@@ -67,11 +67,11 @@ def make_sampler(
     _check_parameters(temp, top_p, top_k, min_p)
     filters: list[Callable[[mx.array], mx.array]] = []
     if top_k is not None:
-        filters.append(lambda logprobs: keep_top_k(logprobs, top_k))
+        filters.append(lambda logprobs: apply_top_k(logprobs, top_k))
     if top_p is not None:
-        filters.append(lambda logprobs: keep_top_p(logprobs, top_p))
+        filters.append(lambda logprobs: apply_top_p(logprobs, top_p))
     if min_p is not None:
-        filters.append(lambda logprobs: keep_min_p(logprobs, min_p))
+        filters.append(lambda logprobs: apply_min_p(logprobs, min_p))
     return DistributionSampler(temp, filters, seed)
 
 
@@ -105,14 +105,14 @@ class DistributionSampler:
         """Whether its draws can be repeated."""
         return self._seed is not None
 
-    def restarted(self) -> "DistributionSampler":
+    def reseeded(self) -> "DistributionSampler":
         """The same sampler at the beginning of its random numbers."""
         return DistributionSampler(self.temp, self._filters, self._seed)
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         """Log-probabilities or logits B×V -> ids B."""
         if self.is_greedy:
-            return likeliest(logprobs)
+            return greedy_sample(logprobs)
         return self.draw(self.logits(logprobs))
 
     def logits(self, logprobs: mx.array) -> mx.array:
@@ -150,7 +150,7 @@ class DistributionSampler:
         return key
 
 
-def keep_top_k(logprobs: mx.array, top_k: int) -> mx.array:
+def apply_top_k(logprobs: mx.array, top_k: int) -> mx.array:
     """Drops all but the `top_k` most likely tokens of each row: B×V -> B×V."""
     # [task 1.7.1 top-k]
     if top_k >= logprobs.shape[-1]:
@@ -161,7 +161,7 @@ def keep_top_k(logprobs: mx.array, top_k: int) -> mx.array:
     # [/task 1.7.1 top-k]
 
 
-def keep_top_p(logprobs: mx.array, top_p: float) -> mx.array:
+def apply_top_p(logprobs: mx.array, top_p: float) -> mx.array:
     """Drops all but the smallest set of most likely tokens with mass ≥ `top_p`: B×V -> B×V.
 
     A token stays if the mass of the tokens before it, likeliest first, is still below `top_p`.
@@ -180,7 +180,7 @@ def keep_top_p(logprobs: mx.array, top_p: float) -> mx.array:
     # [/task 1.7.1 top-p]
 
 
-def keep_min_p(logprobs: mx.array, min_p: float) -> mx.array:
+def apply_min_p(logprobs: mx.array, min_p: float) -> mx.array:
     """Drops tokens less than `min_p` times as likely as the likeliest of their row: B×V -> B×V."""
     if min_p == 0:
         return logprobs

@@ -9,18 +9,18 @@ import subprocess
 import numpy as np
 import pytest
 
-from benchmark import turns
+from benchmark import ab_compare
 from benchmark.gguf_file import gguf_name, pack_q4_0, plain_weights
 from benchmark.make_checkpoint import SHAPES, qwen3_config, weight_shapes, write_checkpoint
 from benchmark.metrics import METRICS, Metric
+from benchmark.model_costs import ModelCosts
 from benchmark.peers_results import Results
 from benchmark.peers_table import write_table
 from benchmark.roofline import PROBE, Machine, best
 from benchmark.systems.client import Ready
-from tests.models.families import MIXTURE
+from tests.models.support import MIXTURE
 from tiny_llm import load_weights
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.models.costs import ModelCosts
 
 MACHINE = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)
 CONFIG = qwen3_config(*SHAPES["qwen3-0.6b"])
@@ -195,14 +195,14 @@ def test_two_trees_take_turns(capsys):
         "this": FakeWorker("this", [9, 1.0, 4.0, 6.0], asked),
     }
     metric = METRICS["decode-128"]
-    seconds = turns.in_turns(workers, metric, rounds=3, limit_s=1)
+    seconds = ab_compare.run_interleaved(workers, metric, rounds=3, limit_s=1)
     assert seconds == {"other": [2.0, 4.0, 8.0], "this": [1.0, 4.0, 6.0]}, "the first do not count"
     assert asked == ["other", "this", "this", "other"] * 2
-    assert turns.report(metric, seconds)["ratio"] == 0.75, "of 0.5, 1 and 0.75"
+    assert ab_compare.report(metric, seconds)["ratio"] == 0.75, "of 0.5, 1 and 0.75"
     line = "| decode | 4000.00 | 2000.00 | 4000.00 | 1000.00 | 0.750 |"
     assert capsys.readouterr().out.strip() == line
 
 
 def test_a_tree_without_an_installation_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="has no .venv/bin/python; install tiny-llm there first"):
-        turns.python_of(tmp_path)
+        ab_compare.venv_python(tmp_path)

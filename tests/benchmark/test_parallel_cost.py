@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmark.all_reduce import fit
+from benchmark.model_costs import ModelCosts
 from benchmark.parallel_cost import (
     LINKS,
     MACHINES,
@@ -18,7 +19,6 @@ from benchmark.parallel_cost import (
     model_config,
     prefill_step,
 )
-from tiny_llm.models.costs import ModelCosts
 
 LINK = Link(latency=1e-3, bandwidth=1e6, source="a test")
 COSTS = ModelCosts.from_config(model_config("qwen3-0.6b", 4, 64))

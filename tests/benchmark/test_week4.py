@@ -15,11 +15,11 @@ from tiny_llm.demo import TARGET_PATH
 
 @pytest.mark.parametrize("day", week4.DAYS, ids=lambda day: day.name)
 def test_a_day_s_variables_name_kernels_that_there_are(monkeypatch, day):
-    monkeypatch.setenv("TINY_LLM_PRODUCT", "loops")  # the user's own
+    monkeypatch.setenv("TINY_LLM_MATMUL", "loops")  # the user's own
     environment = day.environment
     assert environment["PATH"]
-    assert environment.get("TINY_LLM_PRODUCT", "") == day.product
-    monkeypatch.delenv("TINY_LLM_PRODUCT")
+    assert environment.get("TINY_LLM_MATMUL", "") == day.product
+    monkeypatch.delenv("TINY_LLM_MATMUL")
     for name in week4.OURS & environment.keys():
         monkeypatch.setenv(name, environment[name])
     x = mx.ones((1, 2, 3, 16), dtype=mx.bfloat16)

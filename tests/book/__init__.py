@@ -1,0 +1,1 @@
+"""The book's tools: includes, links, commands."""

@@ -10,8 +10,8 @@ from tools.book.chapters import blocks, chapters
 from tools.book.commands import Command, commands_of, matches, run
 from tools.book.expand import Expander, _figures
 from tools.book.links import broken_links
-from tools.book.places import told_places
-from tools.book.tasks import AWAITED, check_tasks, tasks_of_tests
+from tools.book.task_locations import task_locations_line
+from tools.book.tasks import PENDING, check_tasks, tasks_of_tests
 from tools.course.tasks import TASKS
 
 FIGURES = _figures()
@@ -71,20 +71,20 @@ def test_words_for_the_checks_do_not_reach_the_page(chapter):
 
 def test_a_task_s_heading_is_followed_by_where_to_write(chapter):
     text = Expander().expand(chapter("---\nday: 1.2\n---\n\n## Task 1: pairs\n\nText.\n"))
-    assert "## Task 1: pairs\n\n**To write:** `RoPE.tables`" in text
+    assert "## Task 1: pairs\n\n**To write:** `RoPE.cos_sin`" in text
 
 
 def test_a_task_that_the_starter_does_not_cut_says_so(chapter, monkeypatch):
-    monkeypatch.setattr("tools.book.expand.told_places", lambda task: None)
+    monkeypatch.setattr("tools.book.expand.task_locations_line", lambda task: None)
     text = Expander().expand(chapter("---\nday: 1.2\n---\n\n## Task 1: pairs\n"))
     assert "does not cut this task out yet" in text
 
 
 def test_every_task_with_a_marker_says_where_to_write():
     unmarked = ("2.5.3", "3.1.", "3.2.", "3.3.")  # the learner's tree has these as they are
-    for task in TASKS.keys() - AWAITED:
+    for task in TASKS.keys() - PENDING:
         if not task.startswith(unmarked):
-            assert told_places(task), f"no source has a marker of task {task}"
+            assert task_locations_line(task), f"no source has a marker of task {task}"
 
 
 @pytest.mark.parametrize("name", sorted(FIGURES))

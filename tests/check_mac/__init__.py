@@ -1,1 +1,1 @@
-"""The check that compiles the extension for a Mac, on Linux."""
+"""The cross-compiled build for Apple Silicon."""

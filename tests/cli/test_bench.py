@@ -7,7 +7,12 @@ import pytest
 
 from tiny_llm import UserError
 from tiny_llm.cli import bench
-from tiny_llm.cli.workload import LengthRange, TokenClock, draw_workload, latencies
+from tiny_llm.cli.batching.workload import (
+    LengthRange,
+    TimestampTokenizer,
+    latencies,
+    synthetic_workload,
+)
 
 SMALL = ["--model", "demo", "--num-seqs", "4", "--min-input-len", "3", "--max-input-len", "20"]
 SMALL += ["--min-output-len", "1", "--max-output-len", "6", "--batch-size", "2"]
@@ -42,7 +47,7 @@ def test_table_and_json(capsys):
         speed = result[f"{what}_tokens_per_s"]
         assert speed == pytest.approx(result[f"{what}_tokens"] / result["seconds"], rel=0.01)
     assert 0 < result["ttft_ms_median"] <= result["ttft_ms_p95"]
-    assert 0 < result["gap_ms_median"] <= result["gap_ms_p95"]
+    assert 0 < result["itl_ms_median"] <= result["itl_ms_p95"]
     assert result["peak_memory_gb"] > 0
     for word in ("prompt", "output", "total", "first token", "between tokens", "peak memory"):
         assert word in out
@@ -82,7 +87,7 @@ def test_exact_lengths_in_every_setting(capsys):
     result = result_of(capsys, *argv)
     assert result["output_tokens"] == 4
     assert result["warmup"] == 0
-    assert result["gap_ms_median"] is None, "a single token has no gap"
+    assert result["itl_ms_median"] is None, "a single token has no gap"
 
 
 def test_warmup_is_not_counted(capsys):
@@ -129,7 +134,9 @@ def test_what_cannot_be_honoured_is_one_sentence(capsys, argv, message):
 
 
 def test_lengths_cover_their_range():
-    workload = draw_workload(400, LengthRange("input", 2, 5), LengthRange("output", 1, 3), 10, 0)
+    workload = synthetic_workload(
+        400, LengthRange("input", 2, 5), LengthRange("output", 1, 3), 10, 0
+    )
     assert {len(prompt) for prompt in workload.prompts} == {2, 3, 4, 5}
     assert set(workload.output_lens) == {1, 2, 3}
     assert {token for prompt in workload.prompts for token in prompt} == set(range(10))
@@ -142,12 +149,12 @@ def test_latencies():
     result = latencies(sequences, started=0.5)
     assert result["ttft_ms_median"] == pytest.approx(1500)
     assert result["ttft_ms_p95"] == pytest.approx(np.percentile([500, 1500, 3500], 95))
-    assert result["gap_ms_median"] == pytest.approx(200)
-    assert result["gap_ms_p95"] == pytest.approx(np.percentile([100, 200, 400], 95))
+    assert result["itl_ms_median"] == pytest.approx(200)
+    assert result["itl_ms_p95"] == pytest.approx(np.percentile([100, 200, 400], 95))
 
 
 def test_clock_has_a_list_of_times_for_each_sequence():
-    clock = TokenClock()
+    clock = TimestampTokenizer()
     first, second = clock.detokenizer, clock.detokenizer
     second.add_token(1)
     second.add_token(1)

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "book" / "pages" / "commands.md").read_text(encoding="utf-8")
 SOURCES = "".join(
     file.read_text(encoding="utf-8")
-    for file in sorted(Path(tiny_llm.cli.__file__).parent.glob("*.py"))
+    for file in sorted(Path(tiny_llm.cli.__file__).parent.rglob("*.py"))
 )
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tiny_llm.cli.input_text import checked_text, prompt_text
-from tiny_llm.engine.events import Recorder
+from tiny_llm.cli.parsing.input_text import read_prompt, validate_utf8
+from tiny_llm.engine.scheduling.events import Recorder
 from tiny_llm.errors import UserError
 
 
@@ -19,16 +19,16 @@ def test_standard_input_is_utf_8_whatever_the_locale(monkeypatch):
         stream = io.TextIOWrapper(io.BytesIO(content), encoding="ascii")
         monkeypatch.setattr(sys, "stdin", stream)
         if content[2] == 0xC3:
-            assert prompt_text("-") == "größe"
+            assert read_prompt("-") == "größe"
         else:
             with pytest.raises(UserError, match=r"the prompt is not UTF-8: byte 2 is 0xf6"):
-                prompt_text("-")
+                read_prompt("-")
 
 
 def test_an_argument_with_bytes_that_are_not_utf_8():
-    assert checked_text("the prompt", "größe") == "größe"
+    assert validate_utf8("the prompt", "größe") == "größe"
     with pytest.raises(UserError, match=r"the prompt is not UTF-8 at character 1"):
-        prompt_text("a\udcff")
+        read_prompt("a\udcff")
 
 
 def test_a_bad_number_of_threads_is_not_the_models_fault():

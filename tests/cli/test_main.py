@@ -13,8 +13,9 @@ import pytest
 
 from tests.support import FLASH_FLAGS
 from tiny_llm import kernels, models
-from tiny_llm.cli import backend, chat, checkpoint, main
-from tiny_llm.errors import YourTurn
+from tiny_llm.cli import chat, main
+from tiny_llm.cli.backends import backend, checkpoint
+from tiny_llm.errors import TaskNotImplemented
 
 STATISTICS = re.compile(
     r"prompt: \d+ tokens, [\d.]+ tokens/s \| generation: (\d+) tokens, [\d.]+ tokens/s "
@@ -53,7 +54,7 @@ def test_only_our_own_code_does_without_mlx_lm_s_model(monkeypatch, solution, lo
     for name in ("load", "load_weights"):
         monkeypatch.setattr(checkpoint, name, lambda *_, name=name, **options: (name, options))
     args = argparse.Namespace(solution=solution, loader=loader, load_format="auto")
-    assert checkpoint.load_for(args, "demo") == expected
+    assert checkpoint.load_for_solution(args, "demo") == expected
 
 
 @pytest.mark.parametrize("solution", ["mine", "tiny_llm"])
@@ -62,7 +63,9 @@ def test_a_learner_s_model_that_reads_no_quantized_weights_gets_plain_ones(
 ):
     def build(name, mlx_model, week, **options):
         if hasattr(mlx_model.model.embed_tokens, "scales"):
-            raise YourTurn("week 2, day 3, task 4: _weight is yours to write; see the book")
+            raise TaskNotImplemented(
+                "week 2, day 3, task 4: _weight is yours to write; see the book"
+            )
         return mlx_model.model.embed_tokens.weight
 
     monkeypatch.setattr(backend, "dispatch_model", build)
@@ -70,7 +73,7 @@ def test_a_learner_s_model_that_reads_no_quantized_weights_gets_plain_ones(
     loaded = checkpoint.Checkpoint("demo", mlx_model, tokenizer)
     args = argparse.Namespace(solution=solution, loader="week2", enable_flash_attn=False)
     if solution == "tiny_llm":
-        with pytest.raises(YourTurn):
+        with pytest.raises(TaskNotImplemented):
             backend.build_model(args, loaded)
         return
     assert backend.build_model(args, loaded).dtype == mx.bfloat16
@@ -284,13 +287,13 @@ def test_chat_survives_a_turn_that_is_too_long(capsys, monkeypatch):
 
 def test_chat_drops_thoughts_from_the_history(capsys, monkeypatch):
     conversations = []
-    original = chat.Conversation.ask
+    original = chat.ChatSession.ask
 
     def ask(self, text):
         original(self, text)
         conversations.append(self.messages[-1]["content"])
 
-    monkeypatch.setattr(chat.Conversation, "ask", ask)
+    monkeypatch.setattr(chat.ChatSession, "ask", ask)
     out, _ = converse(capsys, monkeypatch, "What is the capital of France?\n", "--enable-thinking")
     assert "</think>" in out
     assert "think" not in conversations[0]

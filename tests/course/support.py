@@ -9,7 +9,7 @@ import pytest
 
 from tests.course.wrong import Wrong
 from tools.course.markers import all_blocks
-from tools.course.outcomes import Outcome
+from tools.course.runner import Outcome
 from tools.course.tree import ROOT
 
 # The tasks that have code to write in this version of the solution.
@@ -23,7 +23,7 @@ TEACHES = re.compile(
 )
 
 
-def cases_of(wrongs: Sequence[Wrong], tried: int) -> list[Any]:
+def wrong_solution_params(wrongs: Sequence[Wrong], tried: int) -> list[Any]:
     """Parameters of a test; all but the first few mistakes of a task are marked `exhaustive`.
 
     Args:

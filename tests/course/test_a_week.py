@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.course.support import HAVE_CODE
 from tools.course.markers import all_blocks
-from tools.course.outcomes import Runner
 from tools.course.reveal import apply_tasks
+from tools.course.runner import Runner
 from tools.course.start import write_tree
 from tools.course.tasks import DAYS
 from tools.course.tree import ROOT
@@ -23,7 +23,7 @@ def test_from_the_starter_to_the_solution(tmp_path: Path):
     write_tree(tree)
     files = [day.test_file for day in WEEK]
     with Runner() as runner:
-        few = ("-p", "tools.course.first_cases")
+        few = ("-p", "tools.course.pytest_first_case")
         starter = runner.run(tree, files, *few, "-m", "not (slow or thorough)", "--tb=line")
         apply_tasks(tree, TASKS)
         solution = runner.run(tree, files, "-m", "not (slow or thorough)", "--tb=line")
@@ -31,7 +31,7 @@ def test_from_the_starter_to_the_solution(tmp_path: Path):
     assert len(TASKS) > 10
     assert {outcome.task for outcome in failed} == TASKS, "a task is done before it is begun"
     for outcome in failed:
-        assert outcome.is_your_turn, f"{outcome.test}: {outcome.message}"
+        assert outcome.is_unwritten, f"{outcome.test}: {outcome.message}"
     assert {outcome.task for outcome in solution} >= TASKS
     for outcome in solution:
         assert outcome.passed is not False, f"{outcome.test}: {outcome.message}"

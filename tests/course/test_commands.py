@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tools import run_tests
-from tools.course import brief, progress, reveal, start
+from tools.course import progress, pytest_summary, reveal, start
 from tools.course.build import is_stale
-from tools.course.choice import chosen_tree
-from tools.course.outcomes import Outcome, Runner
 from tools.course.progress import state
+from tools.course.runner import Outcome, Runner
+from tools.course.solution_flag import selected_tree
 from tools.course.tasks import TASKS
 from tools.course.tree import EXTENSION, ROOT, environment
 
@@ -49,14 +49,14 @@ def test_start_course_leaves_other_folders_alone(tmp_path, capsys):
 
 def test_the_learner_s_modules_come_first_and_the_others_are_the_solution_s(tree):
     program = (
-        "import tiny_llm, tiny_llm.basics, tiny_llm.models.costs, tiny_llm.models.families.experts;"
+        "import tiny_llm, tiny_llm.basics, tiny_llm.models.hub, tiny_llm.models.families.experts;"
         "print(tiny_llm.basics.__file__, tiny_llm.models.families.experts.__file__);"
-        "print(tiny_llm.models.costs.__file__, tiny_llm.softmax.__module__)"
+        "print(tiny_llm.models.hub.__file__, tiny_llm.softmax.__module__)"
     )
     ours, deeper, theirs, module = run("-c", program, tree=tree).stdout.split()
     assert Path(ours) == tree / "src" / "tiny_llm" / "basics.py"
     assert Path(deeper) == tree / "src" / "tiny_llm" / "models" / "families" / "experts.py"
-    assert Path(theirs) == ROOT / "src" / "tiny_llm" / "models" / "costs.py"
+    assert Path(theirs) == ROOT / "src" / "tiny_llm" / "models" / "hub.py"
     assert module == "tiny_llm.basics"
     assert str(tree) not in run("-c", program).stdout, "without it the solution is found"
 
@@ -108,7 +108,7 @@ def test_commands_run_the_solution_if_that_is_asked_for(tree):
     ],
 )
 def test_what_a_test_waits_for(message, told):
-    assert brief.sentence_of(message) == told
+    assert pytest_summary.summary_of(message) == told
 
 
 def test_tests_of_a_day(capsys):
@@ -266,10 +266,10 @@ def test_without_a_tree(monkeypatch, capsys, tmp_path):
 
 
 def test_whose_code(tree, monkeypatch, tmp_path):
-    assert chosen_tree(None, None) == chosen_tree(None, "mine") == tree
-    assert chosen_tree(None, "ref") is None
+    assert selected_tree(None, None) == selected_tree(None, "mine") == tree
+    assert selected_tree(None, "ref") is None
     monkeypatch.setenv("TINY_LLM_MINE", str(tmp_path / "none"))
-    assert chosen_tree(None, None) is None
+    assert selected_tree(None, None) is None
 
 
 @pytest.mark.parametrize(

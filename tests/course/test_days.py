@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.course.support import HAVE_CODE, assert_caught, cases_of
+from tests.course.support import HAVE_CODE, assert_caught, wrong_solution_params
 from tests.course.wrong.all_weeks import WRONG
 from tools.course.build import LESS_OPTIMIZED, build_tree, built_module
-from tools.course.mistakes import INTERPRETED, run_compiled, suffix_of
-from tools.course.outcomes import Outcome, Runner
 from tools.course.reveal import apply_tasks
+from tools.course.runner import Outcome, Runner
 from tools.course.start import write_tree
 from tools.course.tasks import DAYS, TASKS, with_needs
 from tools.course.tree import EXTENSION
+from tools.course.wrong_solutions import INTERPRETED, run_compiled, suffix_of
 
 pytestmark = pytest.mark.slow
 
@@ -84,13 +84,13 @@ def by_task(outcomes: list[Outcome]) -> dict[str, list[Outcome]]:
 
 def test_in_the_starter_every_task_fails_with_its_error(course, exhaustive):
     files = [day.test_file for day in CHAPTERS]
-    few = () if exhaustive else ("-p", "tools.course.first_cases")
+    few = () if exhaustive else ("-p", "tools.course.pytest_first_case")
     found = by_task(course.runner.run(course.tree, files, *few, *QUICK))
     for task in sorted(HAVE_CODE):
         failed = [outcome for outcome in found[task] if outcome.passed is False]
         assert failed, f"task {task} is done before it is begun: all its tests pass in the starter"
         for outcome in failed:
-            assert outcome.is_your_turn, f"{outcome.test}: {outcome.message}"
+            assert outcome.is_unwritten, f"{outcome.test}: {outcome.message}"
         functions = {outcome.test.partition("[")[0]: outcome.test for outcome in failed}
         tests = list(functions.values())
         course.witnesses[task] = list(dict.fromkeys([tests[0], tests[-1]]))
@@ -121,12 +121,12 @@ def test_after_a_day_exactly_its_tests_pass(course, day):
         failed = [outcome for outcome in found[task] if outcome.passed is False]
         assert failed, f"after {day.name}, task {task} is done, and nobody has written it"
         for outcome in failed:
-            assert outcome.is_your_turn, f"after {day.name}, {outcome.test}: {outcome.message}"
+            assert outcome.is_unwritten, f"after {day.name}, {outcome.test}: {outcome.message}"
 
 
 @pytest.mark.parametrize(
     "wrong",
-    cases_of([wrong for wrong in WRONG if suffix_of(wrong) not in INTERPRETED], 1),
+    wrong_solution_params([wrong for wrong in WRONG if suffix_of(wrong) not in INTERPRETED], 1),
 )
 def test_a_mistake_in_cpp_is_caught(course, wrong):
     course.apply(HAVE_CODE)  # does nothing after the days above

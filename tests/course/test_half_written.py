@@ -8,7 +8,7 @@ import pytest
 
 from tests import conftest
 from tiny_llm import kernels
-from tools.course.tasks import told
+from tools.course.tasks import unwritten_message
 from tools.course.tree import EXTENSION, ROOT
 
 PROGRAM = """
@@ -51,7 +51,7 @@ def test_what_a_thread_of_the_pool_throws_reaches_the_caller(tmp_path):
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
         pytest.skip("there is no C++ compiler")
-    sentence = told("2.2.2", "dot")
+    sentence = unwritten_message("2.2.2", "dot")
     program = tmp_path / "throws.cpp"
     program.write_text(PROGRAM.replace("SENTENCE", sentence))
     common = ROOT / EXTENSION / "common"
@@ -74,8 +74,8 @@ def test_what_a_thread_of_the_pool_throws_reaches_the_caller(tmp_path):
 def test_a_test_fails_by_what_a_kernel_has_thrown_and_not_by_its_numbers(monkeypatch):
     class Extension:
         @staticmethod
-        def throw_what_tasks_threw():
-            raise RuntimeError(told("2.2.2", "dot"))
+        def rethrow_task_error():
+            raise RuntimeError(unwritten_message("2.2.2", "dot"))
 
     with monkeypatch.context() as patch:  # not for this test's own hook
         patch.setattr(conftest, "IS_LEARNERS_TREE", True)
@@ -88,4 +88,4 @@ def test_a_test_fails_by_what_a_kernel_has_thrown_and_not_by_its_numbers(monkeyp
 
 
 def test_the_extension_tells_what_its_kernels_have_thrown():
-    assert kernels.extension().throw_what_tasks_threw() is None, "nothing was thrown"
+    assert kernels.extension().rethrow_task_error() is None, "nothing was thrown"

@@ -7,9 +7,17 @@ import pytest
 
 from tests.course.support import HAVE_CODE
 from tools.course.markers import MarkerError, all_blocks, find_blocks
-from tools.course.outcomes import task_of_test
+from tools.course.runner import task_of_test
 from tools.course.starter import starter_text
-from tools.course.tasks import DAYS, TASKS, day_of, day_of_task, day_with_task, told, with_needs
+from tools.course.tasks import (
+    DAYS,
+    TASKS,
+    day_of,
+    day_of_task,
+    day_with_task,
+    unwritten_message,
+    with_needs,
+)
 from tools.course.tree import EXTENSION, PACKAGE, ROOT, starter_files
 
 # What the course will have and this version does not, or not between markers. Only ever shorter.
@@ -151,15 +159,17 @@ def test_the_starter_has_every_marker_and_none_of_the_lines(starter, tmp_path):
         lines = path.read_text(encoding="utf-8").split("\n")[block.start : block.end]
         told_there = " ".join(re.findall(r'"(.*)"', "\n".join(lines))).replace("  ", " ")
         if path.suffix != ".metal":
-            assert told(block.task, "X").split(": ")[0] in told_there, label
-            assert lines[0].strip() in ("raise YourTurn(", "throw std::runtime_error("), label
+            assert unwritten_message(block.task, "X").split(": ")[0] in told_there, label
+            assert lines[0].strip() in ("raise TaskNotImplemented(", "throw std::runtime_error("), (
+                label
+            )
 
 
 def test_the_starter_imports_its_error_once(starter):
     for path, text in starter.items():
-        count = len(re.findall(r"^from .* import .*\bYourTurn\b", text, re.MULTILINE))
-        assert count <= 1, f"{path} imports YourTurn {count} times"
-        assert count or path.suffix != ".py" or "raise YourTurn(" not in text, path
+        count = len(re.findall(r"^from .* import .*\bTaskNotImplemented\b", text, re.MULTILINE))
+        assert count <= 1, f"{path} imports TaskNotImplemented {count} times"
+        assert count or path.suffix != ".py" or "raise TaskNotImplemented(" not in text, path
 
 
 def test_the_starter_keeps_signatures_and_docstrings(starter):

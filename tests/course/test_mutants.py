@@ -7,7 +7,7 @@ from rich.console import Console
 
 from tests.course.wrong.all_weeks import WRONG
 from tools.course import history, mutants
-from tools.course.outcomes import Outcome
+from tools.course.runner import Outcome
 from tools.course.tasks import DAYS, day_of, day_of_task
 
 DAY = day_of(2, 1)
@@ -23,7 +23,7 @@ FAILS = [
 def without_tests(monkeypatch):
     """The tests are not run; what they say is known."""
     monkeypatch.setattr(
-        mutants, "symptoms", lambda round_of, console: ((each, FAILS) for each in round_of)
+        mutants, "test_failures", lambda round_of, console: ((each, FAILS) for each in round_of)
     )
 
 
@@ -116,6 +116,6 @@ def test_without_clang_nothing_in_metal_is_asked(monkeypatch):
 @pytest.mark.slow
 def test_a_hidden_mistake_shows():
     (question,) = mutants.questions(mutants.mistakes_of(day_of(1, 1)), 1, 3)
-    ((_, outcomes),) = mutants.symptoms([question], Console(quiet=True))
+    ((_, outcomes),) = mutants.test_failures([question], Console(quiet=True))
     assert any(outcome.passed is False for outcome in outcomes)
     assert any(outcome.passed for outcome in outcomes), "the rest of the task is right"

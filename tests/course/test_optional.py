@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tools.course import mixture
-from tools.course.mistakes import write_tree_of
+from tools.course import moe_demo
 from tools.course.progress import counts
 from tools.course.starter import starter_text
 from tools.course.tasks import DAYS, TASKS, day_of
 from tools.course.tree import PACKAGE, ROOT, environment
+from tools.course.wrong_solutions import write_tree_of
 from tools.scoreboard.measure import tasks_shown
-from tools.scoreboard.score import shown_week
+from tools.scoreboard.score import format_week
 
 QUESTION = ("--prompt", "What is the capital of France?", "--max-tokens", "12")
 
@@ -36,7 +36,7 @@ def test_the_scoreboard_shows_optional_tasks_once_they_are_begun():
     week_5 = [task.id for task in tasks_shown(["5.2.1"]) if task.id not in required]
     assert week_5 == [task for task in TASKS if task.startswith("5.")]
     assert [task.id for task in tasks_shown(["4.2.3"]) if task.id not in required] == ["4.2.3"]
-    assert [shown_week(week) for week in ("4", "5")] == ["4", "5 (optional)"]
+    assert [format_week(week) for week in ("4", "5")] == ["4", "5 (optional)"]
 
 
 def main(tree: Path | None, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -56,7 +56,7 @@ def main(tree: Path | None, *flags: str) -> subprocess.CompletedProcess[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The demo as a mixture."""
     path = tmp_path_factory.mktemp("mixture") / "mixture"
-    assert mixture.main([str(path)]) == 0
+    assert moe_demo.main([str(path)]) == 0
     return str(path)
 
 
@@ -69,7 +69,7 @@ def test_the_mixture_answers_as_the_demo_does(folder):
 def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(SystemExit):
-        mixture.main([str(tmp_path)])
+        moe_demo.main([str(tmp_path)])
     assert "is there already, and no checkpoint" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -79,8 +79,8 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
     ("module", "flags", "day"),
     [
         ("models/families/experts.py", ("--model", "MIXTURE"), 1),
-        ("models/families/expert_products.py", ("--model", "MIXTURE"), 1),
-        ("models/parts.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
+        ("models/families/expert_matmul.py", ("--model", "MIXTURE"), 1),
+        ("models/checkpoint/sharding.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
         ("models/parallel/layers.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
         ("models/parallel/block.py", ("--model", "demo", "--tensor-parallel-size", "2"), 2),
     ],

@@ -10,12 +10,13 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from benchmark.model_costs import ModelCosts
 from benchmark.roofline import Machine
 from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
-from tiny_llm.models.costs import ModelCosts
 from tools.course import history
-from tools.course.outcomes import Outcome
+from tools.course.runner import Outcome
 from tools.scoreboard import __main__ as scoreboard
+from tools.scoreboard.html_report import render_page
 from tools.scoreboard.measure import (
     attention_kernel,
     count_tasks,
@@ -24,12 +25,11 @@ from tools.scoreboard.measure import (
     find_llama,
     furthest_week,
     kernels_of_week_4,
-    limit_row,
+    matmul_kernel,
     measure_engines,
-    product_kernel,
+    roofline_row,
 )
-from tools.scoreboard.page import page_of
-from tools.scoreboard.score import Row, Score, earlier_rows, log_share, shown_speed
+from tools.scoreboard.score import Row, Score, earlier_rows, format_speed, log_share
 from tools.scoreboard.table import print_score
 
 PASSED, FAILED, SKIPPED = (Outcome("t", passed, "") for passed in (True, False, None))
@@ -61,10 +61,10 @@ def test_which_week_runs():
     assert furthest_week({**done, "2.1.4": [PASSED, FAILED]}) == 1
     week_4 = {**done, "3.2.3": [PASSED], "4.2.1": [PASSED], "4.2.2": [FAILED]}
     assert furthest_week(week_4) == 4, "Week 3's model, with a kernel of Week 4"
-    assert product_kernel(week_4) == "factored"
-    assert product_kernel({**week_4, "4.2.2": [PASSED]}) == "vectors"
-    assert product_kernel({**week_4, "4.2.2": [PASSED], "4.3.3": [PASSED]}) == "fetched"
-    assert product_kernel({**week_4, "4.4.1": [PASSED]}) == "panels"
+    assert matmul_kernel(week_4) == "factored"
+    assert matmul_kernel({**week_4, "4.2.2": [PASSED]}) == "vectors"
+    assert matmul_kernel({**week_4, "4.2.2": [PASSED], "4.3.3": [PASSED]}) == "prefetched"
+    assert matmul_kernel({**week_4, "4.4.1": [PASSED]}) == "panels"
     assert furthest_week({**week_4, "3.2.3": [FAILED]}) == 2
     assert attention_kernel(week_4) is None
     assert attention_kernel({**week_4, "4.6.1": [PASSED], "4.6.2": [PASSED]}) == "online"
@@ -72,7 +72,7 @@ def test_which_week_runs():
     assert furthest_week(split) == 4, "attention alone is of Week 4, too"
     engine = course_engine("yours", Path("m"), 4, None, *kernels_of_week_4(split))
     assert engine.environment["TINY_LLM_ATTENTION"] == "split"
-    assert "TINY_LLM_PRODUCT" not in engine.environment
+    assert "TINY_LLM_MATMUL" not in engine.environment
 
 
 def test_tasks_and_tests_by_week():
@@ -93,7 +93,7 @@ def test_earlier_weeks_are_the_last_run_of_each_on_this_machine():
 def test_bars_and_figures():
     assert log_share(10.0, [1.0, 10.0, 100.0]) == pytest.approx(2 / 3)
     assert log_share(7.0, [7.0]) == 1.0
-    assert [shown_speed(speed) for speed in (0.523, 19.44, 10403.7)] == ["0.52", "19.4", "10,404"]
+    assert [format_speed(speed) for speed in (0.523, 19.44, 10403.7)] == ["0.52", "19.4", "10,404"]
 
 
 def test_the_history_gives_back_what_it_was_given(tmp_path):
@@ -108,7 +108,7 @@ def test_the_history_gives_back_what_it_was_given(tmp_path):
 
 def test_limits_of_a_machine():
     machine = Machine("a processor", 2, 40.0, 500.0, 800.0, 0.0)
-    row = limit_row(machine, ModelCosts.from_folder(TARGET_PATH))
+    row = roofline_row(machine, ModelCosts.from_folder(TARGET_PATH))
     assert row.speeds["batch"] > row.speeds["decode"] > 1000
     assert "processor's cache" in row.notes[0]
 
@@ -125,7 +125,7 @@ def test_the_terminal_s_view(width):
 
 
 def test_the_page():
-    page = page_of(NOW, HISTORY)
+    page = render_page(NOW, HISTORY)
     drawings = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page)]
     assert len(drawings) == 3, "prefill, decode, and the runs: no batch was measured"
     bars = list(drawings[1].iter("rect"))
@@ -135,7 +135,7 @@ def test_the_page():
     assert len(list(drawings[2].iter("circle"))) == 4, "of this model, on this machine"
     assert "a &lt;note&gt;" in page
     assert "http" not in page, "nothing is loaded"
-    assert "run by run" not in page_of(NOW, []), "one run is no line"
+    assert "run by run" not in render_page(NOW, []), "one run is no line"
 
 
 def test_the_last_run_is_shown_again(tree, capsys):

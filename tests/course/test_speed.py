@@ -9,12 +9,12 @@ import mlx.core as mx
 import pytest
 
 from benchmark.roofline import Machine
-from tests.support import assert_close, computing_on
+from tests.support import assert_close, use_device
 from tiny_llm import kernels
-from tiny_llm.kernels.speed import Limits, product_cost
+from tiny_llm.kernels.roofline import HardwareLimits, matmul_cost
 from tools.course import history
 from tools.speed import __main__ as speed
-from tools.speed import attention, passes, products, steps
+from tools.speed import attention, decode_steps, fused_ops, matmuls
 
 MACHINE = Machine("a processor", 2, 40.0, 500.0, 800.0, 6000.0)
 ROW = {
@@ -32,11 +32,11 @@ def measured(monkeypatch):
     """Nothing is measured; what the process would have said is known."""
     asked = []
 
-    def run_products(what, whose, machine, rounds, *options):
+    def run_matmuls(what, whose, machine, rounds, *options):
         asked.append((what, whose, *options))
         if what == "planted":
             slow = {**ROW, "minimum": 0.008, "share": 0.0625}
-            rows = {name: slow if name in options else ROW for name in products.PRODUCTS}
+            rows = {name: slow if name in options else ROW for name in matmuls.PRODUCTS}
             return {"rows": rows, "slowest": "head"}
         if what == "best":
             return {"rows": {"best": {**ROW, "minimum": 0.0005, "share": 1.0}}}
@@ -44,7 +44,7 @@ def measured(monkeypatch):
         rows = {"loops": ROW, "vectors": vectors}
         return {"rows": rows, "unwritten": {"factored": "is yours"}, "nearest": 1024}
 
-    monkeypatch.setattr(speed, "run_products", run_products)
+    monkeypatch.setattr(speed, "run_matmuls", run_matmuls)
     monkeypatch.setattr(speed, "measure_best", lambda rounds: MACHINE)
     return asked
 
@@ -63,7 +63,7 @@ def test_kernels_are_graded_by_their_share_and_it_is_kept(tree, measured, capsys
         "50.0 %",
         "2.0",
     ]
-    assert "nearest_good() of your speed.py says 1024 bytes ahead" in told
+    assert "best_prefetch_distance() of your roofline.py says 1024 bytes ahead" in told
     assert measured == [("kernels", tree, "--day", "4.2"), ("best", None, "--day", "4.2")]
     (kept,) = history.entries(tree, "speed")
     assert kept["shares"] == {"loops": 0.25, "vectors": 0.5}
@@ -82,7 +82,7 @@ def test_the_planted_product_is_another_one_each_time(tree, measured, capsys):
     speed.main(["--day", "4.1", "--seed", "3", "--answer", planted[3]])
     told = capsys.readouterr().out
     assert f"yes: {planted[3]} does its work 4 times" in told
-    assert "slowest() of your speed.py says head" in told
+    assert "furthest_from_roofline() of your roofline.py says head" in told
     assert told.index("share") > told.index("minimum"), "shares are shown after the answer"
     assert told[: told.index("least")].count("25.0 %") == 0
 
@@ -118,51 +118,48 @@ def test_an_unwritten_clock_is_told(tree, monkeypatch, capsys):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Products that take no time."""
-    monkeypatch.setattr(products, "PRODUCTS", {"o": (64, 128, 2), "down": (32, 256, 1)})
-    monkeypatch.setattr(products, "KERNELS_ON", ("o", 2))
-    with computing_on("cpu"):
-        yield Limits(1e9, 1e9)
+    """Matmuls that take no time."""
+    monkeypatch.setattr(matmuls, "PRODUCTS", {"o": (64, 128, 2), "down": (32, 256, 1)})
+    monkeypatch.setattr(matmuls, "KERNELS_ON", ("o", 2))
+    with use_device("cpu"):
+        yield HardwareLimits(1e9, 1e9)
 
 
 def test_a_planted_product_does_its_work_again_and_again(small):
-    found = products.measure_planted("down", small, rounds=1)
+    found = matmuls.measure_planted("down", small, rounds=1)
     json.dumps(found)
     assert set(found["rows"]) == {"o", "down"}
-    assert len(products.Products(32, 256, 1).too_often()) == products.TIMES_TOO_OFTEN
-    assert (
-        products.Products(64, 128, 2).cost.operations
-        == 2 * product_cost(1, 64, 128, 4, 128).operations
-    )
+    assert len(matmuls.Matmuls(32, 256, 1).too_often()) == matmuls.TIMES_TOO_OFTEN
+    assert matmuls.Matmuls(64, 128, 2).cost.flops == 2 * matmul_cost(1, 64, 128, 4, 128).flops
 
 
 def test_kernels_are_measured_by_name(small, monkeypatch):
-    monkeypatch.delenv(products.VARIABLE, raising=False)
+    monkeypatch.delenv(matmuls.VARIABLE, raising=False)
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
-    found = products.measure_kernels(products.DAY_KERNELS["all"], small, rounds=1)
+    found = matmuls.measure_kernels(matmuls.DAY_KERNELS["all"], small, rounds=1)
     assert set(found["rows"]) == {"loops", "factored"}
     assert "which has none" in found["unwritten"]["vectors"], "and it is told why"
-    assert products.VARIABLE not in products.os.environ
-    best = products.measure_kernels((None,), small, rounds=1)
+    assert matmuls.VARIABLE not in matmuls.os.environ
+    best = matmuls.measure_kernels((None,), small, rounds=1)
     assert set(best["rows"]) == {"best"}
     assert mx.default_device() == mx.Device(mx.cpu)
 
 
-@pytest.mark.parametrize("day", [day for day in products.DAY_KERNELS if day > "4.2"])
+@pytest.mark.parametrize("day", [day for day in matmuls.DAY_KERNELS if day > "4.2"])
 def test_every_kernel_of_a_day_is_measured(small, day):
     sets = {"avx2", "avx512", "neon"}
     if not sets & set(kernels.extension().instruction_sets()):
         pytest.skip("this machine has no vectors that the kernels are compiled for")
-    found = products.measure_kernels(products.DAY_KERNELS[day], small, 1, day)
+    found = matmuls.measure_kernels(matmuls.DAY_KERNELS[day], small, 1, day)
     assert not found["unwritten"]
     labels = {name.split()[0] for name in found["rows"]}
-    assert labels == set(products.DAY_KERNELS[day])
-    if day in products.MANY_ROWS:
-        assert found["rows"]["fetched"]["gigaflop"] == 64 * 2 * 2 * 64 * 128 / 1e9
+    assert labels == set(matmuls.DAY_KERNELS[day])
+    if day in matmuls.MANY_ROWS:
+        assert found["rows"]["prefetched"]["gigaflop"] == 64 * 2 * 2 * 64 * 128 / 1e9
     else:
-        assert found["nearest"] in products.AHEAD
-        assert f"fetched {products.AHEAD[0]}" in found["rows"], "each distance is a row"
-    assert products.AHEAD_VARIABLE not in products.os.environ
+        assert found["nearest"] in matmuls.AHEAD
+        assert f"prefetched {matmuls.AHEAD[0]}" in found["rows"], "each distance is a row"
+    assert matmuls.AHEAD_VARIABLE not in matmuls.os.environ
 
 
 def test_attention_is_measured_by_name(monkeypatch):
@@ -170,9 +167,9 @@ def test_attention_is_measured_by_name(monkeypatch):
     monkeypatch.delenv(attention.VARIABLE, raising=False)
     monkeypatch.setattr(attention, "HEADS", (4, 2, 8, 33, 2))
     monkeypatch.setattr(attention, "ONE_HEAD", (2, 1, 8, 33, 1))
-    with computing_on("cpu"):
-        found = attention.measure(False, Limits(1e9, 1e9), 1)
-        best = attention.measure(True, Limits(1e9, 1e9), 1)
+    with use_device("cpu"):
+        found = attention.measure(False, HardwareLimits(1e9, 1e9), 1)
+        best = attention.measure(True, HardwareLimits(1e9, 1e9), 1)
     json.dumps(found)
     assert set(found["rows"]) == {"loops"}
     assert "which has no vectors" in found["unwritten"]["split"], "and it is told why"
@@ -183,7 +180,7 @@ def test_attention_is_measured_by_name(monkeypatch):
 
 def test_a_single_head_has_a_table_of_its_own(tree, measured, monkeypatch, capsys):
     both = {"rows": {"best": ROW}, "one_head": {"best": ROW}, "unwritten": {}, "nearest": None}
-    monkeypatch.setattr(speed, "run_products", lambda *args: both)
+    monkeypatch.setattr(speed, "run_matmuls", lambda *args: both)
     assert speed.main(["--day", "4.6"]) == 0
     told = capsys.readouterr().out
     assert "as many keys, of a single head" in told
@@ -193,33 +190,33 @@ def test_a_single_head_has_a_table_of_its_own(tree, measured, monkeypatch, capsy
 @pytest.fixture
 def few_tokens(monkeypatch):
     """Day 4.5's passes over so few tokens that they take no time."""
-    monkeypatch.setattr(passes, "TOKENS", 5)
-    monkeypatch.setattr(passes, "FEW_TOKENS", 3)
-    with computing_on("cpu"):
-        yield Limits(1e9, 1e9)
+    monkeypatch.setattr(fused_ops, "TOKENS", 5)
+    monkeypatch.setattr(fused_ops, "FEW_TOKENS", 3)
+    with use_device("cpu"):
+        yield HardwareLimits(1e9, 1e9)
 
 
 def test_layers_and_fused_operations_compute_the_same(few_tokens):
-    between = passes.Between(5)
+    between = fused_ops.FusedOps(5)
     for fused, layer in zip(between.fused(), between.layers(), strict=False):
         assert_close(fused, layer, "fused beside Week 1's layers", ulps=4)
 
 
 def test_ways_over_memory_are_measured(few_tokens):
-    found = passes.measure(few_tokens, rounds=1, best=False)
+    found = fused_ops.measure(few_tokens, rounds=1, best=False)
     json.dumps(found)
-    assert set(found["rows"]) == {"layers", "loops", "vectors", "claimed"}
+    assert set(found["rows"]) == {"layers", "loops", "vectors", "dynamic"}
     assert not found["unwritten"]
     assert "3 tokens: median" in found["remarks"][0]
-    assert passes.VARIABLE not in products.os.environ
-    assert set(passes.measure(few_tokens, rounds=1, best=True)["rows"]) == {"best"}
+    assert fused_ops.VARIABLE not in matmuls.os.environ
+    assert set(fused_ops.measure(few_tokens, rounds=1, best=True)["rows"]) == {"best"}
 
 
 def test_recorded_steps_are_measured(monkeypatch):
-    monkeypatch.setattr(steps, "CHAIN", (1, 4))
-    monkeypatch.setattr(steps, "STEPS", 1)
-    with computing_on("cpu"):
-        found = steps.measure(Limits(1e9, 1e9), rounds=1, best=False)
+    monkeypatch.setattr(decode_steps, "CHAIN", (1, 4))
+    monkeypatch.setattr(decode_steps, "STEPS", 1)
+    with use_device("cpu"):
+        found = decode_steps.measure(HardwareLimits(1e9, 1e9), rounds=1, best=False)
     json.dumps(found)
     assert set(found["rows"]) == {"nodes", "recorded"}
     assert not found["unwritten"]
@@ -240,8 +237,8 @@ def test_each_day_has_its_program(monkeypatch):
     monkeypatch.setattr(speed, "result_of", result_of)
     for day in ("4.4", "4.5", "4.7"):
         with pytest.raises(speed.FailedError):
-            speed.run_products("kernels", None, MACHINE, 1, "--day", day)
-    assert asked == ["tools.speed.products", "tools.speed.passes", "tools.speed.steps"]
+            speed.run_matmuls("kernels", None, MACHINE, 1, "--day", day)
+    assert asked == ["tools.speed.matmuls", "tools.speed.fused_ops", "tools.speed.decode_steps"]
 
 
 def test_what_is_measured_is_told_meanwhile(monkeypatch, tmp_path):
@@ -250,7 +247,7 @@ def test_what_is_measured_is_told_meanwhile(monkeypatch, tmp_path):
     told = []
     monkeypatch.setattr(speed, "tell", lambda what: (told.append(what), shown.touch()))
     program = (
-        "import sys, time; from pathlib import Path; from tools.speed.products import tell\n"
+        "import sys, time; from pathlib import Path; from tools.speed.matmuls import tell\n"
         "tell('loops, vectors: in turns')\n"
         "end = time.monotonic() + 20\n"
         f"while not Path({str(shown)!r}).exists():\n"

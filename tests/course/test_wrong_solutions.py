@@ -1,7 +1,7 @@
 """The tests are tested: every mistake of `wrong/` makes the tests of its task fail.
 
-The task's tests run in a process of their own: see tools/course/mistakes.py. The mistakes in C++
-are made in test_days.py, in a tree that is compiled there already.
+The task's tests run in a process of their own: see tools/course/wrong_solutions.py. The mistakes
+in C++ are made in test_days.py, in a tree that is compiled there already.
 """
 
 from collections import Counter
@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.course.support import HAVE_CODE, assert_caught, cases_of
+from tests.course.support import HAVE_CODE, assert_caught, wrong_solution_params
 from tests.course.wrong import Wrong
 from tests.course.wrong.all_weeks import WRONG
 from tests.metal.support import NO_CLANG
-from tools.course.mistakes import (
+from tools.course.runner import Runner
+from tools.course.tasks import day_of_task
+from tools.course.tree import ROOT
+from tools.course.wrong_solutions import (
     INTERPRETED,
-    patched,
+    apply_mistake,
     run_interpreted,
     suffix_of,
 )
-from tools.course.outcomes import Runner
-from tools.course.tasks import day_of_task
-from tools.course.tree import ROOT
 from tools.metal_emulator import has_clang
 
 IN_PYTHON = [wrong for wrong in WRONG if suffix_of(wrong) in INTERPRETED]
@@ -39,7 +39,7 @@ def test_every_task_has_two_wrong_solutions():
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_wrong_solutions_change_one_place_of_their_block(wrong):
-    assert patched(wrong)[1] != (ROOT / patched(wrong)[0]).read_text(encoding="utf-8")
+    assert apply_mistake(wrong)[1] != (ROOT / apply_mistake(wrong)[0]).read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,6 @@ def test_a_day_s_first_mistake_is_caught(runner, tmp_path, wrong):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", cases_of(OTHERS, 2))
+@pytest.mark.parametrize("wrong", wrong_solution_params(OTHERS, 2))
 def test_a_mistake_in_python_or_metal_is_caught(runner, tmp_path, wrong):
     assert_mistake_is_caught(runner, tmp_path / "mine", wrong)

@@ -1,0 +1,1 @@
+"""The engine, and a simulator of its scheduler."""

@@ -10,11 +10,11 @@ import random
 from dataclasses import dataclass, field
 
 from tiny_llm import UserError
-from tiny_llm.engine.config import SchedulerConfig
-from tiny_llm.engine.request import EngineRequest, RequestState
-from tiny_llm.engine.sampling_params import SamplingParams
-from tiny_llm.engine.scheduler import Scheduler
-from tiny_llm.engine.step import Chunk, ChunkResult
+from tiny_llm.engine.inputs.sampling_params import SamplingParams
+from tiny_llm.engine.scheduling.batch import Chunk, ChunkOutput
+from tiny_llm.engine.scheduling.config import SchedulerConfig
+from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
+from tiny_llm.engine.scheduling.scheduler import Scheduler
 
 GREEDY = SamplingParams(temperature=0)
 ENDED = {RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED}
@@ -170,7 +170,8 @@ class Simulation:
     def _step(self) -> None:
         scheduler, outcome = self.scheduler, self.outcome
         oldest = min(
-            (one for one in self.requests.values() if not one.is_done), key=lambda r: r.arrival
+            (one for one in self.requests.values() if not one.is_done),
+            key=lambda r: r.arrival_index,
         )
         step = scheduler.schedule()
         assert step.chunks, "a step that computes nothing although requests wait"
@@ -186,7 +187,9 @@ class Simulation:
             results = {chunk.request.request_id: self._compute(chunk) for chunk in step.chunks}
             self.now += STEP_SECONDS + TOKEN_SECONDS * step.num_tokens
             self._abort_due(self.now)  # while the step is computed
-            scheduler.commit(step, {key: one for key, one in results.items() if one is not None})
+            scheduler.update_from_output(
+                step, {key: one for key, one in results.items() if one is not None}
+            )
             self._end_answers(step.chunks)
         outcome.steps += 1
         outcome.tokens += step.num_tokens
@@ -195,7 +198,7 @@ class Simulation:
         if outcome.steps % self._check_every == 0:
             scheduler.check_integrity()
 
-    def _compute(self, chunk: Chunk) -> ChunkResult | None:
+    def _compute(self, chunk: Chunk) -> ChunkOutput | None:
         """Writes a chunk's keys and values, reading the past's; the answer's next tokens."""
         request, size = chunk.request, self.config.page_size
         assert chunk.start == request.num_computed
@@ -229,7 +232,7 @@ class Simulation:
                 break
             end += 1
         # If all guesses were right, the draft model has not seen the last one.
-        return ChunkResult(new, num_unguessed=int(0 < chunk.num_drafts == len(new) - 1))
+        return ChunkOutput(new, num_draft_uncomputed=int(0 < chunk.num_drafts == len(new) - 1))
 
     def _end_answers(self, chunks: tuple[Chunk, ...]) -> None:
         for chunk in chunks:

@@ -103,15 +103,15 @@ MORE_CASES = [
 ]
 
 
-def spy_on(llm: LLM) -> dict[tuple[str, int], np.ndarray]:
+def record_logits(llm: LLM) -> dict[tuple[str, int], np.ndarray]:
     """Keeps the logits of every token of every answer, by request id and place in the answer."""
     seen: dict[tuple[str, int], np.ndarray] = {}
-    choose = llm.runner._choose
+    choose = llm.runner._sample
 
-    def watch(chunks, guesses, logits):
-        outputs = choose(chunks, guesses, logits)
+    def watch(chunks, draft_tokens, logits):
+        outputs = choose(chunks, draft_tokens, logits)
         rows, first = as_numpy(logits), 0
-        for chunk, own in zip(chunks, guesses, strict=True):
+        for chunk, own in zip(chunks, draft_tokens, strict=True):
             if chunk.samples:
                 name = chunk.request.request_id
                 for place in range(len(outputs[name].token_ids)):
@@ -121,7 +121,7 @@ def spy_on(llm: LLM) -> dict[tuple[str, int], np.ndarray]:
                 first += len(own) + 1
         return outputs
 
-    llm.runner._choose = watch
+    llm.runner._sample = watch
     return seen
 
 
@@ -133,7 +133,7 @@ def run_cases(
     Returns:
         (outputs by case, logits by case and place in the answer).
     """
-    seen = spy_on(llm)
+    seen = record_logits(llm)
     outputs = {}
 
     def step() -> None:

@@ -7,8 +7,8 @@ import pytest
 from tests.engine.support import PARAGRAPH, chat
 from tiny_llm import LLM, SamplingParams, UserError, load
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.engine import assemble
-from tiny_llm.engine.events import Recorder
+from tiny_llm.engine import factory
+from tiny_llm.engine.scheduling.events import Recorder
 
 GREEDY = SamplingParams(temperature=0, max_tokens=60)
 QUESTIONS = ["What is the capital of Japan?", "What is 17 + 25?", "What is the KV cache?"]
@@ -27,8 +27,8 @@ def assert_idle(llm: LLM) -> None:
     """No request runs or waits, and only the prefix cache holds pages."""
     llm.scheduler.check_integrity()
     assert not llm.has_unfinished_requests
-    assert not llm.core._answers
-    assert not llm.core._groups
+    assert not llm.core._processors
+    assert not llm.core._processors_by_request
     assert llm.scheduler.pages.allocator.num_used == llm.scheduler.pages.cache.num_pages
 
 
@@ -74,7 +74,7 @@ def test_each_prompt_may_have_its_own_params(either_device, demo):
         engine(demo).generate(["a", "b", "c"], params[:2])
 
 
-def test_what_is_refused_does_not_stop_the_others(demo):
+def test_invalid_request_does_not_affect_others(demo):
     llm = engine(demo, kv_cache_bytes=2 * 2**20)  # 256 tokens
     prompts = ["", chat(QUESTIONS[0]), [1] * 300, [5000], chat(QUESTIONS[1])]
     outputs = llm.generate(prompts, GREEDY)
@@ -88,12 +88,12 @@ def test_what_is_refused_does_not_stop_the_others(demo):
 
 
 @pytest.mark.parametrize("prompts", [3, [3.5], ["a", 3], None, [[["a"]]]])
-def test_what_is_no_prompt_is_refused(demo, prompts):
+def test_invalid_prompt_is_refused(demo, prompts):
     with pytest.raises(UserError, match="is no prompt; give a text, token ids"):
         engine(demo).generate(prompts)
 
 
-def test_what_is_half_a_prompt_and_what_are_no_params(demo):
+def test_invalid_token_id_and_invalid_params(demo):
     llm = engine(demo)
     outputs = llm.generate([[5, "a"], [5]], SamplingParams(max_tokens=1))
     assert outputs[0].error == "the prompt has the token 'a'; ids are whole numbers."
@@ -173,7 +173,7 @@ def test_n_answers_share_the_prompts_pages(demo):
     assert_idle(llm)
 
 
-def test_without_a_seed_the_engines_counts(demo):
+def test_engine_seed_is_the_default(demo):
     params = SamplingParams(temperature=3, max_tokens=12, ignore_eos=True)
 
     def said(seed: int) -> list[list[int]]:
@@ -189,7 +189,7 @@ def test_without_a_seed_the_engines_counts(demo):
 # -------------------------------------------------------------------- stream, step, abort
 
 
-def test_a_stream_tells_every_token(demo):
+def test_stream_yields_every_token(demo):
     llm = engine(demo)
     prompts = [chat(question) for question in QUESTIONS]
     texts, tokens = {}, {}
@@ -203,7 +203,7 @@ def test_a_stream_tells_every_token(demo):
     assert_idle(llm)
 
 
-def test_who_stops_listening_aborts(demo):
+def test_closing_a_stream_aborts_its_requests(demo):
     llm = engine(demo)
     stream = llm.stream([chat(question) for question in QUESTIONS], GREEDY)
     next(stream)
@@ -211,7 +211,7 @@ def test_who_stops_listening_aborts(demo):
     assert_idle(llm)
 
 
-def test_a_stream_that_nobody_begins_leaves_nothing(demo):
+def test_unused_stream_adds_no_requests(demo):
     llm = engine(demo)
     stream = llm.stream(["a", "b"], GREEDY)
     assert_idle(llm)
@@ -223,7 +223,7 @@ def test_a_stream_that_nobody_begins_leaves_nothing(demo):
         llm.stream(3)
 
 
-def test_what_goes_wrong_between_two_prompts_leaves_nothing(demo, monkeypatch):
+def test_failed_add_aborts_earlier_prompts(demo, monkeypatch):
     llm = engine(demo)
     add, calls = llm.core.add, []
 
@@ -279,7 +279,7 @@ def test_all_answers_to_a_prompt_are_aborted_together(demo):
     assert_idle(llm)
 
 
-def test_ids_that_are_made_up_avoid_the_callers(demo):
+def test_generated_ids_avoid_caller_ids(demo):
     llm = engine(demo)
     names = [llm.add_request("a", GREEDY, request_id=name) for name in ("1", None, None, "x")]
     assert len(set(names)) == 4
@@ -300,7 +300,7 @@ def test_generate_does_not_take_what_step_returns(demo):
     assert text == ANSWERS[0]
 
 
-def test_a_step_that_fails_ends_its_requests_and_nobody_elses(demo, monkeypatch):
+def test_failed_step_ends_only_its_requests(demo, monkeypatch):
     llm = engine(demo, max_num_seqs=2)
     logits, calls = llm.runner.target.logits, []
 
@@ -339,7 +339,7 @@ def test_metrics_are_in_order(demo):
 # -------------------------------------------------------------------- prefix cache
 
 
-def test_a_prompt_is_found_again(demo):
+def test_prefix_cache_hit(demo):
     llm = engine(demo, block_size=4)
     prompt = chat(PARAGRAPH + QUESTIONS[0])
     [cold] = llm.generate(prompt, GREEDY)
@@ -471,7 +471,7 @@ def test_a_draft_of_another_vocabulary_is_refused(demo, monkeypatch):
         def get_vocab(self):
             return {"other": 0}
 
-    monkeypatch.setattr(assemble, "_open", lambda model, *_: model)
+    monkeypatch.setattr(factory, "_load_model", lambda model, *_: model)
     with pytest.raises(UserError, match="draft and target must share one vocabulary"):
         LLM((model, tokenizer), draft_model=(model, Other()))
 

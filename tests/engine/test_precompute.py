@@ -36,7 +36,7 @@ def test_a_request_finds_them_and_has_the_same_tokens(draft):
     assert not llm.precompute(ids)  # all of them are there
 
 
-def test_it_waits_for_requests_and_gives_up_what_cannot_be():
+def test_precompute_is_a_no_op_when_busy_or_too_long():
     llm = build()
     ids = llm.tokenizer.encode(PARAGRAPH * 3)
     llm.add_request("RoPE is", GREEDY)
@@ -51,7 +51,7 @@ def test_it_waits_for_requests_and_gives_up_what_cannot_be():
     tiny.scheduler.check_integrity()
 
 
-def test_a_step_that_fails_is_no_harm(monkeypatch, caplog):
+def test_failed_precompute_is_harmless(monkeypatch, caplog):
     llm = build()
     ids = llm.tokenizer.encode(PARAGRAPH * 3)
 

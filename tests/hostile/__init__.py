@@ -1,1 +1,1 @@
-"""Folders and arguments that are wrong, or meant to do harm: each is answered in one sentence."""
+"""Malformed folders and arguments: one sentence each."""

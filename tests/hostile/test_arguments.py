@@ -2,14 +2,14 @@
 
 import pytest
 
-from tests.hostile.arguments import ARGUMENTS
-from tests.hostile.outcomes import run_rows
+from tests.hostile.argument_cases import ARGUMENTS
+from tests.hostile.runner import run_rows
 
 QUICK = ARGUMENTS[::6]
 
 
 def test_names_of_rows_are_their_own():
-    assert len({row.name for row in ARGUMENTS}) == len(ARGUMENTS) >= 60
+    assert len({case.name for case in ARGUMENTS}) == len(ARGUMENTS) >= 60
 
 
 def test_arguments_of_the_quick_run(tmp_path):
@@ -18,5 +18,5 @@ def test_arguments_of_the_quick_run(tmp_path):
 
 @pytest.mark.slow
 def test_the_other_arguments(tmp_path):
-    others = [row for row in ARGUMENTS if row not in QUICK]
+    others = [case for case in ARGUMENTS if case not in QUICK]
     run_rows("arguments", ARGUMENTS, others, tmp_path, tmp_path / "unused")

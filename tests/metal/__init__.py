@@ -1,1 +1,1 @@
-
+"""Metal kernels, run in the emulator."""

@@ -35,7 +35,7 @@ def params_of(
     )  # fmt: skip
 
 
-def attend_to_pages(
+def paged_attend(
     variant: str,
     query: mx.array,
     keys: mx.array,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tiny_llm import kernels
-from tiny_llm.errors import YourTurn
+from tiny_llm.errors import TaskNotImplemented
 from tools.course.starter import first_unwritten
 from tools.course.tree import EXTENSION as IN_PROJECT
 from tools.course.tree import ROOT, learners_file
@@ -45,7 +45,7 @@ def check_is_written(source: str | Path) -> None:
     file = learners_file(IN_PROJECT / "src" / source)
     unwritten = first_unwritten(file.read_text(encoding="utf-8"), file)
     if unwritten is not None:
-        raise YourTurn(f"{unwritten} [{file.name}]")
+        raise TaskNotImplemented(f"{unwritten} [{file.name}]")
 
 
 def as_bound(x: mx.array) -> np.ndarray:
@@ -76,7 +76,7 @@ _loose_seed: int | None = None
 
 
 @contextmanager
-def loosely(seed: int) -> Iterator[None]:
+def loose_arithmetic(seed: int) -> Iterator[None]:
     """Within it `run` computes as loosely as a GPU may, where its mode would be "plain"."""
     global _loose_seed
     _loose_seed = seed

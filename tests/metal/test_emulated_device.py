@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests.metal.support import EXTENSION
 from tests.ops.test_fuzz import CASE_OF, OPERATIONS, Arguments, fuzzed, outcome
 from tests.support import assert_close, assert_same_bits, random
-from tests.support import computing_on_emulated_gpu as on_gpu
+from tests.support import use_emulated_gpu as on_gpu
 from tiny_llm import (
     LLM,
     Qwen3ModelWeek2,
@@ -139,15 +139,15 @@ def layers_of_a_step(demo, order, gpu):
     cache = model.create_kv_cache()
     mx.eval(model(mx.array([[3, 17, 130, 5, 99]]), 0, cache))
     x = random(1, 1, model.embedding(mx.array([[1]])).shape[-1], dtype=model.dtype)
-    rotation = model.rope.tables(slice(5, 6), 1, 1)
-    mx.eval(x, rotation)
+    cos_sin = model.rope.cos_sin(slice(5, 6), 1, 1)
+    mx.eval(x, cos_sin)
     emulator, gpu.order = kernels.extension().metal.emulator, order
     emulator.defer(True)
     try:
-        placement = model._plan(cache, 1, 1)
-        mx.eval(placement.places.arrays)
-        sums = model._run_placed(x, rotation, placement)
-        del placement  # what is referred to is not overwritten
+        step_plan = model._plan(cache, 1, 1)
+        mx.eval(step_plan.attention_metadata.arrays)
+        sums = model._run_planned(x, cos_sin, step_plan)
+        del step_plan  # what is referred to is not overwritten
         mx.eval(sums)
         emulator.finish()
     finally:
@@ -254,8 +254,8 @@ def test_a_batch_sends_steps_off_ahead_and_copies_no_cache(week):
         num_ahead = 0
         while not batch.is_done:
             batch.step()
-            num_ahead += batch._ahead is not None
-        return batch.answers, num_ahead
+            num_ahead += batch._in_flight is not None
+        return batch.outputs, num_ahead
 
     expected, _ = run()
     with on_gpu(delay=1000) as device:
@@ -297,7 +297,7 @@ def test_the_engine_says_what_it_says_on_the_cpu(demo, batch):
     def answers():
         llm = LLM(demo, kv_cache_bytes=CACHE_BYTES, block_size=16)
         outputs = llm.generate(prompts, params, show_progress=False)
-        assert (llm.runner.look_ahead.num_used > 0) == (not kernels.computes_on_cpu())
+        assert (llm.runner.async_scheduling.num_hits > 0) == (not kernels.computes_on_cpu())
         return [output.outputs[0].token_ids for output in outputs]
 
     expected = answers()
@@ -387,7 +387,7 @@ def test_commands_without_a_metal_compiler(name, tmp_path):
 @pytest.mark.slow
 def test_the_server_gives_the_cpus_tokens(monkeypatch):
     pytest.importorskip("fastapi", reason="the server's libraries are not installed")
-    from tests.server.running import RunningServer
+    from tests.server.running_server import RunningServer
 
     def answers(server):
         """Of eight requests at once."""

@@ -19,8 +19,8 @@ from . import (
     test_quantized_matmul,
     test_rms_norm,
 )
-from .products import VARIANTS as PRODUCTS
-from .support import NO_CLANG, loosely
+from .matmuls import VARIANTS as PRODUCTS
+from .support import NO_CLANG, loose_arithmetic
 
 SEEDS = [1, 2, 3, 4]
 DENSE = [(2, 1, 3, 3, 7, 7), (1, 1, 2, 33, 67, 80), (1, 1, 2, 1, 600, 16)]
@@ -86,5 +86,5 @@ for _variant in test_flash_attention.VARIANTS:
 def test_tolerances_survive(name, seed):
     if not has_clang():
         pytest.skip(NO_CLANG)
-    with loosely(seed):
+    with loose_arithmetic(seed):
         CASES[name]()

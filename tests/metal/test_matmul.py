@@ -7,7 +7,7 @@ import pytest
 from tests.support import DTYPES, as_numpy, random
 from tiny_llm import kernels
 
-from .products import TILES, VARIANTS, assert_product, bits_of, multiply
+from .matmuls import TILES, VARIANTS, assert_product, bits_of, multiply
 from .support import DTYPE_NAMES, ORDERS, as_bound
 
 # M, O, I: I of whole 16 bytes and not; see tests/metal/test_quantized_matmul.py.

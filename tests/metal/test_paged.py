@@ -9,7 +9,7 @@ from tests.support import DTYPES, assert_close, random
 from tiny_llm import kernels
 
 from .attention import attend, bits_of
-from .paged import attend_to_pages, params_of
+from .paged import paged_attend, params_of
 from .support import DTYPE_NAMES, ORDERS, as_bound, run
 
 P, H, GROUP, PAGE, D = 9, 2, 2, 8, 40
@@ -46,7 +46,7 @@ def test_paged_attention(variant, mode, dtype, causal):
     for L in (5, 9) if variant == "fast" else (5,):
         query = random(4, H * GROUP, L, D, dtype=dtype)
         keys, values = (random(P, H, PAGE, D, dtype=dtype) for _ in range(2))
-        actual = attend_to_pages(variant, query, keys, values, TABLE, LENS, None, causal, mode=mode)
+        actual = paged_attend(variant, query, keys, values, TABLE, LENS, None, causal, mode=mode)
         expected = kernels.extension().paged_attention(
             query, keys, values, TABLE, LENS, causal=causal, stream=mx.cpu
         )
@@ -63,7 +63,7 @@ def test_the_ragged_form(variant, bounds):
     query = random(T, H * GROUP, D)
     keys, values = random(P, H, PAGE, D), random(P, H, PAGE, D)
     bounds = mx.array(bounds, mx.int32)
-    actual = attend_to_pages(variant, query, keys, values, TABLE, LENS, bounds)
+    actual = paged_attend(variant, query, keys, values, TABLE, LENS, bounds)
     expected = kernels.extension().paged_attention_varlen(
         query, keys, values, bounds, LENS, TABLE, stream=mx.cpu
     )
@@ -81,7 +81,7 @@ def test_pages_have_the_bits_of_one_buffer(dtype, D, L):
     pairs = sequences_of(contexts, D, dtype)
     keys, values, table = cut_into_pages(pairs, page_size)  # NaN where no token is
     query = random(len(contexts), group, L, D, dtype=dtype)
-    actual = attend_to_pages("fast", query, keys, values, padded(table), contexts)
+    actual = paged_attend("fast", query, keys, values, padded(table), contexts)
     longest = max(contexts)
     buffers = [
         mx.stack([mx.concatenate([x, mx.full((1, longest - x.shape[1], D), mx.nan, dtype)], axis=1)
@@ -108,7 +108,7 @@ def test_a_row_of_a_ragged_batch_does_not_depend_on_its_company(page_size):
     bounds = np.cumsum([0, *(L for L, _ in MIXED)])
     query = mx.concatenate(queries, axis=1).swapaxes(0, 1)
     table = padded(table, extra=page_size % 5)
-    actual = attend_to_pages("fast", query, keys, values, table, contexts, bounds)
+    actual = paged_attend("fast", query, keys, values, table, contexts, bounds)
     for row, (alone, pair) in enumerate(zip(queries, pairs, strict=True)):
         if alone.shape[1]:
             mine = actual[bounds[row] : bounds[row + 1]].swapaxes(0, 1)
@@ -128,7 +128,7 @@ def test_every_sequence_is_found_among_many(seed):
     query = random(int(bounds[-1]), group, D)
     if seed == 3:
         bounds[[20, 32, 50]] = 1  # these do not ascend: what is before them has fewer tokens
-    actual = attend_to_pages("fast", query, keys, values, table, contexts, bounds)
+    actual = paged_attend("fast", query, keys, values, table, contexts, bounds)
     expected = kernels.extension().paged_attention_varlen(
         query, keys, values, mx.array(bounds), mx.array(contexts), table, stream=mx.cpu
     )
@@ -144,7 +144,7 @@ def test_a_missing_page_is_nan_in_every_row(missing, L):
     keys, values, table = cut_into_pages(pairs, page_size)
     table[0][missing] = len(keys)
     query = random(2, 2, L, D)
-    actual = attend_to_pages("fast", query, keys, values, padded(table), contexts)
+    actual = paged_attend("fast", query, keys, values, padded(table), contexts)
     assert mx.all(mx.isnan(actual[0])).item()
     np.testing.assert_array_equal(bits_of(actual[1]), bits_of(dense(query[1], pairs[1])))
 
@@ -165,7 +165,7 @@ def test_the_order_of_lanes_changes_nothing(aligned):
     query = random(sum(lengths), 2, 36, dtype=dtype)
     bounds = np.cumsum([0, *lengths])
     first, *others = [
-        bits_of(attend_to_pages("fast", query, keys, values, padded(table), contexts, bounds,
+        bits_of(paged_attend("fast", query, keys, values, padded(table), contexts, bounds,
                                 aligned=aligned, order=order))
         for order in ORDERS
     ]  # fmt: skip
@@ -182,7 +182,7 @@ def test_no_fault(mode, dtype):
     keys, values, table = cut_into_pages(pairs, 7, spare=0)
     query = random(sum(lengths), 2, 33, dtype=dtype)
     bounds, table = np.cumsum([0, *lengths]).astype(np.int32), padded(table)
-    actual = attend_to_pages("fast", query, keys, values, table, contexts, bounds, mode=mode)
+    actual = paged_attend("fast", query, keys, values, table, contexts, bounds, mode=mode)
     expected = kernels.extension().paged_attention_varlen(
         query, keys, values, mx.array(bounds), mx.array(contexts), table, stream=mx.cpu
     )
@@ -197,7 +197,7 @@ def test_tokens_of_no_sequence_are_zero(mode, B):
     table = mx.zeros((B, 40), mx.int32)
     query, bounds = random(17, H * GROUP, D), [5, 7, 9][: B + 1]
     lens = [3, 3][:B]
-    actual = attend_to_pages("fast", query, keys, keys, table, lens, bounds, mode=mode)
+    actual = paged_attend("fast", query, keys, keys, table, lens, bounds, mode=mode)
     nobody = mx.concatenate([actual[:5], actual[5 + 2 * B :]])
     assert mx.array_equal(nobody, mx.zeros_like(nobody))
     assert mx.all(mx.isfinite(actual)).item()

@@ -7,7 +7,7 @@ import pytest
 from tests.support import random
 from tiny_llm import kernels
 
-from .products import (
+from .matmuls import (
     TILES,
     VARIANTS,
     assert_product,

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.support import computing_on_emulated_gpu
+from tests.support import use_emulated_gpu
 from tiny_llm import LLM, SamplingParams, kernels, load
 from tools.metal_emulator import UnreportedFaultError
 
@@ -40,7 +40,7 @@ def answer_with_a_fault():
     """In the middle of a step: prompt and three tokens are right, the second layer is not."""
     model, tokenizer = load("demo-draft")
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-    with computing_on_emulated_gpu() as device:
+    with use_emulated_gpu() as device:
         too_small_after(device, launches=3 * model.args.num_hidden_layers + 1)
         llm = LLM((model, tokenizer), kv_cache_bytes=2e6, block_size=16)
         (output,) = llm.generate(["What is a cat?"], params, show_progress=False)
@@ -57,7 +57,7 @@ import sys
 import mlx.core as mx
 from tests.metal.test_unreported_faults import too_small_after
 from tiny_llm import kernels
-from tiny_llm.cli.program import main
+from tiny_llm.cli.entrypoint import main
 too_small_after(kernels.extension().emulated_gpu.device, int(sys.argv[1]))
 sys.exit(main(["batch", "--model", "demo-draft", "--device", "gpu", "--max-tokens", "2"]))
 """

@@ -1,0 +1,1 @@
+"""The Metal emulator: semantics, type errors, seeded faults."""

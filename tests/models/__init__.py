@@ -1,0 +1,1 @@
+"""Loading, tokenizers and families; parity with mlx_lm and transformers."""

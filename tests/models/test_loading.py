@@ -18,7 +18,7 @@ from tiny_llm import (
     shortcut_name_to_full_name,
 )
 from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
-from tiny_llm.models.files import check_checkpoint
+from tiny_llm.models.checkpoint.layout import check_checkpoint
 
 IDS = mx.array([[1, 2, 3, 500, 7]])
 

@@ -11,8 +11,8 @@ import pytest
 from tests.support import as_numpy, token_prompts
 from tiny_llm import LLM, Qwen3ModelWeek1, SamplingParams, load
 from tiny_llm.kv_cache.paged_storage import RaggedBatch
+from tiny_llm.models.checkpoint.weights import read_checkpoint
 from tiny_llm.models.dispatch import serving_model
-from tiny_llm.models.weights import read_checkpoint
 
 # Imported by the fixture: both take seconds, which other tests need not wait for.
 torch: Any

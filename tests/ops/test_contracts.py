@@ -64,12 +64,12 @@ def kernels_of_a_mac(monkeypatch, tmp_path) -> ModuleType:
 
 
 def test_operations_run_where_mlx_does_on_a_mac(kernels_of_a_mac):
-    assert kernels_of_a_mac._at(None) is None
-    assert kernels_of_a_mac.run_where_mlx_does()
+    assert kernels_of_a_mac._stream_or_default(None) is None
+    assert kernels_of_a_mac.runs_on_default_device()
 
 
 def test_operations_run_on_the_cpu_where_there_is_no_metal():
     if mx.metal.is_available() or os.environ.get("TINY_LLM_EMULATED_METAL") == "1":
         pytest.skip("there is a GPU with Metal")
-    assert kernels._at(None) == mx.cpu
-    assert kernels._at(mx.gpu) == mx.gpu
+    assert kernels._stream_or_default(None) == mx.cpu
+    assert kernels._stream_or_default(mx.gpu) == mx.gpu

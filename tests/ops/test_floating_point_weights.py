@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.ops.quantized_products import (
+from tests.ops.quantized_matmul_problems import (
     HALVES,
     assert_exact_but_for_rounding,
     evaluated,
@@ -13,7 +13,7 @@ from tests.ops.quantized_products import (
 )
 from tests.support import as_numpy, assert_same_bits, random
 from tiny_llm import kernels
-from tiny_llm.kernels.interleaved import interleave
+from tiny_llm.kernels.prepack import prepack_weight
 
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
@@ -52,14 +52,16 @@ def test_interleaved_weights_and_other_operations_have_the_same_bits(instruction
     scales, _, group_size, bits, a, b = problem_in_floating_point(9, 256, 128, 64, mx.bfloat16)
     product = evaluated(scales, None, group_size, bits, a, b)
     two = [scales, scales], [None, None], group_size, bits, a, [b, b]
-    for each in kernels.quantized_matmul_each(*two):
+    for each in kernels.multi_quantized_matmul(*two):
         assert_same_bits(each, product, "one of two matrices")
     stacks = scales.reshape(2, 64, -1), None, group_size, bits, a, b.reshape(2, 64, -1)
     experts = mx.array([[0, 1]] * 9)
     grouped = kernels.grouped_quantized_matmul(*stacks, experts)
     assert_same_bits(grouped.reshape(9, 128), product, "two experts")
-    if rows := kernels.interleaved_rows():
-        fast = evaluated(interleave(scales, rows), None, group_size, bits, a, interleave(b, rows))
+    if rows := kernels.prepack_rows():
+        fast = evaluated(
+            prepack_weight(scales, rows), None, group_size, bits, a, prepack_weight(b, rows)
+        )
         assert_same_bits(fast, product, "interleaved")
 
 
@@ -79,6 +81,6 @@ def test_biases_that_have_to_be_there():
     with pytest.raises(ValueError, match="expected biases for 8 bits, got None"):
         kernels.quantized_embedding(mx.arange(3), scales, None, group_size, 8, wide)
     with pytest.raises(ValueError, match="expected biases of all matrices or of none"):
-        kernels.quantized_matmul_each(
+        kernels.multi_quantized_matmul(
             [scales, scales], [None, scales], group_size, 4, a, [b, b], stream=mx.cpu
         )

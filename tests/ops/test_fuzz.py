@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.support import as_numpy, assert_close
 from tiny_llm import kernels
-from tiny_llm.kernels.interleaved import interleave
+from tiny_llm.kernels.prepack import prepack_weight
 
 FLOATS = [mx.float32, mx.float16, mx.bfloat16]
 HALVES = [mx.float16, mx.bfloat16]
@@ -42,9 +42,11 @@ class Arguments:
 
     def array(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
         """Normally distributed numbers, laid out in memory in one way or another."""
-        return self.laid_out(mx.array(self.rng.standard_normal(shape, np.float32)).astype(dtype))
+        return self.random_layout(
+            mx.array(self.rng.standard_normal(shape, np.float32)).astype(dtype)
+        )
 
-    def laid_out(self, x: mx.array) -> mx.array:
+    def random_layout(self, x: mx.array) -> mx.array:
         """The same numbers: contiguous, with gaps, transposed, from the middle of an array."""
         layout = self.draw(st.sampled_from(["plain", "gaps", "transposed", "inside", "repeated"]))
         if x.ndim == 0 or layout == "plain":
@@ -142,12 +144,12 @@ def quantized(arguments: Arguments, dtypes: list[mx.Dtype]) -> tuple[dict[str, A
     draw = arguments.draw
     bits, group_size = draw(st.sampled_from([4, 8])), draw(st.sampled_from([32, 64, 128]))
     O, groups, dtype = draw(SIZES), draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from(dtypes))
-    rows = kernels.interleaved_rows()
+    rows = kernels.prepack_rows()
     interleaved = rows > 0 and draw(st.booleans())
     O = rows * O if interleaved else O
     words = arguments.rng.integers(0, 2**32, (O, groups * group_size * bits // 32), np.uint32)
     parts = {
-        "words": arguments.laid_out(mx.array(words)),
+        "words": arguments.random_layout(mx.array(words)),
         "scales": arguments.array((O, groups), dtype) * 2.0**-bits,
         "biases": arguments.array((O, groups), dtype),
         "group_size": group_size,
@@ -159,7 +161,7 @@ def quantized(arguments: Arguments, dtypes: list[mx.Dtype]) -> tuple[dict[str, A
     w = q * as_numpy(parts["scales"])[..., None] + as_numpy(parts["biases"])[..., None]
     if interleaved:
         for name in ("words", "scales", "biases"):
-            parts[name] = interleave(parts[name], rows)
+            parts[name] = prepack_weight(parts[name], rows)
     return parts, w.reshape(O, groups * group_size)
 
 
@@ -170,10 +172,10 @@ def quantized_matmul(arguments: Arguments) -> Case:
     return dict(b=parts.pop("words"), a=a, **parts), as_numpy(a) @ w.T
 
 
-def quantized_matmul_each(arguments: Arguments) -> Case:
+def multi_quantized_matmul(arguments: Arguments) -> Case:
     kwargs, product = quantized_matmul(arguments)
-    is_interleaved = kwargs["b"].ndim == 3
-    rows = kernels.interleaved_rows() if is_interleaved else 1  # in each of b's first dimension
+    is_prepacked = kwargs["b"].ndim == 3
+    rows = kernels.prepack_rows() if is_prepacked else 1  # in each of b's first dimension
     cut = arguments.draw(st.integers(0, len(kwargs["b"])))
     for name in ("b", "scales", "biases"):
         kwargs[name] = [kwargs[name][:cut], kwargs[name][cut:]]
@@ -191,7 +193,9 @@ def grouped_quantized_matmul(arguments: Arguments) -> Case:
     tokens, K = arguments.shape(2), draw(SIZES)
     shape = (*tokens, K) if draw(st.booleans()) else tokens
     a = arguments.array((*shape, w.shape[-1]), draw(st.sampled_from(HALVES)))
-    experts = arguments.laid_out(mx.array(arguments.rng.integers(-X, X, (*tokens, K)), mx.int32))
+    experts = arguments.random_layout(
+        mx.array(arguments.rng.integers(-X, X, (*tokens, K)), mx.int32)
+    )
     rows = as_numpy(a) if shape != tokens else np.repeat(as_numpy(a)[..., None, :], K, -2)
     out = np.einsum("...i,...oi->...o", rows, w[np.array(experts)])
     return dict(b=parts.pop("words"), a=a, experts=experts, **parts), out
@@ -227,7 +231,7 @@ def argmax(arguments: Arguments) -> Case:
 def quantized_embedding(arguments: Arguments) -> Case:
     parts, w = quantized(arguments, FLOATS)
     shape = arguments.shape() if len(w) else (0,)
-    ids = arguments.laid_out(mx.array(arguments.rng.integers(-len(w), max(len(w), 1), shape)))
+    ids = arguments.random_layout(mx.array(arguments.rng.integers(-len(w), max(len(w), 1), shape)))
     ids = ids.astype(mx.int32)
     return dict(ids=ids, weight=parts.pop("words"), **parts), w[np.array(ids)]
 
@@ -256,7 +260,7 @@ def paged(arguments: Arguments) -> tuple[dict[str, Any], list[int], list[Any]]:
     dtype = draw(st.sampled_from(FLOATS))
     key_pages, value_pages = (arguments.array((P, H, page_size, D), dtype) for _ in range(2))
     rng = arguments.rng
-    table = arguments.laid_out(mx.array(rng.integers(0, P, (B, max_pages)), mx.int32))
+    table = arguments.random_layout(mx.array(rng.integers(0, P, (B, max_pages)), mx.int32))
     lengths = [int(rng.integers(0, max_pages * page_size + 1)) for _ in range(B)]
     kwargs = {"key_pages": key_pages, "value_pages": value_pages, "block_table": table}
     kwargs["context_lens"] = mx.array(lengths, mx.int32)
@@ -319,24 +323,24 @@ def paged_cache_write(arguments: Arguments) -> Case:
 
 
 CASES = [axpby, swiglu, add_bias, rms_norm, add_rms_norm, qk_norm_rope, flash_attention, matmul]
-CASES += [quantized_matmul, quantized_matmul_each, argmax, quantized_embedding, cache_write]
+CASES += [quantized_matmul, multi_quantized_matmul, argmax, quantized_embedding, cache_write]
 CASES += [grouped_quantized_matmul, topk_softmax, weighted_sum]
 CASES += [paged_attention, paged_attention_varlen, paged_cache_write]
 CASE_OF = {case.__name__: case for case in CASES}
 NO_OPERATIONS = {
-    "Recorder",
+    "GraphCache",
     "emulated_gpu",
     "instruction_set",
     "instruction_sets",
-    "interleave",  # not lazy; tests/ops/test_interleaved.py
-    "interleave_file",
-    "interleaved_rows",
+    "prepack_weight",  # not lazy; tests/ops/test_prepack.py
+    "prepack_weight_from_file",
+    "prepack_rows",
     "large_pages",
     "metal",
     "num_threads",
-    "throw_what_tasks_threw",
-    "try_schedule",
-    "use_schedule",
+    "rethrow_task_error",
+    "simulate_schedule",
+    "set_schedule",
 }
 OPERATIONS = sorted(set(kernels.extension().__all__) - NO_OPERATIONS) if kernels.is_built() else []
 
@@ -349,7 +353,7 @@ def outcome(name: str, kwargs: dict[str, Any], stream: Any = mx.cpu) -> tuple[mx
     return tuple(x.astype(mx.float32) if x.dtype == mx.uint32 else x for x in results)
 
 
-def mistaken(arguments: Arguments, kwargs: dict[str, Any]) -> dict[str, Any]:
+def with_wrong_argument(arguments: Arguments, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments with one of them replaced by something unexpected."""
     draw = arguments.draw
     name = draw(st.sampled_from(sorted(kwargs)))
@@ -388,7 +392,7 @@ def test_allowed_arguments_give_the_right_result(instruction_set, name, data):
 @given(data=st.data())
 def test_a_mistake_is_refused_or_harmless(instruction_set, name, data):
     arguments = Arguments(data.draw)
-    kwargs = mistaken(arguments, CASE_OF[name](arguments)[0])
+    kwargs = with_wrong_argument(arguments, CASE_OF[name](arguments)[0])
     message = name
     try:
         outcome(name, kwargs)

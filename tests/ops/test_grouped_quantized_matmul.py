@@ -10,7 +10,7 @@ from tests.support import (
     random,
 )
 from tiny_llm import kernels
-from tiny_llm.kernels.interleaved import interleave
+from tiny_llm.kernels.prepack import prepack_weight
 
 HALVES = [mx.bfloat16, mx.float16]
 
@@ -63,14 +63,14 @@ def test_the_values_are_mlx_s(device):
 
 
 def test_interleaved_weights_have_the_same_bits(instruction_set):
-    rows = kernels.interleaved_rows()
+    rows = kernels.prepack_rows()
     if not rows:
         pytest.skip("these kernels read weights by row")
     scales, biases, b = stack(5, 2 * rows, 256)
     a, experts = random(9, 256, dtype=mx.bfloat16), mx.random.randint(0, 5, (9, 2))
 
     def interleaved(x):  # a stack is one tall matrix
-        tall = interleave(x.reshape(-1, x.shape[-1]), rows)
+        tall = prepack_weight(x.reshape(-1, x.shape[-1]), rows)
         return tall.reshape(5, -1, *tall.shape[1:])
 
     for some in (a, a[:1]):
@@ -82,13 +82,13 @@ def test_interleaved_weights_have_the_same_bits(instruction_set):
 
 
 def test_the_course_s_kernels_multiply_experts(on_cpu, monkeypatch):
-    """Interleaved as TINY_LLM_PRODUCT's kernel wants them, beside each expert's own product."""
+    """Interleaved as TINY_LLM_MATMUL's kernel wants them, beside each expert's own product."""
     monkeypatch.setenv("TINY_LLM_CPU_ISA", kernels.extension().instruction_sets()[-1])
-    monkeypatch.setenv("TINY_LLM_PRODUCT", "panels")
+    monkeypatch.setenv("TINY_LLM_MATMUL", "panels")
     if kernels.extension().instruction_set() == "portable":
         pytest.skip("this machine has no vectors that the kernel is compiled for")
     scales, biases, b = (
-        interleave(part.reshape(-1, part.shape[-1]), 32) for part in stack(4, 64, 128)
+        prepack_weight(part.reshape(-1, part.shape[-1]), 32) for part in stack(4, 64, 128)
     )
     experts = mx.random.randint(0, 4, (12, 2))
     a = random(12, 128, dtype=mx.bfloat16)
@@ -167,7 +167,7 @@ def test_errors_name_the_argument():
 
     refuses("expected scales of as many experts as b has, 4, got shape", scales=scales[:3])
     refuses("expected biases of shape", biases=biases[:, :7])
-    refuses("expected b with 3 dimensions, or 4 if it is interleaved", b=b[0])
+    refuses("expected b with 3 dimensions, or 4 if it is prepacked", b=b[0])
     refuses("expected experts in int32 or uint32, got .*float32", experts=mx.zeros((3, 2)))
     refuses("expected experts N..×K, got a scalar", experts=mx.array(0))
     refuses("expected a N..×I or N..×K×I for experts N..×K of shape", a=a[:2])

@@ -37,7 +37,7 @@ def problem(B, L, H, D, dtype):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_rms_norm_and_rope_bit_for_bit(instruction_set, dtype, shape):
     x, weight, rope, offsets = problem(*shape, dtype)
-    cos, sin = rope.tables(offsets, shape[0], shape[1])
+    cos, sin = rope.cos_sin(offsets, shape[0], shape[1])
     expected = rope(kernels.rms_norm(x, weight, EPS), offsets).swapaxes(1, 2)
     assert_close(qk_norm_rope(x, weight, cos, sin), expected, "rms_norm, then RoPE", ulps=0)
 
@@ -45,7 +45,7 @@ def test_equals_rms_norm_and_rope_bit_for_bit(instruction_set, dtype, shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_the_readable_layers(instruction_set, dtype, shape):
     x, weight, rope, offsets = problem(*shape, dtype)
-    cos, sin = rope.tables(offsets, shape[0], shape[1])
+    cos, sin = rope.cos_sin(offsets, shape[0], shape[1])
     expected = rope(RMSNorm(shape[-1], weight, EPS)(x), offsets).swapaxes(1, 2)
     # The squares are summed in another order, which tips a rounding of the norm here and there;
     # the rotation passes it on, at most √2 times as large, and rounds.
@@ -56,7 +56,7 @@ def test_equals_the_readable_layers(instruction_set, dtype, shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_mlx(instruction_set, dtype, shape):
     x, weight, rope, offsets = problem(*shape, dtype)
-    cos, sin = rope.tables(offsets, shape[0], shape[1])
+    cos, sin = rope.cos_sin(offsets, shape[0], shape[1])
     with mx.stream(mx.cpu):
         expected = mx.fast.rope(
             mx.fast.rms_norm(x, weight, EPS).swapaxes(1, 2),
@@ -74,23 +74,23 @@ def test_equals_mlx(instruction_set, dtype, shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_without_a_weight_it_is_rope_bit_for_bit(instruction_set, dtype, shape):
     x, _, rope, offsets = problem(*shape, dtype)
-    cos, sin = rope.tables(offsets, shape[0], shape[1])
+    cos, sin = rope.cos_sin(offsets, shape[0], shape[1])
     expected = rope(x, offsets).swapaxes(1, 2)
     assert_close(qk_norm_rope(x, None, cos, sin), expected, "RoPE", ulps=0)
 
 
 def test_one_table_for_all_sequences(instruction_set, dtype):
     x, weight, rope, _ = problem(2, 5, 3, 16, dtype)
-    cos, sin = rope.tables(slice(7, 12), 2, 5)
+    cos, sin = rope.cos_sin(slice(7, 12), 2, 5)
     assert cos.shape == (1, 5, 8)
-    own = rope.tables([slice(7, 12)] * 2, 2, 5)
+    own = rope.cos_sin([slice(7, 12)] * 2, 2, 5)
     expected = qk_norm_rope(x, weight, *own)
     assert_close(qk_norm_rope(x, weight, cos, sin), expected, "a shared table", ulps=0)
 
 
 def test_a_token_does_not_depend_on_its_company(instruction_set, dtype):
     x, weight, rope, offsets = problem(2, 60, 3, 48, dtype)
-    cos, sin = rope.tables(offsets, 2, 60)
+    cos, sin = rope.cos_sin(offsets, 2, 60)
     together = as_numpy(qk_norm_rope(x, weight, cos, sin))
     for b, l, h in [(0, 0, 0), (1, 59, 2), (1, 30, 1)]:
         at = slice(l, l + 1)
@@ -103,7 +103,7 @@ def test_a_token_does_not_depend_on_its_company(instruction_set, dtype):
 def test_views(instruction_set, dtype):
     fused = random(2, 5, 7 * 16, dtype=dtype)  # a projection to queries, keys and values at once
     _, weight, rope, offsets = problem(2, 5, 3, 16, dtype)
-    cos, sin = rope.tables(offsets, 2, 5)
+    cos, sin = rope.cos_sin(offsets, 2, 5)
     for name, x in {
         "slice of a fused projection": fused[..., 32:80].reshape(2, 5, 3, 16),
         "slice with strided heads": fused.reshape(2, 5, 7, 16)[:, :, 1:6:2],
@@ -130,7 +130,7 @@ def test_no_elements(instruction_set, dtype):
 @pytest.mark.parametrize("value", [mx.nan, mx.inf, -mx.inf])
 def test_nan_and_infinity_stay_in_their_head(instruction_set, dtype, value):
     x, weight, rope, offsets = problem(2, 3, 4, 16, dtype)
-    angles = rope.tables(offsets, 2, 3)
+    angles = rope.cos_sin(offsets, 2, 3)
     clean = as_numpy(qk_norm_rope(x, weight, *angles))
     x[1, 2, 3, 5] = value
     dirty = as_numpy(qk_norm_rope(x, weight, *angles))

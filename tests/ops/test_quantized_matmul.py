@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.ops.quantized_products import (
+from tests.ops.quantized_matmul_problems import (
     HALVES,
     assert_exact_but_for_rounding,
     evaluated,

@@ -1,0 +1,1 @@
+"""Tensor parallelism on two ranks, and lost ranks."""

@@ -16,7 +16,7 @@ from tiny_llm.models.parallel.ring import free_addresses
 SECONDS = 10.0  # in which a group has ended that has lost a rank
 
 # Answers without end; each line says that an answer is there.
-ANSWERING = """
+GENERATE_FOREVER = """
 from tiny_llm import LLM, SamplingParams
 llm = LLM("demo", kv_cache_bytes=2**24, tensor_parallel_size=2)
 while True:
@@ -32,7 +32,7 @@ def start_group(seconds_before: float = 0.0) -> tuple[subprocess.Popen[str], lis
         seconds_before: that it answers before this returns.
     """
     program = subprocess.Popen(
-        [sys.executable, "-c", ANSWERING],
+        [sys.executable, "-c", GENERATE_FOREVER],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -43,10 +43,10 @@ def start_group(seconds_before: float = 0.0) -> tuple[subprocess.Popen[str], lis
     return program, ranks_of(program.pid)
 
 
-def start_and_see_ranks() -> tuple[subprocess.Popen[str], list[int]]:
+def start_until_ranks_exist() -> tuple[subprocess.Popen[str], list[int]]:
     """As `start_group`, and returns as soon as the other rank's process has begun."""
     program = subprocess.Popen(
-        [sys.executable, "-c", ANSWERING],
+        [sys.executable, "-c", GENERATE_FOREVER],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -81,7 +81,12 @@ def mlx_launch(*command: str) -> Iterator[subprocess.Popen[str]]:
 
 
 # Which rank of a launcher's is lost, and how. The first is tried always.
-LOSSES = [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)]
+LOST_RANK_CASES = [
+    (1, signal.SIGKILL),
+    (0, signal.SIGKILL),
+    (1, signal.SIGSTOP),
+    (0, signal.SIGSTOP),
+]
 
 
 def lose_rank(launcher: subprocess.Popen[str], rank: int, number: signal.Signals) -> None:
@@ -101,11 +106,11 @@ def lose_rank(launcher: subprocess.Popen[str], rank: int, number: signal.Signals
     assert len(ranks) == 2
     os.kill(ranks[rank], number)
     lost = time.monotonic()
-    assert wait_until_gone(ranks, SECONDS), (rank, number)
+    assert wait_until_exited(ranks, SECONDS), (rank, number)
     print(f"rank {rank}, {number.name}: gone after {time.monotonic() - lost:.2f} s")
 
 
-def end_of_group(program: subprocess.Popen[str], seconds: float) -> tuple[int, str]:
+def wait_for_exit(program: subprocess.Popen[str], seconds: float) -> tuple[int, str]:
     """How a program ended within so many seconds: its status, and what it said of errors."""
     try:
         _, errors = program.communicate(timeout=seconds)
@@ -124,7 +129,7 @@ def ranks_of(parent: int) -> list[int]:
     """The processes that a process has started as ranks."""
     commands = {child: Path(f"/proc/{child}/cmdline") for child in children_of(parent)}
     is_rank = {child: _read(path) for child, path in commands.items()}
-    return [child for child, command in is_rank.items() if b"parallel_worker" in command]
+    return [child for child, command in is_rank.items() if b"tp_worker" in command]
 
 
 def _read(path: Path) -> bytes:
@@ -135,7 +140,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def wait_until_gone(processes: Sequence[int], seconds: float) -> bool:
+def wait_until_exited(processes: Sequence[int], seconds: float) -> bool:
     """Whether processes end within so many seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.parallel.support import mlx_launch, ranks_of
-from tests.server.running import RunningServer
+from tests.server.running_server import RunningServer
 from tiny_llm.cli import bench, main, serve
 
 BENCH = ["--model", "demo", "--device", "cpu", "--num-seqs", "2", "--max-input-len", "40"]

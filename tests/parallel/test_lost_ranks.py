@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.parallel.support import (
-    LOSSES,
+    LOST_RANK_CASES,
     SECONDS,
     children_of,
-    end_of_group,
     lose_rank,
     mlx_launch,
-    start_and_see_ranks,
     start_group,
-    wait_until_gone,
+    start_until_ranks_exist,
+    wait_for_exit,
+    wait_until_exited,
 )
 
 
@@ -33,11 +33,11 @@ from tests.parallel.support import (
 def test_a_rank_that_dies_or_hangs_ends_the_group(number, why):
     program, ranks = start_group(seconds_before=random.Random(5).uniform(0, 0.5))
     os.kill(ranks[0], number)
-    status, errors = end_of_group(program, SECONDS)
+    status, errors = wait_for_exit(program, SECONDS)
     assert status == 1
     assert "tiny-llm: rank 1 of 2 is lost (" in errors
     assert why in errors
-    assert wait_until_gone(ranks, 2)
+    assert wait_until_exited(ranks, 2)
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_no_rank_outlives_rank_0():
     program, ranks = start_group()
     program.kill()
     program.communicate()
-    assert wait_until_gone(ranks, SECONDS)
+    assert wait_until_exited(ranks, SECONDS)
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_a_program_that_ends_ends_its_ranks():
 def test_ranks_that_never_come_are_not_waited_for():
     text = (
         "from tiny_llm.models.parallel import connecting, ring; "
-        "connecting.SECONDS_TO_CONNECT = 1.0; ring.connect(0, ring.free_addresses(2))"
+        "connecting.INIT_TIMEOUT_SECONDS = 1.0; ring.connect(0, ring.free_addresses(2))"
     )
     started = time.monotonic()
     done = subprocess.run(
@@ -79,13 +79,13 @@ def test_ranks_killed_at_random_moments(exhaustive):
         pytest.skip("takes minutes: -- --exhaustive runs it")
     rng = random.Random(1)
     for _ in range(50):
-        program, ranks = start_and_see_ranks()
+        program, ranks = start_until_ranks_exist()
         moment, is_first = rng.uniform(0, 6), rng.random() < 0.3
         time.sleep(moment)
         os.kill(program.pid if is_first else ranks[0], signal.SIGKILL)
         lost = time.monotonic()
-        status, errors = end_of_group(program, 3 * SECONDS)
-        assert wait_until_gone(ranks, SECONDS - (time.monotonic() - lost)), (moment, is_first)
+        status, errors = wait_for_exit(program, 3 * SECONDS)
+        assert wait_until_exited(ranks, SECONDS - (time.monotonic() - lost)), (moment, is_first)
         print(f"rank {1 - is_first}, {moment:.2f} s: gone after {time.monotonic() - lost:.2f} s")
         assert status != 0
         if not is_first:
@@ -96,7 +96,7 @@ def test_ranks_killed_at_random_moments(exhaustive):
 @pytest.mark.slow
 def test_launched_ranks_end_together(exhaustive):
     """Neither rank has started the other; `-- --exhaustive` stops them as well."""
-    for rank, number in LOSSES if exhaustive else LOSSES[:1]:
+    for rank, number in LOST_RANK_CASES if exhaustive else LOST_RANK_CASES[:1]:
         with mlx_launch("chat", "--model", "demo", "--device", "cpu") as launcher:
             lose_rank(launcher, rank, number)
 

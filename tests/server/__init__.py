@@ -1,1 +1,1 @@
-"""The HTTP server, over real sockets: what is promised to clients."""
+"""The HTTP server, over real sockets and with the official clients."""

@@ -8,7 +8,7 @@ pytest.importorskip("fastapi", reason="the server's libraries are not installed"
 
 import openai
 
-from tests.server.running import RunningServer
+from tests.server.running_server import RunningServer
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.server.faulty import UNLUCKY
-from tests.server.running import RunningServer, eventually
+from tests.server.fault_injection import UNLUCKY
+from tests.server.running_server import RunningServer, eventually
 
 PROMPTS = ("The capital of France is", "RoPE is", "A long story: " + "word " * 300)
 CLIENTS = 12  # at a time
@@ -105,8 +105,8 @@ class Chaos:
         body = {**self.body(draw, stream=True), "max_tokens": 20}
         text = ""
         async with client.stream("POST", "/v1/completions", json=body) as response:
-            async for piece in response.aiter_text():
-                text += piece
+            async for output in response.aiter_text():
+                text += output
                 await asyncio.sleep(0.05)
         if response.status_code == 200:
             self.note_stream(body, text)

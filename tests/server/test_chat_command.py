@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from tiny_llm.cli import chat
-from tiny_llm.cli.remote_chat import RemoteModel
+from tiny_llm.cli.backends.remote import RemoteBackend
 from tiny_llm.errors import UserError
 
 FRANCE = "What is the capital of France?\n"
@@ -37,9 +37,9 @@ def test_a_conversation(server, capsys, monkeypatch):
 
 def test_thoughts_are_shown_and_not_sent_again(server, capsys, monkeypatch):
     bodies = []
-    original = RemoteModel._deltas
+    original = RemoteBackend._deltas
     monkeypatch.setattr(
-        RemoteModel, "_deltas", lambda self, body: bodies.append(body) or original(self, body)
+        RemoteBackend, "_deltas", lambda self, body: bodies.append(body) or original(self, body)
     )
     _, out, _ = converse(capsys, monkeypatch, FRANCE * 2, "--url", server.url)
     assert out.startswith("<think>\n")
@@ -139,13 +139,13 @@ def stub(content, status=200, *flags, seen=None):
     client = httpx2.Client(transport=httpx2.MockTransport(answer))
     parser = chat.make_parser("chat")
     args = parser.parse_args(["--url", "http://stub/api", "--model", "one", *flags])
-    return RemoteModel(args, client)
+    return RemoteBackend(args, client)
 
 
 def test_what_is_sent():
     seen = []
     flags = ("--api-key", "a key with é", "--max-tokens", "7", "--seed", "3")
-    list(stub("data: [DONE]\n\n", 200, *flags, seen=seen).answer([{"role": "user"}]))
+    list(stub("data: [DONE]\n\n", 200, *flags, seen=seen).stream_chat([{"role": "user"}]))
     (request,) = seen
     assert request.url == "http://stub/api/chat/completions"
     assert dict(request.headers.raw)[b"Authorization"] == "Bearer a key with é".encode()
@@ -165,7 +165,9 @@ def events(*deltas):
 
 def test_other_servers_forms():
     text = ": a comment\n\n" + events({"reasoning": "Hm"}, {"content": "Yes"}, {"content": None})
-    assert "".join(stub(text + "data: [DONE]\n\n").answer([])) == "<think>\nHm\n</think>\n\nYes"
+    assert (
+        "".join(stub(text + "data: [DONE]\n\n").stream_chat([])) == "<think>\nHm\n</think>\n\nYes"
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,5 +181,5 @@ def test_other_servers_forms():
 )
 def test_a_server_that_fails(content, status, sentence):
     with pytest.raises(UserError, match="The server") as failed:
-        list(stub(content, status).answer([]))
+        list(stub(content, status).stream_chat([]))
     assert sentence in str(failed.value)

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from tests.server.faulty import UNLUCKY
-from tests.server.running import RunningServer, eventually
-from tests.server.test_leaving import LONG, connect
+from tests.server.fault_injection import UNLUCKY
+from tests.server.protocol.test_disconnect import LONG, connect
+from tests.server.running_server import RunningServer, eventually
 from tiny_llm.cli import serve
 
 SHORT = {"messages": [{"role": "user", "content": "Hello"}], "reasoning_effort": "none"}

@@ -1,0 +1,1 @@
+"""Week 1 of the course, by day and task."""

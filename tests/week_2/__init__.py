@@ -1,0 +1,1 @@
+"""Week 2 of the course, by day and task."""

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from tests.caches import ListCache
+from tests.list_cache import ListCache
 from tests.support import (
     ByteTokenizer,
     assert_close,
@@ -19,7 +19,7 @@ from tiny_llm import (
     simple_generate,
     simple_generate_with_kv_cache,
 )
-from tiny_llm.kv_cache.full import with_room
+from tiny_llm.kv_cache.full import grow_buffer
 from tiny_llm.qwen3_week2 import Qwen3MultiHeadAttention, attend_grouped
 
 IDS = [3, 17, 130, 0, 3, 99, 5, 41, 8, 77, 2]
@@ -92,7 +92,7 @@ def test_task_1_all_copies_together_are_a_few_times_the_tokens():
     new, copied, buffer = mx.zeros((1, 1, 64, 1)), 0, None
     for tokens in range(64, 16_385, 64):
         capacity = 0 if buffer is None else buffer.shape[2]
-        buffer = with_room(buffer, new, tokens)
+        buffer = grow_buffer(buffer, new, tokens)
         if buffer.shape[2] != capacity:
             copied += capacity
             mx.eval(buffer)
@@ -131,8 +131,8 @@ def test_task_2_attention_by_chunks_is_mlx_lm_s_at_once(device, dtype, heads, ch
     rope = RoPE(16, 128, base=mlx_model.args.rope_theta)
     x, cache, offset, out = random(2, 9, 48, dtype=dtype), TinyKvFullCache(), 0, []
     for L in chunks:
-        rotation = rope.tables(slice(offset, offset + L), 2, L)
-        out.append(attention(x[:, offset : offset + L], rotation, cache))
+        cos_sin = rope.cos_sin(slice(offset, offset + L), 2, L)
+        out.append(attention(x[:, offset : offset + L], cos_sin, cache))
         offset += L
     actual = mx.concatenate(out, axis=1)
     assert actual.dtype == dtype
@@ -146,7 +146,7 @@ def test_task_2_each_token_is_written_once(device):
     attention = attention_of(mlx_model)
     rope, cache = RoPE(16, 128, base=mlx_model.args.rope_theta), TinyKvFullCache()
     for offset, L in ((0, 5), (5, 1), (6, 1)):
-        attention(random(1, L, 48), rope.tables(slice(offset, offset + L), 1, L), cache)
+        attention(random(1, L, 48), rope.cos_sin(slice(offset, offset + L), 1, L), cache)
         assert cache.offset == offset + L, "the cache grows by the new tokens alone"
     keys, values = cache.key_values
     assert keys.shape == values.shape == (1, 2, 7, 16), "key/value heads, not query heads"

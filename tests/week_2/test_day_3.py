@@ -4,8 +4,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from tests.metal.products import assert_product, exact_quantized, readable_quantized
-from tests.ops.quantized_products import (
+from tests.metal.matmuls import assert_product, exact_quantized, reference_quantized
+from tests.ops.quantized_matmul_problems import (
     HALVES,
     problem,
 )
@@ -30,7 +30,7 @@ def test_task_3_the_readable_metal_kernel(bits, group_size, half, shape):
     scales, biases, _, _, a, b = problem(*shape, bits, group_size, half)
     other = mx.float16 if half == mx.bfloat16 else mx.bfloat16  # scales that the others do not take
     scales, biases = scales.astype(other), biases.astype(other)
-    actual = readable_quantized(scales, biases, group_size, bits, a, b)
+    actual = reference_quantized(scales, biases, group_size, bits, a, b)
     expected = exact_quantized(scales, biases, a, b, group_size, bits)
     assert_product(actual, *expected, shape[1], "quantized_matmul_readable")
 

@@ -4,7 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from tests.caches import ListCache
+from tests.list_cache import ListCache
 from tests.metal.attention import attend
 from tests.ops.attention_problems import MASKS, assert_exact, exact, make_mask, problem
 from tests.support import (

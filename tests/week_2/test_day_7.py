@@ -11,8 +11,8 @@ import tiny_llm.batch
 from tests.support import (
     ByteTokenizer,
     assert_close,
-    assert_same_answers,
     assert_same_bits,
+    assert_same_completions,
     tiny_model,
 )
 from tiny_llm import (
@@ -115,7 +115,7 @@ def test_task_4_the_same_text_as_each_prompt_alone(small_model, batch_size, pref
     )
     assert prompts == PROMPTS, "the caller's list is left alone"
     expected = [(i, alone(small_model, prompt, 70)) for i, prompt in enumerate(PROMPTS)]
-    assert_same_answers(answers, expected)
+    assert_same_completions(answers, expected)
 
 
 def test_task_4_what_cannot_be_run_is_answered_and_the_others_go_on(small_model):
@@ -275,17 +275,17 @@ def test_task_4_steps_sent_off_before_tokens_are_read(
         num_ahead = 0
         while not batch.is_done:
             batch.step()
-            num_ahead += batch._ahead is not None
+            num_ahead += batch._in_flight is not None
             live = [request.offset for request in batch.slots if request is not None]
             for cache in batch._caches:
                 assert [length for length in cache.lengths if length is not None] == live
-        return sorted(batch.answers.items()), num_ahead
+        return sorted(batch.outputs.items()), num_ahead
 
     expected, num_ahead = run()
     assert num_ahead == 0, "a CPU has no use for it"
     monkeypatch.setattr(tiny_llm.batch, "kernels", SimpleNamespace(computes_on_cpu=lambda: False))
     answers, num_ahead = run()
-    assert_same_answers(answers, expected)
+    assert_same_completions(answers, expected)
     assert num_ahead > 5
 
 

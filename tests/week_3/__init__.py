@@ -1,0 +1,1 @@
+"""Week 3 of the course, by day and task."""

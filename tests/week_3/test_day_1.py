@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.paging import Twin, check_integrity
+from tests.paging import ShadowedCache, check_integrity
 from tests.support import assert_same_bits, random, tiny_model
 from tiny_llm import (
     OutOfPagesError,
@@ -174,7 +174,7 @@ def test_task_1_misuse_is_refused():
 @pytest.mark.parametrize("chunks", [[1], [5], [1] * 9, [4, 4, 1], [7, 1, 128, 1]])
 def test_task_2_holds_what_was_written(device, dtype, page_size, chunks):
     pool = TinyKvPagedPool(page_size)
-    twin = Twin(pool, dtype=dtype)
+    twin = ShadowedCache(pool, dtype=dtype)
     for length in chunks:
         twin.append(length)
         check_integrity(pool, [twin])
@@ -182,7 +182,7 @@ def test_task_2_holds_what_was_written(device, dtype, page_size, chunks):
 
 def test_task_2_decoding_allocates_only_when_the_last_page_is_full():
     pool = TinyKvPagedPool(page_size=4)
-    twin = Twin(pool)
+    twin = ShadowedCache(pool)
     twin.append(2)
     for step in range(12):
         before = pool.num_pages - pool.num_free_pages
@@ -194,7 +194,7 @@ def test_task_2_decoding_allocates_only_when_the_last_page_is_full():
 @pytest.mark.parametrize(("n", "pages"), [(0, 3), (1, 3), (2, 2), (5, 2), (6, 1), (9, 1), (10, 0)])
 def test_task_2_rewinding_frees_whole_pages(n, pages):
     pool = TinyKvPagedPool(page_size=4)
-    twin = Twin(pool)
+    twin = ShadowedCache(pool)
     twin.append(10)
     twin.rewind(n)
     assert twin.cache.num_pages == pages
@@ -205,7 +205,7 @@ def test_task_2_rewinding_frees_whole_pages(n, pages):
 
 def test_task_2_release_returns_every_page_once():
     pool = TinyKvPagedPool(page_size=4)
-    twins = [Twin(pool), Twin(pool)]
+    twins = [ShadowedCache(pool), ShadowedCache(pool)]
     for twin in twins:
         twin.append(9)
     twins[0].cache.release()
@@ -218,7 +218,7 @@ def test_task_2_release_returns_every_page_once():
 
 def test_task_2_misuse_is_refused_and_changes_nothing():
     pool = TinyKvPagedPool(page_size=4, capacity=2)
-    twin = Twin(pool)
+    twin = ShadowedCache(pool)
     twin.append(3)
     row, cache = mx.zeros((1, 2, 1, 8)), twin.cache
     for action, error, message in (
@@ -251,7 +251,7 @@ def test_task_2_misuse_is_refused_and_changes_nothing():
 )
 def test_task_2_any_sequence_of_steps_keeps_the_invariants(page_size, capacity, steps):
     pool = TinyKvPagedPool(page_size, capacity)
-    twins = [Twin(pool, H=1, D=2) for _ in range(3)]
+    twins = [ShadowedCache(pool, H=1, D=2) for _ in range(3)]
     for index, action, n in steps:
         twin = twins[index]
         if action == "a" and n:

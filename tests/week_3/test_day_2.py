@@ -5,13 +5,13 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from tests.metal.paged import attend_to_pages
-from tests.paging import Twin, check_integrity, cut_into_pages, padded
+from tests.metal.paged import paged_attend
+from tests.paging import ShadowedCache, check_integrity, cut_into_pages, padded
 from tests.support import (
     ByteTokenizer,
     assert_close,
-    assert_same_answers,
     assert_same_bits,
+    assert_same_completions,
     random,
     tiny_model,
 )
@@ -45,7 +45,7 @@ def batch_of(lengths, page_size=4, capacity=None, max_seq_len=64):
     batch, twins = BatchingKvCache(len(lengths), max_seq_len), {}
     for slot, length in enumerate(lengths):
         if length is not None:
-            twins[slot] = Twin(pool)
+            twins[slot] = ShadowedCache(pool)
             if length:
                 twins[slot].append(length)
             batch._slots[slot] = twins[slot].cache  # add_request is task 4
@@ -134,7 +134,7 @@ def test_task_1_too_few_pages_for_all_is_too_few_for_any():
         ),
         (lambda batch, new: batch.add_request(TinyKvFullCache(), 1), "all dense or all in the"),
         (
-            lambda batch, new: batch.add_request(Twin(TinyKvPagedPool()).cache, 1),
+            lambda batch, new: batch.add_request(ShadowedCache(TinyKvPagedPool()).cache, 1),
             "all dense or all in the pages of one pool",
         ),
         (lambda batch, new: batch.add_request(batch._slots[0], 1), "has a slot already"),
@@ -238,7 +238,7 @@ def test_task_2_the_readable_metal_kernel(dtype, page_size, mask):
     common = (query, keys, values, padded(table), mx.array(lengths))
     with mx.stream(mx.cpu):
         expected = paged_attention_reference(*common, page_size, mask=mask)
-    actual = attend_to_pages("readable", *common, causal=mask == "causal")
+    actual = paged_attend("readable", *common, causal=mask == "causal")
     assert_close(actual, expected, "paged_attention_readable", ulps=16)
 
 
@@ -246,7 +246,7 @@ def test_task_2_the_readable_metal_kernel(dtype, page_size, mask):
 def test_task_2_no_fault_in_metal(mode):
     keys, values, table = cut_into_pages([(random(1, 7, 33), random(1, 7, 33))], 3, spare=0)
     query = random(1, 2, 2, 33)
-    attend_to_pages("readable", query, keys, values, padded(table), [7], mode=mode)
+    paged_attend("readable", query, keys, values, padded(table), [7], mode=mode)
 
 
 # --- task 3: in the model ------------------------------------------------------------------------
@@ -357,7 +357,7 @@ def test_task_3_text_is_week_2_s():
 
 def test_task_4_a_request_is_taken_over_and_not_copied():
     batch, pool, _ = batch_of([None, None])
-    twin = Twin(pool)
+    twin = ShadowedCache(pool)
     twin.append(9)
     pages, memory = list(twin.cache.page_ids), pool.key_pages
     batch.add_request(twin.cache, 1)
@@ -369,7 +369,7 @@ def test_task_4_a_request_is_taken_over_and_not_copied():
     batch.remove_request(1)
     assert pool.num_free_pages == in_use, "the slot returns the pages"
     assert batch.lengths == [None, None]
-    other = Twin(pool)
+    other = ShadowedCache(pool)
     other.append(5)
     batch.add_request(other.cache, 1)
     check_integrity(pool, [other])
@@ -401,7 +401,7 @@ def test_task_4_the_same_answers_as_week_2(small_pair, batch_size, prefill_step,
         sampler = None if seed is None else make_sampler(1.0, top_p=0.9, seed=seed)
         return batch_generate(of, ByteTokenizer(), PROMPTS, 70, batch_size, prefill_step, sampler)
 
-    assert_same_answers(answers(model), answers(week2))
+    assert_same_completions(answers(model), answers(week2))
     assert_all_pages_are_free(model)
 
 

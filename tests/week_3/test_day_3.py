@@ -9,7 +9,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from tests.engine.scheduling import add, scheduler, step
+from tests.engine.scheduler_harness import add, scheduler, step
 from tests.engine.simulator import Simulation, answer_alone, random_workload
 from tests.engine.support import PARAGRAPH, chat
 from tests.paging import cut_into_pages, padded
@@ -28,12 +28,12 @@ from tiny_llm import (
     paged_attention_varlen,
 )
 from tiny_llm.attention.paged import paged_attention_varlen_reference
-from tiny_llm.engine.page_allocator import PageAllocator
-from tiny_llm.engine.prefix_cache import PrefixCache
-from tiny_llm.engine.request import RequestState
-from tiny_llm.engine.scheduler import Scheduler
-from tiny_llm.engine.step import ChunkResult
-from tiny_llm.kv_cache.placement import layer_writers
+from tiny_llm.engine.scheduling.batch import ChunkOutput
+from tiny_llm.engine.scheduling.page_allocator import PageAllocator
+from tiny_llm.engine.scheduling.prefix_cache import PrefixCache
+from tiny_llm.engine.scheduling.request import RequestState
+from tiny_llm.engine.scheduling.scheduler import Scheduler
+from tiny_llm.kv_cache.step_plan import layer_cache_views
 
 # --- task 1: ragged batches -----------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ def test_task_1_storage_is_written_in_place():
     gc.collect()  # what tests before this one left
     before = mx.get_active_memory()
     storage = model.create_paged_storage(2048)
-    storage.make_room(2048)
+    storage.ensure_capacity(2048)
     grown = mx.get_active_memory() - before
     assert 0 <= grown - storage.nbytes < 4096  # MLX keeps a few small arrays of its own
     assert storage.nbytes == 2048 * 16 * model.kv_bytes_per_token
@@ -201,7 +201,9 @@ def test_task_1_misuse_is_refused():
         model.ragged_logits([1], batch, [0], storage)
     row, plan = mx.zeros((1, 2, 2, 16), mx.bfloat16), storage.plan(batch)
     with pytest.raises(ValueError, match="a ragged batch is causal"):
-        layer_writers(plan.places, plan.buffers, 3)[0].update_and_fetch_paged(row, row)
+        layer_cache_views(plan.attention_metadata, plan.buffers, 3)[0].update_and_fetch_paged(
+            row, row
+        )
 
 
 def test_task_1_what_a_token_keeps():
@@ -310,7 +312,7 @@ def test_task_2_abort_at_any_moment():
     plan = it.schedule()
     assert it.abort("running")
     assert it.abort("waiting")
-    it.commit(plan, {"running": ChunkResult([1])})
+    it.update_from_output(plan, {"running": ChunkOutput([1])})
     it.check_integrity()
     assert running.state is waiting.state is RequestState.ABORTED
     assert it.pages.allocator.num_free == 16
@@ -438,7 +440,7 @@ def test_task_4_no_request_is_admitted_in_a_step_that_preempted():
     # Pages for guesses make the difference: "young" gives more pages than it needs to come back.
     it = scheduler(num_pages=7, page_size=2, max_num_batched_tokens=64, enable_prefix_caching=False)
     add(it, "old", 1, max_tokens=3)
-    add(it, "young", 6, max_tokens=7, first=50).offered = [5] * 8
+    add(it, "young", 6, max_tokens=7, first=50).draft_token_ids = [5] * 8
     while it.num_preemptions == 0:
         chunks = step(it)
     assert [chunk[0] for chunk in chunks] == ["old"], (

@@ -111,8 +111,8 @@ def test_task_1_a_right_draft_saves_steps_and_a_wrong_one_costs_none(device):
         decode = SpeculativeDecoding(draft, num_drafts=4)
         tokens_of(decode, model, [3, 1, 4], make_sampler(0), 61)
         assert decode.statistics.target_steps == steps
-        assert decode.statistics.accepted == accepted
-        assert decode.statistics.proposed == 4 * (steps - 1)
+        assert decode.statistics.num_accepted_tokens == accepted
+        assert decode.statistics.num_draft_tokens == 4 * (steps - 1)
         assert model.calls == [3] + [5] * (steps - 1), "n drafts and the token before them"
 
 
@@ -378,7 +378,7 @@ def test_task_2_a_long_answer_is_the_target_s_chain(device):
         p = as_numpy(make_sampler(0.9, top_p=0.95).probabilities(logits))[0]
         if counts[before, token].sum():
             assert_distributed(counts[before, token], p.astype(np.float64))
-    assert 0 < decode.statistics.accepted < decode.statistics.proposed
+    assert 0 < decode.statistics.num_accepted_tokens < decode.statistics.num_draft_tokens
 
 
 def test_task_2_a_seed_repeats_the_answer(device):

@@ -1,0 +1,1 @@
+"""Week 4 of the course, by day and task."""

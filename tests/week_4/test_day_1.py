@@ -3,16 +3,16 @@
 import mlx.core as mx
 import pytest
 
-from tiny_llm.kernels.speed import (
-    Cost,
-    Limits,
-    Times,
+from tiny_llm.kernels.roofline import (
+    HardwareLimits,
+    KernelCost,
+    Timings,
     attention_cost,
     compare,
-    least_seconds,
-    product_cost,
-    share,
-    slowest,
+    furthest_from_roofline,
+    matmul_cost,
+    roofline_fraction,
+    roofline_seconds,
     time_runs,
 )
 
@@ -69,14 +69,14 @@ def machine(monkeypatch) -> Machine:
 
 def test_task_1_what_is_lazy_is_evaluated_inside_the_time(machine):
     times = time_runs(machine.kernel("a", 2.0), repeats=3, clock=machine.clock)
-    assert times == Times(2.0, 2.0), "expected 2 s a run: evaluation counts"
+    assert times == Timings(2.0, 2.0), "expected 2 s a run: evaluation counts"
     assert machine.ran == ["a"] * 4, "expected one run to warm up, and three that count"
 
 
 def test_task_1_the_first_runs_do_not_count(machine):
     run = machine.kernel("a", 9.0, 8.0, 1.0, 3.0, 2.0)
     times = time_runs(run, repeats=3, warm_up=2, clock=machine.clock)
-    assert times == Times(median=2.0, minimum=1.0)
+    assert times == Timings(median=2.0, minimum=1.0)
 
 
 def test_task_1_a_real_computation():
@@ -95,7 +95,7 @@ def test_task_2_each_runs_once_a_round_and_every_other_round_backwards(machine):
 def test_task_2_the_first_run_does_not_count(machine):
     runs = {"a": machine.kernel("a", 50.0, 1.0, 3.0, 2.0), "b": machine.kernel("b", 70.0, 4.0)}
     times = compare(runs, rounds=3, clock=machine.clock)
-    assert times == {"a": Times(2.0, 1.0), "b": Times(4.0, 4.0)}
+    assert times == {"a": Timings(2.0, 1.0), "b": Timings(4.0, 4.0)}
 
 
 def test_task_2_a_machine_that_slows_down_is_fair_to_both(machine):
@@ -111,39 +111,43 @@ def test_task_2_a_machine_that_slows_down_is_fair_to_both(machine):
 
 def test_task_3_a_product_s_bytes_and_operations():
     # 151,936×1,024 weights of 4 bits, and 2+2 bytes for every 128 of them.
-    head = product_cost(1, 151_936, 1024, 4, 128)
+    head = matmul_cost(1, 151_936, 1024, 4, 128)
     assert head.num_bytes == 151_936 * 1024 * 4.25 / 8 + 2 * (1024 + 151_936)
-    assert head.operations == 2 * 151_936 * 1024
-    many = product_cost(64, 3072, 1024, 8, 32)
+    assert head.flops == 2 * 151_936 * 1024
+    many = matmul_cost(64, 3072, 1024, 8, 32)
     assert many.num_bytes == 3072 * (1024 + 4 * 32) + 2 * 64 * (1024 + 3072)
-    assert many.operations == 64 * 2 * 3072 * 1024, "expected every row's operations"
+    assert many.flops == 64 * 2 * 3072 * 1024, "expected every row's operations"
 
 
 def test_task_3_attention_reads_keys_and_values_once_for_a_group_of_heads():
     cost = attention_cost(H_q=16, H=8, D=128, S=1000)
     assert cost.num_bytes == 2 * 8 * 1000 * 128 * 2
-    assert cost.operations == 4 * 16 * 1000 * 128
+    assert cost.flops == 4 * 16 * 1000 * 128
 
 
 def test_task_3_memory_and_arithmetic_work_at_once():
-    limits = Limits(read_bytes_per_s=10e9, operations_per_s=100e9)
-    assert least_seconds(Cost(10e9, 1e9), limits) == 1.0
-    assert least_seconds(Cost(1e9, 300e9), limits) == 3.0, "expected the slower of the two"
-    assert least_seconds(Cost(10e9, 100e9), limits) == 1.0, "expected no sum of the two"
+    limits = HardwareLimits(read_bytes_per_s=10e9, flops_per_s=100e9)
+    assert roofline_seconds(KernelCost(10e9, 1e9), limits) == 1.0
+    assert roofline_seconds(KernelCost(1e9, 300e9), limits) == 3.0, "expected the slower of the two"
+    assert roofline_seconds(KernelCost(10e9, 100e9), limits) == 1.0, "expected no sum of the two"
 
 
 def test_task_4_a_share_is_of_the_best_time():
-    limits = Limits(10e9, 100e9)
-    assert share(Times(median=8.0, minimum=4.0), Cost(20e9, 0), limits) == 0.5
-    assert share(Times(1.0, 1.0), Cost(5e9, 100e9), limits) == 1.0
+    limits = HardwareLimits(10e9, 100e9)
+    assert roofline_fraction(Timings(median=8.0, minimum=4.0), KernelCost(20e9, 0), limits) == 0.5
+    assert roofline_fraction(Timings(1.0, 1.0), KernelCost(5e9, 100e9), limits) == 1.0
 
 
 def test_task_4_the_slowest_is_not_the_one_that_takes_longest():
-    limits = Limits(10e9, 100e9)
+    limits = HardwareLimits(10e9, 100e9)
     measured = {
-        "head": Times(2.2, 2.0),  # 20e9 bytes: at its limit
-        "down": Times(0.5, 0.4),  # 1e9 bytes: a quarter
-        "gate": Times(0.3, 0.1),  # 0.6e9 bytes: 60 %, on a bad day 20
+        "head": Timings(2.2, 2.0),  # 20e9 bytes: at its limit
+        "down": Timings(0.5, 0.4),  # 1e9 bytes: a quarter
+        "gate": Timings(0.3, 0.1),  # 0.6e9 bytes: 60 %, on a bad day 20
     }
-    costs = {"head": Cost(20e9, 1e9), "down": Cost(1e9, 1e9), "gate": Cost(0.6e9, 1e9)}
-    assert slowest(measured, costs, limits) == "down"
+    costs = {
+        "head": KernelCost(20e9, 1e9),
+        "down": KernelCost(1e9, 1e9),
+        "gate": KernelCost(0.6e9, 1e9),
+    }
+    assert furthest_from_roofline(measured, costs, limits) == "down"

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from tests.metal.products import assert_product, exact_quantized, multiply
+from tests.metal.matmuls import assert_product, exact_quantized, multiply
 from tests.metal.support import (
     DTYPE_NAMES,
     NO_CLANG,
@@ -12,14 +12,14 @@ from tests.metal.support import (
     empty,
     library,
 )
-from tests.ops.quantized_products import (
+from tests.ops.quantized_matmul_problems import (
     HALVES,
     assert_exact_but_for_rounding,
     evaluated,
     problem,
 )
 from tests.support import assert_close
-from tests.week_4.steps import WITH_VECTORS, use_product
+from tests.week_4.kernel_selection import SIMD_ISAS, use_matmul_kernel
 from tiny_llm import kernels
 from tools.metal_emulator import has_clang
 
@@ -29,14 +29,14 @@ SHAPES = [(1, 128, 64), (2, 384, 33), (3, 1024, 130), (33, 640, 7)]  # M, I, O
 @pytest.fixture
 def factored(monkeypatch, on_cpu) -> str:
     """Products go through task 1's kernel; gives what fixed point must not be allowed for."""
-    monkeypatch.setenv("TINY_LLM_PRODUCT", "factored")
+    monkeypatch.setenv("TINY_LLM_MATMUL", "factored")
     return "portable"
 
 
-@pytest.fixture(params=WITH_VECTORS or [None])
+@pytest.fixture(params=SIMD_ISAS or [None])
 def vectors(request, monkeypatch, on_cpu) -> str:
     """Products go through task 2's kernel, of each instruction set that this machine has."""
-    use_product("vectors", request.param, monkeypatch)
+    use_matmul_kernel("vectors", request.param, monkeypatch)
     return "portable"
 
 
@@ -87,7 +87,7 @@ def test_task_2_instruction_sets_have_a_kernel_of_their_own(vectors, monkeypatch
     monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
     with pytest.raises(ValueError, match="the instruction set is portable, which has none"):
         evaluated(scales, biases, group_size, bits, a, b)
-    monkeypatch.setenv("TINY_LLM_PRODUCT", "fast")
+    monkeypatch.setenv("TINY_LLM_MATMUL", "fast")
     with pytest.raises(ValueError, match='"fast"; it may be loops, factored, vectors, '):
         evaluated(scales, biases, group_size, bits, a, b)
 

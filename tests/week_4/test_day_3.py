@@ -5,47 +5,47 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from tests.ops.quantized_products import (
+from tests.ops.quantized_matmul_problems import (
     HALVES,
     assert_exact_but_for_rounding,
     evaluated,
     problem,
 )
 from tests.support import assert_close, tiny_model
-from tests.week_4.steps import WITH_VECTORS, R, in_order, use_product
+from tests.week_4.kernel_selection import SIMD_ISAS, R, prepacked_args, use_matmul_kernel
 from tiny_llm import Qwen3ModelWeek2, kernels
-from tiny_llm.kernels.interleaved import by_row, interleave
-from tiny_llm.kernels.speed import Times, bytes_in_flight, nearest_good
+from tiny_llm.kernels.prepack import prepack_weight, to_row_major
+from tiny_llm.kernels.roofline import Timings, best_prefetch_distance, bytes_in_flight
 
 SHAPES = [(1, 128, 64), (2, 384, 32), (3, 1024, 160)]  # M, I, O
 
 
-@pytest.fixture(params=WITH_VECTORS or [None])
+@pytest.fixture(params=SIMD_ISAS or [None])
 def ordered(request, monkeypatch, on_cpu) -> None:
     """Products go through task 2's kernel, of each instruction set that this machine has."""
-    use_product("ordered", request.param, monkeypatch)
+    use_matmul_kernel("prepacked", request.param, monkeypatch)
 
 
-@pytest.fixture(params=WITH_VECTORS or [None])
+@pytest.fixture(params=SIMD_ISAS or [None])
 def fetched(request, monkeypatch, on_cpu) -> None:
     """Products go through task 3's kernel."""
-    use_product("fetched", request.param, monkeypatch)
+    use_matmul_kernel("prefetched", request.param, monkeypatch)
 
 
 def test_task_1_the_first_words_of_the_rows_are_neighbours():
     matrix = mx.arange(8, dtype=mx.uint32).reshape(4, 2)  # rows 0 1, 2 3, 4 5, 6 7
-    actual = interleave(matrix, 2).reshape(-1).tolist()
+    actual = prepack_weight(matrix, 2).reshape(-1).tolist()
     assert actual == [0, 2, 1, 3, 4, 6, 5, 7], f"expected two rows at a time, got {actual}"
 
 
 @pytest.mark.parametrize("dtype", [mx.uint32, *HALVES], ids=str)
 def test_task_1_words_and_scales_go_there_and_back(dtype):
     matrix = mx.arange(96 * 5).reshape(96, 5).astype(dtype)
-    laid_out = interleave(matrix, R)
+    laid_out = prepack_weight(matrix, R)
     assert laid_out.shape == (3, 5, R)
     assert laid_out.dtype == dtype
     assert_close(
-        by_row(laid_out).astype(mx.float32), matrix.astype(mx.float32), "back by row", ulps=0
+        to_row_major(laid_out).astype(mx.float32), matrix.astype(mx.float32), "back by row", ulps=0
     )
     assert laid_out[2, 4, 7].item() == matrix[2 * R + 7, 4].item(), "expected word 4 of row 71"
 
@@ -56,7 +56,7 @@ def test_task_1_words_and_scales_go_there_and_back(dtype):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_task_2_is_exact_but_for_rounding(ordered, bits, group_size, half, shape):
     args = problem(*shape, bits, group_size, half)
-    assert_exact_but_for_rounding("portable", args, in_order(*args))
+    assert_exact_but_for_rounding("portable", args, prepacked_args(*args))
 
 
 def test_task_2_each_output_has_its_own_scales(ordered):
@@ -65,7 +65,7 @@ def test_task_2_each_output_has_its_own_scales(ordered):
     words = mx.full((O, I // 8), 0x11111111, dtype=mx.uint32)
     scales = mx.arange(O).reshape(O, 1).astype(mx.bfloat16)
     biases = (mx.arange(O).reshape(O, 1) % 4).astype(mx.bfloat16)
-    args = in_order(scales, biases, 128, 4, mx.ones((1, I), dtype=mx.bfloat16), words)
+    args = prepacked_args(scales, biases, 128, 4, mx.ones((1, I), dtype=mx.bfloat16), words)
     expected = ((scales + biases) * I).reshape(1, O)
     assert_close(evaluated(*args), expected, "(scale + bias) · I of each output", ulps=1)
 
@@ -95,13 +95,13 @@ def test_task_2_a_group_s_scale_is_added_before_its_bias(ordered):
             of_group = np.array(factor[:, g].astype(mx.float32), dtype=np.float64)
             total = (total + of_group * part).astype(np.float32).astype(np.float64)
     expected = mx.array(total.astype(np.float32))[None].astype(mx.bfloat16)
-    actual = evaluated(*in_order(scales, biases, size, 4, a, b))
+    actual = evaluated(*prepacked_args(scales, biases, size, 4, a, b))
     assert_close(actual, expected, "after each group fma(scale, …), then fma(bias, …)", ulps=0)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_task_2_a_row_has_the_same_bits_alone_and_together(ordered, bits):
-    *weights, a, b = in_order(*problem(9, 384, 96, bits, 64, mx.bfloat16))
+    *weights, a, b = prepacked_args(*problem(9, 384, 96, bits, 64, mx.bfloat16))
     together = evaluated(*weights, a, b)
     alone = [evaluated(*weights, row[None], b) for row in a]
     assert_close(together, mx.concatenate(alone), "each row alone", ulps=0)
@@ -109,7 +109,7 @@ def test_task_2_a_row_has_the_same_bits_alone_and_together(ordered, bits):
 
 def test_task_2_rows_that_are_left_go_the_old_way(ordered):
     """33 outputs are no multiple of 32: they stay by row, and yesterday's kernel takes them."""
-    assert kernels.interleaved_rows() == R
+    assert kernels.prepack_rows() == R
     assert_exact_but_for_rounding("portable", problem(2, 256, 33, 4, 128, mx.bfloat16))
 
 
@@ -128,15 +128,15 @@ def test_task_2_a_model_reads_its_weights_in_this_order(ordered):
 @pytest.mark.parametrize("ahead", ["0", "4096", "1000000"])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_task_3_a_prefetch_changes_no_bit(fetched, monkeypatch, ahead, bits):
-    args = in_order(*problem(2, 256, 96, bits, 64, mx.bfloat16))
+    args = prepacked_args(*problem(2, 256, 96, bits, 64, mx.bfloat16))
     monkeypatch.setenv("TINY_LLM_PREFETCH", ahead)
     actual = evaluated(*args)
-    monkeypatch.setenv("TINY_LLM_PRODUCT", "ordered")
+    monkeypatch.setenv("TINY_LLM_MATMUL", "prepacked")
     assert_close(actual, evaluated(*args), "the product without prefetching", ulps=0)
 
 
 def test_task_3_a_distance_that_is_none_is_refused(fetched, monkeypatch):
-    args = in_order(*problem(1, 128, 32, 4, 64, mx.bfloat16))
+    args = prepacked_args(*problem(1, 128, 32, 4, 64, mx.bfloat16))
     for wrong in ("far", "-64", "64 bytes"):
         monkeypatch.setenv("TINY_LLM_PREFETCH", wrong)
         with pytest.raises(ValueError, match=f'PREFETCH is "{wrong}"; it may be a number of bytes'):
@@ -150,8 +150,8 @@ def test_task_3_what_is_on_its_way():
 
 
 def test_task_3_the_nearest_of_equals():
-    measured = {256: Times(9.0, 8.0), 1024: Times(9.0, 5.05), 4096: Times(6.0, 5.0)}
-    assert nearest_good(measured) == 1024, "expected 1 % to count as noise, by minima"
-    assert nearest_good(measured, tolerance=0) == 4096
-    assert nearest_good({**measured, 512: Times(6.0, 6.0)}) == 1024
-    assert nearest_good({4096: Times(1.0, 1.0), 64: Times(1.0, 1.0)}) == 64
+    measured = {256: Timings(9.0, 8.0), 1024: Timings(9.0, 5.05), 4096: Timings(6.0, 5.0)}
+    assert best_prefetch_distance(measured) == 1024, "expected 1 % to count as noise, by minima"
+    assert best_prefetch_distance(measured, tolerance=0) == 4096
+    assert best_prefetch_distance({**measured, 512: Timings(6.0, 6.0)}) == 1024
+    assert best_prefetch_distance({4096: Timings(1.0, 1.0), 64: Timings(1.0, 1.0)}) == 64

@@ -3,29 +3,29 @@
 import mlx.core as mx
 import pytest
 
-from tests.ops.quantized_products import (
+from tests.ops.quantized_matmul_problems import (
     HALVES,
     assert_exact_but_for_rounding,
     evaluated,
     problem,
 )
 from tests.support import assert_close
-from tests.week_4.steps import WITH_VECTORS, in_order, use_product
+from tests.week_4.kernel_selection import SIMD_ISAS, prepacked_args, use_matmul_kernel
 
 # M, I, O: whole tiles of rows, and rows that are left, for every instruction set.
 SHAPES = [(1, 128, 32), (3, 128, 64), (8, 384, 32), (13, 256, 96)]
 
 
-@pytest.fixture(params=WITH_VECTORS or [None])
+@pytest.fixture(params=SIMD_ISAS or [None])
 def panels(request, monkeypatch, on_cpu) -> None:
     """Products go through task 1's kernel, of each instruction set that this machine has."""
-    use_product("panels", request.param, monkeypatch)
+    use_matmul_kernel("panels", request.param, monkeypatch)
 
 
-@pytest.fixture(params=WITH_VECTORS or [None])
+@pytest.fixture(params=SIMD_ISAS or [None])
 def pairs(request, monkeypatch, on_cpu) -> None:
     """Products go through task 2's kernel."""
-    use_product("pairs", request.param, monkeypatch)
+    use_matmul_kernel("pairs", request.param, monkeypatch)
 
 
 def assert_each_weight_meets_its_activation():
@@ -33,14 +33,14 @@ def assert_each_weight_meets_its_activation():
     args = problem(1, 256, 32, 8, 128, mx.bfloat16)
     scales, biases, *_, b = args
     plain = mx.dequantize(b, scales.astype(mx.float32), biases.astype(mx.float32), 128, 8)
-    *weights, _, words = in_order(*args)
+    *weights, _, words = prepacked_args(*args)
     actual = evaluated(*weights, mx.eye(256, dtype=mx.bfloat16), words)
     assert_close(actual, plain.T.astype(mx.bfloat16), "columns of the weights", ulps=4)
 
 
 def assert_rows_alone_and_together(bits: int):
     """17 rows at once, and each alone, which must have the same bits."""
-    *weights, a, b = in_order(*problem(17, 384, 64, bits, 64, mx.bfloat16))
+    *weights, a, b = prepacked_args(*problem(17, 384, 64, bits, 64, mx.bfloat16))
     together = evaluated(*weights, a, b)
     alone = [evaluated(*weights, row[None], b) for row in a]
     assert_close(together, mx.concatenate(alone), "each row alone", ulps=0)
@@ -52,7 +52,7 @@ def assert_rows_alone_and_together(bits: int):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_task_1_is_exact_but_for_rounding(panels, bits, group_size, half, shape):
     args = problem(*shape, bits, group_size, half)
-    assert_exact_but_for_rounding("portable", args, in_order(*args))
+    assert_exact_but_for_rounding("portable", args, prepacked_args(*args))
 
 
 def test_task_1_each_weight_meets_its_activation(panels):
@@ -66,9 +66,9 @@ def test_task_1_a_row_has_the_same_bits_alone_and_together(panels, bits):
 
 @pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
 def test_task_1_has_the_bits_of_yesterday_s_kernel(panels, monkeypatch, half):
-    args = in_order(*problem(13, 256, 64, 4, 128, half))
+    args = prepacked_args(*problem(13, 256, 64, 4, 128, half))
     actual = evaluated(*args)
-    monkeypatch.setenv("TINY_LLM_PRODUCT", "ordered")
+    monkeypatch.setenv("TINY_LLM_MATMUL", "prepacked")
     assert_close(actual, evaluated(*args), "the kernel for one row", ulps=0)
 
 
@@ -78,7 +78,7 @@ def test_task_1_has_the_bits_of_yesterday_s_kernel(panels, monkeypatch, half):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_task_2_is_exact_but_for_rounding(pairs, bits, group_size, half, shape):
     args = problem(*shape, bits, group_size, half)
-    assert_exact_but_for_rounding("portable", args, in_order(*args))
+    assert_exact_but_for_rounding("portable", args, prepacked_args(*args))
 
 
 def test_task_2_each_weight_meets_its_activation(pairs):

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from tests.support import DTYPES, assert_close, assert_same_bits, random
-from tests.week_4.steps import WITH_VECTORS, use_fused
+from tests.week_4.kernel_selection import SIMD_ISAS, use_fused_kernels
 from tiny_llm import RMSNorm, RoPE, kernels
 from tiny_llm.basics import silu
 
@@ -15,23 +15,23 @@ EPS = 1e-6
 SIZES = [1, 7, 64, 130, 1023]  # of rows: less than a vector, whole vectors, and what is left
 
 
-@pytest.fixture(params=WITH_VECTORS or [None])
+@pytest.fixture(params=SIMD_ISAS or [None])
 def vectors(request, monkeypatch, on_cpu) -> None:
     """The day's operations run in vectors, of each instruction set that this machine has."""
-    use_fused(request.param, monkeypatch)
+    use_fused_kernels(request.param, monkeypatch)
 
 
 @pytest.fixture
 def claimed(on_cpu):
     """Threads claim their chunks, for all operations of this process."""
-    kernels.extension().use_schedule("claimed")
+    kernels.extension().set_schedule("dynamic")
     yield
-    kernels.extension().use_schedule("")
+    kernels.extension().set_schedule("")
 
 
 def claims(threads: int, chunks: int, held: bool = False) -> list[list[int]]:
     """The chunks of each thread; none may be given to one that asks for the job before."""
-    late, *by_thread = kernels.extension().try_schedule("claimed", threads, chunks, held)
+    late, *by_thread = kernels.extension().simulate_schedule("dynamic", threads, chunks, held)
     assert late == [], f"expected nothing for a thread that slept through its job, got chunk {late}"
     return by_thread
 
@@ -62,7 +62,7 @@ BITS = """
 import mlx.core as mx
 from tiny_llm import kernels
 mx.set_default_device(mx.cpu)
-kernels.extension().use_schedule({schedule!r})
+kernels.extension().set_schedule({schedule!r})
 assert {threads} in (None, kernels.extension().num_threads())
 mx.random.seed(1)
 x = mx.random.normal((300, 257)).astype(mx.bfloat16)
@@ -80,8 +80,8 @@ def test_task_1_the_same_bits_on_any_number_of_threads(claimed, monkeypatch):
             [sys.executable, "-c", program], capture_output=True, text=True, check=True
         ).stdout
 
-    expected = run("equal", 1)
-    actual = run("claimed", 3)
+    expected = run("static", 1)
+    actual = run("dynamic", 3)
     assert actual == expected, f"expected the sum {expected} on three threads, got {actual}"
 
 
@@ -118,7 +118,7 @@ def test_task_3_heads_are_turned_as_by_week_1(vectors, dtype, D, norm):
     x, weight = random(B, L, H, D, dtype=dtype), random(D, dtype=dtype)
     rope = RoPE(D, 64)
     positions = [slice(5, 5 + L), slice(40, 40 + L)]
-    actual = kernels.qk_norm_rope(x, weight if norm else None, EPS, *rope.tables(positions, B, L))
+    actual = kernels.qk_norm_rope(x, weight if norm else None, EPS, *rope.cos_sin(positions, B, L))
     normed = kernels.rms_norm(x, weight, EPS) if norm else x
     expected = rope(normed, positions).swapaxes(1, 2)
     assert_same_bits(actual, mx.contiguous(expected), "norm, then Week 1's RoPE, head by head")

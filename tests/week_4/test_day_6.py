@@ -11,7 +11,7 @@ from tests.support import (
     assert_same_bits,
     assert_same_on_any_number_of_threads,
 )
-from tests.week_4.steps import WITH_VECTORS, use_step
+from tests.week_4.kernel_selection import SIMD_ISAS, use_kernel
 from tiny_llm import kernels
 
 # B, H, H_q / H, L, S, D: heads that are no whole vectors, tiles and groups that are not full.
@@ -22,26 +22,26 @@ SHAPES = [
     (1, 1, 5, 9, 130, 128),
     (1, 1, 1, 2, 31, 250),
 ]
-PART = 512  # keys: attention_steps.h
+PART = 512  # keys: attention_week4.h
 LONG = [(1, 1, 2, 1, S, 40) for S in (PART - 1, PART, PART + 1, 2 * PART + 77)]
 
 
-@pytest.fixture(params=WITH_VECTORS or [None])
+@pytest.fixture(params=SIMD_ISAS or [None])
 def scores(request, monkeypatch, on_cpu) -> None:
     """Attention goes through task 1's kernel, of each instruction set that this machine has."""
-    use_step("TINY_LLM_ATTENTION", "scores", request.param, monkeypatch)
+    use_kernel("TINY_LLM_ATTENTION", "scores", request.param, monkeypatch)
 
 
-@pytest.fixture(params=WITH_VECTORS or [None])
+@pytest.fixture(params=SIMD_ISAS or [None])
 def online(request, monkeypatch, on_cpu) -> None:
     """Attention goes through task 2's kernel."""
-    use_step("TINY_LLM_ATTENTION", "online", request.param, monkeypatch)
+    use_kernel("TINY_LLM_ATTENTION", "online", request.param, monkeypatch)
 
 
-@pytest.fixture(params=WITH_VECTORS or [None])
+@pytest.fixture(params=SIMD_ISAS or [None])
 def split(request, monkeypatch, on_cpu) -> None:
     """Attention goes through task 3's kernel."""
-    use_step("TINY_LLM_ATTENTION", "split", request.param, monkeypatch)
+    use_kernel("TINY_LLM_ATTENTION", "split", request.param, monkeypatch)
 
 
 def assert_exact_but_for_rounding(shape, dtype, mask):

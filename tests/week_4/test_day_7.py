@@ -4,44 +4,59 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from tests.ops.recordings import Calls, E, assert_same, block, inputs, mlx_only, node_names
+from tests.ops.captured_functions import (
+    CallCounter,
+    E,
+    assert_same,
+    block,
+    inputs,
+    mlx_only,
+    node_names,
+)
 from tests.support import assert_same_bits, random, tiny_model
 from tiny_llm import Qwen3ModelWeek2, kernels
-from tiny_llm.kernels.recorded import VARIABLE, Recorded
-from tiny_llm.kernels.speed import Times, node_seconds, recorded_share
+from tiny_llm.kernels.graph_capture import CAPTURE_VARIABLE, CapturedFunction
+from tiny_llm.kernels.roofline import Timings, captured_time_fraction, seconds_per_node
 
 pytestmark = pytest.mark.usefixtures("on_cpu")  # a GPU's graph has no such node
 
 
 def test_task_1_the_slope_and_not_the_mean():
     # 30 µs for the evaluation itself, and 5 µs for each node; medians are noise.
-    measured = {n: Times(1.0, 30e-6 + 5e-6 * n) for n in (1, 50, 200)}
-    assert node_seconds(measured) == pytest.approx(5e-6), "expected 5 µs for one node more"
+    measured = {n: Timings(1.0, 30e-6 + 5e-6 * n) for n in (1, 50, 200)}
+    assert seconds_per_node(measured) == pytest.approx(5e-6), "expected 5 µs for one node more"
 
 
 def test_task_1_all_measurements_count():
-    measured = {1: Times(1, 10e-6), 2: Times(1, 9e-6), 3: Times(1, 14e-6), 4: Times(1, 13e-6)}
+    measured = {
+        1: Timings(1, 10e-6),
+        2: Timings(1, 9e-6),
+        3: Timings(1, 14e-6),
+        4: Timings(1, 13e-6),
+    }
     # By hand: Σ(n − 2.5)(t − 11.5) / Σ(n − 2.5)² = 7 / 5.
-    assert node_seconds(measured) == pytest.approx(1.4e-6), "expected the line of least squares"
+    assert seconds_per_node(measured) == pytest.approx(1.4e-6), "expected the line of least squares"
 
 
 def test_task_1_what_is_left_of_a_step():
-    assert recorded_share(170, 20, 4e-6, 2e-3) == pytest.approx(0.7), "expected 150 nodes less"
-    assert recorded_share(20, 20, 4e-6, 2e-3) == 1
-    assert recorded_share(1000, 10, 5e-6, 1e-3) == 0, "expected no time below zero"
+    assert captured_time_fraction(170, 20, 4e-6, 2e-3) == pytest.approx(0.7), (
+        "expected 150 nodes less"
+    )
+    assert captured_time_fraction(20, 20, 4e-6, 2e-3) == 1
+    assert captured_time_fraction(1000, 10, 5e-6, 1e-3) == 0, "expected no time below zero"
 
 
 def steps_of(function, *given):
     """What is written down of a function of these arrays."""
-    recorder = kernels.extension().Recorder()
-    blanks = recorder.placeholders(given)
+    graph_cache = kernels.extension().GraphCache()
+    blanks = graph_cache.placeholders(given)
     try:
-        recorder.record(blanks, list(function(*blanks)))
+        graph_cache.capture(blanks, list(function(*blanks)))
     except RuntimeError as error:
         if "yours to write" in str(error):
             raise
         pytest.fail(f"expected a recording, got: {error}")
-    return recorder.steps()
+    return graph_cache.steps()
 
 
 def norm(x, weight=None):
@@ -120,12 +135,12 @@ def test_task_2_outputs_stay_and_what_is_not_read_does_not():
 @pytest.fixture
 def recording(monkeypatch) -> None:
     """What is still to be written is an error, and not left out."""
-    monkeypatch.setenv(VARIABLE, "on")
+    monkeypatch.setenv(CAPTURE_VARIABLE, "on")
 
 
 def test_task_3_one_node_with_the_bits_of_the_function(recording):
     function = block()
-    recorded = Recorded(function)
+    recorded = CapturedFunction(function)
     for B, L in [(1, 1), (1, 1), (2, 3), (1, 1)]:
         given = inputs(B, L)
         mx.eval(given)
@@ -136,8 +151,8 @@ def test_task_3_one_node_with_the_bits_of_the_function(recording):
 
 
 def test_task_3_it_is_called_once_for_each_shape_and_dtype(recording):
-    calls = Calls(lambda x: (norm(x, mx.ones(E, x.dtype)),))
-    recorded = Recorded(calls)
+    calls = CallCounter(lambda x: (norm(x, mx.ones(E, x.dtype)),))
+    recorded = CapturedFunction(calls)
     for dtype, L in [(mx.float32, 1), (mx.float32, 1), (mx.bfloat16, 1), (mx.float32, 2)] * 2:
         x = random(1, L, E).astype(dtype)
         (actual,) = recorded(x)
@@ -146,8 +161,8 @@ def test_task_3_it_is_called_once_for_each_shape_and_dtype(recording):
 
 
 def test_task_3_shapes_may_have_to_come_twice(recording):
-    calls = Calls(block())
-    recorded = Recorded(calls, at_once=False)
+    calls = CallCounter(block())
+    recorded = CapturedFunction(calls, on_first_call=False)
     counts = []
     for B in (1, 2, 1, 1, 2, 2):
         mx.eval(recorded(*inputs(B, 1)))
@@ -157,7 +172,7 @@ def test_task_3_shapes_may_have_to_come_twice(recording):
 
 def test_task_3_what_cannot_be_recorded_is_called(recording):
     function = mlx_only()
-    recorded = Recorded(function)
+    recorded = CapturedFunction(function)
     for _ in range(3):
         given = inputs(1, 2)
         assert_same(recorded(*given), function(*given), "MLX's operations")
@@ -167,7 +182,7 @@ def test_task_3_a_buffer_elsewhere_is_written_where_it_is(recording):
     def write(x, buffer, offsets):
         return norm(x, mx.ones(E, x.dtype)), kernels.cache_write(buffer, x[None], offsets)
 
-    recorded = Recorded(write)
+    recorded = CapturedFunction(write)
     x = random(1, 2, E).astype(mx.bfloat16)
     buffers = [random(1, 1, 8, E).astype(mx.bfloat16) for _ in range(2)]
     mx.eval(x, buffers)
@@ -205,7 +220,7 @@ def test_task_4_a_model_s_steps_are_recorded(recording, monkeypatch, model, B):
     for offset, token in enumerate((3, 1, 4, 1)):
         logits = {}
         for wanted, cache in caches.items():
-            monkeypatch.setenv(VARIABLE, wanted)
+            monkeypatch.setenv(CAPTURE_VARIABLE, wanted)
             logits[wanted] = model(mx.array([[token]] * B), offset, cache)
         replays.append(node_names([logits["on"]]).count("TinyLlmReplay"))
         assert_same_bits(logits["on"], logits["off"], f"logits of step {offset}")
@@ -221,7 +236,7 @@ def test_task_4_without_flash_attention_each_layer_is_run(recording, monkeypatch
     for offset, token in enumerate((3, 1)):
         logits = {}
         for wanted, cache in caches.items():
-            monkeypatch.setenv(VARIABLE, wanted)
+            monkeypatch.setenv(CAPTURE_VARIABLE, wanted)
             try:
                 logits[wanted] = model(mx.array([[token]]), offset, cache)
             except TypeError as error:

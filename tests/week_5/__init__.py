@@ -1,0 +1,1 @@
+"""Week 5 of the course, by day and task."""

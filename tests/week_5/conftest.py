@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from tests.week_5.ranks import Ranks, all_gather, all_sum
+from tests.week_5.threaded_ranks import Ranks, all_gather, all_sum
 
 
 @pytest.fixture

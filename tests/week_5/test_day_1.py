@@ -7,12 +7,12 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from tests.models.families import MIXTURE
+from tests.models.support import MIXTURE
 from tests.support import as_numpy, assert_close, assert_same_bits, random
-from tiny_llm.models.dummy import random_checkpoint
+from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.families.decoder import Decoder
-from tiny_llm.models.families.expert_products import SeparateMlps, runs_of, sort_by_expert
-from tiny_llm.models.families.experts import add_up, choose_experts
+from tiny_llm.models.families.expert_matmul import SeparateExperts, expert_segments, sort_by_expert
+from tiny_llm.models.families.experts import combine_experts, select_experts
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
@@ -29,7 +29,7 @@ def stacked_experts(**changes: Any) -> Any:
 @pytest.mark.parametrize("normalized", [False, True], ids=["as they are", "normalized"])
 def test_task_1_an_example(normalized):
     logits = mx.log(mx.array([[0.1, 0.4, 0.2, 0.3]]))
-    experts, shares = choose_experts(logits, 2, normalized)
+    experts, shares = select_experts(logits, 2, normalized)
     assert experts.tolist() == [[1, 3]], f"expected the likeliest first, got {experts.tolist()}"
     expected = [[4 / 7, 3 / 7]] if normalized else [[0.4, 0.3]]
     assert_close(shares, mx.array(expected), "shares of 0.4 and 0.3", ulps=8)
@@ -40,7 +40,7 @@ def test_task_1_an_example(normalized):
 def test_task_1_shares_are_those_of_numpy(dtype, router, normalized):
     leading, num_experts, k = router
     logits = random(*leading, num_experts, dtype=dtype) * 3
-    experts, shares = choose_experts(logits, k, normalized)
+    experts, shares = select_experts(logits, k, normalized)
     x = as_numpy(logits).astype(np.float64)
     p = np.exp(x - x.max(-1, keepdims=True))
     p = -np.sort(-p / p.sum(-1, keepdims=True), axis=-1)[..., :k]
@@ -52,7 +52,7 @@ def test_task_1_shares_are_those_of_numpy(dtype, router, normalized):
 
 
 def test_task_1_large_logits():
-    _, shares = choose_experts(mx.array([[1e5, -1e5, 1e5 - 1]]), 2, False)
+    _, shares = select_experts(mx.array([[1e5, -1e5, 1e5 - 1]]), 2, False)
     assert_close(shares, mx.array([[0.731059, 0.268941]]), "shares of logits around 1e5", ulps=40)
 
 
@@ -83,7 +83,7 @@ def test_task_2_there_and_back(num_products):
     ids=["three runs", "one product", "one each", "all alike"],
 )
 def test_task_2_runs(experts, expected):
-    runs = [tuple(run) for run in runs_of(mx.array(experts, mx.uint32))]
+    runs = [tuple(run) for run in expert_segments(mx.array(experts, mx.uint32))]
     assert runs == expected, f"expected {expected}, got {runs}"
 
 
@@ -102,7 +102,7 @@ def plain_experts(stacked: Any, x: mx.array, experts: mx.array) -> mx.array:
 def test_task_3_each_token_through_its_experts(tokens):
     stacked = stacked_experts(torch_dtype="float32")
     x, experts = random(tokens, 128), mx.random.randint(0, 6, (tokens, 2)).astype(mx.uint32)
-    actual = SeparateMlps(stacked, mx.float32)(x, experts)
+    actual = SeparateExperts(stacked, mx.float32)(x, experts)
     assert_close(actual, plain_experts(stacked, x, experts), "outputs T×K×E", ulps=64)
 
 
@@ -117,7 +117,7 @@ def test_task_3_chosen_experts_alone_and_each_once():
 
         return multiply
 
-    mlps = SeparateMlps.__new__(SeparateMlps)
+    mlps = SeparateExperts.__new__(SeparateExperts)
     mlps.experts = [expert(number) for number in range(6)]  # type: ignore[misc]
     x = mx.array([[1.0], [2.0], [3.0]])
     outputs = mlps(x, mx.array([[4, 1], [5, 2], [4, 2]], mx.uint32))
@@ -129,7 +129,7 @@ def test_task_3_chosen_experts_alone_and_each_once():
 
 
 def test_task_3_a_token_has_the_same_bits_alone_and_together():
-    experts_of_layer = SeparateMlps(stacked_experts(quantization=QUANTIZED), mx.bfloat16)
+    experts_of_layer = SeparateExperts(stacked_experts(quantization=QUANTIZED), mx.bfloat16)
     x = random(2, 9, 128, dtype=mx.bfloat16)
     experts = mx.random.randint(0, 6, (2, 9, 3)).astype(mx.uint32)
     together = experts_of_layer(x, experts)
@@ -145,7 +145,7 @@ def test_task_4_a_sum_in_float32_rounded_once(dtype, shape):
     expected = np.zeros((*shape[:-2], shape[-1]), np.float32)
     for k in range(shape[-2]):
         expected += as_numpy(shares)[..., k, None] * as_numpy(outputs)[..., k, :]
-    total = add_up(outputs, shares)
+    total = combine_experts(outputs, shares)
     assert_same_bits(total, mx.array(expected).astype(dtype), "Σ_k shares[k] · outputs[k]")
 
 
@@ -167,5 +167,5 @@ def test_task_4_a_model_has_the_logits_of_mlx_lm():
 
 def test_task_4_shares_that_are_not_normalized_stay_so():
     outputs = mx.ones((1, 2, 3))
-    total = add_up(outputs, mx.array([[0.25, 0.125]]))
+    total = combine_experts(outputs, mx.array([[0.25, 0.125]]))
     assert_close(total, mx.full((1, 3), 0.375), "a quarter and an eighth of 1", ulps=0)

@@ -11,13 +11,18 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from tests.models.families import FAMILIES, MIXTURE
+from tests.models.support import FAMILIES, MIXTURE
 from tests.support import assert_close, assert_same_bits, random
-from tests.week_5.ranks import Rank
+from tests.week_5.threaded_ranks import Rank
+from tiny_llm.models.checkpoint.sharding import RankShard
 from tiny_llm.models.families.registry import read_config
-from tiny_llm.models.parallel.block import SplitBlock
-from tiny_llm.models.parallel.layers import PIECE_BYTES, SplitHead, SplitTable, sum_over_ranks
-from tiny_llm.models.parts import RankPart
+from tiny_llm.models.parallel.block import TensorParallelBlock
+from tiny_llm.models.parallel.layers import (
+    MAX_MESSAGE_BYTES,
+    ParallelLMHead,
+    VocabParallelEmbedding,
+    all_reduce,
+)
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
@@ -25,9 +30,9 @@ LLAMA = read_config({**FAMILIES["llama"], "intermediate_size": 256})
 SECONDS = 60  # for two ranks that start, answer and end
 
 
-def parts_of(size: int, config: Any = LLAMA, **changes: Any) -> list[RankPart]:
+def parts_of(size: int, config: Any = LLAMA, **changes: Any) -> list[RankShard]:
     """What each of so many ranks has of a model: 4 query heads, 2 of keys, unless changed."""
-    return [RankPart(replace(config, **changes), rank, size) for rank in range(size)]
+    return [RankShard(replace(config, **changes), rank, size) for rank in range(size)]
 
 
 def evaluated(*arrays: mx.array) -> list[mx.array]:
@@ -45,7 +50,7 @@ def evaluated(*arrays: mx.array) -> list[mx.array]:
     ],
 )
 def test_task_1_tokens_of_a_rank(vocab_size, size, expected):
-    tokens = [part.tokens for part in parts_of(size, vocab_size=vocab_size)]
+    tokens = [part.vocab_range for part in parts_of(size, vocab_size=vocab_size)]
     assert tokens == expected, f"expected {expected}, got {tokens}"
 
 
@@ -56,7 +61,7 @@ def test_task_1_a_rank_has_the_keys_of_its_query_heads(H_q, H, size):
     for part in parts_of(size, num_attention_heads=H_q, num_key_value_heads=H):
         own = range(part.rank * H_q // size, (part.rank + 1) * H_q // size)
         wanted = sorted({head // (H_q // H) for head in own})
-        heads = list(part.key_value_heads)
+        heads = list(part.kv_head_range)
         assert heads == wanted, (
             f"rank {part.rank} of {size} has query heads {own.start} to {own.stop - 1} of {H_q}: "
             f"expected key/value heads {wanted} of {H}, got {heads}"
@@ -72,7 +77,9 @@ def test_task_1_a_rank_has_the_keys_of_its_query_heads(H_q, H, size):
 def test_task_2_parts_put_together_are_the_whole(layer, axis, size):
     whole = mx.arange(128 * 64).reshape(128, 64)
     for kind in ("weight", "scales", "biases"):  # a quantized matrix is split as a plain one is
-        cut = [part.cut(f"model.layers.0.x.{layer}.{kind}", whole) for part in parts_of(size)]
+        cut = [
+            part.slice_tensor(f"model.layers.0.x.{layer}.{kind}", whole) for part in parts_of(size)
+        ]
         assert_close(
             mx.concatenate(cut, axis).astype(mx.float32), whole.astype(mx.float32), kind, 0
         )
@@ -81,11 +88,13 @@ def test_task_2_parts_put_together_are_the_whole(layer, axis, size):
 
 def test_task_2_keys_go_by_head_and_tokens_by_rank():
     heads = mx.repeat(mx.arange(2), 32)[:, None] * mx.ones((1, 8), mx.int32)  # 2 heads of 32 rows
-    cut = [part.cut("model.layers.0.self_attn.k_proj.weight", heads) for part in parts_of(4)]
+    cut = [
+        part.slice_tensor("model.layers.0.self_attn.k_proj.weight", heads) for part in parts_of(4)
+    ]
     assert [each.shape for each in cut] == [(32, 8)] * 4, "expected a whole head on each rank"
     assert [each[0, 0].item() for each in cut] == [0, 0, 1, 1], "expected neighbours to share"
     table = mx.arange(211)[:, None]
-    cut = [part.cut("model.embed_tokens.weight", table) for part in parts_of(2)]
+    cut = [part.slice_tensor("model.embed_tokens.weight", table) for part in parts_of(2)]
     assert [(each[0].item(), each.shape[0]) for each in cut] == [(0, 106), (106, 105)]
 
 
@@ -93,9 +102,9 @@ def test_task_2_norms_and_router_are_whole_and_experts_split_as_the_mlp():
     parts = parts_of(2, read_config({**MIXTURE, "moe_intermediate_size": 64}))
     norm, router, experts = mx.arange(128), mx.zeros((6, 128)), mx.zeros((6, 64, 128))
     for part in parts:
-        assert part.cut("model.layers.0.input_layernorm.weight", norm).shape == (128,)
-        assert part.cut("model.layers.0.mlp.gate.weight", router).shape == (6, 128)
-        assert part.cut("model.layers.0.mlp.switch_mlp.up_proj.weight", experts).shape == (
+        assert part.slice_tensor("model.layers.0.input_layernorm.weight", norm).shape == (128,)
+        assert part.slice_tensor("model.layers.0.mlp.gate.weight", router).shape == (6, 128)
+        assert part.slice_tensor("model.layers.0.mlp.switch_mlp.up_proj.weight", experts).shape == (
             6,
             32,
             128,
@@ -105,9 +114,9 @@ def test_task_2_norms_and_router_are_whole_and_experts_split_as_the_mlp():
 def test_task_2_biases_of_rows_are_split_and_those_of_sums_are_added_once():
     bias = mx.arange(1, 129)
     for part in parts_of(2):
-        own = part.cut("model.layers.0.self_attn.q_proj.bias", bias)
+        own = part.slice_tensor("model.layers.0.self_attn.q_proj.bias", bias)
         assert own.tolist() == list(range(1 + 64 * part.rank, 65 + 64 * part.rank))
-    added = [part.cut("model.layers.0.mlp.down_proj.bias", bias) for part in parts_of(2)]
+    added = [part.slice_tensor("model.layers.0.mlp.down_proj.bias", bias) for part in parts_of(2)]
     assert_close(
         (added[0] + added[1]).astype(mx.float32), bias.astype(mx.float32), "added by both ranks", 0
     )
@@ -117,10 +126,12 @@ def test_task_2_the_parts_of_an_mlp_add_up_to_it():
     gate, up, down = random(256, 128), random(256, 128), random(128, 256)
     x = random(3, 128)
 
-    def mlp(part: RankPart | None) -> mx.array:
+    def mlp(part: RankShard | None) -> mx.array:
         matrices = {"gate_proj": gate, "up_proj": up, "down_proj": down}
         if part is not None:
-            matrices = {name: part.cut(f"mlp.{name}.weight", w) for name, w in matrices.items()}
+            matrices = {
+                name: part.slice_tensor(f"mlp.{name}.weight", w) for name, w in matrices.items()
+            }
         w_gate, w_up, w_down = matrices.values()
         return (nn.silu(x @ w_gate.T) * (x @ w_up.T)) @ w_down.T
 
@@ -131,7 +142,7 @@ def test_task_2_the_parts_of_an_mlp_add_up_to_it():
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_task_3_all_ranks_have_one_sum(ranks, dtype, size):
     arrays = evaluated(*(random(5, 67, dtype=dtype) for _ in range(size)))
-    sums = ranks(size).run(lambda group: sum_over_ranks(arrays[group.rank()], group))
+    sums = ranks(size).run(lambda group: all_reduce(arrays[group.rank()], group))
     expected = sum((each.astype(mx.float32) for each in arrays[1:]), arrays[0].astype(mx.float32))
     for rank, total in enumerate(sums):
         assert_same_bits(total, expected.astype(dtype), f"the sum on rank {rank}")
@@ -139,26 +150,28 @@ def test_task_3_all_ranks_have_one_sum(ranks, dtype, size):
 
 def test_task_3_a_row_does_not_depend_on_its_place(ranks):
     arrays = evaluated(*(random(6, 40) * 10.0**rank for rank in range(3)))
-    together = ranks(3).run(lambda group: sum_over_ranks(arrays[group.rank()], group))[0]
+    together = ranks(3).run(lambda group: all_reduce(arrays[group.rank()], group))[0]
     for row in range(6):
         one = evaluated(*(each[row : row + 1] for each in arrays))
-        alone = ranks(3).run(lambda group, one=one: sum_over_ranks(one[group.rank()], group))[0]
+        alone = ranks(3).run(lambda group, one=one: all_reduce(one[group.rank()], group))[0]
         assert_same_bits(together[row : row + 1], alone, f"row {row}, alone and together")
 
 
 def test_task_3_large_arrays_go_in_pieces(ranks):
-    arrays = evaluated(*(random(3, PIECE_BYTES // 4) for _ in range(2)))
+    arrays = evaluated(*(random(3, MAX_MESSAGE_BYTES // 4) for _ in range(2)))
     together = ranks(2)
-    total = together.run(lambda group: sum_over_ranks(arrays[group.rank()], group))[0]
+    total = together.run(lambda group: all_reduce(arrays[group.rank()], group))[0]
     assert_same_bits(total, arrays[0] + arrays[1], "the sum")
     largest = max(int(np.prod(shape)) * 4 for shape in together.sums + together.gathers)
-    assert largest <= PIECE_BYTES, f"expected messages of at most {PIECE_BYTES} B, got {largest}"
+    assert largest <= MAX_MESSAGE_BYTES, (
+        f"expected messages of at most {MAX_MESSAGE_BYTES} B, got {largest}"
+    )
 
 
 def test_task_3_both_updates_of_a_layer_are_sums(ranks, monkeypatch):
     """Attention adds 1 on rank 0 and 2 on rank 1; the MLP 10 and 100 times what it is given."""
 
-    def halves(block: SplitBlock, num_places: int) -> Any:
+    def halves(block: TensorParallelBlock, num_metadata_arrays: int) -> Any:
         rank = block.block
         return (
             lambda x, *rest: (x, mx.full(x.shape, 1.0 + rank), mx.zeros(1), mx.zeros(1)),
@@ -167,13 +180,13 @@ def test_task_3_both_updates_of_a_layer_are_sums(ranks, monkeypatch):
 
     class Writer:
         def __init__(self) -> None:
-            self.places = type("Places", (), {"arrays": []})
+            self.attention_metadata = type("AttentionMetadata", (), {"arrays": []})
             self.buffers: list[mx.array] = [mx.zeros(1), mx.zeros(1)]
 
-    monkeypatch.setattr(SplitBlock, "_halves_for", halves)
+    monkeypatch.setattr(TensorParallelBlock, "_halves_for", halves)
 
     def layer(group: Rank) -> Any:
-        block = SplitBlock(group.rank(), group, record=False)  # type: ignore[arg-type]
+        block = TensorParallelBlock(group.rank(), group, record=False)  # type: ignore[arg-type]
         return block(mx.array([5.0]), None, (mx.zeros(1), mx.zeros(1)), Writer())  # type: ignore[arg-type]
 
     for rank, (x, update) in enumerate(ranks(2).run(layer)):
@@ -189,9 +202,9 @@ def test_task_4_every_rank_looks_up_every_token(ranks, size):
     parts = parts_of(size, vocab_size=10)
 
     def look_up(group: Rank) -> mx.array:
-        tokens = parts[group.rank()].tokens
+        tokens = parts[group.rank()].vocab_range
         own = table[tokens.start : tokens.stop]
-        return SplitTable(lambda ids: own[ids], tokens, group)(ids)  # type: ignore[arg-type]
+        return VocabParallelEmbedding(lambda ids: own[ids], tokens, group)(ids)  # type: ignore[arg-type]
 
     mx.eval(ids)
     for rank, rows in enumerate(ranks(size).run(look_up)):
@@ -207,8 +220,8 @@ def test_task_4_every_rank_has_all_logits(ranks, size, num_rows):
 
     def score(group: Rank) -> mx.array:
         part = parts[group.rank()]
-        own = head[part.tokens.start : part.tokens.stop]
-        return SplitHead(lambda x: x @ own.T, part.tokens_per_rank, 10, group)(x)  # type: ignore[arg-type]
+        own = head[part.vocab_range.start : part.vocab_range.stop]
+        return ParallelLMHead(lambda x: x @ own.T, part.vocab_per_rank, 10, group)(x)  # type: ignore[arg-type]
 
     for rank, logits in enumerate(ranks(size).run(score)):
         assert_close(logits, expected, f"logits R×V on rank {rank}")

@@ -1,6 +1,6 @@
 """The architecture of the package: its rules, checked, and its picture.
 
 imports   what each file imports, from the syntax trees
-rules     floors and rooms, and what breaks a rule
+rules     floors and components, and what breaks a rule
 drawing   the picture of them
 """

@@ -1,28 +1,31 @@
-"""`python -m tools.architecture`: draws the picture; `--check` says whether all is in order."""
+"""`python -m tools.architecture`: writes the import diagram and the tree; `--check` only checks."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from .drawing import draw
+from .diagram import draw
 from .imports import read_package
-from .rules import PACKAGE, problems, room_imports
+from .rules import PACKAGE, component_imports, problems
+from .tree import PAGE, page, unordered
 
-PICTURE = PACKAGE.parents[1] / "book" / "assets" / "architecture.svg"
+DIAGRAM = PACKAGE.parents[1] / "book" / "assets" / "architecture.svg"
 
 
-def picture() -> str:
+def diagram() -> str:
     """The picture of the package as it is."""
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
-    return draw(room_imports(read_package(PACKAGE)), folders)
+    return draw(component_imports(read_package(PACKAGE)), folders)
 
 
-def check(drawn: Path = PICTURE) -> list[str]:
-    """What is not in order: a sentence for each broken rule, and one for a picture of the past."""
-    found = problems(read_package(PACKAGE))
+def check(drawn: Path = DIAGRAM) -> list[str]:
+    """One sentence per broken rule, outdated diagram or outdated tree."""
+    found = problems(read_package(PACKAGE)) + unordered(PACKAGE)
     if found:
         return found
-    if not drawn.exists() or drawn.read_text(encoding="utf-8") != picture():
+    if PAGE.read_text(encoding="utf-8") != page(PAGE.read_text(encoding="utf-8")):
+        return [f"the tree in {PAGE.name} is outdated: `pdm run architecture`."]
+    if not drawn.exists() or drawn.read_text(encoding="utf-8") != diagram():
         return [f"{drawn.name} shows other imports than the package has: `pdm run architecture`."]
     return []
 
@@ -32,8 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="architecture", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     args = parser.parse_args(argv)
-    if not args.check and not problems(read_package(PACKAGE)):
-        PICTURE.write_text(picture(), encoding="utf-8")
+    if not args.check and not problems(read_package(PACKAGE)) and not unordered(PACKAGE):
+        DIAGRAM.write_text(diagram(), encoding="utf-8")
+        PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     found = check()
     for sentence in found:
         print(f"architecture: {sentence}", file=sys.stderr)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-HIDING = {"import_module", "__import__", "exec", "eval"}
+DYNAMIC_IMPORTS = {"import_module", "__import__", "exec", "eval"}
 
 
 @dataclass(frozen=True)
@@ -14,22 +14,23 @@ class Module:
 
     Attributes:
         name: below the package: `cli.main`, `cli` for a folder's `__init__`, "" for the package's.
-        own: modules of the package, with the folders whose `__init__` runs on the way to them.
-        foreign: the top-level names of all others.
-        stars: whether it has an `import *`.
-        finder: whether the module has a `__getattr__`, which finds names when they are asked for.
-        hidden: names that it uses to import what no import statement shows.
+        internal: modules of the package, with the folders whose `__init__` runs on the way to them.
+        external: the top-level names of all others.
+        has_star_import: whether it has an `import *`.
+        has_getattr: whether the module has a `__getattr__`, which finds names when they are asked
+            for.
+        dynamic_imports: names that it uses to import what no import statement shows.
     """
 
     name: str
-    own: frozenset[str]
-    foreign: frozenset[str]
-    stars: bool
-    finder: bool
-    hidden: frozenset[str]
+    internal: frozenset[str]
+    external: frozenset[str]
+    has_star_import: bool
+    has_getattr: bool
+    dynamic_imports: frozenset[str]
 
     @property
-    def room(self) -> str:
+    def component(self) -> str:
         """The entry of the package's folder that it belongs to; "" for the package itself."""
         return self.name.partition(".")[0]
 
@@ -48,38 +49,38 @@ def _name(file: Path, folder: Path) -> str:
 def _read(name: str, file: Path, modules: Collection[str]) -> Module:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-    own: set[str] = set()
-    foreign: set[str] = set()
-    stars = False
-    hidden: set[str] = set()
+    internal: set[str] = set()
+    external: set[str] = set()
+    has_star_import = False
+    dynamic_imports: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            foreign |= {alias.name.split(".")[0] for alias in node.names}
+            external |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names = {alias.name for alias in node.names}
-            stars |= "*" in names
-            hidden |= names & HIDING
+            has_star_import |= "*" in names
+            dynamic_imports |= names & DYNAMIC_IMPORTS
             if node.level == 0:
-                foreign.add((node.module or "").split(".")[0])
+                external.add((node.module or "").split(".")[0])
             else:
-                own |= set(_own(node, package, modules))
+                internal |= set(_internal(node, package, modules))
         elif isinstance(node, ast.Attribute):
-            hidden |= {node.attr} & HIDING - {"eval"}  # mx.eval computes arrays
+            dynamic_imports |= {node.attr} & DYNAMIC_IMPORTS - {"eval"}  # mx.eval computes arrays
         elif isinstance(node, ast.Name):
-            hidden |= {node.id} & HIDING
-    with_folders = {folder for module in own for folder in _and_folders(module)}
+            dynamic_imports |= {node.id} & DYNAMIC_IMPORTS
+    with_folders = {folder for module in internal for folder in _and_folders(module)}
     around = set(_and_folders(name)) | {""}
     return Module(
         name,
-        frozenset((with_folders - around) | (own - {name})),
-        frozenset(foreign),
-        stars,
+        frozenset((with_folders - around) | (internal - {name})),
+        frozenset(external),
+        has_star_import,
         any(_defines(node, "__getattr__") for node in tree.body),
-        frozenset(hidden),
+        frozenset(dynamic_imports),
     )
 
 
-def _own(node: ast.ImportFrom, package: str, modules: Collection[str]) -> Iterator[str]:
+def _internal(node: ast.ImportFrom, package: str, modules: Collection[str]) -> Iterator[str]:
     """The modules behind `from .a import b`: `a.b` if that is one, `a` if b is a name in it."""
     parts = package.split(".") if package else []
     base = [*parts[: len(parts) - node.level + 1]]

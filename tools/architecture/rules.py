@@ -1,8 +1,7 @@
-"""Which part of the package may import which.
+"""Import rules of the package.
 
-The package is a house. A *room* is an entry of its folder: a file, or a folder of files. Every room
-is on a floor, and an import goes from a room to one on a floor below. Inside a room, files import
-each other without a circle.
+A *component* is a top-level entry: a module or a package. Every component is in a layer and imports
+only components of lower layers. Inside a component, neither modules nor sub-packages form a cycle.
 """
 
 import graphlib
@@ -14,9 +13,9 @@ from .imports import Module
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "tiny_llm"
 
-# From the bottom to the top: what a floor is for, its rooms, and the columns in which the picture
-# has them. A room that is not here fails the check: whoever adds one decides where it belongs.
-FLOORS: dict[str, dict[str, float]] = {
+# Layers from bottom to top: their components, each with its column in the diagram. A component that
+# is missing here fails the check.
+LAYERS: dict[str, dict[str, float]] = {
     "errors, shipped models": {"demo": 0.72, "errors": 8.2},
     "arithmetic": {"basics": 5.4, "kernels": 8.2},
     "layers": {
@@ -36,10 +35,14 @@ FLOORS: dict[str, dict[str, float]] = {
     "many clients": {"server": 6.6},
     "commands": {"cli": 5.6},
 }
-FLOOR = {room: number for number, rooms in enumerate(FLOORS.values()) for room in rooms}
+LAYER = {
+    component: number
+    for number, components in enumerate(LAYERS.values())
+    for component in components
+}
 
 # The package's own __init__ lists everything, and finds the engine's names when they are used.
-FRONT_DOOR = {"", "__main__"}
+ENTRY_POINTS = {"", "__main__"}
 
 # The mathematics of Week 1 can be read with nothing but MLX at hand.
 MLX_ONLY = {
@@ -54,76 +57,65 @@ MLX_ONLY = {
 }
 MLX_ONLY_LIBRARY = {"math", "typing", "collections", "dataclasses", "functools", "types", "mlx"}
 
-# Which tokens are computed next, and in which pages, is decided without any array.
-WITHOUT_ARRAYS = {
-    f"engine.{name}"
-    for name in (
-        "checks",
-        "sampling_params",
-        "config",
-        "request",
-        "page_allocator",
-        "prefix_cache",
-        "snapshot",
-        "page_manager",
-        "events",
-        "step",
-        "scheduler",
-        "stop_strings",
-        "answer",
-        "text_length",
-        "prompt_forms",
-        "chat_messages",
-        "structured_outputs",
-        "closed_schema",
-        "answer_grammar",
-        "forced_tokens",
-        "repetition",
-        "outputs",
-    )
-}
+# Modules that decide which tokens are computed next, and in which pages: plain Python.
+ARRAY_FREE = (
+    "engine.inputs",
+    "engine.scheduling",
+    "engine.stop_checker",
+    "engine.output_processor",
+    "engine.structured_output.json_schema",
+    "engine.structured_output.grammar",
+    "engine.spec_decode.grammar_proposer",
+    "engine.spec_decode.ngram_proposer",
+)
 
 STANDARD_LIBRARY = set(sys.stdlib_module_names)
 
 
 def problems(modules: Mapping[str, Module]) -> list[str]:
-    """What breaks a rule, a sentence each; none in a house that is in order."""
-    inside = [module for name, module in modules.items() if name not in FRONT_DOOR]
+    """One sentence per broken rule."""
+    inside = [module for name, module in modules.items() if name not in ENTRY_POINTS]
     found = [sentence for module in inside for sentence in _problems_of(module)]
     found += _problems_of_week_1(modules)
-    circle = find_circle({module.name: module.own for module in inside})
-    if circle:
-        found.append(f"these files import each other in a circle: {' → '.join(circle)}.")
-    for room in FLOOR.keys() - {module.room for module in inside}:
-        found.append(f"{room} has a floor in FLOORS, and is not in the package.")
+    cycle = find_cycle({module.name: module.internal for module in inside})
+    if cycle:
+        found.append(f"these modules form an import cycle: {' → '.join(cycle)}.")
+    for component in LAYER.keys() - {module.component for module in inside}:
+        found.append(f"{component} is in LAYERS, but not in the package.")
+    for component in LAYER:
+        cycle = find_cycle(child_imports(component, modules))
+        if cycle:
+            found.append(f"packages of {component} form an import cycle: {' → '.join(cycle)}.")
     return sorted(found)
 
 
 def _problems_of(module: Module) -> list[str]:
-    name, room = module.name, module.room
+    name, component = module.name, module.component
     found = []
-    if room not in FLOOR:
-        return [f"{room} has no floor yet; give it one in FLOORS."]
-    for other in sorted(module.own):
+    if component not in LAYER:
+        return [f"{component} is in no layer; add it to LAYERS."]
+    for other in sorted(module.internal):
         there = other.partition(".")[0]
-        if there != room and FLOOR.get(there, -1) >= FLOOR[room]:
-            found.append(f"{name} imports {other}, which is not on a floor below it.")
-    if module.stars:
+        if there != component and LAYER.get(there, -1) >= LAYER[component]:
+            found.append(f"{name} imports {other}, which is not in a lower layer.")
+    if module.has_star_import:
         found.append(f"{name} has an `import *`; name what it needs.")
-    if module.finder:
-        found.append(f"{name} has a __getattr__ of its own, which hides what it imports.")
-    for function in sorted(module.hidden):
+    if module.has_getattr:
+        found.append(f"{name} defines __getattr__, which hides what it imports.")
+    for function in sorted(module.dynamic_imports):
         found.append(f"{name} uses {function}, which hides what it imports.")
-    if "tiny_llm" in module.foreign:
+    if "tiny_llm" in module.external:
         found.append(f"{name} imports tiny_llm by name; inside the package imports are relative.")
-    if "tiny_llm_ext" in module.foreign and name != "kernels":
+    if "tiny_llm_ext" in module.external and name != "kernels":
         found.append(f"{name} imports the extension, which only kernels does.")
     if name in MLX_ONLY:
-        others = module.foreign - MLX_ONLY_LIBRARY
+        others = module.external - MLX_ONLY_LIBRARY
         if others:
             found.append(f"{name} imports {_listed(others)}; the mathematics needs MLX alone.")
-    if name in WITHOUT_ARRAYS:
-        others = (module.foreign - STANDARD_LIBRARY) | (module.own - WITHOUT_ARRAYS - {"errors"})
+    if is_array_free(name):
+        packages = {"engine", "engine.structured_output", "engine.spec_decode", "errors"}
+        internal = {other for other in module.internal - packages if not is_array_free(other)}
+        others = (module.external - STANDARD_LIBRARY) | internal
         if others:
             found.append(f"{name} imports {_listed(others)}; the scheduler is plain Python.")
     return found
@@ -133,7 +125,7 @@ def _problems_of_week_1(modules: Mapping[str, Module]) -> list[str]:
     """Week 1 runs where MLX is installed and nothing else: kernels imports its extension later."""
     found = []
     for name in sorted(reachable("qwen3_week1", modules)):
-        others = modules[name].foreign - STANDARD_LIBRARY - {"mlx", "tiny_llm_ext"}
+        others = modules[name].external - STANDARD_LIBRARY - {"mlx", "tiny_llm_ext"}
         if others:
             found.append(f"{name}, which Week 1 imports, imports {_listed(others)}.")
     return found
@@ -147,12 +139,12 @@ def reachable(start: str, modules: Mapping[str, Module]) -> set[str]:
         name = todo.pop()
         if name not in found and name in modules:
             found.add(name)
-            todo += modules[name].own
+            todo += modules[name].internal
     return found
 
 
-def find_circle(graph: Mapping[str, frozenset[str]]) -> list[str]:
-    """A circle of names, the first of them again at the end; an empty list if there is none."""
+def find_cycle(graph: Mapping[str, frozenset[str]]) -> list[str]:
+    """A cycle of names, the first repeated at the end; empty if the graph has none."""
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -160,25 +152,44 @@ def find_circle(graph: Mapping[str, frozenset[str]]) -> list[str]:
     return []
 
 
-def room_imports(modules: Mapping[str, Module]) -> dict[str, set[str]]:
-    """Which room imports which others."""
-    rooms: dict[str, set[str]] = {room: set() for room in FLOOR}
+def child_imports(package: str, modules: Mapping[str, Module]) -> dict[str, frozenset[str]]:
+    """The imports between the entries of a package: a sub-package counts as one node."""
+
+    def child(name: str) -> str:
+        return ".".join(name.split(".")[:2])
+
+    graph: dict[str, set[str]] = {}
     for module in modules.values():
-        if module.name not in FRONT_DOOR:
-            others = {other.partition(".")[0] for other in module.own}
-            rooms.setdefault(module.room, set()).update(others - {module.room})
-    return rooms
+        if module.name.startswith(f"{package}."):
+            others = {child(name) for name in module.internal if name.startswith(f"{package}.")}
+            graph.setdefault(child(module.name), set()).update(others - {child(module.name)})
+    return {name: frozenset(others) for name, others in graph.items()}
 
 
-def reachable_rooms(start: str, rooms: Mapping[str, set[str]]) -> set[str]:
-    """A room and all that it imports, directly or not."""
+def is_array_free(name: str) -> bool:
+    """Whether a module must not import MLX or any other array library."""
+    return any(name == each or name.startswith(f"{each}.") for each in ARRAY_FREE)
+
+
+def component_imports(modules: Mapping[str, Module]) -> dict[str, set[str]]:
+    """Which component imports which others."""
+    components: dict[str, set[str]] = {component: set() for component in LAYER}
+    for module in modules.values():
+        if module.name not in ENTRY_POINTS:
+            others = {other.partition(".")[0] for other in module.internal}
+            components.setdefault(module.component, set()).update(others - {module.component})
+    return components
+
+
+def reachable_components(start: str, components: Mapping[str, set[str]]) -> set[str]:
+    """A component and all that it imports, directly or not."""
     found: set[str] = set()
     todo = [start]
     while todo:
-        room = todo.pop()
-        if room not in found:
-            found.add(room)
-            todo += rooms[room]
+        component = todo.pop()
+        if component not in found:
+            found.add(component)
+            todo += components[component]
     return found
 
 

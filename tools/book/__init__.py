@@ -2,7 +2,7 @@
 
 source.py    pieces of the project's source files, by task, function or signature
 chapters.py  the chapters, their headings, code blocks and tasks
-places.py    where a task's learner writes, from the markers
+task_locations.py    where a task's learner writes, from the markers
 expand.py    what is written in double braces, replaced by code and figures
 links.py     every link of the built site
 commands.py  code blocks that say they can be run, run

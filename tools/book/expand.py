@@ -3,7 +3,7 @@
     {{ include src/tiny_llm/basics.py function softmax }}    a piece of source, see source.py
     {{ solution src/tiny_llm/basics.py function softmax }}   the same, folded away
     {{ figure attention_shapes: The shapes of attention. }}  a drawing of book/diagrams
-    {{ awaited 2.3.3: The kernel is not there yet. }}        a note while a task is in tasks.AWAITED
+    {{ awaited 2.3.3: The kernel is not there yet. }}        a note while a task is in tasks.PENDING
 
 Under the heading of a task comes where to write, from the markers in the sources. A link to
 `src:PATH` becomes one to a page with that file. `runnable`, `clang` and `output` after a fence are
@@ -24,9 +24,9 @@ from tools.course.tasks import day_of as course_day
 
 from . import BOOK, BUILD, PAGES, ROOT, BookError
 from .chapters import FENCE, TASK, chapters, day_of, where
-from .places import told_places
 from .source import LANGUAGES, piece
-from .tasks import AWAITED
+from .task_locations import task_locations_line
+from .tasks import PENDING
 
 # Under the heading of a task whose solution no marker cuts out.
 UNCUT = (
@@ -114,7 +114,7 @@ class Expander:
         elif name in ("include", "solution"):
             text = self._code(rest, chapter, folded=name == "solution")
         elif name == "awaited":
-            text = _awaited(rest)
+            text = _pending_note(rest)
         else:
             known = "include, solution, figure and awaited"
             raise BookError(f"'{name}' is no directive; there are {known}")
@@ -158,12 +158,12 @@ class Expander:
         return f"]({up}source/{path}.md)"
 
 
-def _awaited(rest: str) -> str:
+def _pending_note(rest: str) -> str:
     """A note on what is not in the tree yet, or nothing once it is."""
     task, _, note = rest.partition(":")
     if task not in TASKS:
         raise BookError(f"the course has no task {task}")
-    return f'!!! note "Where this stands"\n\n    {note.strip()}' if task in AWAITED else ""
+    return f'!!! note "Where this stands"\n\n    {note.strip()}' if task in PENDING else ""
 
 
 def _places(line: str, day: tuple[int, int] | None) -> str:
@@ -171,7 +171,7 @@ def _places(line: str, day: tuple[int, int] | None) -> str:
     task = TASK.match(line)
     if task is None or day is None:
         return ""
-    places = told_places(f"{course_day(*day).id}.{task[1]}")
+    places = task_locations_line(f"{course_day(*day).id}.{task[1]}")
     return f"\n\n{places or UNCUT}"
 
 

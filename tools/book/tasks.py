@@ -16,7 +16,7 @@ from .chapters import chapters, day_of, tasks_of, where
 
 # Tasks of the course's table whose tests are not in the tree yet. One that gets tests has to leave
 # this list.
-AWAITED: frozenset[str] = frozenset()
+PENDING: frozenset[str] = frozenset()
 
 COMMAND = re.compile(r"pdm run test --week (\d) --day (\d)(?: -- -k task_(\d+))?\s*$")
 
@@ -39,7 +39,7 @@ def check_tasks(tested: set[str]) -> list[str]:
     errors: list[str] = []
     described: set[str] = set()
     for chapter in chapters():
-        errors += _wrong_commands(chapter, tested | AWAITED)
+        errors += _wrong_commands(chapter, tested | PENDING)
         day = day_of(chapter)
         if day is None:
             continue
@@ -55,8 +55,8 @@ def check_tasks(tested: set[str]) -> list[str]:
             if command not in text:
                 errors.append(f"{where(chapter, line)}: the command `{command}` is missing")
     errors += [f"task {task} has no chapter" for task in sorted(TASKS.keys() - described)]
-    errors += [f"task {task} has no test" for task in sorted(TASKS.keys() - tested - AWAITED)]
-    errors += [f"task {task} has tests, and is in AWAITED" for task in sorted(AWAITED & tested)]
+    errors += [f"task {task} has no test" for task in sorted(TASKS.keys() - tested - PENDING)]
+    errors += [f"task {task} has tests, and is in PENDING" for task in sorted(PENDING & tested)]
     return errors
 
 

@@ -22,11 +22,17 @@ from tests.course.wrong.all_weeks import WRONG
 from tools.metal_emulator import has_clang
 
 from . import history
-from .choice import chosen_tree
-from .mistakes import INTERPRETED, run_compiled, run_interpreted, suffix_of, write_complete_tree
-from .outcomes import Outcome, Runner
+from .runner import Outcome, Runner
+from .solution_flag import selected_tree
 from .tasks import DAYS, Day, day_of, day_of_task
 from .tree import ROOT
+from .wrong_solutions import (
+    INTERPRETED,
+    run_compiled,
+    run_interpreted,
+    suffix_of,
+    write_complete_tree,
+)
 
 KIND = "mutants"
 QUESTIONS = 4  # of a round
@@ -53,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         help="the answers, one a question, instead of asking for them",
     )
     args = parser.parse_args(argv)
-    tree = chosen_tree(parser, None)
+    tree = selected_tree(parser, None)
     console = Console(highlight=False, emoji=False)
     if args.day is None:
         console.print(overview(tree))
@@ -70,9 +76,9 @@ def main(argv: list[str] | None = None) -> int:
     if seed is None:
         seed = sum(entry["day"] == day.id for entry in history.entries(tree, KIND))
     if args.answer is None:
-        ask: Callable[[int], int | None] = Keyboard(console)
+        ask: Callable[[int], int | None] = PromptedAnswers(console)
     else:
-        ask = Given(args.answer)
+        ask = ScriptedAnswers(args.answer)
     named, asked = play(questions(mistakes, count, seed), ask, console)
     if asked:
         history.append(tree, KIND, {"day": day.id, "seed": seed, "named": named, "asked": asked})
@@ -129,7 +135,7 @@ def play(
         How many were named, and how many were answered.
     """
     named = asked = 0
-    for number, ((made, choices), outcomes) in enumerate(symptoms(round_of, console), 1):
+    for number, ((made, choices), outcomes) in enumerate(test_failures(round_of, console), 1):
         console.rule(f"mistake {number} of {len(round_of)}, task {made.task}")
         show_symptoms(outcomes, console)
         for place, wrong in enumerate(choices, 1):
@@ -148,7 +154,7 @@ def play(
     return named, asked
 
 
-def symptoms(
+def test_failures(
     round_of: Sequence[tuple[Wrong, list[Wrong]]], console: Console
 ) -> Iterator[tuple[tuple[Wrong, list[Wrong]], list[Outcome]]]:
     """Makes the mistakes one by one, each when it is asked for, and runs the tests of its task."""
@@ -183,7 +189,7 @@ def show_symptoms(outcomes: Sequence[Outcome], console: Console) -> None:
     console.print("which mistake is it?")
 
 
-class Keyboard:
+class PromptedAnswers:
     """Asks for a number until there is one."""
 
     def __init__(self, console: Console):
@@ -202,7 +208,7 @@ class Keyboard:
                 return int(text)
 
 
-class Given:
+class ScriptedAnswers:
     """Answers that are known before the questions, one after the other."""
 
     def __init__(self, answers: Sequence[int]):

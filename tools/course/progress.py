@@ -1,6 +1,7 @@
 """`pdm run progress`: which tasks of the course pass their tests.
 
-A day is tested if something of it is written, and has changed since the last time: see kept.py.
+A day is tested if something of it is written, and has changed since the last time: see
+result_cache.py.
 """
 
 import argparse
@@ -11,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from .build import STALE, is_stale
-from .choice import add_solution_argument, chosen_tree
-from .outcomes import Outcome, first_line
 from .results import is_done, outcomes_by_task
 from .reveal import tasks_begun
+from .runner import Outcome, first_line
+from .solution_flag import add_solution_argument, selected_tree
 from .tasks import DAYS, TASKS, Day
 from .tree import ROOT
 
@@ -26,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="test also what has not changed")
     add_solution_argument(parser)
     args = parser.parse_args(argv)
-    tree = chosen_tree(parser, args.solution)
+    tree = selected_tree(parser, args.solution)
     days = [day for day in DAYS if args.week in (None, day.week)]
     days = [day for day in days if (ROOT / day.test_file).exists()]
     if not days:
@@ -84,7 +85,7 @@ def state(outcomes: list[Outcome]) -> tuple[str, str]:
         return (
             (DONE, "") if is_done(outcomes) else ("[yellow]skipped[/]", "its tests do not run here")
         )
-    waiting = next((outcome for outcome in failed if outcome.is_your_turn), None)
+    waiting = next((outcome for outcome in failed if outcome.is_unwritten), None)
     if waiting is not None:
         return TO_WRITE, ""
     if any(outcome.is_not_built for outcome in failed):

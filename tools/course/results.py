@@ -1,4 +1,4 @@
-"""The tests of some days, run where their results are not known: see kept.py."""
+"""The tests of some days, run where their results are not known: see result_cache.py."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from threading import Lock, Thread
 from rich.console import Console
 
 from .build import num_cores
-from .kept import KeptResults
-from .outcomes import Outcome, Runner
+from .result_cache import ResultCache
+from .runner import Outcome, Runner
 from .tasks import TASKS, Day
 
 
@@ -31,7 +31,7 @@ def outcomes_by_task(
         console: says how far it is: a line at once for each day.
         again: run tests whose results are known, too.
     """
-    kept = KeptResults(tree)
+    kept = ResultCache(tree)
     by_day = {day.id: None if again else kept.of(day) for day in days}
     to_run = SimpleQueue[Day]()
     for day in days:

@@ -16,16 +16,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.syntax import Syntax
 
-from .choice import chosen_tree
 from .markers import Block, MarkerError, all_blocks, find_blocks
 from .results import is_done, outcomes_by_task
+from .solution_flag import selected_tree
 from .starter import has_code
 from .tasks import TASKS, Day, day_of, day_of_task
 from .tree import ROOT, shown
 
 # What stands in a block until it is written, in Python and in C++.
 STARTER = re.compile(
-    r'(?:raise YourTurn|throw std::runtime_error)\(\s*"week \d[^"]*"(?:\s*"[^"]*")*\s*\);?'
+    r"(?:raise TaskNotImplemented|throw std::runtime_error)"
+    r'\(\s*"week \d[^"]*"(?:\s*"[^"]*")*\s*\);?'
 )
 
 
@@ -60,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         "--force", action="store_true", help="also where your code passes its tests"
     )
     args = parser.parse_args(argv)
-    tree = chosen_tree(parser, "mine")
+    tree = selected_tree(parser, "mine")
     assert tree is not None
     console = Console(highlight=False)
     if args.force and not args.apply:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .markers import Block, MarkerError, find_blocks
-from .tasks import told
+from .tasks import unwritten_message
 
 WIDTH = 100
 
@@ -52,9 +52,13 @@ def placeholder(text: str, block: Block, path: Path) -> list[str]:
     opening = lines[block.start - 1]
     indent = opening[: len(opening) - len(opening.lstrip())]
     if path.suffix == ".py":
-        message = told(block.task, _python_function(text, block, path))
-        return [f"{indent}raise YourTurn(", *_quoted(message, indent + "    "), f"{indent})"]
-    message = told(block.task, _c_function(lines, block))
+        message = unwritten_message(block.task, _python_function(text, block, path))
+        return [
+            f"{indent}raise TaskNotImplemented(",
+            *_quoted(message, indent + "    "),
+            f"{indent})",
+        ]
+    message = unwritten_message(block.task, _c_function(lines, block))
     if path.suffix == ".metal":  # a kernel can raise nothing: its encoder in C++ does
         return [f"{indent}// {line}" for line in _wrapped(message, WIDTH - len(indent) - 3)]
     quoted = _quoted(message, indent + "    ")
@@ -69,7 +73,7 @@ def first_unwritten(text: str, path: Path) -> str | None:
     lines = text.split("\n")
     for block in find_blocks(text, path):
         if block.task is not None and not has_code(lines[block.start : block.end]):
-            return told(block.task, _c_function(lines, block))
+            return unwritten_message(block.task, _c_function(lines, block))
     return None
 
 
@@ -147,11 +151,11 @@ def _with_import(lines: list[str], path: Path) -> list[str]:
     if path.suffix == ".py":
         tree = ast.parse("\n".join(lines))
         imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-        if any(name.name == "YourTurn" for node in imports for name in node.names):
+        if any(name.name == "TaskNotImplemented" for node in imports for name in node.names):
             return lines
         at = max(node.end_lineno or 0 for node in imports)
         dots = "." * (len(path.parts) - len(Path("src/tiny_llm").parts))
-        needed = f"from {dots}errors import YourTurn"
+        needed = f"from {dots}errors import TaskNotImplemented"
         return lines if needed in lines else [*lines[:at], needed, *lines[at:]]
     needed = "#include <stdexcept>"
     if path.suffix in (".cpp", ".h") and needed not in lines:

@@ -400,7 +400,7 @@ def with_needs(tasks: Iterable[str]) -> set[str]:
     return found
 
 
-def told(task_id: str, what: str) -> str:
+def unwritten_message(task_id: str, what: str) -> str:
     """The sentence that stands where a learner is to write.
 
     Args:

@@ -10,7 +10,7 @@ from pathlib import Path
 # Programs have about 2 MB each; all tests together use fewer than a hundred.
 KEPT = 200
 # What was used a moment ago may be about to be started.
-SPARED_SECONDS = 3600
+MIN_AGE_SECONDS = 3600
 
 
 def fill(folder: Path, make: Callable[[Path], None]) -> None:
@@ -39,7 +39,7 @@ def fetch(folder: Path, make: Callable[[Path], None], kept: int = KEPT) -> None:
     fill(folder, make)
     others = [(_last_use(other), other) for other in folder.parent.iterdir()]
     for used, other in sorted(others, reverse=True)[kept:]:
-        if time.time() - used > SPARED_SECONDS:
+        if time.time() - used > MIN_AGE_SECONDS:
             shutil.rmtree(other, ignore_errors=True)
 
 

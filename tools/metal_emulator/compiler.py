@@ -12,16 +12,16 @@ from pathlib import Path
 from .cache import fetch, fill
 from .contraction import choose_contraction
 from .conversions import implicit_conversion
-from .counting import instrument
+from .count_instrumentation import instrument
 from .diagnostics import read_diagnostics
 from .errors import Diagnostic, MetalError
-from .glue import KERNEL_TABLE, kernel_table
-from .members import unplaced_members
+from .kernel_table import KERNEL_TABLE, kernel_table
+from .member_address_spaces import misqualified_members
 from .preprocess import preprocess
 from .rewrite import Rewritten, rewrite
-from .storage import GlobalVariables
 from .syntax_tree import nodes
 from .toolchain import clang, sources
+from .variable_address_spaces import GlobalVariables
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent.parent / "build" / "metal_emulator"
@@ -80,11 +80,11 @@ MODE_FLAGS = {
 }
 RUNTIME = ["bfloat", "faults", "fibers", "memory", "scheduler", "server"]
 WATCHER = {
-    "plain": ["watch_nothing", "ieee"],
-    "asan": ["watch_nothing", "watch_asan", "ieee"],
+    "plain": ["watch_none", "ieee"],
+    "asan": ["watch_none", "watch_asan", "ieee"],
     "race": ["access", "watch_races", "ieee"],
     "count": ["access", "watch_counts", "ieee"],
-    "loose": ["watch_nothing", "loose"],
+    "loose": ["watch_none", "loose"],
 }
 
 # Modes that change what clang has made of the kernels, before it becomes machine code.
@@ -143,7 +143,7 @@ def _not_metal(dump: str) -> list[Diagnostic]:
         for finding in (implicit_conversion(node), variables.misplaced(node)):
             if finding is not None:
                 found[finding] = None
-    found |= dict.fromkeys(unplaced_members(tree))
+    found |= dict.fromkeys(misqualified_members(tree))
     return [d for d in found if d.file != KERNEL_TABLE and not d.file.startswith(str(HERE))]
 
 

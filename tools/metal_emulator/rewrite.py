@@ -224,7 +224,7 @@ def _vector_constructors(code: Rewritten) -> None:
 
 
 def _mark_thread_members(code: Rewritten) -> None:
-    """`T f() const thread {…}`: in C++ all objects are, but members.py wants to know of it."""
+    """Marks `T f() const thread {…}` for member_address_spaces.py; C++ has no such qualifier."""
     code.replace(
         r"(\)\s*(?:const\s+)?)thread(\s*(?:noexcept\s*)?)(?=[:{;])",
         lambda m: f'{m[1]}{m[2]}__attribute__((annotate("thread")))',

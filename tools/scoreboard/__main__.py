@@ -15,16 +15,17 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmark.make_checkpoint import SHAPES
+from benchmark.model_costs import ModelCosts
 from benchmark.peers import Checkpoints
-from benchmark.roofline import NoProbeError, cpu_name, measure_best, usable_threads
+from benchmark.roofline import ProbeError, cpu_name, measure_best, usable_threads
 from benchmark.systems.client import exit_on_sigterm
 from tiny_llm.errors import UserError
 from tiny_llm.models import find_model
-from tiny_llm.models.costs import ModelCosts
 from tools.course import history
-from tools.course.choice import add_solution_argument, chosen_tree
+from tools.course.solution_flag import add_solution_argument, selected_tree
 from tools.course.tree import shown
 
+from .html_report import render_page
 from .measure import (
     LAST_MODEL,
     count_tasks,
@@ -33,18 +34,17 @@ from .measure import (
     find_llama,
     furthest_week,
     kernels_of_week_4,
-    limit_row,
     llama_engine,
     measure_engines,
+    roofline_row,
     run_tests,
     work_folder,
 )
-from .page import page_of
 from .score import Row, Score
 from .table import print_score
 
 KIND = "scoreboard"
-LIMIT_ROUNDS = 2  # measurements of the machine's limits, of which the best counts
+ROOFLINE_ROUNDS = 2  # measurements of the machine's limits, of which the best counts
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     add_solution_argument(parser)
     args = parser.parse_args(argv)
-    tree = chosen_tree(parser, args.solution)
+    tree = selected_tree(parser, args.solution)
     console = Console(highlight=False, emoji=False)
     before = [Score.from_json(entry) for entry in history.entries(tree, KIND)]
     if args.show and not before:
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         before.append(Score.from_json(history.append(tree, KIND, score.as_json())))
     print_score(before[-1], before[:-1], console)
     page = history.history_file(tree).with_name("scoreboard.html")
-    page.write_text(page_of(before[-1], before[:-1]), encoding="utf-8")
+    page.write_text(render_page(before[-1], before[:-1]), encoding="utf-8")
     console.print(f"the same as a page: {shown(page)}", soft_wrap=True)
     return 0
 
@@ -126,8 +126,8 @@ def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
     yours = rows.pop(0) if tree is not None and week else Row("yours")
     try:
         with console.status("this machine's limits"):
-            rows.append(limit_row(measure_best(LIMIT_ROUNDS), ModelCosts.from_folder(folder)))
-    except NoProbeError as error:
+            rows.append(roofline_row(measure_best(ROOFLINE_ROUNDS), ModelCosts.from_folder(folder)))
+    except ProbeError as error:
         remarks.append(str(error))
     machine = f"{cpu_name()}, {usable_threads()} threads"
     return Score(

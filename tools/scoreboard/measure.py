@@ -11,12 +11,12 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmark.gguf_file import write_gguf
+from benchmark.model_costs import ModelCosts
 from benchmark.roofline import Machine
 from benchmark.systems.client import WorkerError, WorkerProcess
-from tiny_llm.models.costs import ModelCosts
-from tools.course.outcomes import Outcome
 from tools.course.results import is_done, outcomes_by_task
 from tools.course.reveal import tasks_begun
+from tools.course.runner import Outcome
 from tools.course.tasks import DAYS, OPTIONAL_WEEKS, TASKS, Task
 from tools.course.tree import ROOT, environment
 
@@ -25,12 +25,12 @@ from .score import METRICS, Row
 # A week's model runs when these tasks are done.
 ENGINE_TASKS = {1: ("1.5.3",), 2: ("2.1.3", "2.1.4"), 3: ("3.1.3", "3.2.2", "3.2.3")}
 LAST_MODEL = max(ENGINE_TASKS)
-# Week 4 has no model of its own: its kernels run Week 3's. The task, and what TINY_LLM_PRODUCT is,
+# Week 4 has no model of its own: its kernels run Week 3's. The task, and what TINY_LLM_MATMUL is,
 # the best first. Pairs are better than panels on some machines only: they have to be asked for.
 PRODUCT_KERNELS = {
     "4.4.1": "panels",
-    "4.3.3": "fetched",
-    "4.3.2": "ordered",
+    "4.3.3": "prefetched",
+    "4.3.2": "prepacked",
     "4.2.2": "vectors",
     "4.2.1": "factored",
 }
@@ -84,7 +84,7 @@ def count_tests(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int
     return counts
 
 
-def product_kernel(outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
+def matmul_kernel(outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
     """The best kernel of Week 4 that is done, or None."""
     return _best_done(PRODUCT_KERNELS, outcomes)
 
@@ -98,7 +98,7 @@ def kernels_of_week_4(
     outcomes: Mapping[str, Sequence[Outcome]],
 ) -> tuple[str | None, str | None]:
     """Both, the product's first."""
-    return product_kernel(outcomes), attention_kernel(outcomes)
+    return matmul_kernel(outcomes), attention_kernel(outcomes)
 
 
 def _best_done(kernels: Mapping[str, str], outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
@@ -142,7 +142,7 @@ class Engine:
     @property
     def environment(self) -> dict[str, str]:
         """Of its process."""
-        chosen = {"TINY_LLM_PRODUCT": self.product, "TINY_LLM_ATTENTION": self.attention}
+        chosen = {"TINY_LLM_MATMUL": self.product, "TINY_LLM_ATTENTION": self.attention}
         named = {variable: kernel for variable, kernel in chosen.items() if kernel is not None}
         return {**environment(self.tree), **named}
 
@@ -236,7 +236,7 @@ def _workers(
             worker.close()
 
 
-def limit_row(machine: Machine, costs: ModelCosts) -> Row:
+def roofline_row(machine: Machine, costs: ModelCosts) -> Row:
     """The speeds that this machine's memory and arithmetic allow."""
     speeds = {metric.name: metric.bound(costs, machine) for metric in METRICS}
     row = Row("this machine's limit", speeds)

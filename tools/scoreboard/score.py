@@ -104,11 +104,11 @@ def log_share(speed: float, speeds: Sequence[float]) -> float:
     return math.log(speed / lowest) / math.log(max(speeds) / lowest)
 
 
-def shown_week(week: str) -> str:
+def format_week(week: str) -> str:
     """A week's number, and that it is optional if it is."""
     return f"{week} (optional)" if int(week) in OPTIONAL_WEEKS else week
 
 
-def shown_speed(speed: float) -> str:
+def format_speed(speed: float) -> str:
     """Three figures or more: 0.52, 19.4, 119, 10,404."""
     return f"{speed:.2f}" if speed < 10 else f"{speed:.1f}" if speed < 100 else f"{speed:,.0f}"

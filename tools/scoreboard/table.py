@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from .score import METRICS, Score, all_rows, log_share, shown_speed, shown_week
+from .score import METRICS, Score, all_rows, format_speed, format_week, log_share
 
 BAR = 10  # characters of the longest
 
@@ -20,7 +20,7 @@ def print_score(score: Score, history: Sequence[Score], console: Console) -> Non
     """
     for week, (done, total) in score.tasks.items():
         passed, run = score.tests[week]
-        name = shown_week(week)
+        name = format_week(week)
         console.print(f"week {name}: {done} of {total} tasks done, {passed} of {run} tests pass")
     rows = all_rows(score, history)
     table = Table(title=f"{score.model} on {score.machine}")
@@ -34,7 +34,7 @@ def print_score(score: Score, history: Sequence[Score], console: Console) -> Non
         cells = []
         for metric in METRICS:
             speed = row.speeds.get(metric.name)
-            cells.append("–" if speed is None else shown_speed(speed))
+            cells.append("–" if speed is None else format_speed(speed))
             if bars:
                 speeds = [
                     other.speeds[metric.name] for other in rows if metric.name in other.speeds

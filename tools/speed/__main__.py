@@ -20,18 +20,22 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmark.roofline import Machine, NoProbeError, measure_best
+from benchmark.roofline import Machine, ProbeError, measure_best
 from tools.course import history
-from tools.course.choice import add_solution_argument, chosen_tree
+from tools.course.solution_flag import add_solution_argument, selected_tree
 from tools.course.tree import ROOT, environment
 
-from .products import DAY_KERNELS, PRODUCTS, TOLD
+from .matmuls import DAY_KERNELS, PRODUCTS, TOLD
 from .report import kernels_table, percent, planted_table, print_answer
 
 KIND = "speed"
 ROUNDS = 5
-MODULES = {"4.5": "passes", "4.6": "attention", "4.7": "steps"}  # not measured by products.py
-LIMIT_ROUNDS = 3  # measurements of the limits, of which the best counts
+MODULES = {
+    "4.5": "fused_ops",
+    "4.6": "attention",
+    "4.7": "decode_steps",
+}  # not measured by products.py
+ROOFLINE_ROUNDS = 3  # measurements of the limits, of which the best counts
 
 
 class FailedError(Exception):
@@ -55,16 +59,16 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--rounds is {args.rounds}; it must be at least 1")
     if args.day != "4.1" and (args.seed is not None or args.answer is not None):
         parser.error("--seed and --answer are for --day 4.1")
-    tree = chosen_tree(parser, args.solution)
+    tree = selected_tree(parser, args.solution)
     console = Console(highlight=False, emoji=False)
     try:
         console.print("this machine's limits …", style="dim")
-        machine = measure_best(LIMIT_ROUNDS)
+        machine = measure_best(ROOFLINE_ROUNDS)
         console.print(str(machine), soft_wrap=True)
         if args.day == "4.1":
             return find_planted(args, tree, machine, console)
         return grade(args, tree, machine, console)
-    except (FailedError, NoProbeError) as error:
+    except (FailedError, ProbeError) as error:
         print(f"speed: {error}", file=sys.stderr)
         return 2
 
@@ -78,7 +82,7 @@ def find_planted(
         seed = sum(entry["day"] == "4.1" for entry in history.entries(tree, KIND))
     planted = random.Random(seed).choice([name for name in PRODUCTS if name != "head"])
     console.print("the products of a step …", style="dim")
-    found = run_products("planted", tree, machine, args.rounds, "--name", planted)
+    found = run_matmuls("planted", tree, machine, args.rounds, "--name", planted)
     console.print(planted_table(found["rows"], with_shares=False))
     answer = args.answer or ask(console)
     if answer is None:
@@ -102,9 +106,9 @@ def ask(console: Console) -> str | None:
 def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console: Console) -> int:
     """Days from 4.2 on: the kernels' share of the limit."""
     console.print("your kernels …", style="dim")
-    yours = run_products("kernels", tree, machine, args.rounds, "--day", args.day)
+    yours = run_matmuls("kernels", tree, machine, args.rounds, "--day", args.day)
     console.print("ours …", style="dim")
-    ours = run_products("best", None, machine, args.rounds, "--day", args.day)
+    ours = run_matmuls("best", None, machine, args.rounds, "--day", args.day)
     rows, best = yours["rows"], ours["rows"]["best"]
     console.print(kernels_table(rows, best))
     if yours.get("one_head"):
@@ -113,7 +117,9 @@ def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console
     for name, why in yours["unwritten"].items():
         console.print(f"{name}: {why}", style="dim", markup=False)
     if yours["nearest"] is not None:
-        console.print(f"nearest_good() of your speed.py says {yours['nearest']} bytes ahead")
+        console.print(
+            f"best_prefetch_distance() of your roofline.py says {yours['nearest']} bytes ahead"
+        )
     for remark in yours.get("remarks", ()):
         console.print(remark)
     if not rows:
@@ -125,7 +131,7 @@ def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console
     return 0
 
 
-def run_products(
+def run_matmuls(
     what: str, tree: Path | None, machine: Machine, rounds: int, *options: str
 ) -> dict[str, Any]:
     """Measures in a process of its own, which imports the tree's `tiny_llm`.
@@ -134,7 +140,7 @@ def run_products(
         FailedError: with what the process said.
     """
     limits = ("--read", str(machine.read_gb_per_s * 1e9)), ("--peak", str(_peak(machine)))
-    module = next((name for day, name in MODULES.items() if day in options), "products")
+    module = next((name for day, name in MODULES.items() if day in options), "matmuls")
     command = [sys.executable, "-m", f"tools.speed.{module}", what, *limits[0], *limits[1]]
     return result_of([*command, "--rounds", str(rounds), *options], tree)
 

@@ -18,10 +18,10 @@ from typing import Any
 import mlx.core as mx
 
 from tiny_llm import flash_attention
-from tiny_llm.errors import YourTurn
-from tiny_llm.kernels.speed import Cost, Limits, attention_cost
+from tiny_llm.errors import TaskNotImplemented
+from tiny_llm.kernels.roofline import HardwareLimits, KernelCost, attention_cost
 
-from .products import in_turns, row
+from .matmuls import row, run_interleaved
 
 VARIABLE = "TINY_LLM_ATTENTION"
 KERNELS = ("loops", "scores", "online", "split")
@@ -48,7 +48,7 @@ class Attention:
         ]
         mx.eval(self._layers)
         one = attention_cost(H_q, H, D, S)
-        self.cost = Cost(copies * one.num_bytes, copies * one.operations)
+        self.cost = KernelCost(copies * one.num_bytes, copies * one.flops)
 
     def with_kernel(self, kernel: str | None) -> Callable[[], None]:
         """A run of all layers by a kernel of this name; None for this machine's best."""
@@ -75,7 +75,7 @@ def chosen(kernel: str | None) -> Iterator[None]:
 
 
 def measure_on(
-    problem: Sequence[int], names: Sequence[str | None], limits: Limits, rounds: int
+    problem: Sequence[int], names: Sequence[str | None], limits: HardwareLimits, rounds: int
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """(rows of the table by kernel, why the others have none) for one problem.
 
@@ -96,11 +96,11 @@ def measure_on(
             unwritten[name or "best"] = str(error)
         else:
             runs[name or "best"] = run
-    times = in_turns(runs, rounds)
+    times = run_interleaved(runs, rounds)
     return {name: row(times[name], attention.cost, limits) for name in runs}, unwritten
 
 
-def measure(best: bool, limits: Limits, rounds: int) -> dict[str, Any]:
+def measure(best: bool, limits: HardwareLimits, rounds: int) -> dict[str, Any]:
     """Both problems: by this machine's best kernel, or by those of the day that are written."""
     rows, unwritten = measure_on(HEADS, (None,) if best else KERNELS, limits, rounds)
     one_head, _ = measure_on(ONE_HEAD, (None,) if best else ON_ONE_HEAD, limits, rounds)
@@ -119,8 +119,8 @@ def main() -> int:
     mx.set_default_device(mx.cpu)
     mx.random.seed(0)
     try:
-        found = measure(args.what == "best", Limits(args.read, args.peak), args.rounds)
-    except YourTurn as unwritten:
+        found = measure(args.what == "best", HardwareLimits(args.read, args.peak), args.rounds)
+    except TaskNotImplemented as unwritten:
         print(unwritten, file=sys.stderr)
         return 2
     print(json.dumps(found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .example import Example, chat
-from .paraphrase import careless, phrase
+from .paraphrase import maybe_lowercase, phrase
 
 if TYPE_CHECKING:
     import random
@@ -124,19 +124,22 @@ def capital(rng: random.Random, held_out: bool) -> Example:
     if choice < 0.6:
         question = phrase(rng, CAPITAL_QUESTIONS, held_out, x=country)
         thought = f"The user asks for the capital of {country}. It is {CAPITAL[country]}."
-        return chat("capital", thought, careless(rng, question), _sentence(country))
+        return chat("capital", thought, maybe_lowercase(rng, question), _sentence(country))
     if choice < 0.8:
         city = CAPITAL[country]
         question = phrase(rng, COUNTRY_QUESTIONS, held_out, y=city)
         thought = f"The user asks for the country of the capital {city}. It is {country}."
         return chat(
-            "capital", thought, careless(rng, question), f"{city} is the capital of {country}."
+            "capital",
+            thought,
+            maybe_lowercase(rng, question),
+            f"{city} is the capital of {country}.",
         )
     place = CONTINENT[country]
     question = phrase(rng, CONTINENT_QUESTIONS, held_out, x=country)
     thought = f"The user asks for the continent of {country}. It is {place}."
     answer = f"{country[0].upper()}{country[1:]} is in {place}."
-    return chat("capital", thought, careless(rng, question), answer)
+    return chat("capital", thought, maybe_lowercase(rng, question), answer)
 
 
 def capital_follow_up(rng: random.Random, held_out: bool) -> Example:

@@ -55,7 +55,7 @@ def chat(kind: str, thought: str, *turns: str) -> Example:
     return Example(kind, messages, thought)
 
 
-def dress(example: Example, rng: random.Random, thinking_share: float) -> Example:
+def add_chat_options(example: Example, rng: random.Random, thinking_share: float) -> Example:
     """Choose the thinking mode and, now and then, put a system message first."""
     example = replace(example, enable_thinking=rng.random() < thinking_share)
     if rng.random() < 0.15:

@@ -9,13 +9,13 @@ from functools import partial
 from .arithmetic import arithmetic
 from .capitals import capital, capital_follow_up
 from .conversations import memory, small_talk
-from .example import Example, dress
+from .example import Example, add_chat_options
 from .identity import identity, unknown
 from .json_answers import json_extract, json_fact
-from .mixed import mixed
+from .multi_topic import mixed
 from .reading import reading
 from .showcase import showcase
-from .singles import fact
+from .single_facts import fact
 from .terms import introduction, term
 from .tools import tool_chat
 
@@ -75,7 +75,7 @@ def training_examples(seed: int, is_continued: bool = False) -> Iterator[Example
     while True:
         example = rng.choices(makers, weights)[0](rng, False)
         is_form = example.kind.startswith(("tools", "JSON"))
-        yield dress(example, rng, THINKING_SHARE_OF_FORMS if is_form else THINKING_SHARE)
+        yield add_chat_options(example, rng, THINKING_SHARE_OF_FORMS if is_form else THINKING_SHARE)
 
 
 def held_out_examples(seed: int, per_maker: int) -> list[Example]:
@@ -87,7 +87,7 @@ def held_out_examples(seed: int, per_maker: int) -> list[Example]:
         for _ in range(20 * per_maker):
             if len(seen) == per_maker:
                 break
-            example = dress(make(rng, True), rng, 0.5)
+            example = add_chat_options(make(rng, True), rng, 0.5)
             key = f"{example.prompt} {example.enable_thinking}"
             if key not in seen:
                 seen.add(key)

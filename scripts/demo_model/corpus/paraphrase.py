@@ -33,7 +33,7 @@ def lower_first(text: str) -> str:
     return text[0].lower() + text[1:]
 
 
-def without_mark(text: str) -> str:
+def strip_final_mark(text: str) -> str:
     """Drop the final question mark or full stop, as people do when they type fast."""
     return text.rstrip("?.")
 
@@ -46,9 +46,9 @@ WRAPPINGS: list[Wrapping] = [
     lambda q: f"{q} Please answer briefly.",
     lambda q: f"I have a question. {q}",
     lambda q: f"Hello. {q}",
-    lambda q: without_mark(q),
+    lambda q: strip_final_mark(q),
     lambda q: lower_first(q),
-    lambda q: lower_first(without_mark(q)),
+    lambda q: lower_first(strip_final_mark(q)),
     lambda q: f"{q} Thanks.",
     lambda q: f"Quick question: {lower_first(q)}",
     lambda q: f"Hey, {lower_first(q)}",
@@ -75,6 +75,6 @@ def phrase(rng: random.Random, templates: Sequence[str], held_out: bool, **slots
     return rng.choice(wrappings)(question)
 
 
-def careless(rng: random.Random, question: str) -> str:
+def maybe_lowercase(rng: random.Random, question: str) -> str:
     """Now and then a question all in lower case, as people type."""
-    return without_mark(question).lower() if rng.random() < 0.06 else question
+    return strip_final_mark(question).lower() if rng.random() < 0.06 else question

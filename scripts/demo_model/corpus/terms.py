@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .example import Example, chat
-from .paraphrase import careless, phrase
+from .paraphrase import maybe_lowercase, phrase
 from .tables import read_rows
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def term(rng: random.Random, held_out: bool) -> Example:
         names, definition = rng.choice(DEFINITIONS)
         question = phrase(rng, DEFINITION_QUESTIONS, held_out, x=rng.choice(names))
         thought = f"The user asks what {names[0]} is. This is a term from language models."
-        return chat("terms", thought, careless(rng, question), definition)
+        return chat("terms", thought, maybe_lowercase(rng, question), definition)
     if choice < 0.86:
         direct, clause, answer = rng.choice(REASONS)
         question = phrase(rng, REASON_QUESTIONS, held_out, q=direct, x=clause)
@@ -93,7 +93,7 @@ def term(rng: random.Random, held_out: bool) -> Example:
     a, b, answer = rng.choice(DIFFERENCES)
     question = phrase(rng, DIFFERENCE_QUESTIONS, held_out, a=a, b=b)
     thought = f"The user wants to compare {a} and {b}. I say what each one does."
-    return chat("terms", thought, careless(rng, question), answer)
+    return chat("terms", thought, maybe_lowercase(rng, question), answer)
 
 
 def introduction(rng: random.Random, held_out: bool) -> Example:

@@ -17,7 +17,7 @@ from .conversations import small_talk
 from .example import Example, Message
 from .identity import UNKNOWN_ANSWER, identity, unknown
 from .paraphrase import phrase
-from .singles import fact
+from .single_facts import fact
 from .terms import term
 from .tool_invented import invented_kind
 from .tool_kinds import KINDS, ToolKind

@@ -8,7 +8,7 @@
 
 namespace tiny_llm_ext {
 
-void keep_freed_memory() {
+void configure_malloc() {
 #ifdef __GLIBC__
     mallopt(M_TRIM_THRESHOLD, 256 << 20);
     mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that it takes: larger blocks are not kept

@@ -7,6 +7,6 @@ namespace tiny_llm_ext {
 /// On a CPU, MLX allocates every array with malloc. By default glibc gives large blocks back to the
 /// system at once, which then hands out new pages, one fault and 4 KB of zeros at a time: 34,000
 /// faults for a prompt of 512 tokens, and 5 % of its time. No effect with other C libraries.
-void keep_freed_memory();
+void configure_malloc();
 
 }  // namespace tiny_llm_ext

@@ -52,7 +52,7 @@ mx::array row_contiguous(const mx::array& x, mx::Stream stream) {
 mx::array copy_of(const mx::array& x, mx::Stream stream) {
     mx::array packed(x.shape(), x.dtype(), nullptr, {});
     allocate(packed);
-    keep_for_tasks(stream, packed);
+    add_temporary(stream, packed);
     if (x.flags().row_contiguous) {
         add_task(stream, [from = x.data<char>(), to = packed.data<char>(), bytes = x.nbytes()] {
             std::memcpy(to, from, bytes);
@@ -85,7 +85,7 @@ Rows rows_of(const mx::array& x, mx::Stream stream) {
 }
 
 void* allocate(mx::array& out) {
-    if (Capture* capture = Capture::current()) {
+    if (TaskCapture* capture = TaskCapture::current()) {
         capture->allocate(out);
     } else {
         out.set_data(mx::allocator::malloc(out.nbytes()));

@@ -14,7 +14,7 @@ namespace {
 /// Each thread computes its own run. No other thread touches the ticket, so it may be read first
 /// and written afterwards.
 template <typename Ticket>
-int64_t next_of_own(ChunkRun<Ticket>* runs, const SharedJob& job, int thread) {
+int64_t next_static(ChunkRange<Ticket>* runs, const SharedJob& job, int thread) {
     auto& ticket = runs[thread].ticket;
     const uint64_t seen = ticket.load(std::memory_order_acquire);
     const auto chunk = static_cast<int64_t>(seen & CHUNK_BITS);
@@ -44,7 +44,7 @@ int64_t claim(Ticket& ticket, uint32_t job, int64_t end) {
 
 /// The next chunk of the thread's own run; when that is used up, of another's.
 template <typename Ticket>
-int64_t next_claimed(ChunkRun<Ticket>* runs, const SharedJob& job, int thread) {
+int64_t next_dynamic(ChunkRange<Ticket>* runs, const SharedJob& job, int thread) {
     // [task 4.5.1 next]
     for (int i = 0; i < job.threads; i++) {
         const int owner = (thread + i) % job.threads;
@@ -59,7 +59,7 @@ int64_t next_claimed(ChunkRun<Ticket>* runs, const SharedJob& job, int thread) {
 
 NextChunk claimed() {
     // [task 4.5.1 choose]
-    return next_claimed;
+    return next_dynamic;
     // [/task 4.5.1 choose]
 }
 
@@ -67,14 +67,14 @@ NextChunk default_schedule() {
     try {
         return claimed();
     } catch (const std::runtime_error&) {  // a learner's, who has not written them yet
-        return next_of_own;
+        return next_static;
     }
 }
 
 std::atomic<NextChunk> chosen{nullptr};
 
 void check_name(const std::string& name) {
-    if (name != "equal" && name != "claimed") {
+    if (name != "static" && name != "dynamic") {
         throw std::invalid_argument("the schedule is \"" + name +
                                     "\"; it may be equal or claimed.");
     }
@@ -117,7 +117,7 @@ class SlowTicket {
 
 }  // namespace
 
-NextChunk chosen_schedule() {
+NextChunk current_schedule() {
     NextChunk next = chosen.load(std::memory_order_acquire);
     if (next == nullptr) {
         next = default_schedule();
@@ -126,22 +126,22 @@ NextChunk chosen_schedule() {
     return next;
 }
 
-void use_schedule(const std::string& name) {
+void set_schedule(const std::string& name) {
     if (name.empty()) {
         chosen.store(nullptr, std::memory_order_release);
         return;
     }
     check_name(name);
-    chosen.store(name == "equal" ? static_cast<NextChunk>(next_of_own) : claimed(),
+    chosen.store(name == "static" ? static_cast<NextChunk>(next_static) : claimed(),
                  std::memory_order_release);
 }
 
-std::vector<std::vector<int64_t>> try_schedule(const std::string& name, int threads, int64_t chunks,
-                                               bool held) {
+std::vector<std::vector<int64_t>> simulate_schedule(const std::string& name, int threads,
+                                                    int64_t chunks, bool held) {
     check_name(name);
-    const auto next = name == "equal" ? next_of_own<SlowTicket> : next_claimed<SlowTicket>;
+    const auto next = name == "static" ? next_static<SlowTicket> : next_dynamic<SlowTicket>;
     const SharedJob job = {7, chunks, threads};
-    std::vector<ChunkRun<SlowTicket>> runs(threads);
+    std::vector<ChunkRange<SlowTicket>> runs(threads);
     for (int i = 0; i < threads; i++) {
         runs[i].ticket.store(job.ticket(job.begin(i)));
     }

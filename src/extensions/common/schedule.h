@@ -35,26 +35,26 @@ struct SharedJob {
 
 /// A thread's run. Each is on a cache line of its own: threads do not wait for each other's.
 template <typename Ticket>
-struct alignas(64) ChunkRun {
+struct alignas(64) ChunkRange {
     Ticket ticket{0};
 };
 
 /// The next chunk for a thread, or NO_CHUNK if it is done with the job.
-using NextChunk = int64_t (*)(ChunkRun<std::atomic<uint64_t>>* runs, const SharedJob& job,
+using NextChunk = int64_t (*)(ChunkRange<std::atomic<uint64_t>>* runs, const SharedJob& job,
                               int thread);
 
 /// What parallel_for goes by: claims, or as long as a learner has to write them equal parts.
-NextChunk chosen_schedule();
+NextChunk current_schedule();
 
-/// Names it: "equal" or "claimed"; "" goes back to the above. For measuring the two in turns.
+/// Names it: "static" or "dynamic"; "" goes back to the above. For measuring the two in turns.
 /// Throws std::invalid_argument for another name, and says which task is to be written.
-void use_schedule(const std::string& name);
+void set_schedule(const std::string& name);
 
 /// For tests: a job by that schedule, whose tickets are slow, so that threads meet at them.
 ///
 /// held: the first thread keeps its first chunk until all others are done, or two seconds.
 /// Returns what a thread got that asked for the job before this one, then each thread's chunks.
-std::vector<std::vector<int64_t>> try_schedule(const std::string& name, int threads, int64_t chunks,
-                                               bool held);
+std::vector<std::vector<int64_t>> simulate_schedule(const std::string& name, int threads,
+                                                    int64_t chunks, bool held);
 
 }  // namespace tiny_llm_ext

@@ -4,7 +4,7 @@
 
 namespace tiny_llm_ext {
 
-float* scratch_of_this_thread(int64_t floats) {
+float* thread_scratch(int64_t floats) {
     thread_local std::unique_ptr<char[]> memory;
     thread_local int64_t capacity = 0;
     const int64_t bytes = floats * static_cast<int64_t>(sizeof(float)) + 64;

@@ -15,7 +15,7 @@ std::mutex thrown_mutex;
 std::exception_ptr first_thrown;
 std::atomic<bool> has_thrown = false;
 
-thread_local Capture* capture_of_this_thread = nullptr;
+thread_local TaskCapture* capture_of_this_thread = nullptr;
 
 // A block of memory, as an array of bytes that owns it.
 mx::array block_of(size_t bytes) {
@@ -33,7 +33,7 @@ mx::array lent_of(const mx::array& block) {
 
 }  // namespace
 
-void keep_thrown(std::exception_ptr thrown) {
+void store_task_error(std::exception_ptr thrown) {
     std::lock_guard lock(thrown_mutex);
     if (first_thrown == nullptr) {
         first_thrown = std::move(thrown);
@@ -41,7 +41,7 @@ void keep_thrown(std::exception_ptr thrown) {
     }
 }
 
-void throw_what_tasks_threw() {
+void rethrow_task_error() {
     if (!has_thrown.load(std::memory_order_relaxed)) {
         return;
     }
@@ -56,14 +56,16 @@ void throw_what_tasks_threw() {
     }
 }
 
-Capture::Capture(Workspace& workspace) : workspace_(workspace) { capture_of_this_thread = this; }
+TaskCapture::TaskCapture(Workspace& workspace) : workspace_(workspace) {
+    capture_of_this_thread = this;
+}
 
-Capture::~Capture() { capture_of_this_thread = nullptr; }
+TaskCapture::~TaskCapture() { capture_of_this_thread = nullptr; }
 
-Capture* Capture::current() { return capture_of_this_thread; }
+TaskCapture* TaskCapture::current() { return capture_of_this_thread; }
 
 // The smallest block that is free and large enough, or one more.
-Capture::Lease& Capture::lease(size_t bytes) {
+TaskCapture::Lease& TaskCapture::lease(size_t bytes) {
     Lease* best = nullptr;
     for (Lease& lease : leases_) {
         if (lease.is_free() && lease.block.nbytes() >= bytes &&
@@ -86,13 +88,13 @@ Capture::Lease& Capture::lease(size_t bytes) {
     return leases_.back();
 }
 
-void Capture::allocate(mx::array& out) {
+void TaskCapture::allocate(mx::array& out) {
     out.copy_shared_buffer(lease(out.nbytes()).lent, out.strides(), {true, true, out.ndim() <= 1},
                            out.size());
 }
 
-void keep_for_tasks(mx::Stream stream, const mx::array& x) {
-    if (Capture* capture = Capture::current()) {
+void add_temporary(mx::Stream stream, const mx::array& x) {
+    if (TaskCapture* capture = TaskCapture::current()) {
         capture->memory.push_back(x);
     } else {
         mx::cpu::get_command_encoder(stream).add_temporary(x);

@@ -14,17 +14,17 @@ namespace tiny_llm_ext {
 /// While it lives, tasks that this thread adds are kept instead of being run, and `allocate` gives
 /// out the workspace's memory: what is captured can be run again and again, in the same memory.
 /// Tasks run in order, so memory that no array refers to any more is given out again.
-class Capture {
+class TaskCapture {
    public:
     using Tasks = std::vector<std::function<void()>>;
     using Workspace = std::vector<mlx::core::array>;
 
     /// workspace: blocks of any size, which grow as they are asked for. Captures that share it must
     /// not run at the same time.
-    explicit Capture(Workspace& workspace);
-    ~Capture();
-    Capture(const Capture&) = delete;
-    Capture& operator=(const Capture&) = delete;
+    explicit TaskCapture(Workspace& workspace);
+    ~TaskCapture();
+    TaskCapture(const TaskCapture&) = delete;
+    TaskCapture& operator=(const TaskCapture&) = delete;
 
     /// Gives `out` memory of the workspace that no living array has, row by row.
     void allocate(mlx::core::array& out);
@@ -34,7 +34,7 @@ class Capture {
     std::vector<mlx::core::array> memory;
 
     /// This thread's, or nullptr.
-    static Capture* current();
+    static TaskCapture* current();
 
    private:
     // A block of the workspace, and what arrays share of it: as many references as there are arrays
@@ -53,17 +53,17 @@ class Capture {
 
 /// Throws what the first task has thrown since this last threw, if one has. A task runs in a thread
 /// of its stream, where nobody can catch it; so it is kept until here.
-void throw_what_tasks_threw();
+void rethrow_task_error();
 
 /// Keeps what a task has thrown.
-void keep_thrown(std::exception_ptr thrown);
+void store_task_error(std::exception_ptr thrown);
 
 /// Runs `task` when all that was added to the stream before has run. Throws what a task has thrown
 /// that ran before.
 template <typename Task>
 void add_task(mlx::core::Stream stream, Task task) {
-    throw_what_tasks_threw();
-    if (Capture* capture = Capture::current()) {
+    rethrow_task_error();
+    if (TaskCapture* capture = TaskCapture::current()) {
         capture->tasks.emplace_back(std::move(task));
         return;
     }
@@ -71,18 +71,18 @@ void add_task(mlx::core::Stream stream, Task task) {
         try {
             task();
         } catch (...) {
-            keep_thrown(std::current_exception());
+            store_task_error(std::current_exception());
         }
     });
 }
 
 /// Keeps an array's memory for the tasks that were added and for the one added next.
-void keep_for_tasks(mlx::core::Stream stream, const mlx::core::array& x);
+void add_temporary(mlx::core::Stream stream, const mlx::core::array& x);
 
 /// Whether an operation may write into its input `x` and call that its output, because nothing else
-/// will read x. What is captured may always: a recording sees to that (src/recording/recording.h).
-inline bool may_overwrite(const mlx::core::array& x) {
-    return x.flags().row_contiguous && (Capture::current() != nullptr || x.is_donatable());
+/// will read x. What is captured may always: a recording sees to that (src/graph_capture/graph.h).
+inline bool can_overwrite(const mlx::core::array& x) {
+    return x.flags().row_contiguous && (TaskCapture::current() != nullptr || x.is_donatable());
 }
 
 }  // namespace tiny_llm_ext

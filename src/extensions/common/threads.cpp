@@ -64,7 +64,7 @@ int configured_threads() {
 class Pool {
    public:
     explicit Pool(int threads)
-        : threads_(threads), runs_(std::make_unique<ChunkRun<std::atomic<uint64_t>>[]>(threads)) {
+        : threads_(threads), runs_(std::make_unique<ChunkRange<std::atomic<uint64_t>>[]>(threads)) {
         for (int thread = 1; thread < threads; thread++) {
             std::thread([this, thread] { work(thread); }).detach();
         }
@@ -80,7 +80,7 @@ class Pool {
         run_.store(run, std::memory_order_release);
         body_.store(body, std::memory_order_release);
         chunks_.store(chunks, std::memory_order_release);
-        next_.store(chosen_schedule(), std::memory_order_release);
+        next_.store(current_schedule(), std::memory_order_release);
         done_.store(0, std::memory_order_relaxed);
         for (int i = 0; i < threads_; i++) {
             runs_[i].ticket.store(job.ticket(job.begin(i)), std::memory_order_release);
@@ -142,7 +142,7 @@ class Pool {
     }
 
     const int threads_;
-    const std::unique_ptr<ChunkRun<std::atomic<uint64_t>>[]> runs_;
+    const std::unique_ptr<ChunkRange<std::atomic<uint64_t>>[]> runs_;
     std::mutex one_job_at_a_time_;
     std::mutex thrown_mutex_;
     std::exception_ptr thrown_;  // by the first chunk of this job that threw

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <vector>
 
-#include "src/flash_attention/attention_steps.h"
+#include "src/flash_attention/attention_week4.h"
 #include "tests/kernel_tests.h"
 
 namespace tiny_llm_ext::tests {
@@ -11,12 +11,12 @@ namespace {
 
 constexpr Format FORMATS[] = {Format::float32, Format::float16, Format::bfloat16};
 
-AttentionScores scores_of([[maybe_unused]] InstructionSet set) {
+ScoresKernel scores_of([[maybe_unused]] InstructionSet set) {
     return TINY_LLM_CHOOSE_SIMD(set, attention_scores, nullptr);
 }
 
-AttentionPart part_of([[maybe_unused]] InstructionSet set) {
-    return TINY_LLM_CHOOSE_SIMD(set, attention_part, nullptr);
+SplitKernel part_of([[maybe_unused]] InstructionSet set) {
+    return TINY_LLM_CHOOSE_SIMD(set, attention_split, nullptr);
 }
 
 // Random numbers, as an array of a format. Guards on both sides would be read as no numbers.
@@ -84,7 +84,7 @@ void expect_near(double x, double expected, double tolerance, const Problem& pro
     });
 }
 
-void check_scores(const Problem& problem, AttentionScores kernel) {
+void check_scores(const Problem& problem, ScoresKernel kernel) {
     std::vector<float> query(MAX_HEAD_SIZE);
     for (int64_t d = 0; d < problem.D; d++) {
         query[d] = load_element(problem.query.data(), d, problem.format);
@@ -100,8 +100,8 @@ void check_scores(const Problem& problem, AttentionScores kernel) {
     }
 }
 
-void check_part(const Problem& problem, AttentionPart kernel) {
-    std::vector<RowState> states(STEP_QUERY_ROWS);
+void check_part(const Problem& problem, SplitKernel kernel) {
+    std::vector<SoftmaxState> states(QUERY_ROWS);
     kernel(problem.rows, 0, problem.S, states.data());
     for (int row = 0; row < 2; row++) {
         double sum = 0;

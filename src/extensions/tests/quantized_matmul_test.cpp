@@ -18,7 +18,7 @@ struct Problem {
     Format format, scale_format;
     std::vector<uint32_t> b;
     std::vector<uint16_t> scales, biases, a;
-    bool interleaved = false;
+    bool prepacked = false;
     bool floating_point = false;  // no biases
 
     Problem(int64_t M, int64_t O, int64_t I, int group_size, int bits, Format format,
@@ -51,21 +51,21 @@ struct Problem {
                 out,
                 scale_format,
                 format,
-                interleaved};
+                prepacked};
     }
 
-    // The same problem with its weights interleaved, so many rows together.
-    Problem with_interleaved_weights(int rows) const {
+    // The same problem with its weights prepacked, so many rows together.
+    Problem with_prepacked_weights(int rows) const {
         Problem other = *this;
-        other.interleaved = true;
-        other.b = interleave(b, rows);
-        other.scales = interleave(scales, rows);
-        other.biases = interleave(biases, rows);
+        other.prepacked = true;
+        other.b = prepack_weight(b, rows);
+        other.scales = prepack_weight(scales, rows);
+        other.biases = prepack_weight(biases, rows);
         return other;
     }
 
     template <typename Element>
-    std::vector<Element> interleave(const std::vector<Element>& matrix, int rows) const {
+    std::vector<Element> prepack_weight(const std::vector<Element>& matrix, int rows) const {
         const int64_t columns = static_cast<int64_t>(matrix.size()) / O;
         std::vector<Element> out;
         for (int64_t first = 0; first < O; first += rows) {
@@ -152,7 +152,7 @@ float tolerance(const Problem& problem, int64_t m, int64_t o, float expected) {
 }
 
 // The course's kernel of an instruction set.
-ProductStep vectors_of([[maybe_unused]] InstructionSet set) {
+Week4Matmul vectors_of([[maybe_unused]] InstructionSet set) {
 #if defined(__x86_64__)
     return set == InstructionSet::avx2 ? avx2::quantized_matmul_vectors
                                        : avx512::quantized_matmul_vectors;
@@ -161,23 +161,23 @@ ProductStep vectors_of([[maybe_unused]] InstructionSet set) {
 #endif
 }
 
-// Its kernels that want STEP_ROWS rows of weights interleaved.
-std::vector<ProductStep> ordered_of([[maybe_unused]] InstructionSet set) {
+// Its kernels that want PACK_ROWS rows of weights prepacked.
+std::vector<Week4Matmul> ordered_of([[maybe_unused]] InstructionSet set) {
 #if defined(__x86_64__)
     if (set == InstructionSet::avx2) {
-        return {avx2::quantized_matmul_ordered, avx2::quantized_matmul_fetched,
+        return {avx2::quantized_matmul_prepacked, avx2::quantized_matmul_prefetched,
                 avx2::quantized_matmul_panels, avx2::quantized_matmul_pairs};
     }
-    return {avx512::quantized_matmul_ordered, avx512::quantized_matmul_fetched,
+    return {avx512::quantized_matmul_prepacked, avx512::quantized_matmul_prefetched,
             avx512::quantized_matmul_panels, avx512::quantized_matmul_pairs};
 #else
-    return {neon::quantized_matmul_ordered, neon::quantized_matmul_fetched,
+    return {neon::quantized_matmul_prepacked, neon::quantized_matmul_prefetched,
             neon::quantized_matmul_panels, neon::quantized_matmul_pairs};
 #endif
 }
 
 // All rows of a problem by a kernel without preparations, in chunks.
-Guarded<uint16_t> multiply(const Problem& problem, ProductStep step) {
+Guarded<uint16_t> multiply(const Problem& problem, Week4Matmul step) {
     Guarded<uint16_t> out(problem.M * problem.O);
     const QuantizedMatmulJob job = problem.job(out.data(), 0, problem.M);
     for (int64_t o = 0; o < problem.O; o += QUANTIZED_MATMUL_PANEL) {
@@ -254,9 +254,9 @@ KERNEL_TEST(the_course_s_kernels_of_interleaved_weights_equal_the_reference) {
     for (const auto& [M, O, I] : shapes) {
         for (const Problem& problem : problems(M, O, I)) {
             if (!problem.floating_point) {
-                const Problem interleaved = problem.with_interleaved_weights(STEP_ROWS);
-                for (ProductStep step : ordered_of(set)) {
-                    compare_with_reference(problem, multiply(interleaved, step));
+                const Problem prepacked = problem.with_prepacked_weights(PACK_ROWS);
+                for (Week4Matmul step : ordered_of(set)) {
+                    compare_with_reference(problem, multiply(prepacked, step));
                 }
             }
         }
@@ -264,7 +264,7 @@ KERNEL_TEST(the_course_s_kernels_of_interleaved_weights_equal_the_reference) {
 }
 
 KERNEL_TEST(quantized_matmul_of_interleaved_weights_has_the_same_bits) {
-    const int rows = kernel_of(set).interleaved_rows;
+    const int rows = kernel_of(set).prepack_rows;
     if (rows == 0) {
         return;
     }
@@ -273,10 +273,10 @@ KERNEL_TEST(quantized_matmul_of_interleaved_weights_has_the_same_bits) {
     for (const auto& [M, blocks, I] : shapes) {
         for (const Problem& problem : problems(M, blocks * rows, I)) {
             Guarded<uint16_t> expected = multiply(problem, set, 0, M);
-            Guarded<uint16_t> actual = multiply(problem.with_interleaved_weights(rows), set, 0, M);
+            Guarded<uint16_t> actual = multiply(problem.with_prepacked_weights(rows), set, 0, M);
             const size_t bytes = M * problem.O * sizeof(uint16_t);
             expect(actual.intact() && std::memcmp(actual.data(), expected.data(), bytes) == 0,
-                   [&] { return problem.name() + ": interleaved weights"; });
+                   [&] { return problem.name() + ": prepacked weights"; });
         }
     }
 }

@@ -1,9 +1,8 @@
-"""Attention, from one head to pages.
+"""Attention, from one head to paged KV.
 
-    dense   attention over arrays: one head, many, grouped, and flash attention
-    paged   attention over the pages of a KV cache
+Functions of arrays; `kv_cache` decides which tokens an array or a page holds.
 
-These are functions of arrays; `kv_cache` decides which tokens an array or a page holds.
+Reading order: dense, paged.
 """
 
 from .dense import (

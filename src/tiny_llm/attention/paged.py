@@ -85,10 +85,10 @@ def paged_attention_reference(
     """`paged_attention` in plain MLX, one sequence after the other, in float32."""
     # [task 3.2.2 reference]
     rows = [
-        _attend_to_one(
+        _attend_sequence(
             query[b], key_pages, value_pages, block_table[b], context_len, page_size, scale, mask
         )
-        for b, context_len in enumerate(_numbers(context_lens))
+        for b, context_len in enumerate(_to_list(context_lens))
     ]
     return mx.stack(rows) if rows else query
     # [/task 3.2.2 reference]
@@ -160,11 +160,11 @@ def paged_attention_varlen_reference(
 ) -> mx.array:
     """`paged_attention_varlen` in plain MLX, one sequence after the other, in float32."""
     # [task 3.3.1 reference]
-    ends = _numbers(cu_seqlens_q)
+    ends = _to_list(cu_seqlens_q)
     rows = []
-    for s, context_len in enumerate(_numbers(context_lens)):
+    for s, context_len in enumerate(_to_list(context_lens)):
         own = query[ends[s] : ends[s + 1]].swapaxes(0, 1)  # H_q×L×D
-        attended = _attend_to_one(
+        attended = _attend_sequence(
             own, key_pages, value_pages, block_table[s], context_len, page_size, scale, "causal"
         )
         rows.append(attended.swapaxes(0, 1))
@@ -181,7 +181,7 @@ def gather_pages(pages: mx.array, page_ids: mx.array, length: int) -> mx.array:
     # [/task 3.1.3 pages]
 
 
-def _attend_to_one(
+def _attend_sequence(
     query: mx.array,
     key_pages: mx.array,
     value_pages: mx.array,
@@ -246,5 +246,5 @@ def as_int32(numbers: Integers | BlockTable) -> mx.array:
     return numbers if isinstance(numbers, mx.array) else mx.array(list(numbers), dtype=mx.int32)
 
 
-def _numbers(array: mx.array) -> list[int]:
+def _to_list(array: mx.array) -> list[int]:
     return array.tolist()  # type: ignore[return-value]

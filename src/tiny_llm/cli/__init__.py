@@ -1,4 +1,5 @@
-"""The commands: a thin file each, on top of the package's public names.
+"""The commands, a thin module each, on top of the package's public names.
 
-A command's own flags are in its file; those that several commands share are in `arguments`.
+Reading order: main, chat, batch, serve, bench, check_installation, entrypoint, parsing, backends,
+batching.
 """

@@ -20,11 +20,17 @@ from rich.table import Table
 from .. import kernels
 from ..errors import UserError
 from ..sampler import make_sampler
-from .arguments import add_batch_arguments, add_model_arguments, check_batch_arguments
-from .batch_runs import BatchRun, open_run
-from .checkpoint import Checkpoint, open_checkpoint
-from .command import CommandParser, console, run_command
-from .workload import LengthRange, TokenClock, Workload, draw_workload, latencies
+from .backends.checkpoint import Checkpoint, open_checkpoint
+from .batching.runs import BatchRun, open_batch_run
+from .batching.workload import (
+    LengthRange,
+    TimestampTokenizer,
+    Workload,
+    latencies,
+    synthetic_workload,
+)
+from .parsing.arguments import add_batch_arguments, add_model_arguments, check_batch_arguments
+from .parsing.command import CommandParser, console, run_command
 
 WARMUP_TOKENS = 8  # enough to have run every kernel that decoding uses
 
@@ -63,7 +69,7 @@ def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload
     Returns:
         Counts, seconds, tokens per second, latencies in milliseconds and gigabytes (10⁹ bytes).
     """
-    clock = TokenClock()
+    clock = TimestampTokenizer()
     run = _open(args, checkpoint, workload, clock)
     mx.reset_peak_memory()
     started = time.perf_counter()
@@ -87,9 +93,9 @@ def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload
 
 
 def _open(
-    args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload, clock: TokenClock
+    args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload, clock: TimestampTokenizer
 ) -> BatchRun:
-    return open_run(
+    return open_batch_run(
         args,
         Checkpoint(checkpoint.name, checkpoint.mlx_model, clock),
         workload.prompts,
@@ -107,8 +113,8 @@ def _serve(run: BatchRun, num_seqs: int) -> None:
         finished = 0
         while not run.is_done:
             run.step()
-            if len(run.answers) > finished:
-                finished = len(run.answers)
+            if len(run.outputs) > finished:
+                finished = len(run.outputs)
                 progress.update(task, completed=finished, refresh=True)
 
 
@@ -133,9 +139,9 @@ def _bench(args: argparse.Namespace) -> int:
     if args.warmup:
         # Other ids than those that are measured: nothing of them may be remembered.
         brief = LengthRange("output", 1, min(outputs.high, WARMUP_TOKENS))
-        warmup = draw_workload(args.warmup, inputs, brief, config.vocab_size, args.seed + 1)
-        _serve(_open(args, checkpoint, warmup, TokenClock()), args.warmup)
-    workload = draw_workload(args.num_seqs, inputs, outputs, config.vocab_size, args.seed)
+        warmup = synthetic_workload(args.warmup, inputs, brief, config.vocab_size, args.seed + 1)
+        _serve(_open(args, checkpoint, warmup, TimestampTokenizer()), args.warmup)
+    workload = synthetic_workload(args.num_seqs, inputs, outputs, config.vocab_size, args.seed)
     result = {
         "model": checkpoint.name,
         "solution": args.solution,
@@ -162,7 +168,7 @@ def _print_table(result: dict[str, Any]) -> None:
         tokens, speed = result[f"{what}_tokens"], result[f"{what}_tokens_per_s"]
         table.add_row(what, str(tokens), f"{speed:.1f}")
     latency = Table("ms", "median", "p95", title="latency")
-    for what, name in (("first token", "ttft_ms"), ("between tokens", "gap_ms")):
+    for what, name in (("first token", "ttft_ms"), ("between tokens", "itl_ms")):
         pair = (result[f"{name}_median"], result[f"{name}_p95"])
         latency.add_row(what, *("–" if ms is None else f"{ms:.1f}" for ms in pair))
     screen = Console(highlight=False)

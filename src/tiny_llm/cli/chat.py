@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import UserError
-from .arguments import add_model_arguments, add_sampling_arguments
-from .backend import Backend, open_backend
-from .command import CommandParser, console, run_command
-from .input_text import checked_text, read_as_utf8
-from .remote_chat import RemoteModel, add_remote_arguments, check_remote_arguments
+from .backends.backend import Backend, open_backend
+from .backends.remote import RemoteBackend, add_remote_arguments, check_remote_arguments
+from .parsing.arguments import add_model_arguments, add_sampling_arguments
+from .parsing.command import CommandParser, console, run_command
+from .parsing.input_text import reconfigure_as_utf8, validate_utf8
 
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401  (importing it gives input() its history and line editing)
@@ -38,7 +38,7 @@ def make_parser(prog: str) -> CommandParser:
     return parser
 
 
-class Conversation:
+class ChatSession:
     """What was said so far, and how the next turn is answered.
 
     Args:
@@ -46,7 +46,7 @@ class Conversation:
         system_prompt: how the assistant shall behave, or None.
     """
 
-    def __init__(self, backend: Backend | RemoteModel, system_prompt: str | None = None):
+    def __init__(self, backend: Backend | RemoteBackend, system_prompt: str | None = None):
         self._backend = backend
         self._system_prompt = system_prompt
         self.reset()
@@ -69,7 +69,7 @@ class Conversation:
         self.messages.append({"role": "user", "content": text})
         answer = ""
         try:
-            for piece in self._backend.answer(self.messages):
+            for piece in self._backend.stream_chat(self.messages):
                 answer += piece
                 print(piece, end="", flush=True)
         except KeyboardInterrupt:
@@ -85,10 +85,10 @@ class Conversation:
 
 def _converse(args: argparse.Namespace) -> int:
     check_remote_arguments(args)
-    backend = open_backend(args) if args.url is None else RemoteModel(args)
-    read_as_utf8(sys.stdin)
+    backend = open_backend(args) if args.url is None else RemoteBackend(args)
+    reconfigure_as_utf8(sys.stdin)
     hint = " /reset starts afresh." if args.url is None else ""
-    conversation = Conversation(backend, args.system_prompt)
+    conversation = ChatSession(backend, args.system_prompt)
     console.print(HELP, style="dim")
     while True:
         try:
@@ -107,7 +107,7 @@ def _converse(args: argparse.Namespace) -> int:
             console.print(f"unknown command {line}; {HELP}", markup=False)
         elif line:
             try:
-                conversation.ask(checked_text("the line", line))
+                conversation.ask(validate_utf8("the line", line))
             except UserError as error:
                 console.print(f"{error}{hint}", markup=False, soft_wrap=True)
 

@@ -17,16 +17,16 @@ from rich.table import Table
 
 from .. import kernels
 from ..errors import UserError
-from ..models import SHIPPED, SHORTCUTS, find_in_cache
-from ..models.files import check_checkpoint, weight_bytes
-from ..models.folder import ModelError
-from .command import CommandParser, run_command
+from ..models import BUNDLED_MODELS, SHORT_NAMES, find_in_cache
+from ..models.checkpoint.layout import check_checkpoint, weight_bytes
+from ..models.checkpoint.safe_io import ModelError
+from .parsing.command import CommandParser, run_command
 
 MARKS = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]optional[/]"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One row of the table.
 
     Attributes:
@@ -53,7 +53,7 @@ def make_parser(prog: str) -> CommandParser:
     return CommandParser(prog, __doc__)
 
 
-def findings() -> Iterator[Finding]:
+def run_checks() -> Iterator[CheckResult]:
     """Looks for everything, in the order in which it is needed."""
     yield _python()
     yield _package("mlx")
@@ -63,26 +63,30 @@ def findings() -> Iterator[Finding]:
     yield _extension()
     yield from _metal_kernels()
     yield _torch()
-    for name, folder in SHIPPED.items():
+    for name, folder in BUNDLED_MODELS.items():
         try:
             check_checkpoint(folder)
-            yield Finding(f"model {name}", True, f"shipped, {weight_bytes(folder) / 1e6:.1f} MB")
+            yield CheckResult(
+                f"model {name}", True, f"shipped, {weight_bytes(folder) / 1e6:.1f} MB"
+            )
         except ModelError as error:
-            yield Finding(f"model {name}", False, str(error), "check the package out again")
-    for name, hub_id in SHORTCUTS.items():
+            yield CheckResult(f"model {name}", False, str(error), "check the package out again")
+    for name, hub_id in SHORT_NAMES.items():
         cached = find_in_cache(hub_id)
         if cached is None:
             fix = f"`pdm run main --model {name}` downloads it"
-            yield Finding(f"model {name}", None, "not in the local hub cache", fix)
+            yield CheckResult(f"model {name}", None, "not in the local hub cache", fix)
         else:
-            yield Finding(f"model {name}", True, f"{weight_bytes(cached) / 1e9:.2f} GB in {cached}")
+            yield CheckResult(
+                f"model {name}", True, f"{weight_bytes(cached) / 1e9:.2f} GB in {cached}"
+            )
 
 
 def _report(args: argparse.Namespace) -> int:
     del args  # it has no flags
     table = Table("what", "", "found", "fix", title=f"tiny-llm {version('tiny-llm')}")
     needed_but_missing = 0
-    for finding in findings():
+    for finding in run_checks():
         fix = "" if finding.ok else finding.fix
         table.add_row(finding.name, MARKS[finding.ok], finding.found, fix)
         needed_but_missing += finding.ok is False
@@ -90,12 +94,14 @@ def _report(args: argparse.Namespace) -> int:
     return 1 if needed_but_missing else 0
 
 
-def _python() -> Finding:
+def _python() -> CheckResult:
     supported = (3, 11) <= sys.version_info[:2] <= (3, 15)
-    return Finding("Python", supported, platform.python_version(), "install Python 3.11 to 3.15")
+    return CheckResult(
+        "Python", supported, platform.python_version(), "install Python 3.11 to 3.15"
+    )
 
 
-def _package(name: str) -> Finding:
+def _package(name: str) -> CheckResult:
     """A pinned dependency: its version must be the one that pyproject.toml pins here."""
     pins = [
         one.specifier
@@ -106,43 +112,43 @@ def _package(name: str) -> Finding:
     try:
         found = version(name)
     except PackageNotFoundError:
-        return Finding(name, False, "not installed", fix)
-    return Finding(name, all(found in pin for pin in pins), found, fix)
+        return CheckResult(name, False, "not installed", fix)
+    return CheckResult(name, all(found in pin for pin in pins), found, fix)
 
 
-def _device() -> Finding:
+def _device() -> CheckResult:
     try:
         mx.eval(mx.ones(4) + 1)
     except RuntimeError as error:
-        return Finding("device", False, f"MLX cannot compute: {error}", "`pdm install` again")
+        return CheckResult("device", False, f"MLX cannot compute: {error}", "`pdm install` again")
     kind = "cpu" if kernels.computes_on_cpu() else "gpu"
     name = mx.device_info().get("device_name", platform.processor() or platform.machine())
     if kind == "gpu" and mx.default_device() == mx.cpu:
         name = "an emulator of Metal, on this CPU"
-    return Finding("device", True, f"{kind}: {name}")
+    return CheckResult("device", True, f"{kind}: {name}")
 
 
-def _compiler() -> Finding:
+def _compiler() -> CheckResult:
     fix = "macOS: `xcode-select --install`; Debian and Ubuntu: `apt install g++`"
     for command in ("c++", "g++", "clang++"):
         if path := shutil.which(command):
-            return Finding("C++ compiler", True, f"{_first_line([path, '--version'])}")
-    return Finding("C++ compiler", None, "none; Week 1 needs none", fix)
+            return CheckResult("C++ compiler", True, f"{_first_line([path, '--version'])}")
+    return CheckResult("C++ compiler", None, "none; Week 1 needs none", fix)
 
 
-def _extension() -> Finding:
+def _extension() -> CheckResult:
     try:
         module = kernels.extension()
     except UserError as error:
-        return Finding("extension", None, str(error), "`pdm run build-ext`; Week 1 needs none")
-    return Finding("extension", True, f"built: {', '.join(module.__all__)}")
+        return CheckResult("extension", None, str(error), "`pdm run build-ext`; Week 1 needs none")
+    return CheckResult("extension", True, f"built: {', '.join(module.__all__)}")
 
 
-def _metal_kernels() -> Iterator[Finding]:
+def _metal_kernels() -> Iterator[CheckResult]:
     """A row for each file of Metal kernels, compiled here if there is a GPU."""
-    has_gpu = not kernels.computes_on_cpu() and kernels.run_where_mlx_does()
+    has_gpu = not kernels.computes_on_cpu() and kernels.runs_on_default_device()
     if not has_gpu:
-        yield Finding("Metal kernels", None, f"not on {platform.system()}", "nothing to do")
+        yield CheckResult("Metal kernels", None, f"not on {platform.system()}", "nothing to do")
         return
     metal = kernels.extension().metal
     for library in metal.library_states():
@@ -150,14 +156,14 @@ def _metal_kernels() -> Iterator[Finding]:
     for library in metal.library_states():
         found = library.state + (f": {library.message}" if library.message else "")
         fix = "its operation runs on the CPU until then; please report the message"
-        yield Finding(f"{library.file}.metal", library.state == "compiled", found, fix)
+        yield CheckResult(f"{library.file}.metal", library.state == "compiled", found, fix)
 
 
-def _torch() -> Finding:
+def _torch() -> CheckResult:
     if importlib.util.find_spec("torch") is None:
         fix = "`pdm run install-torch` (parity tests and training use it)"
-        return Finding("torch", None, "not installed", fix)
-    return Finding("torch", True, version("torch"))
+        return CheckResult("torch", None, "not installed", fix)
+    return CheckResult("torch", True, version("torch"))
 
 
 def _first_line(command: list[str]) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from ..demo.prompts import INTRODUCTION_PROMPT
 from ..errors import UserError
 from ..generate import GenerationResponse, SpeculationStatistics
-from .arguments import add_model_arguments, add_sampling_arguments
-from .backend import open_backend
-from .command import CommandParser, run_command
-from .input_text import prompt_text
+from .backends.backend import open_backend
+from .parsing.arguments import add_model_arguments, add_sampling_arguments
+from .parsing.command import CommandParser, run_command
+from .parsing.input_text import read_prompt
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "main") -> int:
@@ -42,14 +42,14 @@ def statistics_line(
 
 
 def _answer(args: argparse.Namespace) -> int:
-    prompt = prompt_text(args.prompt)
+    prompt = read_prompt(args.prompt)
     if not prompt.strip():
         raise UserError("the prompt is empty; give some text after --prompt.")
 
     backend = open_backend(args)
     for response in backend.stream(backend.encode_chat([{"role": "user", "content": prompt}])):
         print(response.text, end="", flush=True)
-    print(f"\n\n{statistics_line(response, backend.drafts())}")
+    print(f"\n\n{statistics_line(response, backend.speculation_statistics())}")
     return 0
 
 

@@ -13,9 +13,11 @@ from .. import demo, kernels
 from ..engine.llm import LLM
 from ..errors import UserError
 from ..models import default_model
-from ..models.files import has_tokenizer
-from ..models.names import find_config, find_model
-from .arguments import (
+from ..models.checkpoint.layout import has_tokenizer
+from ..models.hub import find_config, find_model
+from .backends.checkpoint import set_device
+from .parsing.arguments import (
+    API_KEY_VARIABLE,
     add_attention_backend,
     add_load_format,
     add_speculative_argument,
@@ -25,11 +27,9 @@ from .arguments import (
     check_speculative,
     check_tensor_parallel_size,
 )
-from .checkpoint import choose_device
-from .command import CommandParser, console, run_command
+from .parsing.command import CommandParser, console, run_command
 
 LIBRARIES = ("fastapi", "uvicorn", "httptools", "pydantic", "prometheus_client")
-KEY_VARIABLE = "TINY_LLM_API_KEY"
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
@@ -83,7 +83,7 @@ def _add_access_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", metavar="HOST", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 takes a free one")
     parser.add_argument(
-        "--api-key", metavar="KEY", help=f"what clients must send; {KEY_VARIABLE} is the same"
+        "--api-key", metavar="KEY", help=f"what clients must send; {API_KEY_VARIABLE} is the same"
     )
     parser.add_argument(
         "--allow-anonymous", action="store_true", help="listen on another host without a key"
@@ -110,7 +110,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--record", type=Path, metavar="FILE", help="write what the engine does; the page plays it"
     )
     parser.add_argument(
-        "--next-turn",
+        "--prefix-warmup",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="compute a conversation's next turn while there is nothing else to do",
@@ -152,14 +152,14 @@ def _serve(args: argparse.Namespace) -> int:
         find(args.draft_model, console)
     listening = _listen(args.host, args.port)
 
-    from ..server.run import Process  # needs libraries that only this command has
+    from ..server.process import ServerProcess  # needs libraries that only this command has
     from ..server.settings import Settings
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("tiny_llm").setLevel(logging.INFO)
     settings = Settings(
         model_name=args.served_model_name or Path(name).name or name,
-        api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
+        api_key=args.api_key or os.environ.get(API_KEY_VARIABLE) or None,
         allowed_hosts=(args.host, *args.allowed_host),
         cors_origins=tuple(args.cors_origin),
         max_queue=args.max_queue,
@@ -169,16 +169,16 @@ def _serve(args: argparse.Namespace) -> int:
         watchdog=args.watchdog,
         generation_config=args.generation_config,
         record=args.record,
-        next_turn=args.next_turn,
+        prefix_warmup=args.prefix_warmup,
     )
     texts = folder if has_tokenizer(folder) else demo.TARGET_PATH  # as `load_weights` has it
     # Other ranks look for the model by themselves, on their own machines.
     found = str(folder) if args.tensor_parallel_size == 1 else name
-    return Process(settings, texts, lambda: _load(args, found), listening).run()
+    return ServerProcess(settings, texts, lambda: _load(args, found), listening).run()
 
 
 def _load(args: argparse.Namespace, model: str) -> LLM:
-    choose_device(args.device)
+    set_device(args.device)
     return LLM(
         model,
         kv_cache_bytes=args.kv_cache_bytes,
@@ -224,7 +224,7 @@ def _check(args: argparse.Namespace) -> None:
         least = 0 if flag in ("max-queue", "drain-timeout") else 1e-3
         if value is not None and not value >= least:
             raise UserError(f"--{flag} is {value}; it must be at least {least:g}.")
-    has_key = args.api_key or os.environ.get(KEY_VARIABLE)
+    has_key = args.api_key or os.environ.get(API_KEY_VARIABLE)
     if args.host not in LOCAL_HOSTS and not has_key and not args.allow_anonymous:
         raise UserError(
             f"--host {args.host} lets other machines in, and there is no key; give --api-key, or "

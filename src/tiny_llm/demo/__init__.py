@@ -2,6 +2,8 @@
 
 `TARGET_PATH` and `DRAFT_PATH` are folders in MLX format, which `mlx_lm.load` can read.
 `scripts/demo_model/README.md` says what the model knows, what it does not, and how it was made.
+
+Reading order: prompts.
 """
 
 from pathlib import Path

@@ -14,26 +14,25 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import UserError, check_token_ids
-from ..models.detokenizer import exact_detokenizer
-from . import prompt_forms
-from .answer import Answer
-from .answer_grammar import Thinking, thinking_before
-from .checks import as_plain, checked_number
-from .choose_tokens import TokenCounts, answer_seed
-from .forced_tokens import ForcedTokens, GuessSource
-from .grammars import AnswerGrammar, GrammarCompiler
-from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
-from .prompt_forms import ChatOptions, Prompt
-from .request import EngineRequest, FinishReason
-from .runner import Runner
-from .sampling_params import SamplingParams
-from .scheduler import Scheduler
-from .step import ChunkResult, Step
-from .thinking_budget import ThinkingBudget, thinking_tokens
+from ..models.tokenizer.detokenizer import detokenizer_keeping_space
+from .execution.sampler import TokenCounts, completion_seed
+from .inputs.prompts import ChatOptions, Prompt, encode_prompt, is_token_ids
+from .inputs.sampling_params import SamplingParams
+from .inputs.validation import array_to_list, validate_number
+from .model_runner import ModelRunner
+from .output_processor import OutputProcessor
+from .scheduling.batch import ChunkOutput, SchedulerOutput
+from .scheduling.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
+from .scheduling.request import EngineRequest, FinishReason
+from .scheduling.scheduler import Scheduler
+from .spec_decode.grammar_proposer import DraftProposer, GrammarProposer
+from .structured_output.compiler import GrammarCompiler, StructuredOutputGrammar
+from .structured_output.grammar import ThinkingState, initial_thinking_state
+from .structured_output.thinking_budget import ThinkingBudget, thinking_tokens
 
 log = logging.getLogger("tiny_llm.engine")
 
-AHEAD = "(ahead)"  # the id of a request that nobody has sent
+PRECOMPUTE_REQUEST_ID = "(ahead)"  # the id of a request that nobody has sent
 
 
 class EngineCore:
@@ -44,7 +43,7 @@ class EngineCore:
         scheduler: plans the steps.
         runner: computes them.
         seed: for requests that have none.
-        sources: guesses of the next tokens; the first that has any is listened to.
+        proposers: propose draft tokens without a model; the first with any wins.
 
     Attributes:
         tokenizer, scheduler, runner, seed: as given.
@@ -57,9 +56,9 @@ class EngineCore:
         self,
         tokenizer: Any,
         scheduler: Scheduler,
-        runner: Runner,
+        runner: ModelRunner,
         seed: int,
-        sources: Sequence[GuessSource] = (ForcedTokens(),),
+        proposers: Sequence[DraftProposer] = (GrammarProposer(),),
     ):
         self.tokenizer = tokenizer
         self.scheduler = scheduler
@@ -68,9 +67,11 @@ class EngineCore:
         self.vocab_size = runner.target.vocab_size
         self.grammars = GrammarCompiler(tokenizer, self.vocab_size)
         self.step_seconds = 0.0
-        self._sources = sources
-        self._answers: dict[str, Answer] = {}  # by the id of the scheduler's request
-        self._groups: dict[str, list[Answer]] = {}  # by the id of the caller's request
+        self._proposers = proposers
+        self._processors: dict[str, OutputProcessor] = {}  # by the id of the scheduler's request
+        self._processors_by_request: dict[
+            str, list[OutputProcessor]
+        ] = {}  # by the id of the caller's request
         self._num_added = 0
 
     def add(
@@ -89,32 +90,34 @@ class EngineCore:
             chat: how the messages of a chat become text.
             sink: where news of the answers go.
         """
-        self.scheduler.check_room(params.n)
+        self.scheduler.check_queue_limit(params.n)
         if timeout is not None:
-            checked_number("timeout", timeout, 0, math.inf, "a number of seconds > 0", above=True)
-        prompt = as_plain(prompt)
-        ids = prompt_forms.encode(self.tokenizer, prompt, chat, self.scheduler.config.max_seq_len)
+            validate_number("timeout", timeout, 0, math.inf, "a number of seconds > 0", above=True)
+        prompt = array_to_list(prompt)
+        ids = encode_prompt(self.tokenizer, prompt, chat, self.scheduler.config.max_seq_len)
         check_token_ids("the prompt", ids, self.vocab_size)
         check_token_ids("logit_bias", params.logit_bias or (), self.vocab_size)
         own_name = self.new_id()
         name = own_name if request_id is None else request_id
         own_ids = [name if params.n == 1 else f"{name}#{index}" for index in range(params.n)]
-        if name in self._groups or any(own_id in self._answers for own_id in own_ids):
+        if name in self._processors_by_request or any(
+            own_id in self._processors for own_id in own_ids
+        ):
             raise UserError(f"request_id '{name}' is taken by a request that is not finished.")
-        grammars = self._grammars(ids, params, chat.lets_think)
-        seed = params.seed if params.seed is not None else answer_seed(self.seed, int(own_name))
-        whole = RequestOutput(
+        grammars = self._grammars(ids, params, chat.thinking_enabled)
+        seed = params.seed if params.seed is not None else completion_seed(self.seed, int(own_name))
+        request_output = RequestOutput(
             name,
-            None if prompt_forms.is_token_ids(prompt) else prompt,  # type: ignore[arg-type]
+            None if is_token_ids(prompt) else prompt,  # type: ignore[arg-type]
             ids,
             [CompletionOutput(index) for index in range(params.n)],
             RequestMetrics(time.perf_counter()),
         )
-        deadline = None if timeout is None else whole.metrics.arrival_time + timeout
+        deadline = None if timeout is None else request_output.metrics.arrival_time + timeout
         eos_token_ids = self.tokenizer.eos_token_ids
         answers = []
-        for own_id, output, grammar in zip(own_ids, whole.outputs, grammars, strict=True):
-            own_seed = answer_seed(seed, output.index)
+        for own_id, output, grammar in zip(own_ids, request_output.outputs, grammars, strict=True):
+            own_seed = completion_seed(seed, output.index)
             request = EngineRequest(own_id, ids, params, params.max_tokens, own_seed)
             request.grammar = grammar
             request.thinking_budget = self._thinking_budget(request)
@@ -122,28 +125,32 @@ class EngineCore:
                 request.token_counts = TokenCounts(request, self.vocab_size)
             if params.prompt_logprobs is not None and output.index == 0:
                 request.num_to_score = len(ids) - 1
-                whole.prompt_logprobs = [None]
-            detokenizer = exact_detokenizer(self.tokenizer)
-            answer = Answer(request, whole, output, detokenizer, eos_token_ids, sink, deadline)
+                request_output.prompt_logprobs = [None]
+            detokenizer = detokenizer_keeping_space(self.tokenizer)
+            answer = OutputProcessor(
+                request, request_output, output, detokenizer, eos_token_ids, sink, deadline
+            )
             answers.append(answer)
             self.scheduler.add(request)  # refuses the first, or none
-            self._answers[own_id] = answers[-1]
-        self._groups[name] = answers
-        return whole
+            self._processors[own_id] = answers[-1]
+        self._processors_by_request[name] = answers
+        return request_output
 
-    def prepare(self, ids: Sequence[int], params: SamplingParams, lets_think: bool) -> None:
-        """Compiles the grammar of a request; see `LLM.prepare`."""
-        self._grammars(ids, params, lets_think)
+    def compile_grammar(
+        self, ids: Sequence[int], params: SamplingParams, thinking_enabled: bool
+    ) -> None:
+        """Compiles the grammar of a request; see `LLM.compile_grammar`."""
+        self._grammars(ids, params, thinking_enabled)
 
     def _grammars(
-        self, ids: Sequence[int], params: SamplingParams, lets_think: bool
-    ) -> list[AnswerGrammar | None]:
+        self, ids: Sequence[int], params: SamplingParams, thinking_enabled: bool
+    ) -> list[StructuredOutputGrammar | None]:
         """A grammar for each of the `n` answers to a prompt; None where the form is free."""
         form = params.structured_outputs
         if form is None:
             return [None] * params.n
         can_think = bool(getattr(self.tokenizer, "has_thinking", False))
-        thinking = thinking_before(self._tail(ids), can_think and lets_think)
+        thinking = initial_thinking_state(self._prompt_tail(ids), can_think and thinking_enabled)
         return [self.grammars.compile(form, thinking) for _ in range(params.n)]
 
     def _thinking_budget(self, request: EngineRequest) -> ThinkingBudget | None:
@@ -151,30 +158,32 @@ class EngineCore:
         most = request.params.thinking_token_budget
         if most is None or self._thinking_tokens is None:
             return None
-        thinking = thinking_before(self._tail(request.token_ids), may_think=False)
-        return ThinkingBudget(request, most, *self._thinking_tokens, thinking is Thinking.OPEN)
+        thinking = initial_thinking_state(
+            self._prompt_tail(request.token_ids), enable_thinking=False
+        )
+        return ThinkingBudget(request, most, *self._thinking_tokens, thinking is ThinkingState.OPEN)
 
     @cached_property
     def _thinking_tokens(self) -> tuple[int, int] | None:
         return thinking_tokens(self.tokenizer)
 
-    def _tail(self, ids: Sequence[int]) -> str:
+    def _prompt_tail(self, ids: Sequence[int]) -> str:
         """The text of a prompt's end: a template writes few tokens after `<think>`."""
         text: str = self.tokenizer.decode(list(ids[-8:]))
         return text
 
     def new_id(self) -> str:
         """An id that no other request has: the next number."""
-        while str(self._num_added) in self._groups:  # a caller chose it
+        while str(self._num_added) in self._processors_by_request:  # a caller chose it
             self._num_added += 1
         self._num_added += 1
         return str(self._num_added - 1)
 
     def abort(self, request_id: str) -> bool:
         """Ends a request, and frees its memory at once; see `LLM.abort`."""
-        answers = list(self._groups.get(request_id, []))
+        answers = list(self._processors_by_request.get(request_id, []))
         for answer in answers:
-            self._end(answer, [], "abort")
+            self._finish(answer, [], "abort")
         return bool(answers)
 
     def precompute(self, token_ids: Sequence[int]) -> bool:
@@ -186,12 +195,14 @@ class EngineCore:
         if scheduler.has_requests or end > len(token_ids):
             return False
         totals = scheduler.num_prompt_tokens, scheduler.num_cached_tokens
-        request = EngineRequest(AHEAD, token_ids[:end], SamplingParams(temperature=0), 1)
+        request = EngineRequest(
+            PRECOMPUTE_REQUEST_ID, token_ids[:end], SamplingParams(temperature=0), 1
+        )
         try:
             scheduler.add(request)
             step = scheduler.schedule()
             if step.chunks:
-                scheduler.commit(step, self.runner.run(step))
+                scheduler.update_from_output(step, self.runner.run(step))
         except UserError:  # it is too long, as what comes next will be
             return False
         except Exception:  # of any kind: nobody waits for this
@@ -200,85 +211,89 @@ class EngineCore:
         scheduler.num_prompt_tokens, scheduler.num_cached_tokens = totals  # nobody has asked for it
         return scheduler.pages.num_cached(token_ids) > known and end + size <= len(token_ids)
 
-    def advance(self) -> None:
+    def step(self) -> None:
         """Ends requests that are late, computes one step and sends its news."""
-        self._end_late()
+        self._expire_requests()
         if not self.scheduler.has_requests:
             return
         started = time.perf_counter()
         step = self.scheduler.schedule()
         for chunk in step.chunks:
-            metrics = self._answers[chunk.request.request_id].whole.metrics
+            metrics = self._processors[chunk.request.request_id].request_output.metrics
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = started
         try:
-            self._hand_on(step, self.runner.run(step))
+            self._process_outputs(step, self.runner.run(step))
         except Exception as error:  # of any kind: it ends the requests of this step, and no others
-            self._fail(step, error)
+            self._fail_step(step, error)
         self.step_seconds += time.perf_counter() - started
 
-    def _end_late(self) -> None:
+    def _expire_requests(self) -> None:
         """Ends the requests whose time is up, wherever they are."""
         now = time.perf_counter()
-        for answer in list(self._answers.values()):
+        for answer in list(self._processors.values()):
             if answer.deadline is not None and now >= answer.deadline:
-                self._end(answer, [], "timeout")
+                self._finish(answer, [], "timeout")
 
-    def _hand_on(self, step: Step, results: dict[str, ChunkResult]) -> None:
+    def _process_outputs(self, step: SchedulerOutput, results: dict[str, ChunkOutput]) -> None:
         """Gives the new tokens to the answers and to the scheduler."""
         news = []
         for name, result in results.items():
-            answer = self._answers[name]
+            answer = self._processors[name]
             if result.error is not None:
-                self._end(answer, [], "error", result.error)
+                self._finish(answer, [], "error", result.error)
                 continue
             if result.prompt_logprobs:
-                answer.take_prompt_logprobs(result.prompt_logprobs)
+                answer.append_prompt_logprobs(result.prompt_logprobs)
             if not result.token_ids:
                 continue
-            taken, reason = answer.take(result)
-            refusal = None if answer.request.grammar is None else answer.request.grammar.take(taken)
+            taken, reason = answer.process(result)
+            refusal = (
+                None
+                if answer.request.grammar is None
+                else answer.request.grammar.accept_tokens(taken)
+            )
             if refusal is not None:
-                self._end(answer, [], "error", refusal)
+                self._finish(answer, [], "error", refusal)
                 continue
             if len(taken) < len(result.token_ids):  # the answer has ended before the last
                 results[name] = replace(result, token_ids=taken)
             news.append((answer, taken, reason))
-        self.scheduler.commit(step, results)
+        self.scheduler.update_from_output(step, results)
         for answer, taken, reason in news:
             if answer.output.index == 0:  # the other answers find what the first has computed
-                answer.whole.num_cached_tokens = answer.request.num_cached_tokens
+                answer.request_output.num_cached_tokens = answer.request.num_cached_tokens
             if reason is None:
-                answer.request.offered = self._guesses(answer.request)
-                answer.tell(taken, None)
+                answer.request.draft_token_ids = self._propose_draft_tokens(answer.request)
+                answer.emit(taken, None)
             else:
-                self._end(answer, taken, reason)
+                self._finish(answer, taken, reason)
 
-    def _guesses(self, request: EngineRequest) -> Sequence[int]:
+    def _propose_draft_tokens(self, request: EngineRequest) -> Sequence[int]:
         """The next tokens of an answer, as the first source that has any guesses them."""
         num_running = len(self.scheduler.running)
-        proposals = (source.propose(request, num_running) for source in self._sources)
+        proposals = (source.propose(request, num_running) for source in self._proposers)
         return next(filter(len, proposals), ())
 
-    def _fail(self, step: Step, error: Exception) -> None:
+    def _fail_step(self, step: SchedulerOutput, error: Exception) -> None:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         for chunk in step.chunks:
-            answer = self._answers.get(chunk.request.request_id)
+            answer = self._processors.get(chunk.request.request_id)
             if answer is not None:
-                self._end(answer, [], "error", f"the step failed: {reason}.")
+                self._finish(answer, [], "error", f"the step failed: {reason}.")
 
-    def _end(
+    def _finish(
         self,
-        answer: Answer,
+        answer: OutputProcessor,
         token_ids: Sequence[int],
         reason: FinishReason,
         error: str | None = None,
     ) -> None:
-        request, name = answer.request, answer.whole.request_id
+        request, name = answer.request, answer.request_output.request_id
         self.scheduler.finish(request, reason, error)
-        answer.whole.error = answer.whole.error or error
-        answer.tell(token_ids, reason)
-        del self._answers[request.request_id]
-        self._groups[name].remove(answer)
-        if not self._groups[name]:
-            del self._groups[name]
+        answer.request_output.error = answer.request_output.error or error
+        answer.emit(token_ids, reason)
+        del self._processors[request.request_id]
+        self._processors_by_request[name].remove(answer)
+        if not self._processors_by_request[name]:
+            del self._processors_by_request[name]

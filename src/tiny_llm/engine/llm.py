@@ -15,23 +15,29 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Literal
 
-from ..errors import UserError, check_whole
-from ..models.names import is_terminal
-from . import prompt_forms
-from .assemble import Model, check_choices, guess_sources, make_runner, open_models, pages_within
-from .checks import check_switch, checked_seed
-from .config import SchedulerConfig
+from ..errors import UserError, check_int
+from ..models.hub import is_terminal
 from .core import EngineCore
-from .events import Listener
-from .outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
-from .prompt_forms import ChatOptions, Prompt, Prompts
-from .sampling_params import SamplingParams
-from .scheduler import Scheduler
+from .factory import (
+    Model,
+    check_options,
+    load_models,
+    make_model_runner,
+    make_proposers,
+    num_kv_pages,
+)
+from .inputs.prompts import ChatOptions, Prompt, Prompts, normalize_prompts
+from .inputs.sampling_params import SamplingParams
+from .inputs.validation import validate_bool, validate_seed
+from .scheduling.config import SchedulerConfig
+from .scheduling.events import Listener
+from .scheduling.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
+from .scheduling.scheduler import Scheduler
 
 Params = SamplingParams | Sequence[SamplingParams] | None  # for all prompts, or one for each
 
 DEFAULT_KV_CACHE_BYTES = 2**29
-NUM_DRAFTS = 4  # of a draft model
+DEFAULT_NUM_DRAFTS = 4  # of a draft model
 
 
 class LLM:
@@ -100,29 +106,29 @@ class LLM:
         seed: int | None = 0,
         listener: Listener | None = None,
     ):
-        check_whole("block_size", block_size, 1)
-        check_switch("enable_prefix_caching", enable_prefix_caching)
-        sources = guess_sources(speculative, draft_model, num_drafts)
-        check_choices(load_format, attention_backend, listener)
-        self.seed = int.from_bytes(os.urandom(8), "big") if seed is None else checked_seed(seed)
+        check_int("block_size", block_size, 1)
+        validate_bool("enable_prefix_caching", enable_prefix_caching)
+        proposers = make_proposers(speculative, draft_model, num_drafts)
+        check_options(load_format, attention_backend, listener)
+        self.seed = int.from_bytes(os.urandom(8), "big") if seed is None else validate_seed(seed)
         how = (block_size, load_format, attention_backend)
-        models = open_models(model, draft_model, tensor_parallel_size, *how)
+        models = load_models(model, draft_model, tensor_parallel_size, *how)
         config = SchedulerConfig(
-            num_pages=pages_within(kv_cache_bytes, block_size, models.all),
+            num_pages=num_kv_pages(kv_cache_bytes, block_size, models.all),
             page_size=block_size,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             max_seq_len=min(one.max_seq_len for one in models.all),
-            num_drafts=0 if draft_model is None else num_drafts or NUM_DRAFTS,
+            num_drafts=0 if draft_model is None else num_drafts or DEFAULT_NUM_DRAFTS,
             enable_prefix_caching=enable_prefix_caching,
             max_queue=max_queue,
         )
         self.tokenizer = models.tokenizer
-        self.runner = make_runner(models, config.num_pages)
+        self.runner = make_model_runner(models, config.num_pages)
         self.scheduler = Scheduler(config, listener)
-        self.core = EngineCore(self.tokenizer, self.scheduler, self.runner, self.seed, sources)
+        self.core = EngineCore(self.tokenizer, self.scheduler, self.runner, self.seed, proposers)
         self.vocab_size = self.core.vocab_size
-        self._outbox: deque[StreamOutput] = deque()
+        self._outputs: deque[StreamOutput] = deque()
 
     # ---------------------------------------------------------------- everything at once
 
@@ -160,10 +166,10 @@ class LLM:
                 prompts.
         """
         outputs: list[RequestOutput] = []
-        asked = _asked(prompts, sampling_params)
+        prompts_and_params = _with_params(prompts, sampling_params)
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
-        with _progress_bar(len(asked), show_progress) as advance:
-            for output in self._serve(asked, chat, outputs):
+        with _progress_bar(len(prompts_and_params), show_progress) as advance:
+            for output in self._run(prompts_and_params, chat, outputs):
                 advance(output.request_output.finished)
         return outputs
 
@@ -183,7 +189,7 @@ class LLM:
         iteration begins, and aborted if it ends early.
         """
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
-        return self._serve(_asked(prompts, sampling_params), chat, [])
+        return self._run(_with_params(prompts, sampling_params), chat, [])
 
     def _add_or_refuse(
         self, prompt: Prompt, params: SamplingParams, chat: ChatOptions, sink: deque[StreamOutput]
@@ -195,13 +201,15 @@ class LLM:
             now = time.perf_counter()
             metrics = RequestMetrics(now, finished_time=now)
             request_id = self.core.new_id()
-            whole = RequestOutput(request_id, None, [], [output], metrics, error=str(error))
-            sink.append(StreamOutput(request_id, 0, "", (), "error", whole))
-            return whole
+            request_output = RequestOutput(
+                request_id, None, [], [output], metrics, error=str(error)
+            )
+            sink.append(StreamOutput(request_id, 0, "", (), "error", request_output))
+            return request_output
 
-    def _serve(
+    def _run(
         self,
-        asked: Sequence[tuple[Prompt, SamplingParams]],
+        prompts_and_params: Sequence[tuple[Prompt, SamplingParams]],
         chat: ChatOptions,
         outputs: list[RequestOutput],
     ) -> Iterator[StreamOutput]:
@@ -211,15 +219,15 @@ class LLM:
         """
         sink: deque[StreamOutput] = deque()
         try:
-            for prompt, params in asked:
+            for prompt, params in prompts_and_params:
                 outputs.append(self._add_or_refuse(prompt, params, chat, sink))
             while sink or not all(output.finished for output in outputs):
                 if not sink:
-                    self.core.advance()
+                    self.core.step()
                 while sink:
                     yield sink.popleft()
             if not self.scheduler.has_requests:
-                self.rest()
+                self.release_scratch()
         finally:
             for output in outputs:
                 if not output.finished:
@@ -255,12 +263,12 @@ class LLM:
                 model's context or the declared memory can hold, or an id that is taken;
                 `QueueFullError` if the queue is full.
         """
-        params = _checked(sampling_params or SamplingParams())
+        params = _check_params(sampling_params or SamplingParams())
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
-        whole = self.core.add(prompt, params, request_id, chat, self._outbox, timeout)
-        return whole.request_id
+        request_output = self.core.add(prompt, params, request_id, chat, self._outputs, timeout)
+        return request_output.request_id
 
-    def prepare(
+    def compile_grammar(
         self,
         prompt_token_ids: Sequence[int],
         sampling_params: SamplingParams,
@@ -274,7 +282,7 @@ class LLM:
         Raises:
             UserError: the grammar is refused, or `llguidance` is not installed.
         """
-        self.core.prepare(prompt_token_ids, sampling_params, enable_thinking)
+        self.core.compile_grammar(prompt_token_ids, sampling_params, enable_thinking)
 
     def abort(self, request_id: str) -> bool:
         """Ends a request, whatever its state, and frees its memory at once.
@@ -292,10 +300,10 @@ class LLM:
         If the model raises an exception, the requests of the step end with its message in `error`,
         and the others go on.
         """
-        if not self._outbox:
-            self.core.advance()
-        news = list(self._outbox)
-        self._outbox.clear()
+        if not self._outputs:
+            self.core.step()
+        news = list(self._outputs)
+        self._outputs.clear()
         return news
 
     def precompute(self, token_ids: Sequence[int]) -> bool:
@@ -315,7 +323,7 @@ class LLM:
     @property
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to compute or to return."""
-        return self.scheduler.has_requests or bool(self._outbox)
+        return self.scheduler.has_requests or bool(self._outputs)
 
     @property
     def step_seconds(self) -> float:
@@ -328,19 +336,19 @@ class LLM:
         if self.runner.draft is not None:
             self.runner.draft.model.reserve()
 
-    def rest(self) -> None:
+    def release_scratch(self) -> None:
         """Has all ranks give back what steps used beside weights and pages: the next takes it anew.
 
         For times when there is nothing to do. A model of one process keeps it for the next step.
         """
-        self.runner.target.rest()
+        self.runner.target.release_scratch()
 
-    def before_end(self, callback: Callable[[str], None]) -> None:
+    def on_worker_lost(self, callback: Callable[[str], None]) -> None:
         """Has a function called with a sentence if a rank is lost, before this process ends.
 
         It is called in another thread. A model of one process loses none.
         """
-        self.runner.target.before_end(callback)
+        self.runner.target.on_worker_lost(callback)
 
     def describe(self) -> dict[str, Any]:
         """The engine's configuration, for the head of a recording, as JSON has it."""
@@ -362,17 +370,17 @@ def _progress_bar(total: int, is_wanted: bool) -> Iterator[Callable[[int], None]
         yield lambda number: progress.advance(task, number)
 
 
-def _asked(prompts: Prompts, given: Params) -> list[tuple[Prompt, SamplingParams]]:
+def _with_params(prompts: Prompts, given: Params) -> list[tuple[Prompt, SamplingParams]]:
     """Each prompt with its sampling parameters."""
-    listed = prompt_forms.as_list(prompts)
+    listed = normalize_prompts(prompts)
     if given is None or not isinstance(given, Sequence):
         given = [given or SamplingParams()] * len(listed)
     if len(given) != len(listed):
         raise UserError(f"{len(given)} sampling_params were given for {len(listed)} prompts.")
-    return list(zip(listed, map(_checked, given), strict=True))
+    return list(zip(listed, map(_check_params, given), strict=True))
 
 
-def _checked(params: Any) -> SamplingParams:
+def _check_params(params: Any) -> SamplingParams:
     """The same; a dictionary of parameters is a likely mistake."""
     if not isinstance(params, SamplingParams):
         raise UserError(f"sampling_params is {params!r}; it must be a SamplingParams.")

@@ -1,11 +1,9 @@
 """Generation for one prompt: from token ids to text, one token at a time.
 
-    loops         which token comes next: by recomputing everything, or with a cache
-    speculative   the same with a draft model that guesses ahead
-    stream        turns tokens into text, and decides when to stop
-
 A loop knows the model and the sampler; `stream` knows the tokenizer. Weeks 2 and 3 add faster
-loops; `stream` stays the same.
+loops and leave `stream` unchanged.
+
+Reading order: loops, speculative, stream.
 """
 
 from .loops import (
@@ -22,9 +20,9 @@ from .stream import (
     GenerationResponse,
     encode_prompt,
     read_tokens,
+    resolve_max_tokens,
     stream_generate,
     stream_text,
-    token_budget,
 )
 
 __all__ = [
@@ -38,10 +36,10 @@ __all__ = [
     "encode_prompt",
     "next_token_logits",
     "read_tokens",
+    "resolve_max_tokens",
     "simple_generate",
     "simple_generate_with_kv_cache",
     "speculative_generate",
     "stream_generate",
     "stream_text",
-    "token_budget",
 ]

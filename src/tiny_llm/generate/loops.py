@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..sampler import Sampler, choose
+from ..sampler import Sampler, sample
 from .speculative import SpeculativeDecoding, check_same_vocabulary
 from .stream import stream_generate
 
@@ -65,7 +65,7 @@ def decode_by_recomputing(
     ids = list(prompt_ids)
     while True:
         logits = model(mx.array([ids]))[:, -1, :]  # 1×V, after the last token
-        token = int(choose(sampler, logits)[0])
+        token = int(sample(sampler, logits)[0])
         yield token
         ids.append(token)
     # [/task 1.6.1 decode]
@@ -111,7 +111,7 @@ def decode_with_cache(
             offset += PREFILL_STEP
         new_ids = mx.array([prompt_ids[offset:]])  # 1×L
         while True:
-            token = choose(sampler, next_token_logits(model, new_ids, offset, cache))  # 1
+            token = sample(sampler, next_token_logits(model, new_ids, offset, cache))  # 1
             yield token
             offset += new_ids.shape[1]
             new_ids = token[None]

@@ -24,8 +24,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..errors import UserError, check_whole
-from ..sampler import DistributionSampler, Sampler, choose, likeliest, log_softmax
+from ..errors import UserError, check_int
+from ..sampler import DistributionSampler, Sampler, greedy_sample, log_softmax, sample
 
 
 @dataclass
@@ -34,18 +34,22 @@ class SpeculationStatistics:
 
     Attributes:
         target_steps: calls of the target, the prompt's included.
-        proposed: tokens that the draft proposed.
-        accepted: proposed tokens that became part of the answer.
+        num_draft_tokens: tokens that the draft proposed.
+        num_accepted_tokens: proposed tokens that became part of the answer.
     """
 
     target_steps: int = 0
-    proposed: int = 0
-    accepted: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     def __str__(self) -> str:
-        share = f" ({self.accepted / self.proposed:.0%})" if self.proposed else ""
+        share = (
+            f" ({self.num_accepted_tokens / self.num_draft_tokens:.0%})"
+            if self.num_draft_tokens
+            else ""
+        )
         return (
-            f"drafts: {self.accepted} of {self.proposed} accepted{share}, "
+            f"drafts: {self.num_accepted_tokens} of {self.num_draft_tokens} accepted{share}, "
             f"{self.target_steps} target steps"
         )
 
@@ -71,7 +75,7 @@ class SpeculativeDecoding:
     """
 
     def __init__(self, draft_model: Any, num_drafts: int = 4):
-        check_whole("num_drafts", num_drafts, 1)
+        check_int("num_drafts", num_drafts, 1)
         self.draft_model = draft_model
         self.num_drafts = num_drafts
         self.statistics = SpeculationStatistics()
@@ -80,34 +84,36 @@ class SpeculativeDecoding:
         """Yields token ids, without end."""
         # [task 3.4.1 loop]
         self.statistics = statistics = SpeculationStatistics()
-        rejecting = sampler if isinstance(sampler, DistributionSampler) else None
-        if rejecting is not None and rejecting.is_greedy:
-            rejecting = None  # the likeliest token is the same or it is not
+        rejection_sampler = sampler if isinstance(sampler, DistributionSampler) else None
+        if rejection_sampler is not None and rejection_sampler.is_greedy:
+            rejection_sampler = None  # the likeliest token is the same or it is not
         target, draft = _CachedModel(model), _CachedModel(self.draft_model)
         ids = list(prompt_ids)
         try:
             while True:
                 # The first token does not wait for a draft.
                 count = self._num_drafts_now(target, draft, len(ids)) if target.offset else 0
-                drafts, drafted_from = _propose(draft, ids, count, rejecting, target.width)
+                drafts, draft_probs = _propose(draft, ids, count, rejection_sampler, target.width)
                 new_ids = mx.concatenate([mx.array(ids[target.offset :]), drafts])
                 logits = target(new_ids)[-(count + 1) :]  # after the sequence, and each draft
                 mx.eval(logits, drafts)
-                if rejecting is None:
+                if rejection_sampler is None:
                     accepted, token = verify_by_matching(logits, drafts, sampler)
                 else:
-                    wanted = rejecting.probabilities(log_softmax(logits))
-                    accepted, token = verify_by_rejection(wanted, drafted_from, drafts, rejecting)
-                target.keep(len(ids) + accepted)
-                draft.keep(len(ids) + accepted)
+                    target_probs = rejection_sampler.probabilities(log_softmax(logits))
+                    accepted, token = verify_by_rejection(
+                        target_probs, draft_probs, drafts, rejection_sampler
+                    )
+                target.truncate(len(ids) + accepted)
+                draft.truncate(len(ids) + accepted)
                 statistics.target_steps += 1
-                statistics.proposed += count
-                guesses: Any = drafts.tolist()
-                for guess in guesses[:accepted]:
-                    statistics.accepted += 1
-                    yield guess
+                statistics.num_draft_tokens += count
+                draft_tokens: Any = drafts.tolist()
+                for draft_token in draft_tokens[:accepted]:
+                    statistics.num_accepted_tokens += 1
+                    yield draft_token
                 yield token
-                ids += [*guesses[:accepted], token]
+                ids += [*draft_tokens[:accepted], token]
         finally:
             target.release()
             draft.release()
@@ -139,19 +145,19 @@ def verify_by_matching(logits: mx.array, drafts: mx.array, sampler: Sampler) -> 
     # [task 3.4.1 matching]
     choices: Iterator[Any]
     if isinstance(sampler, DistributionSampler) and sampler.is_greedy:  # one call does for all
-        choices = iter(choose(sampler, logits).tolist())  # type: ignore[arg-type]
+        choices = iter(sample(sampler, logits).tolist())  # type: ignore[arg-type]
     else:
-        choices = (int(choose(sampler, row[None])[0]) for row in logits)
-    guesses: Any = drafts.tolist()
-    for accepted, (guess, choice) in enumerate(zip(guesses, choices, strict=False)):
-        if guess != choice:
+        choices = (int(sample(sampler, row[None])[0]) for row in logits)
+    draft_tokens: Any = drafts.tolist()
+    for accepted, (draft_token, choice) in enumerate(zip(draft_tokens, choices, strict=False)):
+        if draft_token != choice:
             return accepted, choice
-    return len(guesses), next(choices)
+    return len(draft_tokens), next(choices)
     # [/task 3.4.1 matching]
 
 
 def verify_by_rejection(
-    wanted: mx.array, drafted_from: mx.array, drafts: mx.array, sampler: DistributionSampler
+    target_probs: mx.array, draft_probs: mx.array, drafts: mx.array, sampler: DistributionSampler
 ) -> tuple[int, int]:
     """Accepts a draft with probability min(1, p/q), so that the outcome is distributed as p.
 
@@ -160,8 +166,8 @@ def verify_by_rejection(
     the same formula draws from p itself.
 
     Args:
-        wanted: (n + 1)×V, the distribution p after the sequence and after each draft.
-        drafted_from: n×V', the distribution q that each draft was drawn from, V' ≤ V.
+        target_probs: (n + 1)×V, the distribution p after the sequence and after each draft.
+        draft_probs: n×V', the distribution q that each draft was drawn from, V' ≤ V.
         drafts: n ids.
         sampler: draws the random numbers.
 
@@ -169,17 +175,17 @@ def verify_by_rejection(
         (how many drafts are accepted, the token that follows them).
     """
     # [task 3.4.2]
-    n, width = drafted_from.shape
-    q = mx.pad(drafted_from, [(0, 1), (0, wanted.shape[1] - width)])  # (n + 1)×V
+    n, width = draft_probs.shape
+    q = mx.pad(draft_probs, [(0, 1), (0, target_probs.shape[1] - width)])  # (n + 1)×V
     accepted = 0
     if n:
-        p_of_draft = mx.take_along_axis(wanted[:n], drafts[:, None], axis=1)[:, 0]
+        p_of_draft = mx.take_along_axis(target_probs[:n], drafts[:, None], axis=1)[:, 0]
         q_of_draft = mx.take_along_axis(q[:n], drafts[:, None], axis=1)[:, 0]
         passed = sampler.uniform(n) * q_of_draft < p_of_draft
         accepted = int(mx.cumprod(passed.astype(mx.int32)).sum())  # up to the first that fails
-    surplus = mx.maximum(wanted[accepted] - q[accepted], 0)
+    surplus = mx.maximum(target_probs[accepted] - q[accepted], 0)
     # Distributions that differ by rounding only can leave nothing; either is then as good.
-    surplus = mx.where(surplus.sum() > 0, surplus, wanted[accepted])
+    surplus = mx.where(surplus.sum() > 0, surplus, target_probs[accepted])
     return accepted, int(sampler.draw(mx.log(surplus)[None])[0])
     # [/task 3.4.2]
 
@@ -231,7 +237,7 @@ class _CachedModel:
         self.width = logits.shape[-1]
         return logits
 
-    def keep(self, num_tokens: int) -> None:
+    def truncate(self, num_tokens: int) -> None:
         """Forgets all but the first `num_tokens` tokens."""
         # [task 3.4.1 keep]
         surplus = self.offset - num_tokens
@@ -268,7 +274,7 @@ def _propose(
         width: of the target's logits; tokens beyond it are not guessed.
     """
     # [task 3.4.1 propose]
-    guesses, distributions = [mx.zeros((0,), mx.int32)], [mx.zeros((0, 0))]
+    draft_tokens, distributions = [mx.zeros((0,), mx.int32)], [mx.zeros((0, 0))]
     if count:
         new_ids = mx.array(ids[draft.offset :])
         if draft.vocab_size is not None:
@@ -278,11 +284,11 @@ def _propose(
     for _ in range(count):
         logits = draft(new_ids)[-1:, :width]  # 1×V'
         if sampler is None:
-            new_ids = likeliest(logits)
+            new_ids = greedy_sample(logits)
         else:
             shaped = sampler.logits(log_softmax(logits))
             new_ids = sampler.draw(shaped)
             distributions.append(mx.softmax(shaped, axis=-1))
-        guesses.append(new_ids.astype(mx.int32))
-    return mx.concatenate(guesses), mx.concatenate(distributions[-count:])
+        draft_tokens.append(new_ids.astype(mx.int32))
+    return mx.concatenate(draft_tokens), mx.concatenate(distributions[-count:])
     # [/task 3.4.1 propose]

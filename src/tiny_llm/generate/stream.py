@@ -13,8 +13,8 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from .. import kernels
-from ..errors import UserError, check_token_ids, check_whole
-from ..models.detokenizer import with_detokenizer
+from ..errors import UserError, check_int, check_token_ids
+from ..models.tokenizer.detokenizer import with_detokenizer
 from ..sampler import Sampler, make_sampler
 
 # (model, prompt ids, sampler) -> token ids, without end: numbers, or arrays of one
@@ -62,7 +62,7 @@ def stream_generate(
     """
     tokenizer = with_detokenizer(tokenizer)
     prompt_ids = encode_prompt(tokenizer, prompt, getattr(model, "vocab_size", None))
-    budget = token_budget(len(prompt_ids), max_tokens, getattr(model, "max_seq_len", None))
+    budget = resolve_max_tokens(len(prompt_ids), max_tokens, getattr(model, "max_seq_len", None))
     tokens = decode(model, prompt_ids, sampler or make_sampler(temp=0))
     return stream_text(read_tokens(tokens, budget), tokenizer, len(prompt_ids), budget)
 
@@ -112,7 +112,9 @@ def encode_prompt(
     return ids
 
 
-def token_budget(prompt_tokens: int, max_tokens: int | None, max_seq_len: int | None) -> int | None:
+def resolve_max_tokens(
+    prompt_tokens: int, max_tokens: int | None, max_seq_len: int | None
+) -> int | None:
     """How many tokens may follow the prompt; None if there is no bound.
 
     Args:
@@ -124,7 +126,7 @@ def token_budget(prompt_tokens: int, max_tokens: int | None, max_seq_len: int | 
         UserError: the prompt leaves no room in the context; `max_tokens` is not a whole number ≥ 1.
     """
     if max_tokens is not None:
-        check_whole("max_tokens", max_tokens, 1)
+        check_int("max_tokens", max_tokens, 1)
     if max_seq_len is None:
         return max_tokens
     room = max_seq_len - prompt_tokens

@@ -1,11 +1,11 @@
-"""The compiled extension, imported here and nowhere else, when it is first needed.
+"""The C++ extension: its only importer, loaded lazily.
 
-That way Week 1 runs without a build, and everything else says how to make one.
+Week 1 runs without a build; every other operation says how to build the extension. The operations
+are functions here, with their names and defaults. Each operation's contract (shapes, dtypes,
+errors) is in its C++ header; `help(tiny_llm_ext.rms_norm)` shows it. They raise ValueError if an
+argument breaks that contract, and UserError if the extension is not built.
 
-The operations are functions here, with their names and defaults. Each operation's contract (shapes,
-dtypes, errors) is written once, in its C++ header; `help(tiny_llm_ext.rms_norm)` shows it. All of
-them raise ValueError for arguments that break that contract, and UserError if the extension is not
-built.
+Reading order: prepack, mxfp4, graph_capture, roofline.
 """
 
 import functools
@@ -59,44 +59,44 @@ def check_num_threads() -> None:
             raise UserError(str(error)) from error
 
 
-def reads(bits: int, group_size: int, dtype: mx.Dtype) -> bool:
+def supports_quantization(bits: int, group_size: int, dtype: mx.Dtype) -> bool:
     """Whether the kernels read affine weights of this kind, whose scales have this dtype."""
     halves = (mx.float16, mx.bfloat16)
     return bits in (4, 8) and group_size in (32, 64, 128) and dtype in halves
 
 
-def interleaved_rows() -> int:
-    """How many rows of weights the CPU's kernels want interleaved (see `interleaved.py`).
+def prepack_rows() -> int:
+    """How many rows of weights the CPU's kernels want interleaved (see `prepack.py`).
 
     Returns:
         Their number; 0 where the kernels, MLX instead of them or a GPU read weights by row.
     """
-    return extension().interleaved_rows() if computes_on_cpu() and is_built() else 0
+    return extension().prepack_rows() if computes_on_cpu() and is_built() else 0
 
 
-def _is_there() -> bool:
+def _is_installed() -> bool:
     """Whether the extension was built; nothing is imported."""
     package = importlib.util.find_spec("tiny_llm_ext")
     folders = (package.submodule_search_locations or []) if package else []
     return any(any(Path(folder).glob("_ext.*")) for folder in folders)
 
 
-def _may_be_emulated() -> bool:
+def _emulation_requested() -> bool:
     return bool(os.environ.get("TINY_LLM_EMULATED_METAL")) and not mx.metal.is_available()
 
 
 def _default_stream() -> StreamOrDevice:
     """MLX's default device (None) where our kernels run on it, and the CPU elsewhere."""
-    if _may_be_emulated():
+    if _emulation_requested():
         emulated = extension().emulated_gpu  # for tests: an emulator, as slow as that sounds
         if emulated.is_wanted():
             return emulated.attach(extension())
-    return None if mx.metal.is_available() and _is_there() else mx.cpu
+    return None if mx.metal.is_available() and _is_installed() else mx.cpu
 
 
-def found_faults() -> bool:
+def report_emulator_faults() -> bool:
     """Whether an emulated GPU found faults that nothing has reported; now they are, on stderr."""
-    return _may_be_emulated() and bool(extension().emulated_gpu.report_faults())
+    return _emulation_requested() and bool(extension().emulated_gpu.report_faults())
 
 
 # Where an operation runs if a caller names no stream. On a machine without Metal that is the CPU,
@@ -104,7 +104,7 @@ def found_faults() -> bool:
 _stream = _default_stream()
 
 
-def _at(stream: StreamOrDevice) -> StreamOrDevice:
+def _stream_or_default(stream: StreamOrDevice) -> StreamOrDevice:
     return _stream if stream is None else stream
 
 
@@ -113,7 +113,7 @@ def computes_on_cpu() -> bool:
     return mx.default_device() == mx.cpu and (_stream is None or _stream == mx.cpu)
 
 
-def run_where_mlx_does() -> bool:
+def runs_on_default_device() -> bool:
     """Whether our operations run on MLX's default device: not beside a GPU without Metal."""
     return is_built() and (_stream is None or mx.default_device() == mx.cpu)
 
@@ -129,17 +129,17 @@ def axpby(
     x: mx.array, y: mx.array, alpha: float, beta: float, stream: StreamOrDevice = None
 ) -> mx.array:
     """alpha · x + beta · y: `help(tiny_llm_ext.axpby)`."""
-    return extension().axpby(x, y, alpha, beta, stream=_at(stream))
+    return extension().axpby(x, y, alpha, beta, stream=_stream_or_default(stream))
 
 
 def argmax(x: mx.array, stream: StreamOrDevice = None) -> mx.array:
     """The likeliest tokens: `help(tiny_llm_ext.argmax)`."""
-    return extension().argmax(x, stream=_at(stream))
+    return extension().argmax(x, stream=_stream_or_default(stream))
 
 
 def matmul(a: mx.array, b: mx.array, stream: StreamOrDevice = None) -> mx.array:
     """a · bᵀ, not quantized: `help(tiny_llm_ext.matmul)`."""
-    return extension().matmul(a, b, stream=_at(stream))
+    return extension().matmul(a, b, stream=_stream_or_default(stream))
 
 
 def quantized_matmul(
@@ -154,11 +154,11 @@ def quantized_matmul(
 ) -> mx.array:
     """a · bᵀ with a quantized b: `help(tiny_llm_ext.quantized_matmul)`."""
     return extension().quantized_matmul(
-        scales, biases, group_size, bits, a, b, transpose_b, stream=_at(stream)
+        scales, biases, group_size, bits, a, b, transpose_b, stream=_stream_or_default(stream)
     )
 
 
-def quantized_matmul_each(
+def multi_quantized_matmul(
     scales: list[mx.array],
     biases: list[mx.array] | list[None] | list[mx.array | None],
     group_size: int,
@@ -167,9 +167,9 @@ def quantized_matmul_each(
     b: list[mx.array],
     stream: StreamOrDevice = None,
 ) -> list[mx.array]:
-    """One input times several quantized matrices: `help(tiny_llm_ext.quantized_matmul_each)`."""
-    return extension().quantized_matmul_each(
-        scales, biases, group_size, bits, a, b, stream=_at(stream)
+    """One input times several quantized matrices: `help(tiny_llm_ext.multi_quantized_matmul)`."""
+    return extension().multi_quantized_matmul(
+        scales, biases, group_size, bits, a, b, stream=_stream_or_default(stream)
     )
 
 
@@ -185,7 +185,7 @@ def grouped_quantized_matmul(
 ) -> mx.array:
     """Each row times its expert's matrix: `help(tiny_llm_ext.grouped_quantized_matmul)`."""
     return extension().grouped_quantized_matmul(
-        scales, biases, group_size, bits, a, b, experts, stream=_at(stream)
+        scales, biases, group_size, bits, a, b, experts, stream=_stream_or_default(stream)
     )
 
 
@@ -200,42 +200,42 @@ def quantized_embedding(
 ) -> mx.array:
     """Rows of a quantized table: `help(tiny_llm_ext.quantized_embedding)`."""
     return extension().quantized_embedding(
-        ids, scales, biases, group_size, bits, weight, stream=_at(stream)
+        ids, scales, biases, group_size, bits, weight, stream=_stream_or_default(stream)
     )
 
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = None) -> mx.array:
     """`RMSNorm` in one pass: `help(tiny_llm_ext.rms_norm)`."""
-    return extension().rms_norm(x, weight, eps, stream=_at(stream))
+    return extension().rms_norm(x, weight, eps, stream=_stream_or_default(stream))
 
 
 def add_rms_norm(
     x: mx.array, y: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = None
 ) -> tuple[mx.array, mx.array]:
     """x + y, and its `rms_norm`: `help(tiny_llm_ext.add_rms_norm)`."""
-    return extension().add_rms_norm(x, y, weight, eps, stream=_at(stream))
+    return extension().add_rms_norm(x, y, weight, eps, stream=_stream_or_default(stream))
 
 
 def swiglu(gate: mx.array, up: mx.array, stream: StreamOrDevice = None) -> mx.array:
     """silu(gate) · up: `help(tiny_llm_ext.swiglu)`."""
-    return extension().swiglu(gate, up, stream=_at(stream))
+    return extension().swiglu(gate, up, stream=_stream_or_default(stream))
 
 
 def add_bias(x: mx.array, bias: mx.array, stream: StreamOrDevice = None) -> mx.array:
     """x + bias: `help(tiny_llm_ext.add_bias)`."""
-    return extension().add_bias(x, bias, stream=_at(stream))
+    return extension().add_bias(x, bias, stream=_stream_or_default(stream))
 
 
 def topk_softmax(
     logits: mx.array, k: int, normalize: bool, stream: StreamOrDevice = None
 ) -> tuple[mx.array, mx.array]:
     """The likeliest experts and their weights: `help(tiny_llm_ext.topk_softmax)`."""
-    return extension().topk_softmax(logits, k, normalize, stream=_at(stream))
+    return extension().topk_softmax(logits, k, normalize, stream=_stream_or_default(stream))
 
 
 def weighted_sum(x: mx.array, weights: mx.array, stream: StreamOrDevice = None) -> mx.array:
     """What the experts of each token add up to: `help(tiny_llm_ext.weighted_sum)`."""
-    return extension().weighted_sum(x, weights, stream=_at(stream))
+    return extension().weighted_sum(x, weights, stream=_stream_or_default(stream))
 
 
 def qk_norm_rope(
@@ -248,10 +248,10 @@ def qk_norm_rope(
 ) -> mx.array:
     """`rms_norm` of each head, then RoPE, laid out for attention: no `swapaxes` to copy.
 
-    See `help(tiny_llm_ext.qk_norm_rope)`; cos and sin are from `RoPE.tables`. Without a weight
+    See `help(tiny_llm_ext.qk_norm_rope)`; cos and sin are from `RoPE.cos_sin`. Without a weight
     nothing is normalized.
     """
-    return extension().qk_norm_rope(x, weight, eps, cos, sin, stream=_at(stream))
+    return extension().qk_norm_rope(x, weight, eps, cos, sin, stream=_stream_or_default(stream))
 
 
 def flash_attention(
@@ -266,7 +266,7 @@ def flash_attention(
 ) -> mx.array:
     """Tiled attention: `help(tiny_llm_ext.flash_attention)`."""
     return extension().flash_attention(
-        query, key, value, scale, causal, mask, context_lens, stream=_at(stream)
+        query, key, value, scale, causal, mask, context_lens, stream=_stream_or_default(stream)
     )
 
 
@@ -282,7 +282,14 @@ def paged_attention(
 ) -> mx.array:
     """Attention to pages: `help(tiny_llm_ext.paged_attention)`."""
     return extension().paged_attention(
-        query, key_pages, value_pages, block_table, context_lens, scale, causal, stream=_at(stream)
+        query,
+        key_pages,
+        value_pages,
+        block_table,
+        context_lens,
+        scale,
+        causal,
+        stream=_stream_or_default(stream),
     )
 
 
@@ -298,7 +305,9 @@ def paged_attention_varlen(
 ) -> mx.array:
     """The same for a ragged batch: `help(tiny_llm_ext.paged_attention_varlen)`."""
     pages = (key_pages, value_pages, cu_seqlens_q, context_lens, block_table)
-    return extension().paged_attention_varlen(query, *pages, scale, stream=_at(stream))
+    return extension().paged_attention_varlen(
+        query, *pages, scale, stream=_stream_or_default(stream)
+    )
 
 
 def cache_write(
@@ -313,7 +322,9 @@ def cache_write(
     They are written in place if the caller keeps no other reference:
     `buffer = cache_write(buffer, …)`.
     """
-    return extension().cache_write(buffer, tokens, offsets, overwrite, stream=_at(stream))
+    return extension().cache_write(
+        buffer, tokens, offsets, overwrite, stream=_stream_or_default(stream)
+    )
 
 
 def paged_cache_write(
@@ -324,4 +335,6 @@ def paged_cache_write(
     stream: StreamOrDevice = None,
 ) -> mx.array:
     """New keys or values into pages, as `cache_write`: `help(tiny_llm_ext.paged_cache_write)`."""
-    return extension().paged_cache_write(pages, tokens, slots, overwrite, stream=_at(stream))
+    return extension().paged_cache_write(
+        pages, tokens, slots, overwrite, stream=_stream_or_default(stream)
+    )

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from .. import kernels
 from ..attention import Mask, causal_mask, is_none_or_causal
-from .full import TinyKvCache, TinyKvFullCache, with_room
+from .full import TinyKvCache, TinyKvFullCache, grow_buffer
 from .paged import (
     OutOfPagesError,
     PagedKvMetadata,
@@ -255,7 +255,7 @@ class BatchingKvCache(TinyKvCache):
         offsets = [-1 if length is None else length for length in self.lengths]
         return offsets if max(offsets) + L <= self._keys.shape[2] else None
 
-    def take(self, keys: mx.array, values: mx.array, L: int) -> None:
+    def commit_append(self, keys: mx.array, values: mx.array, L: int) -> None:
         """Takes the buffers back after L tokens were written where `next_offsets` said."""
         self._keys, self._values = keys, values
         for slot in self._slots:
@@ -328,8 +328,8 @@ class BatchingKvCache(TinyKvCache):
         """
         # [task 2.6.2 write]
         tokens = max(offsets) + key.shape[2]
-        self._keys = with_room(self._keys, key, tokens, self.max_seq_len)
-        self._values = with_room(self._values, value, tokens, self.max_seq_len)
+        self._keys = grow_buffer(self._keys, key, tokens, self.max_seq_len)
+        self._values = grow_buffer(self._values, value, tokens, self.max_seq_len)
         self._keys = kernels.cache_write(self._keys, key, offsets, overwrite)
         self._values = kernels.cache_write(self._values, value, offsets, overwrite)
         return self._keys, self._values

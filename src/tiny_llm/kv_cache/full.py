@@ -15,7 +15,7 @@ from ..attention import Mask
 # Room is made in steps of at least this many tokens, and by half of what there is: appending one
 # token at a time then copies each token a bounded number of times, whatever the length. The first
 # step is smaller: 256 tokens of Qwen3-0.6B are 29 MB, and many answers are short.
-FIRST_TOKENS = 64
+INITIAL_TOKENS = 64
 GROWTH_TOKENS = 256
 
 
@@ -126,8 +126,8 @@ class TinyKvFullCache(TinyKvCache):
         # [task 2.1.1 append]
         B, _, L, _ = key.shape
         end = self.offset + L
-        self._keys = with_room(self._keys, key, end)
-        self._values = with_room(self._values, value, end)
+        self._keys = grow_buffer(self._keys, key, end)
+        self._values = grow_buffer(self._values, value, end)
         self._keys = kernels.cache_write(self._keys, key, [self.offset] * B)
         self._values = kernels.cache_write(self._values, value, [self.offset] * B)
         self.offset = end
@@ -140,7 +140,7 @@ class TinyKvFullCache(TinyKvCache):
             return None
         return [self.offset] * self._keys.shape[0]
 
-    def take(self, keys: mx.array, values: mx.array, L: int) -> None:
+    def commit_append(self, keys: mx.array, values: mx.array, L: int) -> None:
         """Takes the buffers back after L tokens were written where `next_offsets` said."""
         self._keys, self._values = keys, values
         self.offset += L
@@ -167,8 +167,8 @@ class TinyKvFullCache(TinyKvCache):
         # [/task 2.1.1 release]
 
 
-def with_room(
-    buffer: mx.array | None, new: mx.array, tokens: int, most: int | None = None
+def grow_buffer(
+    buffer: mx.array | None, new: mx.array, tokens: int, max_capacity: int | None = None
 ) -> mx.array:
     """A buffer B×H×capacity×D with room for `tokens`: the same one, or a larger copy.
 
@@ -176,7 +176,7 @@ def with_room(
         buffer: what there is, or None.
         new: B×H×L×D, the new tokens.
         tokens: how many a sequence will have.
-        most: no more will ever be needed; None if there is no bound.
+        max_capacity: no more will ever be needed; None if there is no bound.
     """
     B, H, _, D = new.shape
     capacity = 0 if buffer is None else buffer.shape[2]
@@ -193,11 +193,11 @@ def with_room(
     # [task 2.1.1 room]
     if buffer is not None and tokens <= capacity:
         return buffer
-    step = FIRST_TOKENS if capacity == 0 else GROWTH_TOKENS
+    step = INITIAL_TOKENS if capacity == 0 else GROWTH_TOKENS
     growth = max(tokens - capacity, capacity // 2, step)
     growth = -(-growth // step) * step
-    if most is not None:
-        growth = min(growth, most - capacity)
+    if max_capacity is not None:
+        growth = min(growth, max_capacity - capacity)
     room = mx.zeros((B, H, growth, D), dtype=new.dtype)
     return room if buffer is None else mx.concatenate([buffer, room], axis=2)
     # [/task 2.1.1 room]

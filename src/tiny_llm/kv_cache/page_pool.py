@@ -106,7 +106,7 @@ class TinyKvPagedPool:
             raise ValueError(
                 "TinyKvPagedPool: nothing was written yet, so there is nothing to read."
             )
-        self.make_room()
+        self.ensure_capacity()
         return self.key_pages[page_id : page_id + 1], self.value_pages[page_id : page_id + 1]
 
     def write_page_slice(self, page_id: int, start: int, key: mx.array, value: mx.array) -> None:
@@ -147,7 +147,7 @@ class TinyKvPagedPool:
         # For a GPU it is enough that they were sent off: it runs commands in their order.
         evaluate = mx.eval if kernels.computes_on_cpu() else mx.async_eval
         evaluate(key, value)
-        self.make_room(key)
+        self.ensure_capacity(key)
         assert self.key_pages is not None
         assert self.value_pages is not None
         self.key_pages = kernels.paged_cache_write(self.key_pages, key, slots, overwrite=True)
@@ -174,7 +174,7 @@ class TinyKvPagedPool:
                 f"{H} heads of size {D} in {self.key_pages.dtype}."
             )
 
-    def make_room(self, key: mx.array | None = None) -> None:
+    def ensure_capacity(self, key: mx.array | None = None) -> None:
         """Gives every page memory; `key` B×H×L×D says which kind, the first time."""
         # [task 3.1.1 room]
         pages = self.key_pages
@@ -188,9 +188,9 @@ class TinyKvPagedPool:
         assert like is not None
         _, H, _, D = like.shape
         room = (growth, H, self.page_size, D)
-        self.key_pages = enlarged(self.key_pages, room, like.dtype)
+        self.key_pages = grow_pages(self.key_pages, room, like.dtype)
         mx.eval(self.key_pages)  # the smaller copy of one is let go before the other is made
-        self.value_pages = enlarged(self.value_pages, room, like.dtype)
+        self.value_pages = grow_pages(self.value_pages, room, like.dtype)
         mx.eval(self.value_pages)
         # [/task 3.1.1 room]
 
@@ -203,7 +203,7 @@ class TinyKvPagedPool:
             raise ValueError(f"TinyKvPagedPool: cannot {action} page {page_id}; it is free.")
 
 
-def enlarged(pages: mx.array | None, room: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+def grow_pages(pages: mx.array | None, room: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     """The pages, and new ones of zeros after them."""
     zeros = mx.zeros(room, dtype=dtype)
     return mx.concatenate([pages, zeros]) if pages is not None and pages.size else zeros

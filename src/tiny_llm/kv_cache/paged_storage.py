@@ -12,9 +12,9 @@ from typing import Any
 import mlx.core as mx
 
 from ..attention import as_int32
-from .full import FIRST_TOKENS, GROWTH_TOKENS
-from .page_pool import enlarged
-from .placement import Placement, Places
+from .full import GROWTH_TOKENS, INITIAL_TOKENS
+from .page_pool import grow_pages
+from .step_plan import AttentionMetadata, StepPlan
 
 Integers = Sequence[int] | mx.array
 
@@ -32,7 +32,7 @@ class RaggedBatch:
 
     Attributes:
         positions, slot_mapping, cu_seqlens_q, context_lens, block_table: as int32 arrays.
-        last_slot: the largest of `slot_mapping`; −1 if there is none.
+        max_slot: the largest of `slot_mapping`; −1 if there is none.
 
     Raises:
         ValueError: numbers of tokens or of sequences that contradict each other.
@@ -51,7 +51,7 @@ class RaggedBatch:
             padded = [[*row, *[-1] * (width - len(row))] for row in block_table]
             block_table = mx.array(padded, dtype=mx.int32).reshape(-1, width)
         slots: Any = slot_mapping.tolist() if isinstance(slot_mapping, mx.array) else slot_mapping
-        self.last_slot: int = max(slots, default=-1)
+        self.max_slot: int = max(slots, default=-1)
         self.positions = as_int32(positions)
         self.slot_mapping = as_int32(slot_mapping)
         self.cu_seqlens_q = as_int32(cu_seqlens_q)
@@ -125,24 +125,24 @@ class PagedStorage:
         """Bytes that the pages of all layers take so far."""
         return sum(pages.nbytes for pages in (*self.key_pages, *self.value_pages))
 
-    def make_room(self, num_pages: int) -> None:
+    def ensure_capacity(self, num_pages: int) -> None:
         """Gives the first `num_pages` pages memory, as far as they were declared."""
         existing, *shape = self.value_pages[-1].shape
         if existing >= min(num_pages, self.num_pages):
             return
-        tokens = GROWTH_TOKENS if existing else FIRST_TOKENS
+        tokens = GROWTH_TOKENS if existing else INITIAL_TOKENS
         growth = max(num_pages - existing, existing // 2, -(-tokens // self.page_size))
         enough = min(existing + growth, self.num_pages)
         for pages in (self.key_pages, self.value_pages):
             for layer in range(len(pages)):
                 room = (enough - len(pages[layer]), *shape)
-                pages[layer] = enlarged(pages[layer], room, pages[layer].dtype)
+                pages[layer] = grow_pages(pages[layer], room, pages[layer].dtype)
                 mx.eval(pages[layer])  # the smaller copy is let go before the next one is made
 
-    def plan(self, batch: RaggedBatch) -> Placement:
+    def plan(self, batch: RaggedBatch) -> StepPlan:
         """A step's plan: the batch's tokens, each at its own place, the same in every layer."""
-        self.make_room(batch.last_slot // self.page_size + 1)
-        places = Places(
+        self.ensure_capacity(batch.max_slot // self.page_size + 1)
+        attention_metadata = AttentionMetadata(
             batch.slot_mapping, batch.context_lens, batch.block_table, batch.cu_seqlens_q
         )
         pairs = zip(self.key_pages, self.value_pages, strict=True)
@@ -150,4 +150,4 @@ class PagedStorage:
         def commit(buffers: list[mx.array]) -> None:
             self.key_pages[:], self.value_pages[:] = buffers[::2], buffers[1::2]
 
-        return Placement(places, [pages for pair in pairs for pages in pair], commit)
+        return StepPlan(attention_metadata, [pages for pair in pairs for pages in pair], commit)

@@ -1,39 +1,28 @@
-"""Models by name: from a name to a model that a week's code or the engine can run.
+"""Models: from a name to a model that a week's code or the engine can run.
 
-    names          short names, hub ids and folders; downloads
-    files          what a checkpoint's folder must hold, checked before anything is loaded
-    families       what a config.json says of a model, and the decoder that runs every family
-    formats        how a matrix may be quantized
-    tensor_shapes  the shapes of a model's tensors
-    weights        its tensors as a tree of layers
-    repack         quantized weights in a form that the CPU's kernels read
-    loading        all of that: `load`, `load_weights`
-    dispatch       a model from loaded weights: `dispatch_model` for a week, `serving_model`
-    costs          what a token costs a model, in bytes and operations
+Must not generate text: `generate`, `batch` and `engine` run the models built here.
 
-    tokenizer, detokenizer, chat_template   text into tokens and back
-
-Nothing here generates text: a model is built here, and run by `generate`, `batch` and `engine`.
+Reading order: hub, loading, dispatch, memory, checkpoint, tokenizer, families, parallel.
 """
 
+from .checkpoint.safe_io import ModelError
 from .dispatch import WEEK_MODELS, dispatch_model, serving_model
 from .families.attention_backends import ATTENTION_BACKENDS
-from .folder import ModelError
-from .loading import LOAD_FORMATS, load, load_weights
-from .names import (
-    SHIPPED,
-    SHORTCUTS,
+from .hub import (
+    BUNDLED_MODELS,
+    SHORT_NAMES,
     default_model,
     find_in_cache,
     find_model,
     shortcut_name_to_full_name,
 )
+from .loading import LOAD_FORMATS, load, load_weights
 
 __all__ = [
     "ATTENTION_BACKENDS",
+    "BUNDLED_MODELS",
     "LOAD_FORMATS",
-    "SHIPPED",
-    "SHORTCUTS",
+    "SHORT_NAMES",
     "WEEK_MODELS",
     "ModelError",
     "default_model",

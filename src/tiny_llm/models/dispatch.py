@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from ..kernels.interleaved import are_read, lay_out
+from ..kernels.prepack import is_kernel_supported, prepack_model
 from ..qwen3_week1 import Qwen3ModelWeek1
 from ..qwen3_week2 import Qwen3ModelWeek2
 from ..qwen3_week3 import Qwen3ModelWeek3
+from .checkpoint.repack import repacked
+from .checkpoint.safe_io import ModelError
 from .families.config import DecoderConfig
 from .families.decoder import Decoder
 from .families.registry import config_of
-from .folder import ModelError
-from .repack import repacked
 
-COURSE_TYPE = "qwen3"  # the family whose models the weeks build
+COURSE_MODEL_TYPE = "qwen3"  # the family whose models the weeks build
 WEEK_MODELS = {1: Qwen3ModelWeek1, 2: Qwen3ModelWeek2, 3: Qwen3ModelWeek3}
 
 
@@ -20,7 +20,7 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
     """Builds a week's model from the weights of a loaded one.
 
     Weeks 2 and 3 lay quantized weights out as this machine's kernels read them, wherever they come
-    from, so that every way to load has the same speed; see `kernels.interleaved.lay_out`.
+    from, so that every way to load has the same speed; see `kernels.interleaved.prepack_model`.
 
     Args:
         name: the model's name, for messages.
@@ -37,7 +37,7 @@ def dispatch_model(name: str, mlx_model: Any, week: int, **options: Any) -> Any:
     if week not in WEEK_MODELS:
         weeks = ", ".join(str(known) for known in WEEK_MODELS)
         raise ModelError(f"week {week} has no model; the weeks that have one: {weeks}.")
-    missing = _beyond_the_course(_config(name, mlx_model))
+    missing = _unsupported_by_course(_config(name, mlx_model))
     if missing is not None:
         raise ModelError(
             f"'{name}' {missing}, which the course's layers do not implement; the engine's do: use "
@@ -62,10 +62,10 @@ def serving_model(
         ModelError: a family, a field or sizes that are not known.
     """
     config = _config(name, mlx_model)
-    mlx_model = repacked(lay_out(mlx_model))
+    mlx_model = repacked(prepack_model(mlx_model))
     options: dict[str, Any] = {"page_size": page_size}
-    is_of_the_course = _beyond_the_course(config) is None and _is_readable(mlx_model)
-    if is_of_the_course and attention_backend == "paged":
+    fits_course_model = _unsupported_by_course(config) is None and _kernels_read_all(mlx_model)
+    if fits_course_model and attention_backend == "paged":
         return _build(name, Qwen3ModelWeek3, mlx_model, options)
     options["attention_backend"] = attention_backend
     return _build(name, Decoder, mlx_model, options)
@@ -85,15 +85,15 @@ def _config(name: str, mlx_model: Any) -> DecoderConfig:
         raise ModelError(f"'{name}' cannot be built: {error}.") from error
 
 
-def _beyond_the_course(config: DecoderConfig) -> str | None:
+def _unsupported_by_course(config: DecoderConfig) -> str | None:
     """What a model has that the course's do not; None if there is nothing."""
-    if config.model_type != COURSE_TYPE:
+    if config.model_type != COURSE_MODEL_TYPE:
         return f"is a model of type '{config.model_type}'"
     if config.rope_scaling is not None:
-        return f"scales RoPE with '{config.rope_scaling.kind}'"
+        return f"scales RoPE with '{config.rope_scaling.rope_type}'"
     return "has biases in its attention" if config.qkv_bias else None
 
 
-def _is_readable(mlx_model: Any) -> bool:
+def _kernels_read_all(mlx_model: Any) -> bool:
     """Whether all quantized layers are in a format that the course's kernels read."""
-    return all(are_read(layer) for layer in mlx_model.modules() if "scales" in layer)
+    return all(is_kernel_supported(layer) for layer in mlx_model.modules() if "scales" in layer)

@@ -9,19 +9,19 @@ import mlx.core as mx
 
 from .. import demo, kernels
 from ..errors import UserError
-from ..kernels.interleaved import InterleavedMemory
-from .dummy import random_checkpoint
+from ..kernels.prepack import PrepackedWeights
+from .checkpoint.dummy import random_checkpoint
+from .checkpoint.layout import has_tokenizer, read_model_config, read_tensor_headers
+from .checkpoint.nan_check import FiniteCheck
+from .checkpoint.safe_io import ModelError, read_json
+from .checkpoint.safetensors_header import check_dtypes
+from .checkpoint.sharding import RankShard
+from .checkpoint.weights import CheckpointModel, is_supported_format, read_checkpoint
 from .families.registry import read_config
-from .files import has_tokenizer, read_model_config, stored_tensors
-from .finite import FiniteCheck
-from .folder import ModelError, read_json
-from .free_memory import give_back
-from .mlx_lm_tokenizer import put_bounds
-from .names import find_config, find_model, is_terminal, standard_error
-from .parts import RankPart
-from .safetensors_header import check_dtypes
-from .tokenizer import open_tokenizer
-from .weights import CheckpointModel, can_read, read_checkpoint
+from .hub import find_config, find_model, is_terminal, stderr_console
+from .memory import trim_heap
+from .tokenizer.hf_fallback import sandbox_tokenizer
+from .tokenizer.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LOAD_FORMATS = ("auto", "dummy")
 
 # What takes longer shows a progress bar from then on.
-SECONDS_WITHOUT_PROGRESS = 1.0
+PROGRESS_DELAY_SECONDS = 1.0
 
 
 def load(name: str, console: "Console | None" = None) -> tuple[Any, Any]:
@@ -60,14 +60,14 @@ def load_weights(
     """Loads what our models need of a checkpoint: its weights and tokenizer, in a second.
 
     Quantized weights are stored in the order in which this machine's kernels read them, which need
-    not be by row: see `kernels/interleaved.py`. The models of all weeks take them so.
+    not be by row: see `kernels/prepack.py`. The models of all weeks take them so.
 
     Args:
         name, console: see `load`; errors too.
         load_format: "auto" reads the weights; "dummy" draws random ones in the shapes and formats
             of `config.json`, which is then the only file that is needed. Without a tokenizer of its
             own such a model gets the demo's, and says so.
-        rank, num_ranks: which part of the weights is loaded, and of how many (`parts.py`).
+        rank, num_ranks: which part of the weights is loaded, and of how many (`sharding.py`).
         with_tokenizer: False spares its memory, on a rank that needs none; None takes its place.
 
     Raises:
@@ -82,10 +82,10 @@ def load_weights(
         raise UserError(f"the load format '{load_format}' is unknown; give auto or dummy.")
 
     def read(folder: Path) -> tuple[Any, Any]:
-        part = _part(folder, rank, num_ranks)
+        part = _rank_shard(folder, rank, num_ranks)
         if load_format == "dummy":
-            return _draw(folder, console, part, with_tokenizer)
-        return _read(folder, part, with_tokenizer)
+            return _read_dummy(folder, console, part, with_tokenizer)
+        return _read_checkpoint(folder, part, with_tokenizer)
 
     find = find_config if load_format == "dummy" else find_model
     return _load(find(name, console), console, read)
@@ -105,7 +105,7 @@ def _load(
     except Exception as error:  # a broken config can lead to any
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise ModelError(f"the model in {folder} cannot be loaded: {reason}.") from error
-    give_back()  # what was needed to read files
+    trim_heap()  # what was needed to read files
     return model, tokenizer
 
 
@@ -113,22 +113,22 @@ def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
     # Imported here, because it takes seconds and a wrong name should be reported at once.
     import mlx_lm
 
-    check_dtypes(stored_tensors(folder))
+    check_dtypes(read_tensor_headers(folder))
     mlx_model, tokenizer = mlx_lm.load(str(folder), lazy=True)[:2]
-    put_bounds(tokenizer, folder)
+    sandbox_tokenizer(tokenizer, folder)
     return mlx_model, tokenizer
 
 
-def _part(folder: Path, rank: int, num_ranks: int) -> RankPart | None:
+def _rank_shard(folder: Path, rank: int, num_ranks: int) -> RankShard | None:
     """What a rank has of a model; None for the whole."""
     if num_ranks == 1:
         return None
-    return RankPart(read_config(read_model_config(folder)), rank, num_ranks)
+    return RankShard(read_config(read_model_config(folder)), rank, num_ranks)
 
 
-def _read(folder: Path, part: RankPart | None, with_tokenizer: bool) -> tuple[Any, Any]:
+def _read_checkpoint(folder: Path, part: RankShard | None, with_tokenizer: bool) -> tuple[Any, Any]:
     config = read_json(folder, "config.json")
-    if can_read(folder, config):
+    if is_supported_format(folder, config):
         tokenizer = open_tokenizer(folder, config) if with_tokenizer else None
         return read_checkpoint(folder, config, part), tokenizer
     if part is not None:
@@ -136,8 +136,8 @@ def _read(folder: Path, part: RankPart | None, with_tokenizer: bool) -> tuple[An
     return _read_with_mlx_lm(folder)
 
 
-def _draw(
-    folder: Path, console: "Console | None", part: RankPart | None, with_tokenizer: bool
+def _read_dummy(
+    folder: Path, console: "Console | None", part: RankShard | None, with_tokenizer: bool
 ) -> tuple[Any, Any]:
     """Random weights for a config, and a tokenizer if one is wanted."""
     config = read_json(folder, "config.json")
@@ -147,9 +147,9 @@ def _draw(
     if has_tokenizer(folder):
         return model, open_tokenizer(folder, config)
     said = f"{folder} has no tokenizer; random weights get the demo's."
-    (console or standard_error()).print(said, soft_wrap=True)
+    (console or stderr_console()).print(said, soft_wrap=True)
     tokenizer = open_tokenizer(demo.TARGET_PATH, read_json(demo.TARGET_PATH, "config.json"))
-    vocab_size = model.args.vocab_size if part is None else part.whole.vocab_size
+    vocab_size = model.args.vocab_size if part is None else part.full_config.vocab_size
     if len(tokenizer) > vocab_size:
         raise ValueError(f"it has no tokenizer, and {vocab_size} tokens are too few for the demo's")
     return model, tokenizer
@@ -166,12 +166,12 @@ def evaluate(model: Any, console: "Console | None") -> None:
     path_of = {id(module): path for path, module in model.named_modules()}
     memory = None
     if isinstance(model, CheckpointModel):
-        memory = InterleavedMemory(model, model.in_files)
+        memory = PrepackedWeights(model, model.weight_locations)
     check = FiniteCheck()
-    for part in _tracked(parts, console):
+    for part in _with_progress(parts, console):
         if memory is not None:
-            memory.interleave_layers(part)
-            model.in_files.fill(part)
+            memory.prepack_layers(part)
+            model.weight_locations.materialize(part)
         mx.eval(part.parameters())
         check.add(path_of[id(part)], part)
     mx.eval(model.parameters())
@@ -180,18 +180,18 @@ def evaluate(model: Any, console: "Console | None") -> None:
     mx.clear_cache()  # interleaved rows leave memory of sizes that nothing else has
 
 
-def _tracked(parts: Sequence[Any], console: "Console | None") -> Iterator[Any]:
-    """The same, with a progress bar on a terminal once it takes `SECONDS_WITHOUT_PROGRESS`."""
+def _with_progress(parts: Sequence[Any], console: "Console | None") -> Iterator[Any]:
+    """The same, with a progress bar on a terminal once it takes `PROGRESS_DELAY_SECONDS`."""
     if not (is_terminal() if console is None else console.is_terminal):
         yield from parts
         return
     started = time.monotonic()
     for index, part in enumerate(parts):
-        if time.monotonic() - started > SECONDS_WITHOUT_PROGRESS:
+        if time.monotonic() - started > PROGRESS_DELAY_SECONDS:
             # Imported here, because a small model is loaded before this is, and it takes 2 MB.
             from rich.progress import Progress
 
-            with Progress(console=console or standard_error(), transient=True) as progress:
+            with Progress(console=console or stderr_console(), transient=True) as progress:
                 task = progress.add_task("loading", total=len(parts), completed=index)
                 for rest in parts[index:]:
                     yield rest

@@ -1,6 +1,6 @@
 """The web application: endpoints, guards, and errors in the form of their protocol.
 
-A request passes the guards, and then either the short way of `direct.py` or FastAPI's.
+A request passes the guards, and then either the short way of `fast_path.py` or FastAPI's.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from . import chat, completions, engine_view, messages, page, responses, service, tokenize
-from .direct import Direct, Endpoint
-from .errors import ApiError, our_fault
-from .guards import CheckHost, LimitBody, RequireKey
-from .server import Server
-from .validation import refusal
+from .anthropic import messages
+from .context import AppState
+from .http.errors import ApiError, internal_error
+from .http.fast_path import Endpoint, FastPath
+from .http.middleware import ApiKeyMiddleware, BodyLimitMiddleware, HostMiddleware
+from .http.validation import validation_error
+from .openai import chat, completions, responses
+from .ops import engine_view, health, tokenize, web_ui
 
-DIRECT: Mapping[str, Endpoint] = {
+FAST_PATH_ENDPOINTS: Mapping[str, Endpoint] = {
     chat.PATH: chat.create_chat_completion,
     completions.PATH: completions.create_completion,
     messages.PATH: messages.create_message,
@@ -29,14 +31,16 @@ DIRECT: Mapping[str, Endpoint] = {
 }
 
 
-def make_app(server: Server) -> ASGIApp:
+def build_app(server: AppState) -> ASGIApp:
     """The application for a server."""
     settings = server.settings
-    guarded: ASGIApp = LimitBody(Direct(_endpoints(server), DIRECT), settings.max_body_bytes)
+    guarded: ASGIApp = BodyLimitMiddleware(
+        FastPath(_build_fastapi(server), FAST_PATH_ENDPOINTS), settings.max_body_bytes
+    )
     if settings.api_key is not None:
-        guarded = RequireKey(guarded, settings.api_key)
+        guarded = ApiKeyMiddleware(guarded, settings.api_key)
     else:
-        guarded = CheckHost(guarded, settings.allowed_hosts)
+        guarded = HostMiddleware(guarded, settings.allowed_hosts)
     if settings.cors_origins:
         guarded = CORSMiddleware(
             guarded,
@@ -47,7 +51,7 @@ def make_app(server: Server) -> ASGIApp:
     return guarded
 
 
-def _endpoints(server: Server) -> FastAPI:
+def _build_fastapi(server: AppState) -> FastAPI:
     """All endpoints, their document, and what is said of errors."""
     app = FastAPI(
         title="tiny-llm",
@@ -57,40 +61,40 @@ def _endpoints(server: Server) -> FastAPI:
         redoc_url=None,
     )
     app.state.server = server
-    for module in (service, tokenize, chat, completions, responses, messages, engine_view, page):
+    for module in (health, tokenize, chat, completions, responses, messages, engine_view, web_ui):
         app.include_router(module.router)
-    app.router.routes.append(page.files)
-    app.add_exception_handler(ApiError, _tell)
-    app.add_exception_handler(RequestValidationError, _tell_validation)
-    app.add_exception_handler(HTTPException, _tell_http)
-    app.add_exception_handler(Exception, _tell_failure)
-    _correct_document(app.openapi())
+    app.router.routes.append(web_ui.static_files)
+    app.add_exception_handler(ApiError, _handle_api_error)
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
+    app.add_exception_handler(HTTPException, _handle_http_error)
+    app.add_exception_handler(Exception, _handle_unexpected_error)
+    _remove_422_responses(app.openapi())
     return app
 
 
-def _correct_document(document: dict[str, Any]) -> None:
+def _remove_422_responses(document: dict[str, Any]) -> None:
     """Leaves out 422, which FastAPI writes into its document and this server never answers."""
     for methods in document["paths"].values():
         for operation in methods.values():
             operation["responses"].pop("422", None)
 
 
-async def _tell(request: Request, error: Exception) -> Response:
+async def _handle_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error.response(request.url.path)
 
 
-async def _tell_validation(request: Request, error: Exception) -> Response:
+async def _handle_validation_error(request: Request, error: Exception) -> Response:
     """A body that is refused: 415 if it is said to be no JSON; else 400, where FastAPI says 422."""
     assert isinstance(error, RequestValidationError)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.method == "POST" and kind != "application/json" and not kind.endswith("+json"):
         reason = f"The Content-Type is '{kind[:100]}'; it must be application/json."
         return ApiError(415, reason).response(request.url.path)
-    return refusal(error.errors()).response(request.url.path)
+    return validation_error(error.errors()).response(request.url.path)
 
 
-async def _tell_http(request: Request, error: Exception) -> Response:
+async def _handle_http_error(request: Request, error: Exception) -> Response:
     """What the framework refuses: an unknown path, another method, a body that is not JSON."""
     assert isinstance(error, HTTPException)
     path = request.url.path
@@ -103,5 +107,5 @@ async def _tell_http(request: Request, error: Exception) -> Response:
     return ApiError(error.status_code, message, headers=error.headers).response(path)
 
 
-async def _tell_failure(request: Request, error: Exception) -> Response:
-    return our_fault(request.method, request.url.path, error)
+async def _handle_unexpected_error(request: Request, error: Exception) -> Response:
+    return internal_error(request.method, request.url.path, error)

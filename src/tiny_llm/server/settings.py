@@ -23,10 +23,10 @@ class Settings:
         generation_config: "auto" takes defaults of sampling from the model's
             `generation_config.json`, "vllm" takes vLLM's own.
         record: a file in which everything that the engine does is written; None for none.
-        next_turn: whether a conversation's next turn is computed ahead, as far as it is known.
+        prefix_warmup: whether a conversation's next turn is computed ahead, as far as it is known.
         keep_alive: seconds without an event after which a stream sends a comment.
-        buffer_pieces: pieces of answers that wait for a slow reader, at most.
-        slow_reader_seconds: how long that buffer may be full before the reader is dropped.
+        max_queued_outputs: pieces of answers that wait for a slow reader, at most.
+        slow_reader_timeout: how long that buffer may be full before the reader is dropped.
     """
 
     model_name: str = "demo"
@@ -40,7 +40,7 @@ class Settings:
     watchdog: float = 120.0
     generation_config: Literal["auto", "vllm"] = "auto"
     record: Path | None = None
-    next_turn: bool = True
+    prefix_warmup: bool = True
     keep_alive: float = 15.0
-    buffer_pieces: int = 256
-    slow_reader_seconds: float = 30.0
+    max_queued_outputs: int = 256
+    slow_reader_timeout: float = 30.0

@@ -52,7 +52,7 @@ WRONG = [
     Wrong(
         "2.1.2 attention",
         "keys without RoPE and norm",
-        "key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *rotation)",
+        "key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *cos_sin)",
         "key = key.swapaxes(1, 2)",
     ),
     Wrong(
@@ -84,8 +84,8 @@ WRONG = [
     Wrong(
         "2.1.3 layers",
         "all layers share the first cache",
-        "layer(x, update, rotation, layer_cache)",
-        "layer(x, update, rotation, cache[0])",
+        "layer(x, update, cos_sin, layer_cache)",
+        "layer(x, update, cos_sin, cache[0])",
     ),
     Wrong(
         "2.1.3 cache",
@@ -295,7 +295,7 @@ WRONG = [
     Wrong(
         "2.7.4 place",
         "the answer of a request that ends at once is lost",
-        "self.answers[request.index] = request.text",
+        "self.outputs[request.index] = request.text",
         "pass",
     ),
     Wrong(

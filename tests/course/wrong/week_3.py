@@ -195,14 +195,14 @@ WRONG = [
     Wrong(
         "3.4.1 matching",
         "a draft is kept after a wrong one",
-        "if guess != choice:",
-        "if guess != choice and accepted == 0:",
+        "if draft_token != choice:",
+        "if draft_token != choice and accepted == 0:",
     ),
     Wrong(
         "3.4.1 matching",
         "the target's own token is thrown away",
-        "return len(guesses), next(choices)",
-        "return len(guesses), guesses[-1] if guesses else next(choices)",
+        "return len(draft_tokens), next(choices)",
+        "return len(draft_tokens), draft_tokens[-1] if draft_tokens else next(choices)",
     ),
     Wrong(
         "3.4.1 keep", "rejected tokens stay in the cache", "if surplus > 0:", "if surplus > 10**9:"
@@ -216,14 +216,14 @@ WRONG = [
     Wrong(
         "3.4.1 loop",
         "accepted drafts are forgotten",
-        "ids += [*guesses[:accepted], token]",
+        "ids += [*draft_tokens[:accepted], token]",
         "ids += [token]",
     ),
     Wrong(
         "3.4.1 propose",
         "every guess is the first",
-        "new_ids = likeliest(logits)",
-        "new_ids = guesses[1] if len(guesses) > 1 else likeliest(logits)",
+        "new_ids = greedy_sample(logits)",
+        "new_ids = draft_tokens[1] if len(draft_tokens) > 1 else greedy_sample(logits)",
     ),
     Wrong(
         "3.4.2",
@@ -234,8 +234,8 @@ WRONG = [
     Wrong(
         "3.4.2",
         "the replacement is drawn from p",
-        "mx.maximum(wanted[accepted] - q[accepted], 0)",
-        "wanted[accepted]",
+        "mx.maximum(target_probs[accepted] - q[accepted], 0)",
+        "target_probs[accepted]",
     ),
     Wrong(
         "3.4.2",

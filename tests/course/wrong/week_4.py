@@ -32,14 +32,17 @@ WRONG = [
     ),
     Wrong("4.1.3 product", "the operations of one row", "2 * M * O * I", "2 * O * I"),
     Wrong(
-        "4.1.3 attention", "keys are read once a query head", "Cost(2 * H * S", "Cost(2 * H_q * S"
+        "4.1.3 attention",
+        "keys are read once a query head",
+        "KernelCost(2 * H * S",
+        "KernelCost(2 * H_q * S",
     ),
     Wrong("4.1.3 least-seconds", "the faster of the two", "return max(", "return min("),
     Wrong("4.1.4 share", "the median's share", "times.minimum", "times.median"),
     Wrong(
         "4.1.4 slowest",
         "the one that takes longest",
-        "share(measured[name], costs[name], limits)",
+        "roofline_fraction(measured[name], costs[name], limits)",
         "-measured[name].minimum",
     ),
     Wrong(
@@ -103,9 +106,9 @@ WRONG = [
         "load_weights<BITS>(weights + output[o] * row_bytes, q);",
         "load_weights<BITS>(weights, q);",
     ),
-    Wrong("4.3.1 interleave", "rows stay rows", ".swapaxes(1, 2)", ""),
+    Wrong("4.3.1 prepack", "rows stay rows", ".swapaxes(1, 2)", ""),
     Wrong(
-        "4.3.1 interleave",
+        "4.3.1 prepack",
         "rows that lie far apart go together",
         ".reshape(O // rows, rows, W).swapaxes(1, 2)",
         ".reshape(rows, O // rows, W).transpose(1, 2, 0)",
@@ -120,8 +123,8 @@ WRONG = [
     Wrong(
         "4.3.2 block",
         "the first vector's scales for all outputs",
-        "g * STEP_ROWS + v * LANES;",
-        "g * STEP_ROWS;",
+        "g * PACK_ROWS + v * LANES;",
+        "g * PACK_ROWS;",
     ),
     Wrong(
         "4.3.2 block",
@@ -138,8 +141,8 @@ WRONG = [
     Wrong("4.3.3 nearest", "medians beside a minimum", "if times.minimum", "if times.median"),
     Wrong(
         "4.4.1 unpack",
-        "a panel's inputs a vector apart, not STEP_ROWS",
-        "(i + k) * STEP_ROWS",
+        "a panel's inputs a vector apart, not PACK_ROWS",
+        "(i + k) * PACK_ROWS",
         "(i + k) * LANES",
     ),
     Wrong(
@@ -237,7 +240,7 @@ WRONG = [
     Wrong(
         "4.6.3 split",
         "as many parts as threads",
-        "size = ATTENTION_PART;",
+        "size = KEYS_PER_SPLIT;",
         "size = (keys_of(blocks[0]) + num_threads() - 1) / num_threads();",
     ),
     Wrong(
@@ -252,31 +255,34 @@ WRONG = [
         "(measured[n].minimum - mean_seconds)",
         "(measured[n].median - mean_seconds)",
     ),
-    Wrong("4.7.1 share", "as if no node were left", "(nodes - recorded_nodes)", "nodes"),
+    Wrong("4.7.1 share", "as if no node were left", "(nodes - captured_nodes)", "nodes"),
     Wrong("4.7.2 depends", "what has a constant input is one", "std::any_of(", "std::all_of("),
     Wrong(
         "4.7.2 last-uses",
         "outputs are not needed at the end",
-        "for (const int index : memory_of(output))",
+        "for (const int index : aliases_of(output))",
         "for (const int index : std::vector<int>())",
     ),
     Wrong(
         "4.7.2 last-uses",
         "a view is thought to have memory of its own",
-        "for (const int index : memory_of(place)) {",
+        "for (const int index : aliases_of(place)) {",
         "if (const int index = place.is_constant ? -1 : place.index; index >= 0) {",
     ),
     Wrong(
         "4.7.3 replayed",
         "recorded again for every call",
-        "outputs is None and self._is_time_for",
-        "self._is_time_for",
+        "outputs is None and self._should_capture_now",
+        "self._should_capture_now",
     ),
     Wrong(
-        "4.7.3 replayed", "always when a shape is first seen", "self._is_time_for(inputs) and ", ""
+        "4.7.3 replayed",
+        "always when a shape is first seen",
+        "self._should_capture_now(inputs) and ",
+        "",
     ),
     Wrong(
-        "4.7.3 record",
+        "4.7.3 capture",
         "what cannot be recorded is an error",
         "except ValueError:",
         "except KeyError:",

@@ -46,15 +46,15 @@ WRONG = [
     Wrong(
         "5.2.1 tokens",
         "as many tokens on the last rank as on the others",
-        "min(first + self.tokens_per_rank, self.whole.vocab_size)",
-        "first + self.tokens_per_rank",
+        "min(first + self.vocab_per_rank, self.full_config.vocab_size)",
+        "first + self.vocab_per_rank",
     ),
     Wrong("5.2.1 heads", "heads dealt out in turn", "self.rank * H // self.size", "self.rank % H"),
     Wrong("5.2.1 heads", "no head for a rank of many", "max(1, H // self.size)", "H // self.size"),
     Wrong(
         "5.2.2 split",
         "keys and values in as many pieces as there are ranks",
-        "rows, self.whole.num_key_value_heads, self.key_value_heads",
+        "rows, self.full_config.num_key_value_heads, self.kv_head_range",
         "rows, self.size, own",
     ),
     Wrong(
@@ -73,7 +73,7 @@ WRONG = [
     Wrong(
         "5.2.3 sum",
         "a ring's sum of any number of ranks",
-        "parts = gather_from_ranks(x, group)",
+        "parts = all_gather(x, group)",
         "return mx.distributed.all_sum(x, group=group)",
     ),
     Wrong(
@@ -85,19 +85,19 @@ WRONG = [
     Wrong(
         "5.2.3 sum",
         "one message of any size",
-        "gather_from_ranks(x, group)",
+        "all_gather(x, group)",
         "mx.distributed.all_gather(x[None], group=group)",
     ),
     Wrong(
         "5.2.3 two-sums",
         "attention's part is not summed",
-        "feed(x, sum_over_ranks(part, self._group))",
-        "feed(x, part)",
+        "feed_forward(x, all_reduce(part, self._group))",
+        "feed_forward(x, part)",
     ),
     Wrong(
         "5.2.3 two-sums",
         "the MLP's part is not summed",
-        "return x, sum_over_ranks(part, self._group)",
+        "return x, all_reduce(part, self._group)",
         "return x, part",
     ),
     Wrong("5.2.4 table", "rows of tokens that are not here", "is_own[..., None]", "True"),

@@ -1,0 +1,1 @@
+"""Replicas behind one address."""

@@ -30,7 +30,7 @@ class Scripted:
         self.asked = []
         self.closed = 0
 
-    async def ask(self, request):
+    async def stream(self, request):
         self.asked.append(request)
         try:
             for step in self.attempts.pop(0):
@@ -71,7 +71,7 @@ def call(replicas, path="/v1/chat/completions", leaves=False):
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(gateway, "PAUSE", 0)
+    monkeypatch.setattr(gateway, "RETRY_DELAY", 0)
 
 
 def test_an_answer_passes_unchanged():
@@ -110,7 +110,7 @@ def test_a_stream_that_had_begun_ends_with_an_error_event(path, end):
     assert not last["more_body"]
     assert last["body"].endswith(end)
     told = json.loads(last["body"].partition(b"data: ")[2].partition(b"\n")[0])
-    assert gateway.LOST in json.dumps(told)
+    assert gateway.REPLICA_LOST in json.dumps(told)
     if path == "/v1/responses":
         assert told["sequence_number"] == 2
 
@@ -122,11 +122,11 @@ def test_a_plain_answer_that_had_begun_breaks_off():
 
 
 def test_no_replica_left():
-    replicas = Scripted(*[[ReplicaLostError()]] * gateway.ATTEMPTS)
+    replicas = Scripted(*[[ReplicaLostError()]] * gateway.MAX_ATTEMPTS)
     start, last = call(replicas)
     assert start["status"] == 503
     assert (b"retry-after", b"1") in start["headers"]
-    assert json.loads(last["body"])["error"]["message"] == gateway.NONE_LEFT
+    assert json.loads(last["body"])["error"]["message"] == gateway.NO_REPLICA
 
 
 def test_a_client_that_leaves_cancels_its_request():

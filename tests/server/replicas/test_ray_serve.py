@@ -14,7 +14,7 @@ import httpx2
 import ray
 from ray import serve
 
-from tiny_llm.server.replicas.ray_serve import Arguments, build
+from tiny_llm.server.replicas.ray_serve import RayServeArgs, build
 
 PORT = 8713
 URL = f"http://127.0.0.1:{PORT}"
@@ -32,7 +32,7 @@ def processes() -> set[int]:
 def replicas():
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"port": PORT})
-    serve.run(build(Arguments(model="demo", replicas=2, kv_cache_bytes=2**24)))
+    serve.run(build(RayServeArgs(model="demo", replicas=2, kv_cache_bytes=2**24)))
     yield
     serve.shutdown()
     ray.shutdown()

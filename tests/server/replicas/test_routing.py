@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tiny_llm.server.replicas.routing import routing_text
+from tiny_llm.server.replicas.routing import routing_key
 
 
 @pytest.mark.parametrize(
@@ -25,18 +25,18 @@ from tiny_llm.server.replicas.routing import routing_text
     ],
 )
 def test_the_text_of_each_protocol(body, text):
-    assert routing_text(json.dumps(body).encode()) == text
+    assert routing_key(json.dumps(body).encode()) == text
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
 def test_what_is_no_json_has_no_text(body):
-    assert routing_text(body) == ""
+    assert routing_key(body) == ""
 
 
 def test_a_second_turn_begins_with_the_first():
     turn = [{"role": "user", "content": "What is two?"}]
-    first = routing_text(json.dumps({"model": "demo", "messages": turn}).encode())
+    first = routing_key(json.dumps({"model": "demo", "messages": turn}).encode())
     turn += [{"role": "assistant", "content": "2"}, {"role": "user", "content": "And three?"}]
-    second = routing_text(json.dumps({"messages": turn, "temperature": 0}).encode())
+    second = routing_key(json.dumps({"messages": turn, "temperature": 0}).encode())
     assert second.startswith(first)
     assert second != first

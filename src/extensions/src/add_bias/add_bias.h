@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "common/recordable.h"
+#include "common/capturable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -23,7 +23,7 @@ namespace mx = mlx::core;
 mx::array add_bias(const mx::array& x, const mx::array& bias, mx::StreamOrDevice s = {});
 
 /// The graph node. Inputs: x, bias.
-class AddBias : public mx::UnaryPrimitive, public Recordable {
+class AddBias : public mx::UnaryPrimitive, public Capturable {
    public:
     explicit AddBias(mx::Stream stream) : mx::UnaryPrimitive(stream) {}
 

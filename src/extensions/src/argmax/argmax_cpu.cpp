@@ -11,26 +11,26 @@
 
 namespace tiny_llm_ext {
 
-TINY_LLM_DECLARE_SIMD(Largest argmax(const ArgmaxJob& job, int64_t row, int64_t first,
-                                     int64_t last);)
+TINY_LLM_DECLARE_SIMD(ArgmaxResult argmax(const ArgmaxJob& job, int64_t row, int64_t first,
+                                          int64_t last);)
 
 namespace {
 
-using Kernel = Largest (*)(const ArgmaxJob&, int64_t, int64_t, int64_t);
+using Kernel = ArgmaxResult (*)(const ArgmaxJob&, int64_t, int64_t, int64_t);
 
 // Every row is cut into parts, so that two threads share even a single one.
 void run(const ArgmaxJob& job, Kernel kernel) {
     constexpr int64_t PART = 16384;
     const int64_t parts = (job.V + PART - 1) / PART;
-    std::vector<Largest> largest(job.M * parts);
+    std::vector<ArgmaxResult> largest(job.M * parts);
     parallel_for(job.M * parts, [&](int64_t chunk) {
         const int64_t row = chunk / parts, first = chunk % parts * PART;
         largest[chunk] = kernel(job, row, first, std::min(job.V, first + PART));
     });
     for (int64_t row = 0; row < job.M; row++) {
         const auto part = largest.begin() + row * parts;
-        const auto best =
-            std::max_element(part, part + parts, [](Largest a, Largest b) { return b.beats(a); });
+        const auto best = std::max_element(
+            part, part + parts, [](ArgmaxResult a, ArgmaxResult b) { return b.beats(a); });
         job.out[row] = static_cast<uint32_t>(best->index);
     }
 }

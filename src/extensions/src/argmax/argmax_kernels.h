@@ -16,18 +16,18 @@ struct ArgmaxJob {
 };
 
 /// The largest element of a part of a row, and where it is first.
-struct Largest {
+struct ArgmaxResult {
     float value;
     int32_t index;
 
     /// Whether this one is the answer of the two.
-    bool beats(Largest other) const {
+    bool beats(ArgmaxResult other) const {
         return value > other.value || (value == other.value && index < other.index);
     }
 };
 
 /// The reference: the largest of elements first … last − 1 of a row; {−∞, first} if none is larger.
 /// argmax in fast/argmax_simd.cpp does the same.
-Largest argmax_reference(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last);
+ArgmaxResult argmax_reference(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext

@@ -5,8 +5,8 @@
 
 namespace tiny_llm_ext {
 
-Largest argmax_reference(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last) {
-    Largest largest = {-INFINITY, static_cast<int32_t>(first)};
+ArgmaxResult argmax_reference(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last) {
+    ArgmaxResult largest = {-INFINITY, static_cast<int32_t>(first)};
     for (int64_t i = first; i < last; i++) {
         const float value = load_element(job.x, row * job.stride + i, job.format);
         if (value > largest.value) {

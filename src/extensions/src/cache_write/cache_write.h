@@ -9,7 +9,7 @@
 
 #include <vector>
 
-#include "common/recordable.h"
+#include "common/capturable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -35,7 +35,7 @@ mx::array cache_write(const mx::array& buffer, const mx::array& tokens,
                       mx::StreamOrDevice s = {});
 
 /// The graph node. Inputs: buffer, tokens and offsets, of any strides.
-class CacheWrite : public mx::UnaryPrimitive, public Recordable {
+class CacheWrite : public mx::UnaryPrimitive, public Capturable {
    public:
     CacheWrite(mx::Stream stream, bool overwrite)
         : mx::UnaryPrimitive(stream), overwrite_(overwrite) {}

@@ -65,7 +65,7 @@ void CacheWrite::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) 
     const auto& buffer = inputs[0];
     const auto& tokens = inputs[1];
     const mx::array offsets = row_contiguous(inputs[2], stream());
-    out.copy_shared_buffer(may_overwrite(buffer) ? buffer : copy_of(buffer, stream()));
+    out.copy_shared_buffer(can_overwrite(buffer) ? buffer : copy_of(buffer, stream()));
     if (out.size() > 0) {
         add_task(stream(), [from = tokens_of(tokens), to = tokens_of(out),
                             offsets = offsets.data<int32_t>()] { copy(from, to, offsets); });

@@ -26,7 +26,7 @@
 #include <optional>
 #include <vector>
 
-#include "common/recordable.h"
+#include "common/capturable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -57,7 +57,7 @@ mx::array flash_attention(const mx::array& query, const mx::array& key, const mx
 
 /// The graph node. Inputs, checked, any strides: query B×H_q×L×D, key, value B×H×S×D, then the mask
 /// B×H_q×L×S and context_lens B, contiguous, if there are.
-class FlashAttention : public mx::UnaryPrimitive, public Recordable {
+class FlashAttention : public mx::UnaryPrimitive, public Capturable {
    public:
     FlashAttention(mx::Stream stream, float scale, bool causal, bool has_mask,
                    bool has_context_lens)

@@ -6,8 +6,8 @@
 #include "common/rows.h"
 #include "common/scratch.h"
 #include "common/tasks.h"
-#include "src/flash_attention/attention_parts.h"
-#include "src/flash_attention/attention_steps.h"
+#include "src/flash_attention/attention_split_kv.h"
+#include "src/flash_attention/attention_week4.h"
 #include "src/flash_attention/flash_attention.h"
 #include "src/flash_attention/flash_attention_kernels.h"
 
@@ -50,7 +50,7 @@ AttentionRows rows_of(const FlashAttentionJob& job, int64_t b, int64_t h, int64_
         .keys = job.key,
         .values = job.value,
         .out = job.out,
-        .rows = static_cast<int>(std::min<int64_t>(STEP_QUERY_ROWS, rows - first_row)),
+        .rows = static_cast<int>(std::min<int64_t>(QUERY_ROWS, rows - first_row)),
         .from = {},
         .to = {},
         .visible = {},
@@ -66,7 +66,7 @@ AttentionRows rows_of(const FlashAttentionJob& job, int64_t b, int64_t h, int64_
 }
 
 // All rows by a kernel of Week 4.
-void run_step(const FlashAttentionJob& job) {
+void run_week4(const FlashAttentionJob& job) {
     std::vector<HeadAtStrides> heads;
     for (int64_t b = 0; b < job.B; b++) {
         for (int64_t h = 0; h < job.H; h++) {
@@ -77,17 +77,17 @@ void run_step(const FlashAttentionJob& job) {
     }
     std::vector<AttentionRows> blocks;
     for (int64_t head = 0; head < job.B * job.H; head++) {
-        for (int64_t row = 0; row < job.L * (job.H_q / job.H); row += STEP_QUERY_ROWS) {
+        for (int64_t row = 0; row < job.L * (job.H_q / job.H); row += QUERY_ROWS) {
             blocks.push_back(rows_of(job, head / job.H, head % job.H, row, &heads[head]));
         }
     }
-    attend_by_step(blocks, job.step);
+    attend_week4(blocks, job.step);
 }
 
 void run(const FlashAttentionJob& job, InstructionSet set) {
     const bool by_loops = job.step.loops() || job.mask_kind != MaskKind::none;
     if (job.step.chosen && !by_loops) {
-        run_step(job);
+        run_week4(job);
         return;
     }
     auto kernel = flash_attention_reference;
@@ -108,7 +108,7 @@ void run(const FlashAttentionJob& job, InstructionSet set) {
         const int count = static_cast<int>(std::min(step, rows - first));
         const int64_t head = chunk % heads;
         kernel(job, head / job.H, head % job.H, first, count,
-               scratch_of_this_thread(scratch_size(job, count)));
+               thread_scratch(scratch_size(job, count)));
     });
 }
 
@@ -160,7 +160,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
         .mask_strides = {},
         .mask_key_stride = 0,
         .context_lens = nullptr,
-        .step = attention_step(),
+        .step = week4_attention(),
     };
     if (has_context_lens_) {
         job.context_lens = row_contiguous(inputs.back(), stream()).data<int32_t>();

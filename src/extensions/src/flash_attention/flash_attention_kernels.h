@@ -22,25 +22,25 @@ struct Strides {
 
 enum class MaskKind { none, boolean, additive };
 
-struct AttentionRows;  // these three are in attention_steps.h
+struct AttentionRows;  // these three are in attention_week4.h
 struct KeyTile;
-struct RowState;
+struct SoftmaxState;
 
 /// scores[s] = query · key s · scale, for the first `count` keys of a tile. query: D float32
 /// numbers, and zeros up to a whole vector.
-using AttentionScores = void (*)(const float* query, const void* keys, const KeyTile& tile,
-                                 int count, int64_t D, Format format, float scale, float* scores);
+using ScoresKernel = void (*)(const float* query, const void* keys, const KeyTile& tile, int count,
+                              int64_t D, Format format, float scale, float* scores);
 
 /// states[r] = what row r of the block knows of those of the keys first … end − 1 that it sees.
-using AttentionPart = void (*)(const AttentionRows& block, int64_t first, int64_t end,
-                               RowState* states);
+using SplitKernel = void (*)(const AttentionRows& block, int64_t first, int64_t end,
+                             SoftmaxState* states);
 
-/// A kernel of Week 4, if one was asked for: see attention_steps.h. Without functions it is the
+/// A kernel of Week 4, if one was asked for: see attention_week4.h. Without functions it is the
 /// reference.
-struct AttentionStep {
+struct Week4Attention {
     bool chosen = false;
-    AttentionScores scores = nullptr;
-    AttentionPart part = nullptr;
+    ScoresKernel scores = nullptr;
+    SplitKernel part = nullptr;
     bool splits = false;  // threads share the keys of a sequence
 
     /// Whether the reference is to run.
@@ -66,7 +66,7 @@ struct FlashAttentionJob {
     int64_t mask_key_stride;
 
     const int32_t* context_lens;  // B, or null
-    AttentionStep step;
+    Week4Attention step;
 };
 
 // Query heads that share a key/value head see the same keys, so a kernel takes them together. With

@@ -134,7 +134,7 @@ struct EightRows {
     }
 
     /// Scores become weights. Returns what `o` must be multiplied with first.
-    float weigh() thread {
+    float softmax_weights() thread {
         float larger = -INFINITY, added = 0;
 #pragma unroll
         for (int j = 0; j < Sizes::COLUMNS; j++) {
@@ -209,7 +209,7 @@ void attend_to_tiles(thread const AttentionGroup& group, thread Source& source, 
         if (source.masks() || first + TILE > visible_to_first) {
             rows.hide(source, head, l, first, visible, place);
         }
-        const float factor = rows.weigh();
+        const float factor = rows.softmax_weights();
         rows.add(values, factor);
     }
     if (first_row + place.row <= last) {

@@ -6,7 +6,7 @@
 
 #include "common/checks.h"
 #include "common/gpu.h"
-#include "common/interleaved.h"
+#include "common/prepacked.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 
 namespace tiny_llm_ext {
@@ -18,7 +18,7 @@ constexpr const char* NAME = "grouped_quantized_matmul";
 // One expert's part of a stack, for its shape and dtype alone.
 mx::array first_of(const char* name, const mx::array& stack) {
     check(stack.ndim() == 3 || stack.ndim() == 4, NAME, "expected ", name,
-          " with 3 dimensions, or 4 if it is interleaved, got shape ", stack.shape());
+          " with 3 dimensions, or 4 if it is prepacked, got shape ", stack.shape());
     const mx::Shape shape(stack.shape().begin() + 1, stack.shape().end());
     return mx::array(shape, stack.dtype(), nullptr, std::vector<mx::array>{});
 }
@@ -84,8 +84,8 @@ mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<
           ", got shape ", a.shape());
     const mx::Stream stream = mx::to_stream(s);
     if (is_gpu(stream)) {
-        check(!is_interleaved(matrix), NAME, "expected b with 3 dimensions, got shape ", b.shape(),
-              ": a GPU reads no interleaved weights");
+        check(!is_prepacked(matrix), NAME, "expected b with 3 dimensions, got shape ", b.shape(),
+              ": a GPU reads no prepacked weights");
         check_biases_on(stream, NAME, biases.has_value());
         const mx::Shape shape = output_shape(experts, matrix);
         const bool is_empty = a.size() == 0 || b.size() == 0 || experts.size() == 0;

@@ -16,7 +16,7 @@
 #include <optional>
 #include <vector>
 
-#include "common/recordable.h"
+#include "common/capturable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -32,8 +32,8 @@ namespace mx = mlx::core;
 /// a: N..×I, each row for K experts, or N..×K×I, a row for each; float16 or bfloat16.
 /// b: X×O×(I·bits/32), uint32, the lowest bits of a word first.
 /// experts: N..×K, int32 or uint32. A negative one counts from the end, one beyond X gives NaN.
-/// On the CPU, the matrices of b, scales and biases may be interleaved, X×(O/R)×W×R for X×O×W
-/// (common/interleaved.h), where R = interleaved_rows() is not 0.
+/// On the CPU, the matrices of b, scales and biases may be prepacked, X×(O/R)×W×R for X×O×W
+/// (common/prepacked.h), where R = prepack_rows() is not 0.
 /// On a GPU it is mx.gather_qmm.
 /// Returns N..×K×O in the dtype of a. Throws std::invalid_argument for anything else.
 mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
@@ -42,7 +42,7 @@ mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<
 
 /// The graph node. Inputs: scales, biases (or scales again, if there are none), a, b, experts,
 /// checked, of any strides.
-class GroupedQuantizedMatmul : public mx::UnaryPrimitive, public Recordable {
+class GroupedQuantizedMatmul : public mx::UnaryPrimitive, public Capturable {
    public:
     GroupedQuantizedMatmul(mx::Stream stream, int group_size, int bits, bool has_biases)
         : mx::UnaryPrimitive(stream),

@@ -9,12 +9,12 @@
 
 #include "common/checks.h"
 #include "common/instruction_set.h"
-#include "common/interleaved.h"
+#include "common/prepacked.h"
 #include "common/rows.h"
 #include "common/tasks.h"
 #include "src/grouped_quantized_matmul/grouped_quantized_matmul.h"
 #include "src/quantized_matmul/quantized_matmul_jobs.h"
-#include "src/quantized_matmul/quantized_matmul_steps.h"
+#include "src/quantized_matmul/quantized_matmul_week4.h"
 
 namespace tiny_llm_ext {
 
@@ -132,7 +132,7 @@ void run(const Products& products, InstructionSet set) {
 }  // namespace
 
 void GroupedQuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
-    const auto laid_out = [&](const mx::array& x) { return row_contiguous(x, stream()); };
+    const auto contiguous = [&](const mx::array& x) { return row_contiguous(x, stream()); };
     const auto &scales = inputs[0], &a = inputs[2], &b = inputs[3], &experts = inputs[4];
     const int64_t num_rows = experts.size(), I = a.shape(-1);
     const int64_t num_inputs = a.size() / I;
@@ -142,19 +142,19 @@ void GroupedQuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::
                 .I = I,
                 .group_size = group_size_,
                 .bits = bits_,
-                .b = laid_out(b).data<uint32_t>(),
-                .scales = laid_out(scales).data<uint16_t>(),
-                .biases = has_biases_ ? laid_out(inputs[1]).data<uint16_t>() : nullptr,
-                .a = laid_out(a).data<uint16_t>(),
+                .b = contiguous(b).data<uint32_t>(),
+                .scales = contiguous(scales).data<uint16_t>(),
+                .biases = has_biases_ ? contiguous(inputs[1]).data<uint16_t>() : nullptr,
+                .a = contiguous(a).data<uint16_t>(),
                 .out = static_cast<uint16_t*>(allocate(out)),
                 .scale_format = format_of(scales.dtype()),
                 .format = format_of(a.dtype()),
-                .interleaved = b.ndim() == 4,
-                .step = product_step(),
+                .prepacked = b.ndim() == 4,
+                .step = week4_matmul(),
                 .fetch_ahead = fetch_ahead()},
         .num_experts = b.shape(0),
         .rows_per_input = num_inputs == 0 ? 1 : num_rows / num_inputs,
-        .experts = laid_out(experts).data<uint32_t>(),
+        .experts = contiguous(experts).data<uint32_t>(),
         .is_signed = experts.dtype() == mx::int32,
     };
     if (out.size() > 0) {

@@ -11,7 +11,7 @@
 
 #include <vector>
 
-#include "common/recordable.h"
+#include "common/capturable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -26,7 +26,7 @@ namespace mx = mlx::core;
 mx::array matmul(const mx::array& a, const mx::array& b, mx::StreamOrDevice s = {});
 
 /// The graph node. Inputs: a, b.
-class Matmul : public mx::UnaryPrimitive, public Recordable {
+class Matmul : public mx::UnaryPrimitive, public Capturable {
    public:
     explicit Matmul(mx::Stream stream) : mx::UnaryPrimitive(stream) {}
 

@@ -10,7 +10,7 @@ namespace tiny_llm_ext {
 namespace {
 
 // Fewer threadgroups leave much of a GPU idle: Apple's have 8 to 80 cores, and each wants several.
-constexpr int64_t ENOUGH_GROUPS = 128;
+constexpr int64_t MIN_THREADGROUPS = 128;
 
 constexpr int MATVEC_OUTPUTS = 4;     // of a simdgroup: OUTPUTS in the kernels
 constexpr int MATVEC_SIMDGROUPS = 2;  // of a threadgroup; they share nothing
@@ -41,10 +41,10 @@ MatmulVariant choose_matmul_variant(int64_t M, int64_t O, int64_t I) {
     if (M <= MATVEC_ROWS) {
         return MatmulVariant::matvec;
     }
-    if (M > 32 && tiles(M, O, 64) >= ENOUGH_GROUPS) {
+    if (M > 32 && tiles(M, O, 64) >= MIN_THREADGROUPS) {
         return MatmulVariant::tile64;
     }
-    const bool in_parts = tiles(M, O, 32) < ENOUGH_GROUPS && I > TILE_PART;
+    const bool in_parts = tiles(M, O, 32) < MIN_THREADGROUPS && I > TILE_PART;
     return in_parts ? MatmulVariant::tile32_parts : MatmulVariant::tile32;
 }
 

@@ -23,7 +23,7 @@
 #include <optional>
 #include <vector>
 
-#include "common/recordable.h"
+#include "common/capturable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -66,7 +66,7 @@ mx::array paged_attention_varlen(const mx::array& query, const mx::array& key_pa
 /// The graph node of both. Inputs, checked, of any strides: query B×H_q×L×D or T×H_q×D; key_pages
 /// and value_pages P×H×page_size×D, block_table B×max_pages, context_lens B; and, if ragged,
 /// cu_seqlens_q B+1. All but the query are row-contiguous as a rule, and copied if they are not.
-class PagedAttention : public mx::UnaryPrimitive, public Recordable {
+class PagedAttention : public mx::UnaryPrimitive, public Capturable {
    public:
     PagedAttention(mx::Stream stream, float scale, bool causal, bool ragged)
         : mx::UnaryPrimitive(stream), scale_(scale), causal_(causal), ragged_(ragged) {}

@@ -8,8 +8,8 @@
 #include "common/rows.h"
 #include "common/scratch.h"
 #include "common/tasks.h"
-#include "src/flash_attention/attention_parts.h"
-#include "src/flash_attention/attention_steps.h"
+#include "src/flash_attention/attention_split_kv.h"
+#include "src/flash_attention/attention_week4.h"
 #include "src/paged_attention/paged_attention.h"
 #include "src/paged_attention/paged_attention_kernels.h"
 
@@ -69,7 +69,7 @@ std::vector<PagedSequence> sequences_of(const PagedAttentionJob& job, const Batc
 }
 
 // Whether all pages that the sequence's keys are in exist.
-bool has_its_pages(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t P) {
+bool has_all_pages(const PagedAttentionJob& job, const PagedSequence& sequence, int64_t P) {
     const int64_t pages = (sequence.S + job.page_size - 1) / job.page_size;
     return std::all_of(sequence.pages, sequence.pages + pages,
                        [&](int32_t page) { return page >= 0 && page < P; });
@@ -91,7 +91,7 @@ std::vector<Block> blocks_of(const PagedAttentionJob& job,
     for (const PagedSequence& sequence : sequences) {
         fill(job, told, sequence.token, 0);  // tokens of no sequence
         told = sequence.token + sequence.L;
-        if (!has_its_pages(job, sequence, batch.P)) {
+        if (!has_all_pages(job, sequence, batch.P)) {
             fill(job, sequence.token, told, std::numeric_limits<float>::quiet_NaN());
             continue;
         }
@@ -128,7 +128,7 @@ struct HeadInPages {
     }
 };
 
-// Rows first_row … of a head, up to STEP_QUERY_ROWS of `rows`, as Week 4's kernels take them.
+// Rows first_row … of a head, up to QUERY_ROWS of `rows`, as Week 4's kernels take them.
 AttentionRows rows_of(const PagedAttentionJob& job, const HeadInPages& head, int64_t first_row,
                       int64_t rows) {
     const int64_t group = job.H_q / job.H;
@@ -139,7 +139,7 @@ AttentionRows rows_of(const PagedAttentionJob& job, const HeadInPages& head, int
                            .keys = job.key_pages,
                            .values = job.value_pages,
                            .out = job.out,
-                           .rows = static_cast<int>(std::min<int64_t>(STEP_QUERY_ROWS, rows)),
+                           .rows = static_cast<int>(std::min<int64_t>(QUERY_ROWS, rows)),
                            .from = {},
                            .to = {},
                            .visible = {},
@@ -156,7 +156,7 @@ AttentionRows rows_of(const PagedAttentionJob& job, const HeadInPages& head, int
 }
 
 // All blocks by a kernel of Week 4.
-void run_step(const PagedAttentionJob& job, const std::vector<Block>& blocks) {
+void run_week4(const PagedAttentionJob& job, const std::vector<Block>& blocks) {
     std::vector<HeadInPages> heads;
     for (const Block& block : blocks) {
         for (int64_t h = 0; h < job.H; h++) {
@@ -166,18 +166,18 @@ void run_step(const PagedAttentionJob& job, const std::vector<Block>& blocks) {
     std::vector<AttentionRows> smaller;
     for (size_t i = 0; i < heads.size(); i++) {
         const Block& block = blocks[i / job.H];
-        for (int row = 0; row < block.rows; row += STEP_QUERY_ROWS) {
+        for (int row = 0; row < block.rows; row += QUERY_ROWS) {
             smaller.push_back(rows_of(job, heads[i], block.first_row + row, block.rows - row));
         }
     }
-    attend_by_step(smaller, job.step);
+    attend_week4(smaller, job.step);
 }
 
 void run(const PagedAttentionJob& job, const Batch& batch, InstructionSet set) {
     const std::vector<PagedSequence> sequences = sequences_of(job, batch);
     const std::vector<Block> blocks = blocks_of(job, sequences, batch);
     if (job.step.chosen && !job.step.loops()) {
-        run_step(job, blocks);
+        run_week4(job, blocks);
         return;
     }
     auto kernel = paged_attention_reference;
@@ -194,7 +194,7 @@ void run(const PagedAttentionJob& job, const Batch& batch, InstructionSet set) {
         const bool is_last = chunk + 1 == chunks;
         kernel(job, *block.sequence, chunk % job.H, block.first_row, block.rows,
                is_last ? nullptr : blocks[(chunk + 1) / job.H].sequence,
-               scratch_of_this_thread(scratch_size(job, block.rows)));
+               thread_scratch(scratch_size(job, block.rows)));
     });
 }
 
@@ -227,7 +227,7 @@ void PagedAttention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& o
         .out = out.data<void>(),
         .query_head_stride = query.strides(1),
         .query_token_stride = query.strides(token_axis),
-        .step = attention_step(),
+        .step = week4_attention(),
     };
     const Batch batch = {
         .B = block_table.shape(0),

@@ -18,7 +18,7 @@ struct PagedAttentionJob {
     void* out;                // T×H_q×D
 
     int64_t query_head_stride, query_token_stride;  // in elements
-    AttentionStep step;
+    Week4Attention step;
 };
 
 /// The queries of one sequence, and where its keys are.

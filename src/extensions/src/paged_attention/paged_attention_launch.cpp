@@ -17,14 +17,14 @@ std::string head_size(const PagedAttentionParams& params) {
 }
 
 // The most queries that a sequence for decode may have.
-int64_t most_queries(const PagedAttentionParams& params) {
+int64_t max_queries(const PagedAttentionParams& params) {
     return is_ragged(params) ? std::min<int64_t>(params.T, ATTENTION_FEW_QUERIES) : params.L;
 }
 
 // Rows that decode takes at a time. If there is a token a sequence, each is likely to have one.
-int rows_together(const PagedAttentionParams& params) {
+int decode_rows(const PagedAttentionParams& params) {
     const bool one_each = is_ragged(params) && params.T <= params.B;
-    const int64_t rows = group_of(params) * (one_each ? 1 : most_queries(params));
+    const int64_t rows = group_of(params) * (one_each ? 1 : max_queries(params));
     return rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
 }
 
@@ -38,8 +38,8 @@ MetalLaunch paged_attention_readable_launch(const PagedAttentionParams& params, 
 }
 
 MetalLaunch paged_attention_decode_launch(const PagedAttentionParams& params, Format format) {
-    const int together = rows_together(params);
-    const int64_t rows = group_of(params) * most_queries(params);
+    const int together = decode_rows(params);
+    const int64_t rows = group_of(params) * max_queries(params);
     const int64_t sequences = params.B + (is_ragged(params) ? 1 : 0);  // the last: of no sequence
     const std::string variant =
         "paged_attention_decode_rows" + std::to_string(together) + head_size(params);
@@ -52,7 +52,7 @@ MetalLaunch paged_attention_decode_launch(const PagedAttentionParams& params, Fo
 
 MetalLaunch paged_attention_merge_launch(const PagedAttentionParams& params, Format format) {
     return {.kernel = kernel_name("paged_attention_decode_merge", format),
-            .groups = {.x = most_queries(params), .y = params.H_q, .z = params.B},
+            .groups = {.x = max_queries(params), .y = params.H_q, .z = params.B},
             .threads = {.x = SIMD_WIDTH},
             .params = bytes_of(params)};
 }

@@ -11,7 +11,7 @@
 
 #include <vector>
 
-#include "common/recordable.h"
+#include "common/capturable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -37,7 +37,7 @@ mx::array paged_cache_write(const mx::array& pages, const mx::array& tokens, con
 
 /// The graph node. Inputs, checked, of any strides: pages P×H×page_size×D, tokens B×H×L×D (T tokens
 /// are B = 1, L = T) and slots B×L.
-class PagedCacheWrite : public mx::UnaryPrimitive, public Recordable {
+class PagedCacheWrite : public mx::UnaryPrimitive, public Capturable {
    public:
     PagedCacheWrite(mx::Stream stream, bool overwrite)
         : mx::UnaryPrimitive(stream), overwrite_(overwrite) {}

@@ -17,7 +17,7 @@
 #include <optional>
 #include <vector>
 
-#include "common/recordable.h"
+#include "common/capturable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -35,7 +35,7 @@ mx::array qk_norm_rope(const mx::array& x, const std::optional<mx::array>& weigh
                        const mx::array& cos, const mx::array& sin, mx::StreamOrDevice s = {});
 
 /// The graph node. Inputs: x, weight (x once more if there is none), cos, sin.
-class QkNormRope : public mx::UnaryPrimitive, public Recordable {
+class QkNormRope : public mx::UnaryPrimitive, public Capturable {
    public:
     QkNormRope(mx::Stream stream, float eps, bool normalizes)
         : mx::UnaryPrimitive(stream), eps_(eps), normalizes_(normalizes) {}

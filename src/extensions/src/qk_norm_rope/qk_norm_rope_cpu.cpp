@@ -12,7 +12,7 @@ TINY_LLM_DECLARE_SIMD(void qk_norm_rope(const QkNormRopeJob& job, int64_t first,
 
 namespace {
 
-QkNormRopeKernel qk_norm_rope_in_vectors([[maybe_unused]] InstructionSet set) {
+QkNormRopeKernel qk_norm_rope_simd_kernel([[maybe_unused]] InstructionSet set) {
     // [task 4.5.3 choose]
     return TINY_LLM_CHOOSE_SIMD(set, qk_norm_rope, qk_norm_rope_reference);
     // [/task 4.5.3 choose]
@@ -46,7 +46,7 @@ void QkNormRope::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) 
         .angle_stride = cos.shape(0) == 1 ? 0 : L * D / 2,
     };
     const auto kernel =
-        fused_kernel<QkNormRopeKernel>(qk_norm_rope_in_vectors, qk_norm_rope_reference);
+        fused_kernel<QkNormRopeKernel>(qk_norm_rope_simd_kernel, qk_norm_rope_reference);
     add_task(stream(), [job, kernel] {
         for_rows(job.B * job.L, job.H * job.D,
                  [&](int64_t first, int64_t last) { kernel(job, first, last); });

@@ -8,8 +8,8 @@ namespace tiny_llm_ext {
 namespace {
 
 // One head: x and out are the first elements of D.
-void turn_head(const QkNormRopeJob& job, int64_t x, const float* cos, const float* sin,
-               int64_t out) {
+void rotate_head(const QkNormRopeJob& job, int64_t x, const float* cos, const float* sin,
+                 int64_t out) {
     const int64_t half = job.D / 2;
     const Format format = job.format;
     float squares = 0;
@@ -40,8 +40,8 @@ void qk_norm_rope_reference(const QkNormRopeJob& job, int64_t first, int64_t las
         const int64_t angles = b * job.angle_stride + l * (job.D / 2);
         for (int64_t h = 0; h < job.H; h++) {
             const int64_t x = b * job.x_strides[0] + l * job.x_strides[1] + h * job.x_strides[2];
-            turn_head(job, x, job.cos + angles, job.sin + angles,
-                      ((b * job.H + h) * job.L + l) * job.D);
+            rotate_head(job, x, job.cos + angles, job.sin + angles,
+                        ((b * job.H + h) * job.L + l) * job.D);
         }
     }
 }

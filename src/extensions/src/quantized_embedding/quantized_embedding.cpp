@@ -3,7 +3,7 @@
 
 #include "common/checks.h"
 #include "common/gpu.h"
-#include "common/interleaved.h"
+#include "common/prepacked.h"
 #include "src/quantized_matmul/quantized_matmul.h"
 
 namespace tiny_llm_ext {
@@ -18,12 +18,11 @@ mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
     check(group_size == 32 || group_size == 64 || group_size == 128, NAME,
           "expected group_size 32, 64 or 128, got ", group_size);
     check(weight.dtype() == mx::uint32, NAME, "expected weight in uint32, got ", weight.dtype());
-    check(weight.ndim() == 2 || is_interleaved(weight), NAME,
-          "expected weight with 2 dimensions, or 3 if it is interleaved, got shape ",
-          weight.shape());
-    check(!is_interleaved(weight) || !is_gpu(mx::to_stream(s)), NAME,
+    check(weight.ndim() == 2 || is_prepacked(weight), NAME,
+          "expected weight with 2 dimensions, or 3 if it is prepacked, got shape ", weight.shape());
+    check(!is_prepacked(weight) || !is_gpu(mx::to_stream(s)), NAME,
           "expected weight with 2 dimensions, got shape ", weight.shape(),
-          ": a GPU reads no interleaved weights");
+          ": a GPU reads no prepacked weights");
     const int E = weight.shape(1) * (32 / bits);
     check(E > 0 && E % group_size == 0, NAME, "expected rows of weight, of ", E,
           " numbers, to be a positive multiple of group_size, ", group_size);

@@ -27,7 +27,7 @@ namespace mx = mlx::core;
 /// scales, biases: V×(E/group_size), float32, float16 or bfloat16. On the CPU biases may be None
 /// for 4 bits: then value = number · scale, as for quantized_matmul. group_size: 32, 64 or 128.
 /// bits: 4 or 8. weight: V×(E·bits/32), uint32, the lowest bits of a word first. On the CPU,
-/// weight, scales and biases may be interleaved (common/interleaved.h). Returns N..×E in the dtype
+/// weight, scales and biases may be prepacked (common/prepacked.h). Returns N..×E in the dtype
 /// of scales. Throws std::invalid_argument for anything else.
 mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
                               const std::optional<mx::array>& biases, int group_size, int bits,

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "common/checks.h"
-#include "common/interleaved.h"
+#include "common/prepacked.h"
 #include "common/rows.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "src/quantized_embedding/quantized_embedding.h"
@@ -16,7 +16,7 @@ namespace {
 struct Job {
     int64_t N, V, E;
     int group_size, bits;
-    int64_t rows_together;   // of the table
+    int64_t pack_rows;       // of the table
     Format format;           // of scales, biases and out
     bool is_signed;          // the ids
     const uint32_t* ids;     // N
@@ -38,8 +38,8 @@ int64_t row_of(const Job& job, int64_t n) {
 
 // Where an element of a row of `columns` is.
 int64_t place_of(const Job& job, int64_t row, int64_t column, int64_t columns) {
-    const int64_t first = row / job.rows_together * job.rows_together;
-    return first * columns + column * job.rows_together + row % job.rows_together;
+    const int64_t first = row / job.pack_rows * job.pack_rows;
+    return first * columns + column * job.pack_rows + row % job.pack_rows;
 }
 
 void look_up(const Job& job, int64_t n) {
@@ -84,7 +84,7 @@ void QuantizedEmbedding::eval_cpu(const std::vector<mx::array>& inputs, mx::arra
         .E = out.shape(-1),
         .group_size = group_size_,
         .bits = bits_,
-        .rows_together = rows_together(inputs[3]),
+        .pack_rows = pack_rows(inputs[3]),
         .format = format_of(out.dtype()),
         .is_signed = inputs[0].dtype() == mx::int32,
         .ids = row_contiguous(inputs[0], stream()).data<uint32_t>(),

@@ -4,8 +4,8 @@
 #include "common/checks.h"
 #include "common/gpu.h"
 #include "common/instruction_set.h"
-#include "common/interleaved.h"
-#include "src/quantized_matmul/quantized_matmul_steps.h"
+#include "common/prepacked.h"
+#include "src/quantized_matmul/quantized_matmul_week4.h"
 
 namespace tiny_llm_ext {
 
@@ -25,21 +25,21 @@ mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
           "expected biases in the dtype of scales, ", scales.dtype(), ", got ",
           biases.value_or(scales).dtype());
     check(a.ndim() >= 1, operation, "expected a with at least one dimension, got a scalar");
-    check(b.ndim() == 2 || is_interleaved(b), operation,
-          "expected b with 2 dimensions, or 3 if it is interleaved, got shape ", b.shape());
-    if (is_interleaved(b)) {
-        const int rows = interleaved_rows();
-        check(rows > 0 || product_step() == nullptr, operation,
+    check(b.ndim() == 2 || is_prepacked(b), operation,
+          "expected b with 2 dimensions, or 3 if it is prepacked, got shape ", b.shape());
+    if (is_prepacked(b)) {
+        const int rows = prepack_rows();
+        check(rows > 0 || week4_matmul() == nullptr, operation,
               "expected b with 2 dimensions, got shape ", b.shape(),
-              ": the kernel that TINY_LLM_PRODUCT names reads weights by row");
-        check(biases || product_step() == nullptr, operation,
-              "expected biases, got None: the kernel that TINY_LLM_PRODUCT names reads no "
-              "floating-point weights that are interleaved; take vectors");
+              ": the kernel that TINY_LLM_MATMUL names reads weights by row");
+        check(biases || week4_matmul() == nullptr, operation,
+              "expected biases, got None: the kernel that TINY_LLM_MATMUL names reads no "
+              "floating-point weights that are prepacked; take vectors");
         check(rows > 0, operation, "expected b with 2 dimensions, got shape ", b.shape(),
               ": the CPU's kernels, those of ", name_of(instruction_set()),
               ", read weights by row");
-        check(rows_together(b) == rows, operation, "expected ", rows,
-              " interleaved rows, got b of shape ", b.shape());
+        check(pack_rows(b) == rows, operation, "expected ", rows,
+              " prepacked rows, got b of shape ", b.shape());
     }
 
     const int I = a.shape(-1);

@@ -20,7 +20,7 @@
 #include <optional>
 #include <vector>
 
-#include "common/recordable.h"
+#include "common/capturable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -36,16 +36,16 @@ namespace mx = mlx::core;
 /// a: N..×I, float16 or bfloat16.
 /// b: O×(I·bits/32), uint32, the lowest bits of a word first.
 /// transpose_b: must be true; b is stored output-major.
-/// b, scales and biases may be interleaved, (O/R)×W×R for O×W (common/interleaved.h), where
-/// R = interleaved_rows() is not 0.
+/// b, scales and biases may be prepacked, (O/R)×W×R for O×W (common/prepacked.h), where
+/// R = prepack_rows() is not 0.
 /// Returns N..×O in the dtype of a. Throws std::invalid_argument for anything else.
 mx::array quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
                            int group_size, int bits, const mx::array& a, const mx::array& b,
                            bool transpose_b, mx::StreamOrDevice s = {});
 
-/// How many rows of weights the CPU's kernels, as chosen now, want interleaved
-/// (common/interleaved.h); 0 if they only read weights by row.
-int interleaved_rows();
+/// How many rows of weights the CPU's kernels, as chosen now, want prepacked
+/// (common/prepacked.h); 0 if they only read weights by row.
+int prepack_rows();
 
 /// The shape of that, N..×O; throws in the name of `operation` for arguments that are not as above.
 mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
@@ -57,7 +57,7 @@ void check_biases_on(mx::Stream stream, const char* operation, bool has_biases);
 
 /// The graph node. Inputs: scales, biases (or scales again, if there are none), a, b, checked, of
 /// any strides.
-class QuantizedMatmul : public mx::UnaryPrimitive, public Recordable {
+class QuantizedMatmul : public mx::UnaryPrimitive, public Capturable {
    public:
     QuantizedMatmul(mx::Stream stream, int group_size, int bits, bool has_biases)
         : mx::UnaryPrimitive(stream),

@@ -3,14 +3,14 @@
 
 #include "common/checks.h"
 #include "common/instruction_set.h"
-#include "common/interleaved.h"
+#include "common/prepacked.h"
 #include "common/rows.h"
 #include "common/tasks.h"
 #include "mlx/backend/cpu/encoder.h"
+#include "src/quantized_matmul/multi_quantized_matmul.h"
 #include "src/quantized_matmul/quantized_matmul.h"
-#include "src/quantized_matmul/quantized_matmul_each.h"
 #include "src/quantized_matmul/quantized_matmul_jobs.h"
-#include "src/quantized_matmul/quantized_matmul_steps.h"
+#include "src/quantized_matmul/quantized_matmul_week4.h"
 
 namespace tiny_llm_ext {
 
@@ -21,7 +21,7 @@ QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, bool
                           int group_size, int bits, const mx::array& a, const mx::array& b,
                           mx::array& out, mx::Stream stream) {
     auto& encoder = mx::cpu::get_command_encoder(stream);
-    const auto laid_out = [&](const mx::array& x) {
+    const auto contiguous = [&](const mx::array& x) {
         const mx::array rows = row_contiguous(x, stream);
         encoder.set_input_array(rows);
         return rows;
@@ -34,15 +34,15 @@ QuantizedMatmulJob job_of(const mx::array& scales, const mx::array& biases, bool
         .I = I,
         .group_size = group_size,
         .bits = bits,
-        .b = laid_out(b).data<uint32_t>(),
-        .scales = laid_out(scales).data<uint16_t>(),
-        .biases = has_biases ? laid_out(biases).data<uint16_t>() : nullptr,
-        .a = laid_out(a).data<uint16_t>(),
+        .b = contiguous(b).data<uint32_t>(),
+        .scales = contiguous(scales).data<uint16_t>(),
+        .biases = has_biases ? contiguous(biases).data<uint16_t>() : nullptr,
+        .a = contiguous(a).data<uint16_t>(),
         .out = static_cast<uint16_t*>(allocate(out)),
         .scale_format = format_of(scales.dtype()),
         .format = format_of(a.dtype()),
-        .interleaved = is_interleaved(b),
-        .step = product_step(),
+        .prepacked = is_prepacked(b),
+        .step = week4_matmul(),
         .fetch_ahead = fetch_ahead(),
     };
 }
@@ -63,8 +63,8 @@ void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
     }
 }
 
-void QuantizedMatmulEach::eval_cpu(const std::vector<mx::array>& inputs,
-                                   std::vector<mx::array>& outputs) {
+void MultiQuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs,
+                                    std::vector<mx::array>& outputs) {
     const mx::array a = row_contiguous(inputs[0], stream());
     QuantizedMatmulJobs jobs;
     for (size_t n = 0; n < outputs.size(); n++) {

@@ -7,7 +7,7 @@
 
 #include "common/threads.h"
 #include "src/quantized_matmul/quantized_matmul.h"
-#include "src/quantized_matmul/quantized_matmul_steps.h"
+#include "src/quantized_matmul/quantized_matmul_week4.h"
 
 namespace tiny_llm_ext {
 
@@ -45,9 +45,9 @@ void for_outputs(const Jobs& jobs, int64_t step, const Body& body) {
 
 // [solution only]
 // The activations of all jobs, as a kernel lays them out. Neighbours with the same ones share them.
-class Prepared {
+class PreparedActivations {
    public:
-    Prepared(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
+    PreparedActivations(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
         // Preparing looks at no weights: the first of such neighbours stands for all of them.
         Jobs inputs;
         std::vector<int64_t> places;
@@ -83,7 +83,7 @@ class Prepared {
 };
 
 void run_kernel(const Jobs& jobs, const QuantizedMatmulKernel& kernel) {
-    const Prepared prepared(jobs, kernel);
+    const PreparedActivations prepared(jobs, kernel);
     // Threads wait for each other's last chunk, so chunks are small: about 24 a thread, or a panel.
     constexpr int64_t CHUNKS = 24;
     int64_t outputs = 0;
@@ -123,7 +123,7 @@ const QuantizedMatmulKernel* kernel_of(InstructionSet set) {
 
 void run(const QuantizedMatmulJobs& jobs, InstructionSet set) {
     if (jobs.front().step != nullptr && jobs.front().biases != nullptr) {
-        for_outputs(jobs, STEP_OUTPUTS, [&](size_t job, int64_t first, int64_t last) {
+        for_outputs(jobs, WEEK4_OUTPUTS, [&](size_t job, int64_t first, int64_t last) {
             jobs[job].step(jobs[job], first, last);
         });
         return;
@@ -141,14 +141,14 @@ void run(const QuantizedMatmulJobs& jobs, InstructionSet set) {
     });
 }
 
-int interleaved_rows() {
-    if (product_step() != nullptr) {
-        return product_step_rows();
+int prepack_rows() {
+    if (week4_matmul() != nullptr) {
+        return week4_pack_rows();
     }
     int rows = 0;
     // [solution only]
     if (const QuantizedMatmulKernel* kernel = kernel_of(instruction_set())) {
-        rows = kernel->interleaved_rows;
+        rows = kernel->prepack_rows;
     }
     // [/solution only]
     return rows;

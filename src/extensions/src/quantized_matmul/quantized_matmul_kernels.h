@@ -14,7 +14,7 @@ namespace tiny_llm_ext {
 struct QuantizedMatmulJob;
 
 /// A kernel without preparations: computes outputs first_output … last_output − 1 of every row.
-using ProductStep = void (*)(const QuantizedMatmulJob& job, int64_t first_output,
+using Week4Matmul = void (*)(const QuantizedMatmulJob& job, int64_t first_output,
                              int64_t last_output);
 
 /// Everything a CPU kernel needs to know.
@@ -28,9 +28,9 @@ struct QuantizedMatmulJob {
     uint16_t* out;               // M × O
     Format scale_format;         // of scales and biases
     Format format;               // of a and out
-    bool interleaved;            // b, scales and biases: see common/interleaved.h
-    ProductStep step = nullptr;  // the kernel that was asked for: quantized_matmul_steps.h
-    int64_t fetch_ahead = 0;     // bytes, for quantized_matmul_fetched
+    bool prepacked;              // b, scales and biases: see common/prepacked.h
+    Week4Matmul step = nullptr;  // the kernel that was asked for: quantized_matmul_week4.h
+    int64_t fetch_ahead = 0;     // bytes, for quantized_matmul_prefetched
 };
 
 /// The reference: three loops. Computes outputs first_output … last_output − 1 of every row.
@@ -44,10 +44,10 @@ void quantized_matmul_factored(const QuantizedMatmulJob& job, int64_t first_outp
 namespace avx2 {
 void quantized_matmul_vectors(const QuantizedMatmulJob& job, int64_t first_output,
                               int64_t last_output);
-void quantized_matmul_ordered(const QuantizedMatmulJob& job, int64_t first_output,
-                              int64_t last_output);
-void quantized_matmul_fetched(const QuantizedMatmulJob& job, int64_t first_output,
-                              int64_t last_output);
+void quantized_matmul_prepacked(const QuantizedMatmulJob& job, int64_t first_output,
+                                int64_t last_output);
+void quantized_matmul_prefetched(const QuantizedMatmulJob& job, int64_t first_output,
+                                 int64_t last_output);
 void quantized_matmul_panels(const QuantizedMatmulJob& job, int64_t first_output,
                              int64_t last_output);
 void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
@@ -56,10 +56,10 @@ void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
 namespace avx512 {
 void quantized_matmul_vectors(const QuantizedMatmulJob& job, int64_t first_output,
                               int64_t last_output);
-void quantized_matmul_ordered(const QuantizedMatmulJob& job, int64_t first_output,
-                              int64_t last_output);
-void quantized_matmul_fetched(const QuantizedMatmulJob& job, int64_t first_output,
-                              int64_t last_output);
+void quantized_matmul_prepacked(const QuantizedMatmulJob& job, int64_t first_output,
+                                int64_t last_output);
+void quantized_matmul_prefetched(const QuantizedMatmulJob& job, int64_t first_output,
+                                 int64_t last_output);
 void quantized_matmul_panels(const QuantizedMatmulJob& job, int64_t first_output,
                              int64_t last_output);
 void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
@@ -69,10 +69,10 @@ void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
 namespace neon {
 void quantized_matmul_vectors(const QuantizedMatmulJob& job, int64_t first_output,
                               int64_t last_output);
-void quantized_matmul_ordered(const QuantizedMatmulJob& job, int64_t first_output,
-                              int64_t last_output);
-void quantized_matmul_fetched(const QuantizedMatmulJob& job, int64_t first_output,
-                              int64_t last_output);
+void quantized_matmul_prepacked(const QuantizedMatmulJob& job, int64_t first_output,
+                                int64_t last_output);
+void quantized_matmul_prefetched(const QuantizedMatmulJob& job, int64_t first_output,
+                                 int64_t last_output);
 void quantized_matmul_panels(const QuantizedMatmulJob& job, int64_t first_output,
                              int64_t last_output);
 void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
@@ -80,8 +80,8 @@ void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
 }  // namespace neon
 #endif
 
-/// How many rows of weights quantized_matmul_ordered and those below it want interleaved.
-constexpr int STEP_ROWS = 32;
+/// How many rows of weights quantized_matmul_prepacked and those below it want prepacked.
+constexpr int PACK_ROWS = 32;
 
 /// The reference for weights without biases.
 void quantized_matmul_e2m1_reference(const QuantizedMatmulJob& job, int64_t first_output,
@@ -101,9 +101,9 @@ struct QuantizedMatmulKernel {
     /// Computes outputs of every row, from one that is a multiple of QUANTIZED_MATMUL_PANEL.
     void (*run)(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
                 int64_t last_output);
-    /// How many rows of weights it wants interleaved; it reads rows as they are, too. 0: only
+    /// How many rows of weights it wants prepacked; it reads rows as they are, too. 0: only
     /// those.
-    int interleaved_rows;
+    int prepack_rows;
 };
 constexpr int64_t QUANTIZED_MATMUL_PANEL = 64;
 
@@ -115,9 +115,9 @@ extern const QuantizedMatmulKernel quantized_matmul_avx512;
 namespace amx {
 extern const QuantizedMatmulKernel quantized_matmul_tiles;     // leaves a few rows to the next
 extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // of integers: one or two
-/// Its `run`, where weights are interleaved.
-void quantized_matmul_few_rows_interleaved(const QuantizedMatmulJob& job, const void* scratch,
-                                           int64_t first_output, int64_t last_output);
+/// Its `run`, where weights are prepacked.
+void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const void* scratch,
+                                         int64_t first_output, int64_t last_output);
 }  // namespace amx
 #elif defined(__aarch64__)
 namespace neon {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/recordable.h"
+#include "common/capturable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -38,7 +38,7 @@ std::pair<mx::array, mx::array> add_rms_norm(const mx::array& x, const mx::array
                                              mx::StreamOrDevice s = {});
 
 /// The graph node of both. Inputs: x, weight; or x, y, weight with outputs sum and norm.
-class RmsNorm : public mx::Primitive, public Recordable {
+class RmsNorm : public mx::Primitive, public Capturable {
    public:
     RmsNorm(mx::Stream stream, float eps) : mx::Primitive(stream), eps_(eps) {}
 

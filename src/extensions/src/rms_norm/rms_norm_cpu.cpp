@@ -12,7 +12,7 @@ TINY_LLM_DECLARE_SIMD(void rms_norm(const RmsNormJob& job, int64_t first, int64_
 
 namespace {
 
-RmsNormKernel rms_norm_in_vectors([[maybe_unused]] InstructionSet set) {
+RmsNormKernel rms_norm_simd_kernel([[maybe_unused]] InstructionSet set) {
     // [task 4.5.2 choose]
     return TINY_LLM_CHOOSE_SIMD(set, rms_norm, rms_norm_reference);
     // [/task 4.5.2 choose]
@@ -53,7 +53,7 @@ void RmsNorm::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::arr
     if (out.size() == 0) {
         return;
     }
-    const auto kernel = fused_kernel<RmsNormKernel>(rms_norm_in_vectors, rms_norm_reference);
+    const auto kernel = fused_kernel<RmsNormKernel>(rms_norm_simd_kernel, rms_norm_reference);
     add_task(stream(), [job, kernel] {
         for_rows(job.M, job.D, [&](int64_t first, int64_t last) { kernel(job, first, last); });
     });

@@ -8,7 +8,7 @@
 
 #include <vector>
 
-#include "common/recordable.h"
+#include "common/capturable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -23,7 +23,7 @@ namespace mx = mlx::core;
 mx::array swiglu(const mx::array& gate, const mx::array& up, mx::StreamOrDevice s = {});
 
 /// The graph node. Inputs: gate, up.
-class Swiglu : public mx::UnaryPrimitive, public Recordable {
+class Swiglu : public mx::UnaryPrimitive, public Capturable {
    public:
     explicit Swiglu(mx::Stream stream) : mx::UnaryPrimitive(stream) {}
 

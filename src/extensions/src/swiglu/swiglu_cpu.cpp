@@ -12,7 +12,7 @@ TINY_LLM_DECLARE_SIMD(void swiglu(const SwigluJob& job, int64_t first, int64_t l
 
 namespace {
 
-SwigluKernel swiglu_in_vectors([[maybe_unused]] InstructionSet set) {
+SwigluKernel swiglu_simd_kernel([[maybe_unused]] InstructionSet set) {
     // [task 4.5.4 choose]
     return TINY_LLM_CHOOSE_SIMD(set, swiglu, swiglu_reference);
     // [/task 4.5.4 choose]
@@ -37,7 +37,7 @@ void Swiglu::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
         .gate_stride = gate.stride,
         .up_stride = up.stride,
     };
-    const auto kernel = fused_kernel<SwigluKernel>(swiglu_in_vectors, swiglu_reference);
+    const auto kernel = fused_kernel<SwigluKernel>(swiglu_simd_kernel, swiglu_reference);
     add_task(stream(), [job, kernel] {
         for_rows(job.M, job.I, [&](int64_t first, int64_t last) { kernel(job, first, last); });
     });

@@ -8,7 +8,7 @@
 
 #include <vector>
 
-#include "common/recordable.h"
+#include "common/capturable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -27,7 +27,7 @@ std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, boo
                                              mx::StreamOrDevice s = {});
 
 /// The graph node. Input: logits. Outputs: experts, weights.
-class TopkSoftmax : public mx::Primitive, public Recordable {
+class TopkSoftmax : public mx::Primitive, public Capturable {
    public:
     TopkSoftmax(mx::Stream stream, int k, bool normalize)
         : mx::Primitive(stream), k_(k), normalize_(normalize) {}

@@ -8,7 +8,7 @@
 
 #include <vector>
 
-#include "common/recordable.h"
+#include "common/capturable.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -23,7 +23,7 @@ namespace mx = mlx::core;
 mx::array weighted_sum(const mx::array& x, const mx::array& weights, mx::StreamOrDevice s = {});
 
 /// The graph node. Inputs: x, weights.
-class WeightedSum : public mx::UnaryPrimitive, public Recordable {
+class WeightedSum : public mx::UnaryPrimitive, public Capturable {
    public:
     explicit WeightedSum(mx::Stream stream) : mx::UnaryPrimitive(stream) {}
 

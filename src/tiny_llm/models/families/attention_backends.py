@@ -21,41 +21,41 @@ from ...attention import (
     paged_attention_varlen_reference,
 )
 from ...kv_cache import PagedKvMetadata
-from ...qwen3_week2 import Attend
+from ...qwen3_week2 import AttentionFn
 from ...qwen3_week3 import attend_paged
 
 
-def attend_flash_gathered(
+def attend_flash(
     query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float
 ) -> mx.array:
-    """`Attend` by `flash_attention`, one sequence after the other."""
-    found = cache.update_and_fetch_paged(key, value, mask="causal")
-    lengths: list[int] = found.context_lens.tolist()
-    if found.cu_seqlens_q is None:
+    """`AttentionFn` by `flash_attention`, one sequence after the other."""
+    metadata = cache.update_and_fetch_paged(key, value, mask="causal")
+    lengths: list[int] = metadata.context_lens.tolist()
+    if metadata.cu_seqlens_q is None:
         queries = mx.split(query, query.shape[0])  # 1×H_q×L×D each
     else:
-        ends = found.cu_seqlens_q.tolist()
+        ends = metadata.cu_seqlens_q.tolist()
         queries = mx.split(query, ends[1:-1], axis=2)
     rows = [
-        _attend_to_one(own, found, index, length, scale)
+        _attend_sequence(own, metadata, index, length, scale)
         for index, (own, length) in enumerate(zip(queries, lengths, strict=True))
     ]
-    return mx.concatenate(rows, axis=0 if found.cu_seqlens_q is None else 2)
+    return mx.concatenate(rows, axis=0 if metadata.cu_seqlens_q is None else 2)
 
 
 def attend_reference(
     query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float
 ) -> mx.array:
-    """`Attend` in plain MLX."""
-    found = cache.update_and_fetch_paged(key, value, mask="causal")
-    pages = found.key_pages, found.value_pages
-    table, lengths, size = found.block_table, found.context_lens, found.page_size
-    if found.cu_seqlens_q is None:
+    """`AttentionFn` in plain MLX."""
+    metadata = cache.update_and_fetch_paged(key, value, mask="causal")
+    pages = metadata.key_pages, metadata.value_pages
+    table, lengths, size = metadata.block_table, metadata.context_lens, metadata.page_size
+    if metadata.cu_seqlens_q is None:
         return paged_attention_reference(query, *pages, table, lengths, size, scale)
     attended = paged_attention_varlen_reference(
         query.squeeze(0).swapaxes(0, 1),  # T×H_q×D
         *pages,
-        found.cu_seqlens_q,
+        metadata.cu_seqlens_q,
         lengths,
         table,
         size,
@@ -64,21 +64,21 @@ def attend_reference(
     return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
 
 
-ATTEND: Mapping[str, Attend] = {
+ATTENTION_FUNCTIONS: Mapping[str, AttentionFn] = {
     "paged": attend_paged,
-    "flash": attend_flash_gathered,
+    "flash": attend_flash,
     "reference": attend_reference,
 }
-ATTENTION_BACKENDS = tuple(ATTEND)
+ATTENTION_BACKENDS = tuple(ATTENTION_FUNCTIONS)
 
 
-def _attend_to_one(
-    query: mx.array, found: PagedKvMetadata, index: int, length: int, scale: float
+def _attend_sequence(
+    query: mx.array, metadata: PagedKvMetadata, index: int, length: int, scale: float
 ) -> mx.array:
     """One sequence's queries, 1×H_q×L×D, to its `length` keys."""
     if length == 0:
         return mx.zeros_like(query)
-    page_ids = found.block_table[index]
-    keys = gather_pages(found.key_pages, page_ids, length)[None]  # 1×H×S×D
-    values = gather_pages(found.value_pages, page_ids, length)[None]
+    page_ids = metadata.block_table[index]
+    keys = gather_pages(metadata.key_pages, page_ids, length)[None]  # 1×H×S×D
+    values = gather_pages(metadata.value_pages, page_ids, length)[None]
     return flash_attention(query, keys, values, scale, "causal")

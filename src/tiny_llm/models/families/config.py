@@ -6,21 +6,21 @@ from .rope import RopeScaling
 
 
 @dataclass(frozen=True)
-class Experts:
+class MoEConfig:
     """A mixture of experts in the place of the MLP.
 
     Attributes:
         num_experts: how many there are.
         top_k: how many of them a token goes through.
         intermediate_size: I of each.
-        normalized: whether the chosen experts' probabilities are scaled to a sum of 1.
+        norm_topk_prob: whether the chosen experts' probabilities are scaled to a sum of 1.
         layers: which layers have experts; the others have an MLP.
     """
 
     num_experts: int
     top_k: int
     intermediate_size: int
-    normalized: bool
+    norm_topk_prob: bool
     layers: frozenset[int]
 
 
@@ -38,9 +38,9 @@ class DecoderConfig:
         rope_scaling: how RoPE is stretched; None for plain RoPE.
         tie_word_embeddings: whether the table that reads tokens also scores them.
         qkv_bias: whether queries, keys and values have a bias.
-        output_bias: whether attention's output has one.
+        o_proj_bias: whether attention's output has one.
         mlp_bias: whether the three layers of the MLP have one.
-        head_norms: whether each query and key head is normalized before RoPE.
+        qk_norm: whether each query and key head is normalized before RoPE.
         experts: what is in the place of the MLP; None for an MLP in every layer.
     """
 
@@ -58,10 +58,10 @@ class DecoderConfig:
     rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
-    output_bias: bool = False
+    o_proj_bias: bool = False
     mlp_bias: bool = False
-    head_norms: bool = False
-    experts: Experts | None = None
+    qk_norm: bool = False
+    experts: MoEConfig | None = None
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts in the place of an MLP."""

@@ -11,22 +11,21 @@ from typing import Any
 import mlx.core as mx
 
 from ... import kernels
-from ...kernels.interleaved import lay_out
+from ...kernels.prepack import prepack_model
 from ...kv_cache import TinyKvPagedPool
-from ...kv_cache.placement import PlacedLayers
-from ...kv_cache.plans import plan_paged
-from ...qwen3_week2 import Attend
+from ...kv_cache.planning import plan_paged
+from ...kv_cache.step_plan import PlannedLayers
+from ...qwen3_week2 import AttentionFn
 from ...qwen3_week3 import Qwen3ModelWeek3
-from ..repack import repacked
-from .attention_backends import ATTEND
+from .attention_backends import ATTENTION_FUNCTIONS
 from .config import DecoderConfig
-from .experts import ExpertMlps
-from .linear import activation_dtype, linear_from, multiply_each, table_from
+from .experts import SparseMoE
+from .linear import activation_dtype, embedding_from, linear_each, linear_from
 from .mlp import Mlp
 from .registry import config_of
 from .rope import ScaledRoPE
 
-Rotation = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' angles
+CosSin = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' angles
 
 
 class Attention:
@@ -42,7 +41,7 @@ class Attention:
         ValueError: the heads cannot be grouped.
     """
 
-    def __init__(self, config: DecoderConfig, layer: Any, dtype: mx.Dtype, attend: Attend):
+    def __init__(self, config: DecoderConfig, layer: Any, dtype: mx.Dtype, attend: AttentionFn):
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         if self.num_heads % self.num_kv_heads != 0:
             raise ValueError(
@@ -55,26 +54,26 @@ class Attention:
         self.wk = linear_from(layer.k_proj, dtype)
         self.wv = linear_from(layer.v_proj, dtype)
         self.wo = linear_from(layer.o_proj, dtype)
-        self.q_norm = layer.q_norm.weight.astype(dtype) if config.head_norms else None
-        self.k_norm = layer.k_norm.weight.astype(dtype) if config.head_norms else None
+        self.q_norm = layer.q_norm.weight.astype(dtype) if config.qk_norm else None
+        self.k_norm = layer.k_norm.weight.astype(dtype) if config.qk_norm else None
         self.eps = config.rms_norm_eps
         self._attend = attend
 
-    def __call__(self, x: mx.array, rotation: Rotation, cache: Any) -> mx.array:
+    def __call__(self, x: mx.array, cos_sin: CosSin, cache: Any) -> mx.array:
         """Attends from the new tokens to themselves and to the past: B×L×E -> B×L×E."""
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
-        query, key, value = multiply_each(x, (self.wq, self.wk, self.wv))
+        query, key, value = linear_each(x, (self.wq, self.wk, self.wv))
         query = query.reshape(B, L, H_q, D)
         key = key.reshape(B, L, H, D)
         value = value.reshape(B, L, H, D).swapaxes(1, 2)  # B×H×L×D
-        query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *rotation)  # B×H_q×L×D
-        key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *rotation)  # B×H×L×D
+        query = kernels.qk_norm_rope(query, self.q_norm, self.eps, *cos_sin)  # B×H_q×L×D
+        key = kernels.qk_norm_rope(key, self.k_norm, self.eps, *cos_sin)  # B×H×L×D
         attended = self._attend(query, key, value, cache, self.scale)  # B×H_q×L×D
         return self.wo(attended.swapaxes(1, 2).reshape(B, L, H_q * D))
 
 
-class Block:
+class DecoderBlock:
     """One layer: attention, then the MLP or experts, each behind a norm and added to its input.
 
     Args:
@@ -86,12 +85,12 @@ class Block:
     """
 
     def __init__(
-        self, config: DecoderConfig, index: int, layer: Any, dtype: mx.Dtype, attend: Attend
+        self, config: DecoderConfig, index: int, layer: Any, dtype: mx.Dtype, attend: AttentionFn
     ):
         self.self_attn = Attention(config, layer.self_attn, dtype, attend)
-        self.mlp: Mlp | ExpertMlps
+        self.mlp: Mlp | SparseMoE
         if config.experts is not None and config.has_experts(index):
-            self.mlp = ExpertMlps(config.experts, layer.mlp, dtype)
+            self.mlp = SparseMoE(config.experts, layer.mlp, dtype)
         else:
             self.mlp = Mlp(layer.mlp, dtype)
         self.input_layernorm = layer.input_layernorm.weight.astype(dtype)
@@ -99,32 +98,32 @@ class Block:
         self.eps = config.rms_norm_eps
 
     def __call__(
-        self, x: mx.array, update: mx.array | None, rotation: Rotation, cache: Any
+        self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
         """As Week 2's block: (x, update), whose sum is the output, from those of the last block."""
-        return self.feed(*self.attend(x, update, rotation, cache))
+        return self.feed_forward(*self.attend(x, update, cos_sin, cache))
 
     def attend(
-        self, x: mx.array, update: mx.array | None, rotation: Rotation, cache: Any
+        self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
         """The first half: (x, what attention adds to it)."""
         if update is None:
             normed = kernels.rms_norm(x, self.input_layernorm, self.eps)
         else:
             x, normed = kernels.add_rms_norm(x, update, self.input_layernorm, self.eps)
-        return x, self.self_attn(normed, rotation, cache)
+        return x, self.self_attn(normed, cos_sin, cache)
 
-    def feed(self, x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
+    def feed_forward(self, x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
         """The second half: (x, what the MLP or the experts add to it)."""
         x, normed = kernels.add_rms_norm(x, update, self.post_attention_layernorm, self.eps)
         return x, self.mlp(normed)
 
 
-class PlainLayers(PlacedLayers):
+class EagerLayers(PlannedLayers):
     """Layers that cannot be recorded: they look at values, or attend in operations of MLX."""
 
-    def _function_of(self, num_places: int) -> Callable[..., Any]:
-        return partial(self._run, num_places)
+    def _function_of(self, num_metadata_arrays: int) -> Callable[..., Any]:
+        return partial(self._run, num_metadata_arrays)
 
 
 class Decoder(Qwen3ModelWeek3):
@@ -138,7 +137,7 @@ class Decoder(Qwen3ModelWeek3):
     Attributes:
         config: its sizes and parts.
         attention_backend, page_size: as given; other attributes are those of `Qwen3ModelWeek3`.
-        can_be_recorded: whether its layers call the extension alone, and look at no values.
+        supports_graph_capture: whether its layers call the extension alone, and look at no values.
 
     Raises:
         ValueError: a page size below 1, or sizes or weights that no decoder has.
@@ -150,7 +149,7 @@ class Decoder(Qwen3ModelWeek3):
 
     def __init__(self, mlx_model: Any, page_size: int = 128, attention_backend: str = "paged"):
         self.config = config = config_of(mlx_model.args)
-        mlx_model = lay_out(repacked(lay_out(mlx_model)))
+        mlx_model = prepack_model(mlx_model)
         parts = mlx_model.model
         self.dtype = activation_dtype(parts.embed_tokens, parts.norm)
         self.num_hidden_layers = config.num_hidden_layers
@@ -158,12 +157,12 @@ class Decoder(Qwen3ModelWeek3):
         self.vocab_size = config.vocab_size
         self.max_seq_len = config.max_position_embeddings
         self.num_kv_heads, self.head_dim = config.num_key_value_heads, config.head_dim
-        self.embedding = table_from(
+        self.embedding = embedding_from(
             parts.embed_tokens, (config.vocab_size, config.hidden_size), self.dtype
         )
-        attend = ATTEND[attention_backend]
+        attend = ATTENTION_FUNCTIONS[attention_backend]
         self.layers = [
-            Block(config, index, layer, self.dtype, attend)
+            DecoderBlock(config, index, layer, self.dtype, attend)
             for index, layer in enumerate(parts.layers)
         ]
         self.norm = parts.norm.weight.astype(self.dtype)
@@ -177,14 +176,14 @@ class Decoder(Qwen3ModelWeek3):
         self.attention_backend = attention_backend
         self.page_pool = TinyKvPagedPool(page_size)
         self._plan = plan_paged
-        self.can_be_recorded = attention_backend == "paged" and not self._looks_at_values()
-        run_placed = PlacedLayers if self.can_be_recorded else PlainLayers
-        self._run_placed = run_placed(self._run_each_layer, self.num_hidden_layers)
+        self.supports_graph_capture = attention_backend == "paged" and not self._needs_host_sync()
+        run_planned = PlannedLayers if self.supports_graph_capture else EagerLayers
+        self._run_planned = run_planned(self._run_each_layer, self.num_hidden_layers)
 
-    def _looks_at_values(self) -> bool:
+    def _needs_host_sync(self) -> bool:
         """Whether some layer has to know which experts were chosen before it goes on."""
-        mixtures = [layer.mlp for layer in self.layers if isinstance(layer.mlp, ExpertMlps)]
-        return any(mixture.products.looks_at_values for mixture in mixtures)
+        mixtures = [layer.mlp for layer in self.layers if isinstance(layer.mlp, SparseMoE)]
+        return any(mixture.experts.needs_host_sync for mixture in mixtures)
 
     def _logits(self, x: mx.array, update: mx.array) -> mx.array:
         """N..×E and N..×E, the last layer's two arrays -> N..×V."""

@@ -3,7 +3,7 @@
     probabilities = softmax(router · x), in float32
     y = Σ probability · expert(x), over the top k experts
 
-`expert_products.py` has the products. The choice and the sum are defined here, in MLX's operations.
+`expert_matmul.py` has the products. The choice and the sum are defined here, in MLX's operations.
 A GPU runs them so; on a CPU each of the two is one operation of the extension.
 
 Source: Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
@@ -16,13 +16,13 @@ from typing import Any
 import mlx.core as mx
 
 from ... import kernels
-from ...kernels.interleaved import PARTS
-from .config import Experts
-from .expert_products import PROJECTIONS, products_from
+from ...kernels.prepack import QUANTIZED_ARRAYS
+from .config import MoEConfig
+from .expert_matmul import PROJECTIONS, make_experts
 from .linear import linear_from
 
 
-def choose_experts(logits: mx.array, k: int, normalized: bool) -> tuple[mx.array, mx.array]:
+def select_experts(logits: mx.array, k: int, normalized: bool) -> tuple[mx.array, mx.array]:
     """The router's choice: which experts each token goes through, and with what shares.
 
     Args:
@@ -44,7 +44,7 @@ def choose_experts(logits: mx.array, k: int, normalized: bool) -> tuple[mx.array
     # [/task 5.1.1 choose]
 
 
-def add_up(outputs: mx.array, shares: mx.array) -> mx.array:
+def combine_experts(outputs: mx.array, shares: mx.array) -> mx.array:
     """What a token's experts say together: Σ_k shares[…, k] · outputs[…, k, :].
 
     Args:
@@ -60,7 +60,7 @@ def add_up(outputs: mx.array, shares: mx.array) -> mx.array:
     # [/task 5.1.4 add-up]
 
 
-class ExpertMlps:
+class SparseMoE:
     """The experts of one layer, and their router.
 
     Args:
@@ -70,20 +70,20 @@ class ExpertMlps:
         dtype: of the activations.
     """
 
-    def __init__(self, config: Experts, layer: Any, dtype: mx.Dtype):
+    def __init__(self, config: MoEConfig, layer: Any, dtype: mx.Dtype):
         self.config = config
         self.router = linear_from(layer.gate, dtype)
-        self.products = products_from(layer.switch_mlp, dtype)
+        self.experts = make_experts(layer.switch_mlp, dtype)
 
     def __call__(self, x: mx.array) -> mx.array:
         """N..×E -> N..×E."""
         experts, shares = self.choose(x)
-        outputs = self.products(x, experts)
+        outputs = self.experts(x, experts)
         # [solution only]
         if kernels.computes_on_cpu():
             return kernels.weighted_sum(outputs, shares)
         # [/solution only]
-        return add_up(outputs, shares)
+        return combine_experts(outputs, shares)
 
     def choose(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """Which experts each token goes through, likeliest first, and with what share.
@@ -97,14 +97,14 @@ class ExpertMlps:
         logits, config = self.router(x), self.config  # N..×X
         # [solution only]
         if kernels.computes_on_cpu():
-            return kernels.topk_softmax(logits, config.top_k, config.normalized)
+            return kernels.topk_softmax(logits, config.top_k, config.norm_topk_prob)
         # [/solution only]
-        return choose_experts(logits, config.top_k, config.normalized)
+        return select_experts(logits, config.top_k, config.norm_topk_prob)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the matrices that a token goes through: the router's and the chosen experts'."""
-        of_experts = self.products.nbytes * self.config.top_k // self.config.num_experts
+        of_experts = self.experts.nbytes * self.config.top_k // self.config.num_experts
         return self.router.nbytes + of_experts
 
 
@@ -119,7 +119,7 @@ def stack_experts(weights: dict[str, mx.array], layers: Sequence[int], num_exper
     for index in layers:
         mlp = f"model.layers.{index}.mlp"
         for name in PROJECTIONS:
-            for part in PARTS:
+            for part in QUANTIZED_ARRAYS:
                 own = [f"{mlp}.experts.{e}.{name}.{part}" for e in range(num_experts)]
                 if all(each in weights for each in own):
                     stacked = mx.stack([weights.pop(each) for each in own])

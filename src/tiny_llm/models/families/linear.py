@@ -2,7 +2,7 @@
 
     4 or 8 bits, scales of 16 bits    the extension     `QuantizedWeights`
     plain                             the extension on a CPU, MLX on a GPU and in float32
-    everything else                   MLX               `WeightsForMlx`
+    everything else                   MLX               `MlxQuantizedWeights`
 
 On a CPU, `repack.py` has written most other formats in one of the first two when they were loaded.
 What is left there are scales or activations in float32.
@@ -16,17 +16,17 @@ import mlx.core as mx
 
 from ... import kernels
 from ...embedding import Embedding
-from ...kernels.interleaved import are_read, layer_by_row
+from ...kernels.prepack import is_kernel_supported, row_major_layer
 from ...quantize import QuantizedEmbedding, QuantizedWeights, project, project_each
 
 
 @dataclass(frozen=True)
-class WeightsForMlx:
+class MlxQuantizedWeights:
     """A quantized matrix O×I that MLX multiplies.
 
     Attributes:
         weight, scales, biases: as `mx.quantize` makes them; biases for mode "affine" alone.
-        group_size, bits, mode: see `formats.py`.
+        group_size, bits, mode: see `quantization_formats.py`.
         dtype: of a row that is looked up.
     """
 
@@ -76,8 +76,8 @@ class WeightsForMlx:
         return rows.astype(self.dtype)
 
 
-Weight = QuantizedWeights | WeightsForMlx | mx.array
-Table = QuantizedEmbedding | Embedding | WeightsForMlx
+Weight = QuantizedWeights | MlxQuantizedWeights | mx.array
+Table = QuantizedEmbedding | Embedding | MlxQuantizedWeights
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,13 @@ def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
     """The matrix of a layer; arguments as `linear_from`."""
     if "scales" not in layer:
         return layer.weight.astype(dtype)
-    if are_read(layer) and dtype != mx.float32:
+    if is_kernel_supported(layer) and dtype != mx.float32:
         return QuantizedWeights.from_mlx_layer(layer)
     if "global_scale" in layer:
         raise ValueError("a layer has a global_scale, which tiny-llm does not read")
-    layer = layer_by_row(layer)
+    layer = row_major_layer(layer)
     mode = getattr(layer, "mode", "affine")
-    return WeightsForMlx(
+    return MlxQuantizedWeights(
         layer.weight,
         layer.scales,
         layer.biases if mode == "affine" else None,
@@ -138,12 +138,12 @@ def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
     )
 
 
-def table_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> Table:
+def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> Table:
     """The table of tokens, V×E; arguments otherwise as `linear_from`."""
     weight = weight_from(layer, dtype)
     if isinstance(weight, QuantizedWeights):
         return QuantizedEmbedding(*shape, weight)
-    return weight if isinstance(weight, WeightsForMlx) else Embedding(*shape, weight)
+    return weight if isinstance(weight, MlxQuantizedWeights) else Embedding(*shape, weight)
 
 
 def activation_dtype(table: Any, norm: Any) -> mx.Dtype:
@@ -157,14 +157,14 @@ def activation_dtype(table: Any, norm: Any) -> mx.Dtype:
     return dtype if mx.issubdtype(dtype, mx.floating) else norm.weight.dtype
 
 
-def multiply_each(x: mx.array, layers: Sequence[Linear]) -> list[mx.array]:
+def linear_each(x: mx.array, layers: Sequence[Linear]) -> list[mx.array]:
     """Several linear layers of one input; matrices of one format are multiplied together."""
     weights = [layer.weight for layer in layers]
-    if any(isinstance(weight, WeightsForMlx) for weight in weights):
+    if any(isinstance(weight, MlxQuantizedWeights) for weight in weights):
         return [layer(x) for layer in layers]
     products = project_each(x, weights)  # type: ignore[arg-type]
     return [layer.with_bias(product) for layer, product in zip(layers, products, strict=True)]
 
 
 def _multiply(x: mx.array, weight: Weight) -> mx.array:
-    return weight.multiply(x) if isinstance(weight, WeightsForMlx) else project(x, weight)
+    return weight.multiply(x) if isinstance(weight, MlxQuantizedWeights) else project(x, weight)

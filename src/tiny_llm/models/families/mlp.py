@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 
 from ... import kernels
-from .linear import linear_from, multiply_each
+from .linear import linear_each, linear_from
 
 
 class Mlp:
@@ -28,5 +28,5 @@ class Mlp:
 
     def __call__(self, x: mx.array) -> mx.array:
         """N..×E -> N..×E."""
-        gate, up = multiply_each(x, (self.w_gate, self.w_up))
+        gate, up = linear_each(x, (self.w_gate, self.w_up))
         return self.w_down(kernels.swiglu(gate, up))

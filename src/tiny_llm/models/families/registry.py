@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .config import DecoderConfig, Experts
-from .fields import Fields, number, refuse_unknown, switch, whole
+from .config import DecoderConfig, MoEConfig
+from .config_fields import Fields, boolean, positive_float, positive_int, reject_unknown_fields
 from .rope import RopeScaling
 
 # What a sliding window would hide: nothing; the past of every layer, wherever the config has one;
 # or that of some layers, if a switch is on.
-Window = Literal["none", "always", "switched"]
+SlidingWindow = Literal["none", "always", "switched"]
 
 
 @dataclass(frozen=True)
@@ -22,26 +22,26 @@ class Family:
     """What the configs of a family do not say themselves.
 
     Attributes:
-        head_norms: see `DecoderConfig`.
+        qk_norm: see `DecoderConfig`.
         bias: which linear layers of the attention have a bias: "qkv" always queries, keys and
             values; "switched" all four if `attention_bias` is on; "none" never.
         mlp_bias: whether `mlp_bias` may be on.
-        window: see `Window`.
+        window: see `SlidingWindow`.
         head_dim: where `head_dim` is missing; None for hidden_size / num_attention_heads.
         has_experts: whether layers may have experts.
     """
 
-    head_norms: bool = False
+    qk_norm: bool = False
     bias: Literal["none", "qkv", "switched"] = "none"
     mlp_bias: bool = False
-    window: Window = "none"
+    window: SlidingWindow = "none"
     head_dim: int | None = None
     has_experts: bool = False
 
 
 FAMILIES: Mapping[str, Family] = {
-    "qwen3": Family(head_norms=True, bias="switched", window="switched", head_dim=128),
-    "qwen3_moe": Family(head_norms=True, bias="switched", window="switched", has_experts=True),
+    "qwen3": Family(qk_norm=True, bias="switched", window="switched", head_dim=128),
+    "qwen3_moe": Family(qk_norm=True, bias="switched", window="switched", has_experts=True),
     "qwen2": Family(bias="qkv", window="switched"),
     "llama": Family(bias="switched", mlp_bias=True),
     "mistral": Family(window="always"),
@@ -52,7 +52,7 @@ MISTRAL_WINDOW = 4096
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 ACTIVATIONS = ("silu", "swish")  # two names of one function
 
-READ = {
+SUPPORTED_FIELDS = {
     "model_type",
     "hidden_size",
     "num_hidden_layers",
@@ -76,7 +76,7 @@ READ = {
     "layer_types",
 }
 
-READ_WITH_EXPERTS = READ | {
+SUPPORTED_MOE_FIELDS = SUPPORTED_FIELDS | {
     "num_experts",
     "num_local_experts",  # the same, in newer configs
     "num_experts_per_tok",
@@ -89,7 +89,7 @@ READ_WITH_EXPERTS = READ | {
 }
 
 # Fields that other files read, that concern training, or that say what is known anyway.
-WITHOUT_EFFECT = {
+IGNORED_FIELDS = {
     "architectures",
     "attention_dropout",
     "attn_implementation",
@@ -109,7 +109,7 @@ WITHOUT_EFFECT = {
     "unk_token_id",
     "use_cache",
 }
-PREFIXES_WITHOUT_EFFECT = ("_", "unsloth_")
+IGNORED_PREFIXES = ("_", "unsloth_")
 
 
 def read_config(config: Fields) -> DecoderConfig:
@@ -123,40 +123,40 @@ def read_config(config: Fields) -> DecoderConfig:
     fields = {
         name: value
         for name, value in config.items()
-        if name not in WITHOUT_EFFECT and not name.startswith(PREFIXES_WITHOUT_EFFECT)
+        if name not in IGNORED_FIELDS and not name.startswith(IGNORED_PREFIXES)
     }
-    refuse_unknown(fields, READ_WITH_EXPERTS if family.has_experts else READ)
+    reject_unknown_fields(fields, SUPPORTED_MOE_FIELDS if family.has_experts else SUPPORTED_FIELDS)
     if fields.get("hidden_act", "silu") not in ACTIVATIONS:
         raise ValueError(f"config.json has hidden_act {fields['hidden_act']!r}, expected 'silu'")
-    E, H_q = whole(fields, "hidden_size"), whole(fields, "num_attention_heads")
-    attention_bias = switch(fields, "attention_bias")
-    mlp_bias = switch(fields, "mlp_bias")
+    E, H_q = positive_int(fields, "hidden_size"), positive_int(fields, "num_attention_heads")
+    attention_bias = boolean(fields, "attention_bias")
+    mlp_bias = boolean(fields, "mlp_bias")
     if (attention_bias and family.bias != "switched") or (mlp_bias and not family.mlp_bias):
         name = "attention_bias" if attention_bias and family.bias != "switched" else "mlp_bias"
         raise ValueError(f"config.json has {name} true, which {config['model_type']} does not have")
     rope = _rope_fields(fields)
-    context = whole(fields, "max_position_embeddings")
+    context = positive_int(fields, "max_position_embeddings")
     scaling = RopeScaling.from_fields(rope.scaling, context)
     if scaling is not None:
-        context = scaling.stretched(context)
+        context = scaling.scaled_context(context)
     return DecoderConfig(
         model_type=config["model_type"],
         hidden_size=E,
-        num_hidden_layers=whole(fields, "num_hidden_layers"),
-        intermediate_size=whole(fields, "intermediate_size"),
+        num_hidden_layers=positive_int(fields, "num_hidden_layers"),
+        intermediate_size=positive_int(fields, "intermediate_size"),
         num_attention_heads=H_q,
-        num_key_value_heads=whole(fields, "num_key_value_heads", H_q),
+        num_key_value_heads=positive_int(fields, "num_key_value_heads", H_q),
         head_dim=_head_dim(fields, family, E, H_q),
-        vocab_size=whole(fields, "vocab_size"),
+        vocab_size=positive_int(fields, "vocab_size"),
         max_position_embeddings=min(context, _window(fields, family) or context),
-        rms_norm_eps=number(fields, "rms_norm_eps"),
+        rms_norm_eps=positive_float(fields, "rms_norm_eps"),
         rope_theta=rope.theta,
         rope_scaling=scaling,
-        tie_word_embeddings=switch(fields, "tie_word_embeddings"),
+        tie_word_embeddings=boolean(fields, "tie_word_embeddings"),
         qkv_bias=family.bias == "qkv" or attention_bias,
-        output_bias=attention_bias,
+        o_proj_bias=attention_bias,
         mlp_bias=mlp_bias,
-        head_norms=family.head_norms,
+        qk_norm=family.qk_norm,
         experts=_experts(fields) if family.has_experts else None,
     )
 
@@ -194,7 +194,9 @@ def _rope_fields(fields: Fields) -> _Rope:
         raise ValueError(f"config.json has rope_parameters {both!r}, expected an object")
     base = both if fields.get("rope_theta") is None and "rope_theta" in both else fields
     scaling = fields.get("rope_scaling")
-    return _Rope(number(base, "rope_theta", 10000.0), both or None if scaling is None else scaling)
+    return _Rope(
+        positive_float(base, "rope_theta", 10000.0), both or None if scaling is None else scaling
+    )
 
 
 def _window(fields: Fields, family: Family) -> int | None:
@@ -209,39 +211,42 @@ def _window(fields: Fields, family: Family) -> int | None:
     if family.window == "always":
         fields = {"sliding_window": MISTRAL_WINDOW, **fields}
     else:
-        if family.window == "switched" and not switch(fields, "use_sliding_window"):
+        if family.window == "switched" and not boolean(fields, "use_sliding_window"):
             return None
         if types is not None and "sliding_attention" not in types:
             return None
-        first = whole(fields, "max_window_layers", 1)  # the layers before it see all
+        first = positive_int(fields, "max_window_layers", 1)  # the layers before it see all
         if types is None and first >= fields["num_hidden_layers"] > 1:
             return None
-    return None if fields.get("sliding_window") is None else whole(fields, "sliding_window")
+    return None if fields.get("sliding_window") is None else positive_int(fields, "sliding_window")
 
 
-def _experts(fields: Fields) -> Experts | None:
+def _experts(fields: Fields) -> MoEConfig | None:
     """The experts; None if no layer has any."""
-    step, num_layers = whole(fields, "decoder_sparse_step", 1), whole(fields, "num_hidden_layers")
+    step, num_layers = (
+        positive_int(fields, "decoder_sparse_step", 1),
+        positive_int(fields, "num_hidden_layers"),
+    )
     plain = fields.get("mlp_only_layers") or []
     if not isinstance(plain, list) or not all(isinstance(index, int) for index in plain):
         raise ValueError(f"config.json has mlp_only_layers {plain!r}, expected a list of layers")
     layers = {i for i in range(num_layers) if (i + 1) % step == 0 and i not in plain}
     name = "num_local_experts" if "num_local_experts" in fields else "num_experts"
-    num_experts, top_k = whole(fields, name), whole(fields, "num_experts_per_tok")
+    num_experts, top_k = positive_int(fields, name), positive_int(fields, "num_experts_per_tok")
     if top_k > num_experts:
         raise ValueError(f"config.json has num_experts_per_tok {top_k} > num_experts {num_experts}")
-    return Experts(
+    return MoEConfig(
         num_experts,
         top_k,
-        whole(fields, "moe_intermediate_size"),
-        switch(fields, "norm_topk_prob"),
+        positive_int(fields, "moe_intermediate_size"),
+        boolean(fields, "norm_topk_prob"),
         frozenset(layers),
     )
 
 
 def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) -> int:
     if fields.get("head_dim") is not None or family.head_dim is not None:
-        return whole(fields, "head_dim", family.head_dim)
+        return positive_int(fields, "head_dim", family.head_dim)
     if hidden_size % num_heads != 0:
         raise ValueError(
             f"config.json has no head_dim, and hidden_size {hidden_size} is no multiple of "

@@ -20,11 +20,11 @@ from typing import Any
 import mlx.core as mx
 
 from ...positional_encoding import RoPE
-from .fields import number, refuse_unknown, switch, whole
+from .config_fields import boolean, positive_float, positive_int, reject_unknown_fields
 
-KINDS = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 # What each kind reads, besides its name and factor.
-FIELDS = {
+FIELDS_BY_TYPE = {
     "linear": ("original_max_position_embeddings",),
     "llama3": ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": (
@@ -44,7 +44,7 @@ class RopeScaling:
     """How RoPE is stretched.
 
     Attributes:
-        kind: "linear", "llama3" or "yarn".
+        rope_type: "linear", "llama3" or "yarn".
         factor: how much longer the context gets.
         original_context: positions that the model was trained with.
         low, high: rotations within that context, between which the ramp is: pairs with fewer than
@@ -53,7 +53,7 @@ class RopeScaling:
         truncate: whether yarn's ramp begins and ends at whole pairs.
     """
 
-    kind: str
+    rope_type: str
     factor: float
     original_context: int
     low: float = 1.0
@@ -79,56 +79,63 @@ class RopeScaling:
             return None
         if not isinstance(fields, Mapping):
             raise ValueError(f"config.json has rope_scaling {fields!r}, expected an object")
-        kind = fields.get("rope_type") or fields.get("type") or "default"  # both spellings occur
-        if kind not in KINDS:
+        rope_type = (
+            fields.get("rope_type") or fields.get("type") or "default"
+        )  # both spellings occur
+        if rope_type not in ROPE_TYPES:
             raise ValueError(
-                f"config.json has rope_scaling of the type {kind!r}; tiny-llm knows "
-                f"{', '.join(KINDS)}"
+                f"config.json has rope_scaling of the type {rope_type!r}; tiny-llm knows "
+                f"{', '.join(ROPE_TYPES)}"
             )
         known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"}
-        refuse_unknown(fields, known.union(FIELDS.get(kind, ())), "rope_scaling of config.json")
-        if number(fields, "partial_rotary_factor", 1.0) != 1:
+        reject_unknown_fields(
+            fields, known.union(FIELDS_BY_TYPE.get(rope_type, ())), "rope_scaling of config.json"
+        )
+        if positive_float(fields, "partial_rotary_factor", 1.0) != 1:
             raise ValueError("config.json has a partial_rotary_factor; tiny-llm turns whole heads")
-        if kind == "default":
+        if rope_type == "default":
             return None
-        factor = number(fields, "factor")
-        original = whole(fields, "original_max_position_embeddings", context)
-        if kind == "llama3":
-            low, high = number(fields, "low_freq_factor"), number(fields, "high_freq_factor")
+        factor = positive_float(fields, "factor")
+        original = positive_int(fields, "original_max_position_embeddings", context)
+        if rope_type == "llama3":
+            low, high = (
+                positive_float(fields, "low_freq_factor"),
+                positive_float(fields, "high_freq_factor"),
+            )
             if low >= high:
                 raise ValueError(f"config.json has low_freq_factor {low} ≥ high_freq_factor {high}")
-            return cls(kind, factor, original, low, high)
-        if kind == "yarn":
+            return cls(rope_type, factor, original, low, high)
+        if rope_type == "yarn":
             return cls(
-                kind,
+                rope_type,
                 factor,
                 original,
-                low=number(fields, "beta_slow", 1.0),
-                high=number(fields, "beta_fast", 32.0),
+                low=positive_float(fields, "beta_slow", 1.0),
+                high=positive_float(fields, "beta_fast", 32.0),
                 attention_factor=_yarn_attention_factor(fields, factor),
-                truncate=switch(fields, "truncate", True),
+                truncate=boolean(fields, "truncate", True),
             )
-        return cls(kind, factor, original)
+        return cls(rope_type, factor, original)
 
-    def stretched(self, context: int) -> int:
+    def scaled_context(self, context: int) -> int:
         """How many positions the model has, where `max_position_embeddings` says `context`.
 
         With llama3 that is the longer context already; with the others it may be the shorter one.
         """
-        if self.kind == "llama3":
+        if self.rope_type == "llama3":
             return context
         return max(context, int(self.original_context * self.factor))
 
-    def frequency(self, frequency: mx.array, base: float) -> mx.array:
+    def inv_freq(self, inv_freq: mx.array, base: float) -> mx.array:
         """How far each pair turns from one position to the next: from plain RoPE's, D/2."""
-        if self.kind == "linear":
-            return frequency / self.factor
-        if self.kind == "llama3":
-            rotations = self.original_context / (2 * math.pi / frequency)
+        if self.rope_type == "linear":
+            return inv_freq / self.factor
+        if self.rope_type == "llama3":
+            rotations = self.original_context / (2 * math.pi / inv_freq)
             kept = mx.clip((rotations - self.low) / (self.high - self.low), 0, 1)
         else:
-            kept = 1 - self._yarn_ramp(frequency.size, base)
-        return frequency / self.factor * (1 - kept) + frequency * kept
+            kept = 1 - self._yarn_ramp(inv_freq.size, base)
+        return inv_freq / self.factor * (1 - kept) + inv_freq * kept
 
     def _yarn_ramp(self, num_pairs: int, base: float) -> mx.array:
         """0 for the pairs that turn as before, 1 for those that turn slowest, D/2."""
@@ -159,18 +166,18 @@ class ScaledRoPE(RoPE):
         self.scaling = scaling
 
     @functools.cached_property
-    def frequency(self) -> mx.array:
+    def inv_freq(self) -> mx.array:
         """See `RoPE`."""
-        plain = RoPE(self.dims, self.seq_len, self.base).frequency
+        plain = RoPE(self.dims, self.seq_len, self.base).inv_freq
         if self.scaling is None:
             return plain
-        frequency = self.scaling.frequency(plain, self.base)
-        mx.eval(frequency)
-        return frequency
+        inv_freq = self.scaling.inv_freq(plain, self.base)
+        mx.eval(inv_freq)
+        return inv_freq
 
-    def tables_at(self, positions: mx.array) -> tuple[mx.array, mx.array]:
+    def cos_sin_at(self, positions: mx.array) -> tuple[mx.array, mx.array]:
         """See `RoPE`. Cosines and sines carry the factor of queries and keys."""
-        cos, sin = super().tables_at(positions)
+        cos, sin = super().cos_sin_at(positions)
         if self.scaling is None or self.scaling.attention_factor == 1:
             return cos, sin
         factor = self.scaling.attention_factor
@@ -179,12 +186,14 @@ class ScaledRoPE(RoPE):
 
 def _yarn_attention_factor(fields: Mapping[str, Any], factor: float) -> float:
     if fields.get("attention_factor") is not None:
-        return number(fields, "attention_factor")
+        return positive_float(fields, "attention_factor")
 
     def growth(mscale: float) -> float:
         return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
     mscale, all_dim = fields.get("mscale"), fields.get("mscale_all_dim")
     if mscale and all_dim:
-        return growth(number(fields, "mscale")) / growth(number(fields, "mscale_all_dim"))
+        return growth(positive_float(fields, "mscale")) / growth(
+            positive_float(fields, "mscale_all_dim")
+        )
     return growth(1.0)

@@ -1,6 +1,7 @@
 """A layer of which each rank computes a part: what lies between two sums is recorded.
 
-On one rank a whole decode step is one node of the graph (`kernels/recorded.py`). A sum over ranks
+On one rank a whole decode step is one node of the graph (`kernels/graph_capture.py`). A sum over
+ranks
 is MLX's own operation, which cannot be part of a recording, so a layer is two nodes here, attention
 and the MLP. Each ends where a sum begins.
 """
@@ -11,15 +12,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...kernels.recorded import Recorded
-from ...kv_cache.placement import NUM_RAGGED_PLACES, LayerWriter, Places, Rotation
-from ..families.decoder import Block
-from .layers import Group, sum_over_ranks
+from ...kernels.graph_capture import CapturedFunction
+from ...kv_cache.step_plan import NUM_RAGGED_ARRAYS, AttentionMetadata, CosSin, LayerCacheView
+from ..families.decoder import DecoderBlock
+from .layers import Group, all_reduce
 
-Half = Callable[..., Any]
+HalfBlock = Callable[..., Any]
 
 
-class SplitBlock:
+class TensorParallelBlock:
     """A block whose two updates are summed over the ranks.
 
     Args:
@@ -31,44 +32,59 @@ class SplitBlock:
         block: as given.
     """
 
-    def __init__(self, block: Block, group: Group, record: bool):
+    def __init__(self, block: DecoderBlock, group: Group, record: bool):
         self.block = block
         self._group = group
         self._record = record
-        self._halves: dict[int, tuple[Half, Half]] = {}  # by how many arrays the places are
+        self._halves: dict[
+            int, tuple[HalfBlock, HalfBlock]
+        ] = {}  # by how many arrays the places are
 
     def __call__(
-        self, x: mx.array, update: mx.array | None, rotation: Rotation, writer: LayerWriter
+        self, x: mx.array, update: mx.array | None, cos_sin: CosSin, writer: LayerCacheView
     ) -> tuple[mx.array, mx.array]:
-        """As `Block`, with the updates that all ranks together have.
+        """As `DecoderBlock`, with the updates that all ranks together have.
 
         A half of the block gives (x, part): x is the same on all ranks, and the update is the sum
-        of all ranks' parts. `feed` takes x and attention's update.
+        of all ranks' parts. `feed_forward` takes x and attention's update.
         """
-        places = writer.places.arrays
-        attend, feed = self._halves_for(len(places))
+        attention_metadata = writer.attention_metadata.arrays
+        attend, feed_forward = self._halves_for(len(attention_metadata))
         last = [] if update is None else [update]
-        x, part, *writer.buffers = attend(x, *rotation, *places, *writer.buffers, *last)
+        x, part, *writer.buffers = attend(x, *cos_sin, *attention_metadata, *writer.buffers, *last)
         # [task 5.2.3 two-sums]
-        x, part = feed(x, sum_over_ranks(part, self._group))
-        return x, sum_over_ranks(part, self._group)
+        x, part = feed_forward(x, all_reduce(part, self._group))
+        return x, all_reduce(part, self._group)
         # [/task 5.2.3 two-sums]
 
-    def _halves_for(self, num_places: int) -> tuple[Half, Half]:
+    def _halves_for(self, num_metadata_arrays: int) -> tuple[HalfBlock, HalfBlock]:
         """Both halves as functions of arrays, for plans of one kind."""
-        if num_places not in self._halves:
-            halves: tuple[Half, Half] = partial(self._attend, num_places), self.block.feed
+        if num_metadata_arrays not in self._halves:
+            halves: tuple[HalfBlock, HalfBlock] = (
+                partial(self._attend, num_metadata_arrays),
+                self.block.feed_forward,
+            )
             # [solution only]
             if self._record:
-                at_once = num_places < NUM_RAGGED_PLACES  # as `PlacedLayers` does
-                halves = Recorded(halves[0], at_once), Recorded(halves[1], at_once)
+                on_first_call = num_metadata_arrays < NUM_RAGGED_ARRAYS  # as `PlannedLayers` does
+                halves = (
+                    CapturedFunction(halves[0], on_first_call),
+                    CapturedFunction(halves[1], on_first_call),
+                )
             # [/solution only]
-            self._halves[num_places] = halves
-        return self._halves[num_places]
+            self._halves[num_metadata_arrays] = halves
+        return self._halves[num_metadata_arrays]
 
-    def _attend(self, num_places: int, x: mx.array, *rest: mx.array) -> tuple[mx.array, ...]:
+    def _attend(
+        self, num_metadata_arrays: int, x: mx.array, *rest: mx.array
+    ) -> tuple[mx.array, ...]:
         cos, sin, *arrays = rest
-        places, buffers = Places(*arrays[:num_places]), arrays[num_places:]
+        attention_metadata, buffers = (
+            AttentionMetadata(*arrays[:num_metadata_arrays]),
+            arrays[num_metadata_arrays:],
+        )
         update = buffers.pop() if len(buffers) > 2 else None
-        x, part = self.block.attend(x, update, (cos, sin), LayerWriter(buffers, 0, places))
+        x, part = self.block.attend(
+            x, update, (cos, sin), LayerCacheView(buffers, 0, attention_metadata)
+        )
         return x, part, *buffers

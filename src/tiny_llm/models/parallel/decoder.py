@@ -1,6 +1,7 @@
 """The decoder of all families, on several ranks.
 
-A rank's decoder is that of a smaller model (`models/parts.py`) with four changes: the outputs of
+A rank's decoder is that of a smaller model (`models/checkpoint/sharding.py`) with four changes:
+the outputs of
 attention and of the MLP are summed over the ranks, the table is, and logits are gathered. So the
 decoder itself knows nothing of ranks, and one rank alone pays nothing.
 
@@ -11,13 +12,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..families.decoder import Decoder, PlainLayers
-from ..parts import RankPart
-from .block import SplitBlock
-from .layers import SplitHead, SplitTable
+from ..checkpoint.sharding import RankShard
+from ..families.decoder import Decoder, EagerLayers
+from .block import TensorParallelBlock
+from .layers import ParallelLMHead, VocabParallelEmbedding
 
 
-class ParallelDecoder(Decoder):
+class TensorParallelDecoder(Decoder):
     """This rank's part of a decoder; all ranks call it with the same arguments.
 
     Args:
@@ -30,19 +31,21 @@ class ParallelDecoder(Decoder):
     def __init__(
         self,
         mlx_model: Any,
-        part: RankPart,
+        part: RankShard,
         group: mx.distributed.Group,
         page_size: int = 128,
         attention_backend: str = "paged",
     ):
         super().__init__(mlx_model, page_size, attention_backend)
-        self.vocab_size = part.whole.vocab_size
+        self.vocab_size = part.full_config.vocab_size
         self._num_ranks = part.size
-        self.embedding = SplitTable(self.embedding, part.tokens, group)
-        self.layers = [SplitBlock(one, group, self.can_be_recorded) for one in self.layers]
-        self.w_lm_head = SplitHead(self.w_lm_head, part.tokens_per_rank, self.vocab_size, group)
-        # All layers together cannot be recorded, but each half of one: see `SplitBlock`.
-        self._run_placed = PlainLayers(self._run_each_layer, self.num_hidden_layers)
+        self.embedding = VocabParallelEmbedding(self.embedding, part.vocab_range, group)
+        self.layers = [
+            TensorParallelBlock(one, group, self.supports_graph_capture) for one in self.layers
+        ]
+        self.w_lm_head = ParallelLMHead(self.w_lm_head, part.vocab_per_rank, self.vocab_size, group)
+        # All layers together cannot be recorded, but each half of one: see `TensorParallelBlock`.
+        self._run_planned = EagerLayers(self._run_each_layer, self.num_hidden_layers)
 
     @property
     def kv_bytes_per_token(self) -> int:

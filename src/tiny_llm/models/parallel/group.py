@@ -1,6 +1,6 @@
 """A group of ranks: what rank 0 says to the others, and how all of them end together.
 
-How the ranks came to be is left to `local.py`, whose rank 0 starts the others, and `launched.py`,
+How the ranks came to be is left to `spawn.py`, whose rank 0 starts the others, and `launcher.py`,
 where a launcher started all of them.
 """
 
@@ -14,17 +14,17 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from ...errors import UserError
-from .connecting import Ranks
-from .messages import Channel
-from .watch import Watch
+from .channel import Channel
+from .heartbeat import Heartbeat
+from .init import Group
 
-THREADS = "TINY_LLM_NUM_THREADS"
-SECONDS_TO_NOTICE = 1.0
+NUM_THREADS_ENV = "TINY_LLM_NUM_THREADS"
+LOSS_DETECTION_SECONDS = 1.0
 
 
-def share_cores(num_ranks: int) -> str:
+def divide_threads(num_ranks: int) -> str:
     """The threads of each of so many ranks on this machine, where the user gave no number."""
-    return os.environ.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // num_ranks)))
+    return os.environ.setdefault(NUM_THREADS_ENV, str(max(1, (os.cpu_count() or 1) // num_ranks)))
 
 
 class RankGroup:
@@ -37,28 +37,28 @@ class RankGroup:
 
     Attributes:
         size: as given.
-        ranks: they, as MLX's collectives take them; set once they are connected.
-        before_end: called, with the sentence, before a lost rank ends this process.
+        comm: they, as MLX's collectives take them; set once they are connected.
+        on_worker_lost: called, with the sentence, before a lost rank ends this process.
     """
 
-    ranks: Ranks
+    comm: Group
 
     def __init__(
         self, size: int, channels: Mapping[int, Channel], beats: Mapping[int, socket.socket]
     ):
         self.size = size
-        self.before_end: list[Callable[[str], None]] = []
+        self.on_worker_lost: list[Callable[[str], None]] = []
         self._channels = dict(channels)
         self._end_reason: str | None = None
-        self._num_keys = 0
-        self._losing = threading.Lock()
-        self._watch = Watch(beats, self._lose)
-        atexit.register(self.end)
+        self._num_ids = 0
+        self._loss_lock = threading.Lock()
+        self._heartbeat = Heartbeat(beats, self._on_worker_lost)
+        atexit.register(self.shutdown)
 
-    def new_key(self) -> int:
+    def new_id(self) -> int:
         """A number that no other object of the group has."""
-        self._num_keys += 1
-        return self._num_keys
+        self._num_ids += 1
+        return self._num_ids
 
     def check(self) -> None:
         """Refuses to go on once the group has ended.
@@ -69,56 +69,56 @@ class RankGroup:
         if self._end_reason is not None:
             raise UserError(f"the group of ranks has ended ({self._end_reason}).")
 
-    def tell(self, message: Mapping[str, Any]) -> None:
+    def broadcast(self, message: Mapping[str, Any]) -> None:
         """Tells every other rank what to do."""
         self.check()
         for rank, channel in self._channels.items():
             try:
                 channel.send(message)
             except OSError:
-                self._lose(rank, "")
+                self._on_worker_lost(rank, "")
 
-    def answers(self) -> Sequence[Any]:
+    def gather_replies(self) -> Sequence[Any]:
         """The answer of every other rank to what it was told."""
         return [channel.receive() for channel in self._channels.values()]
 
-    def give_up(self, reason: str) -> None:
+    def abort(self, reason: str) -> None:
         """Ends the other ranks after a step that this one could not finish.
 
         If that was because a rank is lost, the watch ends this process, and has time for it here.
         """
-        time.sleep(SECONDS_TO_NOTICE)
-        self.end(reason)
+        time.sleep(LOSS_DETECTION_SECONDS)
+        self.shutdown(reason)
 
-    def end(self, reason: str = "the process ends") -> None:
+    def shutdown(self, reason: str = "the process ends") -> None:
         """Ends the other ranks."""
         if self._end_reason is not None:
             return
-        self._end_reason, self._watch.is_over = reason, True
+        self._end_reason, self._heartbeat.stopped = reason, True
         for channel in self._channels.values():
             with suppress(OSError):  # it is gone already
                 channel.send({"do": "end"})
             channel.close()
-        self._wait()
+        self._wait_for_exit()
 
-    def _wait(self) -> None:
+    def _wait_for_exit(self) -> None:
         """Waits until the other ranks are gone, where that can be seen."""
 
     def _kill(self) -> None:
         """Ends the other ranks at once, where that is possible."""
 
-    def _status(self, rank: int) -> str:
+    def _exit_status(self, rank: int) -> str:
         """What is known of how a rank ended that has said nothing."""
         del rank
         return "its connection ended"
 
-    def _lose(self, rank: int, reason: str) -> None:
+    def _on_worker_lost(self, rank: int, reason: str) -> None:
         """A rank is gone or silent: ends the others, says so, and ends this process."""
-        with self._losing:  # the first that notices; nothing after it
-            why = reason or self._status(rank)
+        with self._loss_lock:  # the first that notices; nothing after it
+            why = reason or self._exit_status(rank)
             self._kill()
             sentence = f"rank {rank} of {self.size} is lost ({why}), and the model with it."
-            for callback in self.before_end:
+            for callback in self.on_worker_lost:
                 callback(sentence)
             errors = os.dup(2)
             with open(os.devnull, "wb") as nowhere:
@@ -128,45 +128,45 @@ class RankGroup:
             os._exit(1)
 
 
-def watch_rank_0(beats: socket.socket) -> Watch:
+def monitor_rank_0(beats: socket.socket) -> Heartbeat:
     """Ends this process when rank 0 is gone or silent."""
-    return Watch({0: beats}, lambda *_: os._exit(1))
+    return Heartbeat({0: beats}, lambda *_: os._exit(1))
 
 
 class Worker:
     """Another rank's side of a group.
 
     Args:
-        ranks: they, as MLX's collectives take them.
+        comm: they, as MLX's collectives take them.
         channel: what rank 0 says.
-        watch: of rank 0.
-        leave: called before this process ends because rank 0 says so.
+        heartbeat: of rank 0.
+        on_shutdown: called before this process ends because rank 0 says so.
 
     Attributes:
         rank, size: which rank this is, and of how many.
-        ranks, channel: as given.
+        comm, channel: as given.
     """
 
     def __init__(
         self,
-        ranks: Ranks,
+        comm: Group,
         channel: Channel,
-        watch: Watch,
-        leave: Callable[[], None] | None = None,
+        heartbeat: Heartbeat,
+        on_shutdown: Callable[[], None] | None = None,
     ):
-        self.rank, self.size = ranks.rank(), ranks.size()
-        self.ranks, self.channel = ranks, channel
-        self._watch = watch
-        self._leave = leave
+        self.rank, self.size = comm.rank(), comm.size()
+        self.comm, self.channel = comm, channel
+        self._heartbeat = heartbeat
+        self._on_shutdown = on_shutdown
 
-    def end(self) -> NoReturn:
+    def shutdown(self) -> NoReturn:
         """Ends this process, as rank 0 says."""
-        self._watch.is_over = True
-        if self._leave is not None:
-            self._leave()
+        self._heartbeat.stopped = True
+        if self._on_shutdown is not None:
+            self._on_shutdown()
         os._exit(0)
 
     def fail(self, reason: str) -> None:
         """Tells rank 0 why this rank ends, and ends it."""
-        self._watch.say(reason)
+        self._heartbeat.report_failure(reason)
         os._exit(1)

@@ -23,21 +23,21 @@ from . import mpi
 
 Group = mx.distributed.Group
 
-PIECE_BYTES = 2**17  # of a rank, in one message
+MAX_MESSAGE_BYTES = 2**17  # of a rank, in one message
 
 
-def sum_over_ranks(x: mx.array, group: Group) -> mx.array:
+def all_reduce(x: mx.array, group: Group) -> mx.array:
     """The sum of all ranks' arrays of this shape, with the same bits on each rank.
 
     The parts are added in float32 in the order of the ranks' numbers; the sum is rounded to the
     dtype of `x` once.
     """
     # [solution only]
-    if mpi.can_add(group):
-        return _timed(x, partial(mx.distributed.all_sum, group=group))
+    if mpi.can_all_reduce(group):
+        return _with_timer(x, partial(mx.distributed.all_sum, group=group))
     # [/solution only]
     # [task 5.2.3 sum]
-    parts = gather_from_ranks(x, group)  # N×…
+    parts = all_gather(x, group)  # N×…
     if group.size() == 2:
         return parts[0] + parts[1]  # which is rounded once
     total = parts[0].astype(mx.float32)
@@ -47,23 +47,23 @@ def sum_over_ranks(x: mx.array, group: Group) -> mx.array:
     # [/task 5.2.3 sum]
 
 
-def gather_from_ranks(x: mx.array, group: Group) -> mx.array:
+def all_gather(x: mx.array, group: Group) -> mx.array:
     """All ranks' arrays of one shape, one above the other: N×…, where N is the number of ranks."""
-    parts = _timed(x.reshape(-1), partial(_gather, group=group))
+    parts = _with_timer(x.reshape(-1), partial(_all_gather_chunked, group=group))
     return parts.reshape(group.size(), *x.shape)
 
 
-def _timed(x: mx.array, exchange: Callable[[mx.array], mx.array]) -> mx.array:
+def _with_timer(x: mx.array, exchange: Callable[[mx.array], mx.array]) -> mx.array:
     """What `exchange` returns; a profile's clock runs meanwhile."""
-    return exchange(x) if clock is None else clock.time(x, exchange)
+    return exchange(x) if comm_timer is None else comm_timer.time(x, exchange)
 
 
-def _gather(flat: mx.array, group: Group) -> mx.array:
+def _all_gather_chunked(flat: mx.array, group: Group) -> mx.array:
     """n -> N×n, in pieces.
 
     Each piece waits for the one before it. All ranks must exchange them in the same order.
     """
-    length = PIECE_BYTES // flat.dtype.size
+    length = MAX_MESSAGE_BYTES // flat.dtype.size
     if flat.size <= length:
         return mx.distributed.all_gather(flat[None], group=group)
     pieces: list[mx.array] = []
@@ -75,7 +75,7 @@ def _gather(flat: mx.array, group: Group) -> mx.array:
     return mx.concatenate(pieces, axis=-1)
 
 
-class Clock:
+class CommTimer:
     """What exchanges take, for a profile: each is waited for by itself, which costs time, too.
 
     Attributes:
@@ -98,10 +98,10 @@ class Clock:
         return result
 
 
-clock: Clock | None = None  # a profile sets it, on the rank that it looks at
+comm_timer: CommTimer | None = None  # a profile sets it, on the rank that it looks at
 
 
-class SplitTable:
+class VocabParallelEmbedding:
     """A table of tokens: each rank looks up its own, and has zeros for the others.
 
     Args:
@@ -122,16 +122,16 @@ class SplitTable:
         is_own = (own >= 0) & (own < len(self._tokens))
         rows = self._table(mx.where(is_own, own, 0))
         zero = mx.zeros((), rows.dtype)
-        return sum_over_ranks(mx.where(is_own[..., None], rows, zero), self._group)
+        return all_reduce(mx.where(is_own[..., None], rows, zero), self._group)
         # [/task 5.2.4 table]
 
 
-class SplitHead:
+class ParallelLMHead:
     """Logits: each rank scores its own tokens, and all ranks get all of them.
 
     Args:
         head: R×E -> R×v, for this rank's tokens.
-        tokens_per_rank: the largest v; the last rank may have less.
+        vocab_per_rank: the largest v; the last rank may have less.
         vocab_size: V.
         group: the ranks.
     """
@@ -139,12 +139,12 @@ class SplitHead:
     def __init__(
         self,
         head: Callable[[mx.array], mx.array],
-        tokens_per_rank: int,
+        vocab_per_rank: int,
         vocab_size: int,
         group: Group,
     ):
         self._head = head
-        self._width = tokens_per_rank
+        self._width = vocab_per_rank
         self._vocab_size = vocab_size
         self._group = group
 
@@ -155,6 +155,6 @@ class SplitHead:
         # [task 5.2.4 head]
         own = self._head(x)  # R×v
         own = mx.pad(own, [(0, 0), (0, self._width - own.shape[1])])
-        parts = gather_from_ranks(own, self._group)  # N×R×width
+        parts = all_gather(own, self._group)  # N×R×width
         return parts.swapaxes(0, 1).reshape(x.shape[0], -1)[:, : self._vocab_size]
         # [/task 5.2.4 head]

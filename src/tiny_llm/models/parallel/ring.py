@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from .connecting import Ranks, bounded, variables
+from .init import Group, init_timeout, temporary_env
 
 
 def free_addresses(count: int) -> list[str]:
@@ -22,7 +22,7 @@ def free_addresses(count: int) -> list[str]:
             one.close()
 
 
-def connect(rank: int, addresses: Sequence[str], others: Sequence[socket.socket] = ()) -> Ranks:
+def connect(rank: int, addresses: Sequence[str], others: Sequence[socket.socket] = ()) -> Group:
     """This process's place in the ring. All ranks call it at about the same time.
 
     MLX has one ring in the life of a process.
@@ -30,14 +30,14 @@ def connect(rank: int, addresses: Sequence[str], others: Sequence[socket.socket]
     Args:
         rank: this process's number.
         addresses: of all ranks.
-        others: see `bounded`.
+        others: see `init_timeout`.
 
     Raises:
         RuntimeError: an address cannot be used. If the other ranks do not come, the process ends
-            with a sentence after `SECONDS_TO_CONNECT`.
+            with a sentence after `INIT_TIMEOUT_SECONDS`.
     """
-    with bounded(rank, others), tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
+    with init_timeout(rank, others), tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
         json.dump([[address] for address in addresses], hosts)
         hosts.flush()
-        with variables({"MLX_RANK": str(rank), "MLX_HOSTFILE": hosts.name}):
+        with temporary_env({"MLX_RANK": str(rank), "MLX_HOSTFILE": hosts.name}):
             return mx.distributed.init(strict=True, backend="ring")

@@ -1,6 +1,7 @@
-"""Several engines behind one address.
+"""Replicas: several engines behind one address.
 
-`gateway` receives requests and passes each to a `replica`, chosen by `routing`; a replica is the
-whole server without a socket.
-Only `ray_serve` imports Ray, which starts, watches and scales the replicas.
+`gateway` routes each request to a `replica`, a whole server without a socket. Only `ray_serve`
+imports Ray, which places, monitors and scales the replicas.
+
+Reading order: routing, replica, gateway, ray_serve.
 """

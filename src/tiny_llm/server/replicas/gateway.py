@@ -12,20 +12,23 @@ from typing import Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
-from .. import chat, completions, messages, responses
-from ..errors import ApiError
-from ..leaving import until_left
-from ..replies import event
-from .routing import routing_text
+from ..anthropic import messages
+from ..http.errors import ApiError
+from ..openai import chat, completions, responses
+from ..protocol.disconnect import wait_for_disconnect
+from ..protocol.streaming import sse_event
+from .routing import routing_key
 
-LOST = "The replica that computed this answer was lost; ask again."
-NONE_LEFT = "No replica could answer; try again in a moment."
-ATTEMPTS = 3  # replicas that a request may lose
-PAUSE = 0.5  # seconds before the next attempt: a router needs a moment to see that one is gone
+REPLICA_LOST = "The replica that computed this answer was lost; ask again."
+NO_REPLICA = "No replica could answer; try again in a moment."
+MAX_ATTEMPTS = 3  # replicas that a request may lose
+RETRY_DELAY = (
+    0.5  # seconds before the next attempt: a router needs a moment to see that one is gone
+)
 
 
 @dataclass(frozen=True)
-class Request:
+class ReplicaRequest:
     """A request on its way to a replica: plain data, which crosses processes.
 
     Attributes:
@@ -43,10 +46,10 @@ class ReplicaLostError(Exception):
     """The process that computed an answer is gone, or could not be reached."""
 
 
-class Replicas(Protocol):
+class ReplicaPool(Protocol):
     """What chooses a replica and asks it."""
 
-    def ask(self, request: Request) -> AsyncGenerator[list[Message]]:
+    def stream(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
         """The ASGI messages of an answer; closing the generator cancels the request.
 
         Raises:
@@ -57,20 +60,20 @@ class Replicas(Protocol):
 class Gateway:
     """An ASGI application whose answers replicas compute."""
 
-    def __init__(self, replicas: Replicas):
+    def __init__(self, replicas: ReplicaPool):
         self._replicas = replicas
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await _lifespan(receive, send)
             return
-        body = await _read(receive)
+        body = await _read_body(receive)
         if body is None:
             return  # the client left
-        request = Request(_portable(scope), body, routing_text(body))
-        passing = asyncio.create_task(self._pass(request, send))
-        leaving = asyncio.create_task(until_left(receive))
+        request = ReplicaRequest(_picklable_scope(scope), body, routing_key(body))
+        passing = asyncio.create_task(self._forward(request, send))
+        leaving = asyncio.create_task(wait_for_disconnect(receive))
         try:
             await asyncio.wait((passing, leaving), return_when="FIRST_COMPLETED")
         finally:
@@ -80,11 +83,11 @@ class Gateway:
         if not passing.cancelled():
             passing.result()
 
-    async def _pass(self, request: Request, send: Send) -> None:
+    async def _forward(self, request: ReplicaRequest, send: Send) -> None:
         path = request.scope["path"]
-        for attempt in range(ATTEMPTS):
-            answer = _Answer(path, send)
-            asked = self._replicas.ask(request)
+        for attempt in range(MAX_ATTEMPTS):
+            answer = _ForwardedResponse(path, send)
+            asked = self._replicas.stream(request)
             try:
                 async for news in asked:
                     for message in news:
@@ -92,17 +95,17 @@ class Gateway:
                 return
             except ReplicaLostError:
                 if answer.has_begun:
-                    await answer.fail(ApiError(503, LOST))
+                    await answer.fail(ApiError(503, REPLICA_LOST))
                     return
             finally:
                 await asked.aclose()
-            if attempt < ATTEMPTS - 1:
-                await asyncio.sleep(PAUSE)
-        error = ApiError(503, NONE_LEFT, headers={"Retry-After": "1"}).response(path)
-        await error(request.scope, _nothing, send)
+            if attempt < MAX_ATTEMPTS - 1:
+                await asyncio.sleep(RETRY_DELAY)
+        error = ApiError(503, NO_REPLICA, headers={"Retry-After": "1"}).response(path)
+        await error(request.scope, _empty_receive, send)
 
 
-class _Answer:
+class _ForwardedResponse:
     """An answer on its way to the client, whose head waits for the first part of the body."""
 
     def __init__(self, path: str, send: Send):
@@ -132,13 +135,13 @@ class _Answer:
         """
         assert self._head is not None
         if dict(self._head["headers"]).get(b"content-type", b"").startswith(b"text/event-stream"):
-            data = error_event(self._path, error, self._num_events)
+            data = stream_error(self._path, error, self._num_events)
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
             return
         raise ReplicaLostError(error.message)
 
 
-def error_event(path: str, error: ApiError, num_events: int) -> bytes:
+def stream_error(path: str, error: ApiError, num_events: int) -> bytes:
     """The event that ends a failed stream.
 
     Args:
@@ -148,13 +151,13 @@ def error_event(path: str, error: ApiError, num_events: int) -> bytes:
     """
     if path == responses.PATH:
         told = {"type": "error", "code": "server_error", "message": error.message, "param": None}
-        return event({**told, "sequence_number": num_events}, "error")
+        return sse_event({**told, "sequence_number": num_events}, "error")
     if path == messages.PATH:
-        return messages.error_event(error)
-    return (completions if path == completions.PATH else chat).error_event(error)
+        return messages.stream_error(error)
+    return (completions if path == completions.PATH else chat).stream_error(error)
 
 
-def _portable(scope: Scope) -> Scope:
+def _picklable_scope(scope: Scope) -> Scope:
     """What of a scope another process understands."""
     names = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string")
     found = {name: scope[name] for name in (*names, "root_path", "client") if name in scope}
@@ -162,7 +165,7 @@ def _portable(scope: Scope) -> Scope:
     return {**found, "asgi": {"version": "3.0"}, "server": None, "headers": headers}
 
 
-async def _read(receive: Receive) -> bytes | None:
+async def _read_body(receive: Receive) -> bytes | None:
     """All of a body; None if the client leaves before its end."""
     parts = []
     while (message := await receive())["type"] == "http.request":
@@ -172,12 +175,12 @@ async def _read(receive: Receive) -> bytes | None:
     return None
 
 
-async def _nothing() -> Message:
+async def _empty_receive() -> Message:
     """A `receive` for answers that read no body."""
     return {"type": "http.disconnect"}
 
 
-async def _live(receive: Receive, send: Send) -> None:
+async def _lifespan(receive: Receive, send: Send) -> None:
     """ASGI's lifespan: there is nothing to start and nothing to stop."""
     while (kind := (await receive())["type"]) == "lifespan.startup":
         await send({"type": f"{kind}.complete"})

@@ -18,10 +18,10 @@ from ray.serve.handle import DeploymentHandle
 from rich.console import Console
 from starlette.types import ASGIApp, Message
 
-from ...models.names import find_config, find_model
-from ..guards import LimitBody
+from ...models.hub import find_config, find_model
+from ..http.middleware import BodyLimitMiddleware
 from ..settings import Settings
-from .gateway import Gateway, ReplicaLostError, Request
+from .gateway import Gateway, ReplicaLostError, ReplicaRequest
 from .replica import Replica
 
 # Ray's own router. Its public name, ray.serve.llm.request_router, can be imported only where vLLM
@@ -32,7 +32,7 @@ ROUTER = (
 )
 
 
-class Arguments(BaseModel):
+class RayServeArgs(BaseModel):
     """What `serve run` takes as name=value, and a configuration file as `args`.
 
     Attributes:
@@ -40,10 +40,11 @@ class Arguments(BaseModel):
         served_model_name: what clients call it.
         replicas: engines; with max_replicas, the least number of them.
         max_replicas: if given, Ray starts up to so many when queues grow.
-        target_requests: a replica's requests, running and waiting, that autoscaling aims at.
-        max_requests: a replica's requests at once; more wait in the gateway.
-        imbalance: how many requests more than another a replica may have before load counts for
-            more than a common prefix.
+        target_ongoing_requests: a replica's requests, running and waiting, that autoscaling aims
+            at.
+        max_ongoing_requests: a replica's requests at once; more wait in the gateway.
+        imbalanced_threshold: how many requests more than another a replica may have before load
+            counts for more than a common prefix.
         cpus: that Ray sets aside for a replica.
         threads: that a replica computes with.
         kv_cache_bytes, max_num_seqs, max_num_batched_tokens, load_format: as for `tiny-llm serve`.
@@ -58,9 +59,9 @@ class Arguments(BaseModel):
     served_model_name: str | None = None
     replicas: int = Field(2, ge=1)
     max_replicas: int | None = Field(None, ge=1)
-    target_requests: float = Field(16, gt=0)
-    max_requests: int = Field(256, ge=1)
-    imbalance: int = Field(8, ge=0)
+    target_ongoing_requests: float = Field(16, gt=0)
+    max_ongoing_requests: int = Field(256, ge=1)
+    imbalanced_threshold: int = Field(8, ge=0)
     cpus: float = Field(1, ge=0)
     threads: int = Field(1, ge=1)
     kv_cache_bytes: int = 2**29
@@ -90,40 +91,40 @@ class Arguments(BaseModel):
 class RayReplica:
     """A replica as Ray Serve wants it."""
 
-    async def __init__(self, arguments: Arguments):  # type: ignore[misc]  # Ray awaits it
+    async def __init__(self, arguments: RayServeArgs):  # type: ignore[misc]  # Ray awaits it
         find = find_config if arguments.load_format == "dummy" else find_model
         self._replica = Replica(
             find(arguments.model, Console()), arguments.settings(), arguments.engine()
         )
-        await self._replica.begin()
+        await self._replica.start()
 
     def check_health(self) -> None:
         """Ray calls it again and again, and replaces a replica where it raises."""
         self._replica.check_alive()
 
-    async def answer(self, request: Request) -> AsyncGenerator[list[Message]]:
-        """See `Replica.answer`."""
-        answering = self._replica.answer(request)
+    async def handle_request(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
+        """See `Replica.handle_request`."""
+        answering = self._replica.handle_request(request)
         try:
-            async for news in answering:
-                yield news
+            async for messages in answering:
+                yield messages
         finally:
             await answering.aclose()
 
 
-class RayReplicas:
+class RayReplicaPool:
     """The replicas behind a handle of Ray Serve."""
 
     def __init__(self, handle: DeploymentHandle):
-        self._ask = handle.options(stream=True).answer
+        self._ask = handle.options(stream=True).handle_request
 
-    async def ask(self, request: Request) -> AsyncGenerator[list[Message]]:
-        """See `Replicas.ask`."""
+    async def stream(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
+        """See `ReplicaPool.stream`."""
         # The router reads `prompt` of positional arguments, and cannot do with an empty one.
         asked = self._ask.remote(request) if request.prompt else self._ask.remote(request=request)
         try:
-            async for news in asked:
-                yield news
+            async for messages in asked:
+                yield messages
         except RayTaskError:
             raise  # a mistake in the replica: another would make it, too
         except (RayActorError, TaskCancelledError) as error:
@@ -136,34 +137,34 @@ class RayGateway:
     """The gateway as Ray Serve wants it: it gets what the proxy gets."""
 
     def __init__(self, handle: DeploymentHandle, max_body_bytes: int):
-        self._app = LimitBody(Gateway(RayReplicas(handle)), limit=max_body_bytes)
+        self._app = BodyLimitMiddleware(Gateway(RayReplicaPool(handle)), limit=max_body_bytes)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Ray asks for the application by this name."""
         return self._app
 
 
-def build(arguments: Arguments) -> serve.Application:
+def build(arguments: RayServeArgs) -> serve.Application:
     """The application that `serve run` and `serve deploy` start."""
     scaling = None
     if arguments.max_replicas is not None:
         scaling = AutoscalingConfig(
             min_replicas=arguments.replicas,
             max_replicas=arguments.max_replicas,
-            target_ongoing_requests=arguments.target_requests,
+            target_ongoing_requests=arguments.target_ongoing_requests,
         )
     replicas = serve.deployment(
         name="replica",
         num_replicas=None if scaling else arguments.replicas,
         autoscaling_config=scaling,
-        max_ongoing_requests=arguments.max_requests,
+        max_ongoing_requests=arguments.max_ongoing_requests,
         health_check_period_s=2,
         health_check_timeout_s=30,
         graceful_shutdown_timeout_s=arguments.drain_timeout,
         request_router_config=RequestRouterConfig(
             request_router_class=ROUTER,
             request_router_kwargs={
-                "imbalanced_threshold": arguments.imbalance,
+                "imbalanced_threshold": arguments.imbalanced_threshold,
                 "do_eviction": True,
             },
         ),

@@ -9,12 +9,12 @@ from starlette.types import Message
 
 from ... import demo
 from ...engine.llm import LLM
-from ...models.files import has_tokenizer
-from ..app import make_app
-from ..errors import ApiError
-from ..run import Process
+from ...models.checkpoint.layout import has_tokenizer
+from ..app import build_app
+from ..http.errors import ApiError
+from ..process import ServerProcess
 from ..settings import Settings
-from .gateway import Request
+from .gateway import ReplicaRequest
 
 
 class Replica:
@@ -32,17 +32,17 @@ class Replica:
         def load() -> LLM:
             return LLM(str(folder), seed=None, **engine)
 
-        self._process = Process(settings, texts, load, None)
-        self._app = make_app(self._process.server)
+        self._process = ServerProcess(settings, texts, load, None)
+        self._app = build_app(self._process.server)
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Loads the model; returns when `/ready` would say that it is.
 
         Raises:
             ApiError: the engine failed.
         """
-        self._process.begin()
-        while not self._process.server.bridge.lifecycle.is_ready:
+        self._process.start()
+        while not self._process.server.engine_client.lifecycle.is_ready:
             self.check_alive()
             await asyncio.sleep(0.05)
 
@@ -52,17 +52,17 @@ class Replica:
         Raises:
             ApiError: 503 with the reason.
         """
-        lifecycle = self._process.server.bridge.lifecycle
+        lifecycle = self._process.server.engine_client.lifecycle
         if lifecycle.phase == "broken":
             raise ApiError(503, lifecycle.reason)
 
-    async def answer(self, request: Request) -> AsyncGenerator[list[Message]]:
+    async def handle_request(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
         """The ASGI messages of an answer, as many at once as are there.
 
         Closing or cancelling it is what `http.disconnect` is over a socket: the request's place in
         the engine is free within a step.
         """
-        news: asyncio.Queue[Message | None] = asyncio.Queue()
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
         left = asyncio.Event()
         asked = iter([{"type": "http.request", "body": request.body, "more_body": False}])
 
@@ -73,15 +73,15 @@ class Replica:
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
-            news.put_nowait(message)
+            messages.put_nowait(message)
 
         working = asyncio.ensure_future(self._app(dict(request.scope), receive, send))
-        working.add_done_callback(lambda _: news.put_nowait(None))
+        working.add_done_callback(lambda _: messages.put_nowait(None))
         try:
             while True:
-                ready = [await news.get()]
-                while not news.empty():
-                    ready.append(news.get_nowait())
+                ready = [await messages.get()]
+                while not messages.empty():
+                    ready.append(messages.get_nowait())
                 told = [message for message in ready if message is not None]
                 if told:
                     yield told

@@ -13,7 +13,7 @@ from typing import Any
 FIELDS = ("system", "instructions", "messages", "input", "prompt")
 
 
-def routing_text(body: bytes) -> str:
+def routing_key(body: bytes) -> str:
     """The text of a request's body by which it is routed; empty where there is none.
 
     Args:

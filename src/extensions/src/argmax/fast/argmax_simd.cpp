@@ -8,7 +8,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 template <Format F>
-Largest largest_of(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last) {
+ArgmaxResult argmax_part(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last) {
     const int64_t x = row * job.stride;
     Floats best = splat(-__builtin_inff());
     Ints at = lane_numbers() + static_cast<int32_t>(first);  // where `best` was
@@ -20,28 +20,28 @@ Largest largest_of(const ArgmaxJob& job, int64_t row, int64_t first, int64_t las
         best = larger ? value : best;
         at = larger ? now : at;
     }
-    Largest largest = {best[0], at[0]};
+    ArgmaxResult largest = {best[0], at[0]};
     for (int lane = 1; lane < LANES; lane++) {
-        const Largest other = {best[lane], at[lane]};
+        const ArgmaxResult other = {best[lane], at[lane]};
         largest = other.beats(largest) ? other : largest;
     }
     for (; i < last; i++) {
         const float value = load_element(job.x, x + i, F);
-        largest = value > largest.value ? Largest{value, static_cast<int32_t>(i)} : largest;
+        largest = value > largest.value ? ArgmaxResult{value, static_cast<int32_t>(i)} : largest;
     }
     return largest;
 }
 
 }  // namespace
 
-Largest argmax(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last) {
+ArgmaxResult argmax(const ArgmaxJob& job, int64_t row, int64_t first, int64_t last) {
     switch (job.format) {
         case Format::float32:
-            return largest_of<Format::float32>(job, row, first, last);
+            return argmax_part<Format::float32>(job, row, first, last);
         case Format::float16:
-            return largest_of<Format::float16>(job, row, first, last);
+            return argmax_part<Format::float16>(job, row, first, last);
         default:
-            return largest_of<Format::bfloat16>(job, row, first, last);
+            return argmax_part<Format::bfloat16>(job, row, first, last);
     }
 }
 

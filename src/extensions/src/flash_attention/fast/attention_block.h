@@ -68,7 +68,7 @@ inline AttentionBlock make_block(int rows, int64_t D, float scale, Format format
 /// visible: of each row of the block, how many keys of the tile it may see; does not fall from row
 ///   to row. mask: null or rows × KEYS numbers to add to the scores.
 void attend(const AttentionBlock& block, int first, const int* visible, const float* mask,
-            const Tile& tile, Ahead& ahead);
+            const Tile& tile, Prefetcher& ahead);
 
 // --- the whole block ----------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ void attend_to_all(const AttentionBlock& block, int64_t end, const VisibleKeys& 
         if (next.count < tile.count && first_key + distance < end) {
             tile_at(end, after);  // the rest of what is fetched while this tile is worked on
         }
-        Ahead ahead(tile, next, after, bytes_of(block.D, block.format));
+        Prefetcher ahead(tile, next, after, bytes_of(block.D, block.format));
         if (mask == nullptr || load_mask(first_key, tile.count)) {
             int visible[MAX_BLOCK_ROWS];
             int first = block.rows;  // the first row that sees a key of this tile

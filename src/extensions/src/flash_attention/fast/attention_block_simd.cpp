@@ -28,7 +28,7 @@ inline void rescale(const AttentionBlock& block, int row, float factor) {
 /// on.
 ///
 /// `mask` is null, or has KEYS numbers to add; −inf hides a key whatever its score.
-inline void weigh(const AttentionBlock& block, int row, int visible, const float* mask) {
+inline void softmax_weights(const AttentionBlock& block, int row, int visible, const float* mask) {
     const Floats hidden = splat(-__builtin_inff());
     float* scores = block.scores + row * KEYS;
     const float before = block.largest[row];
@@ -72,7 +72,7 @@ inline int slice_of(int rows, int inner) { return rows <= MATMUL_ROWS ? SLICE : 
 
 /// scores of rows from `first` on = query · keys.
 template <typename Number>
-inline void score(const AttentionBlock& block, int first, Ahead& ahead) {
+inline void score(const AttentionBlock& block, int first, Prefetcher& ahead) {
     const int rows = block.rows - first, steps = score_steps(block.D, block.format);
     const auto query = (const Number*)(block.query + first * block.D);
     const auto keys = (const Number*)block.keys;
@@ -93,7 +93,8 @@ inline void score(const AttentionBlock& block, int first, Ahead& ahead) {
 ///
 /// Several rows share the values that all of them see; the rest is each row's own. So a key that a
 /// row may not see is not multiplied by zero, which would be NaN for an infinite value.
-inline void add_values(const AttentionBlock& block, int first, const int* visible, Ahead& ahead) {
+inline void add_values(const AttentionBlock& block, int first, const int* visible,
+                       Prefetcher& ahead) {
     const int columns = static_cast<int>(block.width);
     auto add = [&](int row, int rows, int from, int to) {
         multiply_add(rows, columns, to - from, block.scores + row * KEYS + from, KEYS,
@@ -118,7 +119,7 @@ inline void add_values(const AttentionBlock& block, int first, const int* visibl
 /// between.
 template <int ROWS, Format FORMAT>
 void attend_few(const AttentionBlock& block, int first, const int* visible, const float* mask,
-                const Tile& tile, Ahead& ahead) {
+                const Tile& tile, Prefetcher& ahead) {
     const int64_t D = block.D, width = block.width;
     float* scores = block.scores + first * KEYS;
     float* out = block.out + first * width;
@@ -130,7 +131,7 @@ void attend_few(const AttentionBlock& block, int first, const int* visible, cons
         score_few<ROWS, FORMAT>(keys, block.query + first * D, D, scores + key, ahead);
     }
     for (int row = first; row < block.rows; row++) {
-        weigh(block, row, visible[row], mask == nullptr ? nullptr : mask + row * KEYS);
+        softmax_weights(block, row, visible[row], mask == nullptr ? nullptr : mask + row * KEYS);
     }
     const int shared = visible[first];
     add_values_few<ROWS, FORMAT>(scores, tile.values, 0, shared, D, out, width, ahead);
@@ -143,7 +144,7 @@ void attend_few(const AttentionBlock& block, int first, const int* visible, cons
 
 template <Format FORMAT>
 void attend_few(const AttentionBlock& block, int first, const int* visible, const float* mask,
-                const Tile& tile, Ahead& ahead) {
+                const Tile& tile, Prefetcher& ahead) {
     switch (block.rows - first) {
         case 1:
             return attend_few<1, FORMAT>(block, first, visible, mask, tile, ahead);
@@ -160,7 +161,7 @@ void attend_few(const AttentionBlock& block, int first, const int* visible, cons
 }  // namespace
 
 void attend(const AttentionBlock& block, int first, const int* visible, const float* mask,
-            const Tile& tile, Ahead& ahead) {
+            const Tile& tile, Prefetcher& ahead) {
     const Format format = block.format;
     if (block.rows - first <= FEW_ROWS) {
         switch (format) {
@@ -179,7 +180,7 @@ void attend(const AttentionBlock& block, int first, const int* visible, const fl
         score<float>(block, first, ahead);
     }
     for (int row = first; row < block.rows; row++) {
-        weigh(block, row, visible[row], mask == nullptr ? nullptr : mask + row * KEYS);
+        softmax_weights(block, row, visible[row], mask == nullptr ? nullptr : mask + row * KEYS);
     }
     load_values(tile, block.D, format, block.values, ahead);
     add_values(block, first, visible, ahead);

@@ -37,7 +37,7 @@ template <int ROWS, Format FORMAT>
 __attribute__((always_inline)) inline void add_columns_of_keys(const void* const* keys,
                                                                const float* query, int64_t D,
                                                                int64_t d, auto count, Floats* sums,
-                                                               Ahead& ahead) {
+                                                               Prefetcher& ahead) {
     Floats x[LANES];
     load_transposed<FORMAT>(keys, d, count, x);
     const float* numbers[ROWS];
@@ -79,7 +79,7 @@ __attribute__((always_inline)) inline void add_columns_of_keys(const void* const
 // of scores KEYS. A sum waits for its last addition; while one vector's do, the other's go on.
 template <int ROWS, Format FORMAT>
 __attribute__((noinline)) void score_few(const void* const* keys, const float* query, int64_t D,
-                                         float* scores, Ahead& ahead) {
+                                         float* scores, Prefetcher& ahead) {
     Floats sums[SCORE_VECTORS][ROWS] = {};
     const auto add = [&](int64_t d, auto count) {
 #pragma GCC unroll 2
@@ -109,7 +109,7 @@ __attribute__((noinline)) void score_few(const void* const* keys, const float* q
 template <int ROWS, Format FORMAT, int VECTORS>
 __attribute__((noinline)) void add_columns(const float* weights, const void* const* values,
                                            int from, int to, int64_t d, int count, float* out,
-                                           int64_t width, Ahead* ahead) {
+                                           int64_t width, Prefetcher* ahead) {
     Floats sums[ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS * VECTORS; i++) {
@@ -146,7 +146,7 @@ __attribute__((noinline)) void add_columns(const float* weights, const void* con
 // ROWS rows of out += weights · values, keys `from` to `to` − 1.
 template <int ROWS, Format FORMAT>
 void add_values_few(const float* weights, const void* const* values, int from, int to, int64_t D,
-                    float* out, int64_t width, Ahead& ahead) {
+                    float* out, int64_t width, Prefetcher& ahead) {
     constexpr int VECTORS = REGISTERS_FOR_OUT / (ROWS == 3 ? 4 : ROWS) / (ROWS == 1 ? 2 : 1);
     int64_t d = 0;
     for (; d + VECTORS * LANES <= D; d += VECTORS * LANES) {

@@ -49,11 +49,11 @@ __attribute__((noinline)) void find_tile(const Source& source, int64_t first, in
 
 /// Fetches rows of later tiles into the caches while one is worked on, a little at a time: a core
 /// waits for a few dozen lines at once, and when it is asked for more it stands still, or forgets.
-class Ahead {
+class Prefetcher {
    public:
     /// Rows of `next` and then of `after` will be fetched, as many as `tile` has: so memory has an
     /// even load, also where a tile is not full, and where one head ends and another begins.
-    Ahead(const Tile& tile, const Tile& next, const Tile& after, int64_t row_bytes)
+    Prefetcher(const Tile& tile, const Tile& next, const Tile& after, int64_t row_bytes)
         : tile_(tile), next_(next), after_(after), row_bytes_(row_bytes) {
         const int later = next.count + after.count;
         rows_ = 2 * (later < tile.count ? later : tile.count);
@@ -73,7 +73,7 @@ class Ahead {
         if (done_ < rows_) {
             fetch_row();
         }
-        remind();
+        prefetch_again();
     }
 
    private:
@@ -89,7 +89,7 @@ class Ahead {
     }
 
     // Rows in the order of their use: the keys of a tile, its values, the keys of the next.
-    void remind() {
+    void prefetch_again() {
         const int count = tile_.count, i = reminded_++;
         if (i < count) {
             request<3>(tile_.keys[i]);
@@ -174,7 +174,7 @@ __attribute__((noinline)) void transpose_columns(const void* const* rows, int64_
 
 /// keys = the tile's, transposed: score_steps × KEYS. Columns beyond the last key repeat it, up to
 /// a vector.
-inline void load_keys(const Tile& tile, int64_t D, Format format, float* keys, Ahead& ahead) {
+inline void load_keys(const Tile& tile, int64_t D, Format format, float* keys, Prefetcher& ahead) {
     const bool narrow = format == Format::bfloat16;
     const int64_t step = narrow ? COLUMNS<Format::bfloat16> : COLUMNS<Format::float32>;
     const auto transpose_some = narrow                      ? transpose_columns<Format::bfloat16>
@@ -195,7 +195,8 @@ inline void load_keys(const Tile& tile, int64_t D, Format format, float* keys, A
 }
 
 /// values = the tile's, as float32, zero beyond D: count × width.
-inline void load_values(const Tile& tile, int64_t D, Format format, float* values, Ahead& ahead) {
+inline void load_values(const Tile& tile, int64_t D, Format format, float* values,
+                        Prefetcher& ahead) {
     for (int row = 0; row < tile.count; row++) {
         const void* from = tile.values[row];
         float* to = values + row * rounded_up(D);

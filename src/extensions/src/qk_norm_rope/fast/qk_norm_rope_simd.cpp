@@ -8,8 +8,8 @@ namespace {
 
 // Turns `count` ≤ LANES pairs, from pair i on, of the head at element x; the result goes to out.
 template <Format F>
-inline void turn_pairs(const QkNormRopeJob& job, int64_t x, Floats factor, const float* cos,
-                       const float* sin, int64_t out, int64_t i, int count) {
+inline void rotate_pairs(const QkNormRopeJob& job, int64_t x, Floats factor, const float* cos,
+                         const float* sin, int64_t out, int64_t i, int count) {
     // [task 4.5.3 pairs]
     auto read = [&](const void* array, int64_t at, Format format) {
         return count == LANES ? load(array, at, format) : load(array, at, format, count);
@@ -30,31 +30,31 @@ inline void turn_pairs(const QkNormRopeJob& job, int64_t x, Floats factor, const
 
 // A whole head: x and out are the first of D elements; cos and sin have D/2.
 template <Format F>
-void turn_head(const QkNormRopeJob& job, int64_t x, const float* cos, const float* sin,
-               int64_t out) {
+void rotate_head(const QkNormRopeJob& job, int64_t x, const float* cos, const float* sin,
+                 int64_t out) {
     // [task 4.5.3 head]
     const int64_t half = job.D / 2;
     const float norm = job.weight ? rms_norm_factor<F>(job.x, x, job.D, job.eps) : 1;
     const Floats factor = splat(norm);
     int64_t i = 0;
     for (; i + LANES <= half; i += LANES) {
-        turn_pairs<F>(job, x, factor, cos, sin, out, i, LANES);
+        rotate_pairs<F>(job, x, factor, cos, sin, out, i, LANES);
     }
     if (i < half) {
-        turn_pairs<F>(job, x, factor, cos, sin, out, i, static_cast<int>(half - i));
+        rotate_pairs<F>(job, x, factor, cos, sin, out, i, static_cast<int>(half - i));
     }
     // [/task 4.5.3 head]
 }
 
 template <Format F>
-void turn_tokens(const QkNormRopeJob& job, int64_t first, int64_t last) {
+void rotate_tokens(const QkNormRopeJob& job, int64_t first, int64_t last) {
     for (int64_t token = first; token < last; token++) {
         const int64_t b = token / job.L, l = token % job.L;
         const int64_t angles = b * job.angle_stride + l * (job.D / 2);
         for (int64_t h = 0; h < job.H; h++) {
             const int64_t x = b * job.x_strides[0] + l * job.x_strides[1] + h * job.x_strides[2];
-            turn_head<F>(job, x, job.cos + angles, job.sin + angles,
-                         ((b * job.H + h) * job.L + l) * job.D);
+            rotate_head<F>(job, x, job.cos + angles, job.sin + angles,
+                           ((b * job.H + h) * job.L + l) * job.D);
         }
     }
 }
@@ -64,11 +64,11 @@ void turn_tokens(const QkNormRopeJob& job, int64_t first, int64_t last) {
 void qk_norm_rope(const QkNormRopeJob& job, int64_t first, int64_t last) {
     switch (job.format) {
         case Format::float32:
-            return turn_tokens<Format::float32>(job, first, last);
+            return rotate_tokens<Format::float32>(job, first, last);
         case Format::float16:
-            return turn_tokens<Format::float16>(job, first, last);
+            return rotate_tokens<Format::float16>(job, first, last);
         default:
-            return turn_tokens<Format::bfloat16>(job, first, last);
+            return rotate_tokens<Format::bfloat16>(job, first, last);
     }
 }
 

@@ -115,8 +115,8 @@ inline void bytes_of(const RoundedGroup& rounded, int group_size, int plane, int
 }
 
 // Lays out one group of a row of integers. Beyond the last row, that is one of zeros.
-inline void lay_out(const QuantizedMatmulJob& job, const PlanesLayout& layout,
-                    const RoundedGroup& rounded, int64_t row, int64_t g, char* scratch) {
+inline void pack_group(const QuantizedMatmulJob& job, const PlanesLayout& layout,
+                       const RoundedGroup& rounded, int64_t row, int64_t g, char* scratch) {
     const int64_t at = g * layout.blocks * layout.block_rows + row;
     ((float*)(scratch + layout.factors))[at] = rounded.factors.step;
     ((float*)(scratch + layout.sums))[at] = rounded.factors.sum;
@@ -145,13 +145,13 @@ inline void prepare_rows(const QuantizedMatmulJob& job, const PlanesLayout& layo
             RoundedGroup rounded[MAX_ROWS_OF_INTEGERS];
             round_group(job, m, g, rounded);
             for (int i = 0; i < together; i++) {
-                lay_out(job, layout, rounded[i], m * together + i, g, scratch);
+                pack_group(job, layout, rounded[i], m * together + i, g, scratch);
             }
         }
         if (last_row == job.M) {
             const RoundedGroup zeros = {};
             for (int64_t row = layout.rows; row < layout.blocks * layout.block_rows; row++) {
-                lay_out(job, layout, zeros, row, g, scratch);
+                pack_group(job, layout, zeros, row, g, scratch);
             }
         }
     }

@@ -60,7 +60,7 @@ inline Ints sum_each(const Ints (&x)[LANES]) {
 }
 
 /// a₀ b₀ a₁ b₁ …: the first LANES of them, and the rest.
-inline void interleave(Halves a, Halves b, Halves& first, Halves& second) {
+inline void zip_lanes(Halves a, Halves b, Halves& first, Halves& second) {
 #if defined(__AVX2__)
     first = (Halves)_mm_unpacklo_epi16((__m128i)a, (__m128i)b);
     second = (Halves)_mm_unpackhi_epi16((__m128i)a, (__m128i)b);
@@ -77,7 +77,7 @@ inline void transpose(Halves (&x)[LANES]) {
         Halves y[LANES];
 #pragma GCC unroll 4
         for (int i = 0; i < LANES / 2; i++) {
-            interleave(x[i], x[i + LANES / 2], y[2 * i], y[2 * i + 1]);
+            zip_lanes(x[i], x[i + LANES / 2], y[2 * i], y[2 * i + 1]);
         }
 #pragma GCC unroll 8
         for (int i = 0; i < LANES; i++) {

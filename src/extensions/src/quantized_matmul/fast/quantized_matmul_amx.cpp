@@ -17,8 +17,8 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int64_t FEW_ROWS = 2;      // of integers: up to here, tiles are too empty to pay
-constexpr int64_t MOST_BLOCKS = 32;  // of SIDE rows, whose totals stay in the L2 cache
+constexpr int64_t FEW_ROWS = 2;     // of integers: up to here, tiles are too empty to pay
+constexpr int64_t MAX_BLOCKS = 32;  // of SIDE rows, whose totals stay in the L2 cache
 
 // A panel of outputs on its way.
 struct AmxPanel {
@@ -40,7 +40,7 @@ void load_by_group(const AmxPanel& panel, const uint16_t* in, Floats* out) {
     for (int tile = 0; tile < PANEL_TILES; tile++) {
         const int o = tile * SIDE;
         const uint16_t* of_tile = in + (panel.first + o) * groups;
-        if (!panel.job->interleaved) {
+        if (!panel.job->prepacked) {
             widen_columns(of_tile, groups, panel.outputs - o, groups, format, (float*)(out + tile),
                           PANEL);
             continue;
@@ -160,7 +160,7 @@ void run_panel(const AmxPanel& panel, int64_t first_block, int64_t blocks, Weigh
     for (int64_t unit = 0; unit < units.count; unit++) {
         with_numbers(*panel.job, [&]<typename Numbers>() {
             const auto unpack =
-                panel.job->interleaved ? unpack_interleaved<Numbers> : unpack_rows<Numbers>;
+                panel.job->prepacked ? unpack_prepacked<Numbers> : unpack_rows<Numbers>;
             unpack(layout, units, b, unit, panel.outputs, weights);
         });
         for (int i = 0; i < units.groups && unit * units.groups + i < layout.groups; i++) {
@@ -220,7 +220,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     }
     const PlanesLayout layout = layout_of(job);
     const Units units(layout);
-    const int64_t most = layout.blocks < MOST_BLOCKS ? layout.blocks : MOST_BLOCKS;
+    const int64_t most = layout.blocks < MAX_BLOCKS ? layout.blocks : MAX_BLOCKS;
     const int64_t floats = (2 * layout.groups + most * layout.block_rows) * PANEL_TILES;
     // A load waits for an earlier store whose address has the same lowest 12 bits. Wherever malloc
     // put this, one of four places for the activations made a product of four rows a third slower;
@@ -260,7 +260,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 }  // namespace
 
 const QuantizedMatmulKernel quantized_matmul_tiles = {scratch_bytes, prepare, run,
-                                                      /*interleaved_rows=*/SIDE};
+                                                      /*prepack_rows=*/SIDE};
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
 

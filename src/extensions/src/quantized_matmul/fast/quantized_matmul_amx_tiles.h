@@ -118,12 +118,12 @@ inline void unpack_rows(const PlanesLayout& layout, const Units& units, const ui
     finish_stores();
 }
 
-// The same, of interleaved rows: each tile is read from a place of its own, which goes forward.
+// The same, of prepacked rows: each tile is read from a place of its own, which goes forward.
 // Words that a row does not have, and outputs that the panel does not have, keep what they were:
 // the former are never multiplied and the latter never stored.
 template <typename Numbers>
-inline void unpack_interleaved(const PlanesLayout& layout, const Units& units, const uint32_t* b,
-                               int64_t unit, int outputs, Weights& weights) {
+inline void unpack_prepacked(const PlanesLayout& layout, const Units& units, const uint32_t* b,
+                             int64_t unit, int outputs, Weights& weights) {
     const int64_t tile_bytes = SIDE * layout.row_bytes;
     constexpr int64_t AHEAD = 32 * VECTOR;  // bytes of a tile's rows
     const int tiles = outputs / SIDE;

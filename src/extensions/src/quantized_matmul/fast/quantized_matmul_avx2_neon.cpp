@@ -276,6 +276,6 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 }  // namespace
 
 const QuantizedMatmulKernel quantized_matmul_avx2_neon = {scratch_bytes, prepare, run,
-                                                          /*interleaved_rows=*/0};
+                                                          /*prepack_rows=*/0};
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA

@@ -121,7 +121,7 @@ inline void store(const Avx512Panel& panel, int64_t first_row, int64_t rows, con
     }
 }
 
-// Interleaved weights are read where they lie, all of them for every portion of rows: so its totals
+// Prepacked weights are read where they lie, all of them for every portion of rows: so its totals
 // never leave the L1 cache, and rows are written a few at a time.
 template <int BITS, int PLANES>
 void run_in_place(const Avx512Panel& panel) {
@@ -162,7 +162,7 @@ void run_transposed(const Avx512Panel& panel, Transposed& weights, __m512* total
 
 template <int BITS, int PLANES>
 void run_panel(const Avx512Panel& panel, Transposed& transposed, __m512* totals) {
-    if (panel.job->interleaved) {
+    if (panel.job->prepacked) {
         run_in_place<BITS, PLANES>(panel);
     } else {
         run_transposed<BITS, PLANES>(panel, transposed, totals);
@@ -189,7 +189,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
     make_tables(job, panel.tables);
     const int64_t totals_vectors = (job.M < ROW_BLOCK ? job.M : ROW_BLOCK) * PANELS;
     const int64_t vectors = totals_vectors + Transposed::vectors(panel.layout);
-    __m512* totals = (__m512*)scratch_of_this_thread(vectors * LANES);
+    __m512* totals = (__m512*)thread_scratch(vectors * LANES);
     Transposed transposed(totals + totals_vectors);
     const bool one_plane = panel.layout.planes == 1;
     const auto run_this = job.bits == 4 ? (one_plane ? run_panel<4, 1> : run_panel<4, 2>)
@@ -205,7 +205,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 }  // namespace
 
 const QuantizedMatmulKernel quantized_matmul_avx512 = {scratch_bytes, prepare, run,
-                                                       /*interleaved_rows=*/PANELS * LANES};
+                                                       /*prepack_rows=*/PANELS * LANES};
 
 }  // namespace tiny_llm_ext
 

@@ -4,7 +4,7 @@
 // in which it grows does not depend on the number of rows.
 //
 // 1. transpose: a block of 16 rows × 16 words of b becomes 16 vectors of one word from each row.
-//    Interleaved rows are such vectors already, and are used where they lie.
+//    Prepacked rows are such vectors already, and are used where they lie.
 // 2. unpack: a 16-bit lane holds four 4-bit numbers. vpermw looks up the bfloat16 number of each
 //    among 32, by the lowest five bits of the lane; the table ignores the fifth, so nothing needs
 //    masking. Four shifts, four look-ups: 128 weights.
@@ -143,7 +143,7 @@ struct Avx512Panel {
 //
 // What only fetches has to be inlined: GCC takes such a function to do nothing, and drops the call.
 
-// Interleaved rows, where they lie: the words of a panel are one piece of memory, and so are its
+// Prepacked rows, where they lie: the words of a panel are one piece of memory, and so are its
 // scales and its biases. Each is read from its first byte to its last, and the next panel's follow:
 // the hardware knows what comes next. Asking for it, too, makes up for what it does late.
 class InPlace {

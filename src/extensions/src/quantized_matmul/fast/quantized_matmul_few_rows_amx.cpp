@@ -163,8 +163,8 @@ void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, in
 
 void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
          int64_t last_output) {
-    if (job.interleaved) {
-        quantized_matmul_few_rows_interleaved(job, scratch, first_output, last_output);
+    if (job.prepacked) {
+        quantized_matmul_few_rows_prepacked(job, scratch, first_output, last_output);
         return;
     }
     const PlanesLayout layout = layout_of(job);
@@ -215,7 +215,7 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 }  // namespace
 
 const QuantizedMatmulKernel quantized_matmul_few_rows = {scratch_bytes, prepare, run,
-                                                         /*interleaved_rows=*/LANES};
+                                                         /*prepack_rows=*/LANES};
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA
 

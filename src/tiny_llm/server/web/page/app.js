@@ -2,17 +2,17 @@
 
 import { html, render, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { Chat } from "./chat.js";
-import { Pages } from "./pages.js";
+import { Pages } from "./kv_pages.js";
 import { Plots } from "./plots.js";
-import { Requests, inWords } from "./requests.js";
-import { ask, setKey } from "./server.js";
-import { Live, Player, parseRecording } from "./sources.js";
-import { Tree } from "./tree.js";
+import { Requests, summary } from "./requests.js";
+import { ask, setKey } from "./api.js";
+import { Live, Player, parseRecording } from "./event_sources.js";
+import { Tree } from "./prefix_tree.js";
 
 const FRAME_MS = 100; // between two pictures of the engine
 const STATUS = {
-  connecting: "connecting …", loading: "loading the model …", ready: "ready", draining: "stopping …",
-  broken: "the engine has failed", gone: "the server does not answer", key: "needs a key", recording: "recording",
+  connecting: "connecting …", loading: "loading the model …", ready: "ready", draining: "shutting down …",
+  broken: "engine failed", gone: "server unreachable", key: "API key required", recording: "recording",
 };
 
 function App() {
@@ -67,7 +67,7 @@ function App() {
         ${["chat", "engine"].map((name) => html`<button type="button" aria-pressed=${shown === name}
           onClick=${() => setShown(name)}>${name === "chat" ? "Chat" : "Engine"}</button>`)}
       </nav>
-      <label class="button file" title="a file that --record wrote">Open recording<input type="file" accept=".json,application/json"
+      <label class="button file" title="a recording written by --record">Open recording<input type="file" accept=".json,application/json"
         onChange=${(event) => { open(event.target.files[0]); event.target.value = ""; }} /></label>
     </header>
     ${mistake && html`<p class="error bar" role="alert">${mistake}
@@ -85,13 +85,13 @@ function App() {
 
 function Engine({ source, focus, setFocus, again, hasServer }) {
   const run = source.run, now = source.now();
-  run.tidy(now);
+  run.prune(now);
   return html`
     <div class="numbers">
       <span><b>${Math.round(run.speed(now))}</b> tokens/s</span>
       <span><b>${(source.gauges?.steps ?? run.step).toLocaleString("en")}</b> steps</span>
     </div>
-    <p class="words">${inWords(run, source.gauges).join(" ")}</p>
+    <p class="words">${summary(run, source.gauges).join(" ")}</p>
     <h2>Requests</h2><${Requests} run=${run} focus=${focus} setFocus=${setFocus} />
     <h2>Pages</h2><${Pages} run=${run} focus=${focus} />
     <h2>Prefix tree</h2><${Tree} run=${run} focus=${focus} setFocus=${setFocus} again=${again} hasServer=${hasServer} />
@@ -121,8 +121,8 @@ function KeyForm({ done }) {
   useEffect(() => dialog.current.showModal(), []);
   return html`<dialog ref=${dialog} aria-labelledby="key-title">
     <form method="dialog" onSubmit=${(event) => { event.preventDefault(); done(key); }}>
-      <h2 id="key-title">This server asks for a key</h2>
-      <p>It is kept until the page is closed, and stored nowhere.</p>
+      <h2 id="key-title">This server requires an API key</h2>
+      <p>Kept in memory until the page is closed.</p>
       <label>Key<input type="password" autocomplete="off" value=${key} onInput=${(event) => setValue(event.target.value)} /></label>
       <button class="main">Connect</button>
     </form>

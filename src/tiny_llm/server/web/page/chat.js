@@ -2,15 +2,15 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { toHtml } from "./markdown.js";
-import { ask, events } from "./server.js";
+import { ask, events } from "./api.js";
 
 // name, label, step, least, most, hint
 const NUMBERS = [
-  ["temperature", "Temperature", 0.1, 0, 2, "0 always takes the likeliest token"],
-  ["top_p", "Top p", 0.05, 0.05, 1, "likeliest tokens with this probability together"],
-  ["top_k", "Top k", 1, 1, 1000, "so many likeliest tokens"],
-  ["max_tokens", "Most tokens", 1, 1, 1000000, "of an answer"],
-  ["seed", "Seed", 1, 0, 2 ** 31, "the same seed gives the same answer"],
+  ["temperature", "Temperature", 0.1, 0, 2, "0 is greedy decoding"],
+  ["top_p", "Top p", 0.05, 0.05, 1, "nucleus sampling: cumulative probability"],
+  ["top_k", "Top k", 1, 1, 1000, "sample from the k most likely tokens"],
+  ["max_tokens", "Max tokens", 1, 1, 1000000, "maximum completion tokens"],
+  ["seed", "Seed", 1, 0, 2 ** 31, "same seed, same output"],
 ];
 
 export function Chat({ model, ready, askForKey }) {
@@ -79,7 +79,7 @@ export function Chat({ model, ready, askForKey }) {
       }}>
       ${messages.length === 0 && html`<div class="hello">
         <h2>Ask ${model || "the model"} something</h2>
-        <p>Answers stream here. Beside it you see what the engine does for them.</p>
+        <p>Responses stream here; the engine view shows how they are computed.</p>
       </div>`}
       ${messages.map((message, index) => html`<${Message} key=${index} ...${message}
         streams=${running !== null && index === messages.length - 1} />`)}
@@ -94,7 +94,7 @@ export function Chat({ model, ready, askForKey }) {
         <span class="grow"></span>
         ${messages.length > 0 && !running && html`
           <button type="button" onClick=${() => setMessages([])}>Clear</button>
-          <button type="button" onClick=${again}>Again</button>`}
+          <button type="button" onClick=${again}>Regenerate</button>`}
         ${running
           ? html`<button type="button" class="main" onClick=${() => running.abort()}>Stop</button>`
           : html`<button type="submit" class="main" disabled=${!text.trim() || !ready}>Send</button>`}
@@ -105,17 +105,17 @@ export function Chat({ model, ready, askForKey }) {
 
 function Message({ role, content, thoughts, error, note, usage, streams }) {
   if (role === "user") return html`<article class="message user" aria-label="You">${content}</article>`;
-  return html`<article class="message answer" aria-label="Answer">
+  return html`<article class="message answer" aria-label="Assistant">
     ${thoughts && html`<details class="thoughts" open=${streams && !content}>
-      <summary>${streams && !content ? "Thinking …" : "Thoughts"}</summary>
+      <summary>${streams && !content ? "Thinking …" : "Reasoning"}</summary>
       <div>${thoughts}</div>
     </details>`}
     ${content && html`<div class="markdown" dangerouslySetInnerHTML=${{ __html: toHtml(content) }}></div>`}
     ${streams && !content && !thoughts && html`<span class="waits">…</span>`}
     ${error && html`<p class="error" role="alert">${error}</p>`}
     ${(note || usage) && html`<footer>
-      ${[note, usage && `${usage.completion_tokens} tokens`,
-         usage && `prompt of ${usage.prompt_tokens}, ${cached(usage)} of it kept from before`,
+      ${[note, usage && `${usage.completion_tokens} completion tokens`,
+         usage && `${usage.prompt_tokens} prompt tokens, ${cached(usage)} cached`,
          content && !streams && html`<${Copy} text=${content} />`]
         .filter(Boolean).map((part) => html`<span>${part}</span>`)}
     </footer>`}
@@ -142,12 +142,12 @@ function Settings({ settings, change }) {
           onInput=${(event) => set("system", event.target.value)}></textarea>
       </label>
       ${NUMBERS.map(([name, label, step, least, most, hint]) => html`<label title=${hint}>${label}
-        <input type="number" step=${step} min=${least} max=${most} placeholder="model's own"
+        <input type="number" step=${step} min=${least} max=${most} placeholder="default"
           value=${settings[name] ?? ""}
           onInput=${(event) => set(name, event.target.value === "" ? undefined : +event.target.value)} />
       </label>`)}
       <label class="check"><input type="checkbox" checked=${settings.thinking}
-        onChange=${(event) => set("thinking", event.target.checked)} /> Think first, if it can</label>
+        onChange=${(event) => set("thinking", event.target.checked)} /> Enable thinking</label>
     </div>
   </details>`;
 }
@@ -170,7 +170,7 @@ function take(answer, chunk) {
   const choice = chunk.choices?.[0];
   answer.content += choice?.delta?.content ?? "";
   answer.thoughts += choice?.delta?.reasoning_content ?? "";
-  if (choice?.finish_reason === "length") answer.note = "cut off at the most tokens";
+  if (choice?.finish_reason === "length") answer.note = "stopped at max_tokens";
   if (chunk.usage) answer.usage = chunk.usage;
 }
 

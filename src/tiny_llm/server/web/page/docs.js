@@ -1,7 +1,7 @@
 // The endpoints and their fields, as /openapi.json tells them. Each endpoint can be tried.
 
 import { html, render, useEffect, useState } from "./vendor/preact-htm.js";
-import { ask, request, setKey } from "./server.js";
+import { ask, request, setKey } from "./api.js";
 
 const QUESTION = [{ role: "user", content: "What is the capital of France?" }];
 const EXAMPLES = {
@@ -114,7 +114,7 @@ function Docs() {
     Object.entries(methods).map(([method, operation]) => ({ path, method, operation })));
   const tags = [...new Set(operations.map(({ operation }) => operation.tags[0]))];
   return html`
-    <header><h1>${found.info.title} ${found.info.version}</h1><a href="./">the page</a><a href="openapi.json">openapi.json</a>
+    <header><h1>${found.info.title} ${found.info.version}</h1><a href="./">Web UI</a><a href="openapi.json">openapi.json</a>
       <label>key <input type="password" autocomplete="off" placeholder="if the server has one"
         onInput=${(event) => setKey(event.target.value)} /></label></header>
     ${tags.map((tag) => html`<section aria-label=${tag}><h2>${tag}</h2>

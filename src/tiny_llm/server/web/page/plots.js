@@ -14,12 +14,12 @@ export function Plots({ run, now }) {
   const at = (time) => Math.floor(time / BIN) - end + bins - 1;
 
   const tokens = new Array(bins).fill(0);
-  for (const one of run.bursts) if (at(one.time) in tokens) tokens[at(one.time)] += one.tokens / BIN;
-  const first = means(run.firsts, at, bins), gap = means(run.gaps, at, bins);
+  for (const one of run.tokenSamples) if (at(one.time) in tokens) tokens[at(one.time)] += one.tokens / BIN;
+  const first = means(run.ttftSamples, at, bins), gap = means(run.itlSamples, at, bins);
   return html`<div class="plots">
-    <${Plot} label="tokens a second" data=${[x, tokens]} names=${["tokens/s"]} colors=${["--own"]} filled />
-    <${Plot} label="milliseconds to the first token and between tokens" data=${[x, first, gap]}
-      names=${["first token", "between"]} colors=${["--shared", "--own"]} />
+    <${Plot} label="tokens per second" data=${[x, tokens]} names=${["tokens/s"]} colors=${["--own"]} filled />
+    <${Plot} label="time to first token and inter-token latency, ms" data=${[x, first, gap]}
+      names=${["TTFT", "ITL"]} colors=${["--shared", "--own"]} />
   </div>`;
 }
 

@@ -3,8 +3,8 @@
 import { html } from "./vendor/preact-htm.js";
 
 const NAMES = {
-  waiting: "waits", preempted: "waits: gave up its pages", prefill: "reads the prompt",
-  decode: "answers", ended: "ended",
+  waiting: "waiting", preempted: "preempted", prefill: "prefill",
+  decode: "decoding", ended: "finished",
 };
 
 export function Requests({ run, focus, setFocus }) {
@@ -13,15 +13,15 @@ export function Requests({ run, focus, setFocus }) {
                 ...all.filter((one) => one.phase === "ended")];
   if (!rows.length) return html`<p class="none">No requests.</p>`;
   return html`<div class="scroll"><table class="requests">
-    <thead><tr><th>request</th><th>state</th><th>prompt</th><th>answer</th><th>guesses</th><th>pages</th></tr></thead>
+    <thead><tr><th>request</th><th>state</th><th>prompt</th><th>output</th><th>drafts</th><th>pages</th></tr></thead>
     <tbody>${rows.map((one) => html`<tr key=${one.id} class=${one.phase} aria-selected=${focus === one.id}
       onMouseEnter=${() => setFocus(one.id)} onMouseLeave=${() => setFocus(null)}>
       <th scope="row">${one.id}</th>
-      <td><i class="dot"></i>${one.phase === "ended" ? `ended: ${one.reason}` : NAMES[one.phase] ?? one.phase}</td>
+      <td><i class="dot"></i>${one.phase === "ended" ? `finished: ${one.reason}` : NAMES[one.phase] ?? one.phase}</td>
       <td><meter min="0" max=${Math.max(1, one.prompt)} value=${Math.min(one.computed, one.prompt)}
-        title="computed tokens of the prompt"></meter> ${one.prompt}</td>
+        title="prompt tokens computed"></meter> ${one.prompt}</td>
       <td class="number">${one.output}</td>
-      <td class="number">${one.guesses ? `${one.right} of ${one.guesses}` : "–"}</td>
+      <td class="number">${one.draftTokens ? `${one.acceptedTokens} of ${one.draftTokens}` : "–"}</td>
       <td class="number">${one.pages.length || "–"}</td>
     </tr>`)}</tbody>
   </table></div>`;
@@ -32,24 +32,24 @@ function runs(one) {
 }
 
 /** What the numbers say, as sentences. */
-export function inWords(run, gauges) {
+export function summary(run, gauges) {
   const all = [...run.requests.values()];
   const running = all.filter(runs).length;
   const waiting = all.filter((one) => one.phase === "waiting" || one.phase === "preempted").length;
   const { totals } = run;
   const said = [`${count(running, "request")} running, ${waiting} waiting.`];
-  const first = median(run.firsts.map((one) => one.seconds));
-  const gap = median(run.gaps.map((one) => one.seconds));
-  if (first !== null) said.push(`In the last two minutes half of the answers began within ${time(first)}.`);
-  if (gap !== null) said.push(`From token to token it took ${time(gap)}.`);
+  const first = median(run.ttftSamples.map((one) => one.seconds));
+  const gap = median(run.itlSamples.map((one) => one.seconds));
+  if (first !== null) said.push(`Median time to first token (last two minutes): ${time(first)}.`);
+  if (gap !== null) said.push(`Median inter-token latency: ${time(gap)}.`);
   const prompt = gauges ? gauges.prompt_tokens : totals.prompt;
   const cached = gauges ? gauges.cached_tokens : totals.cached;
-  if (prompt) said.push(`${percent(cached, prompt)} of the prompts' tokens were found in the prefix cache.`);
-  const guesses = gauges ? gauges.guesses : totals.guesses;
-  const right = gauges ? gauges.accepted_guesses : totals.right;
-  if (guesses) said.push(`${percent(right, guesses)} of ${guesses} guesses were right.`);
+  if (prompt) said.push(`${percent(cached, prompt)} prefix cache hit rate.`);
+  const guesses = gauges ? gauges.draft_tokens : totals.draftTokens;
+  const right = gauges ? gauges.accepted_draft_tokens : totals.acceptedTokens;
+  if (guesses) said.push(`${percent(right, guesses)} of ${guesses} draft tokens accepted.`);
   const preempted = gauges ? gauges.preemptions : totals.preempted;
-  if (preempted) said.push(`${count(preempted, "time")} a request gave up its pages for an older one.`);
+  if (preempted) said.push(`${count(preempted, "preemption")}.`);
   return said;
 }
 

@@ -1,0 +1,127 @@
+"""Two trees in turns: what a change of ours is worth, on a machine that others use as well.
+
+    python -m benchmark.ab_compare TREE --model FOLDER
+
+TREE is another checkout of tiny-llm with its extension built, a commit before the change say. Both
+run all the time, one of them stopped; every round measures a metric on both, who begins takes
+turns, and what counts is the median of the rounds' ratios: a slow minute is in both its numbers.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+from .metrics import METRICS, Metric, names
+from .systems.client import ROOT, WorkerError, WorkerProcess, exit_on_sigterm
+from .timing import Times
+
+TIMED = [name for name, metric in METRICS.items() if metric.kind != "load"]
+
+
+def venv_python(tree: Path) -> str:
+    """The interpreter of a tree's virtual environment.
+
+    Raises:
+        SystemExit: it has none.
+    """
+    python = tree / ".venv" / "bin" / "python"
+    if not python.exists():
+        raise SystemExit(f"{tree} has no .venv/bin/python; install tiny-llm there first.")
+    return str(python)
+
+
+def run_interleaved(
+    workers: dict[str, WorkerProcess], metric: Metric, rounds: int, limit_s: float
+) -> dict[str, list[float]]:
+    """The seconds of each round, by name; a round that does not count comes first."""
+    seconds: dict[str, list[float]] = {name: [] for name in workers}
+    for number in range(rounds + 1):
+        order = list(workers) if number % 2 == 0 else list(workers)[::-1]
+        for name in order:
+            reply = workers[name].ask(metric.request, limit_s)
+            if "seconds" not in reply:
+                raise WorkerError(f"{name}: {next(iter(reply.values()))}")
+            if number > 0:
+                seconds[name].append(reply["seconds"])
+    return seconds
+
+
+def report(metric: Metric, seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Prints a metric's line of the table; returns its figures."""
+    other, this = (Times.of(seconds[name]) for name in ("other", "this"))
+    pairs = zip(seconds["this"], seconds["other"], strict=True)
+    ratio = statistics.median(a / b for a, b in pairs)
+    figures = {
+        "other_median_s": other.median,
+        "other_minimum_s": other.minimum,
+        "this_median_s": this.median,
+        "this_minimum_s": this.minimum,
+        "ratio": ratio,
+    }
+    milliseconds = [f"{1e3 * value:.2f}" for value in list(figures.values())[:4]]
+    print(f"| {metric.label} | {' | '.join(milliseconds)} | {ratio:.3f} |", flush=True)
+    return figures
+
+
+def run(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Measures all metrics and prints a table: milliseconds of a prompt, or of a step."""
+    other = args.tree.resolve()
+    trees = {"other": (venv_python(other), other), "this": (sys.executable, ROOT)}
+    workers: dict[str, WorkerProcess] = {}
+    figures = {}
+    try:
+        for name, (python, tree) in trees.items():
+            arguments = [str(args.model.resolve())]
+            workers[name] = WorkerProcess(python, "tiny_llm_worker", arguments, root=tree)
+        print("| ms | other, median | least | this, median | least | this / other |")
+        print("|---|---:|---:|---:|---:|---:|")
+        for metric in (METRICS[name] for name in args.metrics):
+            seconds = run_interleaved(workers, metric, args.rounds, args.limit)
+            figures[metric.name] = report(metric, seconds)
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return figures
+
+
+def parse_ab_args(
+    parser: argparse.ArgumentParser, chosen: list[str], rounds: int, limit_s: float
+) -> argparse.Namespace:
+    """The command line of what takes turns: `parser` has all but --metrics, --rounds and --limit.
+
+    Args:
+        parser: is completed.
+        chosen, rounds, limit_s: what they are if they are not given.
+    """
+    add = parser.add_argument
+    add("--metrics", type=names(TIMED), default=chosen, metavar="NAME,…", help=", ".join(TIMED))
+    add("--rounds", type=int, default=rounds)
+    add("--limit", type=float, default=limit_s, help="seconds that a measurement may take")
+    args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error(f"--rounds is {args.rounds}; it must be at least 1.")
+    return args
+
+
+def main() -> int:
+    """Prints a table and ends in one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("tree", type=Path, metavar="TREE", help="the other checkout")
+    parser.add_argument("--model", type=Path, required=True, help="a checkpoint's folder")
+    args = parse_ab_args(parser, TIMED, rounds=10, limit_s=120)
+    exit_on_sigterm()
+    try:
+        figures = run(args)
+    except WorkerError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("\n" + json.dumps({"rounds": args.rounds, "metrics": figures}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

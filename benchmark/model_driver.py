@@ -1,0 +1,109 @@
+"""How the benchmarks drive tiny-llm: load a model, fill its cache, prefill, decode.
+
+A past of thousands of tokens is made of random keys and values, put in by the cache's own
+`update_and_fetch`: what a step costs depends on how many there are and not on what they say.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from tiny_llm import BatchingKvCache, Qwen3ModelWeek2, decode_with_cache, load_weights, make_sampler
+from tiny_llm.models import dispatch_model
+from tiny_llm.sampler import sample
+
+from .systems.worker import token_ids
+
+
+@dataclass
+class Sequences:
+    """Sequences that are decoded together.
+
+    Attributes:
+        caches: one for each layer.
+        offsets: how many tokens each sequence has.
+        tokens: the next one of each.
+    """
+
+    caches: list[Any]
+    offsets: list[int]
+    tokens: list[int]
+
+
+class CachedModel:
+    """A model of Week 2 or 3 behind what the benchmarks ask of it.
+
+    Args:
+        model: the week's.
+        args: its sizes.
+    """
+
+    def __init__(self, model: Any, args: Any):
+        self.args = args
+        self.model: Qwen3ModelWeek2 = model
+        self._sampler = make_sampler(0)
+
+    def prefill(self, tokens: int) -> None:
+        """Runs a prompt, up to the choice of its first new token."""
+        tokens_of = decode_with_cache(
+            self.model, token_ids(tokens, self.model.vocab_size), self._sampler
+        )
+        mx.eval(next(tokens_of))
+
+    def sequences(self, batch: int, context: int, room: int) -> Sequences:
+        """Sequences with a past of `context` random tokens, and room for `room` more.
+
+        One sequence has the caches of a single request, more have those of a batch.
+        """
+        layers = self.model.num_hidden_layers
+        requests = [self._past(context) for _ in range(batch)]
+        caches: list[Any] = requests[0]
+        if batch > 1:
+            caches = [BatchingKvCache(batch, context + room) for _ in range(layers)]
+            for slot, request in enumerate(requests):
+                for cache, layer in zip(caches, request, strict=True):
+                    cache.add_request(layer, slot)
+        ids = token_ids(batch, self.model.vocab_size)
+        return Sequences(caches, [context] * batch, ids)
+
+    def step(self, sequences: Sequences) -> None:
+        """Decodes one token of each sequence, greedily, as `batch_generate` does."""
+        offsets = sequences.offsets
+        position = offsets[0] if len(offsets) == 1 else offsets
+        ids = mx.array(sequences.tokens)[:, None]  # B×1
+        logits = self.model.next_token_logits(ids, position, sequences.caches)  # B×V
+        tokens: Any = sample(self._sampler, logits).tolist()
+        sequences.tokens = tokens
+        sequences.offsets = [offset + 1 for offset in offsets]
+
+    def _past(self, context: int) -> list[Any]:
+        """One request's caches. All layers have the same keys, in copies of their own."""
+        shape = (1, self.args.num_key_value_heads, context, self.args.head_dim)
+        key, value = (mx.random.normal(shape).astype(mx.bfloat16) for _ in range(2))
+        caches: list[Any] = self.model.create_kv_cache()
+        mx.eval([cache.update_and_fetch(key, value)[:2] for cache in caches])
+        return caches
+
+
+class Week2(CachedModel):
+    """Week 2's model.
+
+    Args:
+        name: a model's folder or name.
+        flash: whether to attend through the flash attention kernel; yes if None.
+
+    Raises:
+        UserError: the model cannot be had.
+    """
+
+    def __init__(self, name: str, flash: bool | None = None):
+        mlx_model, _ = load_weights(name)
+        self.flash = flash is not False
+        model = dispatch_model(name, mlx_model, 2, enable_flash_attn=self.flash)
+        super().__init__(model, mlx_model.args)
+
+    @property
+    def attention(self) -> str:
+        """Which attention runs, for the report."""
+        return "flash attention" if self.flash else "grouped attention"

@@ -1,0 +1,168 @@
+"""Decoding by how weights are quantized: tokens/s and the share of the bandwidth, in one run.
+
+    python -m benchmark.quantization_formats --shape qwen3-0.6b
+    python -m benchmark.quantization_formats --model FOLDER --formats 4 mxfp4
+
+The weights are random, in a real model's shapes; of a folder, `config.json` is all that is needed.
+All formats are in memory together and decode in turns, after a measurement of the bandwidth. The
+share is of the bytes that a step reads from memory, where some formats take more than in a file:
+the last column counts those of the file.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from rich.console import Console
+
+from benchmark.model_costs import ModelCosts
+from tiny_llm import UserError
+from tiny_llm.models import serving_model
+from tiny_llm.models.checkpoint.dummy import random_checkpoint
+from tiny_llm.models.checkpoint.quantization import MODES
+from tiny_llm.models.checkpoint.safe_io import read_json
+from tiny_llm.models.loading import evaluate
+
+from .make_checkpoint import SHAPES, qwen3_config
+from .roofline import Machine, ProbeError, best, build_probe
+from .systems.worker import peak_bytes, token_ids
+from .timing import Times, percent, step_seconds
+
+FORMATS: dict[str, dict[str, Any] | None] = {
+    **{str(bits): {"bits": bits, "group_size": 64} for bits in sorted(MODES["affine"][0])},
+    "mxfp4": {"mode": "mxfp4"},
+    "mxfp8": {"mode": "mxfp8"},
+    "nvfp4": {"mode": "nvfp4"},
+    "plain": None,
+}
+
+
+@dataclass
+class Decoding:
+    """A model of one format that decodes one sequence.
+
+    Args:
+        name: of the format.
+        config: with its quantization.
+        context: tokens before the first that is measured.
+    """
+
+    name: str
+    config: dict[str, Any]
+    context: int
+    load_seconds: float = field(init=False)
+    seconds: list[float] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        start = time.perf_counter()
+        weights = random_checkpoint(self.config)
+        evaluate(weights, Console(stderr=True))
+        self.model = serving_model(self.name, weights, page_size=128)
+        self.load_seconds = time.perf_counter() - start
+        self.costs = ModelCosts.from_model(weights.args, self.model)
+        self.file_bits = ModelCosts.from_config(self.config).weight_bits
+        self._cache = self.model.create_kv_cache()
+        self._length = 0
+        self._step(token_ids(self.context, self.model.vocab_size))
+        self._step([1])
+
+    def decode(self, steps: int) -> None:
+        """Measures some steps."""
+        self.seconds += step_seconds(lambda: self._step([1]), steps, warm_up=1)
+
+    def _step(self, ids: list[int]) -> None:
+        logits = self.model.next_token_logits(mx.array([ids]), self._length, self._cache)
+        mx.eval(mx.argmax(logits, axis=-1))
+        self._length += len(ids)
+
+    def row(self, machine: Machine | None) -> dict[str, Any]:
+        """The figures for the table."""
+        times = Times.of(self.seconds)
+        in_memory = self.costs.decode_bytes(1, self.context)
+        in_file = self.costs.decode_bytes(1, self.context, weight_bits=self.file_bits)
+        bandwidth = 0.0 if machine is None else machine.read_gb_per_s * 1e9
+        return {
+            "format": self.name,
+            "bits_in_memory": self.costs.weight_bits,
+            "bits_in_file": self.file_bits,
+            "tokens_per_s": 1 / times.median,
+            "best_tokens_per_s": 1 / times.minimum,
+            "share": in_memory / times.minimum / bandwidth if bandwidth else None,
+            "share_of_file": in_file / times.minimum / bandwidth if bandwidth else None,
+            "load_seconds": self.load_seconds,
+        }
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures all formats in turns."""
+    if args.model is None:
+        config = qwen3_config(*SHAPES[args.shape])
+    else:
+        config = dict(read_json(Path(args.model), "config.json"))
+    config.pop("quantization", None)
+    decodings = []
+    for name in args.formats:
+        own = {} if FORMATS[name] is None else {"quantization": FORMATS[name]}
+        decodings.append(Decoding(name, {**config, **own}, args.context))
+    machines: list[Machine] = []
+    with tempfile.TemporaryDirectory() as folder:
+        probe = None
+        try:
+            probe = build_probe(Path(folder))
+        except ProbeError as error:
+            print(f"formats: {error}", file=sys.stderr)
+        for _ in range(args.rounds):
+            if probe is not None:
+                machines.append(probe())
+            for decoding in decodings:
+                decoding.decode(args.steps)
+    machine = best(machines)
+    rows = [decoding.row(machine) for decoding in decodings]
+    print(f"{machine}\n" if machine is not None else "")
+    print(
+        "| format | bits of a weight in memory | tokens/s, median | best | of the bandwidth |",
+        end="",
+    )
+    print(" of the file's bytes |\n|---|---:|---:|---:|---:|---:|")
+    for row in rows:
+        print(
+            f"| {row['format']} | {row['bits_in_memory']:.2f} | {row['tokens_per_s']:.1f} | "
+            f"{row['best_tokens_per_s']:.1f} | {_percent(row['share'])} | "
+            f"{_percent(row['share_of_file'])} |"
+        )
+    shape = args.model or args.shape
+    return {"shape": shape, "machine": str(machine), "rows": rows, "peak_bytes": peak_bytes()}
+
+
+def main() -> int:
+    """Prints a table and ends in one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("--shape", choices=SHAPES, default="qwen3-0.6b")
+    add("--model", help="a folder whose config.json has the shape, in the place of --shape")
+    add("--formats", nargs="+", choices=FORMATS, default=list(FORMATS), help="all if not given")
+    add("--context", type=int, default=128, help="tokens before those that are measured")
+    add("--rounds", type=int, default=5)
+    add("--steps", type=int, default=8, help="of a format in a round")
+    try:
+        print(json.dumps(run(parser.parse_args())))
+    except (UserError, ValueError) as error:
+        print(f"formats: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else percent(share, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""From nothing to the first token: seconds and memory, for tiny-llm.
+
+    python -m benchmark.startup --model FOLDER
+
+Each repeat is a process of its own: it starts, imports, loads and runs a prompt of one token. The
+page cache is warm, so this is what starting again costs. Memory is the most that was resident,
+beside the size of the checkpoint's files.
+
+Then the weights alone: how long they take, interleaving included, beside a plain copy of their
+files' bytes; and how much more was resident meanwhile, beside what the weights take.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tiny_llm import UserError
+from tiny_llm.models import find_model
+
+from .systems.client import WorkerError, WorkerProcess, checkpoint_bytes
+
+
+def main() -> int:
+    """Prints the figures and ends in one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--model", default="demo", help="a folder or a name; demo if not given")
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    loads = []
+    try:
+        folder = find_model(args.model, Console(stderr=True))
+        for _ in range(1 + args.repeats):  # the first fills the page cache
+            worker = WorkerProcess(sys.executable, "tiny_llm_worker", [str(folder)])
+            worker.close()
+            loads.append(worker.ready)
+        copies, weights = [], []
+        for _ in range(args.repeats):
+            copies.append(read_weights(folder, "--copy"))
+            weights.append(read_weights(folder))
+    except (UserError, WorkerError) as error:
+        print(f"load: {error}", file=sys.stderr)
+        return 2
+    seconds = [load.process_seconds for load in loads[1:]]
+    peak, size = max(load.peak_bytes for load in loads), checkpoint_bytes(folder)
+    print(
+        f"first token after {statistics.median(seconds):.2f} s (median; best {min(seconds):.2f}), "
+        f"{peak / 1e6:,.0f} MB resident at most, checkpoint {size / 1e6:,.0f} MB"
+    )
+    most = max(run["peak_bytes"] / run["bytes"] for run in weights)
+    print(
+        f"weights after {_times(weights)}, a plain copy after {_times(copies)}; "
+        f"at most {most:.2f} × the weights' bytes became resident"
+    )
+    result = {
+        "model": args.model,
+        "weights": weights,
+        "copies": copies,
+        "median_s": statistics.median(seconds),
+        "min_s": min(seconds),
+        "peak_bytes": peak,
+        "checkpoint_bytes": size,
+    }
+    print(json.dumps(result))
+    return 0
+
+
+def _times(runs: list[dict[str, Any]]) -> str:
+    seconds = [run["seconds"] for run in runs]
+    return f"{statistics.median(seconds):.2f} s (median; best {min(seconds):.2f})"
+
+
+def read_weights(folder: Path, *flags: str) -> dict[str, Any]:
+    """One run of `benchmark.load_weights`.
+
+    Raises:
+        WorkerError: it failed.
+    """
+    command = [sys.executable, "-m", "benchmark.load_weights", str(folder), *flags]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        raise WorkerError(f"load_weights ended: {run.stderr.strip().splitlines()[-1]}")
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

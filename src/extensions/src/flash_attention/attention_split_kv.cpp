@@ -1,0 +1,143 @@
+// Week 4's attention, third step: several threads take parts of one sequence's keys.
+//
+// A part is KEYS_PER_SPLIT keys, from a multiple of it on. Each is attended to by itself, and
+// leaves a SoftmaxState for each row; these are merged in the order of the parts. Neither the parts
+// nor the merge know how many threads there are, so neither do the bits of a result.
+#include "src/flash_attention/attention_split_kv.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "common/threads.h"
+#include "src/flash_attention/attention_reference.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+// The keys that any row of a block sees: the last row sees most.
+int64_t keys_of(const AttentionRows& block) { return block.visible[block.rows - 1]; }
+
+// Row `row` of the results: o / l, zero if it saw no key.
+void finish(const AttentionRows& block, int row, const SoftmaxState& state) {
+    for (int64_t d = 0; d < block.D; d++) {
+        store_element(block.out, block.to[row] + d, block.format,
+                      state.sum == 0 ? 0 : state.out[d] / state.sum);
+    }
+}
+
+// What a row knows of all keys, from what it knows of each part. Part p's is
+// states[p · QUERY_ROWS]. `all` is not yet filled in.
+void merge(const SoftmaxState* states, int64_t parts, int64_t D, SoftmaxState& all) {
+    // [task 4.6.3 merge]
+    all.largest = -std::numeric_limits<float>::infinity();
+    all.sum = 0;
+    std::fill_n(all.out, D, 0.0f);
+    for (int64_t p = 0; p < parts; p++) {
+        all.largest = std::max(all.largest, states[p * QUERY_ROWS].largest);
+    }
+    for (int64_t p = 0; p < parts; p++) {
+        const SoftmaxState& part = states[p * QUERY_ROWS];
+        const bool equal = part.largest == all.largest;  // two infinities have no difference
+        const float factor = equal ? 1 : std::exp2(part.largest - all.largest);
+        all.sum += part.sum * factor;
+        for (int64_t d = 0; d < D; d++) {
+            all.out[d] += part.out[d] * factor;
+        }
+    }
+    // [/task 4.6.3 merge]
+}
+
+// Some blocks, the parts of each shared by all threads, with two runs over all: the parts of all
+// blocks, and then the blocks, whose parts are merged and finished.
+void attend_split_kv(const AttentionRows* blocks, int64_t count, SplitKernel part) {
+    // [task 4.6.3 split]
+    struct Piece {
+        const AttentionRows* block;
+        int64_t first_key;
+    };
+    const int64_t size = KEYS_PER_SPLIT;
+    std::vector<Piece> pieces;
+    std::vector<size_t> first_pieces;
+    for (int64_t b = 0; b < count; b++) {
+        first_pieces.push_back(pieces.size());
+        for (int64_t key = 0; key < keys_of(blocks[b]); key += size) {
+            pieces.push_back({&blocks[b], key});
+        }
+    }
+    first_pieces.push_back(pieces.size());
+    const auto states = std::make_unique_for_overwrite<SoftmaxState[]>(pieces.size() * QUERY_ROWS);
+    parallel_for(static_cast<int64_t>(pieces.size()), [&](int64_t i) {
+        const auto [block, key] = pieces[i];
+        part(*block, key, std::min(key + size, keys_of(*block)), &states[i * QUERY_ROWS]);
+    });
+    parallel_for(count, [&](int64_t b) {
+        const size_t first = first_pieces[b], parts = first_pieces[b + 1] - first;
+        for (int row = 0; row < blocks[b].rows; row++) {
+            SoftmaxState all;
+            merge(&states[first * QUERY_ROWS + row], static_cast<int64_t>(parts), blocks[b].D, all);
+            finish(blocks[b], row, all);
+        }
+    });
+    // [/task 4.6.3 split]
+}
+
+// The rows of a block one after the other: Week 2's softmax with scores of a tile at a time.
+void attend_with_scores(const AttentionRows& block, ScoresKernel scores_of) {
+    for (int row = 0; row < block.rows; row++) {
+        float query[MAX_HEAD_SIZE] = {};
+        for (int64_t d = 0; d < block.D; d++) {
+            query[d] = load_element(block.query, block.from[row] + d, block.format);
+        }
+        KeyTile tile;
+        float scores[ATTENTION_TILE];
+        int64_t first = -1;  // of the tile's keys
+        const auto find = [&](int64_t s) {
+            if (s / ATTENTION_TILE * ATTENTION_TILE != first) {
+                first = s / ATTENTION_TILE * ATTENTION_TILE;
+                const int64_t left = block.visible[row] - first;
+                tile.count = static_cast<int>(std::min<int64_t>(left, ATTENTION_TILE));
+                block.find(block.head, first, tile);
+                scores_of(query, block.keys, tile, tile.count, block.D, block.format, block.scale,
+                          scores);
+            }
+            return s - first;
+        };
+        attend_row(
+            block.visible[row], block.D, block.format, [&](int64_t s) { return scores[find(s)]; },
+            block.values, [&](int64_t s) { return tile.values[find(s)]; }, block.out,
+            block.to[row]);
+    }
+}
+
+// A block by one thread: all keys as one part.
+void attend_alone(const AttentionRows& block, const Week4Attention& step) {
+    if (step.part == nullptr) {
+        attend_with_scores(block, step.scores);
+        return;
+    }
+    SoftmaxState states[QUERY_ROWS];
+    step.part(block, 0, keys_of(block), states);
+    for (int row = 0; row < block.rows; row++) {
+        finish(block, row, states[row]);
+    }
+}
+
+}  // namespace
+
+void attend_week4(const std::vector<AttentionRows>& blocks, const Week4Attention& step) {
+    const auto all = static_cast<int64_t>(blocks.size());
+    if (!step.splits) {
+        parallel_for(all, [&](int64_t b) { attend_alone(blocks[b], step); });
+        return;
+    }
+    // So many blocks at a time that their parts stay few: a block of 4,096 keys has 64 KB of
+    // states.
+    constexpr int64_t AT_A_TIME = 64;
+    for (int64_t first = 0; first < all; first += AT_A_TIME) {
+        attend_split_kv(&blocks[first], std::min(AT_A_TIME, all - first), step.part);
+    }
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,58 @@
+// Which of Week 4's kernels of attention runs. It is chosen before the work is handed to other
+// threads, where no caller could catch an error.
+#include "src/flash_attention/attention_week4.h"
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include "common/instruction_set.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+ScoresKernel scores([[maybe_unused]] InstructionSet set) {
+    // [task 4.6.1 choose]
+    return TINY_LLM_CHOOSE_SIMD(set, attention_scores, nullptr);
+    // [/task 4.6.1 choose]
+}
+
+SplitKernel online([[maybe_unused]] InstructionSet set) {
+    // [task 4.6.2 choose]
+    return TINY_LLM_CHOOSE_SIMD(set, attention_split, nullptr);
+    // [/task 4.6.2 choose]
+}
+
+// Whether the parts of a sequence may be shared by threads.
+bool splits() {
+    // [task 4.6.3 choose]
+    return true;
+    // [/task 4.6.3 choose]
+}
+
+}  // namespace
+
+Week4Attention week4_attention() {
+    const char* value = std::getenv("TINY_LLM_ATTENTION");
+    const std::string name = value == nullptr ? "" : value;
+    if (name.empty() || name == "loops") {
+        return {.chosen = name == "loops"};
+    }
+    if (name != "scores" && name != "online" && name != "split") {
+        throw std::invalid_argument("TINY_LLM_ATTENTION is \"" + name +
+                                    "\"; it may be loops, scores, online or split.");
+    }
+    const InstructionSet set = instruction_set();
+    if (set == InstructionSet::portable) {
+        throw std::invalid_argument("TINY_LLM_ATTENTION is \"" + name +
+                                    "\", and the instruction set is portable, which has no "
+                                    "vectors; take loops.");
+    }
+    if (name == "scores") {
+        return {.chosen = true, .scores = scores(set)};
+    }
+    return {.chosen = true, .part = online(set), .splits = name == "split" && splits()};
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,159 @@
+// Week 4's attention, second step: the online softmax of a tile and its weighted values, in
+// vectors.
+//
+// Weights are powers of two: exp(x) = 2^(x · log₂ e), and the factor log₂ e is in the scale that
+// the scores are multiplied by anyway. What is between two whole powers is a polynomial.
+#include "common/simd.h"
+#include "src/flash_attention/attention_week4.h"
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+namespace {
+
+constexpr float LOG2_E = 1.44269504f;
+constexpr int TOGETHER = 8;  // vectors of columns whose sums grow side by side
+
+// 2ᶠ for −½ ≤ f ≤ ½ is the sum of POWERS_OF_2[i] · fⁱ, to 2.4 parts in ten million.
+constexpr int DEGREE = 5;
+constexpr float POWERS_OF_2[DEGREE + 1] = {
+    1.0f, 0.693147004f, 0.240222424f, 0.0555073358f, 0.00967151299f, 0.00132647273f,
+};
+
+// 2ˣ for x ≤ 0; 0 below −126, NaN for NaN.
+Floats exp2_of_negative(Floats x) {
+    // [task 4.6.2 exp]
+    const Floats lowest = splat(-126.0f);
+    const Floats clamped = max(lowest, x);
+    const Floats magic = splat(12582912.0f);  // 1.5 · 2²³: adding it rounds to a whole number
+    const Floats shifted = clamped + magic;
+    const Floats f = clamped - (shifted - magic);
+    Floats p = splat(POWERS_OF_2[DEGREE]);
+    for (int i = DEGREE - 1; i >= 0; i--) {
+        p = fma(p, f, splat(POWERS_OF_2[i]));
+    }
+    // The whole number stands in the lowest bits of `shifted`; there it becomes an exponent.
+    const Floats two_to_n = as_floats((as_ints(shifted) << 23) + (127 << 23));
+    return x < lowest ? Floats{} : p * two_to_n;
+    // [/task 4.6.2 exp]
+}
+
+// Turns the scores of `count` keys into weights 2^(score − largest), and takes them into the state:
+// a larger score changes the unit of what is there. Room for a whole vector of scores at the end.
+void softmax_weights(SoftmaxState& state, float* scores, int count, int64_t D) {
+    // [task 4.6.2 softmax]
+    for (int s = count; s % LANES != 0; s++) {
+        scores[s] = -__builtin_inff();
+    }
+    Floats most = splat(state.largest);
+    for (int s = 0; s < count; s += LANES) {
+        most = max(load_bits<Floats>(scores + s), most);
+    }
+    const float largest = max(most);
+    if (largest > state.largest) {
+        const float factor = exp2_of_negative(splat(state.largest - largest))[0];
+        state.sum *= factor;
+        for (int64_t d = 0; d < D; d++) {
+            state.out[d] *= factor;
+        }
+        state.largest = largest;
+    }
+    // Where all scores are −inf, 0 keeps −inf − largest from being NaN.
+    const Floats base = splat(largest == -__builtin_inff() ? 0 : largest);
+    Floats total = {};
+    for (int s = 0; s < count; s += LANES) {
+        const Floats weights = exp2_of_negative(load_bits<Floats>(scores + s) - base);
+        store(scores, s, Format::float32, weights);
+        total = total + weights;
+    }
+    state.sum += sum(total);
+    // [/task 4.6.2 softmax]
+}
+
+// out += the weighted values of `count` keys, key after key in every column.
+template <Format format>
+void add_values(const float* weights, const void* values, const KeyTile& tile, int count, int64_t D,
+                float* out) {
+    // [task 4.6.2 values]
+    int64_t d = 0;
+    for (; d + TOGETHER * LANES <= D; d += TOGETHER * LANES) {
+        Floats sums[TOGETHER];
+        for (int v = 0; v < TOGETHER; v++) {
+            sums[v] = load_bits<Floats>(out + d + v * LANES);
+        }
+        for (int s = 0; s < count; s++) {
+            const Floats weight = splat(weights[s]);
+            for (int v = 0; v < TOGETHER; v++) {
+                const int64_t place = tile.values[s] + d + v * LANES;
+                sums[v] = fma(weight, load(values, place, format), sums[v]);
+            }
+        }
+        for (int v = 0; v < TOGETHER; v++) {
+            store(out, d + v * LANES, Format::float32, sums[v]);
+        }
+    }
+    for (; d < D; d += LANES) {
+        const int columns = static_cast<int>(D - d < LANES ? D - d : LANES);
+        Floats total = load_bits<Floats>(out + d);
+        for (int s = 0; s < count; s++) {
+            const int64_t place = tile.values[s] + d;
+            total = fma(splat(weights[s]), load(values, place, format, columns), total);
+        }
+        store(out, d, Format::float32, total);
+    }
+    // [/task 4.6.2 values]
+}
+
+// A row's query as float32, with zeros up to a whole vector.
+void widen_query(const AttentionRows& block, int row, float* query) {
+    for (int64_t d = 0; d < block.D; d += LANES) {
+        const int count = static_cast<int>(block.D - d < LANES ? block.D - d : LANES);
+        store(query, d, Format::float32,
+              load(block.query, block.from[row] + d, block.format, count));
+    }
+}
+
+// A row attends to the first `count` keys of a tile.
+void attend_to_tile(const AttentionRows& block, const float* query, const KeyTile& tile, int count,
+                    SoftmaxState& state) {
+    float scores[ATTENTION_TILE];
+    attention_scores(query, block.keys, tile, count, block.D, block.format, block.scale * LOG2_E,
+                     scores);
+    softmax_weights(state, scores, count, block.D);
+    switch (block.format) {
+        case Format::float32:
+            return add_values<Format::float32>(scores, block.values, tile, count, block.D,
+                                               state.out);
+        case Format::float16:
+            return add_values<Format::float16>(scores, block.values, tile, count, block.D,
+                                               state.out);
+        default:
+            return add_values<Format::bfloat16>(scores, block.values, tile, count, block.D,
+                                                state.out);
+    }
+}
+
+}  // namespace
+
+void attention_split(const AttentionRows& block, int64_t first, int64_t end, SoftmaxState* states) {
+    float query[QUERY_ROWS][MAX_HEAD_SIZE];
+    for (int row = 0; row < block.rows; row++) {
+        widen_query(block, row, query[row]);
+        states[row].largest = -__builtin_inff();
+        states[row].sum = 0;
+        memset(states[row].out, 0, sizeof states[row].out);
+    }
+    for (int64_t from = first; from < end; from += ATTENTION_TILE) {
+        KeyTile tile;
+        tile.count = static_cast<int>(end - from < ATTENTION_TILE ? end - from : ATTENTION_TILE);
+        block.find(block.head, from, tile);
+        for (int row = 0; row < block.rows; row++) {  // all rows, while the tile is in the cache
+            const int64_t seen = block.visible[row] - from;
+            if (seen > 0) {
+                const int count = static_cast<int>(seen < tile.count ? seen : tile.count);
+                attend_to_tile(block, query[row], tile, count, states[row]);
+            }
+        }
+    }
+}
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA

@@ -1,0 +1,62 @@
+// Week 4's attention, first step: scores of a query with a tile of keys, in vectors.
+//
+// A key is D neighbours in memory, and so is the query: a vector of one is multiplied by a vector
+// of the other, lane by lane, and the lanes are added at the end of the key. A sum waits about four
+// cycles for its last addition, so the sums of several keys grow side by side.
+#include "common/simd.h"
+#include "src/flash_attention/attention_week4.h"
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+namespace {
+
+constexpr int TOGETHER = 8;  // keys whose sums grow side by side
+
+// scores[s] = query · key s · scale for the first `count` keys, at least one. `format` is a
+// constant of the template, so that `load` asks for it once.
+template <Format format>
+void scores_of(const float* query, const void* keys, const KeyTile& tile, int count, int64_t D,
+               float scale, float* scores) {
+    // [task 4.6.1 scores]
+    const int64_t whole = D / LANES * LANES;
+    for (int first = 0; first < count; first += TOGETHER) {
+        int64_t place[TOGETHER];  // beyond the last key the last one again
+        for (int k = 0; k < TOGETHER; k++) {
+            place[k] = tile.keys[first + k < count ? first + k : count - 1];
+        }
+        Floats sums[TOGETHER] = {};
+        for (int64_t d = 0; d < whole; d += LANES) {
+            const Floats q = load_bits<Floats>(query + d);
+            for (int k = 0; k < TOGETHER; k++) {
+                sums[k] = fma(q, load(keys, place[k] + d, format), sums[k]);
+            }
+        }
+        if (whole < D) {
+            const Floats q = load_bits<Floats>(query + whole);
+            const int left = static_cast<int>(D - whole);
+            for (int k = 0; k < TOGETHER; k++) {
+                sums[k] = fma(q, load(keys, place[k] + whole, format, left), sums[k]);
+            }
+        }
+        for (int k = 0; k < TOGETHER && first + k < count; k++) {
+            scores[first + k] = sum(sums[k]) * scale;
+        }
+    }
+    // [/task 4.6.1 scores]
+}
+
+}  // namespace
+
+void attention_scores(const float* query, const void* keys, const KeyTile& tile, int count,
+                      int64_t D, Format format, float scale, float* scores) {
+    switch (format) {
+        case Format::float32:
+            return scores_of<Format::float32>(query, keys, tile, count, D, scale, scores);
+        case Format::float16:
+            return scores_of<Format::float16>(query, keys, tile, count, D, scale, scores);
+        default:
+            return scores_of<Format::bfloat16>(query, keys, tile, count, D, scale, scores);
+    }
+}
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA

@@ -1,0 +1,281 @@
+// From a graph to a list of operations.
+#include "src/graph_capture/graph.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "common/capturable.h"
+#include "common/checks.h"
+#include "common/gpu.h"
+#include "common/rows.h"
+#include "common/tasks.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+constexpr const char* GRAPH_CAPTURE = "graph_capture";
+
+// The stream of what computes the outputs; some may be inputs.
+mx::Stream stream_of(const std::vector<mx::array>& outputs) {
+    const auto computed = std::find_if(outputs.begin(), outputs.end(),
+                                       [](const mx::array& x) { return x.has_primitive(); });
+    check(computed != outputs.end(), GRAPH_CAPTURE,
+          "expected a function that computes something, got ", outputs.size(),
+          " arrays that are nothing new");
+    return computed->primitive().stream();
+}
+
+bool contains(const std::vector<int>& indices, int index) {
+    return std::find(indices.begin(), indices.end(), index) != indices.end();
+}
+
+// The node as graphs know it; nullptr if it is not one that they may have.
+const Capturable* as_capturable(const mx::Primitive& primitive) {
+    return dynamic_cast<const Capturable*>(&primitive);
+}
+
+bool writes_in_place(const mx::Primitive& primitive) {
+    const Capturable* capturable = as_capturable(primitive);
+    return capturable != nullptr && capturable->writes_in_place();
+}
+
+bool is_reshape(const mx::Primitive& primitive) {
+    return std::string_view(primitive.name()) == "Reshape";
+}
+
+// Whether it is a node of MLX's own that has no task, given an input in row-major order.
+bool is_view(const mx::Primitive& primitive) {
+    const std::set<std::string_view> views = {"ExpandDims", "Reshape", "Slice", "Squeeze",
+                                              "Transpose"};
+    return views.contains(primitive.name());
+}
+
+}  // namespace
+
+// Walks the graph from the outputs back to the placeholders, and writes down the steps.
+class CapturedGraph::Tracer {
+   public:
+    Tracer(CapturedGraph& graph, const std::vector<mx::array>& placeholders) : graph_(graph) {
+        for (const auto& placeholder : placeholders) {
+            places_.insert({placeholder.id(), {false, computed_++}});
+        }
+    }
+
+    // Where x is, once all that it depends on is written down.
+    Place place_of(const mx::array& x) {
+        if (const auto known = places_.find(x.id()); known != places_.end()) {
+            return known->second;
+        }
+        return depends_on_placeholders(x) ? add_step(x) : add_constant(x);
+    }
+
+   private:
+    bool depends_on_placeholders(const mx::array& x);
+
+    Place add_constant(mx::array x) {
+        x.eval();
+        const Place place = {true, static_cast<int>(graph_.constants_.size())};
+        graph_.constants_.push_back(x);
+        places_.insert({x.id(), place});
+        return place;
+    }
+
+    // A primitive computes all of its outputs at once.
+    Place add_step(const mx::array& x) {
+        check(x.primitive().stream() == graph_.stream_, GRAPH_CAPTURE,
+              "expected all operations on one stream, got ", x.primitive().name(), " on another");
+        check(as_capturable(x.primitive()) != nullptr || is_view(x.primitive()), GRAPH_CAPTURE,
+              "expected operations of the extension and views, got ", x.primitive().name());
+        Step step = {x.primitive_ptr(), {}, {}, {}, 0, {}};
+        for (const auto& input : x.inputs()) {
+            step.inputs.push_back(place_of(input));
+        }
+        step.first_output = computed_;
+        const bool is_of_computed = is_view(x.primitive()) && !step.inputs[0].is_constant;
+        graph_.view_of_.resize(computed_ + x.outputs().size(), -1);
+        graph_.view_of_[computed_] = is_of_computed ? step.inputs[0].index : -1;
+        for (const auto& output : x.outputs()) {
+            step.shapes.push_back(output.shape());
+            step.dtypes.push_back(output.dtype());
+            places_.insert({output.id(), {false, computed_++}});
+        }
+        graph_.steps_.push_back(std::move(step));
+        return places_.at(x.id());
+    }
+
+    CapturedGraph& graph_;
+    std::unordered_map<std::uintptr_t, Place> places_;
+    std::unordered_map<std::uintptr_t, bool> depends_;
+    int computed_ = 0;  // arrays that are not constants
+};
+
+// Whether x varies: it is made of a placeholder, however many operations lie between. `places_` has
+// the arrays that are written down, `depends_` what was found out before.
+bool CapturedGraph::Tracer::depends_on_placeholders(const mx::array& x) {
+    if (const auto known = places_.find(x.id()); known != places_.end()) {
+        return !known->second.is_constant;
+    }
+    if (const auto known = depends_.find(x.id()); known != depends_.end()) {
+        return known->second;
+    }
+    // [task 4.7.2 depends]
+    const auto& inputs = x.inputs();
+    const bool depends = std::any_of(inputs.begin(), inputs.end(), [&](const auto& input) {
+        return depends_on_placeholders(input);
+    });
+    depends_.insert({x.id(), depends});
+    return depends;
+    // [/task 4.7.2 depends]
+}
+
+CapturedGraph::CapturedGraph(const std::vector<mx::array>& placeholders,
+                             const std::vector<mx::array>& outputs)
+    : stream_(stream_of(outputs)) {
+    check(!is_gpu(stream_), GRAPH_CAPTURE,
+          "expected operations on the CPU: graphs do not run on a GPU");
+    for (const auto& input : placeholders) {
+        input_shapes_.push_back(input.shape());
+        input_dtypes_.push_back(input.dtype());
+    }
+    Tracer tracer(*this, placeholders);
+    for (const auto& output : outputs) {
+        outputs_.push_back(tracer.place_of(output));
+        output_shapes_.push_back(output.shape());
+        output_dtypes_.push_back(output.dtype());
+    }
+    find_last_uses();
+    find_overwritten();
+}
+
+// A place, and those that it is a view of: to read it is to read their memory.
+std::vector<int> CapturedGraph::aliases_of(const Place& place) const {
+    std::vector<int> indices;
+    for (int index = place.is_constant ? -1 : place.index; index >= 0; index = view_of_[index]) {
+        indices.push_back(index);
+    }
+    return indices;
+}
+
+// Fills each step's last_use: the places whose memory nothing after it reads. Outputs are read when
+// all steps are done; an output of a step that nothing uses has its last use in that step.
+void CapturedGraph::find_last_uses() {
+    // [task 4.7.2 last-uses]
+    std::unordered_set<int> used_later;
+    for (const Place& output : outputs_) {
+        for (const int index : aliases_of(output)) {
+            used_later.insert(index);
+        }
+    }
+    for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
+        std::vector<Place> used = step->inputs;
+        for (size_t i = 0; i < step->shapes.size(); i++) {  // some are never used
+            used.push_back({false, step->first_output + static_cast<int>(i)});
+        }
+        for (const Place& place : used) {
+            for (const int index : aliases_of(place)) {
+                if (used_later.insert(index).second) {
+                    step->last_use.push_back(index);
+                }
+            }
+        }
+    }
+    // [/task 4.7.2 last-uses]
+}
+
+void CapturedGraph::find_overwritten() {
+    std::unordered_map<int, int> overwritten;  // the index of a place -> which input is there
+    for (int i = 0; i < static_cast<int>(input_shapes_.size()); i++) {
+        overwritten.insert({i, i});
+    }
+    overwrites_.assign(input_shapes_.size(), false);
+    for (const Step& step : steps_) {
+        if (!writes_in_place(*step.primitive)) {
+            continue;
+        }
+        const Place& buffer = step.inputs[0];
+        const auto input = overwritten.find(buffer.index);
+        const bool is_last = contains(step.last_use, buffer.index);
+        const bool writes_itself = contains(aliases_of(step.inputs[1]), buffer.index);
+        check(!buffer.is_constant && input != overwritten.end() && is_last && !writes_itself,
+              GRAPH_CAPTURE,
+              "expected writes into inputs alone, which nothing reads afterwards, got ",
+              step.primitive->name(), " on something else");
+        overwrites_[input->second] = true;
+        overwritten.insert({step.first_output, input->second});
+    }
+    for (const Place& output : outputs_) {
+        const auto found = overwritten.find(output.index);
+        const bool is_buffer =
+            !output.is_constant && found != overwritten.end() && overwrites_[found->second];
+        overwritten_inputs_.push_back(is_buffer ? found->second : -1);
+    }
+}
+
+bool CapturedGraph::fits(const std::vector<mx::array>& inputs, mx::Stream stream) const {
+    // [task 4.7.3 fits]
+    if (stream != stream_ || inputs.size() != input_shapes_.size()) {
+        return false;
+    }
+    for (size_t i = 0; i < inputs.size(); i++) {
+        if (inputs[i].dtype() != input_dtypes_[i] || inputs[i].shape() != input_shapes_[i]) {
+            return false;
+        }
+    }
+    return true;
+    // [/task 4.7.3 fits]
+}
+
+std::vector<CapturedGraph::NodeInfo> CapturedGraph::node_infos() const {
+    std::vector<NodeInfo> steps;
+    for (const Step& step : steps_) {
+        std::vector<std::optional<int>> from;
+        for (const Place& place : step.inputs) {
+            from.push_back(place.is_constant ? std::nullopt : std::optional(place.index));
+        }
+        std::vector<int> to, forgotten = step.last_use;
+        for (size_t i = 0; i < step.shapes.size(); i++) {
+            to.push_back(step.first_output + static_cast<int>(i));
+        }
+        std::sort(forgotten.begin(), forgotten.end());
+        steps.emplace_back(step.primitive->name(), from, to, forgotten);
+    }
+    return steps;
+}
+
+std::vector<mx::array> CapturedGraph::evaluate(const std::vector<mx::array>& inputs) const {
+    std::vector<std::optional<mx::array>> computed(inputs.begin(), inputs.end());
+    const auto at = [&](const Place& place) {
+        return place.is_constant ? constants_[place.index] : *computed[place.index];
+    };
+    for (const Step& step : steps_) {
+        std::vector<mx::array> from, to;
+        for (const Place& place : step.inputs) {
+            from.push_back(at(place));
+        }
+        if (is_reshape(*step.primitive)) {
+            from[0] = row_contiguous(from[0], stream_);  // MLX's own copy would not be captured
+        }
+        for (size_t i = 0; i < step.shapes.size(); i++) {
+            to.emplace_back(step.shapes[i], step.dtypes[i], step.primitive,
+                            std::vector<mx::array>{});
+        }
+        step.primitive->eval_cpu(from, to);
+        computed.insert(computed.end(), to.begin(), to.end());
+        for (const int index : step.last_use) {
+            computed[index].reset();
+        }
+    }
+    std::vector<mx::array> outputs;
+    for (const Place& place : outputs_) {
+        outputs.push_back(at(place));
+    }
+    return outputs;
+}
+
+}  // namespace tiny_llm_ext

@@ -1,0 +1,241 @@
+#include "src/prepack/prepack.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "common/checks.h"
+#include "common/prepacked.h"
+#include "common/rows.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace tiny_llm_ext {
+
+namespace {
+
+constexpr int64_t LARGE_PAGE = int64_t{1} << 21;
+constexpr int64_t LINE = 64;
+
+// Smaller matrices are moved by one thread: to wake another takes as long.
+constexpr int64_t SHARED_BYTES = int64_t{1} << 18;
+
+// What a thread reads of a file before it moves it: it is still in the core's cache then.
+constexpr int64_t READ_BYTES = int64_t{1} << 18;
+
+// An array that is computed already: there is memory for it, and nothing else to do.
+mx::array finished(mx::Shape shape, mx::Dtype dtype) {
+    mx::array out(std::move(shape), dtype, nullptr, {});
+    out.set_status(mx::array::Status::available);
+    return out;
+}
+
+// Whole large pages of a piece of memory.
+void ask_for_large_pages(char* memory, int64_t bytes) {
+#if defined(__linux__)
+    const auto address = reinterpret_cast<intptr_t>(memory);
+    const intptr_t first = (address + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
+    const intptr_t last = (address + bytes) / LARGE_PAGE * LARGE_PAGE;
+    if (first < last) {  // it is a wish: where it is not granted, nothing is lost
+        madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+    }
+#endif
+}
+
+// R rows that go together, R×W -> W×R: a cache line of each after the other, so that no line is
+// read twice.
+template <typename T>
+void prepack_block(const T* from, T* to, int64_t W, int64_t rows) {
+    constexpr int64_t LINE_WORDS = LINE / sizeof(T);
+    for (int64_t line = 0; line < W; line += LINE_WORDS) {
+        const int64_t end = std::min(W, line + LINE_WORDS);
+        for (int64_t r = 0; r < rows; r++) {
+            for (int64_t w = line; w < end; w++) {
+                to[w * rows + r] = from[r * W + w];
+            }
+        }
+    }
+}
+
+// Runs body(block) for each, on all threads if they have much to move.
+template <typename Body>
+void for_blocks(int64_t blocks, int64_t bytes, const Body& body) {
+    if (bytes >= SHARED_BYTES) {
+        parallel_for(blocks, body);
+        return;
+    }
+    for (int64_t block = 0; block < blocks; block++) {
+        body(block);
+    }
+}
+
+template <typename T>
+void prepack_blocks(const T* matrix, T* out, int64_t O, int64_t W, int64_t rows) {
+    for_blocks(O / rows, O * W * static_cast<int64_t>(sizeof(T)), [=](int64_t block) {
+        prepack_block(matrix + block * rows * W, out + block * rows * W, W, rows);
+    });
+}
+
+// An open file.
+class File {
+   public:
+    explicit File(const std::string& path)
+        : path_(path), descriptor_(open(path.c_str(), O_RDONLY)) {
+        if (descriptor_ < 0) {
+            fail(errno);
+        }
+    }
+    ~File() { close(descriptor_); }
+    File(const File&) = delete;
+    File& operator=(const File&) = delete;
+
+    // Has the disk read this part ahead, and nothing behind it: piece by piece, because Linux reads
+    // no more ahead at a time than a file's readahead.
+    void ask_for([[maybe_unused]] int64_t begin, [[maybe_unused]] int64_t bytes) const {
+#if defined(__linux__)
+        posix_fadvise(descriptor_, 0, 0, POSIX_FADV_RANDOM);
+        for (int64_t done = 0; done < bytes; done += READ_BYTES) {
+            const int64_t piece = std::min(READ_BYTES, bytes - done);
+            posix_fadvise(descriptor_, begin + done, piece, POSIX_FADV_WILLNEED);
+        }
+#endif
+    }
+
+    // Fills memory with the bytes from a place on. Returns 0 or the error's number, and -1 where
+    // the file has ended.
+    int read(void* memory, int64_t bytes, int64_t place) const {
+        auto* to = static_cast<char*>(memory);
+        while (bytes > 0) {
+            const ssize_t got = pread(descriptor_, to, bytes, place);
+            if (got <= 0) {
+                if (got < 0 && errno == EINTR) {
+                    continue;
+                }
+                return got == 0 ? -1 : errno;
+            }
+            to += got, place += got, bytes -= got;
+        }
+        return 0;
+    }
+
+    [[noreturn]] void fail(int error) const {
+        throw std::runtime_error(
+            "prepack_weight_from_file: " + path_ +
+            (error < 0 ? " ends too early" : std::string(" cannot be read: ") + strerror(error)));
+    }
+
+   private:
+    std::string path_;
+    int descriptor_;
+};
+
+template <typename T>
+void prepack_blocks(const File& file, int64_t begin, T* out, int64_t O, int64_t W, int64_t rows) {
+    const int64_t block_bytes = rows * W * static_cast<int64_t>(sizeof(T));
+    const int64_t blocks = O / rows;
+    const int64_t together = std::max<int64_t>(1, READ_BYTES / std::max<int64_t>(1, block_bytes));
+    std::atomic<int> error = 0;
+    for_blocks((blocks + together - 1) / together, blocks * block_bytes, [&](int64_t part) {
+        const int64_t first = part * together, last = std::min(blocks, first + together);
+        std::vector<T> read((last - first) * rows * W);
+        const int failed =
+            file.read(read.data(), (last - first) * block_bytes, begin + first * block_bytes);
+        if (failed != 0) {
+            error = failed;
+            return;
+        }
+        for (int64_t block = first; block < last; block++) {
+            prepack_block(read.data() + (block - first) * rows * W, out + block * rows * W, W,
+                          rows);
+        }
+    });
+    if (error != 0) {
+        file.fail(error);
+    }
+}
+
+constexpr const char* PREPACK = "prepack_weight";
+
+// Where an prepacked matrix is to be: a part of the memory.
+mx::array part_of(const mx::array& memory, int64_t offset, mx::Shape shape, mx::Dtype dtype) {
+    mx::array out = finished(std::move(shape), dtype);
+    const mx::array::Flags flags{
+        .contiguous = true, .row_contiguous = true, .col_contiguous = false};
+    out.copy_shared_buffer(memory, out.strides(), flags, out.size(),
+                           offset / static_cast<int64_t>(out.itemsize()));
+    return out;
+}
+
+void check_arguments(const mx::array& matrix, int rows, const mx::array& memory, int64_t offset) {
+    check(rows >= 1, PREPACK, "expected a positive number of rows, got ", rows);
+    check(matrix.ndim() == 2 && matrix.shape(0) % rows == 0 &&
+              (matrix.itemsize() == 2 || matrix.itemsize() == 4),
+          PREPACK, "expected a matrix O×W of 2 or 4 bytes a number, O a multiple of ", rows,
+          ", got ", matrix.shape(), " in ", matrix.dtype());
+    check(memory.status() == mx::array::Status::available && memory.flags().row_contiguous, PREPACK,
+          "expected memory of large_pages(), got an array that is not computed yet, or a view");
+    const auto room = static_cast<int64_t>(memory.nbytes()) - offset;
+    check(offset >= 0 && offset % LINE == 0 && static_cast<int64_t>(matrix.nbytes()) <= room,
+          PREPACK, "expected memory with room for the matrix from a multiple of ", LINE,
+          " bytes on, got ", matrix.nbytes(), " bytes at ", offset, " of ", memory.nbytes());
+}
+
+}  // namespace
+
+mx::array large_pages(int64_t bytes) {
+    check(bytes >= 0, "large_pages", "expected bytes of 0 or more, got ", bytes);
+    // Two dimensions: one counts no further than 2³¹.
+    constexpr int64_t PAGE = 4096;
+    mx::array memory =
+        finished({static_cast<int>((bytes + PAGE - 1) / PAGE), PAGE / 8}, mx::uint64);
+    ask_for_large_pages(static_cast<char*>(allocate(memory)),
+                        static_cast<int64_t>(memory.nbytes()));
+    return memory;
+}
+
+mx::array prepack_weight(const mx::array& matrix, int rows, const mx::array& memory,
+                         int64_t offset) {
+    check_arguments(matrix, rows, memory, offset);
+    const int O = matrix.shape(0), W = matrix.shape(1);
+    mx::array in = matrix;
+    in.eval();
+    if (!in.flags().row_contiguous) {
+        in = mx::contiguous(matrix, false, mx::Device::cpu);
+        in.eval();
+    }
+    mx::array out = part_of(memory, offset, {O / rows, W, rows}, matrix.dtype());
+    if (out.itemsize() == 4) {
+        prepack_blocks(in.data<uint32_t>(), out.data<uint32_t>(), O, W, rows);
+    } else {
+        prepack_blocks(in.data<uint16_t>(), out.data<uint16_t>(), O, W, rows);
+    }
+    return out;
+}
+
+mx::array prepack_weight_from_file(const mx::array& matrix, const std::string& path, int64_t begin,
+                                   int rows, const mx::array& memory, int64_t offset, bool alone) {
+    check_arguments(matrix, rows, memory, offset);
+    check(begin >= 0, "prepack_weight_from_file", "expected a place of 0 or more, got ", begin);
+    const int O = matrix.shape(0), W = matrix.shape(1);
+    const File file(path);
+    if (alone) {
+        file.ask_for(begin, static_cast<int64_t>(matrix.nbytes()));
+    }
+    mx::array out = part_of(memory, offset, {O / rows, W, rows}, matrix.dtype());
+    if (out.itemsize() == 4) {
+        prepack_blocks(file, begin, out.data<uint32_t>(), O, W, rows);
+    } else {
+        prepack_blocks(file, begin, out.data<uint16_t>(), O, W, rows);
+    }
+    return out;
+}
+
+}  // namespace tiny_llm_ext

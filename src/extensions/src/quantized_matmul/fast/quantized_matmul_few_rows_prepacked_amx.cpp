@@ -1,0 +1,161 @@
+// quantized_matmul for one or two rows, as quantized_matmul_few_rows_amx.cpp, where the weights are
+// prepacked: a vector of b is a word of 16 outputs, an output in each lane.
+//
+// vpdpbusd adds up the four products of a lane, so every lane is multiplied by the same word of
+// activations, which the instruction spreads over the vector as it reads it. Nothing is folded or
+// transposed: a group of weights is so many vectors, one after the other, and then float32.
+//
+// Four *columns* of 16 outputs are read side by side: memory that is read at four places, each of
+// which goes forward, comes faster than from one (benchmark/LOG.md).
+#include "src/quantized_matmul/quantized_matmul_kernels.h"
+
+#if defined(__AVX512VNNI__)
+
+#include "src/quantized_matmul/fast/byte_planes.h"
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+namespace {
+
+constexpr int MAX_COLUMNS = 4;
+constexpr int WORD = 4;             // bytes
+constexpr int64_t AHEAD = 32 * 64;  // bytes of a column that are fetched before they are used
+
+// What it takes to compute some columns, from output `first` on.
+struct Columns {
+    const QuantizedMatmulJob& job;
+    const PlanesLayout& layout;
+    const char* activations;  // see PlanesLayout
+    int64_t first;
+
+    int64_t column_bytes() const { return LANES * layout.row_bytes; }
+    const char* b() const { return (const char*)job.b + first * layout.row_bytes; }
+    // 16 scales, or biases, of a group.
+    Floats by_group(const uint16_t* in, int column, int64_t group) const {
+        const uint16_t* at = in + (first + column * LANES) * layout.groups + group * LANES;
+        return (Floats)load_halves(at, job.scale_format);
+    }
+};
+
+// sums[row][plane][column] += Σ q·bytes over one word of each column.
+template <typename Numbers, int ROWS, int COLUMNS>
+__attribute__((always_inline)) inline void multiply_word(const char* b, int64_t column_bytes,
+                                                         const char* ahead, const char* a,
+                                                         Ints (&sums)[ROWS][PLANES][COLUMNS]) {
+#pragma GCC unroll 4
+    for (int column = 0; column < COLUMNS; column++) {
+        _mm_prefetch(ahead + column * column_bytes, _MM_HINT_T0);
+        __m512i weights[Numbers::PARTS];
+        Numbers::unpack(_mm512_loadu_si512(b + column * column_bytes), weights);
+#pragma GCC unroll 2
+        for (int part = 0; part < Numbers::PARTS; part++) {
+#pragma GCC unroll 2
+            for (int plane = 0; plane < PLANES; plane++) {
+#pragma GCC unroll 2
+                for (int row = 0; row < ROWS; row++) {
+                    int32_t four;
+                    memcpy(&four, a + ((part * PLANES + plane) * ROWS + row) * VECTOR, WORD);
+                    Ints& sum = sums[row][plane][column];
+                    sum = (Ints)_mm512_dpbusd_epi32((__m512i)sum, weights[part],
+                                                    _mm512_set1_epi32(four));
+                }
+            }
+        }
+    }
+}
+
+// The sums of some columns over all groups.
+template <typename Numbers, int ROWS, int COLUMNS>
+void multiply_columns(const Columns& columns, Floats (&totals)[ROWS][COLUMNS]) {
+    const PlanesLayout& layout = columns.layout;
+    const int64_t column_bytes = columns.column_bytes();
+    const int segment = layout.group_bytes < VECTOR ? layout.group_bytes : VECTOR;
+    auto step = (const float*)(columns.activations + layout.factors);
+    auto sum = (const float*)(columns.activations + layout.sums);
+    for (auto& of_row : totals) {
+        for (Floats& total : of_row) {
+            total = Floats{};
+        }
+    }
+    for (int64_t g = 0; g < layout.groups; g++, step += ROWS, sum += ROWS) {
+        Ints sums[ROWS][PLANES][COLUMNS] = {};
+        for (int s = 0; s < layout.group_bytes; s += segment) {
+            const int64_t byte = g * layout.group_bytes + s;  // of a row
+            const char* a = columns.activations +
+                            byte / VECTOR * (Numbers::PARTS * PLANES * ROWS * VECTOR) +
+                            byte % VECTOR;
+            const char* b = columns.b() + byte * LANES;
+            // Beyond the end of a column is the next, which is being read; then the next columns.
+            const char* ahead = b + AHEAD;
+            if (byte * LANES + AHEAD >= column_bytes) {
+                ahead += (COLUMNS - 1) * column_bytes;
+            }
+            for (int w = 0; w < segment; w += WORD, b += VECTOR, ahead += VECTOR) {
+                multiply_word<Numbers, ROWS, COLUMNS>(b, column_bytes, ahead, a + w, sums);
+            }
+        }
+#pragma GCC unroll 4
+        for (int column = 0; column < COLUMNS; column++) {
+            Floats scale = columns.by_group(columns.job.scales, column, g), bias;
+            if (columns.job.biases == nullptr) {
+                make_affine(&scale, &bias, 1);
+            } else {
+                bias = columns.by_group(columns.job.biases, column, g);
+            }
+#pragma GCC unroll 2
+            for (int row = 0; row < ROWS; row++) {
+                const Ints exact = (sums[row][0][column] << 8) + sums[row][1][column];
+                const Floats dot = __builtin_convertvector(exact, Floats);
+                Floats& total = totals[row][column];
+                total = fma(scale * splat(step[row]), dot, total);
+                total = fma(bias, splat(sum[row]), total);
+            }
+        }
+    }
+}
+
+// The outputs of some columns.
+template <typename Numbers, int ROWS, int COLUMNS>
+void run_columns(const Columns& columns) {
+    const QuantizedMatmulJob& job = columns.job;
+    Floats totals[ROWS][COLUMNS];
+    multiply_columns<Numbers, ROWS, COLUMNS>(columns, totals);
+    const int together = rows_of_integers(job.format);
+    for (int row = 0; row < ROWS; row += together) {
+        for (int column = 0; column < COLUMNS; column++) {
+            const Floats total = together == 2 ? totals[row][column] + totals[ROWS - 1][column]
+                                               : totals[row][column];
+            store(job.out, row / together * job.O + columns.first + column * LANES, job.format,
+                  total);
+        }
+    }
+}
+
+template <typename Numbers, int ROWS>
+void run_rows(const QuantizedMatmulJob& job, const PlanesLayout& layout, const char* scratch,
+              int64_t first_output, int64_t last_output) {
+    constexpr int64_t TOGETHER = MAX_COLUMNS * LANES;
+    int64_t o = first_output;
+    for (; o + TOGETHER <= last_output; o += TOGETHER) {
+        run_columns<Numbers, ROWS, MAX_COLUMNS>({job, layout, scratch, o});
+    }
+    for (; o < last_output; o += LANES) {
+        run_columns<Numbers, ROWS, 1>({job, layout, scratch, o});
+    }
+}
+
+}  // namespace
+
+void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const void* scratch,
+                                         int64_t first_output, int64_t last_output) {
+    const int rows = static_cast<int>(job.M) * rows_of_integers(job.format);
+    const PlanesLayout layout(job, rows);
+    with_numbers(job, [&]<typename Numbers>() {
+        const auto run = rows == 1 ? run_rows<Numbers, 1> : run_rows<Numbers, 2>;
+        run(job, layout, static_cast<const char*>(scratch), first_output, last_output);
+    });
+}
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA
+
+#endif  // elsewhere nothing is left of this file

@@ -1,0 +1,135 @@
+// Which of Week 4's kernels runs. It is chosen before the work is handed to other threads, where no
+// caller could catch an error.
+#include "src/quantized_matmul/quantized_matmul_week4.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include "common/instruction_set.h"
+
+namespace tiny_llm_ext {
+
+namespace {
+
+Week4Matmul factored() {
+    // [task 4.2.1 choose]
+    return quantized_matmul_factored;
+    // [/task 4.2.1 choose]
+}
+
+// The kernel of an instruction set, which has vectors.
+Week4Matmul vectors([[maybe_unused]] InstructionSet set) {
+    // [task 4.2.2 choose]
+#if defined(__x86_64__)
+    return set == InstructionSet::avx2 ? avx2::quantized_matmul_vectors
+                                       : avx512::quantized_matmul_vectors;
+#elif defined(__aarch64__)
+    return neon::quantized_matmul_vectors;
+#else
+    return nullptr;
+#endif
+    // [/task 4.2.2 choose]
+}
+
+Week4Matmul prepacked([[maybe_unused]] InstructionSet set) {
+    // [task 4.3.2 choose]
+    return TINY_LLM_CHOOSE_SIMD(set, quantized_matmul_prepacked, nullptr);
+    // [/task 4.3.2 choose]
+}
+
+Week4Matmul prefetched([[maybe_unused]] InstructionSet set) {
+    // [task 4.3.3 choose]
+    return TINY_LLM_CHOOSE_SIMD(set, quantized_matmul_prefetched, nullptr);
+    // [/task 4.3.3 choose]
+}
+
+Week4Matmul panels([[maybe_unused]] InstructionSet set) {
+    // [task 4.4.1 choose]
+    return TINY_LLM_CHOOSE_SIMD(set, quantized_matmul_panels, nullptr);
+    // [/task 4.4.1 choose]
+}
+
+Week4Matmul pairs([[maybe_unused]] InstructionSet set) {
+    // [task 4.4.2 choose]
+    return TINY_LLM_CHOOSE_SIMD(set, quantized_matmul_pairs, nullptr);
+    // [/task 4.4.2 choose]
+}
+
+std::string variable(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
+// The kernels with vectors, and how many rows they want prepacked.
+struct Step {
+    const char* name;
+    Week4Matmul (*kernel)(InstructionSet set);
+    int rows;
+};
+constexpr Step STEPS[] = {
+    {"vectors", vectors, 0},
+    {"prepacked", prepacked, PACK_ROWS},
+    {"prefetched", prefetched, PACK_ROWS},
+    {"panels", panels, PACK_ROWS},
+    {"pairs", pairs, PACK_ROWS},
+};
+
+// The one that TINY_LLM_MATMUL names, which is none of the others.
+const Step& named_step(const std::string& name) {
+    for (const Step& step : STEPS) {
+        if (step.name == name) {
+            return step;
+        }
+    }
+    throw std::invalid_argument("TINY_LLM_MATMUL is \"" + name +
+                                "\"; it may be loops, factored, vectors, prepacked, prefetched, "
+                                "panels or pairs.");
+}
+
+}  // namespace
+
+Week4Matmul week4_matmul() {
+    const std::string name = variable("TINY_LLM_MATMUL");
+    if (name.empty()) {
+        return nullptr;
+    }
+    if (name == "loops") {
+        return quantized_matmul_reference;
+    }
+    if (name == "factored") {
+        return factored();
+    }
+    const Step& step = named_step(name);
+    if (instruction_set() == InstructionSet::portable) {
+        throw std::invalid_argument(
+            "TINY_LLM_MATMUL is \"" + name +
+            "\", and the instruction set is portable, which has none; take factored.");
+    }
+    return step.kernel(instruction_set());
+}
+
+int week4_pack_rows() {
+    const std::string name = variable("TINY_LLM_MATMUL");
+    return week4_matmul() == nullptr || name == "loops" || name == "factored"
+               ? 0
+               : named_step(name).rows;
+}
+
+int64_t fetch_ahead() {
+    const std::string text = variable("TINY_LLM_PREFETCH");
+    if (text.empty()) {
+        return 4096;
+    }
+    constexpr int64_t MOST = 1'000'000;
+    int64_t bytes = -1;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
+    if (error != std::errc() || end != text.data() + text.size() || bytes < 0 || bytes > MOST) {
+        throw std::invalid_argument("TINY_LLM_PREFETCH is \"" + text +
+                                    "\"; it may be a number of bytes from 0 to 1000000.");
+    }
+    return bytes;
+}
+
+}  // namespace tiny_llm_ext

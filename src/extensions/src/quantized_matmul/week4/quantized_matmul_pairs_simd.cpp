@@ -1,0 +1,84 @@
+// quantized_matmul, Week 4's fifth step: panels of bfloat16 pairs.
+//
+// One instruction of AVX-512 multiplies two bfloat16 numbers of a lane with two others, and adds
+// both products to the lane's float32 sum. Integers up to 255 are exact in bfloat16, and so are the
+// activations, which have this format. A panel has two neighbouring inputs in a lane:
+//
+//     panel[i/2 · PACK_ROWS + n] = q[first + n, i] in the lower half, q[first + n, i + 1] above
+//
+// Other instruction sets take two instructions for each half, and gain nothing but a panel of half
+// the size. Sums round in another order than those of float32 panels, so one row goes this way,
+// too: a row must have the same bits in any batch. Activations in float16 are left to float32.
+#include "src/quantized_matmul/week4/panels.h"
+
+namespace tiny_llm_ext::TINY_LLM_ISA {
+
+namespace {
+
+struct PanelsOfPairs {
+    using Number = int32_t;
+
+    template <int bits>
+    static void unpack(const uint32_t* words, int group_size, int32_t* panel);
+
+    template <int rows>
+    static TileSums<rows> products(const QuantizedMatmulJob& job, const float* a, int64_t m,
+                                   int64_t g, const int32_t* panel);
+};
+
+// Unpacks one group of PACK_ROWS outputs. A float32 of 0 … 255 is a bfloat16 number in its upper
+// half; its lower half is 0.
+//
+// words: the group's, prepacked. panel: group_size/2 × PACK_ROWS.
+template <int bits>
+void PanelsOfPairs::unpack(const uint32_t* words, int group_size, int32_t* panel) {
+    // [task 4.4.2 unpack]
+    constexpr int PER_WORD = 32 / bits, MASK = (1 << bits) - 1;
+    for (int i = 0; i < group_size; i += PER_WORD, words += PACK_ROWS) {
+        for (int v = 0; v < VECTORS; v++) {
+            const Ints word = load_bits<Ints>(words + v * LANES);
+            for (int k = 0; k < PER_WORD; k += 2) {
+                const Ints first = word >> (k * bits) & MASK;
+                const Ints second = word >> ((k + 1) * bits) & MASK;
+                const Ints lower = as_ints(__builtin_convertvector(first, Floats)) >> 16;
+                const Ints upper = as_ints(__builtin_convertvector(second, Floats));
+                const Ints pair = lower | upper;
+                memcpy(panel + (i + k) / 2 * PACK_ROWS + v * LANES, &pair, sizeof pair);
+            }
+        }
+    }
+    // [/task 4.4.2 unpack]
+}
+
+// As of float32 panels, but the activations are read where they are: job.a, two at a time.
+template <int rows>
+TileSums<rows> PanelsOfPairs::products(const QuantizedMatmulJob& job, const float*, int64_t m,
+                                       int64_t g, const int32_t* panel) {
+    // [task 4.4.2 products]
+    const uint16_t* a = job.a + m * job.I + g * job.group_size;
+    TileSums<rows> sums = {};
+    for (int i = 0; i < job.group_size; i += 2, panel += PACK_ROWS) {
+        for (int v = 0; v < VECTORS; v++) {
+            const Ints q = load_bits<Ints>(panel + v * LANES);
+            for (int row = 0; row < rows; row++) {
+                const Ints pair = splat(load_bits<int32_t>(a + row * job.I + i));
+                sums.of[row][v] = fma(q, pair, sums.of[row][v]);
+            }
+        }
+    }
+    return sums;
+    // [/task 4.4.2 products]
+}
+
+}  // namespace
+
+void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
+                            int64_t last_output) {
+    if (job.prepacked && job.format == Format::bfloat16) {
+        multiply_panels<PanelsOfPairs>(job, first_output, last_output);
+        return;
+    }
+    quantized_matmul_panels(job, first_output, last_output);
+}
+
+}  // namespace tiny_llm_ext::TINY_LLM_ISA

@@ -1,0 +1,227 @@
+"""From the flags to something that answers one prompt after another, streaming."""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ...engine.llm import LLM
+from ...errors import TaskNotImplemented, UserError
+from ...generate import (
+    DecodingLoop,
+    GenerationResponse,
+    SpeculationStatistics,
+    SpeculativeDecoding,
+    check_same_vocabulary,
+    decode_by_recomputing,
+    decode_with_cache,
+    resolve_max_tokens,
+    stream_generate,
+)
+from ...generate.loops import PREFILL_STEP
+from ...models import dispatch_model
+from ...sampler import Sampler
+from ..parsing.arguments import ENGINE, LOADERS, check_model_arguments, sampler_from_args
+from ..parsing.command import console
+from .checkpoint import Checkpoint, load_for_solution, open_checkpoint
+from .engine import open_llm, sampling_params_from_args
+
+Stream = Callable[[Sequence[int]], Iterator[GenerationResponse]]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A model ready to answer.
+
+    Attributes:
+        stream: prompt ids -> one response a token.
+        encode_chat: a conversation -> prompt ids.
+        speculation_statistics: accepted and proposed draft tokens, if this package verifies them.
+    """
+
+    stream: Stream
+    encode_chat: Callable[[list[dict[str, str]]], list[int]]
+    speculation_statistics: Callable[[], SpeculationStatistics | None] = lambda: None
+
+    def stream_chat(self, messages: list[dict[str, str]]) -> Iterator[str]:
+        """The next turn of a conversation, as it comes; thoughts stand before </think>."""
+        for response in self.stream(self.encode_chat(messages)):
+            yield response.text
+
+
+def open_backend(args: argparse.Namespace) -> Backend:
+    """Checks the flags, says which model is used, and loads it.
+
+    Raises:
+        UserError: see `check_model_arguments`, `sampler_from_args` and `models.load`.
+    """
+    was_free = args.loader is None
+    check_model_arguments(args)
+    sampler = sampler_from_args(args)
+    if was_free and args.solution == "tiny_llm" and args.loader == "week1":
+        console.print(
+            "loader: week1 (the C++ extension is not built; `pdm run build-ext` builds it)",
+            soft_wrap=True,
+        )
+    checkpoint = open_checkpoint(args)
+    if args.loader == ENGINE:
+        engine = EngineBackend(args, checkpoint)
+        return Backend(engine.stream, checkpoint.encode_chat, engine.speculation_statistics)
+    draft = None
+    if args.draft_model is not None:
+        draft = Checkpoint(args.draft_model, *load_for_solution(args, args.draft_model))
+        check_same_vocabulary(draft.tokenizer, checkpoint.tokenizer)
+    if args.solution == "mlx":
+        stream = _mlx_stream(checkpoint, draft, sampler, args.max_tokens)
+        return Backend(stream, checkpoint.encode_chat)
+    return _course_backend(args, checkpoint, draft, sampler)
+
+
+class EngineBackend:
+    """An engine that serves one request at a time, and keeps the pages of earlier ones.
+
+    The turns of a conversation begin alike, so a turn computes only what is new in it.
+
+    Args:
+        args: flags, checked by `check_model_arguments`.
+        checkpoint: the model.
+
+    Raises:
+        UserError: see `open_llm`.
+    """
+
+    def __init__(self, args: argparse.Namespace, checkpoint: Checkpoint):
+        self._args = args
+        self._checkpoint = checkpoint
+        self._context: int = checkpoint.mlx_model.args.max_position_embeddings
+        self._llm = self._open()
+
+    def _open(self) -> LLM:
+        """Memory for a whole context is declared. What an answer does not need is not taken."""
+        return open_llm(
+            self._args,
+            self._checkpoint,
+            max_num_seqs=1,
+            kv_tokens=self._context,
+            prefill_step=PREFILL_STEP,
+        )
+
+    def stream(self, prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
+        """One response a token.
+
+        Raises:
+            UserError: see `resolve_max_tokens`; a step failed.
+        """
+        budget = resolve_max_tokens(len(prompt_ids), self._args.max_tokens, self._context)
+        started, count = time.perf_counter(), 0
+        try:
+            for output in self._llm.stream(
+                list(prompt_ids), sampling_params_from_args(self._args, budget)
+            ):
+                if output.finish_reason == "error":
+                    raise UserError(f"{output.request_output.error}")
+                now = time.perf_counter()
+                if count == 0:
+                    first_token_at = now
+                for place, token in enumerate(output.token_ids, start=1):
+                    count += 1
+                    is_last = place == len(output.token_ids)  # right guesses come with their text
+                    yield GenerationResponse(
+                        text=output.text if is_last else "",
+                        token=token,
+                        finish_reason=output.finish_reason if is_last else None,  # type: ignore
+                        prompt_tokens=len(prompt_ids),
+                        prompt_tps=len(prompt_ids) / (first_token_at - started),
+                        generation_tokens=count,
+                        generation_tps=(count - 1) / (now - first_token_at) if count > 1 else 0.0,
+                        peak_memory=mx.get_peak_memory() / 1e9,
+                    )
+        except KeyboardInterrupt:
+            self._llm = self._open()  # the interrupt may have come in the middle of a step
+            raise
+
+    def speculation_statistics(self) -> SpeculationStatistics | None:
+        """How many guesses were right in all answers; None if none were asked for."""
+        if self._args.draft_model is None and self._args.speculative is None:
+            return None
+        found = self._llm.runner.statistics
+        return SpeculationStatistics(found.steps, found.num_draft_tokens, found.num_accepted_tokens)
+
+
+def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:
+    """The model of the week that `args.loader` names.
+
+    A learner's model that cannot read quantized weights yet gets plain ones, and one line says so.
+
+    Raises:
+        UserError: see `dispatch_model`.
+        TaskNotImplemented: the learner has still to write what builds that model.
+    """
+    options = {"enable_flash_attn": args.enable_flash_attn} if args.loader == "week2" else {}
+
+    def build() -> Any:
+        week = LOADERS[args.loader]
+        return dispatch_model(checkpoint.name, checkpoint.mlx_model, week, **options)
+
+    try:
+        return build()
+    except TaskNotImplemented as unwritten:
+        if args.solution != "mine":
+            raise
+        from mlx_lm.utils import dequantize_model
+
+        dequantize_model(checkpoint.mlx_model)
+        try:
+            model = build()
+        except TaskNotImplemented:
+            raise unwritten from None
+        what = str(unwritten).partition(" is yours")[0]
+        console.print(f"weights: dequantized ({what} is yours to write)", soft_wrap=True)
+        return model
+
+
+def _course_backend(
+    args: argparse.Namespace, checkpoint: Checkpoint, draft: Checkpoint | None, sampler: Sampler
+) -> Backend:
+    """A week's model, and the course's loop."""
+    model = build_model(args, checkpoint)
+    decode: DecodingLoop = decode_by_recomputing if args.loader == "week1" else decode_with_cache
+    speculation = None
+    if draft is not None:
+        decode = speculation = SpeculativeDecoding(build_model(args, draft))
+
+    def stream(prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
+        tokenizer, most = checkpoint.tokenizer, args.max_tokens
+        return stream_generate(decode, model, tokenizer, prompt_ids, sampler, most)
+
+    def speculation_statistics() -> SpeculationStatistics | None:
+        return None if speculation is None else speculation.statistics
+
+    return Backend(stream, checkpoint.encode_chat, speculation_statistics)
+
+
+def _mlx_stream(
+    checkpoint: Checkpoint, draft: Checkpoint | None, sampler: Sampler, max_tokens: int | None
+) -> Stream:
+    """The baseline: mlx_lm's own generation, with our sampler."""
+    import mlx_lm
+
+    mlx_model = checkpoint.mlx_model
+
+    def stream(prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
+        budget = resolve_max_tokens(
+            len(prompt_ids), max_tokens, mlx_model.args.max_position_embeddings
+        )
+        return mlx_lm.stream_generate(
+            mlx_model,
+            checkpoint.tokenizer,
+            list(prompt_ids),
+            max_tokens=budget,
+            sampler=sampler,
+            draft_model=None if draft is None else draft.mlx_model,
+        )
+
+    return stream

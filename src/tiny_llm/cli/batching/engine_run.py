@@ -1,0 +1,144 @@
+"""Prompts through the engine, seen as a batch run."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...engine.scheduling.events import Recorder
+from ...engine.scheduling.snapshot import SNAPSHOT_INTERVAL, snapshot
+from ...errors import UserError
+from ..backends.checkpoint import Checkpoint
+from ..backends.engine import open_llm, sampling_params_from_args
+from .progress import EngineState, RequestProgress
+
+
+class EngineBatchRun:
+    """An `LLM` that serves a fixed set of prompts.
+
+    Args:
+        args: flags, checked by `check_batch_arguments`. `batch_size` requests run at a time, and a
+            step has a token for each of them and `prefill_step` of prompts. Memory is what
+            `batch_size` of the longest take, if `kv_cache_bytes` does not say.
+        checkpoint: the model.
+        prompts: token ids.
+        max_tokens: how many tokens each answer may have.
+        ignore_eos: go on after end tokens.
+
+    Raises:
+        UserError: what `LLM` refuses, and a prompt that the memory cannot hold.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        checkpoint: Checkpoint,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: Sequence[int],
+        ignore_eos: bool,
+    ):
+        described: dict[str, Any] = {}  # known once there is an engine
+        self._recorder = Recorder(described)
+        self._is_recorded = getattr(args, "record", None) is not None
+        self._next_snapshot = 0.0  # on the recorder's clock
+        longest = max((len(p) + n for p, n in zip(prompts, max_tokens, strict=True)), default=1)
+        self._llm = open_llm(
+            args,
+            checkpoint,
+            max_num_seqs=args.batch_size,
+            kv_tokens=longest,
+            prefill_step=args.prefill_step,
+            listener=self._recorder if self._is_recorded else None,
+        )
+        if ignore_eos:
+            self._llm.reserve()  # each answer has its full length, and needs what was declared
+        described.update(self._llm.describe())
+        self.outputs: dict[int, str] = {}
+        self._slots: list[str | None] = [None] * args.batch_size  # request ids
+        self._started: dict[str, RequestProgress] = {}
+        for index, (prompt, limit) in enumerate(zip(prompts, max_tokens, strict=True)):
+            params = sampling_params_from_args(args, limit, ignore_eos)
+            self._llm.add_request(list(prompt), params, request_id=str(index))
+
+    @property
+    def is_done(self) -> bool:
+        """See `BatchRun`."""
+        return not self._llm.has_unfinished_requests
+
+    @property
+    def waiting(self) -> list[int]:
+        """See `BatchRun`; those that were preempted come first."""
+        return [int(request.request_id) for request in self._llm.scheduler.waiting]
+
+    @property
+    def slots(self) -> list[RequestProgress | None]:
+        """See `BatchRun`; the engine does not number its places, so these are ours."""
+        return [None if name is None else self._started[name] for name in self._slots]
+
+    @property
+    def prefilling(self) -> list[RequestProgress]:
+        """See `BatchRun`: none, for a request has its slot from its first chunk on."""
+        return []
+
+    def all_progress(self) -> Iterator[RequestProgress]:
+        """See `BatchRun`."""
+        return iter(self._started.values())
+
+    def step(self) -> None:
+        """See `LLM.step`.
+
+        Raises:
+            UserError: a request failed.
+        """
+        for output in self._llm.step():
+            progress = self._progress(
+                output.request_id, len(output.request_output.prompt_token_ids)
+            )
+            progress.text += output.text
+            progress.new_tokens += len(output.token_ids)
+            progress.prefilled = progress.prompt_tokens
+            if output.finish_reason == "error":
+                raise UserError(f"prompt {progress.index}: {output.request_output.error}")
+            if output.finish_reason is not None:
+                self.outputs[progress.index] = progress.text
+        self._place_running()
+        if self._is_recorded and (self.is_done or self._recorder.seconds >= self._next_snapshot):
+            self._recorder(snapshot(self._llm.scheduler))
+            self._next_snapshot = self._recorder.seconds + SNAPSHOT_INTERVAL
+
+    def state(self) -> EngineState:
+        """See `EngineState`."""
+        scheduler, statistics = self._llm.scheduler, self._llm.runner.statistics
+        return EngineState(
+            scheduler.pages.counts(scheduler.running),
+            scheduler.num_prompt_tokens,
+            scheduler.num_cached_tokens,
+            scheduler.num_preemptions,
+            statistics.num_draft_tokens,
+            statistics.num_accepted_tokens,
+        )
+
+    def write_recording(self, file: Path) -> None:
+        """Writes what happened.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        try:
+            self._recorder.write(file)
+        except OSError as error:
+            raise UserError(f"--record: '{file}' cannot be written: {error.strerror}.") from error
+
+    def _progress(self, request_id: str, prompt_tokens: int) -> RequestProgress:
+        return self._started.setdefault(request_id, RequestProgress(int(request_id), prompt_tokens))
+
+    def _place_running(self) -> None:
+        """Who runs keeps its place; who came gets one that is idle."""
+        running = self._llm.scheduler.running
+        names = {request.request_id for request in running}
+        self._slots = [name if name in names else None for name in self._slots]
+        for request in running:
+            progress = self._progress(request.request_id, request.num_prompt_tokens)
+            progress.prefilled = min(request.num_computed, request.num_prompt_tokens)
+            if request.request_id not in self._slots:
+                self._slots[self._slots.index(None)] = request.request_id

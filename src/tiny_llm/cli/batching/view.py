@@ -1,0 +1,154 @@
+"""What a batch looks like while it runs: a live table, or plain lines."""
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from .progress import EngineState, RequestProgress
+from .runs import BatchRun
+
+PAGES_WIDTH = 30  # characters of the bar
+
+
+def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
+    """The state of a run: a row a slot, those on their way there, the queue, and the speed.
+
+    Args:
+        run: between two steps.
+        num_prompts: how many there are in all.
+        seconds: since the run began.
+    """
+    table = Table(expand=True, box=None, header_style="bold", padding=(0, 1))
+    for name, width, justify in (("slot", 6, "right"), ("prompt", 6, "right")):
+        table.add_column(name, width=width, justify=justify)  # type: ignore[arg-type]
+    table.add_column("state", width=17)
+    table.add_column("tokens", width=6, justify="right")
+    table.add_column("answer so far", ratio=1)
+    for slot, progress in enumerate(run.slots):
+        table.add_row(str(slot), *_cells(progress, "decoding"))
+    # At least one line, so that the table does not jump when there is none. The engine's requests
+    # have their slots at once.
+    idle: Sequence[None] = [None] if run.state() is None else []
+    upcoming: Sequence[RequestProgress | None] = run.prefilling or idle
+    for progress in upcoming:
+        table.add_row("next", *_cells(progress, "waits for a slot"), style="cyan")
+    state = run.state()
+    engine: list[RenderableType] = (
+        [] if state is None else [_pages(state), Text(f" {state}", style="dim")]
+    )
+    lines: list[RenderableType] = [
+        _queue(run),
+        *engine,
+        _finished(run, num_prompts),
+        _speed(run, seconds),
+    ]
+    return Group(table, Text(), *lines)
+
+
+def _cells(progress: RequestProgress | None, prefilled_state: str) -> list[RenderableType]:
+    """A row's cells after the first, with what is going on once the prompt is computed."""
+    if progress is None:
+        return [Text("–", style="dim"), Text("idle", style="dim"), "", ""]
+    if progress.prefilled < progress.prompt_tokens:
+        state = Text(f"prefill {progress.prefilled}/{progress.prompt_tokens}", style="yellow")
+    else:
+        state = Text(prefilled_state, style="green")
+    return [str(progress.index), state, str(progress.new_tokens), _Tail(progress.text)]
+
+
+def _queue(run: BatchRun) -> Text:
+    waiting = run.waiting
+    names = " ".join(map(str, waiting)) if waiting else "–"
+    return Text(f" waiting  {names}", overflow="ellipsis", no_wrap=True)
+
+
+def _pages(state: EngineState) -> Text:
+    """A bar of the pages: shared, one request's, kept for later, free."""
+    pages = state.pages
+    total = pages.used + pages.cached + pages.free
+    kinds = (
+        ("shared", pages.shared, "█", "magenta"),
+        ("own", pages.used - pages.shared, "█", "green"),
+        ("cached", pages.cached, "▒", "blue"),
+        ("free", pages.free, "░", "dim"),
+    )
+    line, drawn, counted = Text(" pages    ", no_wrap=True, overflow="ellipsis"), 0, 0
+    for _, count, character, style in kinds:
+        counted += count
+        end = round(PAGES_WIDTH * counted / total)
+        line.append(character * (end - drawn), style)
+        drawn = end
+    names = ", ".join(f"{count} {name}" for name, count, _, _ in kinds)
+    return line.append(f" {names} of {total}")
+
+
+def _finished(run: BatchRun, num_prompts: int) -> Table:
+    line = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=num_prompts, completed=len(run.outputs), width=30)
+    line.add_row(" finished", bar, f"{len(run.outputs)} of {num_prompts}")
+    return line
+
+
+def _speed(run: BatchRun, seconds: float) -> Text:
+    return Text(f" {speed_line(list(run.all_progress()), seconds)}", style="dim")
+
+
+def speed_line(begun: Sequence[RequestProgress], seconds: float) -> str:
+    """Tokens, and tokens per second of the whole run: prefill and decode share its steps."""
+    prompt = sum(progress.prefilled for progress in begun)
+    generated = sum(progress.new_tokens for progress in begun)
+    seconds = max(seconds, 1e-9)
+    return (
+        f"prompt: {prompt} tokens, {prompt / seconds:.1f} tokens/s | "
+        f"generation: {generated} tokens, {generated / seconds:.1f} tokens/s | {seconds:.1f} s"
+    )
+
+
+class PlainLines:
+    """A line when a request starts, and one with its answer when it ends.
+
+    Args:
+        console: where they go.
+        questions: what each prompt is called.
+    """
+
+    def __init__(self, console: Console, questions: Sequence[str]):
+        self._console = console
+        self._questions = questions
+        self._started: set[int] = set()
+        self._ended: set[int] = set()
+
+    def update(self, run: BatchRun) -> None:
+        """Says what happened in the last step."""
+        waiting = set(run.waiting)
+        for index, question in enumerate(self._questions):
+            if index not in waiting | self._started:
+                self._started.add(index)
+                self._print(f"[{index}] starts: {question}")
+        for index, answer in run.outputs.items():
+            if index not in self._ended:
+                self._ended.add(index)
+                self._print(f"[{index}] ends: {' '.join(answer.split())}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)
+
+
+class _Tail:
+    """The end of a text, as much as a line of its cell holds."""
+
+    def __init__(self, text: str):
+        self._text = " ".join(text.split())
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        tail = self._text
+        if cell_len(tail) > options.max_width:
+            tail = tail[-options.max_width + 1 :]
+            while tail and cell_len(tail) > options.max_width - 1:  # wide characters
+                tail = tail[1:]
+            tail = "…" + tail
+        yield Text(tail, no_wrap=True, overflow="crop")

@@ -1,0 +1,7 @@
+"""Request inputs, validated and converted to token ids and engine parameters.
+
+Plain Python without MLX. Must not know about scheduling or models.
+
+Reading order: validation, chat_messages, length_check, prompts, structured_outputs,
+sampling_params.
+"""

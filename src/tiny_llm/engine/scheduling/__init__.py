@@ -1,0 +1,7 @@
+"""The scheduler, its requests and KV cache pages.
+
+Plain Python without MLX. Must not know how tokens are computed or sampled.
+
+Reading order: config, request, outputs, batch, events, page_allocator, prefix_cache,
+page_manager, scheduler, snapshot.
+"""

@@ -1,0 +1,6 @@
+"""Draft token proposers for speculative decoding.
+
+Must not know how draft tokens are verified: `model_runner.py` does that.
+
+Reading order: draft_model, ngram_proposer, grammar_proposer.
+"""

@@ -1,0 +1,115 @@
+"""The plans of a step over a request's own caches, dense or paged.
+
+A plan is made if every layer's cache has room, and all layers hold the same numbers of tokens. If
+not, there is none, and the layers ask their caches one by one: that is how room is made, and how
+what is wrong is refused.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import OutOfPagesError
+from .batching import BatchingKvCache
+from .full import TinyKvFullCache
+from .page_pool import TinyKvPagedPool
+from .paged import TinyKvPagedCache
+from .step_plan import AttentionMetadata, StepPlan
+
+LayerRequests = Sequence[TinyKvPagedCache | None]  # a layer's, one a row of the batch
+
+
+def plan_dense(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
+    """The plan of L more tokens for each of B sequences in dense caches.
+
+    Args:
+        caches: one for each layer.
+
+    Returns:
+        None if they are not dense, must make room first, or differ in their lengths.
+    """
+    if not all(isinstance(cache, TinyKvFullCache | BatchingKvCache) for cache in caches):
+        return None
+    offsets = caches[0].next_offsets(L)
+    if offsets is None or len(offsets) != B:
+        return None
+    if any(cache.next_offsets(L) != offsets for cache in caches[1:]):
+        return None
+
+    def commit(buffers: list[mx.array]) -> None:
+        for cache, keys, values in zip(caches, buffers[::2], buffers[1::2], strict=True):
+            cache.commit_append(keys, values, L)
+
+    context_lens = [0 if offset < 0 else offset + L for offset in offsets]
+    attention_metadata = AttentionMetadata(
+        mx.array(offsets, mx.int32), mx.array(context_lens, mx.int32)
+    )
+    return StepPlan(attention_metadata, [x for cache in caches for x in cache.state], commit)
+
+
+def plan_paged(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
+    """The plan of L more tokens for each of B sequences in the pages of one pool.
+
+    Args:
+        caches: one for each layer.
+
+    Returns:
+        None if they are not paged, differ in their lengths, or nothing was written to their pool
+        yet.
+
+    Raises:
+        OutOfPagesError: the pool has too few; nothing was changed.
+    """
+    layers = [_requests(cache, L) for cache in caches]
+    pools = {request.pool for layer in layers for request in layer if request is not None}
+    lengths = {tuple(None if row is None else row.offset for row in layer) for layer in layers}
+    if len(pools) != 1 or len(lengths) != 1 or len(layers[0]) != B:
+        return None
+    pool = pools.pop()
+    return None if pool.key_pages is None else _plan_pool(pool, layers, L)
+
+
+def _requests(cache: Any, L: int) -> LayerRequests:
+    """A row's request or None, for each row of the batch; no rows if L more may not join them."""
+    if isinstance(cache, BatchingKvCache):
+        return cache.paged_requests(L)
+    return [cache] if isinstance(cache, TinyKvPagedCache) else []
+
+
+def _plan_pool(pool: TinyKvPagedPool, layers: Sequence[LayerRequests], L: int) -> StepPlan:
+    """`plan_paged`, for layers that have pages of their own in the pool's two arrays."""
+    reserved: list[TinyKvPagedCache] = []
+
+    def rollback() -> None:
+        for request in reserved:
+            request.rewind(L)
+
+    def reserve(request: TinyKvPagedCache | None) -> list[int]:
+        if request is None:
+            return [-1] * L
+        slots = request.reserve(L)
+        reserved.append(request)
+        return slots
+
+    try:
+        slots = [[reserve(request) for request in layer] for layer in layers]
+    except OutOfPagesError:
+        rollback()
+        raise
+    pool.ensure_capacity()
+
+    def commit(buffers: list[mx.array]) -> None:
+        pool.key_pages, pool.value_pages = buffers
+
+    page_ids = [[[] if row is None else row.page_ids for row in layer] for layer in layers]
+    width = max(len(pages) for layer in page_ids for pages in layer)
+    block_tables = [[pages + [-1] * (width - len(pages)) for pages in layer] for layer in page_ids]
+    context_lens = [0 if row is None else row.offset for row in layers[0]]
+    # layers×B×L, B and layers×B×width: in one array each, for each would be an input of the node.
+    attention_metadata = AttentionMetadata(
+        *(mx.array(x, mx.int32) for x in (slots, context_lens, block_tables))
+    )
+    assert pool.key_pages is not None
+    assert pool.value_pages is not None
+    return StepPlan(attention_metadata, [pool.key_pages, pool.value_pages], commit, rollback)

@@ -1,0 +1,92 @@
+"""How a matrix is quantized: the formats of MLX's checkpoints, and what each is stored as.
+
+    mode     bits                groups        a group has
+    affine   2, 3, 4, 5, 6, 8    32, 64, 128   a scale and a bias: weight = q · scale + bias
+    mxfp4    4, floating point   32            a power of two
+    mxfp8    8, floating point   32            a power of two
+    nvfp4    4, floating point   16            a scale of 8 bits, floating point
+
+The integers of a row lie one after the other in 32-bit words, the lowest bits first.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ...errors import short_repr
+from ..families.config_fields import positive_int
+
+Shape = tuple[int, ...]
+
+# Bits and group sizes of each mode; the first is what a config means that does not say.
+MODES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "affine": ((4, 2, 3, 5, 6, 8), (64, 32, 128)),
+    "mxfp4": ((4,), (32,)),
+    "mxfp8": ((8,), (32,)),
+    "nvfp4": ((4,), (16,)),
+}
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How a matrix is quantized; see the module."""
+
+    group_size: int
+    bits: int
+    mode: str = "affine"
+
+    @classmethod
+    def from_config(cls, fields: Mapping[str, Any]) -> "Quantization":
+        """From `config["quantization"]`, or from what is written there for one layer.
+
+        Raises:
+            ValueError: a format that is not known; the message names what is wrong with it.
+        """
+        mode = fields.get("mode") or "affine"
+        if not isinstance(mode, str) or mode not in MODES:
+            raise ValueError(
+                f"config.json has weights quantized in mode {short_repr(mode)}; tiny-llm reads "
+                f"{', '.join(MODES)}"
+            )
+        all_bits, group_sizes = MODES[mode]
+        bits = positive_int(fields, "bits", all_bits[0])
+        group_size = positive_int(fields, "group_size", group_sizes[0])
+        if bits not in all_bits or group_size not in group_sizes:
+            raise ValueError(
+                f"config.json has weights of {short_repr(bits)} bits in groups of "
+                f"{short_repr(group_size)}; in mode {mode} tiny-llm reads {_listed(all_bits)} bits "
+                f"in groups of {_listed(group_sizes)}"
+            )
+        return cls(group_size, bits, mode)
+
+    def shapes(self, matrix: Shape) -> dict[str, Shape]:
+        """The shapes of what a matrix N..×O×I is stored as."""
+        *N, I = matrix
+        groups = I // self.group_size
+        stored = {"weight": (*N, I * self.bits // 32), "scales": (*N, groups)}
+        return {**stored, "biases": (*N, groups)} if self.mode == "affine" else stored
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of a stored weight, its share of the group's scale and bias included."""
+        return self.bits + (32 if self.mode == "affine" else 8) / self.group_size
+
+
+def dequantize_layer(layer: Any, dtype: mx.Dtype) -> mx.array:
+    """The plain weight of a quantized layer whose weights are by row: N..×O×I."""
+    weight: mx.array = mx.dequantize(
+        layer.weight,
+        layer.scales,
+        layer.biases if "biases" in layer else None,
+        group_size=layer.group_size,
+        bits=layer.bits,
+        mode=getattr(layer, "mode", "affine"),
+    )
+    return weight.astype(dtype)
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    *head, last = sorted(numbers)
+    return f"{', '.join(map(str, head))} or {last}" if head else str(last)

@@ -1,0 +1,169 @@
+"""What a safetensors file says it holds, checked before a tensor is read.
+
+Layout: 8 bytes of header length (little-endian), the header (JSON: a tensor's name -> dtype, shape
+and its two offsets into what follows), then the tensors, one after the other and nothing else.
+
+Source: the safetensors format, https://github.com/huggingface/safetensors#format
+"""
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import short_repr
+from .safe_io import MAX_JSON_BYTES, ModelError, parse_json
+
+# Bytes of a number of each dtype.
+DTYPE_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
+FLOAT_DTYPES = ("F32", "F16", "BF16")  # of weights that are not quantized
+MAX_NDIM = 8
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor of a file.
+
+    Attributes:
+        dtype: as the file names it.
+        shape: of it.
+        begin, end: its bytes are [begin, end) of those after the header.
+        file: has it.
+        header_end: where the file's header ends.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    file: Path
+    header_end: int
+
+
+def read_header(file: Path) -> dict[str, TensorInfo]:
+    """The tensors of a file, by name. Reads the header only, at most `MAX_JSON_BYTES`.
+
+    Raises:
+        ModelError: the file is cut off or is no safetensors file; its tensors overlap or leave
+            gaps; a tensor's shape, dtype and bytes contradict each other.
+    """
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            start = stream.read(8)
+            if len(start) < 8:
+                raise ValueError("it has less than 8 bytes")
+            (header_size,) = struct.unpack("<Q", start)
+            if header_size > size - 8:
+                raise ValueError("its header is cut off")
+            if header_size > MAX_JSON_BYTES:
+                raise ValueError(
+                    f"its header has {header_size:,} bytes, and at most {MAX_JSON_BYTES:,} are read"
+                )
+            text = stream.read(header_size).decode("utf-8")
+        tensors = _tensors(parse_json(text), file, 8 + header_size)
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            f"{file} is not a valid safetensors file (its header is not UTF-8); download it again."
+        ) from error
+    except ValueError as error:
+        raise ModelError(
+            f"{file} is not a valid safetensors file ({error}); download it again."
+        ) from error
+    expected = 8 + header_size + max((tensor.end for tensor in tensors.values()), default=0)
+    if size != expected:
+        raise ModelError(
+            f"{file} is truncated or corrupt: its header promises {expected:,} bytes, it has "
+            f"{size:,}; download it again."
+        )
+    return tensors
+
+
+def check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
+    """Refuses weights of a dtype that no layer computes with.
+
+    A layer's `weight` is floating point, or packed in U32 beside `scales`. `scales` and `biases`
+    are floating point and of one dtype; scales without biases may be U8 (mxfp4, nvfp4).
+
+    Args:
+        tensors: all of a checkpoint's.
+
+    Raises:
+        ValueError: it names the first such tensor.
+    """
+    for name, tensor in tensors.items():
+        path, _, kind = name.rpartition(".")
+        scales = tensors.get(f"{path}.scales")
+        allowed: tuple[str, ...] = FLOAT_DTYPES
+        if kind == "weight" and scales is not None:
+            allowed = ("U32",)
+        elif kind == "biases" and scales is not None and scales.dtype in FLOAT_DTYPES:
+            allowed = (scales.dtype,)
+        elif kind == "scales" and f"{path}.weight" in tensors and f"{path}.biases" not in tensors:
+            allowed = (*FLOAT_DTYPES, "U8")
+        elif kind not in ("weight", "bias", "scales", "biases"):
+            continue
+        if tensor.dtype not in allowed:
+            raise ValueError(
+                f"{short_repr(name)} has the dtype {tensor.dtype}, expected {' or '.join(allowed)}"
+            )
+
+
+def _tensors(header: Any, file: Path, header_end: int) -> dict[str, TensorInfo]:
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    notes = header.pop("__metadata__", None) or {}
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+        raise ValueError("its header has a __metadata__ that is no object of texts")
+    tensors = {name: _tensor(name, entry, file, header_end) for name, entry in header.items()}
+    _check_offsets(tensors)
+    return tensors
+
+
+def _tensor(name: str, entry: Any, file: Path, header_end: int) -> TensorInfo:
+    """A tensor from its entry of the header."""
+    what = short_repr(name)
+    if not name.isprintable():
+        raise ValueError(f"the name {what} is not plain text")
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"{what} must have dtype, shape and data_offsets, and nothing else")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise ValueError(f"{what} has the unknown dtype {short_repr(dtype)}")
+    if not _are_sizes(shape) or len(shape) > MAX_NDIM:
+        raise ValueError(f"{what} has the shape {short_repr(shape)}, which is none")
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise ValueError(f"{what} has the data_offsets {short_repr(offsets)}, expected two numbers")
+    begin, end = offsets
+    needed = math.prod(shape) * DTYPE_BYTES[dtype]
+    if end - begin != needed:
+        raise ValueError(
+            f"{what} takes {short_repr(needed)} bytes and has {short_repr(end - begin)}"
+        )
+    return TensorInfo(dtype, tuple(shape), begin, end, file, header_end)
+
+
+def _check_offsets(tensors: Mapping[str, TensorInfo]) -> None:
+    """Tensors must lie one after the other from the beginning, without overlap or gap."""
+    at, before = 0, "the header"
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor.begin != at:
+            what = "overlaps" if tensor.begin < at else "leaves a gap after"
+            raise ValueError(f"{short_repr(name)} {what} {short_repr(before)}")
+        at, before = tensor.end, name
+
+
+def _are_sizes(numbers: Any) -> bool:
+    """Whether it is a list of whole numbers ≥ 0."""
+    return isinstance(numbers, list) and all(
+        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers
+    )

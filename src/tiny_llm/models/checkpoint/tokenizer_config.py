@@ -1,0 +1,106 @@
+"""What a checkpoint says of its tokenizer outside `tokenizer.json`: special tokens, end tokens."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import short_repr
+from .config_checks import check_token_id_field, reject_code
+from .safe_io import ModelError, is_plain_file_name, read_json
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
+
+SPECIAL_TOKEN_FIELDS = [
+    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+]
+SPECIAL_TOKEN_LIST_FIELDS = ("additional_special_tokens", "extra_special_tokens")
+
+# What transformers and mlx_lm import, and open, by these names.
+MODULE_FIELDS = ("tool_parser_type", "chat_template_type", "tokenizer_class")
+FILE_FIELDS = ("vocab_file", "merges_file", "tokenizer_file")
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """A checkpoint's `tokenizer_config.json`, checked; {} if it has none.
+
+    Raises:
+        ModelError: it names code, or a field is of a wrong kind.
+    """
+    settings = read_optional_json(folder, TOKENIZER_CONFIG)
+    where = str(folder / TOKENIZER_CONFIG)
+    reject_code(settings, where)
+    for name in MODULE_FIELDS:
+        value = settings.get(name)
+        if value is not None and not (isinstance(value, str) and value.isidentifier()):
+            raise _invalid_field(where, name, value, "a plain name")
+    for name in FILE_FIELDS:
+        value = settings.get(name)
+        if value is not None and not (isinstance(value, str) and is_plain_file_name(value)):
+            raise _invalid_field(where, name, value, "the name of a file in the folder")
+    for name in SPECIAL_TOKEN_FIELDS:
+        if settings.get(name) is not None and not _is_token(settings[name]):
+            raise _invalid_field(where, name, settings[name], "a text")
+    for name in SPECIAL_TOKEN_LIST_FIELDS:
+        if not all(map(_is_token, _listed(settings.get(name)))):
+            raise _invalid_field(where, name, settings[name], "a list of texts")
+    name = "added_tokens_decoder"
+    added = settings.get(name) or {}
+    if not isinstance(added, dict) or not all(
+        key.isascii() and key.isdigit() and len(key) < 10 and _is_token(token)
+        for key, token in added.items()
+    ):
+        raise _invalid_field(where, name, added, "tokens by their ids")
+    return settings
+
+
+def read_eos_token_ids(folder: Path, config: Mapping[str, Any]) -> set[int]:
+    """The end tokens: those of `generation_config.json`, else of `config.json`.
+
+    Raises:
+        ModelError: they are no token ids.
+    """
+    generation = read_optional_json(folder, GENERATION_CONFIG)
+    check_token_id_field(generation, "eos_token_id", str(folder / GENERATION_CONFIG))
+    found = generation.get("eos_token_id") or config.get("eos_token_id")
+    if found is None:
+        return set()
+    return {found} if isinstance(found, int) else set(found)
+
+
+def special_tokens(settings: Mapping[str, Any]) -> list[str]:
+    """The texts of all special tokens that the settings name."""
+    tokens = [settings.get(name) for name in SPECIAL_TOKEN_FIELDS]
+    for name in SPECIAL_TOKEN_LIST_FIELDS:
+        tokens += _listed(settings.get(name))
+    return [token_text(token) for token in tokens if token is not None]
+
+
+def token_text(token: str | Mapping[str, Any]) -> str:
+    """A token's text, which files store alone or with the token's properties."""
+    text: str = token if isinstance(token, str) else token["content"]
+    return text
+
+
+def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON object that a checkpoint may have; {} if it has none."""
+    return read_json(folder, name) if (folder / name).exists() else {}
+
+
+def _listed(tokens: Any) -> list[Any]:
+    """The tokens of a list, or of an object that names each; a wrong one, if it is neither."""
+    if tokens is None:
+        return []
+    if isinstance(tokens, dict):
+        return list(tokens.values())
+    return tokens if isinstance(tokens, list) else [tokens]
+
+
+def _is_token(token: Any) -> bool:
+    return isinstance(token, str) or (
+        isinstance(token, dict) and isinstance(token.get("content"), str)
+    )
+
+
+def _invalid_field(where: str, name: str, value: Any, expected: str) -> ModelError:
+    return ModelError(f"{where} has {name} {short_repr(value)}, expected {expected}.")

@@ -1,0 +1,249 @@
+"""A checkpoint's weights as a tree of layers, without `mlx_lm`: names and arrays, no more.
+
+The tree has those parts of `mlx_lm`'s model that the weeks' models read: they take the weights out
+and bring their own layers. Formats that are not read here are left to `mlx_lm`.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_unflatten
+
+from ...kernels.prepack import WeightLocations
+from ..families.config import DecoderConfig
+from ..families.experts import stack_experts
+from ..families.registry import read_config
+from .layout import read_tensor_headers, weight_files
+from .quantization import Quantization, Shape
+from .repack import repack
+from .safetensors_header import TensorInfo, check_dtypes
+from .sharding import RankShard
+from .tensor_shapes import matrix_shapes, vector_shapes
+
+# A config with one of these asks for something that only mlx_lm can do.
+MLX_LM_ONLY_FIELDS = ("model_file", "quantize_activations", "text_config")
+
+# Shorter pieces of a matrix, in bytes, are cut out of it after all of it was read: a disk reads
+# pages, and some ahead.
+MIN_READ_BYTES = 2**14
+
+# In old checkpoints of Llama: RoPE's frequencies, which follow from the config.
+ROPE_BUFFER_SUFFIX = ".rotary_emb.inv_freq"
+
+
+class TreeNode(Module):
+    """A node of the tree: its parts by name, or a layer's arrays.
+
+    Attributes:
+        weight, scales, biases: of a layer; the last two if it is quantized.
+        bias: of a layer that has one.
+        group_size, bits, mode: of a quantized layer.
+    """
+
+
+class CheckpointModel(Module):
+    """The root of the tree.
+
+    Args:
+        args: the configuration.
+        parts: what `model` holds, and `lm_head` if it is not tied.
+
+    Attributes:
+        model, lm_head: what `parts` holds.
+        layers: those of `model`.
+        weight_locations: where arrays that were not read yet lie.
+    """
+
+    def __init__(self, args: DecoderConfig, parts: Mapping[str, Any]):
+        super().__init__()
+        self.args = args
+        self.weight_locations = WeightLocations()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    @property
+    def layers(self) -> list[TreeNode]:
+        """The transformer's blocks."""
+        return self.model.layers
+
+
+def is_supported_format(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint is plain, or quantized in a format of MLX's.
+
+    Args:
+        folder: the checkpoint's.
+        config: its `config.json`.
+    """
+    quantization = config.get("quantization")
+    if any(config.get(key) for key in MLX_LM_ONLY_FIELDS):
+        return False
+    if quantization is None:
+        in_other_file = (folder / "hf_quant_config.json").exists()
+        return not config.get("quantization_config") and not in_other_file
+    return True
+
+
+def read_checkpoint(
+    folder: Path, config: Mapping[str, Any], part: RankShard | None = None
+) -> CheckpointModel:
+    """Lazily read weights of a checkpoint that `is_supported_format` accepts.
+
+    Args:
+        folder: the checkpoint's.
+        config: its `config.json`.
+        part: of which only this part is read; None for the whole.
+
+    Raises:
+        ValueError: the config makes no sense, or a tensor is missing, unknown or has another shape
+            or dtype than it must have; the message names it.
+    """
+    args = read_config(config) if part is None else part.config
+    stored = read_tensor_headers(folder)
+    weights: dict[str, mx.array] = {}
+    for file in weight_files(folder):
+        weights.update(mx.load(str(file)))  # type: ignore[arg-type]
+    if part is not None:
+        weights = {name: part.slice_tensor(name, array) for name, array in weights.items()}
+    if args.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)  # the table once more; some converters write it
+    weights = {
+        name: array for name, array in weights.items() if not name.endswith(ROPE_BUFFER_SUFFIX)
+    }
+    if args.experts is not None:
+        stack_experts(weights, sorted(args.experts.layers), args.experts.num_experts)
+    formats = _check_tensors(weights, args, config.get("quantization"))
+    check_dtypes(stored)
+    model = build_model_tree(args, weights, formats)
+    for name in weights.keys() & stored.keys():
+        if part is None:
+            tensor = stored[name]
+            model.weight_locations.add(weights[name], tensor.file, tensor.header_end + tensor.begin)
+        elif not part.is_rank_0_bias(name):
+            _register_source(model.weight_locations, weights[name], name, stored[name], part)
+    return model
+
+
+def _register_source(
+    weight_locations: WeightLocations,
+    array: mx.array,
+    name: str,
+    tensor: TensorInfo,
+    part: RankShard,
+) -> None:
+    """Notes where a rank's part of a tensor lies, so that nothing else need be read."""
+    runs = part.byte_ranges(name, tensor)
+    if len(runs) == 1:
+        weight_locations.add(array, tensor.file, runs[0].start, exclusive=True)
+    if len(runs) == 1 or len(runs[0]) >= MIN_READ_BYTES:
+        weight_locations.add_reader(array, partial(part.read_tensor, name, tensor))
+
+
+def build_model_tree(
+    args: DecoderConfig, weights: Mapping[str, mx.array], formats: Mapping[str, Quantization]
+) -> CheckpointModel:
+    """The tree of named tensors, repacked as this machine's kernels read them (`repack.py`).
+
+    Args:
+        args: the configuration.
+        weights: all tensors of the model, by name.
+        formats: of each quantized layer, by its path.
+    """
+    tree: Any = tree_unflatten(list(weights.items()))
+    parts = {name: _build_node(part, name, formats) for name, part in tree.items()}
+    model = CheckpointModel(args, parts)
+    repack(model)
+    return model
+
+
+def _check_tensors(
+    weights: Mapping[str, mx.array], args: DecoderConfig, quantization: Mapping[str, Any] | None
+) -> dict[str, Quantization]:
+    """The format of each quantized layer, by its path, if all tensors are what they should be."""
+    formats: dict[str, Quantization] = {}
+    known = set()
+    for path, matrix in matrix_shapes(args):
+        found = _quantization(path, matrix, weights, quantization)
+        if found is not None:
+            formats[path] = found
+        for name, shape in (found.shapes(matrix) if found else {"weight": matrix}).items():
+            _check_shape(weights, f"{path}.{name}", shape, found)
+            known.add(f"{path}.{name}")
+    for name, shape in vector_shapes(args):
+        _check_shape(weights, name, shape)
+        known.add(name)
+    unknown = sorted(weights.keys() - known)
+    if unknown:
+        raise ValueError(f"{unknown[0]} has no place in a {args.model_type} of the config's sizes")
+    return formats
+
+
+def layer_quantization(common: Quantization, own: Any) -> Quantization | None:
+    """A layer's format, by what the config says of it: true, false, or a format of its own."""
+    if isinstance(own, dict):
+        return Quantization.from_config(own)
+    return common if own else None
+
+
+def _quantization(
+    path: str,
+    matrix: Shape,
+    weights: Mapping[str, mx.array],
+    quantization: Mapping[str, Any] | None,
+) -> Quantization | None:
+    """How a layer is quantized: what the config says of it, else what its tensors' shapes tell.
+
+    None if it is not.
+    """
+    if quantization is None:
+        return None
+    common, own = Quantization.from_config(quantization), quantization.get(path)
+    if own is not None:
+        return layer_quantization(common, own)
+    weight, scales = weights.get(f"{path}.weight"), weights.get(f"{path}.scales")
+    if scales is None:
+        return None
+    I = matrix[-1]
+    if common.mode != "affine" or weight is None or weight.ndim != scales.ndim:
+        return common
+    if weight.ndim != len(matrix) or not 0 < scales.shape[-1] <= I:
+        return common
+    told = Quantization(I // scales.shape[-1], weight.shape[-1] * 32 // I)
+    return told if told.shapes(matrix)["weight"] == weight.shape else common
+
+
+def _check_shape(
+    weights: Mapping[str, mx.array], name: str, shape: Shape, found: Quantization | None = None
+) -> None:
+    if name not in weights:
+        raise ValueError(
+            f"{name} is not in the checkpoint; its config expects {_format_shape(shape)}"
+        )
+    if weights[name].shape != shape:
+        why = f" for {found.bits} bits in groups of {found.group_size}" if found else ""
+        raise ValueError(
+            f"{name} is {_format_shape(weights[name].shape)}, expected {_format_shape(shape)}{why}"
+        )
+
+
+def _format_shape(shape: Shape) -> str:
+    return "×".join(map(str, shape))
+
+
+def _build_node(tree: Any, path: str, formats: Mapping[str, Quantization]) -> Any:
+    """The tree of names below `path`, as parts."""
+    if isinstance(tree, mx.array):
+        return tree
+    if isinstance(tree, list):
+        return [_build_node(each, f"{path}.{index}", formats) for index, each in enumerate(tree)]
+    part = TreeNode()
+    for name, below in tree.items():
+        setattr(part, name, _build_node(below, f"{path}.{name}", formats))
+    if path in formats:
+        part.group_size = formats[path].group_size
+        part.bits = formats[path].bits
+        part.mode = formats[path].mode
+    return part

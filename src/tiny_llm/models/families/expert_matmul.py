@@ -1,0 +1,229 @@
+"""How chosen experts are multiplied: three ways, by where and in what form their weights are.
+
+    GroupedExperts     the extension's grouped product: 4 or 8 bits, on a CPU
+    SeparateExperts    an MLP an expert: plain weights and float32, on a CPU
+    GatheredExperts    MLX's products, which look experts up: on a GPU
+
+Each is a function of tokens N..×E and of their experts N..×K, and returns N..×K×E: what each of a
+token's experts makes of it.
+"""
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, ClassVar
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from ... import kernels
+from ...kernels.prepack import QUANTIZED_ARRAYS, row_major_layer
+from ...quantize import QuantizedWeights
+from .linear import weight_from
+from .mlp import Mlp
+
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+# From so many products on, a GPU's are sorted by expert: neighbours then read the same weights.
+MIN_SORTED_PRODUCTS = 64
+
+
+def sort_by_expert(experts: mx.array) -> tuple[mx.array, mx.array]:
+    """An order of products in which those of one expert are neighbours, and the way back.
+
+    Args:
+        experts: P; the expert of each of P products.
+
+    Returns:
+        (order, places), P numbers each. `experts[order]` is sorted, and products of one expert stay
+        in their order. `places` undoes it: `experts[order][places]` is `experts`.
+    """
+    # [task 5.1.2 sort]
+    order = mx.argsort(experts)  # stable on a CPU
+    return order, mx.argsort(order)
+    # [/task 5.1.2 sort]
+
+
+def expert_segments(experts: mx.array) -> list[tuple[int, int, int]]:
+    """Where each expert's products are, once they are sorted. Waits for the numbers.
+
+    Args:
+        experts: P; sorted.
+
+    Returns:
+        (expert, first, end) of each expert that has products: they are at `first` … `end` − 1.
+    """
+    numbers: list[int] = experts.tolist()  # type: ignore[assignment]
+    # [task 5.1.2 runs]
+    runs, first = [], 0
+    for expert, same in groupby(numbers):
+        end = first + len(list(same))
+        runs.append((expert, first, end))
+        first = end
+    return runs
+    # [/task 5.1.2 runs]
+
+
+@dataclass(frozen=True)
+class GroupedExperts:
+    """Experts whose matrices the extension reads: X×O×I each, quantized.
+
+    A step reads the matrices that some token has chosen and no others, each of them once. Which
+    those are is found out when the step is computed, so its graph can be recorded.
+
+    Attributes:
+        gate, up: X×I×E.
+        down: X×E×I.
+    """
+
+    gate: QuantizedWeights
+    up: QuantizedWeights
+    down: QuantizedWeights
+    needs_host_sync: ClassVar[bool] = False
+
+    def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
+        """N..×E and N..×K -> N..×K×E."""
+        gate = _grouped(x, self.gate, experts)  # N..×K×I
+        up = _grouped(x, self.up, experts)
+        return _grouped(kernels.swiglu(gate, up), self.down, experts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all experts."""
+        return self.gate.nbytes + self.up.nbytes + self.down.nbytes
+
+
+class SeparateExperts:
+    """Experts that are MLPs of their own, each with the products that an MLP has.
+
+    Which experts are chosen must be known before the products begin, so a step is not recorded.
+
+    Args:
+        stacked: the layers of all experts, with matrices X×O×I.
+        dtype: of the activations.
+    """
+
+    needs_host_sync = True
+
+    def __init__(self, stacked: Any, dtype: mx.Dtype):
+        num_experts = stacked.gate_proj.weight.shape[0]
+        self.nbytes = _nbytes(stacked)
+        self.experts = [Mlp(_expert(stacked, index), dtype) for index in range(num_experts)]
+
+    def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
+        """N..×E and N..×K -> N..×K×E."""
+        K, E = experts.shape[-1], x.shape[-1]
+        if experts.size == 0:
+            return mx.zeros((*experts.shape, E), x.dtype)
+        # [task 5.1.3 separate]
+        of_products = experts.flatten()  # T·K
+        order, places = sort_by_expert(of_products)
+        rows = x.reshape(-1, E)[order // K]  # T·K×E: product p has token p // K
+        outputs = [
+            self.experts[expert](rows[first:end])
+            for expert, first, end in expert_segments(of_products[order])
+        ]
+        return mx.concatenate(outputs)[places].reshape(*experts.shape, E)
+        # [/task 5.1.3 separate]
+
+
+class GatheredExperts:
+    """Experts that MLX multiplies; nothing is waited for.
+
+    Args:
+        stacked: the layers of all experts, with matrices X×O×I.
+    """
+
+    needs_host_sync = False
+
+    def __init__(self, stacked: Any):
+        self.layers = [row_major_layer(stacked[name]) for name in PROJECTIONS]
+        self.nbytes = _nbytes(stacked)
+
+    def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
+        """N..×E and N..×K -> N..×K×E."""
+        K, E = experts.shape[-1], x.shape[-1]
+        products = experts.flatten()  # T·K
+        order = places = mx.arange(products.size)
+        is_sorted = products.size >= MIN_SORTED_PRODUCTS
+        if is_sorted:
+            order, places = sort_by_expert(products)
+        rows = x.reshape(-1, E)[order // K][:, None]  # T·K×1×E
+        chosen = products[order]
+        gate, up = (_gathered(rows, layer, chosen, is_sorted) for layer in self.layers[:2])
+        out = _gathered(kernels.swiglu(gate, up), self.layers[2], chosen, is_sorted)
+        return out[places, 0].reshape(*experts.shape, E)
+
+
+Experts = GroupedExperts | SeparateExperts | GatheredExperts
+
+
+def make_experts(stacked: Any, dtype: mx.Dtype) -> Experts:
+    """The fastest of the three for these weights on this machine.
+
+    Args:
+        stacked: of the checkpoint: `gate_proj` and its like with the matrices of all experts.
+        dtype: of the activations.
+    """
+    if not kernels.computes_on_cpu():
+        return GatheredExperts(stacked)
+    # [solution only]
+    weights = [weight_from(stacked[name], dtype) for name in PROJECTIONS]
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeights)]
+    if len(quantized) == len(weights):
+        return GroupedExperts(*quantized)
+    # [/solution only]
+    return SeparateExperts(stacked, dtype)
+
+
+def _grouped(x: mx.array, w: QuantizedWeights, experts: mx.array) -> mx.array:
+    """Each row times its expert's matrix: N..×I or N..×K×I -> N..×K×O."""
+    return kernels.grouped_quantized_matmul(
+        w.scales, w.biases, w.group_size, w.bits, x, w.weight, experts
+    )
+
+
+def _gathered(x: mx.array, layer: Any, experts: mx.array, is_sorted: bool) -> mx.array:
+    """N×1×I through the matrix of N experts: N×1×O."""
+    if "scales" not in layer:
+        weight = layer.weight.astype(x.dtype).swapaxes(-1, -2)
+        return mx.gather_mm(x, weight, rhs_indices=experts, sorted_indices=is_sorted)
+    product = mx.gather_qmm(
+        x,
+        layer.weight,
+        layer.scales,
+        layer.biases if "biases" in layer else None,
+        rhs_indices=experts,
+        transpose=True,
+        group_size=layer.group_size,
+        bits=layer.bits,
+        mode=getattr(layer, "mode", "affine"),
+        sorted_indices=is_sorted,
+    )
+    return product.astype(x.dtype)
+
+
+def _nbytes(stacked: Any) -> int:
+    layers = [stacked[name] for name in PROJECTIONS]
+    return sum(layer[part].nbytes for layer in layers for part in QUANTIZED_ARRAYS if part in layer)
+
+
+def _expert(stacked: Any, index: int) -> "_Node":
+    """One expert's layers, whose matrices are views of the stacked ones."""
+    return _Node(**{name: _slice(stacked[name], index) for name in PROJECTIONS})
+
+
+def _slice(layer: Any, index: int) -> "_Node":
+    if "scales" not in layer:
+        return _Node(weight=layer.weight[index])
+    arrays = {name: layer[name][index] if name in layer else None for name in QUANTIZED_ARRAYS}
+    mode = getattr(layer, "mode", "affine")
+    return _Node(**arrays, group_size=layer.group_size, bits=layer.bits, mode=mode)
+
+
+class _Node(Module):
+    """A layer, or a few by name."""
+
+    def __init__(self, **parts: Any):
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)

@@ -1,0 +1,190 @@
+"""Names of models: short names, hub ids and folders; and downloads of what is not here yet."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import demo
+from ..errors import short_repr
+from .checkpoint.layout import check_checkpoint
+from .checkpoint.safe_io import ModelError
+
+if TYPE_CHECKING:
+    from rich.console import Console  # some megabytes, for what is seldom said
+
+SHORT_NAMES = {
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B-MLX-4bit",
+    "qwen3-1.7b": "Qwen/Qwen3-1.7B-MLX-4bit",
+    "qwen3-4b": "Qwen/Qwen3-4B-MLX-4bit",
+    "qwen3-8b": "Qwen/Qwen3-8B-MLX-4bit",
+}
+BUNDLED_MODELS = {"demo": demo.TARGET_PATH, "demo-draft": demo.DRAFT_PATH}
+PREFERRED_MODEL = "qwen3-0.6b"
+
+# Of a hub repository: what loading needs, and nothing else (other formats can be twice the size).
+CONFIG_PATTERNS = ["*.json", "*.txt", "*.jinja"]
+DOWNLOAD_PATTERNS = [*CONFIG_PATTERNS, "*.safetensors"]
+
+
+def shortcut_name_to_full_name(name: str) -> str:
+    """The hub id (or, for a shipped model, the folder) behind a short name.
+
+    Args:
+        name: `qwen3-0.6b`, `qwen3-1.7b`, `qwen3-4b`, `qwen3-8b`, `demo` or `demo-draft`, in any
+            case; any other name is returned as it is.
+    """
+    if name.lower() in BUNDLED_MODELS:
+        return str(BUNDLED_MODELS[name.lower()])
+    return SHORT_NAMES.get(name.lower(), name)
+
+
+def default_model() -> tuple[str, str]:
+    """The model to use where none was named, and why: (name, reason)."""
+    if find_in_cache(SHORT_NAMES[PREFERRED_MODEL]) is not None:
+        return PREFERRED_MODEL, "it is in the local hub cache"
+    return "demo", f"it ships with tiny-llm, and {PREFERRED_MODEL} is not in the local hub cache"
+
+
+def find_in_cache(hub_id: str) -> Path | None:
+    """The folder of a hub model if all of it is on this machine; None otherwise."""
+    from huggingface_hub import constants  # quick; the names of the package itself take longer
+
+    if not (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir():
+        return None
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(
+            huggingface_hub.snapshot_download(
+                hub_id, local_files_only=True, allow_patterns=DOWNLOAD_PATTERNS
+            )
+        )
+        check_checkpoint(folder)
+    except (LocalEntryNotFoundError, HFValidationError, ModelError):
+        return None
+    return folder
+
+
+def find_model(name: str, console: "Console | None") -> Path:
+    """The folder of a model's checkpoint, checked; downloads it if it is not on this machine.
+
+    Args:
+        name: a short name, a hub id or a local folder.
+        console: where a download says how big it is; standard error if None.
+
+    Raises:
+        ModelError: there is no such model, it cannot be downloaded now, or its folder is broken.
+    """
+    folder = _local_folder(name)
+    if folder is None:
+        full_name = shortcut_name_to_full_name(name)
+        cached = find_in_cache(full_name)
+        if cached is not None:
+            return cached  # checked where it was found
+        folder = download(full_name, console)
+    check_checkpoint(folder)
+    return folder
+
+
+def find_config(name: str, console: "Console | None") -> Path:
+    """A folder with a model's `config.json`, and its tokenizer if it has one; no weights.
+
+    Args:
+        name, console: see `find_model`.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be downloaded now.
+    """
+    full_name = shortcut_name_to_full_name(name)
+    folder = _local_folder(name) or find_in_cache(full_name)
+    return folder or download(full_name, console, CONFIG_PATTERNS)
+
+
+def _local_folder(name: str) -> Path | None:
+    """The folder that a name means; None for a hub id.
+
+    Raises:
+        ModelError: it is neither.
+    """
+    full_name = shortcut_name_to_full_name(name)
+    folder = Path(full_name).expanduser()
+    if full_name and _is_dir(folder):
+        return folder
+    if full_name.count("/") == 1 and full_name[0] not in "./~":
+        return None
+    raise ModelError(
+        f"there is no model {short_repr(name)}; give a folder, a hub id (owner/name) or one of "
+        f"{', '.join([*BUNDLED_MODELS, *SHORT_NAMES])}."
+    )
+
+
+def _is_dir(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # the name is too long for one
+        return False
+
+
+def is_terminal() -> bool:
+    """Whether standard error is one. Most programs have none, and then need not import `rich`."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def stderr_console() -> "Console":
+    """The console where messages and progress bars go if no other is given."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def download(
+    hub_id: str, console: "Console | None", patterns: list[str] = DOWNLOAD_PATTERNS
+) -> Path:
+    """Fetches a model from the Hugging Face hub, after saying how big it is.
+
+    Args:
+        hub_id: owner/name.
+        console: where the size is said; standard error if None.
+        patterns: the files to fetch.
+
+    Raises:
+        ModelError: the hub has no such model, or cannot be reached.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        # Asked first: its errors say what is wrong, those of a dry run do not.
+        huggingface_hub.HfApi().model_info(hub_id)
+        files = huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns, dry_run=True)
+        size = sum(file.file_size for file in files if file.will_download)
+        from rich import filesize
+
+        said = f"downloading {hub_id}: {filesize.decimal(size)}"
+        (console or stderr_console()).print(said, highlight=False)
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns))
+    except errors.GatedRepoError as error:  # a kind of RepositoryNotFoundError, so it comes first
+        raise ModelError(
+            f"'{hub_id}' asks you to accept its terms on the Hugging Face hub; do that there, "
+            "then run `hf auth login`."
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise ModelError(
+            f"the Hugging Face hub has no model '{hub_id}' that you may read; check the name."
+        ) from error
+    except errors.OfflineModeIsEnabled as error:
+        raise ModelError(
+            f"'{hub_id}' is not on this machine and HF_HUB_OFFLINE forbids a download; "
+            "use --model demo, which needs none."
+        ) from error
+    except (
+        errors.HTTPError,
+        errors.LocalEntryNotFoundError,
+        ConnectionError,
+        TimeoutError,
+    ) as error:
+        raise ModelError(
+            f"'{hub_id}' is not on this machine and the Hugging Face hub cannot be reached; "
+            "check the network, or use --model demo, which needs none."
+        ) from error

@@ -1,0 +1,281 @@
+"""A checkpoint's tokenizer, without `transformers`: text into token ids and back.
+
+The work is done by the `tokenizers` library, as in `transformers`, which takes seconds to import.
+Ids, texts and end tokens are those of `mlx_lm`'s tokenizer for the same folder. What this one does
+not do is left to that one, which is loaded when it is first needed.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from ..checkpoint.safe_io import MAX_TOKENIZER_BYTES, check_file_size, resolve_file
+from ..checkpoint.tokenizer_config import (
+    SPECIAL_TOKEN_FIELDS,
+    read_eos_token_ids,
+    read_tokenizer_config,
+    special_tokens,
+    token_text,
+)
+from .chat_template_files import choose_template, find_chat_template
+from .chat_template_sandbox import render_sandboxed
+from .detokenizer import StreamingDetokenizer, decode_byte_level
+from .hf_fallback import load_mlx_lm_tokenizer
+from .low_memory_load import load_tokenizer_json
+from .sandboxed_encode import SandboxedEncoder, find_unknown_regex
+
+# Classes of `transformers` that use tokenizer.json as it stands; others may change it.
+SUPPORTED_CLASSES = {
+    "PreTrainedTokenizerFast",
+    "Qwen2Tokenizer",
+    "Qwen2TokenizerFast",
+    "TokenizersBackend",
+}
+THINK_TAGS = {"<think>", "</think>"}
+
+# Settings that change what a tokenizer does, if they are on; Qwen3's has none of them on.
+TRANSFORMERS_ONLY_FIELDS = (
+    "add_prefix_space",
+    "chat_template_type",
+    "clean_up_tokenization_spaces",
+    "split_special_tokens",
+)
+
+# Arguments of `apply_chat_template` that do not concern the template.
+TRANSFORMERS_ONLY_ARGUMENTS = {
+    "chat_template",
+    "continue_final_message",
+    "max_length",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "sanitize_control_tokens",
+    "tokenizer_kwargs",
+    "truncation",
+}
+
+
+class Tokenizer:
+    """What `mlx_lm.load` would return, as far as serving needs it; see the module.
+
+    Args:
+        folder: a checkpoint's.
+        tokenizer: its `tokenizer.json`.
+        config: its `tokenizer_config.json`.
+        eos_token_ids: see `read_eos_token_ids`.
+
+    Attributes:
+        eos_token_ids: those that end an answer.
+        chat_template: see `find_chat_template`; None if there is none.
+        has_thinking: whether the model can think before it answers.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: tokenizers.Tokenizer,
+        config: Mapping[str, Any],
+        eos_token_ids: set[int],
+    ):
+        self.eos_token_ids = eos_token_ids
+        self.chat_template = find_chat_template(folder, config)
+        self.has_thinking = all(tokenizer.token_to_id(token) is not None for token in THINK_TAGS)
+        self._folder = folder
+        self._tokenizer = tokenizer
+        self._named_tokens = {
+            name: token_text(config[name])
+            for name in SPECIAL_TOKEN_FIELDS
+            if config.get(name) is not None
+        }
+        self._added_tokens = {
+            token_id: token.content.encode()
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        }
+        expression = find_unknown_regex(tokenizer)
+        self._encoder = (
+            None if expression is None else SandboxedEncoder(folder / "tokenizer.json", expression)
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `apply_chat_template` can be called."""
+        return self.chat_template is not None
+
+    @property
+    def backend_tokenizer(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer, under the name that `transformers` gives it."""
+        return self._tokenizer
+
+    @property
+    def detokenizer(self) -> StreamingDetokenizer:
+        """A new one, for one answer."""
+        return StreamingDetokenizer(self.token_bytes)
+
+    def token_bytes(self, token: int) -> bytes:
+        """A token's UTF-8; empty for an id without a token, as models with padded tables have."""
+        added = self._added_tokens.get(token)
+        return (
+            added
+            if added is not None
+            else decode_byte_level(self._tokenizer.id_to_token(token) or "")
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = True, **others: Any) -> list[int]:
+        """The token ids of a text.
+
+        Args:
+            text: special tokens that are written in it become those tokens.
+            add_special_tokens: whether to add those that `tokenizer.json` puts around a text, if
+                it does.
+            others: see `transformers`.
+
+        Raises:
+            UserError: a regular expression of the tokenizer's does not end with this text; see
+                `sandboxed_encode.py`.
+        """
+        if self._encoder is not None and not others:
+            return self._encoder.encode(text, add_special_tokens)
+        if others:
+            return self._mlx_lm.encode(text, add_special_tokens=add_special_tokens, **others)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(
+        self, ids: int | Sequence[int], skip_special_tokens: bool = False, **others: Any
+    ) -> str:
+        """The text of token ids; bytes that are no character become U+FFFD."""
+        if others:
+            return self._mlx_lm.decode(ids, skip_special_tokens=skip_special_tokens, **others)
+        ids = [ids] if isinstance(ids, int) else [int(token) for token in ids]
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def get_vocab(self) -> dict[str, int]:
+        """All tokens, as `tokenizer.json` spells them, and their ids."""
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
+    def add_eos_token(self, token: str | int) -> None:
+        """Makes one more token end an answer: by its text, or by its id."""
+        is_id = str(token).isdecimal()
+        token_id = int(token) if is_id else self._tokenizer.token_to_id(str(token))
+        if token_id is None:
+            raise ValueError(f"'{token}' is not a token of this tokenizer")
+        self.eos_token_ids.add(token_id)
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        *,
+        tokenize: bool = True,
+        **variables: Any,
+    ) -> Any:
+        """A conversation through the chat template, which runs in a process with bounds.
+
+        Args:
+            conversation: {"role": …, "content": …}, and what else the template knows.
+            tools: what the model may call, each a JSON schema.
+            tokenize: whether to encode the text.
+            variables: of the template: `add_generation_prompt`, `enable_thinking` (True where the
+                model can, if not given), …; other arguments as in `transformers`.
+
+        Returns:
+            Token ids; the text if not `tokenize`.
+
+        Raises:
+            ValueError: the template refuses the conversation, or takes too much time or memory;
+                there is no chat template, or no message.
+        """
+        variables["tools"] = tools
+        if not self._can_render(conversation, variables):
+            return self._mlx_lm.apply_chat_template(conversation, tokenize=tokenize, **variables)
+        assert self.chat_template is not None
+        variables = {
+            **self._named_tokens,
+            "documents": None,
+            "add_generation_prompt": False,
+            "enable_thinking": self.has_thinking,
+            **variables,
+        }
+        template = choose_template(self.chat_template, has_tools=tools is not None)
+        text = render_sandboxed(template, conversation, **variables)
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
+    def __len__(self) -> int:
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")
+        return getattr(self._mlx_lm, name)
+
+    @cached_property
+    def _mlx_lm(self) -> Any:
+        """The same tokenizer as `mlx_lm` loads it."""
+        return load_mlx_lm_tokenizer(self._folder, self.eos_token_ids)
+
+    def _can_render(self, messages: Any, variables: Mapping[str, Any]) -> bool:
+        """Whether it is one conversation of plain data; `transformers` takes more than that."""
+        return (
+            self.chat_template is not None
+            and not TRANSFORMERS_ONLY_ARGUMENTS & set(variables)
+            and not re.search(r"\{%-?\s*generation\b", str(self.chat_template))
+            and isinstance(messages, Sequence)
+            and bool(messages)
+            and all(
+                isinstance(m, dict) and not {"thinking", "reasoning"} & set(m) for m in messages
+            )
+            and all(isinstance(tool, dict) for tool in variables["tools"] or ())
+        )
+
+
+def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
+    """The tokenizer of a checkpoint: a `Tokenizer`, or `mlx_lm`'s where that cannot read it.
+
+    Args:
+        folder: with `tokenizer.json`, or what else `transformers` reads.
+        config: its `config.json`.
+
+    Raises:
+        ValueError: a file is broken; the message names it (`ModelError`, if it is not JSON).
+    """
+    eos_token_ids = read_eos_token_ids(folder, config)
+    settings = read_tokenizer_config(folder)
+    if not (folder / "tokenizer.json").exists():
+        return load_mlx_lm_tokenizer(folder, eos_token_ids)
+    file = resolve_file(folder, "tokenizer.json")
+    check_file_size(file, MAX_TOKENIZER_BYTES)
+    try:
+        tokenizer = load_tokenizer_json(file)
+    except Exception as error:  # the library has no class of its own for it
+        raise ValueError(f"tokenizer.json cannot be read: {error}") from error
+    if not _is_supported(folder, tokenizer, settings):
+        return load_mlx_lm_tokenizer(folder, eos_token_ids)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if settings["eos_token"] is not None:
+        named = tokenizer.token_to_id(token_text(settings["eos_token"]))
+        assert named is not None  # it is known
+        eos_token_ids.add(named)
+    return Tokenizer(folder, tokenizer, settings, eos_token_ids)
+
+
+def _is_supported(folder: Path, tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> bool:
+    """Whether `transformers` would use `tokenizer.json` as it stands.
+
+    It adds tokens that only other files name, and has default end tokens where no file names one.
+    """
+    ids = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
+    listed = settings.get("added_tokens_decoder")
+    return (
+        settings.get("tokenizer_class") in SUPPORTED_CLASSES
+        and isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
+        and "eos_token" in settings
+        and not any(settings.get(name) for name in TRANSFORMERS_ONLY_FIELDS)
+        and all(token in ids for token in special_tokens(settings))
+        and all(ids.get(token_text(token)) == int(i) for i, token in (listed or {}).items())
+        and (listed is not None or not (folder / "special_tokens_map.json").exists())
+    )

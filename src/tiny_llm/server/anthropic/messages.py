@@ -1,0 +1,265 @@
+"""`POST /v1/messages`: Anthropic's protocol. An answer is a list of blocks, one after the other."""
+
+import json
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ..context import AppState, get_app_state
+from ..engine_client.client import RequestHandle
+from ..engine_client.messages import OutputDelta
+from ..http.errors import ApiError, JsonResponse
+from ..http.openapi import ANTHROPIC_ERROR_RESPONSES, streaming_responses
+from ..protocol.output import ParsedOutput
+from ..protocol.output_parser import (
+    OutputParser,
+    ParsedDelta,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+)
+from ..protocol.prompts import ChatPrompt
+from ..protocol.sampling import make_sampling_params
+from ..protocol.streaming import EventSourceResponse, full_response, sse_event
+from .messages_schema import CountTokensRequest, MessagesRequest
+
+PATH = "/v1/messages"
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+# Clients send a thought back with what signed it; there is nothing to check here.
+SIGNATURE = "tiny-llm"
+PING = sse_event({"type": "ping"}, "ping")
+
+router = APIRouter()
+
+
+@router.post(
+    PATH,
+    tags=["Anthropic"],
+    response_class=JsonResponse,
+    responses=streaming_responses(ANTHROPIC_ERROR_RESPONSES),
+)
+async def create_message(body: MessagesRequest, request: Request) -> Response:
+    """Answers a conversation, at once or as a stream of events."""
+    server = get_app_state(request)
+    server.check_model(body.model)
+    body.check_supported()
+    params = make_sampling_params(
+        server.defaults,
+        max_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        stop=body.stop_sequences,
+        thinking_token_budget=body.thinking_budget,
+        structured_outputs=body.constraint(),
+    )
+    prompt = await server.prompts.run(_render_prompt, server, body)
+    handle = await server.submit([prompt.token_ids], params, prompt.thinking_enabled)
+    serializer = MessageSerializer(server, body, handle, prompt)
+    if not body.stream:
+        return await full_response(request.receive, handle, serializer.full_response())
+    return EventSourceResponse(serializer, handle, server.settings.keep_alive, PING)
+
+
+@router.post(f"{PATH}/count_tokens", tags=["Anthropic"], responses=ANTHROPIC_ERROR_RESPONSES)
+async def count_tokens(body: CountTokensRequest, request: Request) -> dict[str, int]:
+    """How many tokens a conversation has."""
+    server = get_app_state(request)
+    server.check_model(body.model)
+    body.check_supported()
+    prompt = await server.prompts.run(_render_prompt, server, body)
+    return {"input_tokens": len(prompt.token_ids)}
+
+
+def stream_error(error: ApiError) -> bytes:
+    """The end of a stream that failed."""
+    return sse_event(error.body(PATH), "error")
+
+
+def _render_prompt(server: AppState, body: CountTokensRequest) -> ChatPrompt:
+    tools = body.openai_tools() if body.uses_tools else None
+    variables = {"enable_thinking": body.wants_thinking}
+    return server.prompts.render_chat(
+        body.to_template_messages(),
+        tools,
+        variables,
+        continue_final_message=body.continue_final_message,
+    )
+
+
+class MessageSerializer:
+    """Writes an answer in Anthropic's form.
+
+    Args:
+        server, body, handle, prompt: of the request.
+    """
+
+    def __init__(
+        self, server: AppState, body: MessagesRequest, handle: RequestHandle, prompt: ChatPrompt
+    ):
+        self._handle = handle
+        self._prefix_warmup, self._prompts = server.prefix_warmup, server.prompts
+        self._prompt = prompt
+        choice = body.tool_choice
+        first_tool_call_only = choice is not None and bool(choice.disable_parallel_tool_use)
+        parser = OutputParser(
+            prompt.thinking_enabled, prompt.reasoning_open, body.uses_tools, bool(body.stream)
+        )
+        self._output = ParsedOutput(parser, first_tool_call_only)
+        self._envelope: dict[str, Any] = {
+            "id": f"msg_{uuid.uuid4().hex[:24]}",
+            "type": "message",
+            "role": "assistant",
+            "model": server.settings.model_name,
+        }
+        if body.wants_diagnostics:  # nothing is kept that an earlier prompt could be compared with
+            self._envelope["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
+        self._omit_reasoning = body.omit_reasoning
+        self._blocks: list[dict[str, Any]] = []
+
+    async def full_response(self) -> Response:
+        """The answer when it is finished."""
+        async for outputs in self._handle.stream_outputs():
+            for _, output in outputs:
+                for part in self._output.take(output):
+                    self._add(part)
+        self._finish()
+        return JsonResponse(
+            {
+                **self._envelope,
+                "content": self._blocks,
+                **self._stop_fields(),
+                "usage": self._usage(),
+            }
+        )
+
+    def start_events(self) -> bytes:
+        """See `Reply`."""
+        message: dict[str, Any] = {
+            **self._envelope,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(),
+        }
+        return _event({"type": "message_start", "message": message})
+
+    def delta_events(self, _: int, output: OutputDelta) -> bytes:
+        """See `Reply`."""
+        events = []
+        for part in self._output.take(output):
+            is_new = self._add(part)
+            if isinstance(part, ReasoningDelta) and self._omit_reasoning and not is_new:
+                continue
+            if is_new and len(self._blocks) > 1:
+                events.append(self._block_stop_events(len(self._blocks) - 2))
+            events.append(self._delta_events(part, is_new))
+        return b"".join(events)
+
+    def end_events(self) -> bytes:
+        """See `Reply`."""
+        filled = self._finish()
+        last = self._block_stop_events(len(self._blocks) - 1)
+        ending = {"type": "message_delta", "delta": self._stop_fields(), "usage": self._usage()}
+        return filled + last + _event(ending) + _event({"type": "message_stop"})
+
+    def error_events(self, error: ApiError) -> bytes:
+        """See `Reply`."""
+        return stream_error(error)
+
+    def _finish(self) -> bytes:
+        """Ends the answer. One that says nothing has an empty text: many clients read a block."""
+        self._prefix_warmup.schedule(self._prompts, self._prompt, self._output)
+        if self._blocks:
+            return b""
+        nothing = TextDelta("")
+        self._add(nothing)
+        return self._delta_events(nothing, is_new=True)
+
+    def _add(self, part: ParsedDelta) -> bool:
+        """Adds a part to the last block, or begins a block; returns whether it did that."""
+        last = self._blocks[-1]["type"] if self._blocks else None
+        if isinstance(part, ReasoningDelta) and self._omit_reasoning:
+            part = ReasoningDelta("")
+        match part:
+            case TextDelta(text) if last == "text":
+                self._blocks[-1]["text"] += text
+                return False
+            case ReasoningDelta(text) if last == "thinking":
+                self._blocks[-1]["thinking"] += text
+                return False
+            case TextDelta(text):
+                self._blocks.append({"type": "text", "text": text})
+            case ReasoningDelta(text):
+                block = {"type": "thinking", "thinking": text, "signature": SIGNATURE}
+                self._blocks.append(block)
+            case ToolCallDelta(is_new=False):
+                return False
+            case ToolCallDelta(name, arguments, call_id):
+                head = {"type": "tool_use", "id": f"toolu_{call_id[5:]}", "name": name}
+                self._blocks.append({**head, "input": _parse_arguments(arguments)})
+        return True
+
+    def _delta_events(self, part: ParsedDelta, is_new: bool) -> bytes:
+        """Events for a part: the beginning of its block if it is new, and what it adds."""
+        index = len(self._blocks) - 1
+        delta: dict[str, Any]
+        match part:
+            case TextDelta(text):
+                empty: dict[str, Any] = {"type": "text", "text": ""}
+                delta = {"type": "text_delta", "text": text}
+            case ReasoningDelta(text):
+                empty = {"type": "thinking", "thinking": "", "signature": ""}
+                delta = {"type": "thinking_delta", "thinking": text}
+            case ToolCallDelta(arguments=more):
+                empty = {**self._blocks[-1], "input": {}}
+                if is_new and more:  # a whole call
+                    more = json.dumps(self._blocks[-1]["input"], ensure_ascii=False)
+                delta = {"type": "input_json_delta", "partial_json": more}
+        grown = _event({"type": "content_block_delta", "index": index, "delta": delta})
+        if not is_new:
+            return grown
+        begin = _event({"type": "content_block_start", "index": index, "content_block": empty})
+        is_omitted = isinstance(part, ReasoningDelta) and self._omit_reasoning
+        return begin if is_omitted else begin + grown
+
+    def _block_stop_events(self, index: int) -> bytes:
+        end = _event({"type": "content_block_stop", "index": index})
+        if self._blocks[index]["type"] != "thinking":
+            return end
+        delta = {"type": "signature_delta", "signature": SIGNATURE}
+        return _event({"type": "content_block_delta", "index": index, "delta": delta}) + end
+
+    def _stop_fields(self) -> dict[str, Any]:
+        stop = self._output.stop_reason
+        if isinstance(stop, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+        reason = STOP_REASONS.get(self._output.finish_reason or "")
+        return {"stop_reason": reason, "stop_sequence": None}
+
+    def _usage(self) -> dict[str, Any]:
+        cached = self._handle.cached_tokens
+        return {
+            "input_tokens": self._handle.prompt_tokens - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": self._output.tokens,
+            "output_tokens_details": {"thinking_tokens": self._output.reasoning_tokens},
+        }
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return sse_event(data, data["type"])
+
+
+def _parse_arguments(arguments: str) -> dict[str, Any]:
+    """A call's arguments, which Anthropic's protocol has as an object."""
+    if not arguments:  # they are still to come
+        return {}
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"arguments": arguments}

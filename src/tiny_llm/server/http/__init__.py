@@ -1,0 +1,7 @@
+"""HTTP: connection limits, authentication, error responses, validation messages, OpenAPI.
+
+Must not know about prompts or the engine.
+
+Reading order: uvicorn_protocol, middleware, errors, validation, unsupported, openapi,
+fast_path.
+"""

@@ -1,0 +1,296 @@
+"""`POST /v1/chat/completions`: a conversation in, the assistant's next turn out."""
+
+import time
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ..context import AppState, get_app_state
+from ..engine_client.client import RequestHandle
+from ..engine_client.messages import OutputDelta
+from ..http.errors import ApiError, JsonResponse
+from ..http.openapi import ERROR_RESPONSES, streaming_responses
+from ..protocol.logprobs import prompt_logprobs_field
+from ..protocol.output import ParsedOutput, TokenTextDecoder
+from ..protocol.output_parser import (
+    OutputParser,
+    ParsedDelta,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+)
+from ..protocol.prompts import ChatPrompt
+from ..protocol.streaming import (
+    TEXT_PLACEHOLDER,
+    EventSourceResponse,
+    EventTemplate,
+    full_response,
+    sse_event,
+)
+from ..protocol.usage import SYSTEM_FINGERPRINT, openai_usage
+from .chat_schema import ChatCompletionRequest
+
+PATH = "/v1/chat/completions"
+
+router = APIRouter()
+
+
+@router.post(
+    PATH,
+    tags=["OpenAI"],
+    response_class=JsonResponse,
+    responses=streaming_responses(ERROR_RESPONSES),
+)
+async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
+    """Answers a conversation, at once or as a stream of events."""
+    server = get_app_state(request)
+    server.check_model(body.model)
+    body.check_supported()
+    prompts = server.prompts
+    prompt = await prompts.run(_render_prompt, server, body)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    limit = body.max_completion_tokens or body.max_tokens
+    params = body.sampling_params(
+        server.defaults, limit, logprobs, body.constraint(), body.prompt_logprobs
+    )
+    handle = await server.submit([prompt.token_ids], params, prompt.thinking_enabled)
+    serializer = ChatSerializer(server, body, handle, prompt, params.n)
+    if not body.stream:
+        return await full_response(request.receive, handle, serializer.full_response())
+    return EventSourceResponse(serializer, handle, server.settings.keep_alive)
+
+
+def stream_error(error: ApiError) -> bytes:
+    """The end of a stream that failed."""
+    return sse_event(error.body(PATH)) + b"data: [DONE]\n\n"
+
+
+def _render_prompt(server: AppState, body: ChatCompletionRequest) -> ChatPrompt:
+    messages = [message.to_template(number) for number, message in enumerate(body.messages)]
+    return server.prompts.render_chat(
+        messages,
+        body.usable_tools or None,
+        body.template_variables(),
+        body.add_generation_prompt is not False,
+        bool(body.continue_final_message),
+        bool(body.add_special_tokens),
+    )
+
+
+class ChatSerializer:
+    """Writes the answers of one chat in OpenAI's form.
+
+    Args:
+        server, body, handle, prompt: of the request.
+        n: how many answers it has.
+    """
+
+    def __init__(
+        self,
+        server: AppState,
+        body: ChatCompletionRequest,
+        handle: RequestHandle,
+        prompt: ChatPrompt,
+        n: int,
+    ):
+        self._body = body
+        self._handle = handle
+        self._prefix_warmup, self._prompts = server.prefix_warmup, server.prompts
+        self._prompt = prompt
+        self._prompt_ids = prompt.token_ids
+        self._envelope = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
+            "created": int(time.time()),
+            "model": server.settings.model_name,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+        }
+        first_tool_call_only = body.parallel_tool_calls is False
+        self._outputs = [
+            ParsedOutput(
+                OutputParser(
+                    prompt.thinking_enabled,
+                    prompt.reasoning_open,
+                    body.uses_tools,
+                    bool(body.stream),
+                ),
+                first_tool_call_only,
+                include_reasoning=body.include_reasoning is not False,
+            )
+            for _ in range(n)
+        ]
+        as_token_ids = bool(body.return_tokens_as_token_ids)
+        self._token_decoders = [TokenTextDecoder(server.prompts, as_token_ids) for _ in range(n)]
+        # Of answers that are told at once, what parsers do not keep.
+        self._logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
+        self._token_ids: list[list[int]] = [[] for _ in range(n)]
+        self._prompt_logprobs: list[Any] | None = None
+        options = body.stream_options
+        self._include_usage = options is not None and bool(options.include_usage)
+        self._continuous_usage = options is not None and options.is_continuous
+        # Whether a chunk with text has nothing but text in it; such chunks are encoded once.
+        self._is_text_only = not (body.logprobs or body.return_token_ids or self._continuous_usage)
+        self._event_templates: dict[
+            tuple[int, type[TextDelta] | type[ReasoningDelta]], EventTemplate
+        ] = {}
+
+    # ---------------------------------------------------------------- at once
+
+    async def full_response(self) -> Response:
+        """The answer when it is finished."""
+        async for outputs in self._handle.stream_outputs():
+            for _, output in outputs:
+                self._outputs[output.index].take(output)
+                self._logprobs[output.index] += self._token_logprobs(output)
+                self._token_ids[output.index] += output.token_ids
+                self._prompt_logprobs = self._prompt_logprobs or prompt_logprobs_field(
+                    self._prompts,
+                    self._prompt_ids,
+                    output.prompt_logprobs,
+                    self._body.prompt_logprobs,
+                )
+        self._schedule_warmup()
+        return JsonResponse(
+            {
+                **self._envelope,
+                "choices": [self._choice(index) for index in range(len(self._outputs))],
+                "usage": openai_usage(self._handle, self._outputs),
+                "prompt_logprobs": self._prompt_logprobs,
+                "prompt_token_ids": self._prompt_ids if self._body.return_token_ids else None,
+            }
+        )
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        answer = self._outputs[index]
+        has_text = answer.text or not answer.calls
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": answer.text if has_text else None,
+            "refusal": None,
+        }
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message["tool_calls"] = [_tool_call(call) for call in answer.calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs_field(self._logprobs[index]),
+            "finish_reason": answer.finish_reason,
+            "stop_reason": answer.stop_reason,
+            "token_ids": self._token_ids[index] if self._body.return_token_ids else None,
+        }
+
+    # ---------------------------------------------------------------- as a stream
+
+    def start_events(self) -> bytes:
+        """See `Reply`: the role of each answer."""
+        role = {"role": "assistant", "content": ""}
+        chunks = [self._chunk([self._delta(index, role)]) for index in range(len(self._outputs))]
+        if self._body.return_token_ids:
+            chunks[0]["prompt_token_ids"] = self._prompt_ids
+        return b"".join(map(sse_event, chunks))
+
+    def delta_events(self, _: int, output: OutputDelta) -> bytes:
+        """See `Reply`."""
+        answer = self._outputs[output.index]
+        num_calls = len(answer.calls)
+        parts = answer.take(output)
+        has_ended = answer.finish_reason is not None
+        if self._is_text_only and not has_ended and len(parts) < 2:  # most pieces
+            if not parts:
+                return b""
+            if not isinstance(parts[0], ToolCallDelta):
+                return self._text_event(output.index, parts[0])
+        deltas: list[dict[str, Any]] = []
+        for part in parts:
+            num_calls += isinstance(part, ToolCallDelta) and part.is_new
+            deltas += _deltas(part, num_calls - 1)
+        logprobs = self._token_logprobs(output)
+        if logprobs and not deltas:
+            deltas = [{"content": ""}]
+        if not deltas and (has_ended or self._body.return_token_ids):
+            deltas = [{}]
+        choices: list[dict[str, Any]] = [self._delta(output.index, delta) for delta in deltas]
+        if choices and logprobs:
+            choices[0]["logprobs"] = self._logprobs_field(logprobs)
+        if choices and self._body.return_token_ids:
+            choices[0]["token_ids"] = output.token_ids
+        if has_ended:
+            choices[-1]["finish_reason"] = answer.finish_reason
+            choices[-1]["stop_reason"] = answer.stop_reason
+        return b"".join(sse_event(self._chunk([choice])) for choice in choices)
+
+    def end_events(self) -> bytes:
+        """See `Reply`: the usage, if it was asked for."""
+        self._schedule_warmup()
+        usage = sse_event(self._chunk([], with_usage=True)) if self._include_usage else b""
+        return usage + b"data: [DONE]\n\n"
+
+    def error_events(self, error: ApiError) -> bytes:
+        """See `Reply`."""
+        return stream_error(error)
+
+    def _schedule_warmup(self) -> None:
+        if len(self._outputs) == 1:
+            self._prefix_warmup.schedule(self._prompts, self._prompt, self._outputs[0])
+
+    def _text_event(self, index: int, part: TextDelta | ReasoningDelta) -> bytes:
+        """A chunk with nothing but text, or a thought, in it."""
+        kind = type(part)
+        found = self._event_templates.get((index, kind))
+        if found is None:
+            (delta,) = _deltas(kind(TEXT_PLACEHOLDER), 0)
+            found = EventTemplate(sse_event(self._chunk([self._delta(index, delta)])))
+            self._event_templates[index, kind] = found
+        return found(part.text)
+
+    def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _chunk(self, choices: list[Any], with_usage: bool = False) -> dict[str, Any]:
+        chunk: dict[str, Any] = {**self._envelope, "choices": choices}
+        if with_usage or self._continuous_usage:
+            chunk["usage"] = openai_usage(self._handle, self._outputs)
+        return chunk
+
+    def _token_logprobs(self, output: OutputDelta) -> list[dict[str, Any]]:
+        if not self._outputs[output.index].in_content:
+            return []
+        return self._token_decoders[output.index].logprobs(output, self._body.top_logprobs or 0)
+
+    def _logprobs_field(self, content: list[dict[str, Any]]) -> dict[str, Any] | None:
+        return {"content": content, "refusal": None} if self._body.logprobs else None
+
+
+def _deltas(part: ParsedDelta, index: int) -> list[dict[str, Any]]:
+    """A part as deltas: a tool call's name comes first, then its arguments.
+
+    Args:
+        part: of the answer.
+        index: of the call that it is a part of.
+    """
+    match part:
+        case TextDelta(text):
+            return [{"content": text}]
+        case ReasoningDelta(text):
+            return [{"reasoning_content": text}]
+        case ToolCallDelta(name, arguments, call_id, is_new):
+            function = {"name": name, "arguments": ""}
+            head = {"index": index, "id": call_id, "type": "function", "function": function}
+            more = {"index": index, "function": {"arguments": arguments}}
+            return [
+                {"tool_calls": [delta]}
+                for delta, is_told in ((head, is_new), (more, arguments))
+                if is_told
+            ]
+
+
+def _tool_call(call: ToolCallDelta) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

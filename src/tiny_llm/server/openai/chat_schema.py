@@ -1,0 +1,300 @@
+"""`POST /v1/chat/completions`: what a client may send."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ...engine.inputs.structured_outputs import ToolCalls
+from ..http.errors import bad_request
+from ..protocol.reasoning_effort import ReasoningEffort
+from ..protocol.sampling import (
+    OutputConstraint,
+    PositiveInt,
+    SamplingFields,
+    StrictModel,
+    auto_tool_calls,
+    make_constraint,
+)
+
+
+class TextPart(StrictModel):
+    """A part of a message's content; images and sounds are not understood."""
+
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(StrictModel):
+    """What an assistant refused to do."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """The same as a text."""
+        return self.refusal
+
+
+ContentPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+
+
+class FunctionDefinition(StrictModel):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(StrictModel):
+    """A tool, which is always a function."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionCall(StrictModel):
+    """A call that the assistant made; `arguments` is JSON."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(StrictModel):
+    """A call that the assistant made, with its id."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class ChatMessage(StrictModel):
+    """What was said. The last fields are what clients send back of an answer."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # a newer name of the same
+    refusal: None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+    def to_template(self, number: int) -> dict[str, Any]:
+        """The message with the keys that chat templates read.
+
+        Raises:
+            ApiError: it says nothing.
+        """
+        place = f"messages[{number}]"
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise bad_request(
+                f"{place} has no content; only an assistant's message with tool_calls can do "
+                "without.",
+                f"{place}.content",
+            )
+        content = self.content or ""
+        if not isinstance(content, str):
+            content = "\n".join(part.text for part in content)  # as in vLLM, and in `LLM`
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": content}
+        thought = self.reasoning_content if self.reasoning is None else self.reasoning
+        if thought is not None:
+            message["reasoning_content"] = thought
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+class StreamOptions(StrictModel):
+    """What a stream contains besides the answer."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether each chunk tells the usage so far; vLLM's, which needs `include_usage`."""
+        return bool(self.include_usage and self.continuous_usage_stats)
+
+
+class NamedFunction(StrictModel):
+    """A function's name."""
+
+    name: str
+
+
+class NamedToolChoice(StrictModel):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(StrictModel):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedToolChoice], Field(min_length=1)]
+
+
+class AllowedToolsChoice(StrictModel):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def check_continuation(continue_final: bool | None, add_generation: bool | None) -> None:
+    """Refuses a conversation that is to go on in two ways.
+
+    Raises:
+        ApiError: 400.
+    """
+    if continue_final and add_generation:
+        raise bad_request(
+            "continue_final_message and add_generation_prompt contradict each other; give one.",
+            "continue_final_message",
+        )
+
+
+class TemplateVariables(StrictModel):
+    """Variables of the chat template that a client may set."""
+
+    enable_thinking: bool | None = None
+
+
+class ChatCompletionRequest(SamplingFields):
+    """The body of a request."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: PositiveInt | None = None
+    max_completion_tokens: PositiveInt | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: (
+        Literal["auto", "none", "required"] | NamedToolChoice | AllowedToolsChoice | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    modalities: list[Literal["text"]] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    verbosity: Literal["medium"] | None = None
+
+    @property
+    def effort(self) -> ReasoningEffort | None:
+        """See `CommonFields`."""
+        return self.reasoning_effort
+
+    def check_supported(self) -> None:
+        """Refuses fields that contradict each other.
+
+        Raises:
+            ApiError: the first such field.
+        """
+        self.check_stream(bool(self.stream), self.stream_options is not None)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_request("top_logprobs needs logprobs: true.", "top_logprobs")
+        if self.tool_choice not in (None, "auto", "none") and not self.tools:
+            raise bad_request("tool_choice asks for a call, and there are no tools.", "tool_choice")
+        check_continuation(self.continue_final_message, self.add_generation_prompt)
+        known = {tool.function.name for tool in self.tools or ()}
+        for name in self._allowed_names or ():
+            if name not in known:
+                raise bad_request(f"tool_choice allows '{name}', which is no tool.", "tool_choice")
+
+    def constraint(self) -> OutputConstraint | None:
+        """The form that the answer must have; None if it is free.
+
+        Raises:
+            ApiError: a schema is missing, or two fields ask for a form.
+        """
+        calls = self._required_tool_calls()
+        wanted = None if self.response_format is None else self.response_format.constraint()
+        if wanted is None:
+            return calls or self._auto_tool_calls()
+        if calls is not None:
+            raise bad_request(
+                "tool_choice asks for a call and response_format for a form; give one of them.",
+                "response_format",
+            )
+        return wanted
+
+    def _required_tool_calls(self) -> ToolCalls | None:
+        """Tool calls that were demanded."""
+        choice = self.tool_choice
+        if isinstance(choice, AllowedToolsChoice):
+            choice = choice.allowed_tools.mode
+        if choice in (None, "auto", "none"):
+            return None
+        name = choice.function.name if isinstance(choice, NamedToolChoice) else None
+        return make_constraint(
+            ToolCalls,
+            "tool_choice",
+            self.usable_tools,
+            choice="required",
+            name=name,
+            parallel=self.parallel_tool_calls is not False and name is None,
+        )
+
+    def _auto_tool_calls(self) -> ToolCalls | None:
+        """Text and calls, as the model likes; None if another field says how the answer ends."""
+        if not self.uses_tools or self.structured_outputs or self.ignore_eos or self.min_tokens:
+            return None
+        return auto_tool_calls(self.usable_tools, self.parallel_tool_calls)
+
+    @property
+    def _allowed_names(self) -> list[str] | None:
+        """The tools that tool_choice leaves; None for all."""
+        if not isinstance(self.tool_choice, AllowedToolsChoice):
+            return None
+        return [tool.function.name for tool in self.tool_choice.allowed_tools.tools]
+
+    @property
+    def usable_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model may call, as chat templates read them."""
+        if self.tool_choice == "none":
+            return []
+        names = self._allowed_names
+        return [
+            tool.model_dump(exclude_none=True)
+            for tool in self.tools or ()
+            if names is None or tool.function.name in names
+        ]
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the model may call tools."""
+        return bool(self.usable_tools)
+
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template is told."""
+        variables: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            variables["enable_thinking"] = self.reasoning_effort != "none"
+        chosen = self.chat_template_kwargs
+        if chosen is not None and chosen.enable_thinking is not None:
+            variables["enable_thinking"] = chosen.enable_thinking
+        return variables

@@ -1,0 +1,332 @@
+"""`POST /v1/completions`: texts or token ids in, what follows them out."""
+
+import time
+import uuid
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from ..context import AppState, get_app_state
+from ..engine_client.client import RequestHandle
+from ..engine_client.messages import OutputDelta
+from ..http.errors import ApiError, JsonResponse, bad_request
+from ..http.openapi import ERROR_RESPONSES, streaming_responses
+from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
+from ..protocol.output import ParsedOutput
+from ..protocol.output_parser import OutputParser
+from ..protocol.prompts import check_token_ids
+from ..protocol.sampling import INT64_MAX, OutputConstraint, SamplingFields, TokenId
+from ..protocol.streaming import (
+    TEXT_PLACEHOLDER,
+    EventSourceResponse,
+    EventTemplate,
+    full_response,
+    sse_event,
+)
+from ..protocol.usage import SYSTEM_FINGERPRINT, openai_usage
+from .chat_schema import StreamOptions
+
+PATH = "/v1/completions"
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+router = APIRouter()
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(SamplingFields):
+    """The body of a request."""
+
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(min_length=1, max_length=256)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=256)]
+    )
+    max_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
+    stream_options: StreamOptions | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+    def check_supported(self) -> None:
+        """Refuses what this server cannot do, and fields that contradict each other.
+
+        Raises:
+            ApiError: the first such field.
+        """
+        self.check_stream(bool(self.stream), self.stream_options is not None)
+        if self.suffix is not None:
+            raise bad_request("suffix is not supported: the model writes forwards only.", "suffix")
+        if self.best_of not in (None, 1, self.n):
+            raise bad_request("best_of must be n, or be left out.", "best_of")
+        if self.max_tokens == 0 and not self.echo:
+            raise bad_request(
+                "max_tokens is not valid: it must be at least 1, or 0 with echo.", "max_tokens"
+            )
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How many likely tokens the engine tells for each of the prompt; None for no telling."""
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in asked if number is not None), default=None)
+
+    def constraint(self) -> OutputConstraint | None:
+        """The form that the answer must have; None if it is free, or `structured_outputs` says it.
+
+        Raises:
+            ApiError: a schema is missing.
+        """
+        return None if self.response_format is None else self.response_format.constraint()
+
+    @property
+    def is_tokenized(self) -> bool:
+        """Whether the prompts are token ids, and no text of theirs is asked for."""
+        return not self.echo and not any(isinstance(prompt, str) for prompt in self.prompts())
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one by one."""
+        given = self.prompt
+        if isinstance(given, str) or isinstance(given[0], int):
+            return [given]
+        return list(given)
+
+
+@router.post(
+    PATH,
+    tags=["OpenAI"],
+    response_class=JsonResponse,
+    responses=streaming_responses(ERROR_RESPONSES),
+)
+async def create_completion(body: CompletionRequest, request: Request) -> Response:
+    """Continues prompts, at once or as a stream of events."""
+    server = get_app_state(request)
+    server.check_model(body.model)
+    body.check_supported()
+    limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
+    params = body.sampling_params(
+        server.defaults, limit, body.logprobs, body.constraint(), body.num_prompt_logprobs
+    )
+    if body.is_tokenized:
+        encoded = _encode(server, body)
+    else:
+        encoded = await server.prompts.run(_encode, server, body)
+    handle = await server.submit([ids for ids, _ in encoded], params)
+    serializer = CompletionSerializer(server, body, handle, encoded, params.n)
+    if not body.stream:
+        return await full_response(request.receive, handle, serializer.full_response())
+    return EventSourceResponse(serializer, handle, server.settings.keep_alive)
+
+
+def stream_error(error: ApiError) -> bytes:
+    """The end of a stream that failed."""
+    return sse_event(error.body(PATH)) + b"data: [DONE]\n\n"
+
+
+def _encode(server: AppState, body: CompletionRequest) -> list[tuple[list[int], str]]:
+    """Each prompt as token ids, and as a text where that is needed."""
+    prompts, encoded = server.prompts, []
+    for prompt in body.prompts():
+        if isinstance(prompt, str):
+            token_ids = prompts.encode(prompt, body.add_special_tokens is not False)
+            encoded.append((token_ids, prompt))
+        else:
+            check_token_ids(server.engine_client.engine_info, prompt)
+            encoded.append((prompt, prompts.decode(prompt) if body.echo else ""))
+    return encoded
+
+
+class CompletionSerializer:
+    """Writes the answers in OpenAI's form. Answer `i` of prompt `p` has the index `p · n + i`.
+
+    Args:
+        server, body, handle: of the request.
+        encoded: the prompts, as token ids and texts.
+        n: how many answers a prompt has.
+    """
+
+    def __init__(
+        self,
+        server: AppState,
+        body: CompletionRequest,
+        handle: RequestHandle,
+        encoded: list[tuple[list[int], str]],
+        n: int,
+    ):
+        self._body = body
+        self._handle = handle
+        self._prompts = server.prompts
+        self._n = n
+        self._envelope = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": server.settings.model_name,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+        }
+        self._prompt_ids = [ids for ids, _ in encoded]
+        self._wants_prompt_logprobs = body.num_prompt_logprobs is not None
+        self._prompt_logprobs: list[tuple[Any, ...] | None] = [None] * len(encoded)  # by prompt
+        self._pending: dict[int, list[OutputDelta]] = {}  # for them, by prompt
+        self._echoed = [text if body.echo else "" for _, text in encoded for _ in range(n)]
+        self._outputs = [
+            ParsedOutput(
+                OutputParser(thinking_enabled=False, reasoning_open=False, parse_tool_calls=False)
+            )
+            for _ in self._echoed
+        ]
+        as_token_ids = bool(body.return_tokens_as_token_ids)
+        self._logprobs = [
+            CompletionLogprobs(server.prompts, body.logprobs or 0, as_token_ids)
+            for _ in self._echoed
+        ]
+        self._token_ids: list[list[int]] = [[] for _ in self._echoed]  # that were not told
+        options = body.stream_options
+        self._include_usage = options is not None and bool(options.include_usage)
+        self._continuous_usage = options is not None and options.is_continuous
+        is_more = body.logprobs is not None or body.return_token_ids or self._continuous_usage
+        self._is_text_only = not is_more  # a chunk that does not end an answer has nothing but text
+        # Whether a piece is a chunk as it comes: nothing has to wait for it, or to be left out.
+        self._is_passthrough = (
+            self._is_text_only and not self._wants_prompt_logprobs and body.max_tokens != 0
+        )
+        self._event_templates: dict[int, EventTemplate] = {}
+
+    # ---------------------------------------------------------------- at once
+
+    async def full_response(self) -> Response:
+        """The answers when they are finished."""
+        async for outputs in self._handle.stream_outputs():
+            for number, output in outputs:
+                for index, ready in self._ready_outputs(number, output):
+                    self._outputs[index].take(ready)
+                    self._logprobs[index].take(ready)
+                    self._token_ids[index] += ready.token_ids
+        choices = [
+            self._full_choice(index, self._echoed[index] + answer.text)
+            for index, answer in enumerate(self._outputs)
+        ]
+        usage = openai_usage(self._handle, self._outputs)
+        return JsonResponse({**self._envelope, "choices": choices, "usage": usage})
+
+    def _full_choice(self, index: int, text: str) -> dict[str, Any]:
+        number, body = index // self._n, self._body
+        prompt_ids = self._prompt_ids[number]
+        scored = prompt_logprobs_field(
+            self._prompts, prompt_ids, self._prompt_logprobs[number], body.prompt_logprobs
+        )
+        return {
+            **self._choice(index, text, self._outputs[index]),
+            "prompt_logprobs": scored,
+            "token_ids": self._token_ids[index] if body.return_token_ids else None,
+            "prompt_token_ids": prompt_ids if body.return_token_ids else None,
+        }
+
+    # ---------------------------------------------------------------- as a stream
+
+    def start_events(self) -> bytes:
+        """See `Reply`: the prompts, if they are echoed and nothing else is told of them."""
+        if self._wants_prompt_logprobs:
+            return b""
+        told = [(index, text) for index, text in enumerate(self._echoed) if text]
+        return b"".join(self._chunk([self._choice(index, text, None)]) for index, text in told)
+
+    def delta_events(self, number: int, output: OutputDelta) -> bytes:
+        """See `Reply`."""
+        if self._is_passthrough and output.finish_reason is None:  # most pieces
+            index = number * self._n + output.index
+            self._outputs[index].take(output)
+            return self._text_event(index, output.text) if output.text else b""
+        return b"".join(
+            self._output_events(index, ready)
+            for index, ready in self._ready_outputs(number, output)
+        )
+
+    def end_events(self) -> bytes:
+        """See `Reply`: the usage, if it was asked for."""
+        usage = self._chunk([], with_usage=True) if self._include_usage else b""
+        return usage + b"data: [DONE]\n\n"
+
+    def error_events(self, error: ApiError) -> bytes:
+        """See `Reply`."""
+        return stream_error(error)
+
+    def _output_events(self, index: int, output: OutputDelta) -> bytes:
+        """Chunks for a piece of an answer."""
+        answer, logprobs = self._outputs[index], self._logprobs[index]
+        chunks = b""
+        if logprobs:  # those of the prompt
+            chunks = self._chunk([self._choice(index, self._echoed[index], None)])
+            logprobs.clear()
+        answer.take(output)
+        has_ended = answer.finish_reason is not None
+        if self._is_text_only and not has_ended:
+            return chunks + self._text_event(index, output.text) if output.text else chunks
+        logprobs.take(output)
+        if (
+            output.text
+            or has_ended
+            or logprobs
+            or (self._body.return_token_ids and output.token_ids)
+        ):
+            choice = self._choice(index, output.text, answer if has_ended else None)
+            if self._body.return_token_ids:
+                choice["token_ids"] = output.token_ids
+                is_first = answer.tokens == len(output.token_ids)
+                choice["prompt_token_ids"] = (
+                    self._prompt_ids[index // self._n] if is_first else None
+                )
+            chunks += self._chunk([choice])
+            logprobs.clear()
+        return chunks
+
+    def _text_event(self, index: int, text: str) -> bytes:
+        found = self._event_templates.get(index)
+        if found is None:
+            found = EventTemplate(self._chunk([self._choice(index, TEXT_PLACEHOLDER, None)]))
+            self._event_templates[index] = found
+        return found(text)
+
+    def _ready_outputs(self, number: int, output: OutputDelta) -> list[tuple[int, OutputDelta]]:
+        """The pieces that can be told, with the index of their answer.
+
+        If the prompts' log-probabilities are told, a prompt's pieces wait for them: they come with
+        its answer 0.
+        """
+        if self._body.max_tokens == 0:  # the engine computes one token, which nobody asked for
+            reason = output.finish_reason and "length"
+            output = replace(output, text="", token_ids=(), logprobs=(), finish_reason=reason)
+        first = number * self._n
+        if self._wants_prompt_logprobs and self._prompt_logprobs[number] is None:
+            waiting = self._pending.setdefault(number, [])
+            waiting.append(output)
+            if output.prompt_logprobs is None:
+                return []
+            self._prompt_logprobs[number] = output.prompt_logprobs
+            if self._body.echo and self._body.logprobs is not None:
+                for own in self._logprobs[first : first + self._n]:
+                    own.take_prompt(self._prompt_ids[number], output.prompt_logprobs)
+            return [(first + one.index, one) for one in self._pending.pop(number)]
+        return [(first + output.index, output)]
+
+    def _choice(self, index: int, text: str, ended: ParsedOutput | None) -> dict[str, Any]:
+        is_wanted = self._body.logprobs is not None
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs[index].field() if is_wanted else None,
+            "finish_reason": None if ended is None else ended.finish_reason,
+        }
+        if ended is not None:
+            choice["stop_reason"] = ended.stop_reason
+        return choice
+
+    def _chunk(self, choices: list[Any], with_usage: bool = False) -> bytes:
+        chunk: dict[str, Any] = {**self._envelope, "choices": choices}
+        if with_usage or self._continuous_usage:
+            chunk["usage"] = openai_usage(self._handle, self._outputs)
+        return sse_event(chunk)

@@ -1,0 +1,225 @@
+"""`POST /v1/responses`: OpenAI's newer protocol. An answer is a list of items."""
+
+import time
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ..context import AppState, get_app_state
+from ..engine_client.client import RequestHandle
+from ..engine_client.messages import OutputDelta
+from ..http.errors import ApiError, JsonResponse
+from ..http.openapi import ERROR_RESPONSES, streaming_responses
+from ..protocol.output import ParsedOutput, TokenTextDecoder
+from ..protocol.output_parser import OutputParser, ReasoningDelta
+from ..protocol.prompts import ChatPrompt
+from ..protocol.sampling import make_sampling_params
+from ..protocol.streaming import EventSourceResponse, full_response, sse_event
+from .responses_items import Event, OutputItems
+from .responses_schema import ResponsesRequest
+
+PATH = "/v1/responses"
+
+router = APIRouter()
+
+
+@router.post(
+    PATH,
+    tags=["OpenAI"],
+    response_class=JsonResponse,
+    responses=streaming_responses(ERROR_RESPONSES),
+)
+async def create_response(body: ResponsesRequest, request: Request) -> Response:
+    """Answers a conversation, at once or as a stream of events."""
+    server = get_app_state(request)
+    server.check_model(body.model)
+    body.check_supported()
+    params = make_sampling_params(
+        server.defaults,
+        **body.shared_params(body.max_output_tokens),
+        logprobs=body.logprobs,
+        structured_outputs=body.constraint(),
+    )
+    prompt = await server.prompts.run(_render_prompt, server, body)
+    handle = await server.submit([prompt.token_ids], params, prompt.thinking_enabled)
+    serializer = ResponseSerializer(server, body, handle, prompt)
+    if not body.stream:
+        return await full_response(request.receive, handle, serializer.full_response())
+    return EventSourceResponse(serializer, handle, server.settings.keep_alive)
+
+
+@router.post(f"{PATH}/input_tokens", tags=["OpenAI"], responses=ERROR_RESPONSES)
+async def count_input_tokens(body: ResponsesRequest, request: Request) -> dict[str, Any]:
+    """How many tokens the input of a response has."""
+    server = get_app_state(request)
+    server.check_model(body.model)
+    body.check_supported()
+    prompt = await server.prompts.run(_render_prompt, server, body)
+    return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
+
+
+def _render_prompt(server: AppState, body: ResponsesRequest) -> ChatPrompt:
+    return server.prompts.render_chat(
+        body.to_template_messages(), body.usable_tools, body.template_variables()
+    )
+
+
+class ResponseSerializer:
+    """Writes an answer as a response.
+
+    Args:
+        server, body, handle, prompt: of the request.
+    """
+
+    def __init__(
+        self, server: AppState, body: ResponsesRequest, handle: RequestHandle, prompt: ChatPrompt
+    ):
+        self._body = body
+        self._handle = handle
+        self._prefix_warmup, self._prompts = server.prefix_warmup, server.prompts
+        self._prompt = prompt
+        self._model = server.settings.model_name
+        self._params = {"temperature": body.temperature, "top_p": body.top_p}
+        self._params = {
+            name: server.defaults.get(name, 1.0) if value is None else value
+            for name, value in self._params.items()
+        }
+        parser = OutputParser(
+            prompt.thinking_enabled, prompt.reasoning_open, body.uses_tools, bool(body.stream)
+        )
+        self._output = ParsedOutput(parser, body.parallel_tool_calls is False)
+        self._texts = TokenTextDecoder(self._prompts)
+        self._logprobs: list[dict[str, Any]] = []  # that were not told yet
+        self._items = OutputItems(body.include_encrypted_reasoning)
+        self._id = f"resp_{uuid.uuid4().hex}"
+        self._created = time.time()
+        self._sequence_number = -1
+
+    async def full_response(self) -> Response:
+        """The response when it is finished."""
+        async for outputs in self._handle.stream_outputs():
+            for _, output in outputs:
+                self._take(output)
+        self._finish()
+        return JsonResponse(self._response(self._status))
+
+    def start_events(self) -> bytes:
+        """See `Reply`."""
+        names = ("response.created", "response.in_progress")
+        return b"".join(self._lifecycle_event(name, "in_progress") for name in names)
+
+    def delta_events(self, _: int, output: OutputDelta) -> bytes:
+        """See `Reply`."""
+        return b"".join(map(self._event, self._take(output)))
+
+    def end_events(self) -> bytes:
+        """See `Reply`."""
+        last = b"".join(map(self._event, self._finish()))
+        return last + self._lifecycle_event(f"response.{self._status}", self._status)
+
+    def _take(self, output: OutputDelta) -> list[Event]:
+        """Adds a piece to the items. Its log-probabilities go to the first text that follows."""
+        parts = self._output.take(output)
+        if self._output.in_content:
+            self._logprobs += self._texts.logprobs(output, self._body.logprobs or 0)
+        events = []
+        for part in parts:
+            logprobs = []
+            if not isinstance(part, ReasoningDelta):  # tokens of calls are not told
+                logprobs, self._logprobs = self._logprobs, []
+            events += self._items.take(part, logprobs)
+        return events
+
+    def _finish(self) -> list[Event]:
+        self._prefix_warmup.schedule(self._prompts, self._prompt, self._output)
+        return self._items.finish(self._is_incomplete)
+
+    def error_events(self, error: ApiError) -> bytes:
+        """See `Reply`."""
+        response = self._response("failed")
+        response["error"] = {"code": "server_error", "message": error.message}
+        return self._event({"type": "response.failed", "response": response})
+
+    @property
+    def _is_incomplete(self) -> bool:
+        return self._output.finish_reason == "length"
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._is_incomplete else "completed"
+
+    def _lifecycle_event(self, name: str, status: str) -> bytes:
+        return self._event({"type": name, "response": self._response(status)})
+
+    def _event(self, data: Event) -> bytes:
+        self._sequence_number += 1
+        return sse_event({**data, "sequence_number": self._sequence_number}, data["type"])
+
+    def _response(self, status: str) -> dict[str, Any]:
+        body, is_done = self._body, status in ("completed", "incomplete")
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": int(self._created),
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if self._is_incomplete else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
+            "model": self._model,
+            "output": self._items.items if is_done else [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "prompt_cache_key": body.prompt_cache_key,
+            "safety_identifier": body.safety_identifier,
+            "reasoning": {
+                "effort": body.effort,
+                "summary": None,
+            },
+            "service_tier": "default",
+            "store": False,
+            **self._params,
+            "text": {"format": self._format(), "verbosity": "medium"},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": [
+                {
+                    "type": "function",
+                    "description": None,
+                    "parameters": None,
+                    "strict": False,
+                    **tool["function"],
+                }
+                for tool in body.function_tools
+            ],
+            "top_logprobs": body.top_logprobs or 0,
+            "presence_penalty": body.presence_penalty or 0.0,
+            "frequency_penalty": body.frequency_penalty or 0.0,
+            "truncation": "disabled",
+            "usage": self._usage() if is_done else None,
+            "user": body.user,
+            "metadata": body.metadata or {},
+        }
+
+    def _format(self) -> dict[str, Any]:
+        text = self._body.text
+        if text is None or text.format is None:
+            return {"type": "text"}
+        given = text.format.model_dump(by_alias=True)
+        if text.format.type != "json_schema":
+            return {"type": text.format.type}
+        return {**given, "name": text.format.name or "", "strict": bool(text.format.strict)}
+
+    def _usage(self) -> dict[str, Any]:
+        prompt, answer = self._handle.prompt_tokens, self._output
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": self._handle.cached_tokens},
+            "output_tokens": answer.tokens,
+            "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
+            "total_tokens": prompt + answer.tokens,
+        }

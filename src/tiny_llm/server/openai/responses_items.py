@@ -1,0 +1,159 @@
+"""The items of a response, and the events that tell how they grow.
+
+A thought is an item of type `reasoning`, text is a `message` with one part, a tool call is a
+`function_call`. One item is open at a time: it is added, grows, and is done before the next.
+"""
+
+import uuid
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+from ..protocol.output_parser import ParsedDelta, ReasoningDelta, TextDelta, ToolCallDelta
+from .responses_input import encode_reasoning
+
+Event = dict[str, Any]
+
+# For items that grow: their prefix, the type of their part, and the events of their texts.
+ITEM_TYPES = {
+    "message": ("msg", "output_text", "response.output_text"),
+    "reasoning": ("rs", "reasoning_text", "response.reasoning_text"),
+}
+
+
+class OutputItems:
+    """A response's output.
+
+    Args:
+        encrypt_reasoning: whether thoughts have an `encrypted_content`, when they are complete.
+
+    Attributes:
+        items: those that were begun; complete after `finish`.
+    """
+
+    def __init__(self, encrypt_reasoning: bool = False) -> None:
+        self._encrypt_reasoning = encrypt_reasoning
+        self.items: list[dict[str, Any]] = []
+        self._is_open = False
+
+    def take(self, part: ParsedDelta, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        """Adds a part of the answer; returns what happened.
+
+        Args:
+            part: of the answer.
+            logprobs: of its tokens, if it is a text.
+        """
+        match part:
+            case TextDelta(text):
+                return self._grow("message", text, logprobs)
+            case ReasoningDelta(text):
+                return self._grow("reasoning", text)
+            case ToolCallDelta(arguments=more):
+                events = self._begin_call(part) if part.is_new else []
+                return [*events, self._more_arguments(more)] if more else events
+
+    def finish(self, is_incomplete: bool) -> list[Event]:
+        """Ends the last item; `is_incomplete` says that the answer reached its limit.
+
+        A response that says nothing has an empty message: many clients read the first item.
+        """
+        events = [] if self.items else self._open("message")
+        return [*events, *self._close("incomplete" if is_incomplete else "completed")]
+
+    def _grow(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        events: list[Event] = []
+        if not (self._is_open and self.items[-1]["type"] == kind):
+            events += self._close("completed") + self._open(kind)
+        part = self.items[-1]["content"][0]
+        part["text"] += text
+        delta = {"type": f"{ITEM_TYPES[kind][2]}.delta", **self._location(), "delta": text}
+        if kind == "message":
+            part["logprobs"] += logprobs
+            delta["logprobs"] = list(logprobs)
+        return [*events, delta]
+
+    def _open(self, kind: str) -> list[Event]:
+        prefix, part_type, _ = ITEM_TYPES[kind]
+        item: dict[str, Any] = {
+            "type": kind,
+            "id": f"{prefix}_{uuid.uuid4().hex}",
+            "status": "in_progress",
+            "content": [],
+        }
+        if kind == "message":
+            item["role"] = "assistant"
+        else:
+            item["summary"] = []
+        part: dict[str, Any] = {"type": part_type, "text": ""}
+        if kind == "message":
+            part |= {"annotations": [], "logprobs": []}
+        events = [self._added(item)]
+        begun = {"type": "response.content_part.added", **self._location(), "part": deepcopy(part)}
+        self.items[-1] = {**item, "content": [part]}
+        self._is_open = True
+        return [*events, begun]
+
+    def _close(self, status: str) -> list[Event]:
+        if not self._is_open:
+            return []
+        self._is_open = False
+        item = self.items[-1]
+        item["status"] = status
+        if item["type"] == "function_call":
+            return [self._arguments_done(), self._done()]
+        part = item["content"][0]
+        if item["type"] == "reasoning" and self._encrypt_reasoning:
+            item["encrypted_content"] = encode_reasoning(part["text"])
+        done = {
+            "type": f"{ITEM_TYPES[item['type']][2]}.done",
+            **self._location(),
+            "text": part["text"],
+        }
+        if item["type"] == "message":
+            done["logprobs"] = part["logprobs"]
+        part_done = {"type": "response.content_part.done", **self._location(), "part": {**part}}
+        return [done, part_done, self._done()]
+
+    def _begin_call(self, call: ToolCallDelta) -> list[Event]:
+        events = self._close("completed")
+        item = {
+            "type": "function_call",
+            "id": f"fc_{uuid.uuid4().hex}",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": "",
+            "status": "in_progress",
+        }
+        events.append(self._added(item))
+        self._is_open = True
+        return events
+
+    def _more_arguments(self, more: str) -> Event:
+        item = self.items[-1]
+        item["arguments"] += more
+        place = {"item_id": item["id"], "output_index": len(self.items) - 1}
+        return {"type": "response.function_call_arguments.delta", **place, "delta": more}
+
+    def _arguments_done(self) -> Event:
+        item = self.items[-1]
+        return {
+            "type": "response.function_call_arguments.done",
+            "item_id": item["id"],
+            "output_index": len(self.items) - 1,
+            "arguments": item["arguments"],
+            "name": item["name"],
+        }
+
+    def _added(self, item: dict[str, Any]) -> Event:
+        self.items.append(item)
+        index = len(self.items) - 1
+        return {"type": "response.output_item.added", "output_index": index, "item": {**item}}
+
+    def _done(self) -> Event:
+        index = len(self.items) - 1
+        item = {**self.items[-1]}
+        return {"type": "response.output_item.done", "output_index": index, "item": item}
+
+    def _location(self) -> dict[str, Any]:
+        index = len(self.items) - 1
+        return {"item_id": self.items[-1]["id"], "output_index": index, "content_index": 0}

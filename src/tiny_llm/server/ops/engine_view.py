@@ -1,0 +1,102 @@
+"""`GET /engine/state` and `/engine/events`: the engine from inside, for the live view."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response, StreamingResponse
+
+from ..context import get_app_state
+from ..engine_client.client import EngineClient
+from ..engine_client.messages import StepReport
+from ..http.errors import to_json
+from ..protocol.streaming import KEEP_ALIVE_COMMENT, Events, sse_event
+
+MAX_QUEUED_REPORTS = 1000  # reports that wait for a slow viewer; it misses those beyond
+SNAPSHOT_TIMEOUT = 0.5  # seconds that a look waits for a step to end
+
+router = APIRouter()
+
+
+@router.get("/engine/state", tags=["engine"])
+async def state(request: Request) -> dict[str, Any]:
+    """Slots, queue and pages after the last step: in numbers, and who has which (`snapshot`)."""
+    engine_client = get_app_state(request).engine_client
+    await engine_client.refresh_snapshot(SNAPSHOT_TIMEOUT)
+    return {**engine_state(engine_client), "snapshot": engine_client.snapshot}
+
+
+@router.get("/engine/events", tags=["engine"], include_in_schema=False)
+async def events(request: Request) -> Response:
+    """What happens, as it happens: the state first, then the events of each step."""
+    server = get_app_state(request)
+    subscriber = EventSubscriber(server.engine_client)
+    return StreamingResponse(
+        subscriber.events(server.settings.keep_alive),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+    )
+
+
+def engine_state(engine_client: EngineClient) -> dict[str, Any]:
+    """The engine's state as JSON has it."""
+    stats = engine_client.stats
+    return {
+        "phase": engine_client.lifecycle.phase.value,
+        "config": None
+        if engine_client.engine_info is None
+        else dict(engine_client.engine_info.config),
+        "unfinished": engine_client.num_unfinished,
+        "clients": len(engine_client.in_flight),
+        **{name: getattr(stats, name) for name in stats.__dataclass_fields__},
+    }
+
+
+def report_events(report: StepReport) -> Iterator[Mapping[str, Any]]:
+    """What happened in a step, and what is now."""
+    yield from report.events
+    if report.snapshot is not None:
+        yield report.snapshot
+
+
+class EventSubscriber:
+    """Someone who watches the engine; while there is one, the engine reports its events."""
+
+    def __init__(self, engine_client: EngineClient):
+        self._engine_client = engine_client
+        self._reports: asyncio.Queue[StepReport] = asyncio.Queue(MAX_QUEUED_REPORTS)
+
+    async def events(self, keep_alive: float) -> Events:
+        """The stream."""
+        engine_client = self._engine_client
+        engine_client.subscribe(self._take)
+        try:
+            yield sse_event(engine_state(engine_client), "state")
+            while not engine_client.shutting_down.is_set():
+                report = await self._next(keep_alive)
+                if report is None:
+                    yield KEEP_ALIVE_COMMENT
+                    continue
+                data = b"".join(b"data: " + to_json(one) + b"\n\n" for one in report_events(report))
+                yield data + sse_event(engine_state(engine_client), "state")
+        finally:
+            engine_client.unsubscribe(self._take)
+
+    async def _next(self, seconds: float) -> StepReport | None:
+        """The next report; None if there is none in that time, or the server ends."""
+        getting = asyncio.ensure_future(self._reports.get())
+        shutting_down = asyncio.ensure_future(self._engine_client.shutting_down.wait())
+        try:
+            await asyncio.wait(
+                (getting, shutting_down), timeout=seconds, return_when="FIRST_COMPLETED"
+            )
+            return getting.result() if getting.done() else None
+        finally:
+            getting.cancel()
+            shutting_down.cancel()
+
+    def _take(self, report: StepReport) -> None:
+        with contextlib.suppress(asyncio.QueueFull):
+            self._reports.put_nowait(report)

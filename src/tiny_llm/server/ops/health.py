@@ -1,0 +1,100 @@
+"""What is not a model's answer: is the server alive, is it ready, which model, how much work."""
+
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from ..context import get_app_state
+from ..http.openapi import ERROR_RESPONSES
+
+router = APIRouter()
+
+
+@router.head("/health", include_in_schema=False)
+@router.get("/health", tags=["service"])
+async def health() -> dict[str, str]:
+    """Says that the process is alive. The event loop answers; the engine is not asked."""
+    return {"status": "ok"}
+
+
+@router.post("/ping", include_in_schema=False)
+@router.get("/ping", tags=["service"])
+async def ping() -> dict[str, str]:
+    """The same as `/health`, under the name by which hosting services ask."""
+    return await health()
+
+
+@router.get("/load", tags=["service"])
+async def load(request: Request) -> dict[str, int]:
+    """How many requests have not got everything, for a balancer of loads."""
+    return {"server_load": len(get_app_state(request).engine_client.in_flight)}
+
+
+@router.head("/ready", include_in_schema=False)
+@router.get("/ready", tags=["service"], responses={503: ERROR_RESPONSES[503]})
+async def ready(request: Request) -> dict[str, str]:
+    """Says whether requests are taken; if not, 503 and the reason."""
+    engine_client = get_app_state(request).engine_client
+    engine_client.check_ready()
+    return {"status": "ready"}
+
+
+@router.head("/version", include_in_schema=False)
+@router.get("/version", tags=["service"])
+async def get_version() -> dict[str, str]:
+    """The version of tiny-llm."""
+    return {"version": version("tiny-llm")}
+
+
+@router.head("/metrics", include_in_schema=False)
+@router.get("/metrics", tags=["service"], response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Counts and times, for Prometheus."""
+    engine_client = get_app_state(request).engine_client
+    return Response(
+        engine_client.metrics.render(engine_client.stats), media_type=CONTENT_TYPE_LATEST
+    )
+
+
+@router.head("/", include_in_schema=False)
+async def head() -> Response:
+    """Clients of Anthropic's protocol ask so whether there is a server."""
+    return Response()
+
+
+@router.head("/v1/models", include_in_schema=False)
+@router.get("/v1/models", tags=["OpenAI"])
+async def models(request: Request) -> dict[str, Any]:
+    """The model, as OpenAI lists it; Codex reads `models`, too."""
+    server = get_app_state(request)
+    model: dict[str, Any] = {
+        "id": server.settings.model_name,
+        "object": "model",
+        "created": server.created,
+        "owned_by": "tiny-llm",
+        "root": server.settings.model_name,
+        "parent": None,
+        "permission": [],
+        "type": "model",
+        "display_name": server.settings.model_name,
+        "created_at": datetime.fromtimestamp(server.created, UTC).isoformat(),
+    }
+    if server.engine_client.engine_info is not None:
+        model["max_model_len"] = server.max_model_len
+    listed = [{**model, "slug": server.settings.model_name}]
+    name = server.settings.model_name
+    ends = {"first_id": name, "last_id": name, "has_more": False}
+    return {"object": "list", "data": [model], "models": listed, **ends}
+
+
+@router.get("/v1/models/{name:path}", tags=["OpenAI"], responses={404: ERROR_RESPONSES[404]})
+async def model(name: str, request: Request) -> dict[str, Any]:
+    """One model."""
+    get_app_state(request).check_model(name)
+    listed = await models(request)
+    found: dict[str, Any] = listed["data"][0]
+    return found

@@ -1,0 +1,87 @@
+"""`POST /tokenize` and `/detokenize`: texts and conversations into tokens, and back."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from ..context import get_app_state
+from ..http.errors import JsonResponse, bad_request
+from ..http.openapi import ERROR_RESPONSES
+from ..openai.chat_schema import ChatMessage, TemplateVariables, Tool, check_continuation
+from ..protocol.prompts import PromptRenderer, check_token_ids
+from ..protocol.sampling import StrictModel, TokenId
+
+router = APIRouter()
+
+
+class TokenizeRequest(StrictModel):
+    """A text, or the messages of a chat, which go through the chat template."""
+
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    model: str | None = None
+    add_special_tokens: bool | None = None  # by default, to a text and not to a chat
+    add_generation_prompt: bool | None = None  # by default, unless a message is continued
+    continue_final_message: bool = False
+    chat_template_kwargs: TemplateVariables | None = None
+    tools: list[Tool] | None = None
+    return_token_strs: bool | None = None
+
+    def encode(self, prompts: PromptRenderer) -> list[int]:
+        """The tokens.
+
+        Raises:
+            ApiError: there is neither a text nor a chat, or both.
+        """
+        if (self.prompt is None) == (self.messages is None):
+            raise bad_request("Give either prompt or messages.", "prompt")
+        if self.prompt is not None:
+            return prompts.encode(self.prompt, self.add_special_tokens is not False)
+        check_continuation(self.continue_final_message, self.add_generation_prompt)
+        messages = [one.to_template(number) for number, one in enumerate(self.messages or ())]
+        tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+        chosen = self.chat_template_kwargs or TemplateVariables()
+        variables = chosen.model_dump(exclude_none=True)
+        chat = prompts.render_chat(
+            messages,
+            tools,
+            variables,
+            self.add_generation_prompt is not False,
+            self.continue_final_message,
+            bool(self.add_special_tokens),
+        )
+        return chat.token_ids
+
+
+class DetokenizeRequest(StrictModel):
+    """Token ids."""
+
+    tokens: Annotated[list[TokenId], Field(max_length=1_000_000)]
+    model: str | None = None
+
+
+@router.post("/tokenize", tags=["service"], responses=ERROR_RESPONSES)
+async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
+    """The tokens of a text or a chat."""
+    server = get_app_state(request)
+    server.check_model(body.model)
+    prompts = server.prompts
+    ids = await prompts.run(body.encode, prompts)
+    return {
+        "tokens": ids,
+        "token_strs": prompts.token_strings(ids) if body.return_token_strs else None,
+        "count": len(ids),
+        "max_model_len": server.max_model_len,
+    }
+
+
+@router.post("/detokenize", tags=["service"], responses=ERROR_RESPONSES)
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    """The text of tokens."""
+    server = get_app_state(request)
+    server.check_model(body.model)
+    prompts = server.prompts
+    check_token_ids(server.engine_client.engine_info, body.tokens)
+    return JsonResponse({"prompt": await prompts.run(prompts.decode, body.tokens)})

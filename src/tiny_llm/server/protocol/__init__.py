@@ -1,0 +1,7 @@
+"""What all protocols share: prompts, sampling parameters, output parsing, streaming.
+
+Must not know any single protocol's schema.
+
+Reading order: prompts, sampling, reasoning_effort, output_parser, partial_json, output,
+logprobs, usage, streaming, disconnect, prefix_warmup.
+"""

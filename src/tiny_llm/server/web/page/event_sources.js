@@ -1,0 +1,141 @@
+// Where a EngineState comes from: the server's events as they happen, or a recording that is played.
+
+import { EngineState } from "./engine_state.js";
+import { HttpError, ask, events } from "./api.js";
+
+const RETRY_MS = 2000;
+
+/** Follows the engine until `stop` is called. */
+export class Live {
+  /** @param changed is called when there is something new; `status` says what the server is doing. */
+  constructor(changed) {
+    this.run = new EngineState();
+    this.status = "connecting";
+    this.gauges = null;
+    this._changed = changed;
+    this._abort = new AbortController();
+    this._skew = null; // this machine's clock less the server's
+    this._follow();
+  }
+
+  /** The time on the events' clock. */
+  now() {
+    return Date.now() / 1000 - (this._skew ?? 0);
+  }
+
+  stop() {
+    this._abort.abort();
+  }
+
+  async _follow() {
+    while (!this._abort.signal.aborted) {
+      try {
+        const response = await ask("engine/events", { signal: this._abort.signal });
+        this.run = new EngineState();
+        for await (const { name, data } of events(response)) this._take(name, JSON.parse(data));
+        this.status = "gone";
+      } catch (error) {
+        this.status = error instanceof HttpError && error.status === 401 ? "key" : "gone";
+      }
+      this._changed();
+      if (this.status === "key") return; // the page asks for it, and follows again
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+    }
+  }
+
+  _take(name, data) {
+    if (name === "state") {
+      this.status = data.phase;
+      this.gauges = data;
+      this.run.config = data.config;
+    } else {
+      const skew = Date.now() / 1000 - data.time;
+      this._skew = this._skew === null ? skew : Math.min(this._skew, skew);
+      this.run.apply(data);
+    }
+    this._changed();
+  }
+}
+
+/** Reads a recording. A file that was cut off is read as far as it goes. */
+export function parseRecording(text) {
+  let found;
+  try {
+    found = JSON.parse(text);
+  } catch {
+    const end = text.lastIndexOf("}");
+    try {
+      found = JSON.parse(text.slice(0, end + 1) + "]}");
+    } catch {
+      throw new Error("This is not a recording: it is not JSON.");
+    }
+  }
+  if (found?.schema !== "tiny-llm-run" || !Array.isArray(found.events)) {
+    throw new Error("This is not a recording of tiny-llm; `serve --record FILE` writes one.");
+  }
+  if (found.version !== 1) {
+    throw new Error(`The recording is of version ${found.version}; this page plays version 1.`);
+  }
+  return found;
+}
+
+/** Plays a recording. */
+export class Player {
+  constructor(recording, name, changed) {
+    this.name = name;
+    this.speed = 1;
+    this.playing = false;
+    this.status = "recording";
+    this.gauges = null;
+    this.duration = recording.events.reduce((last, one) => Math.max(last, one.time), 0);
+    this._recording = recording;
+    this._changed = changed;
+    this.seek(0);
+    this.play();
+  }
+
+  now() {
+    return this._at;
+  }
+
+  /** Goes to a time; everything before it is applied anew if that is in the past. */
+  seek(time) {
+    if (this.run === undefined || time < this._at) {
+      this.run = new EngineState();
+      this.run.config = this._recording.engine;
+      this._next = 0;
+    }
+    this._at = Math.min(Math.max(time, 0), this.duration);
+    const { events } = this._recording;
+    while (this._next < events.length && events[this._next].time <= this._at) {
+      this.run.apply(events[this._next++]);
+    }
+    this._changed();
+  }
+
+  play() {
+    if (this._at >= this.duration) this.seek(0);
+    this.playing = true;
+    this._last = performance.now();
+    this._timer = setInterval(() => this._tick(), 50);
+    this._changed();
+  }
+
+  pause() {
+    this.playing = false;
+    clearInterval(this._timer);
+    this._changed();
+  }
+
+  stop() {
+    this.pause();
+  }
+
+  _tick() {
+    const now = performance.now();
+    const passed = ((now - this._last) / 1000) * this.speed;
+    this._last = now;
+    this.seek(this._at + passed);
+    if (this._at >= this.duration) this.pause();
+  }
+}

@@ -1,0 +1,73 @@
+// The prefix cache as a tree: beginnings that prompts have in common, and who reads them.
+
+import { html } from "./vendor/preact-htm.js";
+import { textOf } from "./api.js";
+
+const MOST = 60; // lines
+
+export function Tree({ run, focus, setFocus, again, hasServer }) {
+  const { branches, left } = outline(run);
+  if (!branches.length) return html`<p class="none">The prefix cache is empty.</p>`;
+  return html`<ul class="tree">
+    ${branches.map((one) => html`<${Branch} key=${one.page} one=${one} run=${run} focus=${focus}
+      setFocus=${setFocus} again=${again} hasServer=${hasServer} />`)}
+  </ul>${left > 0 && html`<p class="none">… and ${left} more branches.</p>`}`;
+}
+
+function Branch({ one, run, focus, setFocus, again, hasServer }) {
+  const label = run.tree.labels[one.page];
+  const text = label && hasServer ? textOf(label, again) : null;
+  const tokens = one.count * run.pageSize;
+  return html`<li>
+    <span class="branch">
+      <b>${one.count} ${one.count === 1 ? "page" : "pages"}</b>
+      ${text && html`<q title=${`${tokens} tokens, from page ${one.page} on`}>${shown(text)}</q>`}
+      ${one.readers.length
+        ? one.readers.slice(0, 12).map((id) => html`<button type="button" class=${focus === id ? "reader on" : "reader"}
+            onMouseEnter=${() => setFocus(id)} onMouseLeave=${() => setFocus(null)}
+            onFocus=${() => setFocus(id)} onBlur=${() => setFocus(null)}
+            aria-label=${`read by request ${id}`}>${id}</button>`)
+        : html`<span class="kept">cached</span>`}
+      ${one.readers.length > 12 && html`<span class="kept">and ${one.readers.length - 12} more</span>`}
+    </span>
+    ${one.children.length > 0 && html`<ul>${one.children.map((child) => html`<${Branch} key=${child.page}
+      one=${child} run=${run} focus=${focus} setFocus=${setFocus} again=${again} hasServer=${hasServer} />`)}</ul>`}
+  </li>`;
+}
+
+/** Chains of pages with the same readers are one line. */
+export function outline(run) {
+  const children = new Map();
+  run.tree.pages.forEach((page, index) => {
+    const parent = run.tree.parents[index];
+    if (!children.has(parent)) children.set(parent, []);
+    children.get(parent).push(page);
+  });
+  const readersOf = (page) => run.owners.get(page) ?? [];
+  let lines = 0, left = 0;
+  function branch(first) {
+    if (lines >= MOST) { left += 1; return null; }
+    lines += 1;
+    const readers = readersOf(first);
+    let last = first, count = 1;
+    for (;;) {
+      const next = children.get(last) ?? [];
+      if (next.length !== 1 || !same(readersOf(next[0]), readers)) break;
+      last = next[0];
+      count += 1;
+    }
+    const below = (children.get(last) ?? []).sort((a, b) => a - b).map(branch).filter(Boolean);
+    return { page: first, count, readers, children: below };
+  }
+  const branches = (children.get(-1) ?? []).sort((a, b) => a - b).map(branch).filter(Boolean);
+  return { branches, left };
+}
+
+function same(a, b) {
+  return a.length === b.length && a.every((id, index) => id === b[index]);
+}
+
+function shown(text) {
+  const line = text.replace(/<\|\w+\|>/g, " ").replace(/\s+/g, " ").trim(); // without the template's marks
+  return line.length > 60 ? `${line.slice(0, 60)}…` : line;
+}

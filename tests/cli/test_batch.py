@@ -1,0 +1,417 @@
+"""`batch-main`, as its users see it, and the runs that it shares with `bench`."""
+
+import argparse
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import mlx.core as mx
+import pytest
+from rich.console import Console
+
+from tests.support import FLASH_FLAGS, ByteTokenizer, tiny_model
+from tiny_llm import Qwen3ModelWeek2, Qwen3ModelWeek3, make_sampler, simple_generate_with_kv_cache
+from tiny_llm.batch import BatchGeneration
+from tiny_llm.cli import batch
+from tiny_llm.cli.backends import backend
+from tiny_llm.cli.backends.checkpoint import Checkpoint
+from tiny_llm.cli.backends.engine import kv_bytes_per_token
+from tiny_llm.cli.batching.engine_run import EngineBatchRun
+from tiny_llm.cli.batching.progress import EngineState, RequestProgress
+from tiny_llm.cli.batching.runs import CourseBatchRun, MlxBatchRun
+from tiny_llm.cli.batching.view import PlainLines, batch_table, speed_line
+from tiny_llm.demo.prompts import BATCH_PROMPTS
+from tiny_llm.engine.scheduling.events import PageCounts
+
+DEMO = ["--model", "demo"]
+STATISTICS = re.compile(
+    r"16 requests \| prompt: \d+ tokens, [\d.]+ tokens/s \| generation: (\d+) tokens, "
+    r"[\d.]+ tokens/s \| [\d.]+ s \| peak memory: [\d.]+ GB"
+)
+
+
+def run(capsys, *argv: str) -> tuple[int, str, str]:
+    status = batch.main([*DEMO, *argv])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_into_a_file_answers_come_in_the_prompts_order(capsys):
+    status, out, err = run(capsys)
+    assert status == 0
+    blocks = out.split("\n\n")
+    assert len(blocks) == 17
+    for index, (block, prompt) in enumerate(zip(blocks, BATCH_PROMPTS, strict=False)):
+        question, answer = block.split("\n", 1)
+        assert question == f"[{index}] {prompt.splitlines()[-1]}"
+        assert answer
+    assert blocks[3].endswith("The capital of Japan is Tokyo.")
+    state, statistics = blocks[-1].strip().split("\n")
+    assert state.startswith("prefix cache: ")
+    assert STATISTICS.fullmatch(statistics)
+    assert "\x1b" not in out + err, "no control codes where there is no terminal"
+    lines = err.splitlines()
+    assert lines[0] == "model: demo"
+    for index in range(16):
+        starts = lines.index(f"[{index}] starts: {BATCH_PROMPTS[index].splitlines()[-1]}")
+        assert any(line.startswith(f"[{index}] ends: ") for line in lines[starts:])
+    assert "[3] ends: The capital of Japan is Tokyo." in lines
+    assert len(lines) == 1 + 2 * 16
+
+
+def test_max_tokens_and_batch_shape(capsys):
+    argv = ["--max-tokens", "2", "--batch-size", "3", "--prefill-step", "64"]
+    status, out, _ = run(capsys, *argv)
+    assert status == 0
+    assert STATISTICS.fullmatch(out.splitlines()[-1])[1] == str(16 * 2)
+
+
+def test_pages_change_no_answer(capsys):
+    argv = ["--max-tokens", "12", "--batch-size", "3", "--prefill-step", "16"]
+    outputs = []
+    for loader in ([], ["--loader", "week2"], ["--loader", "week3"]):
+        status, out, _ = run(capsys, *argv, *loader)
+        assert status == 0
+        outputs.append(out.rpartition("\n\n")[0])
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_thinking(capsys):
+    _, out, _ = run(capsys, "--enable-thinking", "--max-tokens", "3")
+    assert out.count("<think>") == 16
+
+
+@pytest.mark.parametrize(("flag", "flash"), FLASH_FLAGS)
+def test_flash_attention_reaches_the_model(capsys, monkeypatch, flag, flash):
+    given = []
+
+    def dispatch(name, mlx_model, week, **options):
+        given.append((week, options))
+        return Qwen3ModelWeek2(mlx_model)
+
+    monkeypatch.setattr(backend, "dispatch_model", dispatch)
+    argv = [*flag, "--loader", "week2", "--device", "cpu", "--max-tokens", "1"]
+    assert run(capsys, *argv)[0] == 0
+    assert given == [(2, {"enable_flash_attn": flash})]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--loader", "week1"], "--loader week1 has no cache, and so no batches"),
+        (["--loader", "week2", "--draft-model", "demo-draft"], "--draft-model: drafts are"),
+        (["--loader", "week3", "--draft-model", "demo-draft"], "--draft-model: drafts are"),
+        (["--solution", "mlx", "--draft-model", "demo-draft"], "--draft-model: drafts are"),
+        (["--speculative", "suffix"], "--speculative 'suffix' is unknown; give ngram"),
+        (["--speculative", "ngram", "--loader", "week2"], "only the engine guesses from the text"),
+        (["--speculative", "ngram", "--solution", "mlx"], "--speculative has no effect on"),
+        (["--speculative", "ngram", "--draft-model", "demo-draft"], "would guess the same tokens"),
+        (["--attention-backend", "xformers"], "is unknown; give paged, flash or reference"),
+        (
+            ["--attention-backend", "flash", "--loader", "week2"],
+            "only the engine can choose; leave",
+        ),
+        (
+            ["--attention-backend", "paged", "--solution", "mlx"],
+            "--attention-backend has no effect",
+        ),
+        (["--solution", "mlx", "--loader", "week2"], "--loader chooses a week's model"),
+        (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
+        (["--loader", "week2", "--record", "run.json"], "--record is for the engine; leave it"),
+        (["--loader", "week3", "--kv-cache-bytes", "9"], "--kv-cache-bytes is for the engine"),
+        (["--kv-cache-bytes", "9"], "kv_cache_bytes is 9; a page of 32"),
+        (["--record", "/no/such/run.json"], "there is no folder '/no/such'"),
+        (["--solution", "mine"], "--solution mine runs a learner's tree"),
+        (["--batch-size", "0"], "--batch-size is 0; it must be at least 1"),
+        (["--prefill-step", "-1"], "--prefill-step is -1; it must be at least 1"),
+        (["--max-tokens", "0"], "--max-tokens is 0"),
+        (["--sampler-top-p", "2"], "top-p is 2.0"),
+        (["--model", "nonsense"], "there is no model 'nonsense'"),
+        (["--prompt", "Hello!"], "unrecognized arguments: --prompt Hello!"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_honoured_is_one_sentence(capsys, argv, message):
+    status, out, err = run(capsys, *argv)
+    assert status == 2
+    assert out == ""
+    last = err.splitlines()[-1]
+    assert last.startswith("batch-main: ")
+    assert message in last
+
+
+# The demo model may answer everything within one interval of the view.
+DRAWN_AFTER_EVERY_STEP = """
+import sys
+from tiny_llm.cli import batch
+
+batch.REDRAW_SECONDS = 0
+sys.exit(batch.main())
+"""
+
+
+def in_a_terminal(*argv: str, interrupt: bool = False) -> tuple[int, str]:
+    """The exit status, and all that a terminal of 100 columns received."""
+    terminal, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRAWN_AFTER_EVERY_STEP, *DEMO, *argv],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "COLUMNS": "100", "LINES": "40", "TERM": "xterm-256color"},
+    )
+    os.close(theirs)
+    received = b""
+    while True:
+        try:
+            chunk = os.read(terminal, 65536)
+        except OSError:  # Linux: the other end is closed
+            chunk = b""
+        if not chunk:
+            break
+        received += chunk
+        if interrupt and b"decoding" in received:
+            process.send_signal(signal.SIGINT)
+            interrupt = False
+    os.close(terminal)
+    return process.wait(timeout=60), received.decode()
+
+
+def test_in_a_terminal_there_is_a_live_view():
+    status, screen = in_a_terminal("--max-tokens", "4")
+    assert status == 0
+    for word in ("slot", "decoding", "waiting", "finished", "16 of 16", "tokens/s", "[15] Who are"):
+        assert word in screen
+    assert "starts: " not in screen
+
+
+def test_plain_in_a_terminal():
+    status, screen = in_a_terminal("--max-tokens", "2", "--plain")
+    assert status == 0
+    assert "[0] starts: " in screen
+    assert "decoding" not in screen
+
+
+def test_interrupted_the_terminal_is_left_as_it_was():
+    status, screen = in_a_terminal("--enable-thinking", interrupt=True)
+    assert status == 130
+    assert "Traceback" not in screen
+    assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l"), "the cursor is back"
+
+
+def drawn(batch_run, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(batch_table(batch_run, 4, 2.0))
+    return console.file.getvalue()
+
+
+class FixedRun:
+    """A run that stands still."""
+
+    is_done = False
+
+    def __init__(self):
+        self.outputs = {3: "done"}
+        self.waiting = [7, 8]
+        self.slots = [RequestProgress(0, 12, 12, 5, "naïve 数学" * 20), None]
+        self.prefilling = [RequestProgress(5, 300, 128)]
+
+    def state(self):
+        return None
+
+    def all_progress(self):
+        return iter([self.slots[0], *self.prefilling, RequestProgress(3, 10, 10, 5, "done")])
+
+
+@pytest.mark.parametrize("width", [90, 100, 160])
+def test_view_shows_every_state(width):
+    lines = drawn(FixedRun(), width).splitlines()
+    assert lines[1].split()[:4] == ["0", "0", "decoding", "5"]
+    assert "…" in lines[1], "a long answer is cut on the left"
+    assert lines[1].rstrip().endswith("naïve 数学")
+    assert lines[2].split() == ["1", "–", "idle"]
+    assert lines[3].split()[:5] == ["next", "5", "prefill", "128/300", "0"]
+    assert lines[5].strip() == "waiting  7 8"
+    assert lines[6].endswith("1 of 4")
+    assert "prompt: 150 tokens, 75.0 tokens/s | generation: 10 tokens, 5.0 tokens/s" in lines[7]
+
+
+def test_view_of_a_request_that_waits_for_a_slot():
+    fixed = FixedRun()
+    fixed.prefilling = [RequestProgress(5, 300, 300, 1, "<think>")]
+    assert "waits for a slot" in drawn(fixed)
+    fixed.prefilling = []
+    assert drawn(fixed).splitlines()[3].split() == ["next", "–", "idle"]
+
+
+def test_speed_before_anything_happened():
+    assert speed_line([], 0.0).startswith("prompt: 0 tokens, 0.0 tokens/s")
+
+
+def test_plain_lines_are_single_lines():
+    console = Console(file=io.StringIO(), width=30)
+    lines = PlainLines(console, [f"question {index}, which is rather long" for index in range(9)])
+    fixed = FixedRun()
+    fixed.outputs = {3: "[b]two\n\nlines"}
+    lines.update(fixed)
+    lines.update(fixed)
+    said = console.file.getvalue().splitlines()
+    assert said[0] == "[0] starts: question 0, which is rather long"
+    assert len(said) == 7 + 1, "each once; 7 and 8 are waiting"
+    assert said[-1] == "[3] ends: [b]two lines"
+
+
+PROMPTS = ["a", "hello there", "x" * 40, "one two three", "zz"]
+LIMITS = [3, 1, 6, 2, 12]
+
+
+def open_runs(ignore_eos: bool = False):
+    mlx_model = tiny_model(vocab_size=256)
+    prompts = [list(prompt.encode()) for prompt in PROMPTS]
+    checkpoint = Checkpoint("tiny", mlx_model, ByteTokenizer())
+    ours = BatchGeneration(
+        Qwen3ModelWeek2(mlx_model), ByteTokenizer(), prompts, 60, 2, 16,
+        max_tokens=LIMITS, ignore_eos=ignore_eos,
+    )  # fmt: skip
+    theirs = MlxBatchRun(checkpoint, prompts, LIMITS, make_sampler(0), 2, 16, ignore_eos)
+    return mlx_model, {"tiny_llm": CourseBatchRun(ours), "mlx": theirs}
+
+
+@pytest.mark.parametrize("solution", ["tiny_llm", "mlx"])
+def test_runs_give_each_prompt_s_own_answer(solution):
+    mlx_model, runs = open_runs()
+    batch_run = runs[solution]
+    while not batch_run.is_done:
+        batch_run.step()
+    model = Qwen3ModelWeek2(mlx_model)
+    for index, (prompt, limit) in enumerate(zip(PROMPTS, LIMITS, strict=True)):
+        expected = simple_generate_with_kv_cache(model, ByteTokenizer(), prompt, max_tokens=limit)
+        assert batch_run.outputs[index] == expected
+
+
+@pytest.mark.parametrize("solution", ["tiny_llm", "mlx"])
+def test_runs_tell_how_far_each_prompt_is(solution):
+    batch_run = open_runs(ignore_eos=True)[1][solution]
+    assert batch_run.waiting == list(range(5))
+    assert list(batch_run.all_progress()) == []
+    partly_prefilled = False
+    while not batch_run.is_done:
+        batch_run.step()
+        begun = {progress.index for progress in batch_run.all_progress()}
+        assert begun | set(batch_run.waiting) == set(range(5))
+        active = [progress.index for progress in batch_run.slots if progress is not None]
+        active += [progress.index for progress in batch_run.prefilling]
+        assert sorted([*active, *batch_run.outputs]) == sorted(begun), "each is in one place"
+        partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in batch_run.prefilling)
+    assert partly_prefilled
+    for progress in batch_run.all_progress():
+        assert progress.new_tokens == LIMITS[progress.index]
+        assert progress.prompt_tokens == progress.prefilled == len(PROMPTS[progress.index])
+
+
+def open_engine(**flags) -> EngineBatchRun:
+    args = {
+        "batch_size": 2,
+        "prefill_step": 16,
+        "draft_model": None,
+        "speculative": None,
+        "attention_backend": None,
+        "sampler_temp": 0.0,
+    }
+    checkpoint = Checkpoint("tiny", tiny_model(vocab_size=256), ByteTokenizer())
+    prompts = [list(prompt.encode()) for prompt in PROMPTS]
+    return EngineBatchRun(argparse.Namespace(**args | flags), checkpoint, prompts, LIMITS, True)
+
+
+def test_the_engine_tells_how_far_each_prompt_is():
+    batch_run = open_engine()
+    assert batch_run.waiting == list(range(5))
+    assert not list(batch_run.all_progress())
+    partly_prefilled = False
+    while not batch_run.is_done:
+        batch_run.step()
+        begun = {progress.index for progress in batch_run.all_progress()}
+        assert begun | set(batch_run.waiting) == set(range(5))
+        active = [progress for progress in batch_run.slots if progress is not None]
+        assert len(batch_run.slots) == 2
+        names = [progress.index for progress in active]
+        assert sorted([*names, *batch_run.outputs, *batch_run.waiting]) == list(range(5))
+        partly_prefilled |= any(0 < p.prefilled < p.prompt_tokens for p in active)
+        assert f"{batch_run.state().pages.free} free of" in drawn(batch_run, 120)
+    assert partly_prefilled
+    for progress in batch_run.all_progress():
+        assert progress.new_tokens == LIMITS[progress.index]
+        assert progress.prompt_tokens == progress.prefilled == len(PROMPTS[progress.index])
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
+def test_the_memory_is_what_the_longest_requests_take(dtype):
+    mlx_model = tiny_model(vocab_size=256)
+    mlx_model.set_dtype(dtype)
+    assert kv_bytes_per_token(mlx_model) == (Qwen3ModelWeek3(mlx_model).kv_bytes_per_token)
+
+
+def test_view_of_the_pages():
+    fixed = FixedRun()
+    state = EngineState(PageCounts(free=8, cached=4, used=4, shared=2), 200, 50, 3, 10, 7)
+    fixed.state, fixed.prefilling = lambda: state, []
+    lines = drawn(fixed, 100).splitlines()
+    assert lines[3].strip() == "", "the engine's requests do not wait beside the slots"
+    bar = lines[5].split()[1]
+    assert [bar.count(character) for character in "█▒░"] == [8, 7, 15]
+    assert "2 shared, 2 own, 4 cached, 8 free of 16" in lines[5]
+    assert (
+        "50 of 200 prompt tokens found (25%) | preemptions: 3 | draft tokens: 7 of 10" in lines[6]
+    )
+
+
+def test_the_engine_says_the_same_as_week_2_and_records_it(capsys, tmp_path):
+    file = tmp_path / "run.json"
+    status, expected, err = run(capsys, "--loader", "week2")
+    assert status == 0, err
+    argv = ["--record", str(file), "--kv-cache-bytes", str(2**24)]
+    status, out, err = run(capsys, *argv, "--draft-model", "demo-draft")
+    assert status == 0
+    assert out.split("\n\n")[:16] == expected.split("\n\n")[:16]
+    assert re.search(
+        r"prefix cache: \d+ of 1692 prompt tokens found .* draft tokens: \d+ of \d+", out
+    )
+    assert STATISTICS.fullmatch(out.splitlines()[-1])
+    assert f"recorded: {file}" in err
+    recording = json.loads(file.read_text())
+    assert (recording["schema"], recording["version"]) == ("tiny-llm-run", 1)
+    ended = [one for one in recording["events"] if one["event"] == "request_ended"]
+    assert sorted(int(one["request_id"]) for one in ended) == list(range(16))
+    assert {one["reason"] for one in ended} == {"stop"}
+
+
+def test_the_engine_in_a_terminal():
+    status, screen = in_a_terminal("--max-tokens", "64")
+    assert status == 0
+    for word in ("slot", "decoding", "waiting", "pages", "shared", "prefix cache", "16 of 16"):
+        assert word in screen
+
+
+def test_mlx_solution(capsys, monkeypatch):
+    monkeypatch.setattr(batch, "BATCH_PROMPTS", ("Hello!", "What is 2 + 2?"))
+    status, out, err = run(capsys, "--solution", "mlx", "--max-tokens", "3")
+    assert status == 0
+    assert out.splitlines()[-1].startswith("2 requests | prompt: ")
+    assert "[1] ends: " in err
+
+
+def test_a_seed_repeats_the_batch(capsys, monkeypatch):
+    monkeypatch.setattr(batch, "BATCH_PROMPTS", ("Hello!", "What is 2 + 2?"))
+    argv = ["--sampler-temp", "50", "--sampler-top-k", "40", "--max-tokens", "8", "--seed"]
+
+    def outputs(seed: str) -> str:
+        mx.random.seed(0)
+        return run(capsys, *argv, seed)[1].rpartition("\n\n")[0]
+
+    assert outputs("1") == outputs("1")
+    assert outputs("1") != outputs("2")

@@ -1,0 +1,158 @@
+"""`main` and `chat` without --loader: the engine answers."""
+
+import argparse
+
+import pytest
+
+from tiny_llm import LLM, UserError
+from tiny_llm.cli import chat, main
+from tiny_llm.cli.backends.backend import Backend, EngineBackend, open_backend
+from tiny_llm.engine.model_runner import ModelRunner
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "Give me a short introduction to large language model.",
+    "What is 17 + 25?",
+    "Write a story about a dog.",
+]
+
+
+def flags(*argv: str) -> argparse.Namespace:
+    return main.make_parser("main").parse_args(["--model", "demo", *argv])
+
+
+def answer(backend: Backend, question: str) -> list[tuple[int, str]]:
+    prompt = backend.encode_chat([{"role": "user", "content": question}])
+    return [(response.token, response.finish_reason) for response in backend.stream(prompt)]
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list:
+    """The requests of all engines, as their callers see them in the end."""
+    outputs = []
+    stream = LLM.stream
+
+    def watch(self, prompt, params):
+        output = None
+        for output in stream(self, prompt, params):
+            yield output
+        outputs.append(output.request_output)
+
+    monkeypatch.setattr(LLM, "stream", watch)
+    return outputs
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["--draft-model", "demo-draft"],
+        ["--speculative", "ngram"],
+        ["--attention-backend", "flash"],
+    ],
+    ids=["alone", "drafts", "ngram", "flash"],
+)
+def test_greedy_tokens_are_those_of_the_weeks_loops(asked, more):
+    engine = open_backend(flags("--max-tokens", "60", *more))
+    loop = open_backend(flags("--max-tokens", "60", "--loader", "week2"))
+    answers = [answer(engine, question) for question in QUESTIONS]
+    assert answers == [answer(loop, question) for question in QUESTIONS]
+    assert len(asked) == len(QUESTIONS), "the loop is not the engine"
+
+
+def test_each_token_is_one_response_with_drafts_too():
+    backend = open_backend(flags("--draft-model", "demo-draft"))
+    prompt = backend.encode_chat([{"role": "user", "content": QUESTIONS[1]}])
+    responses = list(backend.stream(prompt))
+    assert [response.generation_tokens for response in responses] == list(
+        range(1, len(responses) + 1)
+    )
+    assert [response.finish_reason for response in responses[:-1]] == [None] * (len(responses) - 1)
+    assert responses[-1].finish_reason == "stop"
+    assert "".join(response.text for response in responses).startswith("A large language model")
+    drafts = backend.speculation_statistics()
+    assert drafts is not None
+    assert drafts.target_steps < len(responses)
+    assert 0 < drafts.num_accepted_tokens <= drafts.num_draft_tokens
+
+
+def test_sampling_flags_reach_the_engine(asked):
+    more = ["--sampler-temp", "0.7", "--sampler-top-p", "0.8", "--sampler-top-k", "9"]
+    seen = []
+    stream = LLM.stream
+
+    def watch(self, prompt, params):
+        seen.append(params)
+        return stream(self, prompt, params)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LLM, "stream", watch)
+        answer(open_backend(flags(*more, "--seed", "4", "--max-tokens", "2")), "Hello!")
+    (params,) = seen
+    assert (params.temperature, params.top_p, params.top_k) == (0.7, 0.8, 9)
+    assert (params.seed, params.max_tokens, params.ignore_eos) == (4, 2, False)
+
+
+def test_memory_is_taken_for_the_answer_and_declared_for_the_context():
+    from tiny_llm.cli.backends.checkpoint import open_checkpoint
+
+    args = flags("--max-tokens", "3")
+    args.loader = "engine"
+    checkpoint = open_checkpoint(args)
+    answers = EngineBackend(args, checkpoint)
+    target = answers._llm.runner.target
+    assert target.nbytes == 0
+    list(answers.stream(checkpoint.encode_chat([{"role": "user", "content": "Hello!"}])))
+    per_token = target.model.kv_bytes_per_token
+    assert target.nbytes == 64 * per_token, "the first step of memory"
+    context = checkpoint.mlx_model.args.max_position_embeddings
+    config = answers._llm.scheduler.config
+    assert config.num_pages * config.page_size >= context
+    list(answers.stream([5] * (context - 2)))
+    assert target.nbytes >= (context - 2) * per_token
+
+
+def converse(*turns: str) -> list[str]:
+    conversation = chat.ChatSession(open_backend(flags()))
+    for turn in turns:
+        conversation.ask(turn)
+    return [one["content"] for one in conversation.messages if one["role"] == "assistant"]
+
+
+def test_a_turn_of_a_chat_computes_only_what_is_new(asked):
+    converse("My name is Tom.", "What is the capital of France?", "What is my name?")
+    first, second, third = asked
+    assert first.num_cached_tokens == 0
+    for before, output in ((first, second), (second, third)):
+        known = len(before.prompt_token_ids) // 32 * 32  # full pages
+        assert output.num_cached_tokens >= known
+        assert len(output.prompt_token_ids) - output.num_cached_tokens < 64
+    assert third.num_cached_tokens > 0
+
+
+def test_an_answer_stopped_in_the_middle_of_a_step_harms_no_later_one(monkeypatch, capsys):
+    run = ModelRunner.run
+    steps = []
+
+    def interrupted(self, step):
+        steps.append(step)
+        if len(steps) == 5:
+            raise KeyboardInterrupt
+        return run(self, step)
+
+    expected = converse(QUESTIONS[1], QUESTIONS[0])
+    monkeypatch.setattr(ModelRunner, "run", interrupted)
+    stopped, answered = converse(QUESTIONS[1], QUESTIONS[0])
+    assert expected[0].startswith(stopped)
+    assert len(stopped) < len(expected[0])
+    assert answered == expected[1]
+    assert "[stopped]" in capsys.readouterr().err
+
+
+def test_a_step_that_fails_is_one_sentence(monkeypatch):
+    def fail(self, step):
+        raise RuntimeError("[malloc] no memory")
+
+    monkeypatch.setattr(ModelRunner, "run", fail)
+    with pytest.raises(UserError, match=r"the step failed: \[malloc\] no memory"):
+        answer(open_backend(flags()), "Hello!")

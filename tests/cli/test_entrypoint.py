@@ -1,0 +1,82 @@
+"""`tiny-llm COMMAND` and `python -m tiny_llm COMMAND`: what an installed package offers."""
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from tiny_llm.cli import check_installation, entrypoint
+
+FRANCE = ["--model", "demo", "--prompt", "What is the capital of France?"]
+
+
+def test_a_command_gets_its_arguments(capsys):
+    assert entrypoint.main(["main", *FRANCE]) == 0
+    assert "Paris" in capsys.readouterr().out
+
+
+def test_as_a_module():
+    command = [sys.executable, "-m", "tiny_llm", "main", *FRANCE, "--max-tokens", "0"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.startswith("python -m tiny_llm main: --max-tokens is 0")
+
+
+@pytest.mark.parametrize("command", entrypoint.COMMANDS)
+def test_messages_name_the_command_as_it_was_called(capsys, command):
+    assert entrypoint.main([command, "--nonsense"]) == 2
+    assert capsys.readouterr().err.startswith(f"tiny-llm {command}: unrecognized arguments")
+    with pytest.raises(SystemExit) as ended:
+        entrypoint.main([command, "--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: tiny-llm {command} ")
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        entrypoint.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"tiny-llm {version('tiny-llm')}\n"
+
+
+def test_help_lists_the_commands(capsys):
+    with pytest.raises(SystemExit):
+        entrypoint.main(["--help"])
+    out = capsys.readouterr().out
+    assert all(text in out for text in entrypoint.COMMANDS.values())
+
+
+def test_a_pin_for_another_system_does_not_count(monkeypatch):
+    pins = ["mlx==9; sys_platform == 'nowhere'", "mlx[cpu]==8", "mlx-lm==7"]
+    monkeypatch.setattr(check_installation, "requires", lambda _: pins)
+    for found, ok in (("8", True), ("9", False), ("7", False)):
+        monkeypatch.setattr(check_installation, "version", lambda _, found=found: found)
+        assert check_installation._package("mlx").ok is ok
+
+
+@pytest.mark.parametrize("shell", entrypoint.SHELLS)
+def test_completion_knows_commands_and_flags(capsys, shell):
+    assert entrypoint.main(["--print-completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in (*entrypoint.COMMANDS, "--sampler-temp", "--kv-cache-bytes", "--num-seqs"):
+        assert word in script if shell != "tcsh" else word.lstrip("-") in script
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "no command was given; give one of main, chat, batch, serve, bench, check"),
+        (["serve-me"], "there is no command 'serve-me'; give one of main, chat"),
+        (["--print-completion", "dos"], "--print-completion 'dos' is unknown; give bash, zsh"),
+        (["--loader", "week2"], "unrecognized arguments: --loader"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_honoured_is_one_sentence(capsys, argv, message):
+    assert entrypoint.main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.startswith("tiny-llm: ")
+    assert len(captured.err.splitlines()) == 1

@@ -1,0 +1,1 @@
+"""Sampling, log-probabilities and async scheduling."""

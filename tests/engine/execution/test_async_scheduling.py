@@ -1,0 +1,85 @@
+"""Steps that are computed ahead of the scheduler change no token."""
+
+import mlx.core as mx
+import pytest
+
+from tiny_llm import LLM, SamplingParams
+
+PROMPTS = ["What is a cat?", "Who are you?", "Tell me about the moon.", "Hello!", "What is RoPE?"]
+
+
+def params(index: int) -> SamplingParams:
+    """Greedy and seeded, of different lengths, some with logprobs, penalties or a stop."""
+    return SamplingParams(
+        max_tokens=3 + 7 * (index % 3),
+        temperature=index % 2,
+        seed=index,
+        ignore_eos=index % 4 == 0,
+        logprobs=2 if index == 2 else None,
+        repetition_penalty=1.2 if index == 3 else 1.0,
+        stop=["the"] if index == 1 else None,
+    )
+
+
+def answers(demo, look_ahead: bool, **options):
+    """All tokens and logprobs, with requests that come while others decode."""
+    llm = LLM(demo, kv_cache_bytes=options.pop("bytes", 4e6), **options)
+    llm.runner.async_scheduling.enabled = look_ahead
+    waiting = list(enumerate(PROMPTS * 2))
+    outputs = {}
+    while waiting or llm.has_unfinished_requests:
+        for index, prompt in waiting[:2]:
+            llm.add_request(prompt, params(index), request_id=str(index))
+        waiting = waiting[2:]
+        for _ in range(4):
+            for news in llm.step():
+                outputs[news.request_id] = news.request_output
+    found = {
+        name: [(one.token_ids, one.logprobs, one.finish_reason) for one in output.outputs]
+        for name, output in outputs.items()
+    }
+    return found, llm.runner.async_scheduling
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"block_size": 4}, {"enable_prefix_caching": False}, {"block_size": 4, "bytes": 3e5}],
+    ids=["default", "small pages", "no sharing", "preemption"],
+)
+def test_the_same_tokens_with_and_without(on_cpu, demo, options):
+    expected, _ = answers(demo, False, **options)
+    actual, look_ahead = answers(demo, True, **options)
+    assert actual == expected
+    assert look_ahead.num_hits > 5, "what was foreseen came"
+    assert look_ahead.num_misses > 0, "and sometimes it did not"
+
+
+def test_most_steps_of_one_request_are_hits(on_cpu, demo):
+    llm = LLM(demo, kv_cache_bytes=4e6)
+    llm.runner.async_scheduling.enabled = True
+    wanted = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    llm.generate(PROMPTS[0], wanted, show_progress=False)
+    # A new page is the scheduler's to give: every 32 tokens there is one step that waits for it.
+    assert llm.runner.async_scheduling.num_hits >= 37
+    assert llm.runner.async_scheduling.num_misses == 0
+
+
+def test_outputs_are_dispatched_before_the_next_step(on_cpu, demo, monkeypatch):
+    """An array that was sent with others can be read when the last of them is computed."""
+    sent = []
+    send = mx.async_eval
+    monkeypatch.setattr(mx, "async_eval", lambda *arrays: sent.append(arrays) or send(*arrays))
+    llm = LLM(demo, kv_cache_bytes=4e6)
+    llm.runner.async_scheduling.enabled = True
+    wanted = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=2)
+    llm.generate(PROMPTS[:2], wanted, show_progress=False)
+    kinds = ["logits" if arrays[0].ndim == 2 else "tokens" for arrays in sent]
+    assert kinds[:6] == ["tokens", "logits"] * 3
+    # Tokens, whether they are numbers, and the ids and log-probabilities of likely ones.
+    assert all(len(arrays) == 4 for arrays in sent if arrays[0].ndim == 1)
+
+
+def test_disabled_on_cpu(on_cpu, demo):
+    llm = LLM(demo, kv_cache_bytes=4e6)
+    llm.generate(PROMPTS[0], SamplingParams(max_tokens=5), show_progress=False)
+    assert llm.runner.async_scheduling.num_hits == 0

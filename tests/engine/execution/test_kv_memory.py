@@ -1,0 +1,123 @@
+"""Memory for pages is taken when they are first written to, and that changes no bit."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from tests.engine.support import CASES, run_cases
+from tests.support import as_numpy, assert_same_bits, tiny_model
+from tiny_llm import LLM, PagedStorage, Qwen3ModelWeek3, RaggedBatch
+from tiny_llm.kernels.graph_capture import CapturedFunction
+
+PAGE = 8
+
+
+def one_token(position: int) -> RaggedBatch:
+    """A token of a sequence in pages 0, 1, 2, and so on."""
+    table = [list(range(position // PAGE + 1))]
+    return RaggedBatch([position], [position], [0, 1], [position + 1], table)
+
+
+@pytest.fixture(scope="module")
+def model():
+    mlx_model = tiny_model(
+        dtype=mx.bfloat16, hidden_size=64, intermediate_size=96, max_position_embeddings=1024
+    )
+    nn.quantize(mlx_model, group_size=32, bits=4)  # only quantized products are recorded
+    return Qwen3ModelWeek3(mlx_model, PAGE)
+
+
+def test_the_first_step_takes_little_and_no_step_takes_more_than_was_declared():
+    storage = PagedStorage(2, 100, 2, PAGE, 16, mx.float32)
+    assert storage.nbytes == 0
+    page_bytes = 2 * 2 * 2 * PAGE * 16 * 4  # keys and values of two layers, two heads
+    rooms = []
+    for position in range(100 * PAGE):
+        storage.plan(one_token(position))
+        rooms.append(len(storage.key_pages[0]))
+        assert rooms[-1] > position // PAGE, "the token's page has memory"
+        assert storage.nbytes == rooms[-1] * page_bytes
+    # 64 tokens, then 256 more, then by half of what there is, at most what was declared.
+    assert sorted(set(rooms)) == [8, 40, 72, 100]
+    storage.ensure_capacity(200)
+    assert storage.nbytes == 100 * page_bytes
+
+
+def test_a_page_in_the_middle_takes_those_before_it():
+    storage = PagedStorage(1, 1000, 2, PAGE, 16, mx.float32)
+    storage.plan(RaggedBatch([0], [500 * PAGE], [0, 1], [1], [[500]]))
+    assert len(storage.key_pages[0]) == 501
+    arrays = mx.array([0]), mx.array([600 * PAGE]), mx.array([0, 1]), mx.array([1]), [[600]]
+    storage.plan(RaggedBatch(*arrays))
+    assert len(storage.key_pages[0]) == 501 + 250, "as many as half of what there was"
+
+
+def test_growing_keeps_written_pages(model):
+    storage = model.create_paged_storage(100)
+    ids = [5, 7, 11]
+    batch = RaggedBatch([0, 1, 2], [0, 1, 2], [0, 3], [3], [[0]])
+    mx.eval(model.ragged_logits(ids, batch, [], storage))
+    before = [mx.array(pages[0]) for pages in (*storage.key_pages, *storage.value_pages)]
+    storage.ensure_capacity(90)
+    after = [pages[0] for pages in (*storage.key_pages, *storage.value_pages)]
+    for old, new in zip(before, after, strict=True):
+        assert as_numpy(old).any()
+        assert_same_bits(new, old, "the first page")
+
+
+def test_steps_that_were_recorded_do_not_write_where_the_pages_were(model):
+    """Two storages of one model, which grow at different times, step by step in turns."""
+    ids = np.random.default_rng(3).integers(0, 131, 120).tolist()
+    storages = [model.create_paged_storage(100) for _ in range(2)]
+    delays = [0, 37]
+    cache = model.create_kv_cache()
+    expected = [
+        model.next_token_logits(mx.array([[token]]), position, cache)
+        for position, token in enumerate(ids)
+    ]
+    for step in range(len(ids) + max(delays)):
+        for storage, delay in zip(storages, delays, strict=True):
+            place = step - delay
+            if 0 <= place < len(ids):
+                logits = model.ragged_logits([ids[place]], one_token(place), [0], storage)
+                assert_same_bits(logits, expected[place], f"token {place}, {delay} steps later")
+    assert {len(storage.key_pages[0]) for storage in storages} == {40}, "each has grown once"
+    if CapturedFunction.should_capture(mx.zeros((1, 1, 1))):
+        recorded = model._run_planned._functions.values()
+        assert all(function._is_capturable for function in recorded)
+
+
+def test_an_engine_whose_memory_grows_has_the_bits_of_one_that_has_it_all(demo):
+    growing, ample = (LLM(demo, kv_cache_bytes=2**26, block_size=4) for _ in range(2))
+    ample.reserve()
+    config = ample.scheduler.config
+    per_page = config.page_size * ample.runner.target.model.kv_bytes_per_token
+    assert ample.runner.target.nbytes == config.num_pages * per_page
+    assert growing.runner.target.nbytes == 0
+    cases = range(len(CASES))
+    found, found_logits = run_cases(growing, cases, 2)
+    expected, expected_logits = run_cases(ample, cases, 2)
+    assert 0 < growing.runner.target.nbytes < ample.runner.target.nbytes
+    for case in cases:
+        assert found[case].token_ids == expected[case].token_ids
+    assert found_logits.keys() == expected_logits.keys()
+    for key, row in expected_logits.items():
+        np.testing.assert_array_equal(found_logits[key], row, err_msg=str(key))
+
+
+def test_an_engine_keeps_its_memory_and_takes_no_more_for_the_same_work(demo):
+    llm = LLM(demo, kv_cache_bytes=2**26)
+    taken = []
+    for _ in range(3):
+        run_cases(llm, range(len(CASES)))
+        taken.append(llm.runner.target.nbytes)
+    assert taken[0] == taken[-1]
+
+
+def test_reserving_takes_the_draft_s_memory_too(demo):
+    llm = LLM(demo, kv_cache_bytes=2**24, draft_model="demo-draft")
+    draft = llm.runner.draft.model
+    assert (llm.runner.target.nbytes, draft.nbytes) == (0, 0)
+    llm.reserve()
+    assert 0.95 * 2**24 < llm.runner.target.nbytes + draft.nbytes <= 2**24

@@ -1,0 +1,159 @@
+"""Sampling: each parameter against its definition, each row as if it were alone."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.engine.support import assert_distributed_as
+from tests.support import as_numpy
+from tiny_llm import SamplingParams, make_sampler
+from tiny_llm.engine.execution.sampler import (
+    SamplingRow,
+    TokenCounts,
+    completion_seed,
+    gumbel_noise,
+    process_logits,
+    sample_tokens,
+    to_ints,
+    top_logprobs,
+)
+from tiny_llm.engine.scheduling.request import EngineRequest
+from tiny_llm.sampler import log_softmax
+
+V = 50
+PROMPT, ANSWER = [3, 4, 4], [4, 7, 7, 7]
+
+
+def request(params: SamplingParams, seed: int, prompt=PROMPT) -> EngineRequest:
+    one = EngineRequest("", prompt, params, seed=seed)
+    one.token_counts = TokenCounts(one, V)
+    return one
+
+
+def row(seed: int = 1, position: int = 0, draft_tokens=(), **params) -> SamplingRow:
+    """A row of a request with `PROMPT` that has said `ANSWER`."""
+    one = request(SamplingParams(**params), seed)
+    one.token_ids += ANSWER
+    return SamplingRow(one, position, tuple(draft_tokens))
+
+
+EVERY_KIND = [
+    {"temperature": 0},
+    {"temperature": 0, "repetition_penalty": 1.5},
+    {"temperature": 0, "logit_bias": {5: 3.0, 9: -4.0}},
+    {"temperature": 1},
+    {"temperature": 0.5, "top_k": 5},
+    {"temperature": 2, "top_p": 0.7},
+    {"temperature": 2, "top_p": 0.7, "frequency_penalty": 0.3},
+    {"temperature": 1.5, "min_p": 0.1, "top_k": 9, "top_p": 0.8, "presence_penalty": -1},
+    {"temperature": 1, "repetition_penalty": 0.5, "logit_bias": {7: 2.5}},
+]
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+def test_a_row_does_not_depend_on_its_neighbours(dtype):
+    logits = (mx.random.normal((len(EVERY_KIND), V)) * 3).astype(dtype)
+    rows = [row(seed, position=seed % 3, **kind) for seed, kind in enumerate(EVERY_KIND)]
+    alone = [to_ints(sample_tokens(logits[i : i + 1], [one]))[0] for i, one in enumerate(rows)]
+    shaped = [process_logits(logits[i : i + 1], [one]) for i, one in enumerate(rows)]
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        picked = rng.permutation(len(rows))[: rng.integers(1, len(rows) + 1)].tolist()
+        own = [rows[i] for i in picked]
+        assert to_ints(sample_tokens(logits[mx.array(picked)], own)) == [alone[i] for i in picked]
+        together = process_logits(logits[mx.array(picked)], own)
+        for place, i in enumerate(picked):
+            assert mx.array_equal(together[place], shaped[i][0])
+
+
+def test_the_callers_logits_stay_as_they_are():
+    logits = mx.random.normal((len(EVERY_KIND), V))
+    before = as_numpy(logits).copy()
+    rows = [row(**kind) for kind in EVERY_KIND]
+    sample_tokens(logits, rows)
+    np.testing.assert_array_equal(as_numpy(logits), before)
+
+
+def test_penalties_by_their_definition():
+    logits = mx.random.normal((1, V)) * 3
+    one = row(
+        temperature=0,
+        draft_tokens=[9, 7],
+        repetition_penalty=1.7,
+        presence_penalty=0.6,
+        frequency_penalty=0.4,
+        logit_bias={11: 2.0},
+    )
+    expected = as_numpy(logits)[0].astype(np.float64)
+    expected[11] += 2
+    for token in {3, 4, 7, 9}:  # prompt, answer and guesses
+        expected[token] *= 1.7 if expected[token] < 0 else 1 / 1.7
+    for token, count in {4: 1, 7: 4, 9: 1}.items():  # answer and guesses
+        expected[token] -= 0.4 * count + 0.6
+    np.testing.assert_allclose(as_numpy(process_logits(logits, [one]))[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "filters", [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 7, "top_p": 0.9}], ids=str
+)
+def test_filters_are_those_of_make_sampler(filters):
+    logits = mx.random.normal((1, V)) * 3
+    ours = mx.softmax(process_logits(logits, [row(temperature=1, **filters)]), axis=-1)
+    theirs = make_sampler(1, **filters).probabilities(log_softmax(logits))
+    np.testing.assert_allclose(as_numpy(ours), as_numpy(theirs), rtol=1e-5, atol=1e-7)
+
+
+def test_the_temperature_comes_before_the_filters():
+    logits = mx.log(mx.array([[0.5, 0.3, 0.15, 0.05]]))
+
+    def kept(temperature: float) -> list[int]:
+        params = SamplingParams(temperature=temperature, top_p=0.75)
+        one = SamplingRow(request(params, 0, [0]), 0)
+        return np.flatnonzero(np.isfinite(as_numpy(process_logits(logits, [one]))[0])).tolist()
+
+    assert kept(1.0) == [0, 1]
+    assert kept(9.0) == [0, 1, 2]  # nearly uniform: three quarters are three tokens
+    assert kept(0.2) == [0]
+
+
+def test_sampled_token_distribution():
+    logits = mx.random.normal((V,))
+    number = 20_000
+    one = request(SamplingParams(temperature=1.3, top_k=12), 77)
+    rows = [SamplingRow(one, position) for position in range(number)]
+    tokens = to_ints(sample_tokens(mx.broadcast_to(logits, (number, V)), rows))
+    p = as_numpy(mx.softmax(process_logits(logits[None], rows[:1]), axis=-1))[0].astype(np.float64)
+    assert_distributed_as(tokens, {token: p[token] for token in np.flatnonzero(p)})
+
+
+def test_noise_depends_on_seed_and_position():
+    rows = [row(seed, position) for seed in (1, 2) for position in (0, 1, 2)]
+    noise = as_numpy(gumbel_noise(rows, V))
+    assert len({one.tobytes() for one in noise}) == len(rows)
+    again = as_numpy(gumbel_noise([rows[4]], V))
+    np.testing.assert_array_equal(again[0], noise[4])
+    assert abs(np.corrcoef(noise)[np.triu_indices(len(rows), 1)]).max() < 0.6
+    assert len({completion_seed(seed, index) for seed in range(30) for index in range(30)}) == 900
+
+
+def test_a_narrower_model_gets_the_same_noise():
+    """A draft's vocabulary may be padded less than the target's; the tokens' noise is the same."""
+    logits = mx.random.normal((1, V))
+    one = row(temperature=1)
+    narrow = to_ints(sample_tokens(logits[:, : V - 7], [one], noise_width=V))
+    padded = mx.concatenate([logits[:, : V - 7], mx.full((1, 7), -mx.inf)], axis=1)
+    assert narrow == to_ints(sample_tokens(padded, [one]))
+
+
+def test_logprobs_are_the_models():
+    logits = mx.random.normal((3, V)) * 2
+    expected = as_numpy(log_softmax(logits))
+    found = top_logprobs(
+        logits, [0, 2, 4], [9, int(expected[1].argmax()), int(expected[2].argmin())]
+    )
+    assert [len(one) for one in found] == [1, 2, 5]
+    for number, one in enumerate(found):
+        best = np.argsort(-expected[number])[: (0, 2, 4)[number]].tolist()
+        assert list(one)[: len(best)] == best
+        for token, logprob in one.items():
+            assert logprob == expected[number][token]

@@ -1,0 +1,1 @@
+"""Prompts, chat messages and sampling parameters."""

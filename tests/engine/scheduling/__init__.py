@@ -1,0 +1,1 @@
+"""The scheduler, pages and the prefix cache."""

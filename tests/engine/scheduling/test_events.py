@@ -1,0 +1,51 @@
+"""The event stream: complete, in order, and of what JSON has."""
+
+import json
+import random
+
+from tests.engine.simulator import Simulation, random_workload
+from tiny_llm.engine.scheduling.events import Recorder
+
+
+def test_a_recording_tells_the_whole_run(tmp_path):
+    rng = random.Random(11)
+    for _ in range(50):
+        simulation = Simulation(random_workload(rng))
+        recorder = Recorder({"page_size": 3}, clock=lambda simulation=simulation: simulation.now)
+        simulation.scheduler.listener = recorder
+        outcome = simulation.run()
+        recorder.write(tmp_path / "run.json")
+        recording = json.loads((tmp_path / "run.json").read_text())
+        assert (recording["schema"], recording["version"]) == ("tiny-llm-run", 1)
+        assert recording["engine"] == {"page_size": 3}
+        replay(recording["events"], simulation, outcome)
+
+
+def replay(events, simulation, outcome) -> None:
+    """What the events say, put together again, is what happened."""
+    times = [event["time"] for event in events]
+    assert times == sorted(times)
+    answers, ended, running = {}, {}, set()
+    for event in events:
+        name = event["event"]
+        if name == "request_added":
+            answers[event["request_id"]] = []
+        elif name == "request_admitted":
+            running.add(event["request_id"])
+        elif name == "request_preempted":
+            running.remove(event["request_id"])
+        elif name == "tokens_added":
+            answers[event["request_id"]] += event["token_ids"]
+            assert event["accepted"] == len(event["token_ids"]) - 1
+        elif name == "request_ended":
+            assert event["request_id"] not in ended
+            ended[event["request_id"]] = event["reason"]
+            running.discard(event["request_id"])
+        elif name == "step_scheduled":
+            assert set(event["running"]) == running
+            pages = event["pages"]
+            total = simulation.config.num_pages
+            assert pages["free"] + pages["cached"] + pages["used"] == total
+            assert 0 <= pages["shared"] <= pages["used"]
+    assert answers == outcome.answers
+    assert ended == {key: one for key, one in outcome.reasons.items() if one != "refused"}

@@ -1,0 +1,60 @@
+"""The page allocator: all or nothing, and every page back exactly once."""
+
+import pytest
+
+from tiny_llm import OutOfPagesError
+from tiny_llm.engine.scheduling.page_allocator import PageAllocator
+
+
+def test_pages_are_distinct_and_come_back():
+    allocator = PageAllocator(5)
+    first, second = allocator.allocate(2), allocator.allocate(3)
+    assert sorted(first + second) == [0, 1, 2, 3, 4]
+    assert (allocator.num_free, allocator.num_used) == (0, 5)
+    for page in first:
+        allocator.free(page)
+    allocator.check_integrity()
+    assert sorted(allocator.allocate(2)) == sorted(first)
+
+
+def test_exhaustion_is_typed_and_takes_nothing():
+    allocator = PageAllocator(3)
+    allocator.allocate()
+    with pytest.raises(OutOfPagesError, match=r"3 pages were asked for and 2 are free\."):
+        allocator.allocate(3)
+    assert allocator.num_free == 2
+    allocator.check_integrity()
+
+
+def test_a_shared_page_is_free_after_its_last_owner():
+    allocator = PageAllocator(1)
+    [page] = allocator.allocate()
+    allocator.share(page)
+    allocator.free(page)
+    assert (allocator.num_free, allocator.ref_count(page)) == (0, 1)
+    allocator.free(page)
+    assert allocator.num_free == 1
+
+
+def test_freeing_twice_and_sharing_what_is_free_are_errors():
+    allocator = PageAllocator(2)
+    [page] = allocator.allocate()
+    allocator.free(page)
+    with pytest.raises(ValueError, match=f"page {page} is free already"):
+        allocator.free(page)
+    with pytest.raises(ValueError, match=f"page {page} is free; a page without an owner"):
+        allocator.share(page)
+    allocator.check_integrity()
+
+
+def test_no_pages_are_refused():
+    with pytest.raises(ValueError, match="num_pages is 0"):
+        PageAllocator(0)
+
+
+def test_the_check_sees_damage():
+    allocator = PageAllocator(2)
+    allocator.allocate()
+    allocator._ref_counts[0] = 0
+    with pytest.raises(AssertionError, match="page 0 has 0 owners"):
+        allocator.check_integrity()

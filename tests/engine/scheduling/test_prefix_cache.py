@@ -1,0 +1,110 @@
+"""The prefix cache: what is found, what is shared, and what goes first."""
+
+import pytest
+
+from tiny_llm.engine.scheduling.page_allocator import PageAllocator
+from tiny_llm.engine.scheduling.prefix_cache import PrefixCache
+
+SIZE = 4
+
+
+class Tree:
+    """A prefix cache with requests that compute whole pages."""
+
+    def __init__(self, num_pages: int = 16):
+        self.allocator = PageAllocator(num_pages)
+        self.cache = PrefixCache(self.allocator, SIZE)
+
+    def compute(self, text: str):
+        """A request fills pages with `text` and holds them; its last node."""
+        node = self.cache.root
+        for start in range(0, len(text) - SIZE + 1, SIZE):
+            [page] = self.allocator.allocate()
+            node = self.cache.insert(node, tuple(text[start : start + SIZE]), page)
+        return node
+
+    def found(self, text: str) -> int:
+        """How many tokens of `text` the tree has."""
+        return SIZE * len(self.cache.match(list(text)))
+
+    def check(self) -> None:
+        self.cache.check_integrity()
+        self.allocator.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "found"),
+    [
+        ("abcdefgh", 4),  # all of it is there; something must be left to compute
+        ("abcdefghi", 8),
+        ("abcdefgX....", 4),  # parts within a page: the page is not shared
+        ("abcd", 0),
+        ("abc", 0),
+        ("Xbcdefgh", 0),
+        ("efghefgh", 0),  # the same tokens elsewhere are other keys and values
+        ("abcdefghijklm", 12),
+        ("abcdefghijkl", 8),
+    ],
+)
+def test_full_pages_are_found(prompt, found):
+    tree = Tree()
+    tree.compute("abcdefghijkl")
+    assert tree.found(prompt) == found
+
+
+def test_the_tree_branches():
+    tree = Tree()
+    tree.compute("abcdefgh")
+    tree.compute("abcdXfgh")
+    assert tree.cache.num_pages == 3
+    assert tree.allocator.num_used == 3, "the page that both filled is there once"
+    assert tree.found("abcdXfgh.") == tree.found("abcdefgh.") == 8
+    tree.check()
+
+
+def test_a_page_that_two_filled_is_kept_once_and_belongs_to_both():
+    tree = Tree()
+    first, second = tree.compute("abcd"), tree.compute("abcd")
+    assert first is second
+    assert tree.allocator.ref_count(first.page) == 3
+    tree.cache.release(first)
+    assert tree.cache.num_evictable == 0
+    tree.cache.release(second)
+    assert tree.cache.num_evictable == 1
+    tree.check()
+
+
+def test_the_least_recently_used_goes_first_and_children_before_parents():
+    tree = Tree()
+    old, new = tree.compute("aaaabbbb"), tree.compute("ccccdddd")
+    tree.cache.release(old)
+    tree.cache.release(new)
+    again = tree.cache.match(list("aaaabbbb."))  # now it is the one that was used last
+    tree.cache.acquire(again)
+    tree.cache.release(again[-1])
+    for gone in ("ccccdddd.", "cccc.", "aaaabbbb.", "aaaa."):
+        assert tree.found(gone) == len(gone) - 1
+        assert tree.cache.evict(1) == 1
+        assert tree.found(gone) == max(0, len(gone) - 1 - SIZE)
+        tree.check()
+    assert tree.allocator.num_free == 16
+    assert tree.cache.evict(1) == 0
+
+
+def test_held_pages_are_not_evicted():
+    tree = Tree()
+    held, other = tree.compute("aaaabbbb"), tree.compute("aaaacccc")
+    tree.cache.release(other)
+    assert tree.cache.evict(9) == 1
+    assert tree.found("aaaabbbb.") == 8
+    tree.cache.release(held)
+    assert tree.cache.evict(9) == 2
+    tree.check()
+
+
+def test_turns_of_a_conversation_reuse_what_is_still_a_prefix():
+    """A thinking model's template drops old thoughts: the next prompt parts where they began."""
+    tree = Tree()
+    tree.cache.release(tree.compute("<user>Hi!<bot><think>hm</think>Hello."))
+    shared = len("<user>Hi!<bot>")
+    assert tree.found("<user>Hi!<bot>Hello.<user>Bye!<bot>") == shared // SIZE * SIZE

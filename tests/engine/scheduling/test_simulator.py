@@ -1,0 +1,150 @@
+"""Random workloads through scheduler, allocator and prefix cache: what must hold at each step."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.simulator import (
+    Arrival,
+    Outcome,
+    Simulation,
+    Workload,
+    answer_alone,
+    random_workload,
+)
+from tiny_llm.engine.scheduling.config import SchedulerConfig
+from tiny_llm.engine.scheduling.page_allocator import PageAllocator
+from tiny_llm.engine.scheduling.page_manager import PageManager
+from tiny_llm.engine.scheduling.prefix_cache import PrefixCache
+from tiny_llm.engine.scheduling.scheduler import Scheduler
+
+
+def run_and_compare(workload: Workload, check_every: int = 1) -> Outcome:
+    """Runs a workload; every answer that came to its end is the one its request gives alone."""
+    outcome = Simulation(workload, check_every).run()
+    for request_id, reason in outcome.reasons.items():
+        expected = answer_alone(workload.arrivals[int(request_id)])
+        answer = outcome.answers.get(request_id, [])
+        if reason in ("stop", "length"):
+            assert answer == expected
+        else:
+            assert reason in ("abort", "error", "refused")
+            assert answer == expected[: len(answer)]
+    return outcome
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=500, deadline=None, derandomize=True)
+def test_hypothesis_looks_for_a_workload_that_breaks_it(rng):
+    run_and_compare(random_workload(rng))
+
+
+def test_thousands_of_workloads():
+    rng, seen = random.Random(20_251_121), Counter()
+    for number in range(6_000):
+        outcome = run_and_compare(random_workload(rng), check_every=1 if number % 8 == 0 else 1000)
+        seen.update(outcome.reasons.values())
+        seen["preemptions"] += outcome.preemptions
+        seen["cached"] += outcome.cached_tokens
+    # The workloads are such that everything occurs, and often.
+    assert min(seen[reason] for reason in ("stop", "length", "abort", "error", "refused")) > 400
+    assert seen["preemptions"] > 300
+    assert seen["cached"] > 6_000
+
+
+def test_large_workloads():
+    rng = random.Random(7)
+    config = SchedulerConfig(
+        num_pages=60, page_size=8, max_num_batched_tokens=64, max_num_seqs=16, max_seq_len=400
+    )
+    for _ in range(3):
+        stem = [rng.randrange(9) for _ in range(60)]
+        arrivals = [
+            Arrival(
+                rng.uniform(0, 100),
+                stem[: rng.choice((0, 20, 60))] + [rng.randrange(9) for _ in range(40)],
+                rng.randint(1, 80),
+                rng.randint(1, 80),
+                None,
+            )
+            for _ in range(64)
+        ]
+        outcome = run_and_compare(Workload(config, arrivals), check_every=10)
+        assert set(outcome.reasons.values()) == {"stop", "length"}
+        assert outcome.preemptions > 0
+
+
+# Each breaks one rule. A simulator that lets it pass is worth nothing.
+
+
+def never_shares(self, path):
+    self._unused.clear()
+
+
+def forgets_a_page(self, request):
+    self.cache.release(request.last_node)
+    del request.page_ids[:]
+    request.last_node = None
+    request.num_shared = request.num_computed = 0
+
+
+def frees_without_counting(self, page):
+    self._ref_counts[page] = 0
+    self._free.append(page)
+
+
+def matches_whole_prompts(self, token_ids):
+    node, path, size = self.root, [], self.page_size
+    for start in range(0, len(token_ids), size):
+        node = node.children.get(tuple(token_ids[start : start + size]))
+        if node is None:
+            break
+        path.append(node)
+    return path
+
+
+def lets_the_youngest_go_first(self):
+    self.running.reverse()
+    return []
+
+
+def shares_what_is_not_written(self, request, num_written):
+    original_share(self, request, num_written + 1)
+
+
+def drops_at_preemption(self, request):
+    self.pages.release(request)
+    self.running.remove(request)
+    del self._requests[request.request_id]
+    self.num_preemptions += 1
+
+
+original_share = PageManager.share_full_pages
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "fault"),
+    [
+        (PrefixCache, "acquire", never_shares),
+        (PageManager, "release", forgets_a_page),
+        (PageAllocator, "free", frees_without_counting),
+        (PrefixCache, "match", matches_whole_prompts),
+        (PageManager, "share_full_pages", shares_what_is_not_written),
+        (Scheduler, "_schedule_decoding", lets_the_youngest_go_first),
+        (Scheduler, "_preempt", drops_at_preemption),
+    ],
+    ids=lambda value: value.__name__ if callable(value) and not isinstance(value, type) else "",
+)
+def test_a_fault_is_found(monkeypatch, owner, method, fault):
+    monkeypatch.setattr(owner, method, fault)
+    with pytest.raises((AssertionError, ValueError, KeyError, AttributeError, IndexError)):
+        run_many(300)
+
+
+def run_many(number: int) -> None:
+    rng = random.Random(3)
+    for _ in range(number):
+        run_and_compare(random_workload(rng))

@@ -1,0 +1,54 @@
+"""Snapshots: they agree with the events' counts, and with the pages' owners, at any moment."""
+
+import json
+import random
+
+from tests.engine.simulator import Simulation, random_workload
+from tiny_llm.engine.scheduling.events import StepScheduled
+from tiny_llm.engine.scheduling.page_allocator import PageAllocator
+from tiny_llm.engine.scheduling.prefix_cache import PrefixCache
+from tiny_llm.engine.scheduling.snapshot import _tree, snapshot
+
+
+def test_snapshot_matches_scheduler_events():
+    rng = random.Random(5)
+    num_looked = 0
+    for _ in range(20):
+        simulation = Simulation(random_workload(rng))
+        scheduler = simulation.scheduler
+
+        def look(event, scheduler=scheduler):
+            nonlocal num_looked
+            if not isinstance(event, StepScheduled):
+                return
+            num_looked += 1
+            found = json.loads(json.dumps(snapshot(scheduler)))
+            running = [one for one in found["requests"] if one["state"] == "running"]
+            assert [one["request_id"] for one in running] == list(event.running)
+            waiting = [one["request_id"] for one in found["requests"] if one not in running]
+            assert waiting == list(event.waiting)
+            owners: dict[int, int] = {}
+            for one in running:
+                for page in one["pages"]:
+                    owners[page] = owners.get(page, 0) + 1
+            tree = set(found["tree"]["pages"])
+            assert sum(count > 1 for count in owners.values()) == event.pages.shared
+            assert len(owners) == event.pages.used
+            assert len(tree - set(owners)) == event.pages.cached
+            assert found["num_pages"] - len(tree | set(owners)) == event.pages.free
+
+        scheduler.listener = look
+        simulation.run()
+    assert num_looked > 100
+
+
+def test_branches_are_labelled_by_where_they_differ():
+    allocator = PageAllocator(8)
+    assert allocator.allocate(3) == [0, 1, 2]
+    cache = PrefixCache(allocator, page_size=4)
+    first = cache.insert(cache.root, (1, 2, 3, 4), 0)
+    cache.insert(first, (5, 6, 7, 8), 1)
+    cache.insert(first, (5, 6, 9, 8), 2)
+    found = _tree(cache)
+    assert dict(zip(found["pages"], found["parents"], strict=True)) == {0: -1, 1: 0, 2: 0}
+    assert found["labels"] == {"0": (1, 2, 3, 4), "1": (7, 8), "2": (9, 8)}

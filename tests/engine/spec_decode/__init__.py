@@ -1,0 +1,1 @@
+"""Draft token proposers."""

@@ -1,0 +1,124 @@
+"""A draft model inside the batch: fewer steps, and not another token."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.engine.support import assert_distributed_as, chat
+from tests.support import tiny_model
+from tiny_llm import LLM, Qwen3ModelWeek3, SamplingParams
+from tiny_llm.demo.prompts import BATCH_PROMPTS
+from tiny_llm.engine.execution.paged_model import PagedModel, Span
+from tiny_llm.engine.execution.sampler import SamplingRow, TokenCounts, process_logits
+from tiny_llm.engine.scheduling.request import EngineRequest
+from tiny_llm.engine.spec_decode.draft_model import count_accepted, num_draft_uncomputed
+
+V = 8
+
+
+class NoText:
+    """A tokenizer of numbers."""
+
+    eos_token_ids = frozenset()
+    text = last_segment = ""
+
+    @property
+    def detokenizer(self):
+        return self
+
+    def add_token(self, token: int) -> None:
+        pass
+
+    def finalize(self) -> None:
+        pass
+
+
+def small(seed: int, **changes):
+    mx.random.seed(seed)
+    return tiny_model(mx.bfloat16, vocab_size=V, hidden_size=64, intermediate_size=64, **changes)
+
+
+def test_fewer_steps_and_the_same_text(demo):
+    params = SamplingParams(temperature=0, max_tokens=80)
+    prompts = [chat(prompt) for prompt in BATCH_PROMPTS]
+    plain = LLM(demo, kv_cache_bytes=2**25)
+    drafting = LLM(demo, kv_cache_bytes=2**25, draft_model="demo-draft")
+    expected = plain.generate(prompts, params)
+    outputs = drafting.generate(prompts, params)
+    assert [one.token_ids for one in outputs] == [one.token_ids for one in expected]
+    assert [one.text for one in outputs] == [one.text for one in expected]
+    assert plain.runner.statistics.steps > 1.7 * drafting.runner.statistics.steps
+    assert plain.runner.statistics.num_decodes > 1.7 * drafting.runner.statistics.num_decodes
+
+
+def exact_distribution(model, prompt: list[int], length: int, params: SamplingParams) -> dict:
+    """The probability of every answer of `length` tokens, from the model itself."""
+    answers = {(): 1.0}
+    for _ in range(length):
+        longer = {}
+        for answer, probability in answers.items():
+            paged = PagedModel(Qwen3ModelWeek3(model, page_size=8), 2)
+            request = EngineRequest("", prompt, params)
+            request.token_counts = TokenCounts(request, V)
+            request.token_ids += answer
+            request.page_ids.extend([0, 1])
+            span = Span(request.token_ids, 0, request.page_ids)
+            logits = paged.logits([span], [request.num_tokens - 1])
+            row = SamplingRow(request, len(answer))
+            p = np.array(mx.softmax(process_logits(logits, [row]), axis=-1)[0], np.float64)
+            for token in np.flatnonzero(p):
+                longer[(*answer, int(token))] = probability * p[token]
+        answers = longer
+    return answers
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.8, "top_p": 0.9, "frequency_penalty": 0.8, "logit_bias": {2: 1.0}},
+    ],
+    ids=["plain", "filtered"],
+)
+def test_sampled_answers_are_distributed_as_the_targets(params):
+    """Chi-square over whole answers of three tokens, guesses by a model that is often wrong."""
+    target, draft = small(1, num_hidden_layers=2), small(2, num_hidden_layers=1)
+    number, prompt = 3000, [1, 2, 3]
+    llm = LLM(
+        (target, NoText()),
+        draft_model=(draft, NoText()),
+        num_drafts=2,
+        block_size=8,
+        max_num_seqs=64,
+        kv_cache_bytes=2**20,
+    )
+    own = SamplingParams(**params, max_tokens=3, n=number, seed=9)
+    [output] = llm.generate(prompt, own)
+    answers = [tuple(one.token_ids) for one in output.outputs]
+    expected = exact_distribution(target, prompt, 3, own)
+    assert_distributed_as(answers, expected)
+    stats = llm.runner.statistics
+    assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95, (
+        "guesses are right, and wrong, often"
+    )
+
+
+def test_a_draft_of_the_same_weights_is_always_right(demo):
+    llm = LLM(demo, kv_cache_bytes=2**25, draft_model=demo, num_drafts=3)
+    params = SamplingParams(temperature=2, max_tokens=32, ignore_eos=True, top_k=100)
+    llm.generate([[number] for number in range(5, 10)], params)
+    stats = llm.runner.statistics
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 100
+
+
+def test_counting():
+    assert [count_accepted([1, 2, 3], chosen) for chosen in ([9], [1, 9], [1, 2, 3, 4])] == [
+        0,
+        1,
+        3,
+    ]
+    assert [num_draft_uncomputed(3, 3), num_draft_uncomputed(3, 2), num_draft_uncomputed(0, 0)] == [
+        1,
+        0,
+        0,
+    ]

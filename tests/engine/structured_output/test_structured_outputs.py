@@ -1,0 +1,640 @@
+"""Structured outputs: masks beside brute force, whole answers, and the same tokens in every way."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import tokenizers
+from jsonschema import Draft202012Validator
+
+from tests.engine.support import PARAGRAPH, assert_distributed_as, chat
+from tests.support import as_numpy, tiny_model
+from tiny_llm import LLM, Qwen3ModelWeek3, SamplingParams, StructuredOutputs, ToolCalls, UserError
+from tiny_llm.demo import TARGET_PATH
+from tiny_llm.engine.execution.paged_model import PagedModel, Span
+from tiny_llm.engine.execution.sampler import SamplingRow
+from tiny_llm.engine.scheduling.request import EngineRequest
+from tiny_llm.engine.structured_output.bitmask import apply_grammar_bitmask
+from tiny_llm.engine.structured_output.compiler import GrammarCompiler
+from tiny_llm.models.tokenizer.tokenizer import Tokenizer, open_tokenizer
+
+pytest.importorskip("llguidance")
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add_numbers",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "a": {"$ref": "#/$defs/few"},
+                "why": {"type": "string", "maxLength": 12},
+            },
+            "required": ["a", "why"],
+            "additionalProperties": False,
+            "$defs": {"few": {"type": "integer", "minimum": 3, "maximum": 7}},
+        },
+    },
+}
+STOP = {"type": "function", "function": {"name": "stop"}}
+
+# A tiny language over a tiny vocabulary. Wherever an answer can go on, it can in two ways or more,
+# or there is one token for it, so no tokenization is preferred to another.
+TOKENS = ["a", "b", "c", "ab", "ba", "aa", "bc", "<|end|>"]
+END, LANGUAGE = 7, r"[ab]{1,3}c?"
+V = len(TOKENS)
+
+
+@pytest.fixture(scope="module")
+def llm(demo):
+    return LLM(demo, kv_cache_bytes=2**25)
+
+
+def answer(llm, form, prompt="What is 17 + 25?", thinking=False, **params):
+    params = {"temperature": 0.7, "seed": 1, "max_tokens": 200, "structured_outputs": form} | params
+    [output] = llm.generate(chat(prompt), SamplingParams(**params), enable_thinking=thinking)
+    return output
+
+
+def whole_text(output):
+    assert (output.error, output.finish_reason) == (None, "stop")
+    return output.text
+
+
+# ------------------------------------------------------------------ brute force
+
+
+def tiny_tokenizer() -> Tokenizer:
+    vocab = {token: index for index, token in enumerate(TOKENS)}
+    merges = [(token[0], token[1]) for token in TOKENS[3:7]]
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens([TOKENS[END]])
+    return Tokenizer(Path(), backend, {}, {END})
+
+
+@cache
+def allowed(text: str) -> frozenset[int]:
+    """The tokens that may follow a text, by trying whether any text of the language goes on so."""
+    letters = ["", "a", "b", "c"]
+    endings = {x + y + z + w for x in letters for y in letters for z in letters for w in letters}
+    found = {
+        token
+        for token, piece in enumerate(TOKENS[:END])
+        if any(re.fullmatch(LANGUAGE, text + piece + ending) for ending in endings)
+    }
+    return frozenset(found | ({END} if re.fullmatch(LANGUAGE, text) else set()))
+
+
+def test_masks_are_those_of_brute_force():
+    """After every sequence of tokens of the language: with guesses, and with tokens taken."""
+    compiler = GrammarCompiler(tiny_tokenizer(), V)
+    reached, num_rows = [()], 0
+    for tokens in reached:
+        text = "".join(TOKENS[token] for token in tokens)
+        reached += [(*tokens, token) for token in sorted(allowed(text) - {END})]
+        request = EngineRequest("", [0], SamplingParams())
+        request.grammar = compiler.compile(StructuredOutputs(regex=LANGUAGE))
+        rows = [SamplingRow(request, n, tokens[:n]) for n in range(len(tokens) + 1)]
+        masked = as_numpy(apply_grammar_bitmask(mx.zeros((len(rows), V)), rows))
+        for row, mask in zip(rows, masked, strict=True):
+            text = "".join(TOKENS[token] for token in row.draft_tokens)
+            assert set(np.flatnonzero(np.isfinite(mask))) == allowed(text), row.draft_tokens
+            num_rows += 1
+        assert request.grammar.accept_tokens(tokens) is None
+        [mask] = as_numpy(
+            apply_grammar_bitmask(mx.zeros((1, V)), [SamplingRow(request, len(tokens))])
+        )
+        assert set(np.flatnonzero(np.isfinite(mask))) == allowed("".join(TOKENS[t] for t in tokens))
+    assert num_rows > 50
+
+
+def exact_distribution(model, prompt) -> dict[tuple[int, ...], float]:
+    """The probability of every whole answer: the model's own, over the tokens that may follow."""
+    found, partial = {}, {(): 1.0}
+    while partial:
+        tokens, probability = partial.popitem()
+        paged = PagedModel(Qwen3ModelWeek3(model, page_size=8), 2)
+        request = EngineRequest("", [*prompt, *tokens], SamplingParams())
+        request.page_ids.extend([0, 1])
+        logits = paged.logits([Span(request.token_ids, 0, request.page_ids)], [len(tokens) + 2])
+        p = np.exp(as_numpy(logits)[0].astype(np.float64))
+        may_follow = sorted(allowed("".join(TOKENS[token] for token in tokens)))
+        p /= p[may_follow].sum()
+        for token in may_follow:
+            longer = found if token == END else partial
+            longer[(*tokens, token)] = probability * p[token]
+    return found
+
+
+@pytest.mark.parametrize("has_draft", [False, True])
+def test_answers_are_distributed_as_by_brute_force(has_draft):
+    models = []
+    for seed in (1, 2):
+        mx.random.seed(seed)
+        model = tiny_model(mx.bfloat16, vocab_size=V, hidden_size=64, intermediate_size=64)
+        models.append((model, tiny_tokenizer()))
+    number, prompt = 3000, [0, 1, 2]
+    draft = {"draft_model": models[1], "num_drafts": 2} if has_draft else {}
+    llm = LLM(models[0], block_size=8, max_num_seqs=64, kv_cache_bytes=2**20, **draft)
+    form = StructuredOutputs(regex=LANGUAGE)
+    [output] = llm.generate(prompt, SamplingParams(n=number, seed=9, structured_outputs=form))
+    assert output.error is None
+    answers = [tuple(one.token_ids) for one in output.outputs]
+    expected = exact_distribution(models[0][0], prompt)
+    assert sum(expected.values()) == pytest.approx(1)
+    assert_distributed_as(answers, expected)
+
+
+# ------------------------------------------------------------------ whole answers
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("temperature", [0, 0.7])
+def test_a_schema(llm, thinking, temperature):
+    output = answer(llm, StructuredOutputs(json=PERSON), thinking=thinking, temperature=temperature)
+    thoughts, _, body = whole_text(output).rpartition("</think>\n\n")
+    assert thoughts.startswith("<think>") == thinking
+    Draft202012Validator(PERSON).validate(json.loads(body))
+
+
+def test_the_other_forms(llm):
+    assert re.fullmatch(r"[a-c]{3}/\d{1,3}", whole_text(answer(llm, regex(r"[a-c]{3}/\d{1,3}"))))
+    choice = ("yes", 'no "or" yes', "no\nline")
+    for seed in range(3):
+        text = whole_text(answer(llm, StructuredOutputs(choice=choice), temperature=3, seed=seed))
+        assert text in choice
+    lark = StructuredOutputs(grammar='start: "a" rest\nrest: "x" | "yz" rest')
+    assert re.fullmatch(r"a(yz)*x", whole_text(answer(llm, lark)))
+    gbnf = StructuredOutputs(grammar='root ::= "a" ("b" | "c"){2,3}')
+    assert re.fullmatch(r"a[bc]{2,3}", whole_text(answer(llm, gbnf)))
+    small = StructuredOutputs(json_object=True)
+    output = answer(llm, small, logit_bias={llm.tokenizer.encode("}")[0]: 100})
+    assert isinstance(json.loads(whole_text(output)), dict)
+
+
+def regex(pattern):
+    return StructuredOutputs(regex=pattern)
+
+
+def test_a_schema_may_be_its_text(llm):
+    as_object, as_text = (
+        answer(llm, StructuredOutputs(json=schema)) for schema in (PERSON, json.dumps(PERSON))
+    )
+    assert as_object.token_ids == as_text.token_ids
+
+
+def test_thoughts_that_the_template_has_begun(demo):
+    weights, tokenizer = demo
+    llm = LLM((weights, tokenizer), kv_cache_bytes=2**23)
+    prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    params = SamplingParams(
+        temperature=0, max_tokens=80, structured_outputs=StructuredOutputs(choice=["yes", "no"])
+    )
+    [output] = llm.generate(prompt, params)
+    thoughts, _, body = whole_text(output).partition("</think>\n\n")
+    assert thoughts
+    assert body in ("yes", "no")
+
+
+def test_a_chat_may_come_as_token_ids(llm):
+    """As a server sends it, which prepares the grammar in another thread."""
+    messages, form = chat("What is 17 + 25?"), StructuredOutputs(json=PERSON)
+    params = SamplingParams(seed=1, temperature=0.7, max_tokens=200, structured_outputs=form)
+    for thinking in (False, True):
+        ids = llm.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, enable_thinking=thinking
+        )
+        num_compiled = len(llm.core.grammars._cache)
+        thread = threading.Thread(
+            target=llm.compile_grammar, args=(ids, params), kwargs={"enable_thinking": thinking}
+        )
+        thread.start()
+        thread.join()
+        [output] = llm.generate(ids, params, enable_thinking=thinking)
+        assert len(llm.core.grammars._cache) <= num_compiled + 1
+        expected = answer(llm, form, thinking=thinking)
+        assert output.token_ids == expected.token_ids
+        assert output.text.startswith("<think>") == thinking
+
+
+CALL = re.compile(r'<tool_call>\n\{"name": "(\w+)", "arguments": (.*)\}\n</tool_call>', re.DOTALL)
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_required_tool_calls(llm, thinking):
+    form = ToolCalls([ADD, STOP], "required", "add_numbers", parallel=False)
+    text = whole_text(answer(llm, form, thinking=thinking)).rpartition("</think>\n\n")[2]
+    name, arguments = CALL.fullmatch(text).groups()
+    assert name == "add_numbers"
+    Draft202012Validator(ADD["function"]["parameters"]).validate(json.loads(arguments))
+
+
+def test_automatic_tool_calls(llm):
+    text = whole_text(answer(llm, ToolCalls([ADD]), temperature=0))
+    assert text == whole_text(answer(llm, None, temperature=0)), "no call, so nothing is different"
+    # The beginning of a call, as the model might write it, and what follows is a call of the tool.
+    prompt = llm.tokenizer.apply_chat_template(chat("Add!"), add_generation_prompt=True)
+    matcher = llm.core.grammars.compile(ToolCalls([ADD])).matcher
+    begun = llm.tokenizer.encode('Well: <tool_call>\n{"name": "')
+    assert matcher.consume_tokens(begun)
+    forced = llm.tokenizer.decode(matcher.compute_ff_tokens())
+    assert forced.startswith("add_numbers")
+    assert prompt
+
+
+def test_a_free_call_does_without_keywords_that_cannot_be_kept(llm):
+    schema = {"type": "object", "propertyNames": {"maxLength": 3}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "count", "parameters": schema}}]
+    matcher = llm.core.grammars.compile(ToolCalls(tools)).matcher
+    begun = llm.tokenizer.encode('<tool_call>\n{"name": "count", "arguments": {}')
+    assert matcher.try_consume_tokens(begun) == len(begun) - 1, "`a` is still required"
+    with pytest.raises(UserError, match="propertyNames"):
+        llm.core.grammars.compile(ToolCalls(tools, "required"))
+
+
+def test_text_of_an_automatic_answer_cannot_hide_a_broken_call(llm):
+    compile_, encode = llm.core.grammars.compile, llm.tokenizer.encode
+    call = '<tool_call>\n{"name": "add_numbers", "arguments": {"a":3,"why":"</tool_call>"}}\n'
+    for parallel in (True, False):
+        form = ToolCalls([ADD], parallel=parallel)
+        for text, is_whole in [
+            ("Hello.", True),
+            (f"Hello. {call}</tool_call>", True),
+            (f"{call}</tool_call>\n{call}</tool_call>", parallel),
+            (call, False),
+            ('<tool_call>\n{"name": "other"', None),
+            (call.replace("3", "8"), None),
+        ]:
+            matcher = compile_(form).matcher
+            tokens = encode(text)
+            taken = matcher.try_consume_tokens(tokens) == len(tokens)
+            found = matcher.is_accepting() if taken else None
+            assert bool(found) == bool(is_whole), (text, parallel)
+
+
+def test_tools_whose_markers_are_special_tokens():
+    """As in real Qwen3: the markers are single tokens, which no text contains."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE({letter: index for index, letter in enumerate(letters)}, [])
+    )
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    markers = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+    backend.add_tokens([tokenizers.AddedToken(marker, special=False) for marker in markers])
+    backend.add_special_tokens(["<|im_end|>"])
+    tokenizer = Tokenizer(Path(), backend, {}, {backend.token_to_id("<|im_end|>")})
+    compiler = GrammarCompiler(tokenizer, len(tokenizer))
+    call = '<tool_call>\n{"name": "add_numbers", "arguments": {"a":3,"why":"</tool"}}\n</tool_call>'
+    for choice, text, is_whole in [
+        ("auto", f"Hello. {call}", True),
+        ("auto", "Hello.", True),
+        ("auto", f"{call}\n{call}", True),
+        ("required", f"{call}\n{call}", True),
+        ("required", f"Hello. {call}", False),
+        ("required", "", False),
+        ("auto", call.replace("add", "odd"), False),
+    ]:
+        grammar = compiler.compile(ToolCalls([ADD, STOP], choice))
+        tokens = tokenizer.encode(text)
+        taken = grammar.matcher.try_consume_tokens(tokens) == len(tokens)
+        assert (taken and grammar.matcher.is_accepting()) == is_whole, (choice, text)
+
+
+# ------------------------------------------------------------------ the same tokens
+
+
+FORMS = [
+    (chat("Who?"), StructuredOutputs(json=PERSON), {"temperature": 0}),
+    (chat("Who?"), StructuredOutputs(json=PERSON), {"seed": 3, "logprobs": 2}),
+    (chat(PARAGRAPH + "Who?"), ToolCalls([ADD, STOP], "required"), {"seed": 4, "temperature": 0.8}),
+    (chat("What is 1 + 2?"), ToolCalls([ADD]), {"seed": 5}),
+    (
+        PARAGRAPH,
+        StructuredOutputs(regex=r"(Mira|Lenmora|[a-z]{3,9}) [0-9]{2}\."),
+        {"seed": 6, "temperature": 1.3, "top_p": 0.9, "frequency_penalty": 0.5},
+    ),
+    (PARAGRAPH, None, {"seed": 7}),
+]
+
+
+def run(llm, numbers, steps_between=0):
+    outputs = {}
+    todo = list(numbers)
+    while todo or llm.has_unfinished_requests:
+        for number in todo[: 1 if steps_between else None]:
+            prompt, form, params = FORMS[number]
+            own = SamplingParams(**{"max_tokens": 40} | params, structured_outputs=form)
+            llm.add_request(prompt, own, request_id=str(number))
+            todo.remove(number)
+        for _ in range(steps_between or 1):
+            outputs |= {int(news.request_id): news.request_output for news in llm.step()}
+            llm.scheduler.check_integrity()
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def alone(demo):
+    outputs = {}
+    for number in range(len(FORMS)):
+        llm = LLM(demo, kv_cache_bytes=2**24, max_num_seqs=1, enable_prefix_caching=False)
+        llm.core._proposers = []  # forced tokens are chosen one by one
+        outputs |= run(llm, [number])
+        assert llm.runner.statistics.num_draft_tokens == 0
+    return outputs
+
+
+def assert_same(found, expected):
+    for number, output in expected.items():
+        assert found[number].error is None
+        assert found[number].token_ids == output.token_ids, f"request {number}"
+        assert found[number].text == output.text
+        assert found[number].finish_reason == output.finish_reason
+        assert found[number].logprobs == output.logprobs
+
+
+def test_forced_tokens_cost_no_step_and_change_no_token(demo, alone):
+    llm = LLM(demo, kv_cache_bytes=2**24, max_num_seqs=1)
+    assert_same(run(llm, range(len(FORMS))), alone)
+    statistics = llm.runner.statistics
+    assert statistics.num_accepted_tokens > 20
+    assert statistics.num_accepted_tokens > 0.9 * statistics.num_draft_tokens
+    tokens = sum(len(output.token_ids) for output in alone.values())
+    assert statistics.steps < tokens - 15
+
+
+def test_in_a_batch_and_with_a_prefix_hit(demo, alone):
+    llm = LLM(demo, kv_cache_bytes=2**24, block_size=4, max_num_batched_tokens=48)
+    assert_same(run(llm, range(len(FORMS)), 2), alone)
+    again = run(llm, reversed(range(len(FORMS))))
+    assert_same(again, alone)
+    assert sum(output.num_cached_tokens for output in again.values()) > 50
+
+
+@pytest.mark.parametrize(("block_size", "tokens"), [(4, 140), (16, 128)])
+def test_after_preemption(demo, alone, block_size, tokens):
+    args = demo[0].args
+    per_token = 4 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim
+    llm = LLM(demo, kv_cache_bytes=tokens * per_token, block_size=block_size)
+    assert_same(run(llm, range(len(FORMS))), alone)
+    assert llm.scheduler.num_preemptions > 0
+
+
+def test_with_a_draft_model(demo, alone):
+    llm = LLM(demo, draft_model="demo-draft", num_drafts=3, kv_cache_bytes=2**24)
+    propose, num_checked = llm.runner.draft.propose, 0
+
+    def checked(chunks):
+        nonlocal num_checked
+        num_draft_tokens = propose(chunks)
+        for chunk, draft_tokens in zip(chunks, num_draft_tokens, strict=True):
+            grammar = chunk.request.grammar
+            if grammar is not None and not set(draft_tokens) & llm.tokenizer.eos_token_ids:
+                assert grammar.matcher.validate_tokens(draft_tokens) == len(draft_tokens)
+                num_checked += len(draft_tokens)
+        return num_draft_tokens
+
+    llm.runner.draft.propose = checked
+    assert_same(run(llm, range(len(FORMS)), 1), alone)
+    assert num_checked > 100
+    assert llm.runner.statistics.num_accepted_tokens > 50
+
+
+def test_with_guesses_from_the_text(demo, alone):
+    llm = LLM(demo, speculative="ngram", kv_cache_bytes=2**24)
+    assert_same(run(llm, range(len(FORMS)), 1), alone)
+    forced = LLM(demo, kv_cache_bytes=2**24)
+    run(forced, range(len(FORMS)), 1)
+    assert llm.runner.statistics.num_accepted_tokens > forced.runner.statistics.num_accepted_tokens
+
+
+def test_logprobs_are_the_models_own(llm):
+    output = answer(llm, StructuredOutputs(choice=["yes", "no"]), logprobs=5)
+    [free] = llm.generate(chat("What is 17 + 25?"), SamplingParams(max_tokens=1, logprobs=5))
+    top = list(free.logprobs[0].items())[:5]
+    assert list(output.logprobs[0].items())[:5] == top
+
+
+def test_each_of_n_answers_has_its_own_grammar(llm):
+    params = SamplingParams(
+        n=6, seed=2, temperature=2, structured_outputs=regex(r"[0-9]{2}[a-z]{2}")
+    )
+    [output] = llm.generate("Why?", params)
+    texts = [one.text for one in output.outputs]
+    assert all(re.fullmatch(r"[0-9]{2}[a-z]{2}", text) for text in texts)
+    assert len(set(texts)) > 1
+
+
+def test_truncated_output_finishes_with_length(llm):
+    output = answer(llm, StructuredOutputs(json=PERSON), max_tokens=4)
+    assert (output.error, output.finish_reason) == (None, "length")
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({}, "structured_outputs has nothing; give exactly one of"),
+        ({"regex": "a", "choice": ["a"]}, "structured_outputs has regex and choice; give exactly"),
+        ({"json_object": False}, "give exactly one of"),
+        ({"regex": 5}, "structured_outputs has the regex 5, no text."),
+        ({"choice": "yes"}, "has the choice 'yes'; it must be texts, none empty."),
+        ({"choice": [""]}, "it must be texts, none empty."),
+        ({"json": "{"}, "the JSON schema '{' is not JSON."),
+        ({"json": "[" * 100_000}, "is not JSON."),
+        ({"json": 5}, "the JSON schema is 5; it must be an object."),
+        ({"json": {"const": float("nan")}}, "cannot be JSON"),
+    ],
+)
+def test_invalid_structured_outputs_are_refused(given, error):
+    with pytest.raises(UserError) as raised:
+        StructuredOutputs(**given)
+    assert error in str(raised.value)
+    assert str(raised.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (([],), "tool calls were asked for, and tools is empty."),
+        (([{"name": "f"}],), "tool 0 is {'name': 'f'}; give"),
+        (([ADD], "any"), "the tool choice is 'any'; it must be 'auto' or 'required'."),
+        (([ADD], "required", "f"), "the tool 'f' cannot be required; the tools are add_numbers."),
+        (([ADD], "auto", "add_numbers"), "the tool 'add_numbers' cannot be required;"),
+    ],
+)
+def test_invalid_tool_calls_are_refused(arguments, error):
+    with pytest.raises(UserError) as raised:
+        ToolCalls(*arguments)
+    assert error in str(raised.value)
+
+
+@pytest.mark.parametrize("other", [{"ignore_eos": True}, {"min_tokens": 3}])
+def test_params_conflicting_with_structured_outputs(other):
+    [name] = other
+    with pytest.raises(UserError, match=f"{name} is .* with structured_outputs, whose form says"):
+        SamplingParams(structured_outputs=StructuredOutputs(choice=["a"]), **other)
+    with pytest.raises(UserError, match="it must be a StructuredOutputs"):
+        SamplingParams(structured_outputs={"json": {}})
+
+
+def nested(depth: int) -> str:
+    return '{"type": "array", "items": ' * depth + "{}" + "}" * depth
+
+
+HOSTILE = [
+    StructuredOutputs(json={"$ref": "file:///etc/passwd"}),
+    StructuredOutputs(json={"$ref": "http://localhost:9/schema"}),
+    StructuredOutputs(json={"$ref": "#"}),
+    StructuredOutputs(json={"type": "strung"}),
+    StructuredOutputs(json={"enum": []}),
+    StructuredOutputs(json=nested(300)),
+    StructuredOutputs(json={"enum": [f"{number:020}" for number in range(5000)]}),
+    StructuredOutputs(json={"not": {"type": "string"}}),
+    StructuredOutputs(regex="(x+"),
+    StructuredOutputs(regex="a" * 100_000),
+    StructuredOutputs(regex="[^\\s\\S]"),
+    StructuredOutputs(grammar="start: missing"),
+    StructuredOutputs(grammar="start: " + "(" * 5000 + '"a"' + ")" * 5000),
+    StructuredOutputs(grammar='root ::= "a'),
+    StructuredOutputs(grammar="not a grammar"),
+    ToolCalls([{"type": "function", "function": {"name": "f", "parameters": {"type": "strung"}}}]),
+    # Minutes of work that the library does not bound.
+    StructuredOutputs(
+        json={"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(60)]}
+    ),
+]
+
+
+@pytest.mark.parametrize("form", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_grammar_is_one_sentence_and_the_engine_lives(llm, form):
+    output = answer(llm, form)
+    assert output.finish_reason == "error"
+    assert re.fullmatch(r"[^\n]{10,200}\.", output.error), output.error
+    assert "/work" not in output.error
+    assert whole_text(answer(llm, StructuredOutputs(choice=["yes"]))) == "yes"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        StructuredOutputs(json={"type": "string", "pattern": "(a|b)*a(a|b){200}"}),
+        StructuredOutputs(json={"type": "array", "minItems": 10**9}),
+        StructuredOutputs(json={"type": "string", "minLength": 10**9}),
+        StructuredOutputs(regex="(((a{1,1000}){1,1000}){1,1000}){1,1000}"),
+        StructuredOutputs(grammar='start: start start | "a" | ""'),
+    ],
+    ids=["pattern", "items", "length", "counted", "ambiguous"],
+)
+def test_expensive_grammar_terminates(llm, form):
+    """Either it is refused, or its answer is as long as asked for, or fails alone."""
+    output = answer(llm, form, max_tokens=30)
+    assert output.finish_reason in ("length", "stop", "error")
+    assert (output.finish_reason == "error") == (output.error is not None)
+    assert not llm.has_unfinished_requests
+
+
+@pytest.mark.parametrize(
+    ("end", "reasons"),
+    [
+        (".", {"stop", "length"}),
+        ('"', {"error", "stop", "length"}),  # a call cannot be written without these
+        ("\n", {"error", "stop", "length"}),
+    ],
+)
+def test_an_end_token_that_is_text_ends_only_what_is_whole(demo, end, reasons):
+    """Some folders name such a token; a thought or a string must not end the answer."""
+
+    def answers(**engine):
+        # A tokenizer of its own: all tests share the demo's, which must keep its end tokens.
+        config = json.loads((TARGET_PATH / "config.json").read_text())
+        model = (demo[0], open_tokenizer(TARGET_PATH, config))
+        llm = LLM(model, kv_cache_bytes=2**25, **engine)
+        [token] = llm.tokenizer.encode(end, add_special_tokens=False)
+        llm.tokenizer.add_eos_token(token)
+        wishes = [ToolCalls([ADD], choice="required"), StructuredOutputs(json=PERSON)]
+        texts = []
+        for form in wishes:
+            for budget in (None, 5):
+                output = answer(llm, form, thinking=True, thinking_token_budget=budget)
+                assert output.finish_reason in reasons, output.error
+                texts.append((output.finish_reason, output.text, output.error))
+        return texts
+
+    found = answers()
+    assert answers(speculative="ngram") == found
+    for number, (reason, text, error) in enumerate(found):
+        body = text.rpartition("</think>")[2].strip()
+        assert error is None or "only an end token could come next" in error
+        if reason == "stop" and number >= 2:
+            Draft202012Validator(PERSON).validate(json.loads(body))
+        elif reason == "stop":
+            assert body.startswith("<tool_call>")
+            assert body.endswith("</tool_call>")
+
+
+def test_a_grammar_that_cannot_go_on_fails_alone(llm):
+    llm.add_request("Why?", SamplingParams(structured_outputs=regex("[a-z ]{9}")), request_id="a")
+    llm.add_request("Why?", SamplingParams(temperature=0, max_tokens=4), request_id="b")
+    llm.step()
+    request = next(one for one in llm.scheduler.running if one.request_id == "a")
+    request.grammar.matcher.consume_tokens(llm.tokenizer.encode("0"))  # now it refuses everything
+    outputs = {}
+    while llm.has_unfinished_requests:
+        outputs |= {news.request_id: news.request_output for news in llm.step()}
+        llm.scheduler.check_integrity()
+    assert outputs["a"].error.startswith("the grammar cannot be followed further: ")
+    assert (outputs["b"].finish_reason, outputs["b"].error) == ("length", None)
+
+
+def test_grammars_are_compiled_once_and_in_any_thread(llm):
+    compiler = GrammarCompiler(llm.tokenizer, llm.vocab_size)
+    form, found = StructuredOutputs(json=PERSON), []
+    threads = [
+        threading.Thread(target=lambda: found.append(compiler.compile(form))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len({id(grammar.matcher) for grammar in found}) == 4
+    assert len(compiler._cache) == 1
+    for number in range(200):
+        compiler.compile(StructuredOutputs(choice=[str(number)]))
+    assert len(compiler._cache) == 128
+
+
+def test_without_the_library_one_sentence_says_what_to_install(llm, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(UserError, match=r"need the package llguidance.*tiny-llm\[structured\]"):
+        GrammarCompiler(llm.tokenizer, llm.vocab_size).compile(StructuredOutputs(choice=["a"]))
+
+
+def test_the_library_is_imported_only_when_asked_for():
+    program = (
+        "import sys; from tiny_llm import LLM, SamplingParams\n"
+        "LLM('demo', kv_cache_bytes=2**22).generate('a', SamplingParams(max_tokens=2))\n"
+        "assert 'llguidance' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,107 @@
+"""Thoughts end where their budget does: by the definition, and the same in every way."""
+
+import mlx.core as mx
+import pytest
+
+from tests.engine.support import chat
+from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError
+from tiny_llm.engine.execution.sampler import SamplingRow, sample_tokens, to_ints
+from tiny_llm.engine.scheduling.request import EngineRequest
+from tiny_llm.engine.structured_output.thinking_budget import ThinkingBudget, thinking_tokens
+
+START, END = 8, 9
+QUESTION = chat("What is the capital of France?")
+
+
+def forced(prompt, answer, draft_tokens=(), most=2, in_thinking=False):
+    request = EngineRequest("", prompt, SamplingParams())
+    budget = ThinkingBudget(request, most, START, END, in_thinking)
+    request.token_ids += answer
+    return budget.forced_token(draft_tokens)
+
+
+@pytest.mark.parametrize(
+    ("answer", "draft_tokens", "in_thinking", "expected"),
+    [
+        ([], [], False, None),
+        ([1, 2, 3], [], False, None),  # it does not think
+        ([START, 1], [], False, None),
+        ([START, 1, 2], [], False, END),
+        ([START], [1, 2], False, END),
+        ([START, 1], [2, END], False, None),  # a guess ends them
+        ([START, 1, 2, END, 3, 4], [], False, None),
+        ([START, 1, END, 5, 5, START], [2], False, END),  # both thoughts together
+        ([1, 2], [], True, END),
+        ([1], [], True, None),
+    ],
+)
+def test_forced_token(answer, draft_tokens, in_thinking, expected):
+    # A start in the prompt is of another turn, or `in_thinking` says that it counts.
+    assert forced([START, 1, 1, 1], answer, draft_tokens, in_thinking=in_thinking) == expected
+
+
+def test_a_forced_row_leaves_its_neighbours_alone():
+    logits = mx.random.normal((3, 12))
+    plain = SamplingRow(EngineRequest("a", [1], SamplingParams(temperature=0)), 0)
+    thinking = EngineRequest("b", [1], SamplingParams(temperature=2.0, top_p=0.5))
+    thinking.thinking_budget = ThinkingBudget(thinking, 0, START, END, in_thinking=True)
+    rows = [plain, SamplingRow(thinking, 0), plain]
+    tokens = to_ints(sample_tokens(logits, rows))
+    best = to_ints(mx.argmax(logits, axis=-1))
+    assert tokens == [best[0], END, best[2]]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return LLM("demo", kv_cache_bytes=2**25)
+
+
+def think(llm, prompts=(QUESTION,), **params):
+    params = {"temperature": 0, "max_tokens": 60} | params
+    return llm.generate(list(prompts), SamplingParams(**params), enable_thinking=True)
+
+
+@pytest.mark.parametrize("most", [0, 1, 5])
+def test_an_answer_follows_the_bounded_thoughts(llm, most):
+    [free] = think(llm)
+    [bounded] = think(llm, thinking_token_budget=most)
+    start, end = thinking_tokens(llm.tokenizer)
+    assert free.token_ids.index(end) > 6
+    assert bounded.token_ids[: most + 2] == [*free.token_ids[: most + 1], end]
+    assert bounded.finish_reason == "stop"
+    assert start not in bounded.token_ids[1:]
+    [large] = think(llm, thinking_token_budget=500)
+    assert large.token_ids == free.token_ids
+
+
+def test_the_same_tokens_in_a_batch_with_guesses_and_with_a_form(llm):
+    params = {"temperature": 1.2, "seed": 5, "thinking_token_budget": 4}
+    alone = [think(llm, [QUESTION], **params | {"seed": seed})[0].token_ids for seed in range(3)]
+    others = [SamplingParams(**params | {"seed": s, "max_tokens": 60}) for s in range(3)]
+    guessing = LLM("demo", kv_cache_bytes=2**25, speculative="ngram")
+    drafting = LLM("demo", kv_cache_bytes=2**25, draft_model="demo-draft")
+    for engine in (llm, guessing, drafting):
+        together = engine.generate([QUESTION] * 3, others, enable_thinking=True)
+        assert [one.token_ids for one in together] == alone
+    form = StructuredOutputs(choice=["tea", "coffee"])
+    [formed] = think(llm, structured_outputs=form, thinking_token_budget=4)
+    assert formed.text.partition("</think>")[2].strip() in ("tea", "coffee")
+
+
+def test_an_answer_without_thoughts_keeps_to_any_budget(llm):
+    [answer] = llm.generate("RoPE is", SamplingParams(temperature=0, thinking_token_budget=0))
+    [free] = llm.generate("RoPE is", SamplingParams(temperature=0))
+    assert answer.token_ids == free.token_ids
+
+
+def test_a_negative_budget_is_refused():
+    with pytest.raises(UserError, match="thinking_token_budget is -1"):
+        SamplingParams(thinking_token_budget=-1)
+
+
+def test_a_stop_string_may_be_kept(llm):
+    params = {"temperature": 0, "stop": [" of"], "include_stop_str_in_output": True}
+    [kept] = llm.generate(QUESTION, SamplingParams(**params))
+    [cut] = llm.generate(QUESTION, SamplingParams(**params | {"include_stop_str_in_output": False}))
+    assert kept.text == cut.text + " of"
+    assert kept.outputs[0].stop_reason == " of"

@@ -1,0 +1,119 @@
+"""The same prompt, parameters and seed: the same tokens, and the same logits to the last bit.
+
+Alone, in any batch, whatever the chunks, the order of arrival, the page size, with a prefix hit and
+without, after preemption, with guesses and without. The product of all of these.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.engine.support import MORE_CASES, run_cases
+from tiny_llm import LLM, Qwen3ModelWeek2, load, make_sampler
+from tiny_llm.generate import decode_with_cache
+
+TIGHT_TOKENS, AMPLE_TOKENS = 96, 2048
+
+
+def build(demo, tokens: int, draft=None, **options) -> LLM:
+    """An engine with memory for so many tokens."""
+    models = [demo[0]] + ([draft[0]] if draft else [])
+    per_token = sum(
+        2 * m.args.num_hidden_layers * m.args.num_key_value_heads * m.args.head_dim * 2
+        for m in models
+    )
+    return LLM(demo, draft_model=draft, kv_cache_bytes=tokens * per_token, **options)
+
+
+@pytest.fixture(scope="module")
+def draft():
+    return load("demo-draft")
+
+
+@pytest.fixture(scope="module")
+def alone(demo):
+    """What each request says with an engine of its own, in one chunk."""
+    outputs, logits = {}, {}
+    for case in range(len(MORE_CASES)):
+        llm = build(demo, AMPLE_TOKENS, max_num_seqs=1, enable_prefix_caching=False)
+        own_outputs, own_logits = run_cases(llm, [case], cases=MORE_CASES)
+        outputs |= own_outputs
+        logits |= own_logits
+    return outputs, logits
+
+
+def test_greedy_matches_week_2(demo, alone):
+    model = Qwen3ModelWeek2(demo[0])
+    output = alone[0][0]
+    tokens = decode_with_cache(model, output.prompt_token_ids, make_sampler(0))
+    assert output.token_ids == list(itertools.islice(tokens, len(output.token_ids)))
+
+
+PRODUCT = [
+    dict(zip(("chunk", "page", "prefix", "tokens", "arrival", "guess"), values, strict=True))
+    for values in itertools.product(
+        (3, 200),
+        (4, 32),
+        (True, False),
+        (TIGHT_TOKENS, AMPLE_TOKENS),
+        ((1, 0), (-1, 2)),  # in which order, and how many steps between two
+        (False, True),
+    )
+]
+# Any two values of two parameters come together in it.
+HALF = [case for number, case in enumerate(PRODUCT) if number.bit_count() % 2]
+
+
+@pytest.mark.slow
+def test_all_configurations(demo, draft, alone, exhaustive):
+    outputs, logits = alone
+    hits = preemptions = accepted = 0
+    cases = PRODUCT if exhaustive else HALF
+    for case in cases:
+        llm = build(
+            demo,
+            case["tokens"],
+            draft if case["guess"] else None,
+            block_size=case["page"],
+            max_num_seqs=4,
+            num_drafts=2 if case["guess"] else None,
+            max_num_batched_tokens=4 * (3 if case["guess"] else 1) + case["chunk"],
+            enable_prefix_caching=case["prefix"],
+        )
+        direction, gap = case["arrival"]
+        found, found_logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
+        for number, expected in outputs.items():
+            where = f"request {number} with {case}"
+            assert found[number].token_ids == expected.token_ids, where
+            assert found[number].text == expected.text, where
+            assert found[number].finish_reason == expected.finish_reason, where
+            assert found[number].logprobs == expected.logprobs, where
+        # Guesses may go on behind an answer's end.
+        assert found_logits.keys() >= logits.keys()
+        assert case["guess"] or found_logits.keys() == logits.keys()
+        for key, row in logits.items():
+            np.testing.assert_array_equal(found_logits[key], row, err_msg=f"{key} with {case}")
+        hits += sum(output.num_cached_tokens for output in found.values())
+        preemptions += llm.scheduler.num_preemptions
+        accepted += llm.runner.statistics.num_accepted_tokens
+    # All of it did happen.
+    assert hits / len(cases) > 500 / len(PRODUCT)
+    assert preemptions / len(cases) > 20 / len(PRODUCT)
+    assert accepted / len(cases) > 200 / len(PRODUCT)
+
+
+@pytest.mark.parametrize("tokens", [TIGHT_TOKENS, AMPLE_TOKENS])
+@pytest.mark.parametrize(("chunk", "direction", "gap"), [(3, 1, 0), (200, -1, 2)])
+def test_with_guesses_from_the_text(demo, alone, tokens, chunk, direction, gap):
+    outputs, logits = alone
+    options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 32 + chunk}
+    llm = build(demo, tokens, speculative="ngram", **options)
+    found, found_logits = run_cases(llm, range(len(MORE_CASES))[::direction], gap, MORE_CASES)
+    for number, expected in outputs.items():
+        assert found[number].token_ids == expected.token_ids, f"request {number}"
+        assert found[number].logprobs == expected.logprobs, f"request {number}"
+    for key, row in logits.items():
+        np.testing.assert_array_equal(found_logits[key], row, err_msg=str(key))
+    assert llm.runner.statistics.num_accepted_tokens > 20
+    assert tokens == AMPLE_TOKENS or llm.scheduler.num_preemptions > 0

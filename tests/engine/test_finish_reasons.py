@@ -1,0 +1,161 @@
+"""What bounds an answer: `min_tokens`, room, time, the queue, and logits that are no numbers."""
+
+import mlx.core as mx
+import pytest
+
+from tests.engine.support import chat
+from tiny_llm import LLM, SamplingParams, UserError
+from tiny_llm.engine.execution.sampler_output import rows_with_nan
+from tiny_llm.errors import QueueFullError
+
+QUESTION = chat("What is 17 + 25?")
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return LLM("demo", kv_cache_bytes=2**25)
+
+
+def answer(llm, **params):
+    [output] = llm.generate(
+        QUESTION, SamplingParams(**{"temperature": 0, "max_tokens": 40} | params)
+    )
+    assert output.error is None
+    return output
+
+
+def test_text_begins_with_the_space_of_its_first_token(llm):
+    [output] = llm.generate("RoPE is", SamplingParams(temperature=0, max_tokens=4))
+    assert output.text == llm.tokenizer.decode(output.token_ids)
+    assert output.text.startswith(" ")
+
+
+def test_no_end_token_before_min_tokens(llm):
+    short = answer(llm)
+    assert short.finish_reason == "stop"
+    least = len(short.token_ids) + 3
+    longer = answer(llm, min_tokens=least)
+    assert longer.token_ids[: len(short.token_ids) - 1] == short.token_ids[:-1]
+    assert not set(longer.token_ids[:least]) & llm.tokenizer.eos_token_ids
+    assert len(longer.token_ids) >= least
+
+
+def test_no_stop_token_before_min_tokens(llm):
+    first, second = answer(llm).token_ids[:2]
+    assert answer(llm, stop_token_ids=[second]).token_ids == [first, second]
+    longer = answer(llm, stop_token_ids=[second], min_tokens=5)
+    assert second not in longer.token_ids[:5]
+
+
+def test_a_stop_string_counts_if_it_begins_after_min_tokens(llm):
+    whole = answer(llm)
+    stop = llm.tokenizer.decode(whole.token_ids[1:2])
+    assert answer(llm, stop=stop).text == llm.tokenizer.decode(whole.token_ids[:1])
+    later = answer(llm, stop=stop, min_tokens=2)
+    assert later.text.startswith(llm.tokenizer.decode(whole.token_ids[:2]))
+    assert stop not in later.text[len(llm.tokenizer.decode(whole.token_ids[:2])) :]
+
+
+def test_min_tokens_beyond_max_tokens_is_refused():
+    with pytest.raises(UserError, match=r"min_tokens is 5 and max_tokens 4; min_tokens may be at"):
+        SamplingParams(max_tokens=4, min_tokens=5)
+
+
+def test_clamp_max_tokens(llm):
+    context = llm.scheduler.config.max_seq_len
+    prompt = [17] * (context - 3)
+    params = {"temperature": 0, "max_tokens": 32_000, "ignore_eos": True}
+    [refused] = llm.generate(prompt, SamplingParams(**params))
+    assert "max_tokens may be at most 3 here" in refused.error
+    [cut] = llm.generate(prompt, SamplingParams(**params, clamp_max_tokens=True))
+    assert (len(cut.token_ids), cut.finish_reason) == (3, "length")
+    [refused] = llm.generate([17] * context, SamplingParams(**params, clamp_max_tokens=True))
+    assert "the prompt has" in refused.error
+    for least in ({"clamp_max_tokens": True}, {"max_tokens": None}):
+        [refused] = llm.generate(prompt, SamplingParams(**params | least, min_tokens=4))
+        assert refused.error.startswith("min_tokens is 4, and after the prompt of ")
+        assert refused.error.endswith("tokens there is room for 3.")
+
+
+def test_timeout(llm):
+    patient = llm.add_request(QUESTION, SamplingParams(temperature=0, max_tokens=40))
+    hurried = llm.add_request(QUESTION, SamplingParams(max_tokens=40), timeout=1e-6)
+    outputs = {}
+    while llm.has_unfinished_requests:
+        outputs |= {news.request_id: news.request_output for news in llm.step()}
+        llm.scheduler.check_integrity()
+    assert (outputs[hurried].finish_reason, outputs[hurried].token_ids) == ("timeout", [])
+    assert outputs[patient].token_ids == answer(llm).token_ids
+    with pytest.raises(UserError, match="timeout is 0; it must be a number of seconds > 0"):
+        llm.add_request(QUESTION, timeout=0)
+
+
+def test_timeout_keeps_partial_output(llm, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("tiny_llm.engine.core.time.perf_counter", lambda: now)
+    llm.add_request(QUESTION, SamplingParams(temperature=0, max_tokens=40), timeout=5)
+    while not (news := llm.step()):
+        pass
+    now = 5.0
+    last = llm.step()[-1]
+    assert last.finish_reason == "timeout"
+    assert last.request_output.token_ids == list(news[0].token_ids)
+    assert not llm.has_unfinished_requests
+
+
+def test_a_full_queue_refuses():
+    llm = LLM("demo", kv_cache_bytes=2**22, max_num_seqs=2, max_queue=1)
+    params = SamplingParams(max_tokens=2)
+    for _ in range(3):
+        llm.add_request(QUESTION, params)
+    with pytest.raises(QueueFullError, match=r"has 3 requests and may have 3 .* try again later"):
+        llm.add_request(QUESTION, params)
+    while llm.has_unfinished_requests:
+        llm.step()
+    with pytest.raises(QueueFullError):  # all of the `n`, or none
+        llm.add_request(QUESTION, SamplingParams(n=4))
+    assert not llm.has_unfinished_requests
+    llm.add_request(QUESTION, SamplingParams(n=3))
+
+
+@pytest.mark.parametrize("draft", [None, "demo-draft"])
+def test_nan_logits_end_only_their_request(draft):
+    llm = LLM("demo", kv_cache_bytes=2**23, draft_model=draft)
+    params = SamplingParams(temperature=0, max_tokens=12)
+    [expected] = llm.generate(QUESTION, params)
+    model, broken_after = llm.runner.target.model, len(expected.token_ids) // 2
+    compute = model.ragged_logits
+
+    def broken(ids, batch, rows, storage):
+        logits = compute(ids, batch, rows, storage)
+        for row, token in enumerate(rows):
+            owner = max(i for i, start in enumerate(batch.cu_seqlens_q[:-1]) if start <= token)
+            position = batch.positions[token]
+            if owner == 0 and position >= len(expected.prompt_token_ids) - 1 + broken_after:
+                logits[row] = mx.nan
+        return logits
+
+    llm.add_request(QUESTION, params, request_id="breaks")
+    llm.add_request(QUESTION, params, request_id="goes on")
+    model.ragged_logits = broken
+    outputs = {}
+    while llm.has_unfinished_requests:
+        outputs |= {news.request_id: news.request_output for news in llm.step()}
+        llm.scheduler.check_integrity()
+        if "breaks" in outputs and outputs["breaks"].finished:
+            model.ragged_logits = compute
+    assert outputs["breaks"].finish_reason == "error"
+    assert "not numbers (NaN)" in outputs["breaks"].error
+    assert outputs["breaks"].token_ids == expected.token_ids[:broken_after]
+    assert outputs["goes on"].token_ids == expected.token_ids
+
+
+def test_rows_with_nan():
+    logits = mx.random.normal((6, 300)).astype(mx.bfloat16)
+    logits[1] = mx.nan
+    logits[3, 17] = mx.nan
+    logits[4, 8] = mx.nan
+    logits[5, 0] = mx.inf
+    chosen = [5, 0, 0, 17, 0, 0]
+    chosen_is_nan = mx.isnan(logits[mx.arange(6), mx.array(chosen)])
+    assert rows_with_nan(logits, chosen, chosen_is_nan) == [1, 3, 4]

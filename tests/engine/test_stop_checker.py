@@ -1,0 +1,67 @@
+"""An answer's text: stop strings that span tokens are found, and no part of one is shown."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support import ByteDetokenizer
+from tiny_llm.engine.scheduling.outputs import CompletionOutput
+from tiny_llm.engine.stop_checker import StopChecker
+
+
+def tell(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
+    """What is shown after each byte of `text`, up to a stop string or the end."""
+    output = CompletionOutput(0)
+    answer = StopChecker(output, ByteDetokenizer(), stops)
+    shown = []
+    for byte in text.encode():
+        stopped = answer.add_token(byte)
+        shown.append(answer.take_text())
+        if stopped:
+            break
+    answer.finish()
+    shown.append(answer.take_text())
+    return shown, output
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "expected", "found"),
+    [
+        ("one two three", (), "one two three", None),
+        ("one two three", ("two",), "one ", "two"),
+        ("one two three", ("three", "ne t"), "o", "ne t"),
+        ("aaab", ("aab",), "a", "aab"),  # the beginning that was held back was another's
+        ("tw", ("two",), "tw", None),  # held back, and then it was no stop string
+        ("two", ("two", "wo"), "", "two"),  # the one that begins first
+        ("héé", ("éé",), "h", "éé"),
+    ],
+)
+def test_text_ends_before_the_stop_string(text, stops, expected, found):
+    shown, output = tell(text, *stops)
+    assert output.text == "".join(shown) == expected
+    assert output.stop_reason == found
+
+
+def test_possible_stop_string_is_buffered():
+    assert tell("a<|x|>", "<|end|>")[0] == ["a", "", "", "<|x", "|", ">", ""]
+
+
+def test_incomplete_utf8_is_buffered():
+    assert tell("é!")[0] == ["", "é", "!", ""]
+    answer = StopChecker(CompletionOutput(0), ByteDetokenizer(), ())
+    answer.add_token("é".encode()[0])
+    assert answer.take_text() == ""
+    answer.finish()
+    assert answer.take_text() == "\ufffd"
+
+
+@given(st.text("ab<", max_size=30), st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_any_text_and_any_stop_strings(text, stops):
+    shown, output = tell(text, *stops)
+    ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    # The first to be complete ends it; of several that are, the one that began first.
+    first = min((end for end, _ in ends), default=None)
+    expected = text if first is None else text[: min(start for end, start in ends if end == first)]
+    assert "".join(shown) == output.text == expected
+    assert not any(stop in output.text for stop in stops)

@@ -1,0 +1,173 @@
+"""The table of arguments that make no sense, and the words that the sentence of each must have.
+
+Each row is a call with a loaded model. What is refused in an output's `error` counts like what is
+raised.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from tiny_llm import LLM, SamplingParams
+from tiny_llm.errors import UserError
+
+HUGE = 10**400  # beyond every float
+HUGER = 10**5000  # more digits than Python writes
+CHAT = {"role": "user", "content": "Why?"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call that must be refused; `call` takes an `LLM` and what it was made of."""
+
+    name: str
+    call: Callable[[LLM, Any], Any]
+    words: tuple[str, ...]
+
+
+def parameter(name: str, value: Any, *words: str) -> Case:
+    """A sampling parameter."""
+    return Case(
+        f"{name}={_named(value)}",
+        lambda llm, _: _ask(llm, [1, 2], **{name: value}),
+        (name, *words),
+    )
+
+
+def prompt(what: str, value: Any, *words: str) -> Case:
+    """A prompt."""
+    return Case(f"prompt: {what}", lambda llm, _: _ask(llm, value), words)
+
+
+def option(name: str, value: Any, *words: str) -> Case:
+    """An argument of `LLM`."""
+    return Case(f"{name}={_named(value)}", lambda _, model: LLM(model, **{name: value}), words)
+
+
+def named_model(what: str, value: Any, *words: str) -> Case:
+    """The model itself."""
+    return Case(f"model: {what}", lambda *_: LLM(value), words)
+
+
+def _ask(llm: LLM, value: Any, **parameters: Any) -> None:
+    outputs = llm.generate(value, SamplingParams(**{"max_tokens": 2, **parameters}))
+    for output in outputs:
+        if output.error is not None:
+            raise UserError(output.error)
+
+
+def _named(value: Any) -> str:
+    try:
+        return f"{value!r:.40}"
+    except ValueError:
+        return "thousands of digits"
+
+
+PARAMETERS = [
+    parameter("temperature", HUGE, "number ≥ 0"),
+    parameter("temperature", HUGER, "thousands of digits"),
+    parameter("temperature", -1, "number ≥ 0"),
+    parameter("temperature", math.nan, "nan"),
+    parameter("temperature", math.inf, "inf"),
+    parameter("temperature", "1", "'1'"),
+    parameter("temperature", None, "None"),
+    parameter("temperature", [1], "[1]"),
+    parameter("temperature", 1j, "1j"),
+    parameter("temperature", Decimal(1), "Decimal"),
+    parameter("temperature", True, "True"),
+    parameter("top_p", Fraction(3, 2), "(0, 1]"),
+    parameter("top_p", 0, "(0, 1]"),
+    parameter("top_p", HUGE, "(0, 1]"),
+    parameter("top_k", 1.0, "whole number"),
+    parameter("top_k", -2, "whole number"),
+    parameter("min_p", -0.1, "[0, 1]"),
+    parameter("repetition_penalty", HUGE, "number > 0"),
+    parameter("repetition_penalty", 0, "number > 0"),
+    parameter("presence_penalty", 3, "[-2, 2]"),
+    parameter("frequency_penalty", HUGE, "[-2, 2]"),
+    parameter("seed", 10**30, "2**64"),
+    parameter("seed", -1, "whole number"),
+    parameter("seed", 1.5, "whole number"),
+    parameter("n", 10_000, "4096"),
+    parameter("n", 10**9, "4096"),
+    parameter("n", HUGER, "4096"),
+    parameter("n", 0, "whole number"),
+    parameter("n", 2.0, "whole number"),
+    parameter("max_tokens", 0, "whole number"),
+    parameter("max_tokens", HUGER, "thousands of digits", "context"),
+    parameter("max_tokens", 10**30, "context"),
+    parameter("max_tokens", "5", "whole number"),
+    parameter("min_tokens", 10**30, "at most max_tokens"),
+    parameter("logprobs", -1, "whole number"),
+    parameter("prompt_logprobs", 1.5, "whole number"),
+    parameter("stop", [""], "none of them empty"),
+    parameter("stop", 5, "a text or several"),
+    parameter("stop", ["a"] * 200_000, "at most"),
+    parameter("stop_token_ids", [True], "token ids"),
+    parameter("stop_token_ids", ["a"], "token ids"),
+    parameter("stop_token_ids", range(10**12), "at most"),
+    parameter("logit_bias", [1], "must map"),
+    parameter("logit_bias", {True: 1}, "token True"),
+    parameter("logit_bias", {10**30: 1}, "0 to 4095"),
+    parameter("logit_bias", {1: HUGE}, "[-100, 100]"),
+    parameter("ignore_eos", "yes", "True or False"),
+    parameter("clamp_max_tokens", 5, "True or False"),
+    parameter("structured_outputs", {"json": "{}"}, "StructuredOutputs"),
+]
+
+PROMPTS = [
+    prompt("a list among token ids", [1, [], 2], "token []"),
+    prompt("a text among token ids", [1, "a"], "token 'a'"),
+    prompt("None among token ids", [1, None], "token None"),
+    prompt("a fraction among token ids", [1, 2.0], "token 2.0"),
+    prompt("a truth as a token id", [True, 2], "token True"),
+    prompt("a token below 0", [-1], "0 to 4095"),
+    prompt("a token beyond all", [HUGER], "0 to 4095"),
+    prompt("nothing", "", "empty"),
+    prompt("no tokens", [[]], "empty"),
+    prompt("None", None, "no prompt"),
+    prompt("bytes", b"abc", "no prompt"),
+    prompt("a set", {1, 2}, "no prompt"),
+    prompt("one message", CHAT, "no prompt"),
+    prompt("lists in lists", [[[1]]], "no prompt"),
+    prompt("half a character", "\ud800", "half of a character"),
+    prompt("a message without content", [{"role": "user"}], "content"),
+    prompt("a message with a number", [CHAT | {"content": 5}], "content 5"),
+    prompt("a message that is a number", [CHAT, 5], "message 1"),
+    prompt("a role that is a number", [CHAT | {"role": 5}], "role"),
+    prompt("20 MB", "hello " * 3_400_000, "20,400,000 characters", "context"),
+    prompt("a chat of 20 MB", [CHAT | {"content": "why " * 5_000_000}], "characters"),
+    prompt("a million tokens", [1] * 1_000_000, "context"),
+]
+
+OPTIONS = [
+    option("kv_cache_bytes", 2e18, "this machine has"),
+    option("kv_cache_bytes", HUGER, "this machine has"),
+    option("kv_cache_bytes", math.inf, "whole number"),
+    option("kv_cache_bytes", math.nan, "whole number"),
+    option("kv_cache_bytes", "1 GB", "whole number"),
+    option("kv_cache_bytes", 1, "a page"),
+    option("block_size", 0, "whole number"),
+    option("block_size", 10**9, "a page"),
+    option("max_num_seqs", 10**30, "max_num_batched_tokens"),
+    option("max_num_batched_tokens", 1, "max_num_seqs"),
+    option("max_queue", -1, "whole number"),
+    option("num_drafts", 3, "nothing guesses"),
+    option("speculative", "magic", "ngram"),
+    option("speculative", 5, "ngram"),
+    option("load_format", "magic", "'auto' or 'dummy'"),
+    option("enable_prefix_caching", "no", "True or False"),
+    option("listener", 5, "function"),
+    option("draft_model", 5, "give a name"),
+    named_model("a number", 5, "give a name"),
+    named_model("no name", "", "there is no model"),
+    named_model("a NUL", "a\0b", "there is no model"),
+    named_model("a long name", "x" * 100_000, "there is no model"),
+    named_model("a pair of numbers", (1, 2), "give a name"),
+    named_model("bytes", b"demo", "give a name"),
+]
+
+ARGUMENTS = [*PARAMETERS, *PROMPTS, *OPTIONS]

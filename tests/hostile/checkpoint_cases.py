@@ -1,0 +1,493 @@
+"""The table of malformed folders: how each is damaged, and the words that its sentence must have.
+
+`use` says how the folder is used: `load_weights` and `load` open it; `chat` and `text` also ask for
+an answer, for what shows only then. `is_quick` rows are those of the quick run, besides every 20th.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from tests.hostile.corruptions import (
+    INDEX,
+    NORM,
+    PROGRAM,
+    UP,
+    WEIGHTS,
+    Corruption,
+    combine,
+    config,
+    cut_to,
+    directory,
+    entry,
+    fields,
+    file,
+    header,
+    header_size,
+    header_text,
+    huge,
+    index,
+    link,
+    pipe,
+    plain,
+    quantization,
+    renamed,
+    settings,
+    split_on,
+    tensors,
+    tokenizer,
+    with_number,
+    without,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A malformed folder."""
+
+    name: str
+    corrupt: Corruption
+    words: tuple[str, ...]
+    use: str = "load_weights"
+    is_quick: bool = False
+
+
+def case(
+    name: str, corrupt: Corruption, *words: str, use: str = "load_weights", quick: Any = 0
+) -> Case:
+    return Case(name, corrupt, words, use, bool(quick))
+
+
+CODE = file("evil.py", PROGRAM)
+CONFIG, TOKENIZER, SETTINGS = "config.json", "tokenizer.json", "tokenizer_config.json"
+UP_WEIGHT, UP_SCALES, UP_BIASES = (f"{UP}.{part}" for part in ("weight", "scales", "biases"))
+FIRST_NORM = "model.layers.0.input_layernorm.weight"
+DEEP = "[" * 100_000 + "]" * 100_000
+DEEP_OBJECT = '{"a":' * 100_000 + "1" + "}" * 100_000
+LONG = "x" * 100_000
+NOT_SAFETENSORS = "is not a valid safetensors file"
+
+CODE_ROWS = [
+    case("model_file", combine(CODE, config(model_file="evil.py")), "model_file", "code", quick=1),
+    case("model_file for mlx_lm", combine(CODE, config(model_file="evil.py")), "code", use="load"),
+    case("model_file outside", config(model_file="../../evil.py"), "model_file", "code"),
+    case("model_file of a wrong kind", config(model_file=["evil.py"]), "model_file", "code"),
+    case(
+        "auto_map",
+        combine(CODE, config(auto_map={"AutoModelForCausalLM": "evil.Model"})),
+        "auto_map",
+        "code",
+        quick=1,
+    ),
+    case(
+        "auto_map for mlx_lm", combine(CODE, config(auto_map={"A": "evil.A"})), "code", use="load"
+    ),
+    case("auto_map of another repository", config(auto_map={"A": "a/b--evil.A"}), "auto_map"),
+    case("auto_map of a wrong kind", config(auto_map="evil.Model"), "auto_map"),
+    case(
+        "auto_map of the tokenizer",
+        combine(CODE, settings(auto_map={"AutoTokenizer": ["evil.T", None]})),
+        SETTINGS,
+        "auto_map",
+        "code",
+        quick=1,
+    ),
+    case(
+        "auto_map of the tokenizer for mlx_lm",
+        combine(CODE, settings(auto_map={"AutoTokenizer": ["evil.T", None]})),
+        "auto_map",
+        use="load",
+    ),
+    case("trust_remote_code", config(trust_remote_code=True), "trust_remote_code", "code"),
+    case(
+        "custom_pipelines", config(custom_pipelines={"a": {"impl": "evil.P"}}), "custom_pipelines"
+    ),
+    case("tool_parser_type", settings(tool_parser_type="..evil"), "tool_parser_type"),
+    case("chat_template_type", settings(chat_template_type="..evil"), "chat_template_type"),
+]
+
+PLACE_ROWS = [
+    case("weights in the folder above", renamed(f"../{WEIGHTS}"), "../", "plain name", quick=1),
+    case("weights by an absolute path", renamed("/etc/passwd"), "/etc/passwd", "plain name"),
+    case("weights in /dev", renamed("/dev/zero"), "/dev/zero", "plain name"),
+    case("weights in a folder below", renamed(f"below/{WEIGHTS}"), "plain name"),
+    case("weights called ..", renamed(".."), "plain name"),
+    case("weights called .", renamed("."), "plain name"),
+    case("weights without a name", renamed(""), "plain name"),
+    case("weights with a NUL", renamed("a\0b"), "plain name"),
+    case("weights of two lines", renamed("a\nb"), "plain name"),
+    case("weights with a long name", renamed(LONG[:5000]), "plain name"),
+    case("weights with a name that is cut", renamed("y" * 250), "lacks"),
+    case("weights that are a device", link(WEIGHTS, "/dev/zero"), "not a plain file", quick=1),
+    case("weights that link to themselves", link(WEIGHTS, WEIGHTS), WEIGHTS),
+    case("weights that link to nothing", link(WEIGHTS, "nothing"), WEIGHTS),
+    case("weights that are a pipe", pipe(WEIGHTS), "not a plain file"),
+    case("weights that are a folder", directory(WEIGHTS), "not a plain file"),
+    case("config that is a device", link(CONFIG, "/dev/zero"), "not a plain file"),
+    case("config that is a pipe", pipe(CONFIG), "not a plain file", quick=1),
+    case("config that is a folder", directory(CONFIG), "not a plain file"),
+    case("tokenizer that is a pipe", pipe(TOKENIZER), "not a plain file"),
+    case("tokenizer that is a folder", directory(TOKENIZER), "not a plain file"),
+    case("settings that are a pipe", pipe(SETTINGS), "not a plain file"),
+    case("template that is a device", link("chat_template.jinja", "/dev/zero"), "not a plain file"),
+    case("template that is a pipe", pipe("chat_template.jinja"), "not a plain file"),
+    case("generation config that is a pipe", pipe("generation_config.json"), "not a plain file"),
+    case("index that is a pipe", pipe(INDEX), "not a plain file"),
+]
+
+MISSING_ROWS = [
+    case("no config", without(CONFIG), "has no config.json"),
+    case("no weights", without(WEIGHTS, INDEX), "has no model*.safetensors"),
+    case("no tokenizer", without(TOKENIZER), "has no tokenizer.json"),
+    case("nothing", without(CONFIG, WEIGHTS, TOKENIZER), "has no config.json"),
+    case("a shard that is missing", renamed("model-2.safetensors"), "lacks model-2.safetensors"),
+    case(
+        "many shards that are missing",
+        index({f"t{n}": f"model-{n}.safetensors" for n in range(5000)}),
+        "lacks",
+        "4996 more",
+    ),
+]
+
+JSON_ROWS = [
+    *(
+        case(f"{name} that is {what}", file(name, content), name.partition(".")[0])
+        for name in (CONFIG, INDEX, SETTINGS, "generation_config.json")
+        for what, content in {
+            "empty": "",
+            "a list": "[]",
+            "cut": '{"a": ',
+            "not UTF-8": b'{"a": "\xff"}',
+            "deep": DEEP_OBJECT,
+        }.items()
+    ),
+    case("config of null", file(CONFIG, "null"), "JSON object"),
+    case("config of lists in lists", file(CONFIG, DEEP), "levels"),
+    case("config of UTF-16", file(CONFIG, '{"a": 1}'.encode("utf-16")), "UTF-8"),
+    case("config with a field twice", file(CONFIG, '{"a": 1, "a": 2}'), "twice"),
+    case("config with a number of 5000 digits", file(CONFIG, f'{{"a": {"9" * 5000}}}'), "digits"),
+    case("config of 3 GB", huge(CONFIG, 3 * 2**30, b"{}"), "bytes", quick=1),
+    case("config of small lists", file(CONFIG, f"[{'[],' * 1_600_000}0]"), "JSON object"),
+    case("index of 3 GB", huge(INDEX, 3 * 2**30), "bytes"),
+    case("template of 3 GB", huge("chat_template.jinja", 3 * 2**30), "bytes"),
+    case("template that is not UTF-8", file("chat_template.jinja", b"\xff\xfe"), "UTF-8"),
+    case("settings of 3 GB", huge(SETTINGS, 3 * 2**30, b"{}"), "bytes"),
+]
+
+INDEX_ROWS = [
+    case("index without a map", file(INDEX, "{}"), "weight_map"),
+    case("index with a list", index([]), "weight_map"),
+    case("index with null", index(), "weight_map"),
+    case("index with a text", index("model.safetensors"), "weight_map"),
+    case("index with numbers for files", index({"a": 1}), "weight_map"),
+    case("index with lists for files", index({"a": ["b"]}), "weight_map", quick=1),
+    case("index with null for a file", index({"a": None}), "weight_map"),
+    case("index of nothing", index({}), "has no model*.safetensors"),
+]
+
+CONFIG_ROWS = [
+    case("no type", config(model_type=...), "type"),
+    case("a type of a wrong kind", config(model_type=["qwen3"]), "type", quick=1),
+    case("a type that is a number", config(model_type=3), "type"),
+    case("a type that is not known", config(model_type="gpt5"), "gpt5"),
+    case("a long type", config(model_type=LONG), "type"),
+    *(
+        case(f"{name} {value!r:.40}", config(**{name: value}), name)
+        for name, value in (
+            ("hidden_size", ...),
+            ("hidden_size", "64"),
+            ("hidden_size", 64.0),
+            ("hidden_size", None),
+            ("hidden_size", [64]),
+            ("hidden_size", True),
+            ("hidden_size", -64),
+            ("num_hidden_layers", 0),
+            ("num_hidden_layers", {}),
+            ("num_hidden_layers", 10**12),
+            ("vocab_size", 0),
+            ("vocab_size", 10**30),
+            ("vocab_size", 10**60),
+            ("num_attention_heads", 0),
+            ("num_attention_heads", "2"),
+            ("num_key_value_heads", -1),
+            ("num_key_value_heads", 1.5),
+            ("head_dim", 0),
+            ("head_dim", [32]),
+            ("intermediate_size", 0),
+            ("max_position_embeddings", 0),
+            ("max_position_embeddings", 10**18),
+            ("rms_norm_eps", "small"),
+            ("rms_norm_eps", -1),
+            ("rms_norm_eps", math.nan),
+            ("rms_norm_eps", math.inf),
+            ("rope_theta", "big"),
+            ("rope_theta", 0),
+            ("rope_theta", []),
+            ("rope_theta", math.inf),
+            ("rope_theta", 10**400),
+            ("rope_scaling", 4),
+            ("rope_scaling", "yarn"),
+            ("rope_scaling", [1]),
+            ("rope_parameters", [1]),
+            ("rope_parameters", 7),
+            ("tie_word_embeddings", "yes"),
+            ("tie_word_embeddings", 1),
+            ("eos_token_id", "two"),
+            ("eos_token_id", {"a": 1}),
+            ("eos_token_id", [1, "b"]),
+            ("eos_token_id", -5),
+            ("eos_token_id", 1.5),
+            ("text_config", {"hidden_size": 64}),
+            ("vision_config", {"depth": 2}),
+            ("quantization", 4),
+            ("quantization", [4]),
+            ("quantization", "4bit"),
+            ("quantization_config", "4bit"),
+        )
+    ),
+    case(
+        "RoPE of a kind that is not known", config(rope_scaling={"type": "new"}), "new", use="text"
+    ),
+    case("RoPE of no kind", config(rope_scaling={"type": [1]}), "rope_scaling", use="text"),
+    case("another width", config(hidden_size=128), "64"),
+    case("another depth", config(num_hidden_layers=3), "model.layers.2"),
+    case("less depth", config(num_hidden_layers=1), "model.layers.1"),
+    case("another vocabulary", config(vocab_size=4201), "embed_tokens"),
+    case("a head that is not there", config(tie_word_embeddings=False), "lm_head"),
+    case("heads that do not share", config(num_attention_heads=3), "q_proj"),
+    case("mode that is not known", quantization(mode="q5_k"), "q5_k", "mode", quick=1),
+    case("mode of a wrong kind", quantization(mode=["affine"]), "mode"),
+    case("mode of a number", quantization(mode=4), "mode"),
+    case("mode of one layer", quantization(**{UP: {"mode": "new", "bits": 4}}), "new", UP),
+    case("bits 0", quantization(bits=0), "bits"),
+    case("bits that are a text", quantization(bits="4"), "bits"),
+    case("bits of a wrong kind", quantization(bits=[4]), "bits"),
+    case("bits 7", quantization(bits=7), "bits"),
+    case("groups of 0", quantization(group_size=0), "group_size"),
+    case("groups of 64.5", quantization(group_size=64.5), "group_size"),
+    case("groups of 10**30", quantization(group_size=10**30), "groups of"),
+    case("bits of one layer", quantization(**{UP: {"bits": -4, "group_size": 64}}), UP),
+    case("groups of one layer", quantization(**{UP: {"bits": 4, "group_size": "a"}}), UP),
+]
+
+HEADER_ROWS = [
+    case("weights of no bytes", cut_to(0), NOT_SAFETENSORS),
+    case("weights of 7 bytes", cut_to(7), NOT_SAFETENSORS),
+    case("weights cut in the header", cut_to(100), "cut off"),
+    case("weights cut by a byte", cut_to(-1), "truncated"),
+    case("weights with more at the end", header(lambda h: h.pop(NORM) and None), "gap"),
+    case("header of 2**63 bytes", header_size(2**63), "cut off"),
+    case(
+        "header of 3 GB",
+        huge(WEIGHTS, 3 * 2**30 + 8, (3 * 2**30).to_bytes(8, "little")),
+        "header has 3,221,225,472 bytes",
+        quick=1,
+    ),
+    case("header of no bytes", header_size(0), NOT_SAFETENSORS),
+    case("header of no JSON", header_text("{nothing"), "not JSON"),
+    case("header of a list", header_text("[]"), "no JSON object"),
+    case("header of null", header_text("null"), "no JSON object"),
+    case("header of lists in lists", header_text(DEEP), "levels", quick=1),
+    case("header of objects in objects", header_text(DEEP_OBJECT), "levels"),
+    case("header with a name twice", header_text('{"a": 1, "a": 1}'), "twice"),
+    case("header of small lists", header_text(f'{{"a": [{"[]," * 1_600_000}0]}}'), "'a'"),
+    case("a header that is not UTF-8", file(WEIGHTS, b"\x02" + 7 * b"\0" + b"\xff\xff"), "UTF-8"),
+    case("notes of a wrong kind", header(lambda h: h | {"__metadata__": [1]}), "__metadata__"),
+    case("notes of numbers", header(lambda h: h | {"__metadata__": {"a": 1}}), "__metadata__"),
+    case("entry of null", header(lambda h: h | {NORM: None}), NORM),
+    case("entry of a list", header(lambda h: h | {NORM: [1, 2]}), NORM),
+    case("entry of a number", header(lambda h: h | {NORM: 7}), NORM, quick=1),
+    case("entry without dtype", entry(NORM, dtype=...), NORM, "dtype"),
+    case("entry without shape", entry(NORM, shape=...), NORM, "shape"),
+    case("entry without offsets", entry(NORM, data_offsets=...), NORM, "data_offsets"),
+    case("entry with more", entry(NORM, code="evil"), NORM),
+    case("dtype of null", entry(NORM, dtype=None), "dtype"),
+    case("dtype of a list", entry(NORM, dtype=["BF16"]), "dtype"),
+    case("dtype that is not known", entry(NORM, dtype="F12"), "F12"),
+    case("shape of a text", entry(NORM, shape="64"), "shape"),
+    case("shape of texts", entry(NORM, shape=["64"]), "shape"),
+    case("shape of null", entry(NORM, shape=None), "shape"),
+    case("shape below 0", entry(NORM, shape=[-1, -64]), "shape"),
+    case("shape of a fraction", entry(NORM, shape=[64.0]), "shape"),
+    case("shape of 1000 sizes", entry(NORM, shape=[1] * 1000), "shape"),
+    case("shape beyond 2**64", entry(NORM, shape=[2**63, 2**63]), NORM, "bytes"),
+    case("shape of too many", entry(NORM, shape=[65]), NORM, "bytes"),
+    case("shape of none", entry(NORM, shape=[0]), NORM, "bytes"),
+    case("offsets of a number", entry(NORM, data_offsets=4), "data_offsets"),
+    case("offsets of one", entry(NORM, data_offsets=[0]), "data_offsets"),
+    case("offsets of three", entry(NORM, data_offsets=[0, 1, 2]), "data_offsets"),
+    case("offsets of texts", entry(NORM, data_offsets=["0", "128"]), "data_offsets"),
+    case("offsets below 0", entry(NORM, data_offsets=[-128, 0]), "data_offsets"),
+    case("offsets the wrong way", entry(NORM, data_offsets=[128, 0]), NORM),
+    case("offsets beyond the end", entry(NORM, data_offsets=[10**9, 10**9 + 128]), "gap"),
+    case("offsets beyond 2**64", entry(NORM, data_offsets=[2**70, 2**70 + 128]), "gap"),
+    case("tensors that overlap", entry(FIRST_NORM, data_offsets=[0, 128]), "overlaps", quick=1),
+    case("a long name", header(lambda h: h | {LONG: 1}), "xxx"),
+    case("a name of two lines", header(lambda h: h | {"a\nb": h.pop(NORM)}), "plain text"),
+    case("half a character as a name", header(lambda h: h | {"\ud800": h.pop(NORM)}), "plain text"),
+]
+
+FLOATS_OF_64 = mx.zeros((64,), mx.float32)
+TENSOR_ROWS = [
+    case("weight of int32", entry(UP_WEIGHT, dtype="I32"), UP_WEIGHT, "I32", quick=1),
+    case("weight of float32", entry(UP_WEIGHT, dtype="F32"), UP_WEIGHT, "F32", "U32"),
+    case("scales of int16", entry(UP_SCALES, dtype="I16"), UP_SCALES, "I16"),
+    case("biases unlike scales", entry(UP_BIASES, dtype="F16"), UP_BIASES, "F16", "BF16", quick=1),
+    case("scales unlike biases", entry(UP_SCALES, dtype="F16"), UP, "F16", "BF16"),
+    case("norm of int16", entry(NORM, dtype="I16"), NORM, "I16"),
+    case("norm of int32", tensors(**{NORM: FLOATS_OF_64.astype(mx.int32)}), NORM, "I32"),
+    case("plain weights of int32", combine(plain, entry(NORM, dtype="U16")), NORM, "U16"),
+    case("int32 for mlx_lm", entry(UP_WEIGHT, dtype="I32"), UP_WEIGHT, "I32", use="load"),
+    case("a tensor too many", tensors(more=FLOATS_OF_64), "more", "has no place"),
+    case("a bias too many", tensors(**{f"{UP}.bias": FLOATS_OF_64}), "has no place"),
+    case("no scales", tensors(**{UP_SCALES: None}), UP),
+    case("no biases", tensors(**{UP_BIASES: None}), UP_BIASES),
+    case("no weight", tensors(**{UP_WEIGHT: None}), UP_WEIGHT),
+    case("no norm", tensors(**{NORM: None}), NORM),
+    case(
+        "no tensor at all",
+        combine(without(INDEX), file(WEIGHTS, b"\x02" + 7 * b"\0" + b"{}")),
+        "is not in the checkpoint",
+    ),
+    case("a norm of two sizes", tensors(**{NORM: mx.zeros((8, 8))}), NORM, "8×8"),
+    case("a norm of no size", tensors(**{NORM: mx.zeros(())}), NORM),
+    case("a norm of nothing", tensors(**{NORM: mx.zeros((0,))}), NORM),
+    case("a weight of one size", tensors(**{UP_WEIGHT: lambda a: a.reshape(-1)}), UP_WEIGHT),
+    case("scales of one size", tensors(**{UP_SCALES: lambda a: a.reshape(-1)}), UP),
+    case("a layer below a tensor", tensors(**{f"{NORM}.a": FLOATS_OF_64}), "has no place"),
+    case(
+        "a layer with a number too large", tensors(**{"model.layers.99999.a": FLOATS_OF_64}), "99"
+    ),
+    case("scales with NaN", with_number(UP_SCALES, math.nan), UP_SCALES, "NaN", quick=1),
+    case("scales with infinity", with_number(UP_SCALES, math.inf), UP_SCALES, "infinite"),
+    case("biases with NaN", with_number(UP_BIASES, math.nan), UP_BIASES, "NaN"),
+    case("norm with NaN", with_number(NORM, math.nan), NORM, "NaN"),
+    case("norm with -infinity", with_number(NORM, -math.inf), NORM, "infinite"),
+    case(
+        "table with NaN",
+        with_number("model.embed_tokens.scales", math.nan),
+        "model.embed_tokens.scales",
+        "NaN",
+    ),
+    case(
+        "plain weights with NaN",
+        combine(plain, with_number(UP_WEIGHT, math.nan)),
+        UP_WEIGHT,
+        "NaN",
+        quick=1,
+    ),
+    case(
+        "plain weights with infinity", combine(plain, with_number(UP_WEIGHT, math.inf)), "infinite"
+    ),
+    case("NaN for mlx_lm", with_number(NORM, math.nan), NORM, "NaN", use="load"),
+]
+
+# Both try every way to cut a run of letters. The library gives up on the second.
+ENDLESS = "a*a*a*a*[^a!]"
+TOKENIZER_ROWS = [
+    case("tokenizer of nothing", file(TOKENIZER, ""), TOKENIZER),
+    case("tokenizer of a list", file(TOKENIZER, "[]"), TOKENIZER),
+    case("tokenizer of an empty object", file(TOKENIZER, "{}"), TOKENIZER),
+    case("tokenizer that is cut", file(TOKENIZER, '{"version": "1.0", "mo'), TOKENIZER),
+    case("tokenizer that is not UTF-8", file(TOKENIZER, b'{"a": "\xff"}'), TOKENIZER),
+    case("tokenizer of lists in lists", file(TOKENIZER, DEEP), TOKENIZER),
+    case("tokenizer of 3 GB", huge(TOKENIZER, 3 * 2**30), "bytes", quick=1),
+    case("tokenizer without a model", tokenizer(model=...), TOKENIZER),
+    case("tokenizer with a model of null", tokenizer(model=None), TOKENIZER),
+    case("tokenizer of a kind that is not known", tokenizer(model={"type": "New"}), TOKENIZER),
+    case("tokenizer with tokens of a wrong kind", tokenizer(added_tokens=[7]), TOKENIZER),
+    case(
+        "tokenizer with a token without id", tokenizer(added_tokens=[{"content": "a"}]), TOKENIZER
+    ),
+    case("an expression that does not end", split_on(ENDLESS), "expression", use="text"),
+    case("an expression that panics", split_on("(a|aa)+$"), "expression", use="text", quick=1),
+    case("an expression that is none", split_on("("), TOKENIZER),
+    case("an expression of 1 MB", split_on("(?:a|" * 200_000 + ")" * 200_000), TOKENIZER),
+    case("settings with a list of a token", settings(eos_token=["a"]), SETTINGS, "eos_token"),
+    case("settings with a number for a token", settings(eos_token=7), SETTINGS, "eos_token"),
+    case("settings with a token of no content", settings(pad_token={"a": 1}), "pad_token"),
+    case("settings with tokens of a wrong kind", settings(added_tokens_decoder=[1]), SETTINGS),
+    case(
+        "settings with token ids of a wrong kind",
+        settings(added_tokens_decoder={"x": {"content": "a"}}),
+        "added_tokens_decoder",
+    ),
+    case("settings with extra tokens of a number", settings(extra_special_tokens=5), SETTINGS),
+    case("settings with a class of a wrong kind", settings(tokenizer_class=[1]), "tokenizer_class"),
+    case("settings with a template of a number", settings(chat_template=7), "chat_template"),
+    case("settings with templates of numbers", settings(chat_template=[7]), "chat_template"),
+    case(
+        "settings with templates without a name",
+        settings(chat_template=[{"template": "a"}]),
+        "chat_template",
+    ),
+    case(
+        "an end token of a wrong kind",
+        file("generation_config.json", '{"eos_token_id": "x"}'),
+        "eos_token_id",
+    ),
+    case(
+        "an end token below 0",
+        fields("generation_config.json", eos_token_id=[-1]),
+        "eos_token_id",
+    ),
+]
+
+NESTED = "".join("{% for i in range(99999) %}" for _ in range(4)) + "{% endfor %}" * 4
+TEMPLATE_ROWS = [
+    case("a template that does not end", settings(chat_template=NESTED), "template", use="chat"),
+    case(
+        "a template of a long text",
+        settings(chat_template="{{ 'a' * 6000000000 }}"),
+        "template",
+        use="chat",
+        quick=1,
+    ),
+    case(
+        "a template of a large number",
+        settings(chat_template="{{ 9 ** (9 ** 9) }}"),
+        "template",
+        use="chat",
+    ),
+    case("a template that is none", settings(chat_template="{% if"), "template", use="chat"),
+    case(
+        "a template that reaches for Python",
+        settings(chat_template="{{ ''.__class__.__mro__[1].__subclasses__() }}"),
+        "template",
+        use="chat",
+    ),
+    case(
+        "a template that opens a file",
+        settings(chat_template="{% include '/etc/passwd' %}"),
+        "template",
+        use="chat",
+    ),
+    case(
+        "a template that refuses",
+        settings(chat_template="{{ raise_exception('no thanks') }}"),
+        "no thanks",
+        use="chat",
+    ),
+    case("a template that divides", settings(chat_template="{{ 1 / 0 }}"), "template", use="chat"),
+    case(
+        "a template with an endless macro",
+        settings(chat_template="{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
+        "calls itself",
+        use="chat",
+    ),
+]
+
+FOLDERS = [
+    *CODE_ROWS,
+    *PLACE_ROWS,
+    *MISSING_ROWS,
+    *JSON_ROWS,
+    *INDEX_ROWS,
+    *CONFIG_ROWS,
+    *HEADER_ROWS,
+    *TENSOR_ROWS,
+    *TOKENIZER_ROWS,
+    *TEMPLATE_ROWS,
+]

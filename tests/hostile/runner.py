@@ -1,0 +1,68 @@
+"""What must hold of every row: one sentence, within memory and time; nothing of a folder runs."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+MAX_BYTES = 200_000_000  # of memory; the interpreter and our libraries take 100 MB before
+ROOT = Path(__file__).resolve().parents[2]
+
+# Words of Python's own exceptions, which tell a user nothing.
+PYTHONS = re.compile(
+    r"object is not|object has no|not subscriptable|positional|local variable|NoneType|unhashable"
+    r"|index out of range|KeyError|TypeError|Errno|invalid literal|could not convert|codec can't"
+    r"|expected str\b|argument must|recursion|has no len|Traceback|<class|<built-in|\bassert"
+)
+
+
+def run_rows(
+    table: Literal["folders", "arguments"],
+    all_rows: Sequence[Any],
+    rows: Sequence[Any],
+    whole: Path,
+    scratch: Path,
+) -> None:
+    """Runs rows in one process and says all that is wrong with their sentences."""
+    numbers = "\n".join(str(all_rows.index(case)) for case in rows)
+    paths = [str(whole), str(scratch / "rows")]
+    command = [sys.executable, "-m", "tests.hostile.worker", table, *paths]
+    done = subprocess.run(
+        command, cwd=ROOT, input=numbers, capture_output=True, text=True, timeout=300
+    )
+    outcomes = [json.loads(line) for line in done.stdout.splitlines()]
+    wrong = [
+        f"{case.name}: {problem}"
+        for case, outcome in zip(rows, outcomes, strict=False)
+        for problem in problems(case, outcome)
+    ]
+    if len(outcomes) < len(rows):
+        last = rows[len(outcomes)].name
+        wrong.append(f"{last}: the process ended with {done.returncode}: {done.stderr[-2000:]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def problems(case: Any, outcome: dict) -> list[str]:
+    """What is wrong with the outcome of a row."""
+    found = []
+    sentence = outcome.get("sentence")
+    if sentence is None:
+        found.append(f"raised {outcome['raised']}")
+    else:
+        missing = [word for word in case.words if word not in sentence]
+        if missing:
+            found.append(f"lacks {missing} in: {sentence}")
+        if "\n" in sentence or not sentence.endswith((".", "?")) or len(sentence) > 800:
+            found.append(f"is not one sentence: {sentence!r}")
+        if PYTHONS.search(sentence):
+            found.append(f"has Python's words: {sentence}")
+        if outcome["printed"]:
+            found.append(f"printed {outcome['printed'][:300]!r}")
+    if outcome["took"] > MAX_BYTES:
+        found.append(f"took {outcome['took']:,} bytes of memory")
+    if outcome["ran"]:
+        found.append(f"ran {outcome['ran']}")
+    return found

@@ -1,0 +1,115 @@
+"""Matrix products in the emulator: what the tests of both multiplications share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.support import as_numpy, describe_mismatches
+from tiny_llm import kernels
+from tools.metal_emulator import has_clang
+
+from .support import (
+    DTYPE_NAMES,
+    NO_CLANG,
+    NUMPY_TYPES,
+    as_bound,
+    check_is_written,
+    empty,
+    on_gpu,
+    run,
+)
+
+VARIANTS = ["readable", "matvec", "tile64", "tile32", "tile32_parts"]
+TILES = ["tile64", "tile32", "tile32_parts"]
+
+
+def source_of(kernel: str) -> str:
+    """The file that a kernel is in, by its name."""
+    op = "quantized_matmul" if kernel.startswith("quantized_matmul") else "matmul"
+    variant = kernel[len(op) + 1 :]
+    file = next(name for name in ("matvec", "tile", "readable") if name in variant)
+    return f"{op}/{op}_{file}.metal"
+
+
+def multiply(
+    launch: Any, inputs: Sequence[np.ndarray], M: int, O: int, dtype: str, **how: Any
+) -> np.ndarray:
+    """M×O: runs a product's launch and, if it has parts, that of their sum."""
+    parts = launch.groups[2]
+    out = empty((M, O), dtype)
+    if parts == 1:
+        run(source_of(launch.kernel), launch, [*inputs, out], **how)
+        return out
+    sums = empty((parts, M, O), "float32")
+    run(source_of(launch.kernel), launch, [*inputs, sums], **how)
+    total = kernels.extension().metal.sum_parts_launch(parts, M * O, dtype)
+    run("matmul/matmul_tile.metal", total, [sums, out], **how)
+    return out
+
+
+def exact_quantized(
+    scales: mx.array, biases: mx.array, a: mx.array, b: mx.array, group_size: int, bits: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The product in float64, and the sum of its terms' magnitudes: of q·scale·a and of bias·a."""
+    scales, biases = as_numpy(scales).astype(np.float64), as_numpy(biases).astype(np.float64)
+    a = as_numpy(a).astype(np.float64)
+    words = np.array(b)
+    q = words[..., None] >> np.arange(0, 32, bits, dtype=np.uint32) & np.uint32(2**bits - 1)
+    q = q.reshape(words.shape[0], -1).astype(np.float64)
+    scales, biases = np.repeat(scales, group_size, 1), np.repeat(biases, group_size, 1)
+    expected = a @ (q * scales + biases).T
+    return expected, np.abs(a) @ (q * np.abs(scales) + np.abs(biases)).T
+
+
+def assert_product(
+    actual: np.ndarray, expected: np.ndarray, magnitude: np.ndarray, I: int, what: str
+) -> None:
+    """No further from the exact product than float32 sums of I terms and one rounding allow.
+
+    magnitude: the sum of the terms' absolute values, of which each addition may lose 2^-24.
+    """
+    assert actual.dtype in NUMPY_TYPES.values()
+    epsilon = {4: 2.0**-23, 2: 2.0**-10 if actual.dtype == np.float16 else 2.0**-7}
+    rounding = epsilon[actual.dtype.itemsize] / 2 * np.abs(expected)
+    if actual.dtype == np.float16:
+        rounding += 2.0**-25  # half of its smallest number
+    bound = rounding + 2.0**-24 * (2 + 2 * np.sqrt(I)) * magnitude
+    error = np.abs(actual.astype(np.float64) - expected)
+    assert not np.isnan(error).any(), f"{what}: {np.isnan(error).sum()} outputs are NaN"
+    worst = (error / bound).max()
+    place = np.unravel_index((error / bound).argmax(), error.shape)
+    assert worst <= 1, (
+        f"{what}: at {tuple(map(int, place))} expected {expected[place]:.6g}, got "
+        f"{float(actual[place]):.6g}: {worst:.2f} × the error that float32 sums and one rounding "
+        f"may have; {describe_mismatches(error > bound)}"
+    )
+
+
+def bits_of(x: np.ndarray) -> np.ndarray:
+    """The bytes, to be compared."""
+    return x.view(np.uint8)
+
+
+def reference_quantized(
+    scales: mx.array, biases: mx.array, group_size: int, bits: int, a: mx.array, b: mx.array
+) -> np.ndarray:
+    """a · bᵀ from the one-thread-an-output kernel, of whoever's tree this is.
+
+    On the GPU where its kernels are built, which runs this one if a and the scales differ in their
+    dtypes; in the emulator elsewhere.
+    """
+    check_is_written("quantized_matmul/quantized_matmul_readable.metal")
+    metal, dtype = kernels.extension().metal, DTYPE_NAMES[a.dtype]
+    if on_gpu():
+        product = kernels.quantized_matmul(scales, biases, group_size, bits, a, b, stream=mx.gpu)
+        return as_bound(product)
+    if not has_clang():
+        pytest.skip(NO_CLANG)
+    (M, I), O = a.shape, b.shape[0]
+    launch = metal.quantized_matmul_launch(
+        M, O, I, group_size, bits, dtype, scales_dtype=DTYPE_NAMES[scales.dtype]
+    )
+    return multiply(launch, [as_bound(x) for x in (scales, biases, a, b)], M, O, dtype)

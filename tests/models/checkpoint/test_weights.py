@@ -1,0 +1,201 @@
+"""`load_weights`: what `mlx_lm` would have read, read without it. For formats see test_loading."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from benchmark.make_checkpoint import qwen3_config, write_checkpoint
+from tests.models.test_loading import assert_weights_are_those_of, logits
+from tests.support import assert_close
+from tiny_llm import ModelError, Qwen3ModelWeek2, demo, kernels, load, load_weights
+from tiny_llm.models.checkpoint.weights import CheckpointModel
+
+PROJECTION = "model.layers.1.mlp.up_proj"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("quantized")
+    config = qwen3_config(128, 2, 256, 4, 2, True, head_dim=64, vocab_size=4608)
+    write_checkpoint(folder, config, bits=4, group_size=64)
+    return folder
+
+
+class Editor:
+    """A copy of a checkpoint, to be changed."""
+
+    def __init__(self, checkpoint: Path, folder: Path):
+        shutil.copytree(checkpoint, folder)
+        self.folder = folder
+        self.config = json.loads((folder / "config.json").read_text())
+        self.weights = dict(mx.load(str(folder / "model.safetensors")))
+        mx.eval(self.weights)
+
+    def save(self) -> str:
+        (self.folder / "config.json").write_text(json.dumps(self.config))
+        mx.save_safetensors(str(self.folder / "model.safetensors"), self.weights)
+        return str(self.folder)
+
+    def requantize(self, path: str, bits: int | None, group_size: int = 64) -> None:
+        """Stores one layer in another format; None dequantizes it."""
+        parts = [self.weights.pop(f"{path}.{part}") for part in ("weight", "scales", "biases")]
+        weight = mx.dequantize(*parts, group_size=64, bits=4)
+        if bits is None:
+            self.weights[f"{path}.weight"] = weight
+            return
+        parts = mx.quantize(weight, group_size=group_size, bits=bits)
+        for part, array in zip(("weight", "scales", "biases"), parts, strict=True):
+            self.weights[f"{path}.{part}"] = array
+
+
+@pytest.fixture
+def editor(checkpoint, tmp_path) -> Editor:
+    return Editor(checkpoint, tmp_path / "edited")
+
+
+@pytest.mark.parametrize(("bits", "group_size"), [(8, 64), (4, 32), (8, 128)])
+def test_a_layer_quantized_in_its_own_way(editor, bits, group_size):
+    editor.requantize(PROJECTION, bits, group_size)
+    editor.config["quantization"][PROJECTION] = {"bits": bits, "group_size": group_size}
+    mlx_model, _ = load(editor.save())
+    assert_weights_are_those_of(mlx_model, editor.folder)
+    del editor.config["quantization"][PROJECTION]  # its shapes tell the same
+    leaf = load_weights(editor.save())[0].layers[1].mlp.up_proj
+    assert (leaf.bits, leaf.group_size) == (bits, group_size)
+    assert_weights_are_those_of(mlx_model, editor.folder)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_layer_that_is_not_quantized(editor, named):
+    editor.requantize(PROJECTION, None)
+    if named:
+        editor.config["quantization"][PROJECTION] = False
+    folder = editor.save()
+    assert "scales" not in load_weights(folder)[0].layers[1].mlp.up_proj
+    assert_weights_are_those_of(load(folder)[0], editor.folder)
+
+
+def test_tied_with_a_head_all_the_same(tmp_path):
+    config = qwen3_config(128, 1, 128, 2, 1, True, head_dim=64, vocab_size=4200)
+    write_checkpoint(tmp_path / "plain", config)
+    editor = Editor(tmp_path / "plain", tmp_path / "edited")
+    editor.weights["lm_head.weight"] = editor.weights["model.embed_tokens.weight"]
+    assert_weights_are_those_of(load(editor.save())[0], editor.folder)
+
+
+def test_rope_parameters(editor):
+    theta = editor.config.pop("rope_theta")
+    editor.config["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    assert_weights_are_those_of(load(editor.save())[0], editor.folder)
+
+
+def test_mxfp4(editor):
+    """It is repacked where a CPU computes."""
+
+    def requantize(path: str) -> None:
+        parts = [editor.weights.pop(f"{path}.{part}") for part in ("weight", "scales", "biases")]
+        weight = mx.dequantize(*parts, group_size=64, bits=4)
+        quantized = mx.quantize(weight, group_size=32, bits=4, mode="mxfp4")
+        editor.weights[f"{path}.weight"], editor.weights[f"{path}.scales"] = quantized
+
+    for name in [name for name in editor.weights if name.endswith(".biases")]:
+        requantize(name.removesuffix(".biases"))
+    editor.config["quantization"] = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+    weights, _ = load_weights(editor.save())
+    assert isinstance(weights, CheckpointModel)
+    if kernels.computes_on_cpu():
+        assert_close(logits(weights, 2), logits(weights, 1), "Week 2 beside Week 1", ulps=8)
+    mlx_model, _ = load(str(editor.folder))
+    with pytest.raises(ValueError, match="quantized in mode 'mxfp4'"):
+        Qwen3ModelWeek2(mlx_model)
+
+
+def test_awq_is_left_to_mlx_lm(editor):
+    for key in ("quantization", "quantization_config"):
+        del editor.config[key]
+    editor.config["quantization_config"] = {"quant_method": "awq", "bits": 3}
+    with pytest.raises(ModelError, match="AutoAWQ"):
+        load_weights(editor.save())
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        (f"{PROJECTION}.weight", None, "is not in the checkpoint; its config expects 256×16"),
+        (f"{PROJECTION}.scales", None, "is 256×16, expected 256×128"),
+        (f"{PROJECTION}.biases", None, "is not in the checkpoint; its config expects 256×2"),
+        (
+            f"{PROJECTION}.weight",
+            mx.zeros((255, 16), mx.uint32),
+            "is 255×16, expected 256×16 for 4 bits in groups of 64",
+        ),
+        (f"{PROJECTION}.weight", mx.zeros((256, 17), mx.uint32), "is 256×17, expected 256×16"),
+        (f"{PROJECTION}.scales", mx.zeros((256,)), "is 256, expected 256×2"),
+        (f"{PROJECTION}.biases", mx.zeros((256, 3)), "is 256×3, expected 256×2"),
+        ("model.norm.weight", None, "is not in the checkpoint; its config expects 128"),
+        ("model.norm.weight", mx.zeros((127,)), "is 127, expected 128"),
+        (f"{PROJECTION}.bias", mx.zeros((256,)), "has no place in a qwen3"),
+        ("model.layers.2.mlp.up_proj.weight", mx.zeros((256, 128)), "has no place in a qwen3"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(editor, name, array, message):
+    if array is None:
+        del editor.weights[name]
+    else:
+        editor.weights[name] = array
+    named = name.replace(".scales", ".weight") if "expected 256×128" in message else name
+    with pytest.raises(ModelError, match=f"cannot be loaded: {named} {message}") as error:
+        load_weights(editor.save())
+    assert "\n" not in str(error.value)
+
+
+ENGINE = """if True:
+    from tiny_llm import LLM, SamplingParams
+    from tiny_llm.models import loading
+
+    loading.SECONDS_WITHOUT_PROGRESS = 0  # as with a large model
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    [output] = LLM("demo").generate([chat], SamplingParams(temperature=0, max_tokens=20))
+    print(output.text)
+"""
+COMMAND = """if True:
+    from tiny_llm.cli.main import main
+
+    main(["--model", "demo", "--prompt", "What is the capital of France?"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "unwanted"),
+    [
+        (ENGINE, ["transformers", "mlx_lm", "huggingface_hub", "numpy", "rich"]),
+        (COMMAND, ["transformers", "mlx_lm", "huggingface_hub", "numpy", "rich.progress"]),
+    ],
+    ids=["LLM", "main"],
+)
+def test_serving_imports_no_other_engine(program, unwanted):
+    """They take seconds to import, all together, and memory."""
+    program += f"\nimport sys\nprint(sorted({{*{unwanted}}} & set(sys.modules)))"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TINY_LLM_EMULATED_METAL": "0"},  # the emulator imports NumPy
+    )
+    assert "Paris" in result.stdout, result.stderr
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_links_of_the_user_s_own_are_followed(tmp_path):
+    folder = tmp_path / "linked"
+    folder.mkdir()
+    for file in demo.TARGET_PATH.iterdir():
+        (folder / file.name).symlink_to(file)
+    weights, _ = load_weights(str(folder))
+    assert weights.args.vocab_size == load_weights("demo")[0].args.vocab_size

@@ -1,0 +1,1 @@
+"""Model families against mlx_lm and transformers."""

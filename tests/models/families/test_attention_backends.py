@@ -1,0 +1,69 @@
+"""`LLM(attention_backend=…)`: the same answers, by another way to attend; or one sentence."""
+
+import mlx.core as mx
+import pytest
+
+from tests.models.support import FAMILIES, MIXTURE
+from tests.ops.test_graph_capture_models import run_alone, run_batch, run_ragged
+from tests.support import assert_close, assert_same_bits
+from tiny_llm import LLM, SamplingParams, UserError
+from tiny_llm.models import ATTENTION_BACKENDS, serving_model
+from tiny_llm.models.checkpoint.dummy import random_checkpoint
+from tiny_llm.models.families import attention_backends
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("run", [run_alone, run_batch, run_ragged])
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_gathered_keys_give_the_bits_of_those_in_pages(family, run):
+    checkpoint = random_checkpoint({**FAMILIES[family], "quantization": {"mode": "mxfp4"}})
+    of = {name: run(serving_model("it", checkpoint, 16, name)) for name in ATTENTION_BACKENDS}
+    assert_same_bits(of["flash"], of["paged"], "flash beside paged")
+    assert_close(of["reference"], of["paged"], "reference beside paged", ulps=16)
+
+
+@pytest.mark.parametrize("backend", ["flash", "reference"])
+@pytest.mark.parametrize("config", [FAMILIES["qwen3"], MIXTURE], ids=["qwen3", "qwen3_moe"])
+def test_an_engine_answers_by_it(demo, config, backend, monkeypatch):
+    calls = []
+    for name in ("flash_attention", "paged_attention_varlen_reference"):
+        function = getattr(attention_backends, name)
+
+        def watched(*args, name=name, function=function):
+            calls.append(name)
+            return function(*args)
+
+        monkeypatch.setattr(attention_backends, name, watched)
+    pair = random_checkpoint({**config, "torch_dtype": "float32"}), demo[1]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    prompts = [[(7 * i + s) % 211 for i in range(n)] for s, n in enumerate((40, 3, 40))]
+    answers = []
+    for chosen in ("paged", backend):
+        assert not calls
+        llm = LLM(pair, block_size=16, attention_backend=chosen)
+        answers.append([o.token_ids for o in llm.generate(prompts, params, show_progress=False)])
+    assert answers[0] == answers[1]
+    expected = "flash_attention" if backend == "flash" else "paged_attention_varlen_reference"
+    assert set(calls) == {expected}
+
+
+@pytest.mark.parametrize("backend", attention_backends.ATTENTION_FUNCTIONS.values())
+def test_sequences_without_tokens_get_zeros(backend):
+    """A batch's idle slot has no keys."""
+
+    class Cache:
+        def update_and_fetch_paged(self, key, value, mask):
+            pages = mx.ones((2, 1, 4, 32))
+            table = mx.array([[1], [-1]], dtype=mx.int32)
+            lengths = mx.array([3, 0], dtype=mx.int32)
+            return attention_backends.PagedKvMetadata(pages, pages, table, lengths, 4, mask)
+
+    query = mx.ones((2, 2, 1, 32))
+    out = backend(query, None, None, Cache(), 0.1)
+    assert_close(out, mx.stack([mx.ones((2, 1, 32)), mx.zeros((2, 1, 32))]), "one of two is idle")
+
+
+@pytest.mark.parametrize("given", ["FLASH_ATTN", "", None, ["paged"]])
+def test_a_name_that_is_not_known_is_refused(given):
+    with pytest.raises(UserError, match="it must be 'paged', 'flash' or 'reference'"):
+        LLM("demo", attention_backend=given)

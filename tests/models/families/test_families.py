@@ -1,0 +1,353 @@
+"""Families: what their configs mean, what is refused by name, and how the decoder runs."""
+
+import json
+
+import mlx.core as mx
+import pytest
+
+from tests.models.support import FAMILIES, MIXTURE, SIZES, write_family
+from tests.ops.captured_functions import node_names
+from tests.ops.test_graph_capture_models import run_alone, run_batch, run_ragged
+from tests.support import assert_close, assert_same_bits, random, use_device
+from tiny_llm import (
+    LLM,
+    ModelError,
+    Qwen3ModelWeek3,
+    SamplingParams,
+    UserError,
+    kernels,
+    load_weights,
+)
+from tiny_llm.models.checkpoint.dummy import random_checkpoint
+from tiny_llm.models.checkpoint.weights import read_checkpoint
+from tiny_llm.models.dispatch import dispatch_model, serving_model
+from tiny_llm.models.families.config import MoEConfig
+from tiny_llm.models.families.decoder import Decoder
+from tiny_llm.models.families.expert_matmul import GatheredExperts, GroupedExperts, SeparateExperts
+from tiny_llm.models.families.registry import read_config
+from tiny_llm.models.loading import load
+
+QUANTIZED = {"bits": 4, "group_size": 64}
+LLAMA, QWEN2, MISTRAL = FAMILIES["llama"], FAMILIES["qwen2"], {**SIZES, "model_type": "mistral"}
+
+
+def name_of(config):
+    return config["model_type"]
+
+
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (LLAMA, {"head_dim": 32, "qkv_bias": True, "o_proj_bias": True, "qk_norm": False}),
+        ({**LLAMA, "attention_bias": None, "mlp_bias": False}, {"qkv_bias": False}),
+        (QWEN2, {"qkv_bias": True, "o_proj_bias": False, "mlp_bias": False}),
+        ({**FAMILIES["qwen3"], "head_dim": None}, {"head_dim": 128, "qk_norm": True}),
+        ({**LLAMA, "num_key_value_heads": None}, {"num_key_value_heads": 4}),
+        ({**LLAMA, "rope_theta": None}, {"rope_theta": 10000.0}),
+        (
+            {**LLAMA, "rope_theta": None, "rope_parameters": {"rope_theta": 5e5}},
+            {"rope_theta": 5e5, "rope_scaling": None},
+        ),
+        ({**QWEN2, "rope_scaling": YARN}, {"max_position_embeddings": 512}),
+        (
+            {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2}},
+            {"max_position_embeddings": 512},
+        ),
+        # A window ends the context where it would hide a token.
+        (MISTRAL, {"max_position_embeddings": 256}),
+        ({**MISTRAL, "max_position_embeddings": 8192}, {"max_position_embeddings": 4096}),
+        (
+            {**MISTRAL, "max_position_embeddings": 8192, "sliding_window": None},
+            {"max_position_embeddings": 8192},
+        ),
+        ({**MISTRAL, "sliding_window": 64}, {"max_position_embeddings": 64}),
+        ({**QWEN2, "sliding_window": 64}, {"max_position_embeddings": 256}),
+        (
+            {**QWEN2, "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 1},
+            {"max_position_embeddings": 64},
+        ),
+        (
+            {**QWEN2, "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2},
+            {"max_position_embeddings": 256},
+        ),
+        (
+            {**MIXTURE, "decoder_sparse_step": 2},
+            {"experts": MoEConfig(6, 2, 64, True, frozenset({1}))},
+        ),
+        (
+            {**MIXTURE, "num_local_experts": 6, "mlp_only_layers": [0, 1]},
+            {"experts": MoEConfig(6, 2, 64, True, frozenset())},
+        ),
+        ({**LLAMA, "unsloth_version": "1", "_name": "x", "use_mrope": False}, {}),
+    ],
+    ids=lambda value: value.get("model_type", "") if isinstance(value, dict) else "",
+)
+def test_what_a_config_means(changes, expected):
+    config = read_config(changes)
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({**LLAMA, "model_type": "gemma2"}, "type 'gemma2'; tiny-llm serves the types qwen3, "),
+        ({**LLAMA, "model_type": ["llama"]}, r"type '\['llama'\]'"),
+        ({**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu', expected 'silu'"),
+        ({**LLAMA, "attn_logit_softcapping": 30.0}, "attn_logit_softcapping 30.0, which tiny-llm"),
+        ({**LLAMA, "num_experts": 8}, "num_experts 8, which tiny-llm does not know"),
+        ({**QWEN2, "attention_bias": True}, "attention_bias true, which qwen2 does not have"),
+        ({**FAMILIES["qwen3"], "mlp_bias": True}, "mlp_bias true, which qwen3 does not have"),
+        ({**LLAMA, "attention_bias": "yes"}, "attention_bias 'yes', expected true or false"),
+        ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2}}, "of the type 'dynamic'"),
+        ({**LLAMA, "rope_scaling": "linear"}, "rope_scaling 'linear', expected an object"),
+        ({**LLAMA, "rope_scaling": {"type": "linear"}}, "has no factor"),
+        ({**LLAMA, "rope_scaling": {**YARN, "short_factor": [1]}}, r"short_factor \[1\], which"),
+        ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({**LLAMA, "rope_parameters": 3}, "rope_parameters 3, expected an object"),
+        (
+            {
+                **LLAMA,
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8,
+                    "low_freq_factor": 4,
+                    "high_freq_factor": 4,
+                },
+            },
+            "low_freq_factor 4 ≥ high_freq_factor 4",
+        ),
+        ({**QWEN2, "layer_types": ["chunked_attention"]}, "tiny-llm knows full_attention, sliding"),
+        ({**MISTRAL, "sliding_window": -1}, "sliding_window -1, expected a positive whole number"),
+        ({**MIXTURE, "num_experts_per_tok": 7}, "num_experts_per_tok 7 > num_experts 6"),
+        ({**MIXTURE, "mlp_only_layers": 1}, "mlp_only_layers 1, expected a list of layers"),
+        ({**MIXTURE, "num_experts": 0}, "num_experts 0, expected a positive whole number"),
+        ({**LLAMA, "num_attention_heads": 3}, "hidden_size 128 is no multiple of .* 3"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(config, message):
+    with pytest.raises(ValueError, match=message):
+        read_config(config)
+
+
+def test_a_field_that_is_not_known_is_refused_by_every_way_to_load(tmp_path, demo):
+    write_family(tmp_path, LLAMA)
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "logit_scale": 2.0}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for load_either in (load, load_weights):
+        with pytest.raises(ModelError, match="cannot be loaded: config.json has logit_scale 2.0"):
+            load_either(str(tmp_path))
+
+
+# --- the decoder --------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_the_decoder_has_the_bits_of_week_3(demo):
+    mlx_model, tokenizer = demo
+    ids = mx.array([tokenizer.encode("What is the capital of France?")])
+    results = []
+    for make in (Qwen3ModelWeek3, Decoder):
+        model = make(mlx_model, page_size=8)
+        cache = model.create_kv_cache()
+        results.append([model(ids, 0, cache), model(ids[:, :1], ids.shape[1], cache)])
+    for actual, expected in zip(*results, strict=True):
+        assert_same_bits(actual, expected, "Decoder beside Qwen3ModelWeek3")
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("run", [run_alone, run_batch, run_ragged])
+@pytest.mark.parametrize("config", [FAMILIES["llama"], FAMILIES["qwen2"], MIXTURE], ids=name_of)
+def test_a_decoder_s_recorded_steps_have_the_bits_of_plain_ones(config, run, monkeypatch):
+    config = {**config, "quantization": {"bits": 3, "group_size": 64}}
+    model = serving_model("it", random_checkpoint(config), page_size=16)
+    runs = [run(model) for _ in range(3)]
+    monkeypatch.setattr("tiny_llm.kernels.graph_capture.MAX_CAPTURE_TOKENS", 0)
+    expected = run(model)
+    for actual in runs:
+        assert_same_bits(actual, expected, "recorded beside plain")
+
+
+@pytest.mark.parametrize("either_device", ["gpu"], indirect=True)
+@pytest.mark.parametrize("config", [*FAMILIES.values(), MIXTURE], ids=name_of)
+def test_a_gpu_computes_what_the_cpu_does(either_device, config):
+    def logits():
+        checkpoint = random_checkpoint({**config, "quantization": QUANTIZED})
+        return run_ragged(serving_model("it", checkpoint, page_size=16))
+
+    with use_device("cpu"):
+        expected = logits()
+    assert_close(logits(), expected, f"{name_of(config)} on a GPU", ulps=16)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("config", [*FAMILIES.values(), MIXTURE], ids=name_of)
+def test_a_decoder_s_layers_are_one_node(config):
+    config = {**config, "quantization": {"mode": "mxfp4"}}
+    model = serving_model("it", random_checkpoint(config), page_size=16)
+    run_ragged(model)
+    run_ragged(model)
+    layers, nodes = model._run_planned, []
+
+    def look(x, cos_sin, places):
+        mx.eval(x, cos_sin)
+        outputs = layers(x, cos_sin, places)
+        nodes.append(node_names(outputs))
+        return outputs
+
+    model._run_planned = look
+    run_ragged(model)
+    assert all(names[-1:] == ["TinyLlmReplay"] and len(names) < 3 for names in nodes), nodes
+
+
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [
+        ("qwen2", {"bits": 6, "group_size": 64}),
+        ("llama", QUANTIZED),
+        ("mistral", {"mode": "nvfp4"}),
+        ("llama", None),
+        ("qwen3_moe", QUANTIZED),
+    ],
+)
+def test_tokens_do_not_depend_on_company_drafts_or_chunks(demo, family, quantization):
+    config = {**FAMILIES, "qwen3_moe": MIXTURE}[family]
+    config = {**config, "quantization": quantization, "tie_word_embeddings": False}
+    pair = random_checkpoint(config), demo[1]
+    small = random_checkpoint({**config, "num_hidden_layers": 1}), demo[1]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    prompts = [[(7 * i + s) % 211 for i in range(n)] for s, n in enumerate((40, 3, 40, 21))]
+    prompts.append(prompts[0])
+
+    def answers(asked, **options):
+        outputs = LLM(pair, block_size=16, **options).generate(asked, params, show_progress=False)
+        assert not [output.error for output in outputs if output.error]
+        return [output.token_ids for output in outputs]
+
+    alone = [answers([prompt])[0] for prompt in prompts]
+    assert answers(prompts) == alone
+    assert answers(prompts, enable_prefix_caching=False) == alone
+    assert answers(prompts, max_num_batched_tokens=7, max_num_seqs=4) == alone
+    assert answers(prompts, draft_model=small, num_drafts=3) == alone
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("tokens", [1, 7, 50])
+@pytest.mark.parametrize("quantization", [None, QUANTIZED, {"mode": "mxfp4"}], ids=str)
+def test_gathered_experts_are_the_separate_ones(quantization, tokens):
+    config = {**MIXTURE, "quantization": quantization, "torch_dtype": "float32"}
+    stacked = random_checkpoint(config).layers[1].mlp.switch_mlp
+    x, experts = random(1, tokens, 128), mx.random.randint(0, 6, (1, tokens, 2))
+    separate = SeparateExperts(stacked, mx.float32)
+    assert_close(GatheredExperts(stacked)(x, experts), separate(x, experts), "gathered", ulps=64)
+    for way in (separate, GatheredExperts(stacked)):
+        assert way(x[:, :0], experts[:, :0]).shape == (1, 0, 2, 128)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("quantization", [QUANTIZED, {"bits": 6}, {"mode": "mxfp4"}], ids=str)
+def test_grouped_experts_have_the_bits_of_separate_ones_and_of_each_token_alone(quantization):
+    mixture = random_checkpoint({**MIXTURE, "quantization": quantization})
+    layer, given = serving_model("it", mixture, page_size=16).layers[1].mlp, mixture.layers[1].mlp
+    assert isinstance(layer.experts, GroupedExperts)
+    x = random(2, 20, 128, dtype=mx.bfloat16)
+    experts, shares = layer.choose(x)
+    assert_close(shares.sum(axis=-1), mx.ones((2, 20)), "normalized shares")
+    separate = SeparateExperts(given.switch_mlp, mx.bfloat16)
+    assert_same_bits(layer.experts(x, experts), separate(x, experts), "grouped beside separate")
+    together = layer(x)
+    for row, token in ((0, 0), (0, 7), (1, 19)):
+        alone = layer(x[row : row + 1, token : token + 1])
+        assert_same_bits(alone[0, 0], together[row, token], f"token {token} of row {row}")
+    assert layer(x[:, :0]).shape == (2, 0, 128)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_experts_are_interleaved_where_the_kernels_want_it():
+    rows = kernels.prepack_rows()
+    if not rows:
+        pytest.skip("these kernels read weights by row")
+    config = {**MIXTURE, "quantization": {"mode": "mxfp4"}}
+    layer = serving_model("it", random_checkpoint(config), page_size=16).layers[0].mlp
+    assert layer.experts.up.weight.shape == (6, 64 // rows, 16, rows)
+    assert layer.experts.down.scales.shape == (6, 128 // rows, 2, rows)
+
+
+def test_the_experts_of_hugging_face_s_checkpoints_are_put_together(tmp_path):
+    folder = write_family(tmp_path, MIXTURE)
+    expected = read_checkpoint(folder, MIXTURE).layers[1].mlp.switch_mlp
+    weights = dict(mx.load(str(folder / "model.safetensors")))
+    mx.eval(expected.parameters(), weights)  # before the file is written again
+    for name in [name for name in weights if ".switch_mlp." in name]:
+        for index, own in enumerate(weights.pop(name)):
+            weights[name.replace("switch_mlp", f"experts.{index}")] = own
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    actual = read_checkpoint(folder, MIXTURE).layers[1].mlp.switch_mlp
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        assert mx.array_equal(actual[name].weight, expected[name].weight)
+    del weights["model.layers.1.mlp.experts.3.up_proj.weight"]
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.switch_mlp\.up_proj.weight is not in"):
+        read_checkpoint(folder, MIXTURE)
+
+
+def test_a_request_beyond_the_window_is_refused(demo):
+    pair = random_checkpoint({**MISTRAL, "sliding_window": 48}), demo[1]
+    llm = LLM(pair, block_size=16)
+    assert llm.runner.target.model.max_seq_len == 48
+    with pytest.raises(UserError, match="48"):
+        llm.add_request([3] * 49)
+
+
+@pytest.mark.parametrize("week", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (LLAMA, "is a model of type 'llama'"),
+        ({**FAMILIES["qwen3"], "attention_bias": True}, "has biases in its attention"),
+        ({**FAMILIES["qwen3"], "rope_scaling": YARN}, "scales RoPE with 'yarn'"),
+    ],
+)
+def test_the_weeks_run_qwen3_alone(config, reason, week):
+    with pytest.raises(ModelError, match=f"{reason}, which the course's layers do not implement"):
+        dispatch_model("it", random_checkpoint(config), week)
+
+
+# --- random weights -----------------------------------------------------------------------------
+
+
+def test_dummy_weights_need_a_config_alone(tmp_path, capsys):
+    config = {**LLAMA, "vocab_size": 9000, "quantization": QUANTIZED}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    llm = LLM(str(tmp_path), load_format="dummy", block_size=16)
+    assert "has no tokenizer; random weights get the demo's" in capsys.readouterr().err
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    [output] = llm.generate(["RoPE is"], params, show_progress=False)
+    assert len(output.token_ids) == 5
+    logits = llm.runner.target.model(
+        mx.array([[1, 2, 3]]), 0, llm.runner.target.model.create_kv_cache()
+    )
+    assert 0.3 < float(mx.std(logits.astype(mx.float32))) < 3, "activations near unit size"
+
+
+def test_dummy_weights_of_a_folder_with_a_tokenizer(demo):
+    drawn, tokenizer = load_weights("demo", load_format="dummy")
+    trained, _ = load_weights("demo")
+    assert tokenizer.encode("RoPE") == demo[1].encode("RoPE")
+    assert drawn.args == trained.args
+    assert not mx.array_equal(
+        drawn.layers[0].mlp.up_proj.weight, trained.layers[0].mlp.up_proj.weight
+    )
+
+
+def test_dummy_weights_are_refused_where_they_cannot_be(tmp_path):
+    with pytest.raises(UserError, match="load format 'ggml' is unknown; give auto or dummy"):
+        load_weights("demo", load_format="ggml")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    with pytest.raises(ModelError, match="211 tokens are too few for the demo's"):
+        load_weights(str(tmp_path), load_format="dummy")
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "float8"}))
+    with pytest.raises(ModelError, match="dtype 'float8'; tiny-llm knows bfloat16, float16"):
+        load_weights(str(tmp_path), load_format="dummy")

@@ -1,0 +1,103 @@
+"""Chat templates with bounds: what is rendered is the same, and what is hostile ends in time."""
+
+import threading
+
+import pytest
+
+from tests.engine.support import chat
+from tiny_llm import LLM, SamplingParams
+from tiny_llm.models import load_weights
+from tiny_llm.models.tokenizer.chat_template_main import render_chat
+from tiny_llm.models.tokenizer.chat_template_sandbox import (
+    ChatTemplateSandbox,
+    default_sandbox,
+)
+
+MESSAGES = [{"role": "user", "content": "Why? é\n😀"}, {"role": "assistant", "content": None}]
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }} {{ tools | tojson }}.{% endfor %}"
+
+
+@pytest.fixture
+def process():
+    process = ChatTemplateSandbox(seconds=30.0, num_bytes=2**28, max_bytes=10_000)
+    yield process
+    process.process.close()
+
+
+def test_the_same_text(process):
+    for rest in ({"tools": None}, {"tools": [{"name": "f"}]}):
+        assert process.render(TEMPLATE, MESSAGES, **rest) == render_chat(TEMPLATE, MESSAGES, **rest)
+
+
+HOSTILE = {
+    "time": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "memory": "{{ 'a' * 10 ** 10 }}",
+    "growth": (
+        "{% set n = namespace(x='abcdefgh') %}"
+        "{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
+    ),
+    "text": "{% for i in range(99999) %}abcdefgh{% endfor %}",
+    "insides": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "refusal": "{{ raise_exception('roles must alternate') }}",
+}
+REASONS = {
+    "time": "more than 1 second",
+    "memory": "too much memory",
+    "growth": "too much memory",
+    "text": "more than 10000 bytes",
+    "insides": "unsafe",
+    "refusal": "roles must alternate",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_template_ends_and_the_next_one_is_rendered(process, kind, monkeypatch):
+    if kind == "time":
+        monkeypatch.setattr(process.process, "_seconds", 1.0)
+    with pytest.raises(ValueError, match=REASONS[kind]):
+        process.render(HOSTILE[kind], MESSAGES)
+    monkeypatch.undo()
+    assert process.render("{{ messages[0].role }}", MESSAGES) == "user"
+
+
+def test_a_process_that_was_killed_is_started_again(process):
+    assert process.render("a", []) == "a"
+    process.process._process.kill()
+    process.process._process.wait()
+    assert process.render("b", []) == "b"
+
+
+def test_more_than_a_pipe_holds_goes_through(process):
+    text = "x" * 300_000
+    process.process._max_bytes = 400_000
+    assert process.render("{{ messages[0].content }}", [{"content": text}]) == text
+
+
+def test_threads_wait_for_each_other(process):
+    found = {}
+
+    def render(number):
+        found[number] = process.render("{{ number }}", [], number=number)
+
+    threads = [threading.Thread(target=render, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {number: str(number) for number in range(8)}
+
+
+def test_every_chat_has_bounds(monkeypatch):
+    weights, tokenizer = load_weights("demo")
+    llm = LLM((weights, tokenizer), kv_cache_bytes=2**22)
+    ask = SamplingParams(temperature=0, max_tokens=2)
+    process = default_sandbox().process
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "_seconds", 1.0)
+        patch.setattr(tokenizer, "chat_template", HOSTILE["time"])
+        [output] = llm.generate(chat("Why?"), ask)
+    assert output.error == "the chat template refuses the chat: it takes more than 1 seconds."
+    [output] = llm.generate(chat("Why?"), ask)
+    variables = {"add_generation_prompt": True, "enable_thinking": False}
+    expected = render_chat(tokenizer.chat_template, chat("Why?"), **variables)
+    assert tokenizer.decode(output.prompt_token_ids) == expected

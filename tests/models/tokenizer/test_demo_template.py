@@ -1,0 +1,85 @@
+"""The demo's chat template: tools as Qwen3's template writes them, and chats without as before."""
+
+from tiny_llm.demo import DRAFT_PATH, TARGET_PATH
+from tiny_llm.models.tokenizer.chat_template_main import render_chat
+
+TEMPLATE = (TARGET_PATH / "chat_template.jinja").read_text()
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+LISTED = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call><|im_end|>
+"""
+CALLS = [
+    {"id": "1", "type": "function", "function": {"name": "weather", "arguments": {"in": "Zürich"}}},
+    {"function": {"name": "weather", "arguments": '{"in": "Rome"}'}},
+]
+CALLED = """<tool_call>
+{"name": "weather", "arguments": {"in": "Zürich"}}
+</tool_call>
+<tool_call>
+{"name": "weather", "arguments": {"in": "Rome"}}
+</tool_call><|im_end|>
+"""
+
+
+def turn(role, content):
+    return f"<|im_start|>{role}\n{content}<|im_end|>\n"
+
+
+def test_tools_are_listed_in_the_system_s_turn():
+    user = {"role": "user", "content": "Hello"}
+    alone = render_chat(TEMPLATE, [user], tools=[TOOL])
+    assert alone == f"<|im_start|>system\n{LISTED}" + turn("user", "Hello")
+    system = {"role": "system", "content": "Be brief."}
+    after = render_chat(TEMPLATE, [system, user], tools=[TOOL])
+    assert after == f"<|im_start|>system\nBe brief.\n\n{LISTED}" + turn("user", "Hello")
+
+
+def test_calls_and_results():
+    messages = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "tool_calls": CALLS},
+        {"role": "tool", "content": "sunny"},
+        {"role": "tool", "content": "rainy"},
+        {"role": "assistant", "content": "I call again.", "tool_calls": CALLS},
+        {"role": "tool", "content": "cold"},
+    ]
+    assert render_chat(TEMPLATE, messages) == (
+        turn("user", "Hello")
+        + f"<|im_start|>assistant\n{CALLED}"
+        + turn(
+            "user",
+            "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nrainy\n</tool_response>",
+        )
+        + f"<|im_start|>assistant\nI call again.\n{CALLED}"
+        + turn("user", "<tool_response>\ncold\n</tool_response>")
+    )
+
+
+def test_a_chat_without_tools():
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nSo."},
+    ]
+    text = turn("system", "Be brief.") + turn("user", "Why?") + turn("assistant", "So.")
+    assert render_chat(TEMPLATE, messages, tools=None) == text
+    opened = f"{text}<|im_start|>assistant\n"
+    assert render_chat(TEMPLATE, messages, add_generation_prompt=True) == opened
+    closed = render_chat(TEMPLATE, messages, add_generation_prompt=True, enable_thinking=False)
+    assert closed == f"{opened}<think>\n\n</think>\n\n"
+
+
+def test_the_draft_has_the_same():
+    assert (DRAFT_PATH / "chat_template.jinja").read_text() == TEMPLATE

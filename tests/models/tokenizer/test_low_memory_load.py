@@ -1,0 +1,159 @@
+"""tokenizer.json, read in two parts: the result is that of the library's own reader."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tokenizers
+
+from tiny_llm import demo
+from tiny_llm.models.tokenizer import low_memory_load
+from tiny_llm.models.tokenizer.low_memory_load import load_tokenizer_json
+
+FILE = demo.TARGET_PATH / "tokenizer.json"
+TEXT = "RoPE is <|im_end|> naïve 数学 <think>"
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes the demo's tokenizer.json, changed by a function, and returns its path."""
+
+    def write(change):
+        content = json.loads(FILE.read_bytes())
+        change(content)
+        file = tmp_path / "tokenizer.json"
+        file.write_text(json.dumps(content))
+        return file
+
+    return write
+
+
+@pytest.fixture
+def library_reads_parts_only(monkeypatch):
+    """Has the test fail if the library is asked to read a whole file."""
+    parts_only = SimpleNamespace(from_str=tokenizers.Tokenizer.from_str)
+    library = SimpleNamespace(Tokenizer=parts_only, models=tokenizers.models)
+    monkeypatch.setattr(low_memory_load, "tokenizers", library)
+
+
+def as_it_is(content):
+    pass
+
+
+def merges_as_texts(content):
+    content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
+
+
+def ids_that_are_not_next(content):
+    """As where a vocabulary was padded behind the added tokens: the library gives other ids."""
+    vocab = content["model"]["vocab"]
+    vocab.update({f"<unused_{i}>": i for i in range(len(vocab) + 5, len(vocab) + 50)})
+
+
+def added_tokens_in_the_vocabulary(content):
+    vocab = content["model"]["vocab"]
+    vocab.update({token["content"]: token["id"] for token in content["added_tokens"][1:3]})
+
+
+def settings_of_the_model(content):
+    content["model"] |= {"unk_token": "!", "fuse_unk": True, "ignore_merges": True, "dropout": 0.0}
+
+
+def a_token_that_is_added_twice(content):
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 9999})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        as_it_is,
+        merges_as_texts,
+        ids_that_are_not_next,
+        added_tokens_in_the_vocabulary,
+        settings_of_the_model,
+        a_token_that_is_added_twice,
+    ],
+)
+def test_the_tokenizer_is_the_librarys(written, change, request):
+    file = written(change)
+    expected = tokenizers.Tokenizer.from_file(str(file))
+    request.getfixturevalue("library_reads_parts_only")
+    actual = load_tokenizer_json(file)
+    assert actual.to_str() == expected.to_str()
+    assert actual.get_vocab(with_added_tokens=True) == expected.get_vocab(with_added_tokens=True)
+    assert actual.get_vocab_size() == expected.get_vocab_size()
+    assert actual.encode(TEXT).ids == expected.encode(TEXT).ids
+    assert actual.decode(actual.encode(TEXT).ids) == expected.decode(expected.encode(TEXT).ids)
+
+
+def test_another_kind_of_model_is_left_to_the_library(written):
+    def words(content):
+        content["model"] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
+
+    file = written(words)
+    assert load_tokenizer_json(file).to_str() == tokenizers.Tokenizer.from_file(str(file)).to_str()
+
+
+def a_merge_of_no_tokens(content):
+    content["model"]["merges"].append(["no", "token of it"])
+
+
+def a_vocabulary_of_other_things(content):
+    content["model"]["vocab"]["a"] = "b"
+
+
+def no_added_tokens(content):
+    content["added_tokens"] = 5
+
+
+@pytest.mark.parametrize(
+    "change", [a_merge_of_no_tokens, a_vocabulary_of_other_things, no_added_tokens]
+)
+def test_a_broken_file_is_refused_as_the_library_refuses_it(written, change):
+    file = written(change)
+    with pytest.raises(Exception) as expected:  # noqa: PT011  (the library has no class for it)
+        tokenizers.Tokenizer.from_file(str(file))
+    with pytest.raises(Exception) as actual:  # noqa: PT011
+        load_tokenizer_json(file)
+    assert str(actual.value) == str(expected.value)
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+
+import tokenizers
+
+from tiny_llm.models.tokenizer.low_memory_load import load_tokenizer_json
+from tiny_llm.models.memory import trim_heap
+
+def kilobytes():
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+
+file, way = sys.argv[1:]
+before = kilobytes()
+kept = load_tokenizer_json(Path(file)) if way == "ours" else tokenizers.Tokenizer.from_file(file)
+trim_heap()
+print(kilobytes() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="as Linux counts it")
+def test_the_vocabulary_lies_densely(written):
+    def many_merges(content):
+        tokens = [token for token in content["model"]["vocab"] if len(token) < 3][:250]
+        merges = [(left, right) for left in tokens for right in tokens][:50_000]
+        whole = dict.fromkeys([*content["model"]["vocab"], *map("".join, merges)])
+        content["model"]["vocab"] = {token: index for index, token in enumerate(whole)}
+        content["model"]["merges"] = merges
+
+    file = written(many_merges)
+    used = {}
+    for way in ("ours", "theirs"):
+        program = [sys.executable, "-c", MEASURE, str(file), way]
+        used[way] = int(subprocess.run(program, capture_output=True, check=True).stdout)
+    assert used["ours"] < 0.7 * used["theirs"]

@@ -1,0 +1,55 @@
+"""Texts in a process with bounds: the same tokens, and a sentence where there is no end."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tiny_llm.demo import TARGET_PATH
+from tiny_llm.engine.inputs.length_check import check_length
+from tiny_llm.errors import UserError
+from tiny_llm.models.tokenizer.hf_fallback import load_mlx_lm_tokenizer
+from tiny_llm.models.tokenizer.sandboxed_encode import find_unknown_regex
+from tiny_llm.models.tokenizer.tokenizer import open_tokenizer
+
+CONFIG = {"eos_token_id": 1}
+TEXT = "Größe \U0001f600 <|im_start|> don't 123\n\n  x"
+
+
+def folder_with(folder: Path, change) -> Path:
+    """The demo's tokenizer with another expression, which `change` makes of the one it has."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(TARGET_PATH / name, folder / name)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    pattern = content["pre_tokenizer"]["pretokenizers"][0]["pattern"]
+    pattern["Regex"] = change(pattern["Regex"])
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_an_unknown_expression_gives_the_same_tokens(tmp_path):
+    known = open_tokenizer(TARGET_PATH, CONFIG)
+    other = open_tokenizer(folder_with(tmp_path, lambda regex: f"(?:{regex})"), CONFIG)
+    assert find_unknown_regex(known.backend_tokenizer) is None
+    assert find_unknown_regex(other.backend_tokenizer).startswith("(?:(?i:'s")
+    assert other.encode(TEXT) == known.encode(TEXT)
+
+
+def test_a_tokenizer_of_transformers_has_the_same_bounds(tmp_path):
+    folder = folder_with(tmp_path, lambda _: "(a|aa)+$")
+    tokenizer = load_mlx_lm_tokenizer(folder, {1})
+    with pytest.raises(UserError, match="cannot be cut into words"):
+        tokenizer.encode("a" * 100 + "!")
+    for template in ("{{ 'a' * 10 ** 10 }}", "{{ messages[0].content * 100 }}"):
+        with pytest.raises(ValueError, match=r"too much memory|cannot be cut"):
+            tokenizer.apply_chat_template([{"content": "a"}], chat_template=template + "!")
+
+
+def test_what_is_certainly_too_long_is_not_encoded():
+    tokenizer = open_tokenizer(TARGET_PATH, CONFIG)
+    check_length(tokenizer, "it", "why " * 300_000, 1_200_000)
+    with pytest.raises(UserError, match=r"^it has 1,200,000 characters, which are at least"):
+        check_length(tokenizer, "it", "why " * 300_000, 2048)
+    # Normalization makes this text shorter, so its length says nothing.
+    check_length(tokenizer, "it", "e\u0301" * 600_000, 2048)

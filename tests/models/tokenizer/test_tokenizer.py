@@ -1,0 +1,366 @@
+"""Our tokenizer beside `mlx_lm`'s, which is the oracle: ids, texts, end tokens, templates."""
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers.pre_tokenizers import ByteLevel
+
+from tiny_llm.demo import TARGET_PATH
+from tiny_llm.models.tokenizer.detokenizer import (
+    StreamingDetokenizer,
+    decode_byte_level,
+    with_detokenizer,
+)
+from tiny_llm.models.tokenizer.tokenizer import Tokenizer, open_tokenizer
+
+CONFIG = json.loads((TARGET_PATH / "config.json").read_text())
+OURS = open_tokenizer(TARGET_PATH, CONFIG)
+
+VOCAB_SIZE = len(OURS.get_vocab())
+BYTES = [i for token, i in OURS.get_vocab().items() if len(token) == 1]
+NUL = OURS.get_vocab()["Ā"]  # of which mlx_lm makes the letter that stands for it
+
+# mlx_lm and transformers, which it opens tokenizers with, take seconds to import: not in a run of
+# other tests.
+
+
+def load_tokenizer(folder: Path, **options: Any) -> Any:
+    """A folder's tokenizer as mlx_lm opens it."""
+    from mlx_lm.utils import load_tokenizer
+
+    return load_tokenizer(folder, **options)
+
+
+@cache
+def theirs_of_demo() -> Any:
+    """The demo model's tokenizer as mlx_lm opens it."""
+    return load_tokenizer(TARGET_PATH, eos_token_ids=[4093, 4091])
+
+
+CHAT = [
+    {"role": "system", "content": "Answer briefly."},
+    {"role": "user", "content": "Größe? 大きさ? 🙂"},
+    {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nLarge."},
+    {"role": "user", "content": "And <|im_end|> this?"},
+]
+
+marked_text = st.lists(
+    st.one_of(st.text(), st.sampled_from(["<|im_end|>", "<think>", "<|im_start|>user\n", "  \n "]))
+).map("".join)
+ids_of_bytes = st.one_of(st.integers(0, VOCAB_SIZE - 1), st.sampled_from(BYTES))
+some_ids = st.lists(ids_of_bytes.filter(lambda token: token != NUL), max_size=20)
+
+
+def segments(detokenizer: Any, ids: list[int]) -> list[str]:
+    """What each token adds, and what the end does."""
+    result = []
+    for token in ids:
+        detokenizer.add_token(token)
+        result.append(detokenizer.last_segment)
+    detokenizer.finalize()
+    return [*result, detokenizer.last_segment]
+
+
+def test_it_is_ours():
+    assert type(OURS) is Tokenizer
+
+
+@settings(max_examples=200, deadline=None)
+@given(marked_text)
+def test_encode(text):
+    ids = OURS.encode(text)
+    assert ids == theirs_of_demo().encode(text)
+    assert OURS.encode(text, add_special_tokens=False) == ids
+    assert OURS.decode(ids) == theirs_of_demo().decode(ids)
+
+
+@settings(max_examples=200, deadline=None)
+@given(some_ids, st.booleans())
+def test_decode(ids, skip):
+    expected = theirs_of_demo().decode(ids, skip_special_tokens=skip)
+    assert OURS.decode(ids, skip_special_tokens=skip) == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(some_ids)
+def test_streaming(ids):
+    """Whole characters, cut ones and bytes that are none."""
+    assert segments(OURS.detokenizer, ids) == segments(theirs_of_demo().detokenizer, ids)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text())
+def test_streaming_gives_back_the_text(text):
+    ids = OURS.encode(text)
+    assert "".join(segments(OURS.detokenizer, ids)) == OURS.decode(ids).removeprefix(" ")
+
+
+def test_a_cut_character_is_held_back_and_at_the_end_replaced():
+    detokenizer = OURS.detokenizer
+    first, *rest = "🙂".encode()
+    alphabet = {"🙂".encode()[i]: token for i, token in enumerate(OURS.encode("🙂"))}
+    ids = OURS.encode("🙂")
+    assert len(ids) == len(alphabet) == 1 + len(rest), "a byte a token"
+    assert segments(detokenizer, ids) == ["", "", "", "🙂", ""]
+    assert segments(OURS.detokenizer, [alphabet[first]]) == ["", "\ufffd"]
+
+
+def test_the_byte_0_is_the_character_0():
+    assert segments(OURS.detokenizer, [NUL]) == [OURS.decode([NUL]), ""] == ["\0", ""]
+
+
+def test_what_characters_of_a_token_stand_for():
+    letters = ByteLevel.alphabet()
+    assert sorted(map(decode_byte_level, letters)) == [bytes([byte]) for byte in range(256)]
+    text = "é ñ, 漢字 🙂\t\n\0"
+    pieces = ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
+    assert b"".join(decode_byte_level(piece) for piece, _ in pieces) == text.encode()
+    text = "no letters: \u00a0\u00ad▁漢"
+    assert not set(text[-4:]) & set(letters)
+    assert decode_byte_level(text) == text.encode()
+
+
+def test_an_id_without_a_token_has_no_text():
+    assert segments(OURS.detokenizer, [VOCAB_SIZE + 5]) == ["", ""]
+    assert OURS.decode([VOCAB_SIZE + 5]) == ""
+
+
+def test_each_answer_has_its_own_detokenizer():
+    one, other = OURS.detokenizer, OURS.detokenizer
+    assert isinstance(one, StreamingDetokenizer)
+    one.add_token(OURS.encode("a")[0])
+    assert (one.text, other.text) == ("a", "")
+
+
+def test_vocabulary_and_end_tokens():
+    assert OURS.get_vocab() == theirs_of_demo().get_vocab()
+    assert len(OURS) == VOCAB_SIZE
+    assert OURS.eos_token_ids == theirs_of_demo().eos_token_ids == {4093, 4091}
+    assert OURS.has_thinking
+    assert OURS.has_chat_template
+    assert OURS.chat_template == theirs_of_demo().chat_template
+
+
+@pytest.mark.parametrize("tokenize", [True, False])
+@pytest.mark.parametrize("thinking", [{}, {"enable_thinking": True}, {"enable_thinking": False}])
+@pytest.mark.parametrize("prompt", [{}, {"add_generation_prompt": True}])
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_chat_template(length, prompt, thinking, tokenize):
+    arguments = {**prompt, **thinking, "tokenize": tokenize}
+    expected = theirs_of_demo().apply_chat_template(CHAT[:length], **arguments)
+    assert OURS.apply_chat_template(CHAT[:length], **arguments) == expected
+
+
+BYTE_LEVEL = {"add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A copy of the demo's tokenizer for the test to change."""
+    shutil.copytree(TARGET_PATH, tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors"))
+    return tmp_path / "copy"
+
+
+def edit(folder: Path, name: str, **changes: Any) -> None:
+    """Changes entries of a JSON file; a value of None is written, ... takes the entry away."""
+    content = {**json.loads((folder / name).read_text()), **changes}
+    content = {key: value for key, value in content.items() if value is not ...}
+    (folder / name).write_text(json.dumps(content))
+
+
+TEMPLATE = """
+{%- for message in messages %}
+    {%- if message.role == "system" %}{% continue %}{% endif %}
+    {{- message.role }}: {{ message | tojson }} {{ message.name | default("nobody") }}
+{% endfor %}
+{%- if tools %}{{ tools | tojson(indent=2) }}{% endif %}
+{{- eos_token }} {{ add_generation_prompt }} {{ documents is none }} {{ mood | default("calm") }}
+{{- namespace(a=1).a }} {{ bos_token is defined }} {{ strftime_now("%Y") | length }}
+    {%- if messages[-1].content == "stop" %}{{ raise_exception("no more") }}{% endif %}
+"""
+TOOLS = [{"type": "function", "function": {"name": "größe", "parameters": {"<": 1}}}]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"tools": TOOLS}, {"mood": "glad", "add_generation_prompt": True}]
+)
+def test_a_template_sees_what_transformers_shows(folder, arguments):
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    ours, theirs = open_tokenizer(folder, CONFIG), load_tokenizer(folder)
+    chat = [*CHAT[:2], {"role": "assistant", "content": "x", "tool_calls": None, "name": "me"}]
+    expected = theirs.apply_chat_template(chat, tokenize=False, **arguments)
+    assert ours.apply_chat_template(chat, tokenize=False, **arguments) == expected
+    assert "_mlx_lm" not in vars(ours), "it was rendered here"
+    with pytest.raises(ValueError, match="no more"):
+        ours.apply_chat_template([{"role": "user", "content": "stop"}])
+
+
+def test_where_templates_come_from(folder):
+    listed = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]
+    edit(folder, "tokenizer_config.json", chat_template=listed)
+    for change in (
+        lambda: None,  # chat_template.jinja comes first
+        lambda: (folder / "chat_template.jinja").unlink(),  # then the list
+        lambda: edit(folder, "tokenizer_config.json", chat_template="three"),
+        lambda: edit(folder, "tokenizer_config.json", chat_template=...),  # none at all
+        lambda: (folder / "additional_chat_templates").mkdir(),
+        lambda: (folder / "additional_chat_templates" / "default.jinja").write_text("four"),
+        lambda: (folder / "additional_chat_templates" / "tool_use.jinja").write_text("five"),
+    ):
+        change()
+        ours, theirs = open_tokenizer(folder, CONFIG), load_tokenizer(folder)
+        assert ours.chat_template == theirs.chat_template
+        assert ours.has_chat_template == theirs.has_chat_template
+        if ours.has_chat_template:
+            for tools in (None, TOOLS):
+                text = ours.apply_chat_template(CHAT, tokenize=False, tools=tools)
+                assert text == theirs.apply_chat_template(CHAT, tokenize=False, tools=tools)
+
+
+def test_a_tokenizer_that_cannot_think(folder):
+    content = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(content.replace("think>", "ponder>"))
+    ours, theirs = open_tokenizer(folder, CONFIG), load_tokenizer(folder)
+    assert not ours.has_thinking
+    assert not theirs.has_thinking
+    chat = {"conversation": CHAT, "add_generation_prompt": True, "tokenize": False}
+    assert ours.apply_chat_template(**chat) == theirs.apply_chat_template(**chat)
+
+
+@pytest.mark.parametrize(
+    ("of_generation", "of_config"), [([5, 6], 7), (5, 7), (..., 7), (..., [7, 8]), (..., ...)]
+)
+@pytest.mark.parametrize("named", ["<|im_end|>", {"content": "<|endoftext|>"}, None])
+def test_end_tokens(folder, of_generation, of_config, named):
+    edit(folder, "generation_config.json", eos_token_id=of_generation)
+    edit(folder, "tokenizer_config.json", eos_token=named)
+    config = {} if of_config is ... else {"eos_token_id": of_config}
+    listed = of_config if of_generation is ... else of_generation
+    if isinstance(named, dict):  # as files have it
+        edit(folder, "tokenizer_config.json", eos_token={"__type": "AddedToken", **named})
+    theirs = load_tokenizer(folder, eos_token_ids=None if listed is ... else listed)
+    ours = open_tokenizer(folder, config)
+    assert type(ours) is Tokenizer
+    assert ours.eos_token_ids == theirs.eos_token_ids
+
+
+def test_settings_as_qwen_writes_them(folder):
+    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    edit(
+        folder,
+        "tokenizer_config.json",
+        tokenizer_class="Qwen2Tokenizer",
+        added_tokens_decoder={str(token.pop("id")): token for token in added},
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+        add_bos_token=False,
+        add_prefix_space=False,
+        errors="replace",
+        model_max_length=131072,
+        split_special_tokens=False,
+        unk_token=None,
+    )
+    edit(folder, "tokenizer.json", post_processor={"type": "ByteLevel", **BYTE_LEVEL})
+    ours, theirs = open_tokenizer(folder, CONFIG), load_tokenizer(folder)
+    assert type(ours) is Tokenizer
+    assert ours.get_vocab() == theirs.get_vocab()
+    for text in ("Größe 🙂 don't\n\n  12", "<think>\n", "<|im_end|>\n<|im_start|>user"):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
+
+
+def test_one_more_end_token():
+    ours, theirs = open_tokenizer(TARGET_PATH, CONFIG), load_tokenizer(TARGET_PATH)
+    theirs.eos_token_ids = ours.eos_token_ids
+    for token in ("<think>", "7"):
+        ours.add_eos_token(token)
+        theirs.add_eos_token(token)
+    assert ours.eos_token_ids == theirs.eos_token_ids == {7, 4091, 4093, 4094}
+    with pytest.raises(ValueError, match="is not a token of"):
+        ours.add_eos_token("<|nothing|>")
+
+
+def test_what_we_do_not_have_is_mlx_lm_s():
+    ours = open_tokenizer(TARGET_PATH, CONFIG)
+    assert ours.think_end == "</think>"
+    assert ours.convert_ids_to_tokens([4093]) == ["<|im_end|>"]
+    assert ours.encode("a b", return_tensors="np").shape == (1, 2)
+    assert ours.decode([1, 2], clean_up_tokenization_spaces=True) == theirs_of_demo().decode([1, 2])
+    with pytest.raises(AttributeError):
+        ours.no_such_thing  # noqa: B018
+    assert not hasattr(ours, "_no_such_thing")
+
+
+def test_a_tokenizer_of_transformers_gets_a_detokenizer():
+    ours, bare = open_tokenizer(TARGET_PATH, CONFIG), theirs_of_demo()._tokenizer
+    assert with_detokenizer(ours) is ours
+    assert not hasattr(bare, "detokenizer")
+    ids = ours.encode("Two words, é and 😀.")
+    assert "".join(segments(with_detokenizer(bare).detokenizer, ids)) == "Two words, é and 😀."
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"continue_final_message": True},
+        {"tools": [test_it_is_ours.__call__]},
+        {"chat_template": "{{ messages | length }}"},
+    ],
+)
+def test_arguments_of_transformers_go_there(arguments):
+    def outcome(tokenizer: Any) -> Any:
+        try:
+            return tokenizer.apply_chat_template(CHAT, **arguments)
+        except Exception as error:
+            return type(error), str(error)
+
+    assert outcome(open_tokenizer(TARGET_PATH, CONFIG)) == outcome(theirs_of_demo())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokenizer_class": "LlamaTokenizer"},
+        {"eos_token": ...},
+        {"eos_token": "<|not there|>"},
+        {"clean_up_tokenization_spaces": True},
+        {"additional_special_tokens": ["<|not there|>"]},
+        {"added_tokens_decoder": {"4096": {"content": "<|more|>", "special": True}}},
+    ],
+)
+def test_what_could_change_tokens_is_left_to_mlx_lm(folder, changes):
+    edit(folder, "tokenizer_config.json", **changes)
+    ours = open_tokenizer(folder, CONFIG)
+    assert type(ours) is type(theirs_of_demo())
+    assert ours.encode("x <|not there|>") == load_tokenizer(folder).encode("x <|not there|>")
+
+
+def test_vocabulary_and_merges_alone_are_left_to_mlx_lm(folder):
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    edit(folder, "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
+    tokenizer = open_tokenizer(folder, CONFIG)
+    assert type(tokenizer) is type(theirs_of_demo())
+    assert tokenizer.decode(tokenizer.encode("Hello there")) == "Hello there"
+
+
+def test_truncation_written_into_the_file_is_no_limit(folder):
+    cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    edit(folder, "tokenizer.json", truncation=cut)
+    text = "one two three four five six"
+    assert open_tokenizer(folder, CONFIG).encode(text) == theirs_of_demo().encode(text)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])
+def test_a_broken_file_is_named(folder, name):
+    (folder / name).write_text("{")
+    with pytest.raises(ValueError, match=name):
+        open_tokenizer(folder, CONFIG)

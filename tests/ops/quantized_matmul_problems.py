@@ -1,0 +1,90 @@
+"""Products with quantized weights: problems, exact results, and what each kernel may err by."""
+
+import mlx.core as mx
+import numpy as np
+
+from tests.support import EPSILON, as_numpy, describe_mismatches, random
+from tiny_llm import quantized_matmul
+
+HALVES = [mx.bfloat16, mx.float16]
+
+
+def problem(M, I, O, bits, group_size, dtype):
+    a = random(M, I, dtype=dtype)
+    b, scales, biases = mx.quantize(random(O, I, dtype=dtype), group_size=group_size, bits=bits)
+    return scales, biases, group_size, bits, a, b
+
+
+def problem_in_floating_point(M, I, O, group_size, dtype):
+    """Weights of 4 bits without biases, as in mxfp4, but with scales that are no powers of two."""
+    words = mx.random.randint(0, 2**31 - 1, (O, I // 8)).astype(mx.uint32) * 2 + 1
+    scales = random(O, I // group_size, dtype=dtype)
+    return scales, None, group_size, 4, random(M, I, dtype=dtype), words
+
+
+def plain(scales, biases, group_size, bits, b) -> np.ndarray:
+    """The weights O×I in float64."""
+    if biases is not None:
+        scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+        return as_numpy(mx.dequantize(b, scales, biases, group_size, bits)).astype(np.float64)
+    codes = np.array(b)[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    numbers = np.concatenate([magnitudes, -magnitudes])[codes].reshape(len(b), -1, group_size)
+    return (numbers * as_numpy(scales).astype(np.float64)[..., None]).reshape(len(b), -1)
+
+
+def exact(scales, biases, group_size, bits, a, b) -> tuple[np.ndarray, np.ndarray]:
+    """The product in float64, and Σ |w·a|, which bounds the error of any order of summation."""
+    w, a = plain(scales, biases, group_size, bits, b), as_numpy(a).astype(np.float64)
+    return a @ w.T, np.abs(a) @ np.abs(w).T
+
+
+def fixed_point_error(instruction_set, scales, biases, group_size, bits, a, b) -> np.ndarray | int:
+    """What AVX2, NEON and AMX may add: activations rounded to integers, in steps of their group's.
+
+    A step is the smallest power of two with which the largest magnitude is less than 255/128 · 2^14
+    steps: half of it is at most 2^-15 · 128/127.5 of that magnitude. A second row of integers for
+    float16 has steps 2^15 times finer.
+    """
+    if instruction_set not in ("avx2", "neon", "amx"):
+        return 0
+    groups = as_numpy(mx.abs(a)).reshape(*a.shape[:-1], -1, group_size).astype(np.float64)
+    rounded = 2.0 ** (-15 if a.dtype == mx.bfloat16 else -30) * 128 / 127.5 * groups.max(-1)
+    w = plain(scales, biases, group_size, bits, b)
+    return rounded @ np.abs(w).reshape(len(w), -1, group_size).sum(-1).T
+
+
+def evaluated(*args) -> mx.array:
+    result = quantized_matmul(*args)
+    mx.eval(result)  # while the environment names the instruction set
+    return result
+
+
+def assert_exact_but_for_rounding(instruction_set, args, given=None):
+    """Compares a product with the exact one.
+
+    Args:
+        instruction_set: decides what fixed point may err by.
+        args: of `quantized_matmul`, with weights by row.
+        given: the same as the kernel gets them, if it wants them in another order.
+    """
+    half, I = args[4].dtype, args[4].shape[-1]
+    bits = args[3]
+    actual = as_numpy(evaluated(*(given or args))).astype(np.float64)
+    expected, magnitude = exact(*args)
+    # One rounding to the output's format, and float32 sums of I terms each for q·a and for a,
+    # whose own terms are larger than those of w·a: q·scale is up to 2^bits steps of a group.
+    largest_bias = mx.abs(args[1] if args[1] is not None else 6 * args[0])
+    steps = 2.0**bits * as_numpy(mx.abs(args[0])).max() + as_numpy(largest_bias).max()
+    sums = 2.0**-24 * np.sqrt(I) * steps * np.abs(as_numpy(args[4])).sum(1, keepdims=True)
+    bound = EPSILON[half] / 2 * np.abs(expected) + sums + 1e-7 * magnitude
+    bound += fixed_point_error(instruction_set, *args)
+    bound += 2.0**-25 if half == mx.float16 else 0  # half of its smallest number
+    times = np.abs(actual - expected) / bound
+    times = np.where(np.isnan(times), np.inf, times)
+    row, output = np.unravel_index(times.argmax(), times.shape)
+    assert times.max() <= 1.01, (
+        f"row {row}, output {output}: expected {expected[row, output]:.6g}, got "
+        f"{actual[row, output]:.6g}, {times.max():.2f} × the error bound of float32 sums, fixed "
+        f"point and one rounding; {describe_mismatches(times > 1.01)}"
+    )

@@ -1,0 +1,250 @@
+"""`CapturedFunction`: one graph node with the function's bits, whatever it does with arrays."""
+
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import mlx.core as mx
+import pytest
+
+from tests.ops.captured_functions import (
+    FUNCTIONS,
+    CallCounter,
+    E,
+    assert_same,
+    attention,
+    block,
+    captured,
+    inputs,
+    node_names,
+)
+from tests.support import random
+from tiny_llm import kernels
+from tiny_llm.errors import UserError
+from tiny_llm.kernels.graph_capture import MAX_CAPTURE_TOKENS, CapturedFunction
+
+# A GPU's graph has no such node.
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
+
+@pytest.mark.parametrize("make", FUNCTIONS)
+@pytest.mark.parametrize("by_token", [True, False])
+def test_the_bits_of_the_function(make, by_token):
+    function = make()
+    recorded = CapturedFunction(function)
+    # Growing, shrinking and repeated shapes: recordings share their memory.
+    for B, L in [(1, 1), (3, 1), (1, 7), (1, 1), (2, 16), (1, 32), (3, 1), (1, 7), (1, 1)]:
+        given = inputs(B, L, by_token)
+        assert_same(recorded(*given), function(*given), f"{B}×{L}")
+
+
+def test_inputs_of_any_layout():
+    function = block()
+    recorded = CapturedFunction(function)
+    x, attended = inputs(4, 3)
+    wide = mx.concatenate([x, x], axis=-1)
+    for given in (x, wide[..., :E], wide[::2].reshape(4, 3, E), mx.broadcast_to(x[:1], (4, 3, E))):
+        assert_same(recorded(given, attended), function(given, attended), "another layout")
+        assert_same(recorded(given, attended[:, ::-1]), function(given, attended[:, ::-1]), "heads")
+
+
+@pytest.mark.parametrize("make", [block, attention])
+def test_the_function_is_called_once_a_shape(make):
+    calls = CallCounter(make())
+    recorded = CapturedFunction(calls)
+    for B, L in [(1, 1), (1, 1), (2, 1), (1, 1), (1, 2), (2, 1)]:
+        mx.eval(recorded(*inputs(B, L)))
+    assert calls.count == 3
+
+
+def test_shapes_are_recorded_when_they_come_again():
+    calls = CallCounter(block())
+    recorded = CapturedFunction(calls, on_first_call=False)
+    counts = []
+    for B, L in [(1, 1), (2, 1), (1, 1), (1, 1), (1, 2), (2, 1), (2, 1), (1, 1)]:
+        given = inputs(B, L)
+        mx.eval(given)
+        outputs = recorded(*given)
+        counts.append((calls.count, node_names(outputs) == ["TinyLlmReplay"]))
+        assert_same(outputs, calls.function(*given), f"{B}×{L}")
+    assert counts == [
+        (1, False),
+        (2, False),
+        (3, True),  # 1×1 again: called with placeholders
+        (3, True),
+        (4, False),
+        (5, True),  # 2×1 again
+        (5, True),
+        (5, True),
+    ]
+
+
+def test_many_tokens_are_not_recorded():
+    calls = CallCounter(block())
+    recorded = CapturedFunction(calls)
+    for _ in range(3):
+        mx.eval(recorded(*inputs(1, MAX_CAPTURE_TOKENS + 1)))
+    assert calls.count == 3
+
+
+@pytest.mark.parametrize("make", [block, attention])
+def test_one_node(make):
+    given = inputs(2, 1)
+    recorded = captured(CapturedFunction(make()), *given)
+    assert node_names(recorded(*given)) == ["TinyLlmReplay"]
+
+
+@pytest.mark.parametrize("make", FUNCTIONS)
+def test_unevaluated_steps_follow_one_another(make):
+    function = make()
+    x, attended = inputs(1, 1)
+    recorded = captured(CapturedFunction(function), x, attended)
+    expected, actual = [], []
+    for _ in range(5):  # five nodes of one recording in one graph
+        expected += function(x, attended)
+        actual += recorded(x, attended)
+        x, attended = x + 1, attended * 2
+    assert_same(actual, expected, "in one graph")
+
+
+@pytest.mark.parametrize("make", FUNCTIONS)
+def test_recordings_outlive_their_recorder(make):
+    function = make()
+    given = inputs(1, 2)
+    recorded = captured(CapturedFunction(function), *given)
+    expected = function(*given)
+    mx.eval(expected)
+    actual = recorded(*given)
+    mx.async_eval(actual)
+    del recorded, function
+    gc.collect()
+    assert_same(actual, expected, "after the recorder was dropped")
+
+
+@pytest.mark.parametrize("make", FUNCTIONS)
+def test_other_threads_have_streams_of_their_own(make):
+    function = make()
+    recorded = CapturedFunction(function)
+    given = inputs(1, 3)
+    expected = function(*given)
+    mx.eval(expected)
+    captured(recorded, *given)
+    together = threading.Barrier(3)
+
+    def run():
+        mine = inputs(1, 3)
+        mx.eval(mine)
+        together.wait()  # three threads, at the same time
+        for _ in range(20):
+            assert_same(recorded(*mine), function(*mine), "in a thread")
+
+    with ThreadPoolExecutor(3) as threads:
+        for running in [threads.submit(run) for _ in range(3)]:
+            running.result()
+
+
+def test_threads_that_come_and_go_leave_no_more_than_a_bound():
+    weight = random(E).astype(mx.bfloat16)
+    mx.eval(weight)  # another thread cannot
+    calls = CallCounter(lambda x: (kernels.rms_norm(x, weight, 1e-6),))
+    recorded = CapturedFunction(calls)
+
+    def run():
+        for B in range(1, MAX_CAPTURE_TOKENS + 1):
+            x = inputs(B, 1)[0]
+            captured(recorded, x)
+            assert_same(recorded(x), calls.function(x), f"{B} tokens")
+
+    for threads in range(1, 6):  # one after the other
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(run).result()
+        assert calls.count == threads * MAX_CAPTURE_TOKENS
+    run()
+
+
+def test_memory_does_not_grow():
+    given = inputs(4, 4)
+    recorded = captured(CapturedFunction(block()), *given)
+    mx.eval(recorded(*given))
+    before = mx.get_active_memory()
+    for _ in range(50):
+        mx.eval(recorded(*given))
+    assert mx.get_active_memory() <= before
+
+
+@pytest.mark.parametrize("dtype", [mx.bool_, mx.uint8, mx.float16, mx.float32, mx.int64])
+def test_items_of_any_size_are_copied(dtype):
+    weight = random(E).astype(mx.bfloat16)
+
+    def function(x, y):  # a transposed array is reshaped: a copy
+        return kernels.rms_norm(x, weight, 1e-6), y.swapaxes(0, 1).reshape(-1)
+
+    x = inputs(1, 1)[0]
+    y = mx.arange(6 * 8).reshape(6, 8).astype(dtype)
+    recorded = CapturedFunction(function)
+    for other in (y, y, y.T.reshape(8, 6).T, mx.broadcast_to(y[:1], (6, 8)), y[::2], y[::2]):
+        actual, expected = recorded(x, other), function(x, other)
+        assert mx.array_equal(actual[1], expected[1])
+
+
+def test_no_tokens():
+    function = block()
+    x, attended = inputs(1, 2)
+    empty = x[:, :0], attended[:, :, :0]
+    assert_same(CapturedFunction(function)(*empty), function(*empty), "no tokens")
+
+
+def test_what_a_function_reads_is_evaluated_once():
+    lazy = random(E).astype(mx.bfloat16) * 3  # a constant that is not evaluated yet
+
+    def function(x):
+        return (kernels.rms_norm(x, lazy, 1e-6),)
+
+    x = inputs(1, 1)[0]
+    recorded = captured(CapturedFunction(function), x)
+    assert_same(recorded(x), function(x), "with a constant")
+
+
+def test_errors_of_the_function_are_its_own():
+    def function(x):
+        return (kernels.rms_norm(x, mx.ones(E + 1, mx.bfloat16), 1e-6),)
+
+    recorded = CapturedFunction(function)
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"\[rms_norm\]"):
+            recorded(inputs(1, 1)[0])
+
+
+def test_misuse_of_the_recorder_is_refused():
+    graph_cache = kernels.extension().GraphCache()
+    x = random(1, 1, E)
+    mx.eval(x)
+    assert graph_cache.replay([x]) is None
+    norm = mx.ones(E)
+    (blank,) = graph_cache.placeholders([x])
+    (other,) = graph_cache.placeholders([x])
+    for outputs in ([], [blank], [x]):
+        with pytest.raises(ValueError, match="expected a function that computes something"):
+            graph_cache.capture([blank], outputs)
+    with pytest.raises(ValueError, match="expected operations of the extension and views, got Add"):
+        graph_cache.capture([blank], [blank + 1])
+    with pytest.raises(RuntimeError, match="without a primitive"):  # what nobody will ever give
+        graph_cache.capture([blank], list(kernels.add_rms_norm(blank, other, norm, 1e-6)))
+    for arguments in ([None], [x, "x"], None, x.tolist()):
+        with pytest.raises(TypeError):
+            graph_cache.replay(arguments)
+    assert graph_cache.replay([]) is None
+    assert graph_cache.replay([x]) is None
+
+
+def test_recording_is_on_or_off(monkeypatch):
+    calls = CallCounter(block())
+    recorded = CapturedFunction(calls)
+    given = inputs(1, 1)
+    mx.eval(given)
+    for wanted, nodes in (("on", 1), ("off", 8), ("", 1)):
+        monkeypatch.setenv("TINY_LLM_GRAPH_CAPTURE", wanted)
+        assert len(node_names(recorded(*given))) == nodes
+    monkeypatch.setenv("TINY_LLM_GRAPH_CAPTURE", "always")
+    with pytest.raises(UserError, match='TINY_LLM_GRAPH_CAPTURE is "always"; it may be on or off'):
+        recorded(*given)

@@ -1,0 +1,219 @@
+"""`CapturedFunction`: a model with captured layers has the bits and errors of eager layers."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from tests.ops.captured_functions import node_names
+from tests.support import assert_same_bits, tiny_model
+from tiny_llm import BatchingKvCache, Qwen3ModelWeek2, Qwen3ModelWeek3
+from tiny_llm.errors import OutOfPagesError
+from tiny_llm.kv_cache.page_pool import TinyKvPagedPool
+from tiny_llm.kv_cache.paged_storage import RaggedBatch
+
+# A GPU's graph has no such node.
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
+
+def quantized(dtype=mx.bfloat16):
+    mlx_model = tiny_model(dtype=dtype, hidden_size=64, intermediate_size=96)
+    nn.quantize(mlx_model, group_size=32, bits=4)
+    return mlx_model
+
+
+def ids_at(position: int, length: int, B: int = 1) -> mx.array:
+    return mx.array([[3 + (position + i + b) * 7 % 90 for i in range(length)] for b in range(B)])
+
+
+def run_alone(model):
+    """One request: chunks of a prompt, steps of one token and of two, and what was rewound."""
+    cache, position, rows = model.create_kv_cache(), 0, []
+    for length in (5, 1, 1, 1, 2, 2, 2, 40, 1, 1, -3, 1, 1, 25, 1, 1, 1):
+        if length < 0:
+            for layer in cache:
+                layer.rewind(-length)
+        else:
+            rows.append(model(ids_at(position, length), position, cache))
+            mx.eval(rows)
+        position += length
+    for layer in cache:
+        layer.release()
+    return mx.concatenate(rows, axis=1)
+
+
+def run_batch(model):
+    """Slots of different lengths, one of them idle; a request leaves and another comes."""
+    batch = [BatchingKvCache(3, 128) for _ in range(model.num_hidden_layers)]
+    offsets, rows = [0, 0, 0], []
+
+    def add(slot, length):
+        cache = model.create_kv_cache()
+        mx.eval(model(ids_at(slot, length), 0, cache))
+        for layer, mine in zip(batch, cache, strict=True):
+            layer.add_request(mine, slot)
+        offsets[slot] = length
+
+    add(0, 50)
+    add(2, 60)
+    for count in range(20):
+        if count == 10:
+            for layer in batch:
+                layer.remove_request(0)
+            add(1, 7)
+        live = [slot for slot, length in enumerate(batch[0].lengths) if length is not None]
+        rows.append(model(ids_at(count, 1, 3), offsets, batch)[mx.array(live)])
+        mx.eval(rows)
+        for slot in live:
+            offsets[slot] += 1
+    for layer in batch:
+        layer.release()
+    return mx.concatenate(rows)
+
+
+def run_ragged(model):
+    """An engine's steps: requests of different lengths, chunks among them."""
+    storage = model.create_paged_storage(40)
+    rows, lengths = [], [0, 0, 0]
+    for new in ([5, 9, 1], [1, 1, 1], [1, 1, 1], [1, 1, 1], [2, 1, 1], [2, 1, 1], [2, 1, 1]):
+        positions = [range(length, length + n) for length, n in zip(lengths, new, strict=True)]
+        lengths = [length + n for length, n in zip(lengths, new, strict=True)]
+        size = model.page_size
+        batch = RaggedBatch(
+            [p for sequence in positions for p in sequence],
+            [(3 * (p // size) + s) * size + p % size for s in range(3) for p in positions[s]],
+            [sum(new[:s]) for s in range(4)],
+            lengths,
+            [[3 * page + s for page in range(5)] for s in range(3)],
+        )
+        ids = [3 + p * 7 % 90 for sequence in positions for p in sequence]
+        rows.append(model.ragged_logits(ids, batch, range(len(ids)), storage))
+        mx.eval(rows)
+    return mx.concatenate(rows)
+
+
+def week_2(mlx_model):
+    return Qwen3ModelWeek2(mlx_model, enable_flash_attn=True)
+
+
+def week_3(mlx_model):
+    return Qwen3ModelWeek3(mlx_model, page_size=16)
+
+
+RUNS = [
+    pytest.param(week_2, run_alone, id="week 2"),
+    pytest.param(week_2, run_batch, id="week 2, a batch"),
+    pytest.param(week_3, run_alone, id="week 3"),
+    pytest.param(week_3, run_batch, id="week 3, a batch"),
+    pytest.param(week_3, run_ragged, id="week 3, ragged"),
+]
+
+
+@pytest.mark.parametrize(("make", "run"), RUNS)
+@pytest.mark.parametrize(
+    ("dtype", "is_quantized"),
+    [(mx.bfloat16, True), (mx.float16, True), (mx.bfloat16, False), (mx.float32, False)],
+)
+def test_a_model_has_the_bits_of_its_plain_layers(make, run, dtype, is_quantized, monkeypatch):
+    mlx_model = tiny_model(dtype=dtype, hidden_size=64, intermediate_size=96)
+    if is_quantized:
+        nn.quantize(mlx_model, group_size=32, bits=4)
+    model = make(mlx_model)
+    runs = [run(model) for _ in range(3)]
+    monkeypatch.setattr("tiny_llm.kernels.graph_capture.MAX_CAPTURE_TOKENS", 0)
+    expected = run(model)
+    for times, actual in enumerate(runs, 1):
+        assert_same_bits(actual, expected, f"run {times}: shapes are recorded when they come again")
+
+
+@pytest.mark.parametrize(("make", "run"), RUNS)
+def test_a_model_s_layers_are_one_node(make, run):
+    model = make(quantized())
+    run(model)
+    run(model)
+    # An engine's batch always has a plan, and the layers run by it; a cache may have none.
+    method = "_run_planned" if run is run_ragged else "_run_layers_from"
+    layers, nodes = getattr(model, method), []
+
+    def look(x, cos_sin, places):
+        mx.eval(x, cos_sin)
+        outputs = layers(x, cos_sin, places)
+        if x.shape[0] * x.shape[1] < 5:
+            nodes.append(node_names(outputs))
+            nodes[-1] = [name for name in nodes[-1] if name != "Reshape"]  # of the block table
+        return outputs
+
+    setattr(model, method, look)
+    run(model)
+    assert len(nodes) > 3
+    # Those in between are steps for which room is made.
+    assert nodes.count(["TinyLlmReplay"]) >= 0.8 * len(nodes), nodes
+
+
+# --- what is refused is refused as before, and nothing is lost ----------------------------------
+
+
+def decoding(model):
+    """A request's caches whose steps are recorded."""
+    cache = model.create_kv_cache()
+    for position, length in ((0, 3), (3, 1), (4, 1)):
+        mx.eval(model(ids_at(position, length), position, cache))
+    return cache
+
+
+@pytest.mark.parametrize("make", [week_2, week_3])
+def test_a_slot_that_is_full(make):
+    model = make(quantized())
+    batch = [BatchingKvCache(1, 6) for _ in range(model.num_hidden_layers)]
+    for layer, mine in zip(batch, decoding(model), strict=True):
+        layer.add_request(mine, 0)
+    mx.eval(model(ids_at(5, 1), 5, batch))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="slot 0 has 6 tokens; 1 more are beyond 6"):
+            model(ids_at(6, 1), 6, batch)
+        assert [layer.lengths for layer in batch] == [[6]] * len(batch)
+
+
+def test_a_pool_without_pages():
+    model = week_3(quantized())
+    model.page_pool = TinyKvPagedPool(2, capacity=3 * model.num_hidden_layers)
+    cache = decoding(model)
+    mx.eval(model(ids_at(5, 1), 5, cache))  # six tokens in three pages each
+    for _ in range(2):
+        with pytest.raises(OutOfPagesError):
+            model(ids_at(6, 1), 6, cache)
+        assert [layer.offset for layer in cache] == [6] * len(cache)
+    for layer in cache:
+        layer.rewind(1)
+    mx.eval(model(ids_at(5, 1), 5, cache))
+
+
+def test_a_pool_of_another_model():
+    model, other = week_3(quantized()), week_3(quantized(mx.float16))
+    cache = decoding(other)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="float16"):
+            model(ids_at(5, 1), 5, cache)
+        assert [layer.offset for layer in cache] == [5] * len(cache)
+
+
+@pytest.mark.parametrize("make", [week_2, week_3])
+def test_layers_of_different_lengths(make, monkeypatch):
+    model = make(quantized())
+
+    def logits():
+        cache = decoding(model)
+        cache[1].rewind(2)
+        return mx.concatenate([model(ids_at(5 + i, 1), 5 + i, cache) for i in range(3)])
+
+    actual = logits()
+    monkeypatch.setattr("tiny_llm.kernels.graph_capture.MAX_CAPTURE_TOKENS", 0)
+    assert_same_bits(actual, logits(), "layers of different lengths")
+
+
+def test_rows_that_are_no_slots():
+    model = week_2(quantized())
+    batch = [BatchingKvCache(2, 64) for _ in range(model.num_hidden_layers)]
+    for layer, mine in zip(batch, decoding(model), strict=True):
+        layer.add_request(mine, 0)
+    with pytest.raises(ValueError, match="1 rows were given for 2 slots"):
+        model(ids_at(5, 1), 5, batch)

@@ -1,0 +1,79 @@
+"""`multi_quantized_matmul`: several matrices at once give the bits of one at a time."""
+
+import mlx.core as mx
+import pytest
+
+from tests.support import assert_same_on_any_number_of_threads, random
+from tiny_llm import QuantizedWeights, kernels
+from tiny_llm.quantize import project, project_each
+
+HALVES = [mx.bfloat16, mx.float16]
+
+
+def matrices(I, outputs, bits, group_size, dtype):
+    """(scales, biases, b), a list of each."""
+    quantized = [mx.quantize(random(O, I, dtype=dtype), group_size, bits) for O in outputs]
+    b, scales, biases = (list(parts) for parts in zip(*quantized, strict=True))
+    return scales, biases, b
+
+
+@pytest.mark.parametrize("M", [0, 1, 2, 3, 17])
+@pytest.mark.parametrize("outputs", [(64,), (130, 64, 33), (1, 200), (0, 7)], ids=str)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+def test_equals_one_matrix_at_a_time_bit_for_bit(instruction_set, half, bits, outputs, M):
+    scales, biases, b = matrices(256, outputs, bits, 64, half)
+    a = random(2, M, 256, dtype=half)
+    together = kernels.multi_quantized_matmul(scales, biases, 64, bits, a, b)
+    mx.eval(together)
+    assert len(together) == len(outputs)
+    for n, product in enumerate(together):
+        alone = kernels.quantized_matmul(scales[n], biases[n], 64, bits, a, b[n])
+        assert product.shape == alone.shape == (2, M, outputs[n])
+        assert mx.array_equal(product, alone), f"matrix {n} differs from its own multiplication"
+
+
+def test_strided_input(instruction_set):
+    scales, biases, b = matrices(128, (64, 32), 4, 32, mx.bfloat16)
+    a = random(6, 256, dtype=mx.bfloat16)[::2, ::2]
+    for n, product in enumerate(kernels.multi_quantized_matmul(scales, biases, 32, 4, a, b)):
+        alone = kernels.quantized_matmul(scales[n], biases[n], 32, 4, mx.contiguous(a), b[n])
+        assert mx.array_equal(product, alone)
+
+
+def test_threads_do_not_change_a_bit():
+    program = (
+        "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
+        "w = [mx.random.normal((O, 512)).astype(mx.bfloat16) for O in (1030, 200, 70)];"
+        "a = mx.random.normal((3, 512)).astype(mx.bfloat16);"
+        "b, s, z = zip(*[mx.quantize(x, group_size=64, bits=4) for x in w]);"
+        "y = t.multi_quantized_matmul(list(s), list(z), 64, 4, a, list(b), stream=mx.cpu);"
+        "y = mx.concatenate(y, axis=1).astype(mx.float32);"
+        "print(t.num_threads(), hash(np.array(y).tobytes()))"
+    )
+    assert_same_on_any_number_of_threads(program)
+
+
+def test_errors_name_the_argument():
+    scales, biases, b = matrices(128, (64, 32), 4, 32, mx.bfloat16)
+    a = random(3, 128, dtype=mx.bfloat16)
+    with pytest.raises(ValueError, match="expected at least one matrix, got none"):
+        kernels.multi_quantized_matmul([], [], 32, 4, a, [])
+    with pytest.raises(ValueError, match=r"as many scales and biases as matrices, 2, got 1 and 2"):
+        kernels.multi_quantized_matmul(scales[:1], biases, 32, 4, a, b)
+    with pytest.raises(ValueError, match="expected scales of shape"):
+        kernels.multi_quantized_matmul(scales[::-1], biases, 32, 4, a, b)
+
+
+def test_layers_of_any_kind_go_together():
+    x = random(3, 128, dtype=mx.bfloat16)
+
+    def quantized(O, bits):
+        b, scales, biases = mx.quantize(random(O, 128, dtype=mx.bfloat16), 64, bits)
+        return QuantizedWeights(scales, biases, 64, bits, b)
+
+    plain = random(5, 128, dtype=mx.bfloat16)
+    for weights in ([quantized(7, 4), quantized(9, 4)], [quantized(7, 4), quantized(9, 8)]):
+        for mixed in (weights, [*weights, plain], [plain, plain]):
+            for product, w in zip(project_each(x, mixed), mixed, strict=True):
+                assert mx.array_equal(product, project(x, w))

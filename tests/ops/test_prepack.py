@@ -1,0 +1,422 @@
+"""Interleaved weights: the same bits as by row, from operations and from models."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from benchmark.make_checkpoint import qwen3_config, write_checkpoint
+from tests.support import as_numpy, assert_same_on_any_number_of_threads, random
+from tiny_llm import (
+    LLM,
+    Qwen3ModelWeek1,
+    Qwen3ModelWeek2,
+    SamplingParams,
+    dequantize_linear,
+    dispatch_model,
+    kernels,
+    load,
+    load_weights,
+)
+from tiny_llm.kernels.prepack import prepack_model, prepack_weight
+
+# A GPU's kernels read rows.
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
+HALVES = [mx.bfloat16, mx.float16]
+READERS = [name for name in kernels.extension().instruction_sets() if name in ("avx512", "amx")]
+
+
+@pytest.fixture(params=READERS or [None])
+def reader(request, monkeypatch) -> str:
+    """Runs the test with each instruction set whose kernels read interleaved weights."""
+    if request.param is None:
+        pytest.skip("this machine's kernels read rows")
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", request.param)
+    return request.param
+
+
+def matrix(O, I, bits, group_size, dtype):
+    """(scales, biases, words) by row."""
+    words, scales, biases = mx.quantize(random(O, I, dtype=dtype), group_size, bits)
+    return scales, biases, words
+
+
+def interleaved(parts):
+    """As this machine's kernels want it."""
+    return tuple(prepack_weight(part, kernels.prepack_rows()) for part in parts)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.parametrize("dtype", [mx.uint32, *HALVES])
+@pytest.mark.parametrize(("O", "W"), [(64, 1), (192, 3), (1088, 130), (64, 0), (0, 8)])
+def test_interleaving_into_memory(O, W, dtype, rows):
+    extension = kernels.extension()
+    matrix = mx.random.randint(0, 1000, (O, W)).astype(dtype)
+    memory = extension.large_pages(2 * matrix.nbytes + 64)
+    first = extension.prepack_weight(matrix, rows, memory, 0)
+    offset = -(-matrix.nbytes // 64) * 64
+    second = extension.prepack_weight(matrix[::-1], rows, memory, offset)  # not contiguous
+    assert mx.array_equal(first, prepack_weight(matrix, rows))
+    assert mx.array_equal(second, prepack_weight(matrix[::-1], rows))
+    del memory, first
+    assert mx.array_equal(second, prepack_weight(matrix[::-1], rows)), "each keeps the memory alive"
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.parametrize("dtype", [mx.uint32, *HALVES])
+@pytest.mark.parametrize(("O", "W"), [(64, 1), (192, 3), (1088, 130), (64, 4097), (64, 0), (0, 8)])
+@pytest.mark.parametrize(("begin", "alone"), [(0, False), (13, True)])
+def test_interleaving_from_a_file(O, W, dtype, rows, begin, alone, tmp_path):
+    """At any byte, in as many parts as fit a core's cache, with what comes behind left alone."""
+    matrix = mx.random.randint(0, 1000, (O, W)).astype(dtype)
+    content = bytes(memoryview(np.array(matrix.view(mx.uint8))))
+    (tmp_path / "file").write_bytes(b"x" * begin + content + b"the next tensor")
+    extension = kernels.extension()
+    memory = extension.large_pages(matrix.nbytes + 64)
+    shape_alone = mx.zeros((O, W), dtype)
+    file = str(tmp_path / "file")
+    moved = extension.prepack_weight_from_file(shape_alone, file, begin, rows, memory, 64, alone)
+    assert moved.dtype == dtype
+    assert mx.array_equal(moved, prepack_weight(matrix, rows))
+
+
+def test_files_that_cannot_be_interleaved(tmp_path):
+    memory, matrix = kernels.extension().large_pages(2**20), mx.zeros((64, 1024))
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * matrix.nbytes)
+    read = kernels.extension().prepack_weight_from_file
+    with pytest.raises(RuntimeError, match=r"prepack_weight_from_file: .*file ends too early"):
+        read(matrix, str(file), 1, 16, memory, 0)
+    with pytest.raises(RuntimeError, match=r"none cannot be read: No such file"):
+        read(matrix, str(tmp_path / "none"), 0, 16, memory, 0)
+    with pytest.raises(ValueError, match="expected a place of 0 or more, got -1"):
+        read(matrix, str(file), -1, 16, memory, 0)
+    with pytest.raises(ValueError, match="O a multiple of 16"):
+        read(mx.zeros((40, 3)), str(file), 0, 16, memory, 0)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "rows", "offset", "reason"),
+    [
+        (mx.zeros((40, 3)), 16, 0, r"O a multiple of 16, got \(40,3\) in float32"),
+        (mx.zeros((40, 3)), 0, 0, "expected a positive number of rows, got 0"),
+        (mx.zeros((40, 3)), -8, 0, "expected a positive number of rows, got -8"),
+        (mx.zeros((16, 3), mx.uint8), 16, 0, "2 or 4 bytes a number"),
+        (mx.zeros((16, 3, 2)), 16, 0, "expected a matrix O×W"),
+        (mx.zeros((16, 64)), 16, 64, "got 4096 bytes at 64 of 4096"),
+        (mx.zeros((16, 3)), 16, 32, "a multiple of 64 bytes"),
+        (mx.zeros((16, 3)), 16, -64, "expected memory with room for the matrix"),
+    ],
+)
+def test_memory_refuses(matrix, rows, offset, reason):
+    extension = kernels.extension()
+    with pytest.raises(ValueError, match=reason):
+        extension.prepack_weight(matrix, rows, extension.large_pages(4096), offset)
+
+
+def test_memory_that_is_none():
+    lazy, view = mx.zeros((512,)) + 1, mx.zeros((512, 2))[:, 0]
+    mx.eval(view)
+    for memory in (lazy, view):
+        with pytest.raises(ValueError, match=r"expected memory of large_pages\(\)"):
+            kernels.extension().prepack_weight(mx.zeros((16, 3)), 16, memory, 0)
+
+
+def test_no_negative_memory():
+    with pytest.raises(ValueError, match="expected bytes of 0 or more, got -1"):
+        kernels.extension().large_pages(-1)
+
+
+def test_sixteen_rows_word_by_word():
+    rows = mx.arange(48 * 3).reshape(48, 3).astype(mx.uint32)
+    expected = np.array(rows).reshape(3, 16, 3).transpose(0, 2, 1)
+    np.testing.assert_array_equal(np.array(prepack_weight(rows, 16)), expected)
+
+
+def test_no_rows_are_left_over():
+    with pytest.raises(ValueError, match="expected a multiple of 16 rows, got 40"):
+        prepack_weight(mx.zeros((40, 3)), 16)
+
+
+def test_how_many_rows_kernels_want(instruction_set):
+    wanted = {"avx512": 64, "amx": 16}
+    assert kernels.prepack_rows() == wanted.get(instruction_set, 0)
+
+
+@pytest.mark.parametrize("M", [0, 1, 2, 3, 7, 16, 33, 193])
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("half", HALVES, ids=["bfloat16", "float16"])
+@pytest.mark.parametrize(("I", "group_size"), [(160, 32), (192, 64), (1152, 128)])
+def test_products_have_the_same_bits(reader, I, group_size, half, bits, blocks, M):
+    O = blocks * kernels.prepack_rows()
+    scales, biases, words = rows = matrix(O, I, bits, group_size, half)
+    a = random(M, I, dtype=half)
+    expected = kernels.quantized_matmul(scales, biases, group_size, bits, a, words)
+    scales, biases, words = interleaved(rows)
+    actual = kernels.quantized_matmul(scales, biases, group_size, bits, a, words)
+    assert mx.array_equal(actual, expected)
+
+
+def test_not_a_number_stays_in_its_row(reader):
+    scales, biases, words = interleaved(matrix(320, 256, 4, 64, mx.bfloat16))
+    for M in (2, 5):
+        a = random(M, 256, dtype=mx.bfloat16)
+        clean = kernels.quantized_matmul(scales, biases, 64, 4, a, words)
+        a[1, 70] = float("nan")
+        dirty = as_numpy(kernels.quantized_matmul(scales, biases, 64, 4, a, words))
+        assert np.isnan(dirty[1]).all()
+        rest = np.arange(M) != 1
+        np.testing.assert_array_equal(dirty[rest], as_numpy(clean)[rest])
+
+
+def test_matrices_of_both_kinds_go_together(reader):
+    rows = [matrix(O, 256, 4, 64, mx.bfloat16) for O in (192, 80, 128)]
+    a = random(3, 256, dtype=mx.bfloat16)
+    expected = [kernels.quantized_matmul(s, b, 64, 4, a, words) for s, b, words in rows]
+    mixed = [interleaved(rows[0]), rows[1], interleaved(rows[2])]
+    scales, biases, words = (list(parts) for parts in zip(*mixed, strict=True))
+    for actual, wanted in zip(
+        kernels.multi_quantized_matmul(scales, biases, 64, 4, a, words), expected, strict=True
+    ):
+        assert mx.array_equal(actual, wanted)
+
+
+def test_threads_do_not_change_a_bit(reader):
+    program = (
+        "import mlx.core as mx, numpy as np, tiny_llm_ext as t; mx.random.seed(3);"
+        "w = mx.random.normal((1088, 512)).astype(mx.bfloat16); R = t.prepack_rows();"
+        "a = mx.random.normal((3, 512)).astype(mx.bfloat16);"
+        "q, s, b = (mx.contiguous(x.reshape(1088 // R, R, -1).swapaxes(1, 2))"
+        " for x in mx.quantize(w, group_size=64, bits=4));"
+        "y = [t.quantized_matmul(s, b, 64, 4, a[:M], q, stream=mx.cpu) for M in (1, 3)];"
+        "y = mx.concatenate(y).astype(mx.float32);"
+        "print(t.num_threads(), hash(np.array(y).tobytes()))"
+    )
+    assert_same_on_any_number_of_threads(program)
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_of_a_table_have_the_same_bits(instruction_set, dtype, bits, rows):
+    scales, biases, words = table = matrix(192, 192, bits, 64, dtype)
+    ids = mx.array([[0, 15, 16, 191], [-1, -192, 192, 99]])
+    expected = as_numpy(kernels.quantized_embedding(ids, scales, biases, 64, bits, words))
+    scales, biases, words = (prepack_weight(part, rows) for part in table)
+    actual = kernels.quantized_embedding(ids, scales, biases, 64, bits, words)
+    np.testing.assert_array_equal(as_numpy(actual), expected)
+
+
+def test_kernels_for_rows_say_that_they_are(monkeypatch):
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
+    parts = matrix(64, 128, 4, 64, mx.bfloat16)
+    scales, biases, words = (prepack_weight(part, 16) for part in parts)
+    with pytest.raises(ValueError, match="kernels, those of portable, read weights by row"):
+        kernels.quantized_matmul(scales, biases, 64, 4, random(1, 128, dtype=mx.bfloat16), words)
+
+
+def test_the_course_s_kernels_read_rows(monkeypatch):
+    monkeypatch.setenv("TINY_LLM_MATMUL", "factored")
+    assert kernels.prepack_rows() == 0, "so no model is laid out for others"
+    parts = matrix(64, 128, 4, 64, mx.bfloat16)
+    scales, biases, words = (prepack_weight(part, 16) for part in parts)
+    with pytest.raises(ValueError, match="kernel that TINY_LLM_MATMUL names reads weights by row"):
+        kernels.quantized_matmul(scales, biases, 64, 4, random(1, 128, dtype=mx.bfloat16), words)
+
+
+def test_the_course_s_kernels_read_no_interleaved_floating_point(reader, monkeypatch):
+    monkeypatch.setenv("TINY_LLM_MATMUL", "prefetched")
+    assert kernels.prepack_rows() == 32
+    parts = matrix(64, 128, 4, 64, mx.bfloat16)
+    scales, _, words = (prepack_weight(part, 32) for part in parts)
+    with pytest.raises(ValueError, match="reads no floating-point weights that are prepacked"):
+        kernels.quantized_matmul(scales, None, 64, 4, random(1, 128, dtype=mx.bfloat16), words)
+
+
+def test_errors_name_the_argument(reader):
+    R = kernels.prepack_rows()
+    rows = matrix(2 * R, 128, 4, 64, mx.bfloat16)
+    scales, biases, words = interleaved(rows)
+    a = random(1, 128, dtype=mx.bfloat16)
+    eights = prepack_weight(rows[2], 8)
+    with pytest.raises(ValueError, match=rf"expected {R} prepacked rows, got .*,16,8\)"):
+        kernels.quantized_matmul(scales, biases, 64, 4, a, eights)
+    with pytest.raises(ValueError, match=rf"expected b of shape \(2,16,{R}\).* \(2,8,{R}\)"):
+        kernels.quantized_matmul(scales, biases, 64, 4, a, words[:, :8])
+    with pytest.raises(ValueError, match=rf"expected scales of shape \(2,2,{R}\), got .*,2\)"):
+        kernels.quantized_matmul(rows[0], biases, 64, 4, a, words)
+    with pytest.raises(ValueError, match=rf"expected scales of shape .*,2\), got \(2,2,{R}\)"):
+        kernels.quantized_matmul(scales, biases, 64, 4, a, rows[2])
+    with pytest.raises(ValueError, match=rf"expected scales of shape .*,8\), got \(2,2,{R}\)"):
+        kernels.quantized_embedding(mx.array([1]), scales, biases, 64, 4, eights)
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> str:
+    """A model with a head of its own, and with an odd vocabulary: those layers stay rows."""
+    folder = tmp_path_factory.mktemp("untied")
+    config = qwen3_config(128, 2, 256, 4, 2, False, head_dim=64, vocab_size=4605)
+    write_checkpoint(folder, config, bits=4, group_size=64)
+    return str(folder)
+
+
+@pytest.fixture(params=["demo", "untied"])
+def model_name(request, checkpoint) -> str:
+    return "demo" if request.param == "demo" else checkpoint
+
+
+def quantized_layers(mlx_model):
+    """In the order of their names."""
+    return [layer for _, layer in sorted(mlx_model.named_modules()) if "scales" in layer]
+
+
+def rows_of(name, monkeypatch):
+    """A model's weights as `load_weights` reads them where the kernels want rows."""
+    with monkeypatch.context() as patch:
+        patch.setattr("tiny_llm.kernels.prepack.prepack_rows", lambda: 0)
+        return load_weights(name)[0]
+
+
+@pytest.fixture(params=[load, load_weights])
+def load_either(request):
+    """Both ways to a model."""
+    return request.param
+
+
+def arrays_of(mlx_model) -> list[mx.array]:
+    return [array for _, array in tree_flatten(mlx_model.parameters())]
+
+
+def test_loading_interleaves_what_it_can(reader, model_name, monkeypatch):
+    rows = rows_of(model_name, monkeypatch)
+    interleaved, _ = load_weights(model_name)
+    assert_prepacked(interleaved, rows)
+
+
+def assert_prepacked(laid_out, rows) -> None:
+    """Whether a model has the weights of another, interleaved where that can be."""
+    R = kernels.prepack_rows()
+    for before, after in zip(quantized_layers(rows), quantized_layers(laid_out), strict=True):
+        for part in ("weight", "scales", "biases"):
+            expected = before[part]
+            if before.weight.shape[0] % R == 0:
+                expected = prepack_weight(expected, R)
+            assert mx.array_equal(after[part], expected)
+
+
+def test_a_model_of_mlx_lm_is_laid_out(reader, model_name, monkeypatch):
+    mlx_model, _ = load(model_name)
+    rows = rows_of(model_name, monkeypatch)
+    ids = mx.array([[5, 4, 3, 2, 1]])
+    expected = mlx_model(ids)
+    for _ in range(2):
+        laid_out = prepack_model(mlx_model)
+        assert_prepacked(laid_out, rows)
+        assert mx.array_equal(laid_out.model.norm.weight, mlx_model.model.norm.weight)
+        assert mx.array_equal(mlx_model(ids), expected), "it can be called as before"
+    wanted = dict(tree_flatten(rows.parameters()))
+    given = dict(tree_flatten(mlx_model.parameters()))
+    assert given.keys() == wanted.keys()
+    assert all(mx.array_equal(given[name], wanted[name]) for name in wanted)
+
+
+def test_what_is_laid_out_stays(reader):
+    weights, _ = load_weights("demo")
+    assert prepack_model(weights) is weights
+
+
+def test_rows_are_put_together_in_any_thread(reader):
+    """An operation of MLX usually belongs to the thread that asked for it."""
+    mlx_model, _ = load("demo")
+    layer = mlx_model.layers[0].mlp.down_proj
+    expected = mx.array(layer.weight)
+    mx.eval(expected)
+    Qwen3ModelWeek2(mlx_model)
+    with ThreadPoolExecutor() as other_thread:
+        other_thread.submit(mx.eval, layer.weight).result()
+        assert mx.array_equal(layer.weight, expected)
+
+
+def test_one_array_at_a_time_is_there_twice(reader):
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    weights, _ = load_weights("demo")
+    model = dispatch_model("demo", weights, 3)
+    arrays = arrays_of(weights)
+    total, largest = sum(x.nbytes for x in arrays), max(x.nbytes for x in arrays)
+    assert mx.get_active_memory() - before < 1.02 * total
+    assert mx.get_peak_memory() - before < 1.02 * (total + largest)
+    del model
+
+
+def test_rows_of_mlx_lm_are_let_go(reader):
+    mlx_model, _ = load("demo")
+    total = sum(array.nbytes for array in arrays_of(mlx_model))
+    before = mx.get_active_memory()
+    model = dispatch_model("demo", mlx_model, 2)
+    assert mx.get_active_memory() - before < 0.02 * total
+    del model
+
+
+def test_loading_leaves_rows_where_kernels_want_them(monkeypatch, load_either):
+    monkeypatch.setenv("TINY_LLM_CPU_ISA", "portable")
+    mlx_model, _ = load_either("demo")
+    assert prepack_model(mlx_model) is mlx_model
+    assert {layer.weight.ndim for layer in quantized_layers(mlx_model)} == {2}
+
+
+def test_week_1_after_week_2(reader, load_either):
+    """MLX, which Week 1 multiplies with, reads rows."""
+    ids = mx.array([[5, 4, 3, 2, 1]])
+    expected = Qwen3ModelWeek1(load("demo")[0])(ids)
+    mlx_model, _ = load_either("demo")
+    for week in (1, 2, 1, 3, 1):
+        model = dispatch_model("demo", mlx_model, week)
+        if week == 1:
+            assert mx.array_equal(model(ids), expected)
+
+
+def test_a_layer_made_plain(reader, model_name, monkeypatch):
+    rows, interleaved = rows_of(model_name, monkeypatch), load_weights(model_name)[0]
+    layers = zip(quantized_layers(rows), quantized_layers(interleaved), strict=True)
+    for row_layer, layer in layers:
+        before = layer.weight
+        assert mx.array_equal(dequantize_linear(layer), dequantize_linear(row_layer))
+        assert layer.weight is before
+
+
+def test_logits_have_the_same_bits(reader, model_name, load_either, monkeypatch):
+    rows = rows_of(model_name, monkeypatch)
+    given, _ = load_either(model_name)
+    for week in (2, 3, 2):
+        with monkeypatch.context() as patch:
+            patch.setattr("tiny_llm.kernels.prepack.prepack_rows", lambda: 0)
+            expected = logits(dispatch_model("rows", rows, week))
+        model = dispatch_model("interleaved", given, week)
+        assert model.layers[0].mlp.w_down.weight.ndim == 3
+        assert mx.array_equal(logits(model), expected)
+
+
+def logits(model) -> mx.array:
+    cache = model.create_kv_cache()
+    steps = [model(mx.array([[5, 4, 3, 2, 1]]), 0, cache)]
+    steps += [model(mx.array([[7]]), offset, cache) for offset in (5, 6)]
+    return mx.concatenate(steps, axis=1)
+
+
+def test_the_engine_s_tokens_are_the_same():
+    params = SamplingParams(max_tokens=12, temperature=0.8, seed=3)
+    prompts = ["The harbour", "A letter to the city council", "1, 2, 3"]
+    mlx_model, tokenizer = load("demo")
+    answers = []
+    for model in ("demo", load_weights("demo"), (mlx_model, tokenizer), (mlx_model, tokenizer)):
+        llm = LLM(model, kv_cache_bytes=2**24)
+        outputs = llm.generate(prompts, params)
+        answers.append([output.outputs[0].token_ids for output in outputs])
+    assert all(answer == answers[0] for answer in answers)

@@ -1,0 +1,275 @@
+"""Messages, with Anthropic's own client."""
+
+import asyncio
+import json
+
+import anthropic
+import httpx2
+import pytest
+
+from tiny_llm.server.anthropic.messages_schema import MessagesRequest
+
+BODY = {
+    "model": "demo",
+    "max_tokens": 100,
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+}
+TOOL = {"name": "weather", "description": "The weather.", "input_schema": {"type": "object"}}
+
+
+@pytest.fixture(scope="module")
+def claude(server):
+    """Anthropic's client for the server."""
+    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+
+
+def test_an_answer(claude):
+    message = claude.messages.create(**BODY)
+    (block,) = message.content
+    assert block.text == "The capital of France is Paris."
+    assert message.stop_reason == "end_turn"
+    assert message.usage.input_tokens + message.usage.cache_read_input_tokens > 5
+    assert message.usage.output_tokens == 8
+
+
+def test_the_first_event_tells_what_was_found_in_the_cache(claude):
+    content = "Which of these words is the longest? " + " ".join(map(str, range(40)))
+    body = {**BODY, "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
+    found = []
+    for _ in range(2):
+        with claude.messages.stream(**body) as stream:
+            usage = next(event.message.usage for event in stream if event.type == "message_start")
+            last = stream.get_final_message().usage
+        assert usage.cache_read_input_tokens == last.cache_read_input_tokens
+        assert usage.input_tokens == last.input_tokens
+        found.append(usage.cache_read_input_tokens)
+    assert found[0] < found[1]
+
+
+def test_a_stream_of_blocks(claude):
+    body = {**BODY, "max_tokens": 1500, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    whole = claude.messages.create(**body)
+    assert [block.type for block in whole.content] == ["thinking", "text"]
+    assert 0 < whole.usage.output_tokens_details.thinking_tokens < whole.usage.output_tokens
+    with claude.messages.stream(**body) as stream:
+        events = [event.type for event in stream]
+        streamed = stream.get_final_message()
+    said = [[block.to_dict() for block in one.content] for one in (whole, streamed)]
+    assert [block["type"] for block in said[1]] == ["thinking", "text"]
+    assert said[0][0] == said[1][0]
+    assert said[0][1]["text"] == said[1][1]["text"]
+    assert streamed.stop_reason == "end_turn"
+    raw = list(claude.messages.create(**body, stream=True))
+    kinds = [event.type for event in raw]
+    assert kinds[0] == "message_start"
+    assert raw[0].message.usage.input_tokens > 0
+    assert kinds[-2:] == ["message_delta", "message_stop"]
+    assert "signature" in events
+    open_blocks = []
+    for event in raw:
+        if event.type == "content_block_start":
+            assert not open_blocks
+            open_blocks.append(event.index)
+        elif event.type == "content_block_delta":
+            assert open_blocks == [event.index]
+        elif event.type == "content_block_stop":
+            assert open_blocks.pop() == event.index
+    assert not open_blocks
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_budget_and_the_display_of_thoughts(claude, stream):
+    def ask(**thinking):
+        body = {**BODY, "thinking": {"type": "enabled", **thinking}}
+        if not stream:
+            return claude.messages.create(**body)
+        with claude.messages.stream(**body) as answer:
+            return answer.get_final_message()
+
+    bounded = ask(budget_tokens=4)
+    assert bounded.content[-1].type == "text"
+    # The two tags, and what is between them; the line break before the answer is not counted.
+    assert bounded.usage.output_tokens_details.thinking_tokens <= 4 + 2
+    free = ask(budget_tokens=1024)
+    omitted = ask(budget_tokens=1024, display="omitted")
+    assert [block.type for block in omitted.content] == ["thinking", "text"]
+    assert (omitted.content[0].thinking, omitted.content[0].signature) == ("", "tiny-llm")
+    assert omitted.content[1].text == free.content[1].text
+    assert omitted.usage.output_tokens == free.usage.output_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_says_nothing_has_an_empty_text(claude, stream):
+    body = {**BODY, "stop_sequences": ["The"]}
+    if stream:
+        with claude.messages.stream(**body) as answer:
+            message = answer.get_final_message()
+    else:
+        message = claude.messages.create(**body)
+    assert [block.text for block in message.content] == [""]
+
+
+def test_the_model_is_told_that_a_tool_failed():
+    def told(**more):
+        result = {"type": "tool_result", "tool_use_id": "t", "content": "no such city", **more}
+        messages = [{"role": "user", "content": [result]}]
+        return MessagesRequest(messages=messages, max_tokens=1).to_template_messages()[0]["content"]
+
+    assert told() == "no such city"
+    assert told(is_error=True) == "Error: no such city"
+
+
+def test_the_asynchronous_client(server):
+    async def ask():
+        client = anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0)
+        async with client.messages.stream(**BODY) as stream:
+            return "".join([text async for text in stream.text_stream])
+
+    assert asyncio.run(ask()) == "The capital of France is Paris."
+
+
+def test_a_stop_sequence_and_a_limit(claude):
+    stopped = claude.messages.create(**BODY, stop_sequences=[" France"])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " France")
+    assert stopped.content[0].text == "The capital of"
+    cut = claude.messages.create(**{**BODY, "max_tokens": 2})
+    assert cut.stop_reason == "max_tokens"
+
+
+def test_counting_needs_no_max_tokens(claude):
+    messages = BODY["messages"]
+    short = claude.messages.count_tokens(model="demo", messages=messages).input_tokens
+    system = [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]
+    long = claude.messages.count_tokens(model="demo", messages=messages, system=system)
+    usage = claude.messages.create(**BODY).usage
+    assert short == usage.input_tokens + usage.cache_read_input_tokens
+    assert long.input_tokens > short
+    line = {"type": "text", "text": "x-anthropic-billing-header: cc_version=1; abc"}
+    with_line = claude.messages.count_tokens(
+        model="demo", messages=messages, system=[line, *system]
+    )
+    assert with_line.input_tokens == long.input_tokens
+
+
+def test_tools_and_their_results_are_in_the_prompt(claude):
+    use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Paris"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "sunny"}
+    messages = [
+        *BODY["messages"],
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result, {"type": "text", "text": "And now?"}]},
+    ]
+    without = claude.messages.count_tokens(model="demo", messages=messages).input_tokens
+    counted = claude.messages.count_tokens(model="demo", messages=messages, tools=[TOOL])
+    assert counted.input_tokens > without + 50
+    answer = claude.messages.create(model="demo", messages=messages, tools=[TOOL], max_tokens=9)
+    assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == counted.input_tokens
+
+
+def test_what_claude_code_sends(claude):
+    answer = claude.messages.create(
+        **{**BODY, "messages": [*BODY["messages"], {"role": "system", "content": "Be brief."}]},
+        extra_body={
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "output_config": {"effort": "low"},
+        },
+    )
+    assert answer.type == "message"
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_a_call_that_is_demanded(claude, choice):
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}}
+    schema |= {"required": ["city"], "additionalProperties": False}
+    choice = {**choice, "disable_parallel_tool_use": True}
+    body = {**BODY, "tools": [{**TOOL, "input_schema": schema}], "tool_choice": choice}
+    with claude.messages.stream(**body) as stream:
+        (block,) = stream.get_final_message().content
+    assert block.name == "weather"
+    assert block.input["city"] in ("Paris", "Rome")
+    assert claude.messages.create(**body).stop_reason == "tool_use"
+
+
+def test_an_answer_by_a_schema(claude):
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}}
+    schema |= {"required": ["city"], "additionalProperties": False}
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    (block,) = claude.messages.create(**BODY, extra_body={"output_config": form}).content
+    assert json.loads(block.text)["city"] in ("Paris", "Rome")
+
+
+def test_only_the_line_that_changes_is_left_out(claude):
+    def count(system):
+        messages = BODY["messages"]
+        body = {"model": "demo", "messages": messages, "system": system}
+        return claude.messages.count_tokens(**body).input_tokens
+
+    line = "x-anthropic-billing-header: cc_version=1; abc"
+    assert count(f"{line}\nBe kind.") == count("Be kind.")
+    assert count([{"type": "text", "text": f"{line}\nBe kind."}]) == count("Be kind.")
+
+
+def test_a_turn_that_was_begun_is_continued(claude):
+    messages = [*BODY["messages"], {"role": "assistant", "content": "The capital of"}]
+    answer = claude.messages.create(**{**BODY, "messages": messages})
+    assert answer.content[0].text == " France is Paris."
+
+
+def test_documents_that_are_texts_and_thoughts_that_cannot_be_read(claude):
+    def count(content):
+        messages = [*BODY["messages"], {"role": "assistant", "content": content}]
+        messages += BODY["messages"]
+        return claude.messages.count_tokens(model="demo", messages=messages).input_tokens
+
+    answer = {"type": "text", "text": "Paris."}
+    source = {"type": "text", "media_type": "text/plain", "data": "Rome is old."}
+    document = {"type": "document", "source": source, "title": "Rome"}
+    assert count([document, answer]) > count([answer])
+    assert count([{"type": "redacted_thinking", "data": "x"}, answer]) == count([answer])
+
+
+def test_the_tool_runner_goes_on_without_a_thread(claude):
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        return f"{city}: sunny"
+
+    runner = claude.beta.messages.tool_runner(**BODY, tools=[weather])
+    assert [message.stop_reason for message in runner] == ["end_turn"]
+
+
+def test_there_is_a_server(server):
+    assert httpx2.head(server.url + "/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"max_tokens": 0}, "max_tokens is not valid"),
+        ({"messages": []}, "messages is not valid"),
+        ({"containers": 1}, "containers is not a field"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice is about tools, and there are none"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "'x' cannot be required"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "content[0] is of the type 'image'; this model reads texts only",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "document", "source": {"type": "base64"}}],
+                    }
+                ]
+            },
+            "content[0].source is of the type 'base64'; this model reads texts only",
+        ),
+    ],
+)
+def test_what_cannot_be_is_400_in_anthropic_s_form(claude, change, sentence):
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        claude.messages.create(**BODY, extra_body=change)
+    assert refused.value.body["type"] == "error"
+    assert refused.value.body["error"]["type"] == "invalid_request_error"
+    assert sentence in refused.value.body["error"]["message"]

@@ -1,0 +1,1 @@
+"""The engine thread, the output queue and coalescing."""

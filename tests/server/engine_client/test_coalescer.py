@@ -1,0 +1,155 @@
+"""News that come quickly are read together; the first, an end and an error at once."""
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
+
+from tests.server.engine_client.test_output_queue import output
+from tiny_llm.server.engine_client.coalescer import Coalescer, coalescing_delay
+from tiny_llm.server.engine_client.messages import EngineStats, RequestAccepted, StepReport
+from tiny_llm.server.engine_client.output_queue import OutputQueue
+from tiny_llm.server.http.errors import ApiError
+
+LONG = 1000.0  # seconds that no test waits for
+
+
+class Rig:
+    """A pacer whose news go to two mailboxes, and what is read from them together."""
+
+    def __init__(self, pace):
+        self.pacer = Coalescer(self._take, lambda: pace)
+        self.pacer.start()
+        self.boxes = [OutputQueue(10, 10, self.pacer.schedule_wake) for _ in range(2)]
+        self.seen = [[], []]
+        self.tasks = [asyncio.ensure_future(self._read(number)) for number in range(2)]
+
+    async def _read(self, number):
+        while True:
+            items = await self.boxes[number].get()
+            self.seen[number].append([getattr(item, "text", "error") for item in items])
+
+    def _take(self, report):
+        for item in report.updates:
+            if not isinstance(item, RequestAccepted):
+                self.boxes[int(item.request_id)].put(item)
+
+    async def post(self, *updates):
+        """Posts a report from another thread, as the engine does, and gives readers a moment."""
+        report = StepReport(updates, EngineStats())
+        thread = threading.Thread(target=self.pacer.post, args=(report,))
+        thread.start()
+        thread.join()
+        await asyncio.sleep(0.005)
+
+    async def begin(self):
+        await self.post(first("0"), first("1"))
+        assert self.seen == [[["first"]], [["first"]]]
+
+    def close(self):
+        for task in self.tasks:
+            task.cancel()
+
+
+def of(request_id, text, **fields):
+    return replace(output(text), request_id=request_id, **fields)
+
+
+def first(request_id):
+    return of(request_id, "first", is_first=True)
+
+
+def run(body, pace=LONG):
+    async def main():
+        rig = Rig(pace)
+        try:
+            await body(rig)
+        finally:
+            rig.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_first_is_read_at_once_and_quick_news_wait():
+    async def body(rig):
+        await rig.begin()
+        await rig.post(of("0", "a"), of("1", "b"))
+        await rig.post(of("0", "c"))
+        assert rig.seen == [[["first"]], [["first"]]]
+
+    run(body)
+
+
+def test_an_end_brings_what_waits_for_the_same_reader_at_once_and_in_order():
+    async def body(rig):
+        await rig.begin()
+        await rig.post(of("0", "a"), of("1", "x"))
+        await rig.post(of("0", "b"))
+        await rig.post(of("0", "end", finish_reason="stop"))
+        assert rig.seen == [[["first"], ["a", "b", "end"]], [["first"]]]
+
+    run(body)
+
+
+def test_an_error_is_read_at_once():
+    async def body(rig):
+        await rig.begin()
+        rig.boxes[0].put(ApiError(500, "It failed."))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert rig.seen[0] == [["first"], ["error"]]
+
+    run(body)
+
+
+def test_all_readers_are_woken_together_by_one_timer():
+    async def body(rig):
+        loop, timers = asyncio.get_running_loop(), []
+        call_later = loop.call_later
+        loop.call_later = lambda *args: (timers.append(args), call_later(*args))[1]
+        await rig.begin()
+        for text in "abc":
+            await rig.post(of("0", text), of("1", text))
+        assert [one for one in timers if one[0] > 0.05][1:] == []
+        while any(len(seen) < 2 for seen in rig.seen):
+            await asyncio.sleep(0.001)
+        assert rig.seen == [[["first"], ["a", "b", "c"]]] * 2
+
+    run(body, pace=0.5)
+
+
+def test_news_after_a_pause_are_read_at_once():
+    async def body(rig):
+        await rig.begin()
+        await asyncio.sleep(0.02)  # a look that finds nothing; no other follows
+        rig.pacer._delay = lambda: LONG
+        await rig.post(of("0", "a"))
+        assert rig.seen[0] == [["first"], ["a"]]
+        await rig.post(of("0", "b"))
+        assert rig.seen[0] == [["first"], ["a"]]
+
+    run(body, pace=0.001)
+
+
+@pytest.mark.parametrize("pace", [0.0, 0.0001])
+def test_nothing_is_lost_between_two_threads(pace):
+    async def body(rig):
+        texts = [str(number) for number in range(2000)]
+
+        def engine():
+            for text in texts:
+                rig.pacer.post(StepReport((of("0", text),), EngineStats()))
+
+        rig.boxes[0]._limit = len(texts)
+        await asyncio.to_thread(engine)
+        while sum(map(len, rig.seen[0])) < len(texts):
+            await asyncio.sleep(0.001)
+        assert [text for together in rig.seen[0] for text in together] == texts
+
+    run(body, pace)
+
+
+def test_each_stream_costs_two_milliseconds_within_bounds():
+    times = [round(1000 * coalescing_delay(streams)) for streams in (0, 1, 5, 8, 15, 64, 1000)]
+    assert times == [10, 10, 10, 16, 30, 30, 30]

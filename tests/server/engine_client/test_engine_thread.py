@@ -1,0 +1,111 @@
+"""The engine's side of the seam: a grammar that is being compiled holds up no one."""
+
+import queue
+import threading
+
+import pytest
+
+from tests.server import conftest  # noqa: F401  (skips where the libraries are missing)
+from tiny_llm.engine.inputs.sampling_params import SamplingParams
+from tiny_llm.engine.inputs.structured_outputs import StructuredOutputs
+from tiny_llm.engine.llm import LLM
+from tiny_llm.errors import UserError
+from tiny_llm.server.engine_client import messages
+from tiny_llm.server.engine_client.engine_thread import EngineThread
+
+PLAIN = SamplingParams(max_tokens=2)
+FORMED = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputs(choice=["yes"]))
+
+
+class Running:
+    """An engine's thread whose grammars are compiled when `go` is set."""
+
+    def __init__(self):
+        self.go = threading.Event()
+        self.error = None
+        self.command_queue = queue.SimpleQueue()
+        self._news = queue.SimpleQueue()
+        self.thread = EngineThread(self._load, self.command_queue, self._take)
+        self.thread.start()
+
+    def _load(self):
+        llm = LLM("demo")
+        compile_it = llm.compile_grammar
+
+        def wait_and_compile(*args, **options):
+            assert self.go.wait(60)
+            if self.error is not None:
+                raise self.error
+            compile_it(*args, **options)
+
+        llm.compile_grammar = wait_and_compile
+        return llm
+
+    def _take(self, message):
+        if isinstance(message, messages.StepReport):
+            for one in message.updates:
+                self._news.put(one)
+
+    def submit(self, name, params):
+        self.command_queue.put(messages.AddRequest(name, (1, 2, 3), params))
+
+    def until(self, kind, name):
+        """The next news of a kind about a request; news of others are dropped."""
+        while True:
+            one = self._news.get(timeout=60)
+            assert one.request_id == name, one
+            if isinstance(one, kind):
+                return one
+
+
+@pytest.fixture
+def running():
+    """An engine's thread."""
+    found = Running()
+    yield found
+    found.command_queue.put(messages.Shutdown())
+    found.thread.join(60)
+
+
+def test_others_are_answered_meanwhile(running):
+    running.submit("formed", FORMED)
+    running.submit("plain", PLAIN)
+    while running.until(messages.OutputDelta, "plain").finish_reason is None:
+        pass
+    running.go.set()
+    running.until(messages.RequestAccepted, "formed")
+    while running.until(messages.OutputDelta, "formed").finish_reason is None:
+        pass
+
+
+def test_a_request_that_is_cancelled_meanwhile_is_not_begun(running):
+    running.submit("formed", FORMED)
+    running.command_queue.put(messages.AbortRequest("formed"))
+    running.until(messages.RequestRejected, "formed")
+    running.go.set()
+    running.submit("plain", PLAIN)
+    running.until(messages.RequestAccepted, "plain")
+
+
+@pytest.mark.parametrize("error", [UserError("it is bad."), RuntimeError("/secret/path")])
+def test_a_grammar_that_fails_ends_its_request_alone(running, error):
+    running.error = error
+    running.go.set()
+    running.submit("formed", FORMED)
+    reason = running.until(messages.RequestRejected, "formed").reason
+    assert "/secret" not in reason
+    assert reason.endswith(".")
+    running.submit("plain", PLAIN)
+    running.until(messages.RequestAccepted, "plain")
+
+
+def test_free_memory_is_given_back_when_there_is_nothing_to_do(monkeypatch, running):
+    given = threading.Event()
+    monkeypatch.setattr("tiny_llm.models.memory.TRIM_INTERVAL", 2)
+    monkeypatch.setattr("tiny_llm.models.memory.trim_heap", given.set)
+    running.submit("one", PLAIN)
+    while running.until(messages.OutputDelta, "one").finish_reason is None:
+        pass
+    running.submit("two", PLAIN)
+    running.until(messages.RequestAccepted, "two")
+    assert given.wait(60)

@@ -1,0 +1,89 @@
+"""A slow reader holds up nobody, and is dropped in the end."""
+
+import json
+import socket
+
+import anthropic
+import pytest
+
+from tests.server.protocol.test_disconnect import LONG
+from tests.server.running_server import RunningServer, eventually
+from tiny_llm.server.engine_client.messages import OutputDelta
+from tiny_llm.server.engine_client.output_queue import OutputQueue
+
+
+def output(text, index=0):
+    return OutputDelta("1", index, text, (len(text),), None, 0, None, None, None)
+
+
+def test_a_full_mailbox_joins_pieces_and_loses_nothing():
+    box = OutputQueue(limit=2, stall_timeout=10, schedule_wake=lambda wake: None)
+    for number in range(6):
+        box.put(output(str(number), index=number % 2))
+    items = []
+    while box._items:
+        items.append(box._items.popleft())
+    assert [(item.index, item.text, len(item.token_ids)) for item in items] == [
+        (0, "024", 3),
+        (1, "135", 3),
+    ]
+
+
+def test_a_mailbox_that_stays_full_is_overdue():
+    now = 0.0
+    box = OutputQueue(limit=1, stall_timeout=10, schedule_wake=lambda wake: None, clock=lambda: now)
+    box.put(output("a"))
+    box.put(output("b"))
+    now = 9.0
+    assert not box.is_stalled
+    now = 11.0
+    assert box.is_stalled
+
+
+@pytest.fixture(scope="module")
+def impatient():
+    """A server that drops slow readers after half a second, with slow steps."""
+    running = RunningServer(fault="impatient")
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.mark.slow  # it waits for buffers to fill, and then for the bound
+def test_a_reader_that_reads_nothing_is_dropped(impatient):
+    body = {
+        **LONG,
+        "stream": True,
+        "logprobs": True,
+        "top_logprobs": 20,
+        "max_tokens": 1500,
+        "n": 8,
+    }
+    content = json.dumps(body).encode()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    host, port = impatient.url.removeprefix("http://").split(":")
+    connection.connect((host, int(port)))
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(content), content)
+    )
+    impatient.wait_for("reads its stream too slowly")
+    assert eventually(lambda: impatient.is_empty)
+    connection.close()
+
+
+def test_silence_is_filled_with_comments(impatient):
+    body = {"prompt": "Hello", "max_tokens": 20, "ignore_eos": True, "stream": True}
+    response = impatient.post("/v1/completions", body)
+    assert ": keep-alive\n\n" in response.text
+    assert response.text.endswith("data: [DONE]\n\n")
+
+
+def test_silence_of_a_message_is_filled_with_pings(impatient):
+    claude = anthropic.Anthropic(base_url=impatient.url, api_key="none", max_retries=0)
+    messages = [{"role": "user", "content": "Hello"}]
+    with claude.messages.stream(model="demo", max_tokens=20, messages=messages) as stream:
+        assert stream.get_final_message().content[0].text
+    body = {"max_tokens": 20, "messages": messages, "stream": True}
+    text = impatient.post("/v1/messages", body).text
+    assert 'event: ping\ndata: {"type":"ping"}\n\n' in text

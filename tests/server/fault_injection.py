@@ -1,0 +1,62 @@
+"""`python -m tests.server.fault_injection FAULT …`: the server with an engine that fails.
+
+`raises`, `hangs` and `dies` concern steps with a request whose prompt is `UNLUCKY`; other steps
+succeed. `slow` makes every step take a while. `impatient` is a server that drops slow readers soon.
+"""
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tiny_llm.cli import serve
+from tiny_llm.engine.model_runner import ModelRunner
+from tiny_llm.server import settings
+
+UNLUCKY = [7, 7, 7]
+
+
+def raises(step: Any) -> None:
+    raise RuntimeError("broken in /secret/path")
+
+
+def hangs(step: Any) -> None:
+    time.sleep(1000)
+
+
+def dies(step: Any) -> None:
+    raise SystemExit("the thread ends")
+
+
+def is_slow(step: Any) -> None:
+    time.sleep(0.05)
+
+
+FAULTS: dict[str, Callable[[Any], None]] = {
+    "raises": raises,
+    "hangs": hangs,
+    "dies": dies,
+    "slow": is_slow,
+    "impatient": lambda step: time.sleep(0.03),
+}
+
+
+def main() -> int:
+    fault, run = FAULTS[sys.argv[1]], ModelRunner.run
+
+    def faulty(self: ModelRunner, step: Any) -> Any:
+        prompts = [chunk.request.token_ids[:3] for chunk in step.chunks]
+        if UNLUCKY in prompts or sys.argv[1] in ("slow", "impatient"):
+            fault(step)
+        return run(self, step)
+
+    ModelRunner.run = faulty  # type: ignore[method-assign]
+    if sys.argv[1] == "impatient":
+        impatient = {"max_queued_outputs": 8, "slow_reader_timeout": 0.5, "keep_alive": 0.02}
+        settings.Settings = functools.partial(settings.Settings, **impatient)  # type: ignore
+    return serve.main(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

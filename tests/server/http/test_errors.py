@@ -1,0 +1,77 @@
+"""Errors have the form of their protocol, and a reason for what cannot be honoured."""
+
+from inspect import signature
+
+import anthropic
+import httpx2
+import openai
+import pytest
+
+from tiny_llm.server.anthropic.messages_schema import CountTokensRequest, MessagesRequest
+from tiny_llm.server.http.errors import ERROR_TYPES, ApiError
+from tiny_llm.server.http.unsupported import FIELD_REASONS
+from tiny_llm.server.openai.chat_schema import ChatCompletionRequest
+from tiny_llm.server.openai.completions import CompletionRequest
+from tiny_llm.server.openai.responses_schema import ResponsesRequest
+
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+ASK = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", MESSAGES])
+@pytest.mark.parametrize(
+    ("method", "ending", "kind", "status"),
+    [
+        ("POST", "/nothing", "application/json", 404),
+        ("GET", "", "application/json", 405),
+        ("POST", "", "text/plain", 415),
+        ("POST", "", "application/json", 400),
+    ],
+)
+def test_what_has_no_valid_request(server, path, method, ending, kind, status):
+    headers = {"content-type": kind}
+    answer = httpx2.request(method, server.url + path + ending, headers=headers, content=b"{")
+    assert answer.status_code == status
+    body = answer.json()
+    openai_type, anthropic_type = ERROR_TYPES[status]
+    if path == MESSAGES:
+        assert (body["type"], body["error"]["type"]) == ("error", anthropic_type)
+    else:
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+        assert body["error"]["type"] == openai_type
+    assert body["error"]["message"].endswith(".")
+
+
+@pytest.mark.parametrize("status", [413, 429, 503])
+def test_every_status_has_a_type_of_its_protocol(status):
+    error = ApiError(status, "No.", code="a_code", headers={"Retry-After": "1"})
+    assert error.body(CHAT)["error"]["code"] == "a_code"
+    assert error.body(MESSAGES)["error"]["details"] == {"error_code": "a_code"}
+    assert error.response(MESSAGES).headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize("field", FIELD_REASONS)
+def test_a_field_that_the_protocols_have_is_refused_with_the_reason(server, field):
+    refused = server.post(CHAT, {"messages": ASK, field: {}})
+    assert refused.status_code == 400
+    assert (
+        refused.json()["error"]["message"] == f"{field} is not supported: {FIELD_REASONS[field]}."
+    )
+
+
+def test_the_official_clients_have_no_field_without_an_answer():
+    """Each is known here, or refused with a reason."""
+    chat_client = openai.OpenAI(api_key="none")
+    claude = anthropic.Anthropic(api_key="none")
+    of_the_client = {"self", "extra_headers", "extra_query", "extra_body", "timeout", "betas"}
+    of_the_client |= {"user_profile_id", "output_format"}
+    for send, body in (
+        (chat_client.chat.completions.create, ChatCompletionRequest),
+        (chat_client.completions.create, CompletionRequest),
+        (chat_client.responses.create, ResponsesRequest),
+        (claude.messages.create, MessagesRequest),
+        (claude.beta.messages.create, MessagesRequest),
+        (claude.messages.count_tokens, CountTokensRequest),
+    ):
+        known = {field.alias or name for name, field in body.model_fields.items()}
+        assert set(signature(send).parameters) - of_the_client - known <= set(FIELD_REASONS)

@@ -1,0 +1,326 @@
+"""Chat completions, with OpenAI's own client."""
+
+import asyncio
+import json
+
+import httpx2
+import openai
+import pytest
+
+from tests.server.running_server import RunningServer
+from tiny_llm.server.openai.chat_schema import ChatCompletionRequest
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+PLAIN = {"model": "demo", "messages": FRANCE, "reasoning_effort": "none"}
+
+
+def test_an_answer(client):
+    answer = client.chat.completions.create(**PLAIN)
+    (choice,) = answer.choices
+    assert choice.message.content == "The capital of France is Paris."
+    assert choice.finish_reason == "stop"
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_has_a_beginning_one_end_and_the_same_text(client):
+    whole = client.chat.completions.create(**PLAIN)
+    chunks = list(
+        client.chat.completions.create(**PLAIN, stream=True, stream_options={"include_usage": True})
+    )
+    *told, last = chunks
+    assert {(chunk.id, chunk.created) for chunk in chunks} == {(last.id, last.created)}
+    assert [bool(chunk.choices[0].delta.role) for chunk in told].index(True) == 0
+    assert sum(bool(chunk.choices[0].delta.role) for chunk in told) == 1
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in told)
+    assert text == whole.choices[0].message.content
+    reasons = [chunk.choices[0].finish_reason for chunk in told]
+    assert reasons == [None] * (len(told) - 1) + ["stop"]
+    assert last.choices == []
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_usage_is_only_told_if_asked_for(client):
+    chunks = list(client.chat.completions.create(**PLAIN, stream=True))
+    assert all(chunk.usage is None and chunk.choices for chunk in chunks)
+
+
+def test_a_stream_ends_with_done(server: RunningServer):
+    response = server.post("/v1/chat/completions", {**PLAIN, "stream": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["x-accel-buffering"] == "no"
+    assert response.text.endswith("data: [DONE]\n\n")
+
+
+def test_thoughts_are_apart_from_the_answer(client):
+    body = {"model": "demo", "messages": FRANCE, "reasoning_effort": "high"}
+    answer = client.chat.completions.create(**body)
+    message = answer.choices[0].message
+    assert "Paris" in message.reasoning_content
+    assert "<think>" not in message.reasoning_content + message.content
+    assert message.content == "The capital of France is Paris."
+    assert answer.usage.completion_tokens_details.reasoning_tokens > 0
+    stream = client.chat.completions.create(**body, stream=True)
+    deltas = [chunk.choices[0].delta for chunk in stream]
+    thought = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    assert thought == message.reasoning_content
+
+
+@pytest.mark.parametrize("effort", ["none", "high"])
+def test_the_texts_of_logprobs_are_the_content(client, effort):
+    answer = client.chat.completions.create(
+        model="demo", messages=FRANCE, reasoning_effort=effort, logprobs=True, top_logprobs=2
+    )
+    (choice,) = answer.choices
+    entries = choice.logprobs.content
+    assert "".join(entry.token for entry in entries) == choice.message.content
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == choice.message.content
+    assert all(len(entry.top_logprobs) == 2 for entry in entries)
+    chunks = client.chat.completions.create(
+        model="demo", messages=FRANCE, reasoning_effort=effort, logprobs=True, stream=True
+    )
+    found = [c.choices[0].logprobs.content for c in chunks if c.choices[0].logprobs]
+    assert "".join(e.token for entries in found for e in entries) == choice.message.content
+    assert all(entry.top_logprobs == [] for entries in found for entry in entries)
+
+
+def test_several_answers(client):
+    answer = client.chat.completions.create(**PLAIN, n=3, temperature=8.0, seed=-5, max_tokens=8)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in answer.choices}) > 1
+    chunks = list(
+        client.chat.completions.create(
+            **PLAIN, n=3, temperature=8.0, seed=-5, max_tokens=8, stream=True
+        )
+    )
+    for choice in answer.choices:
+        mine = [c.choices[0] for c in chunks if c.choices[0].index == choice.index]
+        assert "".join(one.delta.content or "" for one in mine) == choice.message.content
+
+
+def test_a_stop_string_and_a_limit(client):
+    stopped = client.chat.completions.create(**PLAIN, stop=[" France"])
+    assert stopped.choices[0].message.content == "The capital of"
+    assert stopped.choices[0].finish_reason == "stop"
+    cut = client.chat.completions.create(**PLAIN, max_completion_tokens=2)
+    assert cut.choices[0].finish_reason == "length"
+    assert cut.usage.completion_tokens == 2
+
+
+def test_max_tokens_beyond_the_context_is_cut_to_it(client):
+    answer = client.chat.completions.create(**PLAIN, max_tokens=32_000)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_many_at_once_have_the_tokens_of_each_alone(client, async_client):
+    def body(seed):
+        return {**PLAIN, "temperature": 1.5, "seed": seed, "max_tokens": 24}
+
+    alone = [client.chat.completions.create(**body(seed)) for seed in range(8)]
+
+    async def ask_all():
+        return await asyncio.gather(
+            *(async_client.chat.completions.create(**body(seed)) for seed in range(8))
+        )
+
+    together = asyncio.run(ask_all())
+    said = [[one.choices[0].message.content for one in many] for many in (alone, together)]
+    assert said[0] == said[1]
+
+
+def test_parts_of_a_content_and_a_system_message(client):
+    parts = [
+        {"type": "text", "text": "What is the capital "},
+        {"type": "text", "text": "of France?"},
+    ]
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": parts},
+        ],
+        reasoning_effort="none",
+    )
+    assert "Paris" in answer.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"temprature": 1}, "temprature is not a field"),
+        ({"messages": []}, "messages is not valid"),
+        ({"messages": None}, "messages is not valid"),
+        ({"temperature": "hot"}, "temperature is not valid"),
+        ({"temperature": -1}, "temperature is not valid"),
+        ({"stream_options": {}}, "stream_options needs stream"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is not valid"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tool_choice": {"type": "x"}}, "tool_choice.type is not valid"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f"}}],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {
+                        "mode": "auto",
+                        "tools": [{"type": "function", "function": {"name": "g"}}],
+                    },
+                },
+            },
+            "tool_choice allows 'g', which is no tool",
+        ),
+        ({"Text": 1}, "Text is not a field"),
+        ({"stop": [1]}, "stop[0] is not valid"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema.schema is missing"),
+        ({"structured_outputs": {}}, "give exactly one of"),
+        ({"structured_outputs": {"regex": "("}}, "("),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos is True"),
+        ({"continue_final_message": True}, "a text that the assistant began"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "contradict each other",
+        ),
+        ({"n": 2, "temperature": 0}, "n is 2 at temperature 0"),
+        ({"n": 1000}, "this server takes at most"),
+        ({"logit_bias": {"4096": 1}}, "logit_bias has the token 4096"),
+        ({"logit_bias": {"Paris": 1}}, "logit_bias has the token 'Paris'"),
+        ({"messages": [{"role": "user"}]}, "messages[0] has no content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0] is of the type 'image_url'; this model reads texts only",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "word " * 3000}]},
+            "3014 tokens > 2047 maximum; this model's maximum context length is 2048",
+        ),
+    ],
+)
+def test_what_cannot_be_is_400_with_a_sentence(client, change, sentence):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**PLAIN, extra_body=change)
+    assert refused.value.type == "invalid_request_error"
+    assert sentence in refused.value.message
+    assert refused.value.message.endswith(".")
+
+
+def test_errors_are_json_whatever_is_sent(server: RunningServer):
+    url = "/v1/chat/completions"
+    half = b'{"messages": [{"role": "user", "content": "\\ud800"}], "\\ud800": 1}'
+    long = b'{"seed": ' + b"9" * 5000 + b"}"
+    for content in (b"", b"{", b"\xff", b"[" * 100_000, b"1", half, long):
+        response = httpx2.post(
+            server.url + url, content=content, headers={"content-type": "application/json"}
+        )
+        assert response.status_code == 400, content[:20]
+        assert response.json()["error"]["message"].endswith(".")
+    assert server.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
+    assert server.get(url).status_code == 405
+
+
+def test_a_model_that_is_not_served(client):
+    with pytest.raises(openai.NotFoundError, match="this server has 'demo'"):
+        client.chat.completions.create(**{**PLAIN, "model": "gpt-4"})
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["demo"]
+    assert client.models.retrieve("demo").id == "demo"
+
+
+COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}}
+COLOUR |= {"required": ["colour"], "additionalProperties": False}
+PAINT = {"type": "function", "function": {"name": "paint", "parameters": COLOUR}}
+
+
+@pytest.mark.parametrize("effort", ["none", "high"])
+def test_an_answer_by_a_schema(client, effort):
+    form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR}}
+    answer = client.chat.completions.create(
+        model="demo", messages=FRANCE, reasoning_effort=effort, response_format=form
+    )
+    assert json.loads(answer.choices[0].message.content)["colour"] in ("red", "blue")
+
+
+def test_an_answer_by_a_choice(client):
+    body = {"structured_outputs": {"choice": ["tea", "coffee"]}}
+    answer = client.chat.completions.create(**PLAIN, extra_body=body)
+    assert answer.choices[0].message.content in ("tea", "coffee")
+
+
+PAINT_ALONE = {"type": "function", "function": {"name": "paint"}}
+SOME = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [PAINT_ALONE]}}
+OTHER = {"type": "function", "function": {"name": "sing", "parameters": {"type": "object"}}}
+
+
+def test_some_of_the_tools(client):
+    def prompt_tokens(tools, mode):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [PAINT_ALONE]}}
+        body = {**PLAIN, "tools": tools, "tool_choice": choice, "max_tokens": 80}
+        answer = client.chat.completions.create(**body, parallel_tool_calls=False)
+        calls = answer.choices[0].message.tool_calls or []
+        assert mode == "auto" or [call.function.name for call in calls] == ["paint"]
+        return answer.usage.prompt_tokens
+
+    counts = {
+        prompt_tokens(tools, mode)
+        for mode in ("auto", "required")
+        for tools in ([OTHER, PAINT], [PAINT])
+    }
+    assert len(counts) == 1, "the model is told of a tool that it may not call"
+
+
+@pytest.mark.parametrize("effort", ["none", "high"])
+def test_a_turn_that_was_begun_is_continued(client, effort):
+    messages = [*FRANCE, {"role": "assistant", "content": "The capital of"}]
+    body = {"model": "demo", "messages": messages, "reasoning_effort": effort}
+    extra = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = client.chat.completions.create(**body, extra_body=extra)
+    assert answer.choices[0].message.content == " France is Paris."
+
+
+def test_a_free_answer_s_calls_keep_to_the_tools():
+    body = {"messages": FRANCE, "tools": [PAINT, OTHER]}
+    form = ChatCompletionRequest(**body).constraint()
+    assert (form.choice, len(form.tools), form.parallel) == ("auto", 2, True)
+    assert not ChatCompletionRequest(**body, parallel_tool_calls=False).constraint().parallel
+    assert ChatCompletionRequest(**body, tool_choice="none").constraint() is None
+    assert ChatCompletionRequest(**body, ignore_eos=True).constraint() is None
+
+
+def test_a_schema_that_cannot_be_kept_is_refused_only_if_a_call_is_demanded(server):
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)"}}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    body = {**PLAIN, "tools": [tool]}
+    answer = server.post("/v1/chat/completions", body).json()
+    assert "Paris" in answer["choices"][0]["message"]["content"]
+    server.wait_for("tool calls are not kept to their schemas: the grammar is refused")
+    refused = server.post("/v1/chat/completions", {**body, "tool_choice": "required"})
+    assert refused.status_code == 400
+
+
+def test_what_an_assistant_refused(client):
+    parts = [{"type": "refusal", "refusal": "No."}]
+    messages = [*FRANCE, {"role": "assistant", "content": parts}, *FRANCE]
+    answer = client.chat.completions.create(**{**PLAIN, "messages": messages})
+    assert "Paris" in answer.choices[0].message.content
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "paint"}}, SOME]
+)
+def test_a_call_that_is_demanded(client, choice, stream):
+    body = {**PLAIN, "tools": [PAINT], "tool_choice": choice, "parallel_tool_calls": False}
+    if stream:
+        deltas = [c.choices[0] for c in client.chat.completions.create(**body, stream=True)]
+        calls = [one.delta.tool_calls[0] for one in deltas if one.delta.tool_calls]
+        assert (calls[0].index, calls[0].type, calls[0].function.name) == (0, "function", "paint")
+        arguments = "".join(call.function.arguments for call in calls)
+        reason = deltas[-1].finish_reason
+    else:
+        (made,) = client.chat.completions.create(**body).choices
+        (call,) = made.message.tool_calls
+        assert call.function.name == "paint"
+        arguments, reason = call.function.arguments, made.finish_reason
+    assert json.loads(arguments)["colour"] in ("red", "blue")
+    assert reason == "tool_calls"

@@ -1,0 +1,201 @@
+"""Responses, with OpenAI's own client."""
+
+import json
+
+import openai
+import pytest
+
+from tiny_llm.server.openai.responses_schema import ResponsesRequest
+
+BODY = {
+    "model": "demo",
+    "input": "What is the capital of France?",
+    "reasoning": {"effort": "none"},
+}
+TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
+PAINT_ALONE = [{"type": "function", "name": "paint"}]
+SOME = {"type": "allowed_tools", "mode": "required", "tools": PAINT_ALONE}
+
+
+def test_a_response(client):
+    response = client.responses.create(**BODY)
+    assert response.output_text == "The capital of France is Paris."
+    assert response.status == "completed"
+    assert response.store is False
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+
+
+def test_a_thinking_model_s_response_has_an_item_for_its_thoughts(client):
+    response = client.responses.create(**{**BODY, "reasoning": {"effort": "high"}})
+    assert [item.type for item in response.output] == ["reasoning", "message"]
+    assert "Paris" in response.output[0].content[0].text
+    assert response.usage.output_tokens_details.reasoning_tokens > 0
+
+
+@pytest.mark.parametrize("effort", ["none", "high"])
+def test_a_stream_tells_how_items_grow(client, effort):
+    events = list(client.responses.create(**{**BODY, "reasoning": {"effort": effort}}, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    final = events[-1].response
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert done == final.output
+    deltas = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert deltas == final.output_text == "The capital of France is Paris."
+
+
+def test_the_client_s_own_stream(client):
+    with client.responses.stream(**BODY) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output_text == "The capital of France is Paris."
+
+
+def test_input_tokens_are_counted(client):
+    counted = client.responses.input_tokens.count(**BODY)
+    assert counted.input_tokens == client.responses.create(**BODY).usage.input_tokens
+
+
+def test_a_limit_makes_it_incomplete(client):
+    response = client.responses.create(**BODY, max_output_tokens=2)
+    assert response.status == "incomplete"
+    assert response.incomplete_details.reason == "max_output_tokens"
+    last = list(client.responses.create(**BODY, max_output_tokens=2, stream=True))[-1]
+    assert last.type == "response.incomplete"
+
+
+def test_a_conversation_with_tools_goes_back_whole(client):
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": []},
+        {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "b3RoZXJz"},
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "sunny"},
+        {"type": "from_the_future", "id": "x"},
+        {"role": "user", "content": "What is the capital of France?"},
+    ]
+    tools = [TOOL, {"type": "web_search"}, {"type": "local_shell"}]
+    response = client.responses.create(
+        **{**BODY, "input": items}, tools=tools, include=["reasoning.encrypted_content"], store=True
+    )
+    assert response.status == "completed"
+    assert [tool.name for tool in response.tools] == ["weather"]
+    assert response.store is False
+
+
+def test_thoughts_come_back_in_the_field_for_it(client):
+    body = {**BODY, "reasoning": {"effort": "high"}, "include": ["reasoning.encrypted_content"]}
+    thought, _ = client.responses.create(**body).output
+    *_, last = client.responses.create(**body, stream=True)
+    assert last.response.output[0].encrypted_content == thought.encrypted_content
+    sent = {"type": "reasoning", "id": "rs", "summary": []}
+    sent["encrypted_content"] = thought.encrypted_content
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    for item in (
+        sent,
+        {**sent, "encrypted_content": None, "content": thought.to_dict()["content"]},
+    ):
+        messages = ResponsesRequest(input=[item, call]).to_template_messages()
+        assert messages[0]["reasoning_content"] == thought.content[0].text
+    strange = {**sent, "encrypted_content": "of another server"}
+    assert (
+        "reasoning_content" not in ResponsesRequest(input=[strange, call]).to_template_messages()[0]
+    )
+
+
+def test_a_text_and_the_calls_after_it_are_one_turn():
+    said = {"role": "assistant", "content": "Let me see."}
+    calls = [
+        {"type": "function_call", "call_id": name, "name": name, "arguments": "{}"} for name in "fg"
+    ]
+    asked = {"role": "user", "content": "Weather?"}
+    messages = ResponsesRequest(input=[asked, said, *calls]).to_template_messages()
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    assert messages[1]["content"] == "Let me see."
+    assert [call["function"]["name"] for call in messages[1]["tool_calls"]] == ["f", "g"]
+
+
+def test_a_response_that_says_nothing_has_an_empty_message(client):
+    for stream in (False, True):
+        response = client.responses.create(**BODY, extra_body={"stop": "The"}, stream=stream)
+        if stream:
+            *_, last = response
+            response = last.response
+        assert response.output_text == ""
+        assert [item.type for item in response.output] == ["message"]
+
+
+def test_sampling_fields_of_vllm(client):
+    free = {"temperature": 1.5, "max_output_tokens": 12}
+    extra = {"seed": 7, "top_k": 20, "min_p": 0.01}
+    first, second = (client.responses.create(**BODY, **free, extra_body=extra) for _ in range(2))
+    assert first.output_text == second.output_text
+    budget = {"thinking_token_budget": 2}
+    body = {**BODY, "reasoning": {"effort": "high"}}
+    bounded = client.responses.create(**body, extra_body=budget)
+    assert bounded.usage.output_tokens_details.reasoning_tokens <= 2 + 2
+
+
+@pytest.mark.parametrize("effort", ["none", "high"])
+def test_logprobs(client, effort):
+    body = {**BODY, "reasoning": {"effort": effort}, "top_logprobs": 2}
+    *events, last = client.responses.create(**body, stream=True)
+    (part,) = last.response.output[-1].content
+    assert "".join(one.token for one in part.logprobs) == part.text
+    assert all(len(one.top_logprobs) == 2 for one in part.logprobs)
+    told = [one for e in events if e.type == "response.output_text.delta" for one in e.logprobs]
+    assert [one.logprob for one in told] == [one.logprob for one in part.logprobs]
+    whole = client.responses.create(**BODY, include=["message.output_text.logprobs"])
+    assert whole.output[-1].content[0].logprobs[0].top_logprobs == []
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"previous_response_id": "resp_1"}, "this server keeps no responses"),
+        ({"input": []}, "input has no message"),
+        ({"input": [{"role": "robot", "content": ""}]}, "input[0].role must be"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "reads texts only"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "keeps nothing between two"),
+        ({"include": ["everything"]}, "include[0] is not valid"),
+        ({"text": {"verbosity": "high"}}, "the model does not know it"),
+        ({"reasoning": {"summary": "detailed"}}, "the thoughts themselves are told"),
+        ({"stream_options": {}}, "stream_options needs stream"),
+        ({"background": True}, "background is not supported"),
+        ({"colour": "red"}, "colour is not a field"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "schema is missing"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice must be 'auto'"),
+        ({"tools": [TOOL], "tool_choice": {**SOME, "tools": "x"}}, "needs the mode"),
+        ({"tools": [TOOL], "tool_choice": SOME}, "among those of the request"),
+    ],
+)
+def test_what_cannot_be_is_400(client, change, sentence):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(**BODY, extra_body=change)
+    assert sentence in refused.value.message
+
+
+COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}}
+COLOUR |= {"required": ["colour"], "additionalProperties": False}
+
+
+def test_a_response_by_a_schema(client):
+    form = {"type": "json_schema", "name": "colour", "schema": COLOUR, "strict": True}
+    response = client.responses.create(**BODY, text={"format": form})
+    assert json.loads(response.output_text)["colour"] in ("red", "blue")
+    assert response.text.format.type == "json_schema"
+
+
+@pytest.mark.parametrize("choice", ["required", PAINT_ALONE[0], SOME])
+def test_a_call_that_is_demanded(client, choice):
+    tool = {**TOOL, "name": "paint", "parameters": COLOUR}
+    body = {**BODY, "tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
+    (call,) = client.responses.create(**body).output
+    assert (call.type, call.name) == ("function_call", "paint")
+    assert json.loads(call.arguments)["colour"] in ("red", "blue")
+    *_, last = client.responses.create(**body, stream=True)
+    assert last.response.output[0].name == "paint"

@@ -1,0 +1,198 @@
+"""Fields that vLLM has beyond OpenAI's protocol, in every form of an answer."""
+
+import json
+
+import openai
+import pytest
+
+from tests.server.running_server import RunningServer
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+CHAT = {"model": "demo", "messages": FRANCE, "reasoning_effort": "none"}
+TEXT = {"model": "demo", "prompt": "The capital of France is", "max_tokens": 6, "temperature": 0}
+
+
+def ids_of(server, text):
+    return server.post("/tokenize", {"prompt": text}).json()["tokens"]
+
+
+def chunks_of(server, path, body):
+    response = server.post(path, {**body, "stream": True})
+    assert response.status_code == 200, response.text
+    events = [one.removeprefix("data: ") for one in response.text.split("\n\n") if one]
+    assert events.pop() == "[DONE]"
+    return [json.loads(one) for one in events]
+
+
+def test_token_ids_of_a_completion(server: RunningServer, client):
+    more = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    (choice,) = client.completions.create(**TEXT, logprobs=0, extra_body=more).choices
+    assert choice.prompt_token_ids == ids_of(server, TEXT["prompt"])
+    assert choice.logprobs.tokens == [f"token_id:{token}" for token in choice.token_ids]
+    text = server.post("/detokenize", {"tokens": choice.token_ids}).json()["prompt"]
+    assert text.startswith(choice.text)
+    chunks = chunks_of(server, "/v1/completions", {**TEXT, **more, "logprobs": 0})
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [token for one in choices for token in one["token_ids"]] == choice.token_ids
+    assert [one["prompt_token_ids"] for one in choices][:2] == [choice.prompt_token_ids, None]
+    (plain,) = client.completions.create(**TEXT).choices
+    assert (plain.token_ids, plain.prompt_token_ids, plain.prompt_logprobs) == (None, None, None)
+
+
+def test_token_ids_of_a_chat(server: RunningServer, client):
+    more = {"return_token_ids": True}
+    answer = client.chat.completions.create(**CHAT, extra_body=more)
+    (choice,) = answer.choices
+    assert len(choice.token_ids) == answer.usage.completion_tokens
+    assert len(answer.prompt_token_ids) == answer.usage.prompt_tokens
+    first, *others = chunks_of(server, "/v1/chat/completions", {**CHAT, **more})
+    assert first["prompt_token_ids"] == answer.prompt_token_ids
+    assert all("prompt_token_ids" not in chunk for chunk in others)
+    told = [token for chunk in others for token in chunk["choices"][0].get("token_ids", [])]
+    assert told == choice.token_ids
+    plain = client.chat.completions.create(**CHAT)
+    assert plain.prompt_token_ids is None
+    assert (plain.choices[0].token_ids, plain.prompt_logprobs) == (None, None)
+
+
+@pytest.mark.parametrize("top", [0, 2])
+def test_log_probabilities_of_a_prompt(server: RunningServer, client, top):
+    more = {"prompt_logprobs": top, "return_token_ids": True}
+    chat = client.chat.completions.create(**CHAT, max_tokens=1, extra_body=more)
+    completion = client.completions.create(
+        **TEXT, n=1, echo=True, logprobs=1, extra_body=more
+    ).choices[0]
+    for told, ids in (
+        (chat.prompt_logprobs, chat.prompt_token_ids),
+        (completion.prompt_logprobs, completion.prompt_token_ids),
+    ):
+        assert len(told) == len(ids)
+        assert told[0] is None
+        for own, entries in zip(ids[1:], told[1:], strict=True):
+            assert str(own) in entries
+            assert max(top, 1) <= len(entries) <= top + 1
+            ranks = sorted(one["rank"] for one in entries.values() if one["rank"] is not None)
+            assert ranks == list(range(1, top + 1))
+    echoed = completion.logprobs.token_logprobs[1 : len(completion.prompt_token_ids)]
+    own = [
+        entries[str(token)]["logprob"]
+        for token, entries in zip(
+            completion.prompt_token_ids[1:], completion.prompt_logprobs[1:], strict=True
+        )
+    ]
+    assert echoed == own
+
+
+def test_log_probabilities_of_a_prompt_are_not_streamed(server: RunningServer):
+    for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
+        response = server.post(path, {**body, "stream": True, "prompt_logprobs": 1})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "prompt_logprobs"
+
+
+def test_as_many_alternatives_as_were_asked_for(client):
+    (choice,) = client.completions.create(**TEXT, logprobs=20).choices
+    for text, top in zip(choice.logprobs.tokens, choice.logprobs.top_logprobs, strict=True):
+        assert 20 <= len(top) <= 21
+        assert text in top
+
+
+def test_a_stop_string_that_is_kept(client):
+    kept = {"include_stop_str_in_output": True}
+    for extra, said in ((kept, "The capital of France"), ({}, "The capital of")):
+        (choice,) = client.chat.completions.create(
+            **CHAT, stop=[" France"], extra_body=extra
+        ).choices
+        assert (choice.message.content, choice.stop_reason) == (said, " France")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_budget_of_thoughts(server: RunningServer, client, stream):
+    body = {"model": "demo", "messages": FRANCE, "reasoning_effort": "high", "temperature": 0}
+    extra = {"thinking_token_budget": 3, "return_token_ids": True}
+    start, end = ids_of(server, "<think>") + ids_of(server, "</think>")
+    if stream:
+        chunks = chunks_of(server, "/v1/chat/completions", {**body, **extra})
+        ids = [t for chunk in chunks for t in chunk["choices"][0].get("token_ids", [])]
+        text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    else:
+        (choice,) = client.chat.completions.create(**body, extra_body=extra).choices
+        ids, text = choice.token_ids, choice.message.content
+    assert ids.index(end) - ids.index(start) - 1 == 3
+    assert text
+    endless = {"thinking_token_budget": -1}
+    (free,) = client.chat.completions.create(**body, extra_body=endless).choices
+    (same,) = client.chat.completions.create(**body).choices
+    assert free.message.reasoning_content == same.message.reasoning_content
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts_that_are_not_told(server: RunningServer, stream):
+    body = {"messages": FRANCE, "include_reasoning": False, "reasoning_effort": "high"}
+    if stream:
+        told = json.dumps(chunks_of(server, "/v1/chat/completions", body))
+    else:
+        answer = server.post("/v1/chat/completions", body).json()
+        assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+        told = json.dumps(answer["choices"])
+    assert "reasoning_content" not in told
+
+
+def test_special_tokens_are_added_if_the_tokenizer_has_them(server: RunningServer):
+    for add in (True, False):  # the demo's adds none
+        answer = server.post("/v1/completions", {**TEXT, "add_special_tokens": add}).json()
+        assert answer["usage"]["prompt_tokens"] == len(ids_of(server, TEXT["prompt"]))
+
+
+def test_a_form_of_a_completion(client):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["a", "b"]}}}
+    (choice,) = client.completions.create(**TEXT, extra_body={"response_format": form}).choices
+    assert json.loads(choice.text) in ("a", "b")
+
+
+def test_the_last_chunk_with_text_says_why_it_ends(server: RunningServer):
+    chunks = chunks_of(server, "/v1/chat/completions", {**CHAT, "max_tokens": 3})
+    last = chunks[-1]["choices"][0]
+    assert last["delta"]["content"]
+    assert last["finish_reason"] == "length"
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    counted = chunks_of(server, "/v1/chat/completions", {**CHAT, "stream_options": options})
+    tokens = [chunk["usage"]["completion_tokens"] for chunk in counted if chunk["choices"]]
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_chat_into_tokens(server: RunningServer, client):
+    begun = [*FRANCE, {"role": "assistant", "content": "The capital"}]
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    ids = server.post("/tokenize", {"messages": begun, **more}).json()["tokens"]
+    asked = {**more, "return_token_ids": True, "max_tokens": 1}
+    answer = client.chat.completions.create(**{**CHAT, "messages": begun}, extra_body=asked)
+    assert answer.prompt_token_ids == ids
+    strings = server.post("/tokenize", {"prompt": "a cat", "return_token_strs": True}).json()
+    assert "".join(strings["token_strs"]) == "aĠcat"
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ("guided_json", "it is an old name; use structured_outputs"),
+        ("use_beam_search", "answers are sampled"),
+        ("truncate_prompt_tokens", "prompts are not cut"),
+        ("verbosity", "may be 'medium', and not 'low': the model does not know it"),
+        ("service_tier", "all requests are served alike"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_with_the_reason(client, field, reason):
+    with pytest.raises(openai.BadRequestError, match=f"{field} .*{reason}"):
+        client.chat.completions.create(**CHAT, extra_body={field: "low"})
+
+
+def test_a_request_has_an_id(server: RunningServer, client):
+    answer = client.chat.completions.create(**CHAT, max_tokens=1)
+    assert answer._request_id.startswith("req_")
+    assert answer.system_fingerprint.startswith("tiny-llm-")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**CHAT, max_tokens=0)
+    assert refused.value.request_id.startswith("req_")
+    failed = server.post("/v1/messages", {})
+    assert failed.json()["request_id"] == failed.headers["request-id"]

@@ -1,0 +1,1 @@
+"""Health, tokenization, the engine view and the web UI."""

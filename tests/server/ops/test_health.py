@@ -1,0 +1,85 @@
+"""What is not an answer: metrics, the state of the engine, the document of the interface."""
+
+import json
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.running_server import eventually
+
+
+def test_metrics_are_what_prometheus_reads(server, client):
+    before = server.metric("generation_tokens_total")
+    client.completions.create(
+        model="demo", prompt="Hello", max_tokens=5, extra_body={"ignore_eos": True}
+    )
+    assert server.metric("generation_tokens_total") == before + 5
+    families = {f.name: f for f in text_string_to_metric_families(server.get("/metrics").text)}
+    for name in ("num_requests_running", "time_to_first_token_seconds", "request_success"):
+        assert families[f"tiny_llm:{name}"].samples
+
+
+def test_the_state_is_empty_when_nothing_runs(server):
+    assert eventually(lambda: server.is_empty)
+    state = server.get("/engine/state").json()
+    assert (state["running"], state["waiting"], state["unfinished"]) == (0, 0, 0)
+    assert state["free_pages"] == state["pages"] > 0
+    assert state["phase"] == "ready"
+
+
+def test_events_tell_what_the_engine_does(server):
+    with httpx2.stream("GET", server.url + "/engine/events", timeout=60) as stream:
+        lines = stream.iter_lines()
+        while not next(lines).startswith("data:"):
+            pass
+        server.post("/v1/completions", {"prompt": "Hello", "max_tokens": 3})
+        seen = []
+        for line in lines:
+            if line.startswith('data: {"event"'):
+                seen.append(json.loads(line.removeprefix("data: "))["event"])
+                if seen[-1] == "request_ended":
+                    break
+    assert seen[:2] == ["snapshot", "request_added"]
+    assert "step_scheduled" in seen
+
+
+def test_the_state_says_who_has_which_pages(server, client):
+    stream = client.completions.create(
+        model="demo", prompt="Hello", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(stream)
+    found = server.get("/engine/state").json()["snapshot"]
+    stream.close()
+    (own,) = [one for one in found["requests"] if one["state"] == "running"]
+    computed = own["prompt_tokens"] + own["output_tokens"] - 1  # the last token is still to be read
+    assert len(own["pages"]) * found["page_size"] >= computed > 0
+    assert set(own["pages"][: own["shared_pages"]]) <= set(found["tree"]["pages"])
+
+
+def test_the_load_is_the_number_of_requests(server, client):
+    assert eventually(lambda: server.get("/load").json() == {"server_load": 0})
+    body = {"model": "demo", "prompt": "Hello", "max_tokens": 1500, "temperature": 1}
+    stream = client.completions.create(**body, stream=True, extra_body={"ignore_eos": True})
+    next(stream)
+    assert server.get("/load").json() == {"server_load": 1}
+    stream.close()
+    assert eventually(lambda: server.get("/load").json() == {"server_load": 0})
+    for ask in (httpx2.get, httpx2.post):
+        assert ask(server.url + "/ping").json() == {"status": "ok"}
+
+
+def test_head_is_get_without_the_body(server):
+    for path in ("/health", "/ready", "/version", "/metrics", "/v1/models"):
+        response = httpx2.head(server.url + path)
+        assert (response.status_code, response.content) == (200, b"")
+
+
+def test_versions_and_the_document(server):
+    assert server.get("/version").json()["version"]
+    assert server.get("/docs").status_code == 200
+    document = server.get("/openapi.json").json()
+    assert {"/v1/chat/completions", "/v1/messages", "/v1/responses"} <= set(document["paths"])
+    answers = [
+        operation["responses"] for path in document["paths"].values() for operation in path.values()
+    ]
+    assert not any("422" in one for one in answers)

@@ -1,0 +1,96 @@
+"""The page, without a browser: what is served, to whom, and recordings for it."""
+
+import json
+import re
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.server.running_server import RunningServer
+from tiny_llm.server.ops import web_ui
+
+FILES = sorted((web_ui.WEB_ROOT / "page").rglob("*.*"))
+OWN = [file for file in web_ui.WEB_ROOT.rglob("*.*") if "vendor" not in file.parts]
+
+
+def test_the_page_and_all_that_it_imports_are_served_with_its_policy(server):
+    wanted, seen = ["/", "/docs"], set()
+    while wanted:
+        path = wanted.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        response = server.get(path)
+        assert response.status_code == 200, path
+        assert response.headers["content-security-policy"] == web_ui.CONTENT_SECURITY_POLICY
+        folder = path.rpartition("/")[0]
+        is_page = path in ("/", "/docs")
+        for name in re.findall(r'(?:src|href)="(page/[^"]+)"', response.text) * is_page:
+            wanted.append(f"/{name}")
+        for name in re.findall(r'^import .*from "\./([^"]+)";$', response.text, re.M):
+            wanted.append(f"{folder}/{name}")
+    served = {f"/page/{file.relative_to(web_ui.WEB_ROOT / 'page')}" for file in FILES}
+    assert seen - {"/", "/docs"} <= served
+    unused = {name for name in served - seen if "LICENSE" not in name and "README" not in name}
+    assert not unused
+
+
+@pytest.mark.parametrize("file", OWN, ids=lambda file: file.name)
+def test_no_file_names_another_host(file):
+    addresses = re.findall(r"https?://[^\s\"'`]+", file.read_text(encoding="utf-8"))
+    assert [one for one in addresses if not one.startswith("http://www.w3.org/")] == []
+
+
+def test_nothing_else_is_served(server):
+    for path in ("/page/", "/page/..%2Fapp.py", "/page/%2e%2e/%2e%2e/app.py", "/page/vendor"):
+        assert server.get(path).status_code == 404, path
+    response = httpx2.post(server.url + "/page/app.js")
+    assert response.status_code == 405
+
+
+def test_the_page_is_open_and_asks_for_the_key_itself(tmp_path):
+    running = RunningServer("--api-key", "secret", "--record", str(tmp_path / "run.json"))
+    try:
+        assert running.get("/").status_code == 200
+        assert running.get("/page/app.js").status_code == 200
+        assert running.get("/engine/events").status_code == 401
+        assert running.get("/engine/state").status_code == 401
+        headers = {"Authorization": "Bearer secret"}
+        body = {"prompt": "Hello", "max_tokens": 3, "ignore_eos": True}
+        assert running.post("/v1/completions", body, headers=headers).status_code == 200
+    finally:
+        assert running.stop() == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+    found = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    assert (found["schema"], found["version"]) == ("tiny-llm-run", 1)
+    assert found["engine"]["page_size"] > 0
+    names = [event["event"] for event in found["events"]]
+    assert {"snapshot", "request_added", "tokens_added", "request_ended"} <= set(names)
+    times = [event["time"] for event in found["events"]]
+    assert times[0] == 0.0
+    assert max(times) < 120
+
+
+def test_a_recording_that_cannot_be_written_is_refused_at_once():
+    from tiny_llm.errors import UserError
+    from tiny_llm.server.ops.event_log import EventLogWriter
+
+    with pytest.raises(UserError, match="--record: '.*' cannot be written"):
+        EventLogWriter(Path("/no/such/folder/run.json"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path, caplog):
+    from tiny_llm.server.engine_client.messages import EngineStats, StepReport
+    from tiny_llm.server.ops.event_log import EventLogWriter
+
+    (tmp_path / "run.json.part").symlink_to("/dev/full")
+    recording = EventLogWriter(tmp_path / "run.json")
+    recording.begin({})
+    event = {"event": "request_added", "time": 1.0, "text": "x" * 100_000}
+    recording.take(StepReport((), EngineStats(), (event,)))
+    recording.take(StepReport((), EngineStats(), (event,)))
+    recording.close()
+    assert not (tmp_path / "run.json").exists()
+    assert "the recording ends" in caplog.text

@@ -1,0 +1,209 @@
+"""The page in Chromium, as people use it. Needs `playwright` and a browser: `pdm run test-page`."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.server.running_server import RunningServer
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed; `pdm run test-page` installs it"
+)
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+if CHROMIUM is None:
+    pytest.skip("there is no Chromium; set CHROMIUM to one", allow_module_level=True)
+
+WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+HOSTILE = (
+    "<img src=x onerror=alert(1)> <script>alert(1)</script> [a](javascript:alert(1)) "
+    "<a href='https://a.example' onclick='alert(1)' style='color:red'>b</a> ![p](https://b.example/p)"
+)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        # As root, Chromium runs only without its own sandbox; it sees no page but ours.
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser) -> Iterator:
+    """Opens the page of a server; nothing may go wrong in it that a test does not expect."""
+    contexts, mistakes = [], []
+
+    def open_page(
+        server: RunningServer, size=WIDE, expected: Sequence[str] = (), path="/", **options
+    ):
+        context = browser.new_context(viewport=size, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+
+        def note(message: str) -> None:
+            if not any(one in message for one in expected):
+                mistakes.append(message)
+
+        page.on("pageerror", lambda error: note(str(error)))
+        page.on(
+            "console",
+            lambda told: told.type in ("error", "warning") and note(told.text),
+        )
+        page.goto(server.url + path)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not mistakes, mistakes
+
+
+def ask(page, text: str) -> None:
+    page.fill("#prompt", text)
+    page.keyboard.press("Enter")
+
+
+def go_on_forever(route) -> None:
+    """Sends a request on, for an answer without an end."""
+    route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
+
+
+def test_a_conversation(server, open_page):
+    page = open_page(server)
+    page.wait_for_selector(".status.ready")
+    assert page.evaluate("document.activeElement.tagName") == "BODY"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")  # the first link leads to the message
+    page.keyboard.type("What is a cat?")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".message footer")
+    assert page.inner_text(".message.user") == "What is a cat?"
+    assert "cat" in page.inner_text(".message .markdown")
+    thoughts = page.locator(".thoughts")
+    assert thoughts.count() == 0 or thoughts.get_attribute("open") is None
+    ask(page, "And a dog?")
+    page.wait_for_selector(".message >> nth=3 >> css=footer")
+    assert page.locator(".message").count() == 4
+    page.get_by_role("button", name="Clear").click()
+    assert page.locator(".message").count() == 0
+
+
+def test_stop_ends_an_answer_and_frees_its_place(server, open_page):
+    page = open_page(server)
+    page.wait_for_selector(".status.ready")
+    page.route("**/chat/completions", go_on_forever)
+    ask(page, "Count.")
+    page.wait_for_selector("tr.decode")
+    assert page.get_by_role("log").get_attribute("aria-busy") == "true"
+    page.get_by_role("button", name="Stop").click()
+    page.wait_for_selector("text=stopped")
+    page.wait_for_selector("text=finished: abort")
+    page.wait_for_selector("text=0 requests running, 0 waiting")
+
+
+def test_the_engine_while_it_works(server, open_page):
+    page = open_page(server)
+    page.wait_for_selector(".status.ready")
+    ask(page, "What is a cat?")
+    page.wait_for_selector(".requests tr.ended")
+    page.wait_for_selector(".tree li q")  # the text of a branch, asked of the server
+    label = page.get_by_role("img", name="Pages:").get_attribute("aria-label")
+    assert "cached" in label
+    assert "free" in label
+    page.locator("canvas").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert "Page 0 is" in page.inner_text(".told")
+    assert page.locator(".plots canvas").count() == 2
+    page.wait_for_function("document.querySelector('.words').textContent.includes('found in the')")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_narrow_window(server, open_page, scheme):
+    page = open_page(server, NARROW, color_scheme=scheme)
+    page.wait_for_selector(".status.ready")
+    ask(page, "What is a cat?")
+    page.wait_for_selector(".message footer")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert not page.is_visible(".engine")
+    page.get_by_role("button", name="Engine").click()
+    assert page.is_visible(".engine")
+    assert not page.is_visible(".chat")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (dark == "rgb(18, 20, 25)") == (scheme == "dark")
+
+
+def test_what_a_model_writes_cannot_do_anything(server, open_page):
+    page = open_page(server, expected=["Content Security Policy"])
+    page.wait_for_selector(".status.ready")
+    html = page.evaluate(
+        "async (text) => (await import('/page/markdown.js')).toHtml(text)", HOSTILE
+    )
+    for forbidden in ("<img", "<script", "onerror", "onclick", "javascript:", "style="):
+        assert forbidden not in html
+    assert 'href="https://a.example"' in html
+    assert 'rel="noopener noreferrer"' in html
+
+
+def test_a_recording_is_played_after_the_server_has_gone(tmp_path, open_page):
+    file = tmp_path / "run.json"
+    running = RunningServer("--record", str(file))
+    page = open_page(running, expected=["503", "ERR_CONNECTION_REFUSED"])
+    page.wait_for_selector(".status.ready")
+    ask(page, "What is a cat?")
+    page.wait_for_selector(".message footer")
+    assert running.stop() == 0
+    page.wait_for_selector(".status.gone")
+    page.set_input_files("input[type=file]", file)
+    page.wait_for_selector(".playback")
+    page.select_option("#speed", "20")
+    page.wait_for_selector(".requests tr.ended")
+    page.wait_for_selector(".tree li")
+    page.get_by_role("button", name="Pause").or_(page.get_by_role("button", name="Play")).click()
+    page.locator("input[type=range]").fill("0")
+    page.wait_for_selector("text=No requests.")
+    (tmp_path / "other.json").write_text("{}")
+    page.set_input_files("input[type=file]", tmp_path / "other.json")
+    page.wait_for_selector("text=This is not a recording of tiny-llm")
+    page.get_by_role("button", name="Back to live").click()
+    assert page.locator(".playback").count() == 0
+
+
+def test_a_key_is_asked_for_and_not_stored(open_page):
+    running = RunningServer("--api-key", "secret")
+    try:
+        page = open_page(running, expected=["401", "503", "ERR_CONNECTION_REFUSED"])
+        page.wait_for_selector("dialog")
+        page.fill("dialog input", "secret")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".status.ready")
+        ask(page, "What is a cat?")
+        page.wait_for_selector(".message footer")
+        assert page.evaluate("localStorage.length + sessionStorage.length") == 0
+        assert page.context.cookies() == []
+    finally:
+        assert running.stop() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_endpoints_are_listed_and_can_be_tried(server, open_page, scheme):
+    size = WIDE if scheme == "light" else NARROW
+    page = open_page(server, size, ["400 (Bad Request)"], path="/docs", color_scheme=scheme)
+    chat = page.locator("details.operation", has_text="/v1/chat/completions")
+    chat.locator("summary").first.click()
+    playwright.expect(chat.locator("td", has_text="temperature").first).to_be_visible()
+    chat.get_by_role("button", name="Send").click()
+    playwright.expect(chat.get_by_role("status")).to_contain_text("Paris")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    tokenize = page.locator("details.operation", has_text="POST /tokenize")
+    tokenize.locator("summary").first.click()
+    tokenize.get_by_label("Body of the request").fill("{")
+    tokenize.get_by_role("button", name="Send").click()
+    playwright.expect(tokenize.get_by_role("status")).to_contain_text("The body is not JSON.")

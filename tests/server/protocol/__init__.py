@@ -1,0 +1,1 @@
+"""Output parsing, streaming and disconnects."""

@@ -1,0 +1,85 @@
+"""A client that leaves frees its place and its pages, wherever its request is."""
+
+import json
+import socket
+
+import pytest
+
+from tests.server.running_server import RunningServer, eventually
+
+LONG = {
+    "messages": [{"role": "user", "content": "Count to a thousand."}],
+    "ignore_eos": True,
+    "temperature": 1.0,
+}
+
+
+@pytest.fixture(scope="module")
+def slow():
+    """A server whose steps take a while, with places for two answers."""
+    running = RunningServer("--max-num-seqs", "2", "--max-num-batched-tokens", "16", fault="slow")
+    yield running
+    assert running.stop() == 0
+
+
+def connect(server: RunningServer, body: object, path: str = "/v1/chat/completions"):
+    """A connection on which a request was sent, and nothing read."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    content = json.dumps(body).encode()
+    connection.sendall(
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n".encode()
+        + content
+    )
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reset", [False, True])
+def test_while_it_decodes(slow, stream, reset):
+    connection = connect(slow, {**LONG, "stream": stream})
+    before = slow.metric("generation_tokens_total")
+    assert eventually(lambda: slow.metric("generation_tokens_total") > before + 2)
+    if reset:  # the system sends RST, where an orderly end is FIN
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    connection.close()
+    assert eventually(lambda: slow.is_empty)
+
+
+def test_while_its_prompt_is_computed(slow):
+    words = {"role": "user", "content": "word " * 1500}
+    connection = connect(slow, {**LONG, "messages": [words]})
+    assert eventually(lambda: slow.metric("num_requests_running") == 1)
+    connection.close()
+    assert eventually(lambda: slow.is_empty)
+
+
+def test_in_the_queue(slow):
+    connections = [connect(slow, LONG) for _ in range(3)]
+    assert eventually(lambda: slow.metric("num_requests_waiting") == 1)
+    connections.pop().close()
+    assert eventually(lambda: slow.metric("num_requests_waiting") == 0)
+    assert slow.metric("num_requests_running") == 2
+    for connection in connections:
+        connection.close()
+    assert eventually(lambda: slow.is_empty)
+
+
+def test_half_of_a_connection_closed_is_leaving(slow):
+    connection = connect(slow, {**LONG, "stream": True})
+    assert connection.recv(100)
+    connection.shutdown(socket.SHUT_WR)
+    assert eventually(lambda: slow.is_empty)
+    connection.close()
+
+
+def test_half_a_request_holds_nothing(slow):
+    host, port = slow.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
+    )
+    assert slow.get("/health").status_code == 200
+    connection.close()
+    assert slow.is_empty

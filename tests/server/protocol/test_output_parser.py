@@ -1,0 +1,139 @@
+"""An answer's text split into thoughts, text and tool calls, however it is cut."""
+
+import json
+
+import pytest
+
+from tests.server import conftest  # noqa: F401  (skips where the libraries are missing)
+from tiny_llm.server.protocol.output_parser import (
+    OutputParser,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+)
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
+
+
+def parse(text, size, thinking_enabled=True, reasoning_open=False, parse_tool_calls=True):
+    """What is found if the text comes `size` characters at a time: (kind, text or call)."""
+    parser = OutputParser(thinking_enabled, reasoning_open, parse_tool_calls)
+    parts = []
+    for start in range(0, len(text), size):
+        parts += parser.feed(text[start : start + size])
+    found = []
+    for part in parts + parser.finish():
+        if isinstance(part, ToolCallDelta):
+            found.append((ToolCallDelta, part.name, json.loads(part.arguments)))
+        elif found and found[-1][0] is type(part):
+            found[-1] = (type(part), found[-1][1] + part.text)
+        else:
+            found.append((type(part), part.text))
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", []),
+        ("Hello <b> world", [(TextDelta, "Hello <b> world")]),
+        ("<think>\nHm. So.\n</think>\n\nYes.", [(ReasoningDelta, "Hm. So."), (TextDelta, "Yes.")]),
+        ("<think>\n\n</think>\n\nYes.", [(TextDelta, "Yes.")]),
+        ("<think>\ncut of", [(ReasoningDelta, "cut of")]),
+        ("a <think> b", [(TextDelta, "a <think> b")]),
+        ("Let me see.\n" + CALL, [(TextDelta, "Let me see."), (ToolCallDelta, "f", {"a": "x"})]),
+        (CALL + "\n" + CALL, [(ToolCallDelta, "f", {"a": "x"})] * 2),
+        (
+            "<think>\na\n</think>\n\n" + CALL,
+            [(ReasoningDelta, "a"), (ToolCallDelta, "f", {"a": "x"})],
+        ),
+        (
+            CALL.replace('"x"', r'"</tool_call> \" }{"'),
+            [(ToolCallDelta, "f", {"a": '</tool_call> " }{'})],
+        ),
+        (CALL[:30], [(TextDelta, CALL[:30])]),
+        (CALL[:-3], [(TextDelta, CALL[:-3])]),
+        ("<tool_call>no</tool_call>", [(TextDelta, "<tool_call>no</tool_call>")]),
+        ('<tool_call>{"a": 1}</tool_call>', [(TextDelta, '<tool_call>{"a": 1}</tool_call>')]),
+        ("ends with <tool", [(TextDelta, "ends with <tool")]),
+    ],
+)
+def test_parts(text, expected, size):
+    assert parse(text, size) == expected
+
+
+def test_what_the_prompt_has_begun():
+    found = parse("Hm.\n</think>\n\nYes.", 2, reasoning_open=True)
+    assert found == [(ReasoningDelta, "Hm."), (TextDelta, "Yes.")]
+
+
+def test_without_tools_a_call_is_text():
+    assert parse(CALL, 5, parse_tool_calls=False) == [(TextDelta, CALL)]
+
+
+def test_text_is_given_out_as_soon_as_it_is_certain():
+    parser = OutputParser(True, False, True)
+    assert parser.feed("Hello") == [TextDelta("Hello")]
+    assert parser.feed(" wor<") == [TextDelta(" wor")]
+    assert parser.feed("b>") == [TextDelta("<b>")]
+
+
+def pieces(text, size):
+    """What a stream tells: texts, and for each call its name and the pieces of its arguments."""
+    parser = OutputParser(True, False, True, stream_tool_calls=True)
+    parts = []
+    for start in range(0, len(text), size):
+        parts += parser.feed(text[start : start + size])
+    texts, calls = "", {}
+    for part in parts + parser.finish():
+        if isinstance(part, TextDelta):
+            texts += part.text
+        else:
+            assert part.is_new == (part.id not in calls)
+            calls.setdefault(part.id, [part.name]).append(part.arguments)
+    return texts, [(name, *filter(None, arguments)) for name, *arguments in calls.values()]
+
+
+LONG_CALL = CALL.replace('"x"', r'"</tool_call> \" }{ é", "b": [1, {"c": -2.5e3}, null]')
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_a_call_is_told_in_pieces(size):
+    text, (first, second) = pieces(f"Well. {LONG_CALL}\n{CALL}\n", size)
+    assert text.strip() == "Well."
+    assert first[0] == second[0] == "f"
+    assert json.loads("".join(first[1:])) == json.loads(LONG_CALL[12:-12])["arguments"]
+    assert json.loads("".join(second[1:])) == {"a": "x"}
+    assert size > 7 or len(first) > 5
+
+
+@pytest.mark.parametrize("cut", range(1, len(LONG_CALL)))
+def test_a_call_that_is_cut_off_is_the_beginning_of_one(cut):
+    whole = LONG_CALL[LONG_CALL.index('{"a"') : -13]
+    text, calls = pieces(LONG_CALL[:cut], 3)
+    if calls:
+        ((name, *arguments),) = calls
+        assert (name, text) == ("f", "")
+        assert whole.startswith("".join(arguments))
+    else:
+        assert text == LONG_CALL[:cut]
+
+
+def test_arguments_that_cannot_be_json_are_text_from_there_on():
+    text, ((_, *arguments),) = pieces('<tool_call>{"name": "f", "arguments": {"a": yes}}', 1)
+    assert "".join(arguments) == '{"a": '
+    assert text == "yes}}"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"arguments": {"a": "x"}, "name": "f"}',
+        '{"name": "f", "arguments": {"a": "x"}, "why": "?"}',
+    ],
+)
+def test_calls_in_another_order(call):
+    found = pieces(f"<tool_call>{call}</tool_call> Done.", 2)
+    assert (found[0], found[1][0][0]) == ("Done.", "f")
+    assert json.loads("".join(found[1][0][1:])) == {"a": "x"}

@@ -1,0 +1,79 @@
+"""The next turn of a conversation: computed while the server has nothing to do."""
+
+import time
+
+from tests.server.running_server import RunningServer, eventually
+
+SYSTEM = "You answer questions about capitals of countries in Europe. " * 8
+QUESTION = {"role": "user", "content": "What is the capital of France?"}
+SAID = "Paris is the capital, and the largest city. " * 8  # whatever the model would like to say
+SCHEMA = {"enum": [SAID]}
+PAGE = 32  # tokens
+
+
+def chat(messages):
+    form = {"type": "json_schema", "json_schema": {"name": "said", "schema": SCHEMA}}
+    return {"messages": messages, "response_format": form, "reasoning_effort": "high"}
+
+
+def message(messages):
+    system, *turns = messages
+    form = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    more = {"output_config": form, "max_tokens": 600, "thinking": {"type": "enabled"}}
+    return {"system": system["content"], "messages": turns, **more}
+
+
+def response(messages):
+    form = {"format": {"type": "json_schema", "name": "said", "schema": SCHEMA}}
+    return {"input": messages, "text": form, "reasoning": {"effort": "high"}}
+
+
+PROTOCOLS = [
+    ("/v1/chat/completions", chat),
+    ("/v1/messages", message),
+    ("/v1/responses", response),
+]
+
+
+def num_cached(server, messages):
+    body = {**chat(messages), "max_tokens": 1}
+    usage = server.post("/v1/chat/completions", body).json()["usage"]
+    return usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def come_to_rest(server):
+    """Waits until the engine has not done a step for a while."""
+
+    def is_at_rest():
+        before = server.metric("engine_steps_total")
+        time.sleep(0.15)  # longer than the pause before it begins
+        return server.metric("engine_steps_total") == before
+
+    assert eventually(is_at_rest)
+
+
+def test_the_second_turn_finds_the_first_answer(server):
+    for path, body in PROTOCOLS:
+        for stream in (False, True):
+            messages = [{"role": "system", "content": f"{path} {stream} {SYSTEM}"}, QUESTION]
+            answer = server.post(path, {**body(messages), "stream": stream, "temperature": 0})
+            assert SAID[:20] in answer.text or stream, answer.text
+            come_to_rest(server)
+            assert server.is_empty
+            told = [*messages, {"role": "assistant", "content": f'"{SAID}"'}]
+            known = server.post("/tokenize", {"messages": told, "add_generation_prompt": False})
+            found = num_cached(server, [*told, QUESTION])
+            assert found >= known.json()["count"] - PAGE, (path, stream)
+    # What nobody asked for is no prompt, and takes nothing from those who ask.
+    asked = server.metric("prompt_tokens_total")
+    assert server.metric("prefix_cache_hits_total") < asked
+
+
+def test_it_can_be_turned_off():
+    server = RunningServer("--no-prefix-warmup")
+    messages = [{"role": "system", "content": SYSTEM}, QUESTION]
+    first = server.post("/v1/chat/completions", {**chat(messages), "temperature": 0}).json()
+    come_to_rest(server)
+    told = [*messages, {"role": "assistant", "content": f'"{SAID}"'}, QUESTION]
+    assert num_cached(server, told) <= first["usage"]["prompt_tokens"]
+    assert server.stop() == 0

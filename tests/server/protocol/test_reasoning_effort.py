@@ -1,0 +1,123 @@
+"""Levels of effort bound the thoughts; fields that ask for nothing are accepted, others refused."""
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from tiny_llm.server.anthropic.messages_schema import MessagesRequest
+from tiny_llm.server.anthropic.tools_schema import MessagesTool
+from tiny_llm.server.http.validation import validation_error
+from tiny_llm.server.openai.chat_schema import ChatCompletionRequest
+from tiny_llm.server.openai.responses_schema import ResponsesRequest
+from tiny_llm.server.protocol.reasoning_effort import thinking_budget
+
+ASK = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "effort", "max_tokens", "budget"),
+    [
+        (None, None, 100, None),
+        (None, "minimal", None, 128),
+        (None, "low", 2000, 512),
+        (None, "medium", 32_000, 2048),
+        (None, "medium", 101, 50),  # half of the answer is left
+        (None, "minimal", 1, 0),
+        (None, "high", 100, None),
+        (None, "max", 100, None),
+        (None, "none", 100, None),
+        (7, "minimal", 10, 7),  # what is named wins
+        (0, "high", 10, 0),
+        (-1, "minimal", 10, None),
+    ],
+)
+def test_the_budget_of_a_level(tokens, effort, max_tokens, budget):
+    assert thinking_budget(tokens, effort, max_tokens) == budget
+
+
+def test_every_protocol_hands_the_budget_on():
+    chat = ChatCompletionRequest(messages=ASK, reasoning_effort="low")
+    assert chat.sampling_params({}, 30, None).thinking_token_budget == 15
+    response = ResponsesRequest(input="Hello", reasoning={"effort": "minimal"})
+    assert response.shared_params(None)["thinking_token_budget"] == 128
+    body = {"messages": ASK, "max_tokens": 4000, "output_config": {"effort": "low"}}
+    assert MessagesRequest(**body).thinking_budget is None  # it does not think
+    assert MessagesRequest(**body, thinking={"type": "adaptive"}).thinking_budget == 512
+    named = {"type": "enabled", "budget_tokens": 1024}
+    assert MessagesRequest(**body, thinking=named).thinking_budget == 1024
+
+
+def test_a_level_ends_the_thoughts(client):
+    def ask(**fields):
+        body = {"model": "demo", "messages": ASK, "max_tokens": 12, "temperature": 0}
+        return client.chat.completions.create(**body, **fields)
+
+    bounded = ask(reasoning_effort="minimal")
+    same = ask(extra_body={"thinking_token_budget": 6})
+    assert bounded.choices == same.choices
+    assert bounded.choices[0].message.content
+    assert not ask(reasoning_effort="high").choices[0].message.content
+
+
+def test_examples_of_a_tools_input_are_told():
+    tool = MessagesTool(
+        name="weather",
+        description="Tells the weather.",
+        input_schema={"type": "object"},
+        input_examples=[{"city": "Zürich"}, {"city": "Paris"}],
+    )
+    told = tool.openai_tool()["function"]["description"]
+    head = "Tells the weather.\nExamples of its input:\n"
+    assert told == head + '{"city": "Zürich"}\n{"city": "Paris"}'
+
+
+TOOL = {"name": "weather", "input_schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading .* not searched"),
+        (
+            {"tools": [TOOL, {**TOOL, "allowed_callers": ["direct", "code_execution_20250825"]}]},
+            "tools[1].allowed_callers[1] .* runs no tools",
+        ),
+        (
+            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+            "context_management.edits[0].type .* not edited",
+        ),
+        (
+            {"billing_policy": {"type": "billing_policy", "bill_to": "user_profile"}},
+            "billing_policy.bill_to .* nobody is billed",
+        ),
+        ({"output_config": {"effort": "much"}}, "output_config.effort .* 'low'"),
+    ],
+)
+def test_what_does_not_happen_is_refused_with_the_reason(fields, words):
+    body = {"messages": ASK, "max_tokens": 10, **fields}
+    with pytest.raises(ValidationError) as failed:
+        MessagesRequest.model_validate_json(json.dumps(body))
+    errors = [{**one, "loc": ("body", *one["loc"])} for one in failed.value.errors()]
+    message = validation_error(errors).message
+    for part in words.split(" .* "):
+        assert part in message
+
+
+def test_what_asks_for_nothing_is_accepted(server):
+    tool = {**TOOL, "defer_loading": False, "allowed_callers": ["direct"]}
+    edit = {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}
+    body = {
+        "messages": ASK,
+        "max_tokens": 4,
+        "tools": [tool],
+        "context_management": {"edits": [edit]},
+        "billing_policy": {"type": "billing_policy", "bill_to": "self"},
+        "diagnostics": {"previous_message_id": None},
+    }
+    assert "diagnostics" not in server.post("/v1/messages", body).json()
+    asked = {**body, "diagnostics": {"previous_message_id": "msg_1"}}
+    answer = server.post("/v1/messages", asked).json()
+    assert answer["diagnostics"] == {"cache_miss_reason": {"type": "unavailable"}}
+    log = "".join(server.lines)
+    assert log.count("context_management is left out") == 1

@@ -1,0 +1,93 @@
+"""A server in a process of its own, as a user starts it."""
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx2
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class RunningServer:
+    """`tiny-llm serve` on a free port, until `stop`.
+
+    Args:
+        flags: besides the model and the port.
+        fault: a name in `fault_injection.py`, for an engine that fails.
+    """
+
+    def __init__(self, *flags: str, fault: str | None = None, ready: bool = True):
+        module = ["tiny_llm", "serve"] if fault is None else ["tests.server.fault_injection", fault]
+        command = [sys.executable, "-m", *module, "--model", "demo", "--port", "0", *flags]
+        self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+        self._arrived = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.url = self.wait_for(r"listening: (http://\S+)")
+        if ready:
+            self.wait_for("ready: ")
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._arrived:
+                self.lines.append(line)
+                self._arrived.notify_all()
+        with self._arrived:
+            self.lines.append("(end of the log)")
+            self._arrived.notify_all()
+
+    def wait_for(self, pattern: str) -> str:
+        """Waits for a line of the log; returns the pattern's group, or all that matched."""
+        seen = 0
+        with self._arrived:
+            while True:
+                for line in self.lines[seen:]:
+                    found = re.search(pattern, line)
+                    if found:
+                        return found[1] if found.re.groups else found[0]
+                    assert "(end of the log)" not in line, "".join(self.lines)
+                seen = len(self.lines)
+                assert self._arrived.wait(120), "".join(self.lines)
+
+    def get(self, path: str) -> httpx2.Response:
+        """A GET request."""
+        return httpx2.get(self.url + path, timeout=30)
+
+    def post(self, path: str, body: object, **options: object) -> httpx2.Response:
+        """A POST request with JSON."""
+        return httpx2.post(self.url + path, json=body, timeout=120, **options)
+
+    def metric(self, name: str) -> float:
+        """A number of `/metrics`."""
+        found = re.search(rf"^tiny_llm:{name}{{[^}}]*}} (\S+)", self.get("/metrics").text, re.M)
+        assert found, f"there is no {name}"
+        return float(found[1])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request has a place in the engine, a place in the queue, or a page."""
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        return all(self.metric(name) == 0 for name in names)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Sends a signal, waits for the end, and returns the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether something becomes true within half a minute."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

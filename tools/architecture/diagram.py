@@ -1,0 +1,137 @@
+"""The import diagram: a band per layer, a box per component, an arrow per import.
+
+An import that follows from others is left out: if a imports b, and b imports c, there is no arrow
+from a to c. Where the boxes stand is chosen by hand, in `LAYERS`; the rest is computed.
+"""
+
+from collections.abc import Mapping
+
+from .rules import LAYER, LAYERS, reachable_components
+
+COLUMN = {
+    component: column for components in LAYERS.values() for component, column in components.items()
+}
+# Arrows that pass other floors on their way: the column in which they do.
+EDGE_COLUMN = {("models", "demo"): -0.2, ("generate", "sampler"): 9.9}
+
+WIDTH = 960
+LEFT, COLUMN_WIDTH = 200, 71  # where column 0 is, and how wide a column is
+TOP, FLOOR_HEIGHT, BOX_HEIGHT, GAP = 20, 68, 30, 6
+STYLE = """
+  text { font: 13px "Helvetica Neue", Arial, "Liberation Sans", sans-serif; fill: #16202e; }
+  .floor { font-size: 12px; fill: #5d6b7e; }
+  .paper { fill: #ffffff; }
+  .band { fill: #f3f5f9; }
+  .component { fill: #ffffff; stroke: #47607f; }
+  .folder { fill: #dbe9fb; }
+  .import { fill: none; stroke: #47607f; stroke-width: 1.2; }
+  .head { fill: #47607f; }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #e6edf5; }
+    .floor { fill: #a0aec0; }
+    .paper { fill: #0e141b; }
+    .band { fill: #172029; }
+    .component { fill: #0e141b; stroke: #93a9c4; }
+    .folder { fill: #1f4063; }
+    .import { stroke: #93a9c4; }
+    .head { fill: #93a9c4; }
+  }
+"""
+
+
+def draw(components: Mapping[str, set[str]], folders: set[str]) -> str:
+    """The picture as SVG; the same for the same components and imports.
+
+    Args:
+        components: which component imports which others.
+        folders: those that are folders of files.
+    """
+    height = 2 * TOP + (len(LAYERS) - 1) * FLOOR_HEIGHT + BOX_HEIGHT
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}" role="img" aria-label="Which part of tiny-llm imports '
+        'which: floors from the commands down to the errors, with every arrow going down.">',
+        f"<style>{STYLE}</style>",
+        f'<rect class="paper" width="{WIDTH}" height="{height}" rx="8"/>',
+    ]
+    for number, floor in enumerate(LAYERS):
+        y = _top(number)
+        parts.append(
+            f'<rect class="band" x="12" y="{y - GAP}" width="{WIDTH - 24}" '
+            f'height="{BOX_HEIGHT + 2 * GAP}" rx="6"/>'
+        )
+        parts.append(f'<text class="floor" x="24" y="{y + BOX_HEIGHT / 2 + 4:g}">{floor}</text>')
+    for component, others in components.items():
+        for other in sorted(_direct(component, others, components)):
+            parts += _arrow(component, other, components)
+    for number, layer_components in enumerate(LAYERS.values()):
+        for component in layer_components:
+            kind = "component folder" if component in folders else "component"
+            half = _half_width(component)
+            parts.append(
+                f'<rect class="{kind}" x="{_x(COLUMN[component]) - half:g}" y="{_top(number)}" '
+                f'width="{2 * half:g}" height="{BOX_HEIGHT}" rx="5"/>'
+            )
+            name = f"{component}/" if component in folders else component
+            parts.append(
+                f'<text x="{_x(COLUMN[component]):g}" y="{_top(number) + BOX_HEIGHT / 2 + 4.5:g}" '
+                f'text-anchor="middle">{name}</text>'
+            )
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _direct(component: str, others: set[str], components: Mapping[str, set[str]]) -> set[str]:
+    """The imports of a component that do not follow from its others."""
+    implied = {far for other in others for far in reachable_components(other, components) - {other}}
+    return others - implied
+
+
+def _arrow(component: str, other: str, components: Mapping[str, set[str]]) -> list[str]:
+    """From the lower edge of a box to the upper edge of one further down."""
+    start_y = _top(LAYER[component]) + BOX_HEIGHT
+    end_y = _top(LAYER[other]) - 1
+    start_x = _port(
+        component, sorted(_direct(component, components[component], components), key=_column), other
+    )
+    above = [each for each in components if other in _direct(each, components[each], components)]
+    end_x = _port(other, sorted(above, key=_column), component)
+    bend = FLOOR_HEIGHT - BOX_HEIGHT
+    if (component, other) in EDGE_COLUMN:
+        lane = _x(EDGE_COLUMN[component, other])
+        path = (
+            f"M{start_x:g},{start_y} C{start_x:g},{start_y + bend} {lane:g},{start_y + 4} "
+            f"{lane:g},{start_y + bend + 24} L{lane:g},{end_y - bend - 8} "
+            f"C{lane:g},{end_y - 8} {end_x:g},{end_y - bend} {end_x:g},{end_y - 5}"
+        )
+    else:
+        reach = (end_y - start_y) * 0.5
+        path = (
+            f"M{start_x:g},{start_y} C{start_x:g},{start_y + reach:g} "
+            f"{end_x:g},{end_y - 5 - reach:g} {end_x:g},{end_y - 5}"
+        )
+    head = f"M{end_x - 4:g},{end_y - 7} L{end_x + 4:g},{end_y - 7} L{end_x:g},{end_y} Z"
+    return [f'<path class="import" d="{path}"/>', f'<path class="head" d="{head}"/>']
+
+
+def _port(component: str, neighbours: list[str], neighbour: str) -> float:
+    """Where on a box's edge the arrow to or from a neighbour is: side by side, as they stand."""
+    space = min(14.0, (2 * _half_width(component) - 16) / max(1, len(neighbours) - 1))
+    return _x(COLUMN[component]) + (neighbours.index(neighbour) - (len(neighbours) - 1) / 2) * space
+
+
+def _column(component: str) -> float:
+    return COLUMN[component]
+
+
+def _top(number: int) -> int:
+    """Of the boxes of a floor, counted from the ground."""
+    return TOP + (len(LAYERS) - 1 - number) * FLOOR_HEIGHT
+
+
+def _x(column: float) -> float:
+    return LEFT + column * COLUMN_WIDTH
+
+
+def _half_width(component: str) -> float:
+    """Of a box: about seven units a letter, and a margin."""
+    return 3.5 * len(component) + 14

@@ -1,0 +1,131 @@
+"""The tree of ARCHITECTURE.md, generated from the first line of each file.
+
+A package lists its entries in the docstring of its `__init__.py`, in reading order, in a paragraph
+that begins with `Reading order:`. Everything else is sorted by name.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .rules import PACKAGE
+
+ROOT = PACKAGE.parents[1]
+PAGE = ROOT / "ARCHITECTURE.md"
+BLOCK = re.compile(r"(?<=```text\n)tiny-llm/\n.*?(?=```)", re.DOTALL)
+WIDTH = 118
+HIDDEN = {"__init__.py", "__main__.py", "__pycache__"}
+
+# Everything outside the package: the path, and what of it the tree shows.
+OUTSIDE = {
+    "src/extensions": "the C++ extension: an operation per folder of src/",
+    "src/extensions/src": "operations",
+    "examples": "files",
+    "tests": "folders",
+    "benchmark": "files",
+    "tools": "entries",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the tree.
+
+    Attributes:
+        path: below the repository's root.
+        depth: of indentation.
+        text: the first line of the file, or of the folder's `__init__.py`.
+    """
+
+    path: Path
+    depth: int
+    text: str
+
+
+def first_line(path: Path) -> str:
+    """The first sentence of a Python file, a package or an operation's header; "" without one."""
+    if path.is_dir():
+        header = path / f"{path.name}.h"
+        path = header if header.exists() else path / "__init__.py"
+    if not path.exists():
+        return ""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        text = ast.get_docstring(ast.parse(source)) or ""
+    else:
+        text = "\n".join(line[2:].strip() for line in source.splitlines() if line.startswith("//"))
+    sentence = " ".join(text.partition("\n\n")[0].split())
+    if path.suffix == ".h":
+        sentence = re.split(r"(?<=[.])\s|:\s(?=[a-z_]+[\[(])", sentence)[0]
+    return sentence.rstrip(".")
+
+
+def reading_order(package: Path) -> list[str]:
+    """The names that a package's docstring lists after `Reading order:`; empty if it has none."""
+    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))) or ""
+    found = re.search(r"Reading order: ([^.]*)\.", docstring)
+    return [name.strip() for name in found[1].split(",")] if found else []
+
+
+def entries_of(package: Path) -> dict[str, Path]:
+    """The modules and packages in a package, by name."""
+    children = [path for path in package.iterdir() if path.name not in HIDDEN]
+    modules = {path.stem: path for path in children if path.suffix == ".py"}
+    return modules | {path.name: path for path in children if (path / "__init__.py").exists()}
+
+
+def unordered(package: Path) -> list[str]:
+    """A sentence for each package whose reading order is not exactly its entries."""
+    problems = []
+    for init in sorted(package.rglob("__init__.py")):
+        entries, order = set(entries_of(init.parent)), reading_order(init.parent)
+        if entries and entries != set(order):
+            name = init.parent.relative_to(package.parent).as_posix()
+            odd = ", ".join(sorted(entries ^ set(order)))
+            problems.append(f"{name}/__init__.py: its reading order and its entries differ: {odd}.")
+    return problems
+
+
+def _package(package: Path, depth: int) -> Iterator[Entry]:
+    entries = entries_of(package)
+    for name in reading_order(package):
+        path = entries[name]
+        yield Entry(path, depth, first_line(path))
+        if path.is_dir():
+            yield from _package(path, depth + 1)
+
+
+def _outside() -> Iterator[Entry]:
+    for name, what in OUTSIDE.items():
+        folder = ROOT / name
+        if not folder.exists():
+            continue
+        depth = name.count("/") - name.startswith("src/") + 1
+        yield Entry(folder, depth, first_line(folder) or what)
+        for path in sorted(folder.iterdir()):
+            is_module = path.suffix == ".py" and what in ("files", "entries")
+            is_folder = path.is_dir() and what in ("folders", "entries", "operations")
+            if path.name not in HIDDEN and (is_module or is_folder) and first_line(path):
+                yield Entry(path, depth + 1, first_line(path))
+
+
+def _line(entry: Entry, width: int) -> str:
+    name = entry.path.name if entry.depth > 1 else entry.path.relative_to(ROOT).as_posix()
+    head = "  " * entry.depth + name + "/" * entry.path.is_dir()
+    line = f"{head:<{width}}{entry.text}".rstrip()
+    return line if len(line) <= WIDTH else line[: WIDTH - 1].rsplit(" ", 1)[0] + " …"
+
+
+def tree() -> str:
+    """The whole tree, a line for each entry."""
+    top = Entry(PACKAGE, 1, first_line(PACKAGE))
+    entries = [top, *_package(PACKAGE, 2), *_outside()]
+    width = 2 + max(2 * entry.depth + len(entry.path.name) for entry in entries)
+    return "\n".join(["tiny-llm/", *(_line(entry, width) for entry in entries)]) + "\n"
+
+
+def page(text: str) -> str:
+    """The page with the tree of today."""
+    return BLOCK.sub(lambda _: tree(), text, count=1)

@@ -1,0 +1,96 @@
+"""`pdm run mixture`: writes the demo model as a mixture of experts, to try day 5.1's code on.
+
+Every MLP becomes eight experts, each a copy of it, and a random router that sends a token through
+two of them. Training would make the copies differ; this is how some mixtures begin ("sparse
+upcycling"). Until then the shares of equal experts add up to 1, so the mixture answers as the demo
+does if routing, sorting and adding up are right, and with noise if they are not.
+
+Source: Komatsuzaki et al., "Sparse Upcycling" (2022), arXiv 2212.05055.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+
+from tiny_llm.demo import TARGET_PATH
+
+from .tree import ROOT, shown
+
+NUM_EXPERTS, TOP_K = 8, 2
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+
+def write_moe_demo(folder: Path, seed: int = 0) -> None:
+    """Writes the checkpoint's folder; what is there is replaced.
+
+    Args:
+        folder: created if need be.
+        seed: of the routers.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in TARGET_PATH.iterdir():
+        if "token" in file.name or file.suffix == ".jinja" or file.name.startswith("generation"):
+            shutil.copyfile(file, folder / file.name)
+    config = json.loads((TARGET_PATH / "config.json").read_text(encoding="utf-8"))
+    config |= {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": NUM_EXPERTS,
+        "num_experts_per_tok": TOP_K,
+        "moe_intermediate_size": config["intermediate_size"],
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    weights = moe_weights_from(mx.load(str(TARGET_PATH / "model.safetensors")), config, seed)  # type: ignore[arg-type]
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+
+
+def moe_weights_from(
+    weights: dict[str, mx.array], config: dict[str, int], seed: int
+) -> dict[str, mx.array]:
+    """The tensors of the mixture, from those of a dense model.
+
+    Args:
+        weights: by name.
+        config: the model's sizes.
+        seed: of the routers.
+    """
+    found: dict[str, mx.array] = {}
+    for name, array in weights.items():
+        parts = name.split(".")
+        if parts[-2] in PROJECTIONS:  # …mlp.up_proj.scales
+            name = ".".join([*parts[:-2], "switch_mlp", *parts[-2:]])
+            array = mx.repeat(array[None], NUM_EXPERTS, axis=0)  # X×O×I
+        found[name] = array
+    keys = mx.random.split(mx.random.key(seed), config["num_hidden_layers"])
+    for layer, key in enumerate(keys):
+        router = mx.random.normal((NUM_EXPERTS, config["hidden_size"]), mx.bfloat16, key=key)
+        found[f"model.layers.{layer}.mlp.gate.weight"] = router
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Writes the folder and says where it is."""
+    parser = argparse.ArgumentParser(
+        prog="mixture", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "mixture")
+    args = parser.parse_args(argv)
+    if args.folder.exists() and not (args.folder / "config.json").exists():
+        parser.error(f"{args.folder} is there already, and no checkpoint; give another folder")
+    write_moe_demo(args.folder)
+    print(
+        f"wrote {shown(args.folder.resolve())}: the demo model, each MLP {NUM_EXPERTS} equal "
+        f"experts, of which a token goes through {TOP_K}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Runs tests in a process of their own and tells how each task fared."""
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .tasks import DAYS
+from .tree import ROOT, environment
+
+# What errors say of a task that is to be written, and of an extension that is to be built.
+NOT_WRITTEN = "is yours to write"
+NOT_BUILT = "the C++ extension cannot be used"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one test ended.
+
+    Attributes:
+        test: its pytest id.
+        passed: True, False, or None if it was skipped.
+        message: the last line of its error, or "".
+    """
+
+    test: str
+    passed: bool | None
+    message: str
+
+    @property
+    def task(self) -> str | None:
+        """The task that it tests."""
+        return task_of_test(self.test)
+
+    @property
+    def is_unwritten(self) -> bool:
+        """Whether it failed because a task is still to be written."""
+        return NOT_WRITTEN in self.message
+
+    @property
+    def is_not_built(self) -> bool:
+        """Whether it failed because there is no extension to call."""
+        return NOT_BUILT in self.message
+
+
+def task_of_test(test: str) -> str | None:
+    """Of "tests/week_1/test_day_3.py::test_task_2_causal_mask[…]": "1.3.2"."""
+    file, _, name = test.partition("::")
+    number = re.match(r"test_task_(\d+)_", name)
+    for day in DAYS:
+        if day.test_file == file and number:
+            return f"{day.id}.{number[1]}"
+    return None
+
+
+class Runner:
+    """Runs tests, on a learner's tree or on the solution, each time in a new process.
+
+    On Linux these are forks of one that has imported what all tests need: see fork_server.py. Use
+    it in a `with`; several threads need one each.
+    """
+
+    def __init__(self) -> None:
+        self._fork_server: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> "Runner":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._fork_server is not None:
+            self._fork_server.kill()
+            self._fork_server.communicate()
+            self._fork_server = None
+
+    def run(
+        self, tree: Path | None, tests: Sequence[str], *options: str, timeout: float | None = None
+    ) -> list[Outcome]:
+        """Runs tests.
+
+        Args:
+            tree: the learner's, or None.
+            tests: files or ids, from the root of the project.
+            options: for pytest.
+            timeout: seconds; a session that takes longer is ended.
+
+        Returns:
+            Outcomes in the order of the tests. One of the test "" tells of a session that failed as
+            a whole.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            report, output = Path(folder) / "report.jsonl", Path(folder) / "output"
+            arguments = ["-q", "-p", "tools.course.pytest_json", "-p", "no:cacheprovider"]
+            arguments.append("--disable-plugin-autoload")  # it takes longer than a task's tests
+            job = {
+                "arguments": [*arguments, *options, *tests],
+                "environment": {**environment(tree), "TINY_LLM_REPORT": str(report)},
+                "tree": None if tree is None else str(tree),
+                "output": str(output),
+            }
+            status = (self._forked if sys.platform == "linux" else _in_new_process)(job, timeout)
+            said = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
+            lines = report.read_text(encoding="utf-8").splitlines() if report.exists() else []
+        outcomes = [Outcome(**json.loads(line)) for line in lines]
+        if status not in (0, 1):
+            ended = f"no end after {timeout:.0f} s\n" if status is None else f"status {status}\n"
+            outcomes.append(Outcome("", False, ended + said[-4000:]))
+        return outcomes
+
+    def _forked(self, job: dict[str, Any], timeout: float | None) -> int | None:
+        if self._fork_server is None:
+            self._fork_server = subprocess.Popen(
+                [sys.executable, "-m", "tools.course.fork_server"],
+                cwd=ROOT,
+                env=environment(None),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        assert self._fork_server.stdin is not None
+        assert self._fork_server.stdout is not None
+        print(json.dumps(job), file=self._fork_server.stdin, flush=True)
+        ready, _, _ = select.select([self._fork_server.stdout], [], [], timeout)
+        line = self._fork_server.stdout.readline() if ready else ""
+        if line:
+            return int(json.loads(line)["status"])
+        os.killpg(self._fork_server.pid, signal.SIGKILL)  # the session too
+        self.__exit__()
+        return None if not ready else -1
+
+
+def _in_new_process(job: dict[str, Any], timeout: float | None) -> int | None:
+    with open(job["output"], "w") as output:
+        try:
+            return subprocess.run(
+                [sys.executable, "-m", "pytest", *job["arguments"]],
+                cwd=ROOT,
+                env=job["environment"],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+                timeout=timeout,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def first_line(message: str) -> str:
+    """What a person needs of an error."""
+    return next((line for line in message.split("\n") if line.strip()), "")

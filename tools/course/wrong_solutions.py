@@ -1,0 +1,111 @@
+"""The mistakes of tests/course/wrong, put into the solution, and what the tests say of them.
+
+A mistake is put into a copy of the one file that it is made in. One in Python or Metal runs with
+the solution's other modules; one in C++ is compiled into a learner's tree that is else complete.
+"""
+
+import shutil
+import sysconfig
+from pathlib import Path
+
+import mlx.core as mx
+
+from tests.course.wrong import Wrong
+
+from .build import build_tree
+from .markers import all_blocks
+from .reveal import apply_tasks
+from .runner import Outcome, Runner
+from .start import write_tree
+from .tasks import TASKS, day_of_task
+from .tree import ROOT, import_files
+
+BLOCKS = all_blocks(ROOT / "src")
+SECONDS = 120  # for the tests of one task
+
+# What the emulator runs needs no build; with Metal there is a library of kernels, which does.
+INTERPRETED = {".py"} if mx.metal.is_available() else {".py", ".metal"}
+
+
+def suffix_of(wrong: Wrong) -> str:
+    """The ending of the file in which a mistake is made, such as ".cpp"."""
+    return BLOCKS[wrong.block][0].suffix
+
+
+def apply_mistake(wrong: Wrong) -> tuple[Path, str]:
+    """The file of a mistake, below the project's root, and its contents with the mistake."""
+    path, block = BLOCKS[wrong.block]
+    lines = path.read_text(encoding="utf-8").split("\n")
+    code = "\n".join(lines[block.start : block.end])
+    count = code.count(wrong.find)
+    assert count == 1, f"{wrong}: {wrong.find!r} occurs {count} times in the block"
+    lines[block.start : block.end] = code.replace(wrong.find, wrong.replace).split("\n")
+    text = "\n".join(lines)
+    if path.suffix == ".py":
+        compile(text, str(path), "exec")
+    return path.relative_to(ROOT), text
+
+
+def run_task(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Outcome]:
+    """Runs the tests of the mistake's task on a tree."""
+    number = TASKS[wrong.tested_by].number
+    tests = day_of_task(wrong.tested_by).test_file
+    chosen = ("--tb=short", "-m", "not slow", "-k", f"task_{number}_", *options)
+    return runner.run(tree, [tests], *chosen, timeout=SECONDS)
+
+
+def run_interpreted(runner: Runner, folder: Path, wrong: Wrong, *options: str) -> list[Outcome]:
+    """A tree that has nothing but the wrong file; all else is the solution's, the extension too.
+
+    Args:
+        runner: for the tests.
+        folder: a new one.
+        wrong: a mistake in Python or, without a Mac, in Metal.
+        options: for pytest.
+    """
+    write_tree_of(folder, *apply_mistake(wrong))
+    return run_task(runner, folder, wrong, *options)
+
+
+def write_tree_of(folder: Path, path: Path, text: str) -> None:
+    """Writes a learner's tree with one module; all others are the solution's, as is the extension.
+
+    Args:
+        folder: a new one.
+        path: of the module, below the project's root.
+        text: its contents.
+    """
+    for name, contents in {**import_files(folder, [path]), path: text}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(contents, encoding="utf-8")
+    package = folder / "build" / "package" / "tiny_llm_ext"
+    package.mkdir(parents=True)
+    shutil.copy(ROOT / "src/extensions/tiny_llm_ext/__init__.py", package)
+    for module in (Path(sysconfig.get_path("platlib")) / "tiny_llm_ext").glob("_ext.*"):
+        (package / module.name).symlink_to(module)
+
+
+def write_complete_tree(tree: Path) -> None:
+    """Writes a learner's tree with every task solved; what is the same already keeps its time."""
+    write_tree(tree)
+    apply_tasks(tree, {block.task for _, block in BLOCKS.values() if block.task is not None})
+
+
+def run_compiled(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Outcome]:
+    """Compiles a mistake in C++ into a complete tree, runs the tests, and takes it out again.
+
+    Args:
+        runner: for the tests.
+        tree: from `write_complete_tree`.
+        wrong: the mistake.
+        options: for pytest.
+    """
+    path, text = apply_mistake(wrong)
+    right = (tree / path).read_text(encoding="utf-8")
+    try:
+        (tree / path).write_text(text, encoding="utf-8")
+        said = build_tree(tree)
+        assert said is None, said
+        return run_task(runner, tree, wrong, *options)
+    finally:
+        (tree / path).write_text(right, encoding="utf-8")

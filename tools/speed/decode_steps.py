@@ -1,0 +1,159 @@
+"""Day 4.7: decoding steps as many nodes of MLX's graph, and recorded as one.
+
+    python -m tools.speed.decode_steps kernels --read 40e9 --peak 500e9 --day 4.7 --rounds 5
+
+The same arguments and results as products.py, and remarks: what a node costs, how many there are.
+"""
+
+import io
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from benchmark.model_costs import ModelCosts
+from tiny_llm import Qwen3ModelWeek2, kernels, load
+from tiny_llm.demo import TARGET_PATH
+from tiny_llm.errors import TaskNotImplemented
+from tiny_llm.kernels.graph_capture import CAPTURE_VARIABLE
+from tiny_llm.kernels.roofline import (
+    HardwareLimits,
+    KernelCost,
+    Timings,
+    captured_time_fraction,
+    seconds_per_node,
+)
+
+from . import matmuls
+
+CONTEXT, STEPS = 64, 8  # tokens before the first step, and steps of a run
+WAYS = {"nodes": "off", "recorded": "on"}
+PRODUCTS = ("panels", "prefetched", "prepacked", "vectors", "factored")  # the best first
+CHAIN = (1, 64, 128, 256)  # nodes of the graphs that tell what one costs
+CHAIN_ROUNDS = 3  # times as many as of the steps: these runs are short
+
+
+def best_product() -> str | None:
+    """The last of Week 4's products that is written; the one that is asked for, if one is.
+
+    Without one, this machine's best runs, which are Week 2's loops in a learner's tree.
+    """
+    if os.environ.get(matmuls.VARIABLE):
+        return os.environ[matmuls.VARIABLE]
+    for name in PRODUCTS:
+        with matmuls.chosen(name):
+            try:
+                kernels.prepack_rows()
+            except (RuntimeError, ValueError):  # yours to write, or not for this machine
+                continue
+        return name
+    return None
+
+
+class Decoding:
+    """Steps of the demo model by Week 2's model, whose caches have a buffer for each layer.
+
+    Args:
+        wanted: what `CAPTURE_VARIABLE` is.
+        product: what computes the products, as in `best_product`.
+    """
+
+    def __init__(self, wanted: str, product: str | None):
+        self._wanted = {CAPTURE_VARIABLE: wanted, matmuls.VARIABLE: product}
+        with matmuls.with_variables(self._wanted):
+            self._model = Qwen3ModelWeek2(load("demo")[0], enable_flash_attn=True)
+            self._caches = self._model.create_kv_cache()
+            prompt = mx.arange(CONTEXT)[None] % self._model.vocab_size
+            mx.eval(self._model(prompt, 0, self._caches))
+        self._token = mx.array([[1]])
+
+    def run(self) -> None:
+        """STEPS steps, which are forgotten afterwards."""
+        with matmuls.with_variables(self._wanted):
+            for number in range(STEPS):
+                mx.eval(self._model(self._token, CONTEXT + number, self._caches))
+        for cache in self._caches:
+            cache.rewind(STEPS)
+
+    def num_nodes(self) -> int:
+        """Nodes of a step's graph."""
+        dot = io.StringIO()
+        with matmuls.with_variables(self._wanted):
+            logits = self._model(self._token, CONTEXT, self._caches)
+            mx.export_to_dot(dot, logits)
+            mx.eval(logits)
+        for cache in self._caches:
+            cache.rewind(1)
+        return len(re.findall(r'label ="\w+", shape=rectangle', dot.getvalue()))
+
+
+def chain(nodes: int) -> Callable[[], mx.array]:
+    """A graph of so many nodes that hardly compute anything."""
+    x, weight = mx.ones((1, 1, 64)), mx.ones(64)
+    mx.eval(x, weight)
+
+    def run() -> mx.array:
+        y = x
+        for _ in range(nodes):
+            y = kernels.rms_norm(y, weight, 1e-6)
+        return y
+
+    return run
+
+
+def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
+    """Both ways in turns, if they are written; or recorded steps alone, called "best"."""
+    decoding: dict[str, Decoding] = {}
+    unwritten: dict[str, str] = {}
+    product = None if best else best_product()
+    for name, wanted in ({"best": "on"} if best else WAYS).items():
+        try:
+            decoding[name] = Decoding(wanted, product)
+            decoding[name].run()
+        except (TaskNotImplemented, RuntimeError, ValueError) as error:
+            decoding.pop(name, None)
+            unwritten[name] = str(error)
+    times = matmuls.run_interleaved({name: each.run for name, each in decoding.items()}, rounds)
+    costs = ModelCosts.from_folder(TARGET_PATH)
+    cost = KernelCost(
+        STEPS * costs.decode_bytes(1, CONTEXT), STEPS * costs.decode_flops(1, CONTEXT)
+    )
+    rows = {name: matmuls.row(times[name], cost, limits) for name in decoding}
+    nodes = {name: each.num_nodes() for name, each in decoding.items()}
+    remarks = [] if best else remarks_of(times, nodes, rounds, unwritten)
+    if product is not None:
+        remarks.append(f"products by your kernel {product}")
+    return {"rows": rows, "unwritten": unwritten, "nearest": None, "remarks": remarks}
+
+
+def remarks_of(
+    times: dict[str, Timings], nodes: dict[str, int], rounds: int, unwritten: dict[str, str]
+) -> list[str]:
+    """What a node costs, and what that says of the steps; tasks to be written go to `unwritten`."""
+    counted = ", ".join(f"{count} {name}" for name, count in nodes.items())
+    remarks = [f"nodes of a step's graph: {counted}"]
+    chains = matmuls.run_interleaved({f"{n} nodes": chain(n) for n in CHAIN}, rounds * CHAIN_ROUNDS)
+    try:
+        node = seconds_per_node({n: chains[f"{n} nodes"] for n in CHAIN})
+        remarks.append(f"seconds_per_node() of your roofline.py says {1e6 * node:.1f} µs a node")
+        if set(times) == set(WAYS):
+            seconds = times["nodes"].minimum / STEPS
+            told = captured_time_fraction(nodes["nodes"], nodes["recorded"], node, seconds)
+            took = times["recorded"].minimum / times["nodes"].minimum
+            remarks.append(
+                f"captured_time_fraction() says {told:.2f} of the time; it took {took:.2f}"
+            )
+    except TaskNotImplemented as error:
+        unwritten["what a node costs"] = str(error)
+    return remarks
+
+
+if __name__ == "__main__":
+    sys.exit(
+        matmuls.run_measurement(
+            lambda args, limits: measure(limits, args.rounds, args.what == "best")
+        )
+    )

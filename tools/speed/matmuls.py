@@ -1,0 +1,271 @@
+"""Measures products with 4-bit weights, with the `tiny_llm` of this process: see __main__.py.
+
+    python -m tools.speed.matmuls planted --read 40e9 --peak 500e9 --name down --rounds 5
+    python -m tools.speed.matmuls kernels --read 40e9 --peak 500e9 --day 4.3 --rounds 5
+
+The clock, the comparison and the roofline are those of day 4.1, the learner's if it is a learner's
+process. Prints a line before each part that takes long, and at last one line of JSON.
+"""
+
+import argparse
+import copy
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+
+from tiny_llm import kernels, quantized_matmul
+from tiny_llm.errors import TaskNotImplemented
+from tiny_llm.kernels.roofline import (
+    HardwareLimits,
+    KernelCost,
+    Timings,
+    best_prefetch_distance,
+    compare,
+    furthest_from_roofline,
+    matmul_cost,
+    roofline_fraction,
+    roofline_seconds,
+)
+
+BITS, GROUP_SIZE = 4, 128
+VARIABLE = "TINY_LLM_MATMUL"
+AHEAD_VARIABLE = "TINY_LLM_PREFETCH"
+# What each day compares: yesterday's kernel, and the day's own.
+DAY_KERNELS = {
+    "4.2": ("loops", "factored", "vectors"),
+    "4.3": ("vectors", "prepacked", "prefetched"),
+    "4.4": ("vectors", "prefetched", "panels", "pairs"),
+    "all": ("loops", "factored", "vectors", "prepacked", "prefetched", "panels", "pairs"),
+}
+AHEAD = (256, 1024, 4096, 16384)  # bytes: day 4.3 tries them all
+# Outputs and inputs of the products of a decoding step of Qwen3-0.6B, and how many of each are
+# measured together: so many that no cache holds them all.
+PRODUCTS = {
+    "qkv": (4096, 1024, 8),
+    "o": (1024, 2048, 16),
+    "gate_up": (6144, 1024, 6),
+    "down": (1024, 3072, 10),
+    "head": (151_936, 1024, 1),
+}
+KERNELS_ON = ("gate_up", 14)  # the product that kernels are compared on, and how many
+MANY_ROWS = {"4.4": (64, 2)}  # days whose products have rows, and how many products then
+TIMES_TOO_OFTEN = 4  # what the planted kernel does again and again
+TOLD = "… "  # begins the lines of a process that say how far it is, and are not its result
+
+
+class Matmuls:
+    """Some products of one shape.
+
+    Args:
+        O, I: outputs and inputs.
+        copies: how many matrices.
+        M: rows of activations.
+    """
+
+    def __init__(self, O: int, I: int, copies: int, M: int = 1):
+        self._a = mx.random.normal((M, I)).astype(mx.bfloat16)
+        self._weights = [
+            (
+                mx.random.uniform(shape=(O, I // GROUP_SIZE)).astype(mx.bfloat16),
+                mx.random.normal((O, I // GROUP_SIZE)).astype(mx.bfloat16),
+                mx.random.randint(0, 2**31 - 1, (O, I * BITS // 32)).astype(mx.uint32),
+            )
+            for _ in range(copies)
+        ]
+        mx.eval(self._a, self._weights)
+        self._prepacked: dict[int, Matmuls] = {}
+        one = matmul_cost(M, O, I, BITS, GROUP_SIZE)
+        self.cost = KernelCost(copies * one.num_bytes, copies * one.flops)
+
+    def __call__(self) -> list[mx.array]:
+        """All of them, not evaluated."""
+        return [
+            quantized_matmul(scales, biases, GROUP_SIZE, BITS, self._a, b)
+            for scales, biases, b in self._weights
+        ]
+
+    def too_often(self) -> list[mx.array]:
+        """The same, with the work done several times: the kernel that day 4.1 plants."""
+        return [product for _ in range(TIMES_TOO_OFTEN) for product in self()]
+
+    def with_kernel(self, kernel: str | None, ahead: int | None = None) -> Callable[[], None]:
+        """The same by a kernel of this name, with weights in the order in which it reads them.
+
+        Args:
+            kernel: it is chosen when the product is evaluated; None for this machine's best.
+            ahead: how many bytes ahead it fetches; None leaves that to it.
+
+        Raises:
+            RuntimeError: the learner has not written it.
+            ValueError: this machine has none of that name.
+        """
+        with chosen(kernel, ahead):
+            products = self.prepacked(kernels.prepack_rows())
+
+        def run() -> None:
+            with chosen(kernel, ahead):
+                mx.eval(products())
+
+        return run
+
+    def prepacked(self, rows: int) -> "Matmuls":
+        """The same products with so many rows of weights interleaved; themselves for 0."""
+        if rows == 0:
+            return self
+        if rows not in self._prepacked:
+            laid_out = copy.copy(self)
+            laid_out._weights = [
+                (prepacked_part(s, rows), prepacked_part(b, rows), prepacked_part(w, rows))
+                for s, b, w in self._weights
+            ]
+            self._prepacked[rows] = laid_out
+        return self._prepacked[rows]
+
+
+def prepacked_part(matrix: mx.array, rows: int) -> mx.array:
+    """Rows interleaved as a model's are when it is loaded, in memory of its own."""
+    extension = kernels.extension()
+    return extension.prepack_weight(matrix, rows, extension.large_pages(matrix.nbytes), 0)
+
+
+def run_interleaved(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Timings]:
+    """Day 4.1's comparison, announced by a line."""
+    tell(f"{', '.join(runs)}: in turns; rounds: {rounds}")
+    return compare(runs, rounds)
+
+
+def tell(what: str) -> None:
+    """Says at once what is measured next: __main__.py shows it meanwhile."""
+    print(f"{TOLD}{what}", flush=True)
+
+
+@contextmanager
+def chosen(kernel: str | None, ahead: int | None = None) -> Iterator[None]:
+    """Matmuls that are evaluated meanwhile go through a kernel of this name."""
+    with with_variables({VARIABLE: kernel, AHEAD_VARIABLE: None if ahead is None else str(ahead)}):
+        yield
+
+
+@contextmanager
+def with_variables(wanted: Mapping[str, str | None]) -> Iterator[None]:
+    """The environment's variables are these meanwhile; None for one that is not set."""
+    before = {name: os.environ.pop(name, None) for name in wanted}
+    try:
+        os.environ.update({name: value for name, value in wanted.items() if value is not None})
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def row(times: Timings, cost: KernelCost, limits: HardwareLimits) -> dict[str, float]:
+    """What the tables show of a measurement."""
+    return {
+        "median": times.median,
+        "minimum": times.minimum,
+        "megabytes": cost.num_bytes / 1e6,
+        "gigaflop": cost.flops / 1e9,
+        "least": roofline_seconds(cost, limits),
+        "share": roofline_fraction(times, cost, limits),
+    }
+
+
+def measure_planted(name: str, limits: HardwareLimits, rounds: int) -> dict[str, Any]:
+    """All products of a step, one of which does its work too often."""
+    products = {each: Matmuls(*shape) for each, shape in PRODUCTS.items()}
+    runs: dict[str, Callable[[], Any]] = dict(products)
+    runs[name] = products[name].too_often
+    times = run_interleaved(runs, rounds)
+    costs = {each: product.cost for each, product in products.items()}
+    rows = {each: row(times[each], costs[each], limits) for each in products}
+    return {"rows": rows, "slowest": furthest_from_roofline(times, costs, limits)}
+
+
+def measure_kernels(
+    names: Sequence[str | None], limits: HardwareLimits, rounds: int, day: str | None = None
+) -> dict[str, Any]:
+    """One product by the kernels of Week 4 that are written, or by this machine's best.
+
+    Args:
+        names: of `DAY_KERNELS`; None is the best, by the name "best". "prefetched" is measured at
+            each distance of `AHEAD`, and called "prefetched 256" and so on.
+        limits: the machine's.
+        rounds: of the comparison.
+        day: of `MANY_ROWS`, or any other: then a product has one row.
+    """
+    product, copies = KERNELS_ON
+    M, copies = MANY_ROWS.get(day or "", (1, copies))
+    products = Matmuls(*PRODUCTS[product][:2], copies, M)
+    runs: dict[str, Callable[[], Any]] = {}
+    unwritten = {}
+    for name in names:
+        for ahead in AHEAD if name == "prefetched" and M == 1 else (None,):
+            label = " ".join(str(part) for part in (name or "best", ahead) if part is not None)
+            try:
+                run = products.with_kernel(name, ahead)
+                run()
+            except (RuntimeError, ValueError) as error:  # yours to write, or not for this machine
+                unwritten[name or "best"] = str(error)
+            else:
+                runs[label] = run
+    times = run_interleaved(runs, rounds)
+    rows = {name: row(times[name], products.cost, limits) for name in runs}
+    fetched = {
+        ahead: times[f"prefetched {ahead}"] for ahead in AHEAD if f"prefetched {ahead}" in times
+    }
+    return {"rows": rows, "unwritten": unwritten, "nearest": nearest_of(fetched)}
+
+
+def nearest_of(fetched: dict[int, Timings]) -> int | None:
+    """What the learner's `best_prefetch_distance` says of measured distances, if it is written."""
+    try:
+        return best_prefetch_distance(fetched) if fetched else None
+    except TaskNotImplemented:
+        return None
+
+
+def run_measurement(measure: Callable[[argparse.Namespace, HardwareLimits], dict[str, Any]]) -> int:
+    """The program of a process that measures: prints what it found, as JSON.
+
+    Args:
+        measure: takes the arguments and the machine's limits.
+
+    Returns:
+        Exit status 2 if something of day 4.1 is to be written first.
+    """
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("planted", "kernels", "best"))
+    parser.add_argument("--read", type=float, required=True)
+    parser.add_argument("--peak", type=float, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--name")
+    parser.add_argument("--day")
+    args = parser.parse_args()
+    mx.set_default_device(mx.cpu)
+    mx.random.seed(0)
+    try:
+        found = measure(args, HardwareLimits(args.read, args.peak))
+    except TaskNotImplemented as unwritten:
+        print(unwritten, file=sys.stderr)
+        return 2
+    print(json.dumps(found))
+    return 0
+
+
+def measure_matmuls(args: argparse.Namespace, limits: HardwareLimits) -> dict[str, Any]:
+    """What is asked for of this file."""
+    if args.what == "planted":
+        return measure_planted(args.name, limits, args.rounds)
+    names = DAY_KERNELS[args.day] if args.what == "kernels" else (None,)
+    return measure_kernels(names, limits, args.rounds, args.day)
+
+
+if __name__ == "__main__":
+    sys.exit(run_measurement(measure_matmuls))
