@@ -2,14 +2,13 @@
 
 import argparse
 import json
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..errors import UserError
 from .command import console
-from .serve import KEY_VARIABLE
+from .serve import KEY_VARIABLE, api_key
 
 if TYPE_CHECKING:
     import httpx2
@@ -87,7 +86,7 @@ class RemoteModel:
                 "--url needs httpx2; `pip install 'tiny-llm[chat]'` installs it."
             ) from error
         self._url = _base_url(args.url)
-        key = args.api_key or os.environ.get(KEY_VARIABLE)
+        key = api_key(args.api_key)
         timeout = httpx2.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
         self._client = client or httpx2.Client(timeout=timeout)
         if key:

@@ -27,6 +27,7 @@ from .arguments import (
 )
 from .checkpoint import choose_device
 from .command import CommandParser, console, run_command
+from .input_text import checked_text
 
 LIBRARIES = ("fastapi", "uvicorn", "httptools", "pydantic", "prometheus_client")
 KEY_VARIABLE = "TINY_LLM_API_KEY"
@@ -159,7 +160,7 @@ def _serve(args: argparse.Namespace) -> int:
     logging.getLogger("tiny_llm").setLevel(logging.INFO)
     settings = Settings(
         model_name=args.served_model_name or Path(name).name or name,
-        api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
+        api_key=api_key(args.api_key),
         allowed_hosts=(args.host, *args.allowed_host),
         cors_origins=tuple(args.cors_origin),
         max_queue=args.max_queue,
@@ -175,6 +176,16 @@ def _serve(args: argparse.Namespace) -> int:
     # Other ranks look for the model by themselves, on their own machines.
     found = str(folder) if args.tensor_parallel_size == 1 else name
     return Process(settings, texts, lambda: _load(args, found), listening).run()
+
+
+def api_key(argument: str | None) -> str | None:
+    """API key given by `--api-key` or the environment variable, or None.
+
+    Raises:
+        UserError: it is not UTF-8.
+    """
+    key = argument or os.environ.get(KEY_VARIABLE)
+    return checked_text("the API key", key) if key else None
 
 
 def _load(args: argparse.Namespace, model: str) -> LLM:
@@ -224,7 +235,7 @@ def _check(args: argparse.Namespace) -> None:
         least = 0 if flag in ("max-queue", "drain-timeout") else 1e-3
         if value is not None and not value >= least:
             raise UserError(f"--{flag} is {value}; it must be at least {least:g}.")
-    has_key = args.api_key or os.environ.get(KEY_VARIABLE)
+    has_key = api_key(args.api_key) is not None
     if args.host not in LOCAL_HOSTS and not has_key and not args.allow_anonymous:
         raise UserError(
             f"--host {args.host} lets other machines in, and there is no key; give --api-key, or "
