@@ -7,13 +7,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-# Before anything imports huggingface_hub: no test needs the network, and none may try it.
-os.environ["HF_HUB_OFFLINE"] = "1"
+from tests import hermetic, quick
+
+hermetic.reset_process()  # before imports that read the environment
 
 import mlx.core as mx
 import pytest
 
-from tests import quick
 from tests.support import DEVICES, DTYPES, use_device, use_emulated_gpu
 from tiny_llm import kernels
 
@@ -25,6 +25,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="all wrong solutions; random tests try everything: 20,000 requests, 1,000 schemas",
     )
+
+
+def pytest_sessionstart() -> None:
+    """Clears the terminal's variables, which pytest's own output has used by now."""
+    hermetic.reset_display()
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """`tiny-llm COMMAND` and `python -m tiny_llm COMMAND`: what an installed package offers."""
 
+import shlex
 import subprocess
 import sys
 from importlib.metadata import version
@@ -21,6 +22,22 @@ def test_as_a_module():
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stderr.startswith("python -m tiny_llm main: --max-tokens is 0")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_closed_standard_stream(closed):
+    command = shlex.join([sys.executable, "-m", "tiny_llm", "main", *FRANCE])
+    shell = ["sh", "-c", f"{command} {closed}"]
+    result = subprocess.run(shell, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert ("Paris" in result.stdout) == (closed != ">&-")
+
+
+def test_without_assertions():
+    command = [sys.executable, "-O", "-m", "tiny_llm", "main", *FRANCE]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("The capital of France"), result.stdout
 
 
 @pytest.mark.parametrize("command", entrypoint.COMMANDS)

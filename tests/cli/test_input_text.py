@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def test_an_argument_with_bytes_that_are_not_utf_8():
 
 def test_a_bad_number_of_threads_is_not_the_models_fault():
     command = [sys.executable, "-m", "tiny_llm", "main", "--model", "demo", "--prompt", "a"]
-    environment = {"PATH": "", "TINY_LLM_NUM_THREADS": "many", "LC_ALL": "C"}
+    environment = {**os.environ, "TINY_LLM_NUM_THREADS": "many"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith(

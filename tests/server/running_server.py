@@ -22,7 +22,7 @@ class RunningServer:
         fault: a name in `fault_injection.py`, for an engine that fails.
     """
 
-    def __init__(self, *flags: str, fault: str | None = None, ready: bool = True):
+    def __init__(self, *flags: str | bytes, fault: str | None = None, ready: bool = True):
         module = ["tiny_llm", "serve"] if fault is None else ["tests.server.fault_injection", fault]
         command = [sys.executable, "-m", *module, "--model", "demo", "--port", "0", *flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)

@@ -112,6 +112,7 @@ def test_an_interrupt_stops_the_answer_alone(endless):
         (["--url", "http://x", "--device", "cpu"], "--device has no effect on a server"),
         (["--url", "http://x", "--solution", "mlx"], "--solution has no effect"),
         (["--url", "http://x", "--enable-thinking"], "--reasoning-effort high"),
+        (["--url", "http://x", "--api-key", "k\udce9"], "the API key is not UTF-8 at character 1"),
         (["--api-key", "k"], "--api-key is for a server"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from .parsing.arguments import (
     add_load_format,
     add_speculative_argument,
     add_tensor_parallel_size,
+    api_key,
     check_attention_backend,
     check_load_format,
     check_speculative,
@@ -159,7 +159,7 @@ def _serve(args: argparse.Namespace) -> int:
     logging.getLogger("tiny_llm").setLevel(logging.INFO)
     settings = Settings(
         model_name=args.served_model_name or Path(name).name or name,
-        api_key=args.api_key or os.environ.get(API_KEY_VARIABLE) or None,
+        api_key=api_key(args.api_key),
         allowed_hosts=(args.host, *args.allowed_host),
         cors_origins=tuple(args.cors_origin),
         max_queue=args.max_queue,
@@ -224,7 +224,7 @@ def _check(args: argparse.Namespace) -> None:
         least = 0 if flag in ("max-queue", "drain-timeout") else 1e-3
         if value is not None and not value >= least:
             raise UserError(f"--{flag} is {value}; it must be at least {least:g}.")
-    has_key = args.api_key or os.environ.get(API_KEY_VARIABLE)
+    has_key = api_key(args.api_key) is not None
     if args.host not in LOCAL_HOSTS and not has_key and not args.allow_anonymous:
         raise UserError(
             f"--host {args.host} lets other machines in, and there is no key; give --api-key, or "

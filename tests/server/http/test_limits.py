@@ -114,7 +114,7 @@ def test_with_a_key_every_name_may_be_used(guarded):
 @pytest.fixture(scope="module")
 def guarded():
     """A server with a key."""
-    running = RunningServer("--api-key", KEY)
+    running = RunningServer("--api-key", KEY.encode())  # whatever the locale
     yield running
     assert running.stop() == 0
 

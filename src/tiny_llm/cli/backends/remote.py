@@ -2,13 +2,12 @@
 
 import argparse
 import json
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ...errors import UserError
-from ..parsing.arguments import API_KEY_VARIABLE
+from ..parsing.arguments import API_KEY_VARIABLE, api_key
 from ..parsing.command import console
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class RemoteBackend:
                 "--url needs httpx2; `pip install 'tiny-llm[chat]'` installs it."
             ) from error
         self._url = _base_url(args.url)
-        key = args.api_key or os.environ.get(API_KEY_VARIABLE)
+        key = api_key(args.api_key)
         timeout = httpx2.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_TIMEOUT_SECONDS)
         self._client = client or httpx2.Client(timeout=timeout)
         if key:

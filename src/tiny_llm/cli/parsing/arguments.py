@@ -1,6 +1,7 @@
 """The flags that commands share, and their checks."""
 
 import argparse
+import os
 from collections.abc import Iterable
 
 from ... import kernels
@@ -8,12 +9,23 @@ from ...errors import UserError
 from ...models import ATTENTION_BACKENDS, BUNDLED_MODELS, LOAD_FORMATS, SHORT_NAMES, WEEK_MODELS
 from ...models.parallel.default_group import num_launched_ranks
 from ...sampler import Sampler, make_sampler
+from .input_text import validate_utf8
 
 SOLUTIONS = {"tiny_llm": "tiny_llm", "ref": "tiny_llm", "mine": "mine", "mlx": "mlx"}
 LOADERS = {f"week{week}": week for week in WEEK_MODELS}
 ENGINE = "engine"  # what answers where no --loader is given
 
 API_KEY_VARIABLE = "TINY_LLM_API_KEY"
+
+
+def api_key(argument: str | None) -> str | None:
+    """API key given by `--api-key` or the environment variable, or None.
+
+    Raises:
+        UserError: it is not UTF-8.
+    """
+    key = argument or os.environ.get(API_KEY_VARIABLE)
+    return validate_utf8("the API key", key) if key else None
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:

@@ -100,6 +100,17 @@ def _join_ranks() -> None:
         init_default_group()
 
 
+def _open_closed_streams() -> None:
+    """Opens /dev/null for each standard stream that the parent process has closed.
+
+    Otherwise a model's file or a socket takes its descriptor, and MLX opens no file as number 0.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+            setattr(sys, name, os.fdopen(null, mode, encoding="utf-8"))
+
+
 def run_command(prog: str, command: Callable[[], int]) -> int:
     """Runs a command's body and turns its ways to fail into an exit status.
 
@@ -109,6 +120,7 @@ def run_command(prog: str, command: Callable[[], int]) -> int:
         The body's status; 2 after a `UserError` or a task of the course that is still to be
         written, printed as one line; 130 after Ctrl-C.
     """
+    _open_closed_streams()
     try:
         if has_rank_environment():
             _join_ranks()

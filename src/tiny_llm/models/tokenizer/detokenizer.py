@@ -61,7 +61,8 @@ def detokenizer_keeping_space(tokenizer: Any) -> Any:
         for token in tokenizer.encode("a"):
             detokenizer.add_token(token)  # what follows it is not the beginning of a text
         detokenizer.finalize()
-        assert detokenizer.last_segment, "the letter is still to come"
+        letter = detokenizer.last_segment  # not inside the assertion, which `python -O` removes
+        assert letter, "the letter is still to come"
     return detokenizer
 
 

@@ -1,0 +1,86 @@
+"""Resets process state that pytest inherits from its parent and passes on to child processes.
+
+conftest.py calls `reset_process` before other imports and `reset_display` once pytest has read the
+terminal's variables for its own output. A shell's `nohup`, a CI runner or a user's profile then
+has no influence on the programs that tests start.
+"""
+
+import locale
+import os
+import re
+import signal
+import sys
+import time
+import warnings
+from contextlib import suppress
+
+# What runs are configured with on purpose, and what finds the interpreter's modules.
+KEPT = re.compile(
+    r"TINY_LLM_(CLANG|CPU_ISA|EMULATED_METAL\w*|MINE|NUM_THREADS|PEERS_PYTHON|REPORT)"
+    r"|PYTHON(BREAKPOINT|HOME|PATH|PLATLIBDIR|PYCACHEPREFIX)"
+)
+
+# Language and time zone, the interpreter, proxies, checkpoints, clients, launchers, our commands.
+CLEARED = re.compile(
+    r"LANG|LANGUAGE|LC_\w+|PYTHON\w+|(ALL|FTP|HTTP|HTTPS|NO)_PROXY"
+    r"|(HF|HUGGING_?FACE|TOKENIZERS|TRANSFORMERS)_\w+"
+    r"|(ANTHROPIC|OPENAI|RAY|UVICORN|MLX|OMPI|PMI|PMIX|PRTE|TINY_LLM)_\w+",
+    re.IGNORECASE,
+)
+
+DISPLAY = re.compile(
+    r"TERM|COLORTERM|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|PY_COLORS|CLICOLOR\w*|TTY_\w+|JUPYTER_\w+"
+)
+
+WARNINGS = os.environ.get("PYTHONWARNINGS")  # which this process has read by now
+
+# Python ignores these itself, and `subprocess` restores them. The others stop background jobs.
+LEFT_IGNORED = {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU}
+
+
+def reset_process() -> None:
+    """Restores signal dispositions, umask, standard descriptors, locale and environment."""
+    _reset_signals()
+    os.umask(0o022)
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # one of stdin, stdout, stderr was closed
+        os.set_inheritable(null, True)
+    os.close(null)
+    _clear(CLEARED)
+    with suppress(locale.Error):  # before macOS 15
+        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    os.environ["HF_HUB_OFFLINE"] = "1"  # no test needs the network, and none may try it
+    os.environ["HF_HOME"] = "/there-is-no-hub-cache"
+
+
+def reset_display() -> None:
+    """Clears the terminal's variables, and what PYTHONWARNINGS has set in this process."""
+    _clear(DISPLAY)
+    if WARNINGS:
+        sys.warnoptions.clear()
+        warnings.simplefilter("default")
+
+
+def _reset_signals() -> None:
+    """Has child processes start with default dispositions and no blocked signals.
+
+    `exec` keeps ignored signals ignored and resets handlers. A handler that does nothing thus lets
+    `nohup` protect pytest and not its children.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in signal.valid_signals() - LEFT_IGNORED:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, _do_nothing)
+    if signal.getsignal(signal.SIGINT) is _do_nothing:  # tests raise it in this process
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _do_nothing(*_: object) -> None:
+    """Handles a signal that the parent ignores."""
+
+
+def _clear(names: re.Pattern[str]) -> None:
+    for name in list(os.environ):
+        if names.fullmatch(name) and not KEPT.fullmatch(name):
+            del os.environ[name]
