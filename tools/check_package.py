@@ -1,8 +1,9 @@
 """`pdm run check-package`: what a user installs builds, has what it needs, and answers.
 
 Builds an sdist, from it a wheel, and installs that wheel with its dependencies into a new
-environment outside the tree, where the program answers from an empty folder. A wheel built from
-the tree itself must have the same files. Needs uv, which `./pdmw` brings.
+environment outside the tree. There the program and an example answer from an empty folder, with
+nothing in the environment but PATH and HOME. A wheel built from the tree itself must have the same
+files. Needs uv, which `./pdmw` brings.
 """
 
 import os
@@ -76,15 +77,20 @@ def check(folder: Path) -> None:
     python = environment / "bin" / "python"
     run("uv", "pip", "install", "--python", str(python), str(wheel), cwd=empty)
     program = str(environment / "bin" / "tiny-llm")
-    version = run(program, "--version", cwd=empty)
+    bare = {"PATH": os.defpath, "HOME": str(empty)}
+    version = run(program, "--version", cwd=empty, environment=bare)
     if version.strip() != f"tiny-llm {wheel.name.split('-')[1]}":
         raise PackageError(f"`tiny-llm --version` prints '{version.strip()}'.")
     for command in ([program, "main"], [str(python), "-m", "tiny_llm", "main"]):
-        answer = run(*command, *QUESTION, cwd=empty)
+        answer = run(*command, *QUESTION, cwd=empty, environment=bare)
         if "Paris" not in answer:
             raise PackageError(f"`{' '.join(command)}` answers '{answer.strip()}'.")
-    if "built: " not in run(program, "check", cwd=empty):
+    if "built: " not in run(program, "check", cwd=empty, environment=bare):
         raise PackageError("`tiny-llm check` does not find the extension.")
+    example = ROOT / "examples" / "generate.py"
+    answers = run(str(python), str(example), cwd=empty, environment=bare)
+    if "17 + 25 = 42" not in answers:
+        raise PackageError(f"{example.name} answers '{answers.strip()}'.")
     print(f"{version.strip()} answers from a new environment")
 
 
@@ -121,16 +127,22 @@ def check_wheel(wheel: Path, direct: Path) -> None:
         raise PackageError(f"only one of sdist's and tree's wheels has {sorted(names ^ others)}.")
 
 
-def run(*command: str, cwd: Path) -> str:
+def run(*command: str, cwd: Path, environment: dict[str, str] | None = None) -> str:
     """The standard output of a command.
+
+    Args:
+        command: the program and its arguments.
+        cwd: the folder in which it runs.
+        environment: its variables; this process's if None, without those that name a tree.
 
     Raises:
         PackageError: it failed; with all that it said.
     """
-    hidden = ("PYTHONPATH", "VIRTUAL_ENV", "TINY_LLM_MINE")
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    # Without it an installation goes on where the extension does not build: see pyproject.toml.
-    environment["TINY_LLM_BUILD_EXT"] = "1"
+    if environment is None:
+        hidden = ("PYTHONPATH", "VIRTUAL_ENV", "TINY_LLM_MINE")
+        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        # Without it an installation goes on where the extension does not build: see pyproject.toml.
+        environment["TINY_LLM_BUILD_EXT"] = "1"
     result = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )

@@ -1,0 +1,47 @@
+"""The official Anthropic client with tiny-llm's server.
+
+Usage:
+    pip install 'tiny-llm[serve]' anthropic
+    tiny-llm serve                      # in another terminal
+    python examples/anthropic_client.py
+"""
+
+import argparse
+
+from anthropic import Anthropic
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+GET_WEATHER = {"name": "get_weather", "description": "Get the weather.", "input_schema": SCHEMA}
+
+
+def main() -> None:
+    """Sends a message, a streamed one, and one with a tool; counts tokens."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server")
+    parser.add_argument("--model", default="demo", help="the name that the server serves it by")
+    args = parser.parse_args()
+
+    # A server started without --api-key accepts any key.
+    client = Anthropic(base_url=args.url, api_key="none")
+    common = {"model": args.model, "max_tokens": 100}
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+
+    message = client.messages.create(messages=messages, **common)
+    print(f"message: {message.content[0].text}  [{message.stop_reason}]")
+
+    print("stream:  ", end="")
+    with client.messages.stream(messages=messages, **common) as stream:
+        for text in stream.text_stream:
+            print(text, end="", flush=True)
+    print()
+
+    question = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    message = client.messages.create(messages=question, tools=[GET_WEATHER], **common)
+    print(f"tool:    {[(block.name, block.input) for block in message.content]}")
+
+    count = client.messages.count_tokens(model=args.model, messages=messages)
+    print(f"count:   {count.input_tokens} tokens")
+
+
+if __name__ == "__main__":
+    main()

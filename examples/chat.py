@@ -1,0 +1,39 @@
+"""Chat in the terminal; the prefix cache keeps earlier turns.
+
+Usage:
+    python examples/chat.py
+"""
+
+import argparse
+import sys
+
+from tiny_llm import LLM, SamplingParams
+
+
+def main() -> None:
+    """Answers each line of standard input; an empty line or the end of input quits."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="demo", help="short name, hub id or folder")
+    args = parser.parse_args()
+
+    llm = LLM(args.model)
+    params = SamplingParams(temperature=0, max_tokens=200)
+    messages: list[dict[str, str]] = []
+
+    print("> ", end="", flush=True)
+    for line in sys.stdin:
+        if not line.strip():
+            break
+        messages.append({"role": "user", "content": line.strip()})
+        for chunk in llm.stream(messages, params):
+            print(chunk.text, end="", flush=True)
+        request = chunk.request_output
+        messages.append({"role": "assistant", "content": request.text})
+        # Full pages of earlier turns are not computed again.
+        print(f"  [{request.num_cached_tokens} of {len(request.prompt_token_ids)} tokens cached]")
+        print("> ", end="", flush=True)
+    print()
+
+
+if __name__ == "__main__":
+    main()

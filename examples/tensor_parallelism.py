@@ -1,0 +1,31 @@
+"""Tensor parallelism: split the weights and the KV cache over several processes.
+
+Usage:
+    pip install 'tiny-llm[mpi]'     # optional: shared memory instead of TCP between the ranks
+    python examples/tensor_parallelism.py --size 2
+"""
+
+import argparse
+
+from tiny_llm import LLM, SamplingParams
+
+QUESTIONS = ("What is the capital of Japan?", "What is 17 + 25?")
+
+
+def main() -> None:
+    """Answers two questions on as many ranks as `--size` says."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="demo", help="short name, hub id or folder")
+    parser.add_argument("--size", type=int, default=2, help="number of ranks")
+    args = parser.parse_args()
+
+    # This process is rank 0. The other ranks are started here, and end with this process.
+    llm = LLM(args.model, tensor_parallel_size=args.size)
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+
+    for output in llm.generate(chats, SamplingParams(temperature=0, max_tokens=100)):
+        print(output.text)
+
+
+if __name__ == "__main__":
+    main()
