@@ -28,8 +28,7 @@ inline void rescale(const AttentionBlock& block, int row, float factor) {
 /// on.
 ///
 /// `mask` is null, or has KEYS numbers to add; −inf hides a key whatever its score.
-__attribute__((noinline)) void weigh(const AttentionBlock& block, int row, int visible,
-                                     const float* mask) {
+inline void weigh(const AttentionBlock& block, int row, int visible, const float* mask) {
     const Floats hidden = splat(-__builtin_inff());
     float* scores = block.scores + row * KEYS;
     const float before = block.largest[row];

@@ -9,8 +9,6 @@
 // which of the two computes it.
 #pragma once
 
-#include <type_traits>
-
 #include "src/flash_attention/fast/attention_tile.h"
 
 namespace tiny_llm_ext::TINY_LLM_ISA {
@@ -22,64 +20,58 @@ constexpr int SCORE_VECTORS = 2;  // of keys, side by side
 constexpr int SCORE_KEYS = SCORE_VECTORS * LANES;
 static_assert(KEYS % SCORE_KEYS == 0);
 
+// A number that the compiler knows: where it is a count, there is nothing to ask at run time.
+template <int N>
+struct Known {
+    constexpr operator int() const { return N; }
+};
+
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int REGISTERS_FOR_OUT = 8;  // of 16
 #else
 constexpr int REGISTERS_FOR_OUT = 16;  // of 32
 #endif
 
-// sums += query · column i, a vector of LANES keys; query: from the first of the columns on.
-template <int ROWS, typename Column>
-__attribute__((always_inline)) inline void add_column(const float* query, int64_t D, int i,
-                                                      Column column, Floats* sums) {
-    using Number = std::remove_cvref_t<decltype(column[0])>;
-#pragma GCC unroll 4
-    for (int row = 0; row < ROWS; row++) {
-        sums[row] = fma(splat(((const Number*)(query + row * D))[i]), column, sums[row]);
-    }
-}
-
-// sums += query · keys, of COLUMNS columns from d on: ROWS rows, LANES keys.
+// sums += query · keys, of `count` columns from d on: ROWS rows, LANES keys.
 template <int ROWS, Format FORMAT>
 __attribute__((always_inline)) inline void add_columns_of_keys(const void* const* keys,
                                                                const float* query, int64_t D,
-                                                               int64_t d, Floats* sums,
+                                                               int64_t d, auto count, Floats* sums,
                                                                Ahead& ahead) {
     Floats x[LANES];
-    load_transposed<FORMAT>(keys, d, COLUMNS<FORMAT>, x);
-    query += score_steps(d, FORMAT);
+    load_transposed<FORMAT>(keys, d, count, x);
+    const float* numbers[ROWS];
+#pragma GCC unroll 4
+    for (int row = 0; row < ROWS; row++) {
+        numbers[row] = query + row * D + score_steps(d, FORMAT);
+    }
+    const auto add = [&]<typename Number>(int i, auto column, Number) {
+#pragma GCC unroll 4
+        for (int row = 0; row < ROWS; row++) {
+            sums[row] = fma(splat(((const Number*)numbers[row])[i]), column, sums[row]);
+        }
+    };
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
         if (i % 4 == 0) {
             ahead.fetch_and_remind();
         }
         if constexpr (FORMAT != Format::bfloat16) {
-            add_column<ROWS>(query, D, i, x[i], sums);
+            if (i < count) {
+                add(i, x[i], float());
+            }
         } else if constexpr (MULTIPLIES_PAIRS) {
-            add_column<ROWS>(query, D, i, as_ints(x[i]), sums);
+            if (2 * i < count) {
+                add(i, as_ints(x[i]), int32_t());
+            }
         } else {
-            add_column<ROWS>(query, D, 2 * i, as_floats(as_ints(x[i]) << 16), sums);
-            add_column<ROWS>(query, D, 2 * i + 1, as_floats(as_ints(x[i]) & ~0xffff), sums);
+            if (2 * i < count) {
+                add(2 * i, as_floats(as_ints(x[i]) << 16), float());
+            }
+            if (2 * i + 1 < count) {
+                add(2 * i + 1, as_floats(as_ints(x[i]) & ~0xffff), float());
+            }
         }
-    }
-}
-
-// The same for the last `count` columns, fewer than COLUMNS. A loop: unrolled, it would be most of
-// what there is to compile, and few models have a head size that needs it.
-template <int ROWS, Format FORMAT>
-__attribute__((always_inline)) inline void add_last_columns_of_keys(const void* const* keys,
-                                                                    const float* query, int64_t D,
-                                                                    int64_t d, int count,
-                                                                    Floats* sums, Ahead& ahead) {
-    using Column = std::conditional_t<MULTIPLIES_PAIRS && FORMAT == Format::bfloat16, Ints, Floats>;
-    float columns[COLUMNS<FORMAT> * KEYS];
-    transpose_columns<FORMAT>(keys, d, count, columns);
-    query += score_steps(d, FORMAT);
-    for (int i = 0; i < score_steps(count, FORMAT); i++) {
-        if (i % 4 == 0) {
-            ahead.fetch_and_remind();
-        }
-        add_column<ROWS>(query, D, i, load_bits<Column>(columns + i * KEYS), sums);
     }
 }
 
@@ -89,21 +81,19 @@ template <int ROWS, Format FORMAT>
 __attribute__((noinline)) void score_few(const void* const* keys, const float* query, int64_t D,
                                          float* scores, Ahead& ahead) {
     Floats sums[SCORE_VECTORS][ROWS] = {};
+    const auto add = [&](int64_t d, auto count) {
+#pragma GCC unroll 2
+        for (int v = 0; v < SCORE_VECTORS; v++) {
+            add_columns_of_keys<ROWS, FORMAT>(keys + v * LANES, query, D, d, count, sums[v], ahead);
+        }
+    };
     constexpr int step = COLUMNS<FORMAT>;
     int64_t d = 0;
     for (; d + step <= D; d += step) {
-#pragma GCC unroll 2
-        for (int v = 0; v < SCORE_VECTORS; v++) {
-            add_columns_of_keys<ROWS, FORMAT>(keys + v * LANES, query, D, d, sums[v], ahead);
-        }
+        add(d, Known<step>());
     }
     if (d < D) {
-        const int count = static_cast<int>(D - d);
-#pragma GCC unroll 2
-        for (int v = 0; v < SCORE_VECTORS; v++) {
-            add_last_columns_of_keys<ROWS, FORMAT>(keys + v * LANES, query, D, d, count, sums[v],
-                                                   ahead);
-        }
+        add(d, static_cast<int>(D - d));
     }
 #pragma GCC unroll 2
     for (int v = 0; v < SCORE_VECTORS; v++) {

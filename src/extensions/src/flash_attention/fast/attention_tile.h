@@ -91,10 +91,12 @@ class Ahead {
     // Rows in the order of their use: the keys of a tile, its values, the keys of the next.
     void remind() {
         const int count = tile_.count, i = reminded_++;
-        if (i < 2 * count + next_.count) {
-            request<3>(i < count       ? tile_.keys[i]
-                       : i < 2 * count ? tile_.values[i - count]
-                                       : next_.keys[i - 2 * count]);
+        if (i < count) {
+            request<3>(tile_.keys[i]);
+        } else if (i < 2 * count) {
+            request<3>(tile_.values[i - count]);
+        } else if (i - 2 * count < next_.count) {
+            request<3>(next_.keys[i - 2 * count]);
         }
     }
 
