@@ -108,6 +108,7 @@ def build(name: str, *options: str, sanitize: bool = False) -> Path:
     configure = ["cmake", "-S", str(SOURCES), "-B", str(folder), "-G", "Ninja", *options]
     configure += [
         "-DCMAKE_BUILD_TYPE=Release",
+        "-DTINY_LLM_UNITY=ON",
         f"-DTINY_LLM_SANITIZE={'ON' if sanitize else 'OFF'}",
     ]
     for command in (configure, ["cmake", "--build", str(folder)]):

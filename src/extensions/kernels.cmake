@@ -1,6 +1,6 @@
 # The CPU kernels, which do not use MLX: libraries of objects for the module, and for the tests
-# in tests/, which need nothing but a compiler. Leaves the libraries' names in KERNEL_LIBRARIES and
-# their sources in KERNEL_SOURCES.
+# in tests/, which need nothing but a compiler. Leaves their sources in KERNEL_SOURCES;
+# add_kernel_libraries() leaves the libraries' names in KERNEL_LIBRARIES.
 #
 # Kernels are compiled for their instruction set, whatever machine builds them; which one runs is
 # chosen when the module is used. The folder fast/ of an operation has its kernels with vectors. A
@@ -23,6 +23,32 @@ list(APPEND AVX2_KERNELS ${SIMD_KERNELS} ${AVX2_NEON_KERNELS})
 list(APPEND NEON_KERNELS ${SIMD_KERNELS} ${AVX2_NEON_KERNELS})
 list(APPEND AVX512_KERNELS ${SIMD_KERNELS})
 
+# Parsing headers takes longer than compiling most files, so a target's files are one translation
+# unit: ON for an installation. In a learner's tree, "untasked": all but the files that the learner
+# changes. LARGE_KERNELS are compiled beside the others, on another core.
+set(TINY_LLM_UNITY OFF CACHE STRING "compile the files of a target as one")
+set(LARGE_KERNELS ${SIMD_KERNELS} ${AVX512_KERNELS})
+list(FILTER LARGE_KERNELS INCLUDE REGEX "/(attention_block_simd|quantized_matmul_avx512).cpp$")
+set_source_files_properties(${LARGE_KERNELS} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+function(compile_as_one target)
+  if(NOT TINY_LLM_UNITY)
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  if(TINY_LLM_UNITY STREQUAL "untasked")
+    get_target_property(files ${target} SOURCES)
+    foreach(file ${files})
+      set(tasks "")
+      if(EXISTS "${file}") # not so what the build itself writes
+        file(STRINGS "${file}" tasks REGEX "\\[task ")
+      endif()
+      if(tasks)
+        set_source_files_properties("${file}" PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+      endif()
+    endforeach()
+  endif()
+endfunction()
+
 option(TINY_LLM_SANITIZE "stop at memory errors and undefined behaviour" OFF)
 # A build that is only to be right, and soon: see `LESS_OPTIMIZED` of tools/course/build.py.
 set(TINY_LLM_KERNEL_OPTIMIZATION -O3 CACHE STRING "the compiler's optimization of kernels")
@@ -44,20 +70,24 @@ set(AMX_FLAGS ${AVX512_FLAGS} -mavx512vnni -mamx-tile -mamx-int8)
 set(NEON_FLAGS ${SIMD_FLAGS})
 set(PORTABLE_FLAGS ${KERNEL_OPTIMIZATION})
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  set(INSTRUCTION_SETS avx2 avx512 amx)
+  set(INSTRUCTION_SETS avx512 avx2 amx)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(INSTRUCTION_SETS neon)
 endif()
 
-foreach(isa portable ${INSTRUCTION_SETS})
-  string(TOUPPER ${isa} ISA)
-  if(NOT ${ISA}_KERNELS) # in a learner's tree, which lacks the solution's fastest
-    continue()
-  endif()
-  add_library(kernels_${isa} OBJECT ${${ISA}_KERNELS})
-  set_target_properties(kernels_${isa} PROPERTIES POSITION_INDEPENDENT_CODE ON)
-  target_include_directories(kernels_${isa} PRIVATE "${CMAKE_CURRENT_LIST_DIR}")
-  target_compile_definitions(kernels_${isa} PRIVATE TINY_LLM_ISA=${isa})
-  target_compile_options(kernels_${isa} PRIVATE -Wall -Wextra ${${ISA}_FLAGS})
-  list(APPEND KERNEL_LIBRARIES kernels_${isa})
-endforeach()
+function(add_kernel_libraries)
+  foreach(isa ${INSTRUCTION_SETS} portable)
+    string(TOUPPER ${isa} ISA)
+    if(NOT ${ISA}_KERNELS) # in a learner's tree, which lacks the solution's fastest
+      continue()
+    endif()
+    add_library(kernels_${isa} OBJECT ${${ISA}_KERNELS})
+    set_target_properties(kernels_${isa} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+    target_include_directories(kernels_${isa} PRIVATE "${CMAKE_CURRENT_FUNCTION_LIST_DIR}")
+    target_compile_definitions(kernels_${isa} PRIVATE TINY_LLM_ISA=${isa})
+    target_compile_options(kernels_${isa} PRIVATE -Wall -Wextra ${${ISA}_FLAGS})
+    compile_as_one(kernels_${isa})
+    list(APPEND KERNEL_LIBRARIES kernels_${isa})
+  endforeach()
+  set(KERNEL_LIBRARIES ${KERNEL_LIBRARIES} PARENT_SCOPE)
+endfunction()

@@ -22,3 +22,6 @@ add_custom_command(
   WORKING_DIRECTORY "${CMAKE_CURRENT_LIST_DIR}"
   DEPENDS metal_sources.py ${METAL_KERNELS} ${METAL_HEADERS})
 list(APPEND SOURCES "${METAL_SOURCES}")
+
+# What binds the operations to Python and launches Metal kernels.
+set(HOST_FILES "/bindings[^/]*.cpp$|/metal_[^/]*.cpp$|_(metal|launch).cpp$|/emulated_metal/")

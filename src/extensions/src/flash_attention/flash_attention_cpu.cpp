@@ -22,7 +22,7 @@ TINY_LLM_DECLARE_SIMD(  //
 
 namespace {
 
-int64_t no_scratch(const FlashAttentionJob&, int) { return 0; }
+int64_t no_flash_attention_scratch(const FlashAttentionJob&, int) { return 0; }
 
 // A head of one sequence, whose keys and values are at strides: where they are.
 struct HeadAtStrides {
@@ -91,11 +91,12 @@ void run(const FlashAttentionJob& job, InstructionSet set) {
         return;
     }
     auto kernel = flash_attention_reference;
-    auto scratch_size = no_scratch;
+    auto scratch_size = no_flash_attention_scratch;
     // [solution only]
     if (!job.step.chosen) {
         kernel = TINY_LLM_CHOOSE_SIMD(set, flash_attention, flash_attention_reference);
-        scratch_size = TINY_LLM_CHOOSE_SIMD(set, flash_attention_scratch, no_scratch);
+        scratch_size =
+            TINY_LLM_CHOOSE_SIMD(set, flash_attention_scratch, no_flash_attention_scratch);
     }
     // [/solution only]
     const int64_t rows = job.L * (job.H_q / job.H);

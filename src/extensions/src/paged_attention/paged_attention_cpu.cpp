@@ -24,7 +24,7 @@ TINY_LLM_DECLARE_SIMD(  //
 
 namespace {
 
-int64_t no_scratch(const PagedAttentionJob&, int) { return 0; }
+int64_t no_paged_attention_scratch(const PagedAttentionJob&, int) { return 0; }
 
 // What eval_cpu knows: the numbers in these arrays may be computed by earlier tasks of the stream.
 struct Batch {
@@ -181,11 +181,12 @@ void run(const PagedAttentionJob& job, const Batch& batch, InstructionSet set) {
         return;
     }
     auto kernel = paged_attention_reference;
-    auto scratch_size = no_scratch;
+    auto scratch_size = no_paged_attention_scratch;
     // [solution only]
     if (!job.step.chosen) {
         kernel = TINY_LLM_CHOOSE_SIMD(set, paged_attention, paged_attention_reference);
-        scratch_size = TINY_LLM_CHOOSE_SIMD(set, paged_attention_scratch, no_scratch);
+        scratch_size =
+            TINY_LLM_CHOOSE_SIMD(set, paged_attention_scratch, no_paged_attention_scratch);
     }
     // [/solution only]
     const int64_t chunks = static_cast<int64_t>(blocks.size()) * job.H;

@@ -8,7 +8,7 @@ namespace {
 float number_of(uint32_t code) { return 0.5f * TWICE_E2M1[code]; }
 
 // Sums one output of one row, group by group, in the order of i.
-float dot(const QuantizedMatmulJob& job, int64_t m, int64_t o) {
+float dot_e2m1(const QuantizedMatmulJob& job, int64_t m, int64_t o) {
     const int64_t groups = job.I / job.group_size;
     const uint32_t* words = job.b + o * (job.I / 8);
     float total = 0;
@@ -29,7 +29,7 @@ void quantized_matmul_e2m1_reference(const QuantizedMatmulJob& job, int64_t firs
                                      int64_t last_output) {
     for (int64_t o = first_output; o < last_output; o++) {
         for (int64_t m = 0; m < job.M; m++) {
-            store_element(job.out, m * job.O + o, job.format, dot(job, m, o));
+            store_element(job.out, m * job.O + o, job.format, dot_e2m1(job, m, o));
         }
     }
 }

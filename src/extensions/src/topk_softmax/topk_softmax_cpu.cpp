@@ -14,7 +14,7 @@ namespace tiny_llm_ext {
 
 namespace {
 
-struct Job {
+struct TopkSoftmaxJob {
     int64_t N, X, K;
     bool normalize;
     Format format;  // of logits
@@ -24,7 +24,7 @@ struct Job {
 };
 
 // Rows first … last − 1.
-void route(const Job& job, int64_t first, int64_t last) {
+void route(const TopkSoftmaxJob& job, int64_t first, int64_t last) {
     std::vector<float> logits(job.X);
     std::vector<uint32_t> order(job.X);
     for (int64_t n = first; n < last; n++) {
@@ -58,7 +58,7 @@ void route(const Job& job, int64_t first, int64_t last) {
 
 void TopkSoftmax::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
     const Rows logits = rows_of(inputs[0], stream());
-    const Job job = {
+    const TopkSoftmaxJob job = {
         .N = static_cast<int64_t>(outputs[0].size()) / k_,
         .X = inputs[0].shape(-1),
         .K = k_,

@@ -11,7 +11,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 namespace {
 
 constexpr float LOG2_E = 1.44269504f;
-constexpr int TOGETHER = 8;  // vectors of columns whose sums grow side by side
+constexpr int VECTOR_BLOCK = 8;  // vectors of columns whose sums grow side by side
 
 // 2ᶠ for −½ ≤ f ≤ ½ is the sum of POWERS_OF_2[i] · fⁱ, to 2.4 parts in ten million.
 constexpr int DEGREE = 5;
@@ -75,19 +75,19 @@ void add_values(const float* weights, const void* values, const KeyTile& tile, i
                 float* out) {
     // [task 4.6.2 values]
     int64_t d = 0;
-    for (; d + TOGETHER * LANES <= D; d += TOGETHER * LANES) {
-        Floats sums[TOGETHER];
-        for (int v = 0; v < TOGETHER; v++) {
+    for (; d + VECTOR_BLOCK * LANES <= D; d += VECTOR_BLOCK * LANES) {
+        Floats sums[VECTOR_BLOCK];
+        for (int v = 0; v < VECTOR_BLOCK; v++) {
             sums[v] = load_bits<Floats>(out + d + v * LANES);
         }
         for (int s = 0; s < count; s++) {
             const Floats weight = splat(weights[s]);
-            for (int v = 0; v < TOGETHER; v++) {
+            for (int v = 0; v < VECTOR_BLOCK; v++) {
                 const int64_t place = tile.values[s] + d + v * LANES;
                 sums[v] = fma(weight, load(values, place, format), sums[v]);
             }
         }
-        for (int v = 0; v < TOGETHER; v++) {
+        for (int v = 0; v < VECTOR_BLOCK; v++) {
             store(out, d + v * LANES, Format::float32, sums[v]);
         }
     }

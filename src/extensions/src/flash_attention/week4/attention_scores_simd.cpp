@@ -10,7 +10,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int TOGETHER = 8;  // keys whose sums grow side by side
+constexpr int KEY_BLOCK = 8;  // keys whose sums grow side by side
 
 // scores[s] = query · key s · scale for the first `count` keys, at least one. `format` is a
 // constant of the template, so that `load` asks for it once.
@@ -19,26 +19,26 @@ void scores_of(const float* query, const void* keys, const KeyTile& tile, int co
                float scale, float* scores) {
     // [task 4.6.1 scores]
     const int64_t whole = D / LANES * LANES;
-    for (int first = 0; first < count; first += TOGETHER) {
-        int64_t place[TOGETHER];  // beyond the last key the last one again
-        for (int k = 0; k < TOGETHER; k++) {
+    for (int first = 0; first < count; first += KEY_BLOCK) {
+        int64_t place[KEY_BLOCK];  // beyond the last key the last one again
+        for (int k = 0; k < KEY_BLOCK; k++) {
             place[k] = tile.keys[first + k < count ? first + k : count - 1];
         }
-        Floats sums[TOGETHER] = {};
+        Floats sums[KEY_BLOCK] = {};
         for (int64_t d = 0; d < whole; d += LANES) {
             const Floats q = load_bits<Floats>(query + d);
-            for (int k = 0; k < TOGETHER; k++) {
+            for (int k = 0; k < KEY_BLOCK; k++) {
                 sums[k] = fma(q, load(keys, place[k] + d, format), sums[k]);
             }
         }
         if (whole < D) {
             const Floats q = load_bits<Floats>(query + whole);
             const int left = static_cast<int>(D - whole);
-            for (int k = 0; k < TOGETHER; k++) {
+            for (int k = 0; k < KEY_BLOCK; k++) {
                 sums[k] = fma(q, load(keys, place[k] + whole, format, left), sums[k]);
             }
         }
-        for (int k = 0; k < TOGETHER && first + k < count; k++) {
+        for (int k = 0; k < KEY_BLOCK && first + k < count; k++) {
             scores[first + k] = sum(sums[k]) * scale;
         }
     }

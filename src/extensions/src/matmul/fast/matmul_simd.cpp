@@ -18,7 +18,7 @@ constexpr int ROWS = 2;
 #else
 constexpr int ROWS = 4;
 #endif
-constexpr int COLUMNS = 4;
+constexpr int COLUMN_BLOCK = 4;
 constexpr int64_t AHEAD = 8192;  // bytes between what is multiplied and what is prefetched
 
 // How many numbers one step of a dot product takes, how they are loaded, and the step.
@@ -109,8 +109,8 @@ void multiply_columns(const MatmulJob& job, const MatmulTile& tile, int64_t o) {
 template <Format F>
 void multiply_tile(const MatmulJob& job, const MatmulTile& tile) {
     int64_t o = tile.first_output;
-    for (; o + COLUMNS <= tile.last_output; o += COLUMNS) {
-        multiply_columns<F, COLUMNS>(job, tile, o);
+    for (; o + COLUMN_BLOCK <= tile.last_output; o += COLUMN_BLOCK) {
+        multiply_columns<F, COLUMN_BLOCK>(job, tile, o);
     }
     for (; o < tile.last_output; o++) {
         multiply_columns<F, 1>(job, tile, o);

@@ -39,13 +39,17 @@ inline void add_group(const Avx512Panel& panel, const Weights& weights, int64_t 
     }
 }
 
+// Sums of the most rows, weights, an activation and a table leave one register of 32; a second
+// table, where one would do, costs a sum its own. With fewer rows both are read for 4 bits too,
+// which halves what there is to compile.
+template <int ROWS, int BITS>
+constexpr int TABLES_IN_REGISTERS = ROWS == MAX_ROWS && BITS == 4 ? 1 : 2;
+
 // One group of ROWS rows.
-template <int ROWS, int BITS, int PLANES, typename Weights>
+template <int ROWS, int TABLES, int PLANES, typename Weights>
 __attribute__((noinline)) void multiply_group(const Avx512Panel& panel, const Weights& weights,
                                               int64_t first_row, int64_t group, __m512* totals) {
-    // Sums, weights, an activation and a table leave one register of 32; a second table, where one
-    // would do, costs a sum its own.
-    const __m512i even = panel.tables[0], odd = BITS == 8 ? panel.tables[1] : even;
+    const __m512i even = panel.tables[0], odd = TABLES == 2 ? panel.tables[1] : even;
     const int tiles = panel.layout.words_per_group / TILE;
     const int64_t tile_stride = panel.layout.tile_vectors * LANES;
     constexpr int row_stride = PLANES * LANES;
@@ -130,7 +134,8 @@ void run_in_place(const Avx512Panel& panel) {
     for_portions(panel.job->M, [&]<int ROWS>(int64_t row) {
         clear(totals, ROWS);
         for (int64_t group = 0; group < panel.layout.groups; group++) {
-            multiply_group<ROWS, BITS, PLANES>(panel, weights, row, group, totals);
+            multiply_group<ROWS, TABLES_IN_REGISTERS<ROWS, BITS>, PLANES>(panel, weights, row,
+                                                                          group, totals);
         }
         store(panel, row, ROWS, totals);
     });
@@ -151,8 +156,8 @@ void run_transposed(const Avx512Panel& panel, Transposed& weights, __m512* total
             for_portions(rows, [&]<int ROWS>(int64_t row) {
                 for (int64_t group = word / layout.words_per_group;
                      group < end / layout.words_per_group; group++) {
-                    multiply_group<ROWS, BITS, PLANES>(panel, weights, first_row + row, group,
-                                                       totals + row * PANELS);
+                    multiply_group<ROWS, TABLES_IN_REGISTERS<ROWS, BITS>, PLANES>(
+                        panel, weights, first_row + row, group, totals + row * PANELS);
                 }
             });
         }

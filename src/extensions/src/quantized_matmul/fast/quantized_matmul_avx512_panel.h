@@ -292,7 +292,7 @@ class Transposed {
 // --- what a panel leaves ------------------------------------------------------------------------
 
 // Rounds a row of totals and stores it.
-inline void store(const Avx512Panel& panel, int64_t row, const __m512* totals) {
+__attribute__((noinline)) void store(const Avx512Panel& panel, int64_t row, const __m512* totals) {
     uint16_t* out = panel.job->out + row * panel.job->O + panel.first;
     for (int c = 0; c < PANELS && c * LANES < panel.outputs; c++) {
         store_halves(out + c * LANES, totals[c], panel.outputs - c * LANES, panel.job->format);

@@ -151,23 +151,24 @@ Floats add_groups(const PlanesLayout& layout, const Floats* scales, const Floats
 
 // --- the kernel ---------------------------------------------------------------------------------
 
-PlanesLayout layout_of(const QuantizedMatmulJob& job) {
+PlanesLayout few_rows_layout(const QuantizedMatmulJob& job) {
     return PlanesLayout(job, static_cast<int>(job.M) * rows_of_integers(job.format));
 }
 
-int64_t scratch_bytes(const QuantizedMatmulJob& job) { return layout_of(job).bytes; }
+int64_t few_rows_scratch_bytes(const QuantizedMatmulJob& job) { return few_rows_layout(job).bytes; }
 
-void prepare(const QuantizedMatmulJob& job, void* scratch, int64_t first_row, int64_t last_row) {
-    prepare_rows(job, layout_of(job), static_cast<char*>(scratch), first_row, last_row);
+void prepare_few_rows(const QuantizedMatmulJob& job, void* scratch, int64_t first_row,
+                      int64_t last_row) {
+    prepare_rows(job, few_rows_layout(job), static_cast<char*>(scratch), first_row, last_row);
 }
 
-void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
-         int64_t last_output) {
+void run_few_rows(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
+                  int64_t last_output) {
     if (job.prepacked) {
         quantized_matmul_few_rows_prepacked(job, scratch, first_output, last_output);
         return;
     }
-    const PlanesLayout layout = layout_of(job);
+    const PlanesLayout layout = few_rows_layout(job);
     const auto activations = static_cast<const char*>(scratch);
     const int64_t groups = layout.groups, row_quads = layout.vectors * QUADS;
     const int64_t vectors = 2 * groups + layout.rows * row_quads;
@@ -214,7 +215,8 @@ void run(const QuantizedMatmulJob& job, const void* scratch, int64_t first_outpu
 
 }  // namespace
 
-const QuantizedMatmulKernel quantized_matmul_few_rows = {scratch_bytes, prepare, run,
+const QuantizedMatmulKernel quantized_matmul_few_rows = {few_rows_scratch_bytes, prepare_few_rows,
+                                                         run_few_rows,
                                                          /*prepack_rows=*/LANES};
 
 }  // namespace tiny_llm_ext::TINY_LLM_ISA

@@ -21,7 +21,6 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int VECTORS = PACK_ROWS / LANES;  // of outputs that are computed together
 // Rows that are computed together: their sums, VECTORS each, have to fit into the registers, 32 of
 // them on AVX-512 and NEON, 16 on AVX2.
 constexpr int TILE_ROWS = LANES == 16 ? 8 : LANES == 8 ? 3 : 2;

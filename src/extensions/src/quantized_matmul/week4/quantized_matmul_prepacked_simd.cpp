@@ -21,8 +21,7 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
-constexpr int VECTORS = PACK_ROWS / LANES;  // of outputs that are computed together
-constexpr int64_t LINE = 64;                // bytes of a cache line
+constexpr int64_t LINE = 64;  // bytes of a cache line
 
 // Asks for the words that lie `ahead` bytes behind these, PACK_ROWS of them. Nothing waits for
 // what was asked for, and an address beyond the weights does no harm.

@@ -9,6 +9,8 @@ namespace tiny_llm_ext::TINY_LLM_ISA {
 
 namespace {
 
+constexpr int VECTORS = PACK_ROWS / LANES;  // of outputs that are computed together
+
 // Widens row m of the activations, and sums each of its groups.
 //
 // a: room for I numbers. sums: room for I/group_size.
