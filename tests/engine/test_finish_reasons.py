@@ -5,7 +5,7 @@ import pytest
 
 from tests.engine.support import chat
 from tiny_llm import LLM, SamplingParams, UserError
-from tiny_llm.engine.execution.sampler_output import rows_with_nan
+from tiny_llm.engine.execution.sampler import rows_with_nan
 from tiny_llm.errors import QueueFullError
 
 QUESTION = chat("What is 17 + 25?")
@@ -57,7 +57,7 @@ def test_a_stop_string_counts_if_it_begins_after_min_tokens(llm):
 
 
 def test_min_tokens_beyond_max_tokens_is_refused():
-    with pytest.raises(UserError, match=r"min_tokens is 5 and max_tokens 4; min_tokens may be at"):
+    with pytest.raises(UserError, match="at most max_tokens, got min_tokens=5 and max_tokens=4"):
         SamplingParams(max_tokens=4, min_tokens=5)
 
 
@@ -66,15 +66,15 @@ def test_clamp_max_tokens(llm):
     prompt = [17] * (context - 3)
     params = {"temperature": 0, "max_tokens": 32_000, "ignore_eos": True}
     [refused] = llm.generate(prompt, SamplingParams(**params))
-    assert "max_tokens may be at most 3 here" in refused.error
+    assert "max_tokens must be at most 3 here" in refused.error
     [cut] = llm.generate(prompt, SamplingParams(**params, clamp_max_tokens=True))
     assert (len(cut.token_ids), cut.finish_reason) == (3, "length")
     [refused] = llm.generate([17] * context, SamplingParams(**params, clamp_max_tokens=True))
     assert "the prompt has" in refused.error
     for least in ({"clamp_max_tokens": True}, {"max_tokens": None}):
         [refused] = llm.generate(prompt, SamplingParams(**params | least, min_tokens=4))
-        assert refused.error.startswith("min_tokens is 4, and after the prompt of ")
-        assert refused.error.endswith("tokens there is room for 3.")
+        assert refused.error.startswith("min_tokens must be at most 3 after a prompt of ")
+        assert refused.error.endswith("tokens, got 4.")
 
 
 def test_timeout(llm):
@@ -86,7 +86,7 @@ def test_timeout(llm):
         llm.scheduler.check_integrity()
     assert (outputs[hurried].finish_reason, outputs[hurried].token_ids) == ("timeout", [])
     assert outputs[patient].token_ids == answer(llm).token_ids
-    with pytest.raises(UserError, match="timeout is 0; it must be a number of seconds > 0"):
+    with pytest.raises(UserError, match="timeout must be a number of seconds > 0, got 0"):
         llm.add_request(QUESTION, timeout=0)
 
 
@@ -108,7 +108,9 @@ def test_a_full_queue_refuses():
     params = SamplingParams(max_tokens=2)
     for _ in range(3):
         llm.add_request(QUESTION, params)
-    with pytest.raises(QueueFullError, match=r"has 3 requests and may have 3 .* try again later"):
+    with pytest.raises(
+        QueueFullError, match=r"3 unfinished requests, at most 3 .* try again later"
+    ):
         llm.add_request(QUESTION, params)
     while llm.has_unfinished_requests:
         llm.step()
@@ -145,7 +147,7 @@ def test_nan_logits_end_only_their_request(draft):
         if "breaks" in outputs and outputs["breaks"].finished:
             model.ragged_logits = compute
     assert outputs["breaks"].finish_reason == "error"
-    assert "not numbers (NaN)" in outputs["breaks"].error
+    assert "NaN logits" in outputs["breaks"].error
     assert outputs["breaks"].token_ids == expected.token_ids[:broken_after]
     assert outputs["goes on"].token_ids == expected.token_ids
 

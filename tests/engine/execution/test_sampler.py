@@ -1,4 +1,4 @@
-"""Sampling: each parameter against its definition, each row as if it were alone."""
+"""Sampler: parameters against their definitions; batch invariance of rows."""
 
 import mlx.core as mx
 import numpy as np
@@ -7,15 +7,13 @@ import pytest
 from tests.engine.support import assert_distributed_as
 from tests.support import as_numpy
 from tiny_llm import SamplingParams, make_sampler
+from tiny_llm.engine.execution.logits_processors import SamplingRow, TokenCounts, process_logits
+from tiny_llm.engine.execution.logprobs import top_logprobs
 from tiny_llm.engine.execution.sampler import (
-    SamplingRow,
-    TokenCounts,
     completion_seed,
     gumbel_noise,
-    process_logits,
     sample_tokens,
     to_ints,
-    top_logprobs,
 )
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.sampler import log_softmax
@@ -25,13 +23,11 @@ PROMPT, ANSWER = [3, 4, 4], [4, 7, 7, 7]
 
 
 def request(params: SamplingParams, seed: int, prompt=PROMPT) -> EngineRequest:
-    one = EngineRequest("", prompt, params, seed=seed)
-    one.token_counts = TokenCounts(one, V)
-    return one
+    return EngineRequest("", prompt, params, seed=seed, token_counts=TokenCounts(prompt, V))
 
 
 def row(seed: int = 1, position: int = 0, draft_tokens=(), **params) -> SamplingRow:
-    """A row of a request with `PROMPT` that has said `ANSWER`."""
+    """A row of a request with prompt `PROMPT` and output `ANSWER`."""
     one = request(SamplingParams(**params), seed)
     one.token_ids += ANSWER
     return SamplingRow(one, position, tuple(draft_tokens))
@@ -51,7 +47,7 @@ EVERY_KIND = [
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
-def test_a_row_does_not_depend_on_its_neighbours(dtype):
+def test_a_row_does_not_depend_on_other_rows(dtype):
     logits = (mx.random.normal((len(EVERY_KIND), V)) * 3).astype(dtype)
     rows = [row(seed, position=seed % 3, **kind) for seed, kind in enumerate(EVERY_KIND)]
     alone = [to_ints(sample_tokens(logits[i : i + 1], [one]))[0] for i, one in enumerate(rows)]

@@ -20,7 +20,7 @@ def test_pages_are_distinct_and_come_back():
 def test_exhaustion_is_typed_and_takes_nothing():
     allocator = PageAllocator(3)
     allocator.allocate()
-    with pytest.raises(OutOfPagesError, match=r"3 pages were asked for and 2 are free\."):
+    with pytest.raises(OutOfPagesError, match=r"3 pages were requested, 2 are free\."):
         allocator.allocate(3)
     assert allocator.num_free == 2
     allocator.check_integrity()
@@ -40,15 +40,15 @@ def test_freeing_twice_and_sharing_what_is_free_are_errors():
     allocator = PageAllocator(2)
     [page] = allocator.allocate()
     allocator.free(page)
-    with pytest.raises(ValueError, match=f"page {page} is free already"):
+    with pytest.raises(ValueError, match=f"cannot free page {page}: it is already free"):
         allocator.free(page)
-    with pytest.raises(ValueError, match=f"page {page} is free; a page without an owner"):
+    with pytest.raises(ValueError, match=f"cannot share page {page}: it is free"):
         allocator.share(page)
     allocator.check_integrity()
 
 
 def test_no_pages_are_refused():
-    with pytest.raises(ValueError, match="num_pages is 0"):
+    with pytest.raises(ValueError, match="num_pages must be at least 1, got 0"):
         PageAllocator(0)
 
 

@@ -146,12 +146,16 @@ def test_a_request_can_be_aborted_at_any_moment():
     ("length", "max_tokens", "message"),
     [
         (0, 1, "the prompt is empty; give at least one token."),
-        (20, 1, "the prompt has 20 tokens, and the model's context holds 20 with the answer."),
+        (
+            20,
+            1,
+            "the prompt has 20 tokens; the model's context holds 20, prompt and output together.",
+        ),
         (
             10,
             11,
-            "the prompt has 10 tokens and max_tokens is 11, and the model's context holds 20 in "
-            "all; max_tokens may be at most 10 here.",
+            "the prompt has 10 tokens and max_tokens is 11, but the model's context holds 20; "
+            "max_tokens must be at most 10 here.",
         ),
     ],
 )
@@ -165,11 +169,11 @@ def test_request_beyond_context_is_refused(length, max_tokens, message):
 
 def test_request_beyond_kv_memory_is_refused():
     it = scheduler(num_pages=2)
-    with pytest.raises(UserError, match="the declared KV memory holds 8 in all; max_tokens may be"):
+    with pytest.raises(UserError, match="the configured KV memory holds 8; max_tokens must be"):
         add(it, "a", 5, 5)
-    with pytest.raises(UserError, match="the declared KV memory holds 8 with the answer"):
+    with pytest.raises(UserError, match="the configured KV memory holds 8, prompt and output"):
         add(it, "b", 9, None)
-    add(it, "c", 5, 4)  # the last token of an answer needs no place
+    add(it, "c", 5, 4)  # the last output token needs no slot
     while it.has_requests:
         step(it)
 
@@ -183,7 +187,7 @@ def test_without_max_tokens_an_answer_may_take_all_there_is():
 def test_duplicate_request_id_is_refused():
     it = scheduler()
     add(it, "a", 3)
-    with pytest.raises(UserError, match="request_id 'a' is taken"):
+    with pytest.raises(UserError, match="request_id 'a' is already used"):
         add(it, "a", 3)
     it.abort("a")
     add(it, "a", 3)
@@ -196,9 +200,9 @@ def test_duplicate_request_id_is_refused():
         ({"num_drafts": -1}, "num_drafts is -1"),
         (
             {"max_num_seqs": 9},
-            "max_num_batched_tokens is 8; 9 requests",
+            "max_num_batched_tokens must be at least 9 for max_num_seqs=9 .*, got 8",
         ),
-        ({"num_drafts": 4}, "and 4 guesses each need 15"),
+        ({"num_drafts": 4}, r"at least 15 for max_num_seqs=3 \(1 \+ 4 draft tokens each\), got 8"),
     ],
 )
 def test_configurations_that_cannot_work_are_refused(changes, message):

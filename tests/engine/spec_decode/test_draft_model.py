@@ -8,8 +8,8 @@ from tests.engine.support import assert_distributed_as, chat
 from tests.support import tiny_model
 from tiny_llm import LLM, Qwen3ModelWeek3, SamplingParams
 from tiny_llm.demo.prompts import BATCH_PROMPTS
+from tiny_llm.engine.execution.logits_processors import SamplingRow, TokenCounts, process_logits
 from tiny_llm.engine.execution.paged_model import PagedModel, Span
-from tiny_llm.engine.execution.sampler import SamplingRow, TokenCounts, process_logits
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.engine.spec_decode.draft_model import count_accepted, num_draft_uncomputed
 
@@ -58,8 +58,7 @@ def exact_distribution(model, prompt: list[int], length: int, params: SamplingPa
         longer = {}
         for answer, probability in answers.items():
             paged = PagedModel(Qwen3ModelWeek3(model, page_size=8), 2)
-            request = EngineRequest("", prompt, params)
-            request.token_counts = TokenCounts(request, V)
+            request = EngineRequest("", prompt, params, token_counts=TokenCounts(prompt, V))
             request.token_ids += answer
             request.page_ids.extend([0, 1])
             span = Span(request.token_ids, 0, request.page_ids)

@@ -84,11 +84,11 @@ def test_many_requests_guess_less():
 
 
 def test_arguments_that_contradict_each_other(demo):
-    with pytest.raises(UserError, match="speculative is 'ngram', and there is a draft model"):
+    with pytest.raises(UserError, match="speculative='ngram' and draft_model cannot be combined"):
         LLM(demo, speculative="ngram", draft_model="demo-draft")
-    with pytest.raises(UserError, match="speculative is 'suffix'; it must be 'ngram' or None"):
+    with pytest.raises(UserError, match="speculative must be 'ngram' or None, got 'suffix'"):
         LLM(demo, speculative="suffix")
-    with pytest.raises(UserError, match="num_drafts is 3, and nothing guesses"):
+    with pytest.raises(UserError, match="num_drafts=3 requires draft_model or speculative='ngram'"):
         LLM(demo, num_drafts=3)
     with pytest.raises(UserError, match="num_drafts"):
         LLM(demo, num_drafts=0, speculative="ngram")

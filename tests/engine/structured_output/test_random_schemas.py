@@ -116,7 +116,7 @@ def check(llm, seeds) -> tuple[int, int]:
     for schema, output in zip(schemas, llm.generate(prompts, params), strict=True):
         Draft202012Validator.check_schema(schema)
         if output.error is not None:
-            assert output.error.startswith("the grammar is refused: "), (schema, output.error)
+            assert output.error.startswith("the grammar is rejected: "), (schema, output.error)
             num_refused += 1
         elif output.finish_reason == "stop":
             Draft202012Validator(schema).validate(json.loads(output.text))

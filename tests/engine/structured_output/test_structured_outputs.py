@@ -18,8 +18,8 @@ from tests.engine.support import PARAGRAPH, assert_distributed_as, chat
 from tests.support import as_numpy, tiny_model
 from tiny_llm import LLM, Qwen3ModelWeek3, SamplingParams, StructuredOutputs, ToolCalls, UserError
 from tiny_llm.demo import TARGET_PATH
+from tiny_llm.engine.execution.logits_processors import SamplingRow
 from tiny_llm.engine.execution.paged_model import PagedModel, Span
-from tiny_llm.engine.execution.sampler import SamplingRow
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.engine.structured_output.bitmask import apply_grammar_bitmask
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
@@ -110,8 +110,8 @@ def test_masks_are_those_of_brute_force():
     for tokens in reached:
         text = "".join(TOKENS[token] for token in tokens)
         reached += [(*tokens, token) for token in sorted(allowed(text) - {END})]
-        request = EngineRequest("", [0], SamplingParams())
-        request.grammar = compiler.compile(StructuredOutputs(regex=LANGUAGE))
+        grammar = compiler.compile(StructuredOutputs(regex=LANGUAGE))
+        request = EngineRequest("", [0], SamplingParams(), grammar=grammar)
         rows = [SamplingRow(request, n, tokens[:n]) for n in range(len(tokens) + 1)]
         masked = as_numpy(apply_grammar_bitmask(mx.zeros((len(rows), V)), rows))
         for row, mask in zip(rows, masked, strict=True):
@@ -454,16 +454,16 @@ def test_truncated_output_finishes_with_length(llm):
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({}, "structured_outputs has nothing; give exactly one of"),
-        ({"regex": "a", "choice": ["a"]}, "structured_outputs has regex and choice; give exactly"),
-        ({"json_object": False}, "give exactly one of"),
-        ({"regex": 5}, "structured_outputs has the regex 5, no text."),
-        ({"choice": "yes"}, "has the choice 'yes'; it must be texts, none empty."),
-        ({"choice": [""]}, "it must be texts, none empty."),
+        ({}, "structured_outputs must have exactly one of json, regex, choice, grammar and"),
+        ({"regex": "a", "choice": ["a"]}, "json_object=True, got regex and choice."),
+        ({"json_object": False}, "must have exactly one of"),
+        ({"regex": 5}, "structured_outputs.regex must be a string, got 5."),
+        ({"choice": "yes"}, "choice must be a list of non-empty strings, got 'yes'."),
+        ({"choice": [""]}, "must be a list of non-empty strings, got ['']."),
         ({"json": "{"}, "the JSON schema '{' is not JSON."),
         ({"json": "[" * 100_000}, "is not JSON."),
-        ({"json": 5}, "the JSON schema is 5; it must be an object."),
-        ({"json": {"const": float("nan")}}, "cannot be JSON"),
+        ({"json": 5}, "the JSON schema must be an object, got 5."),
+        ({"json": {"const": float("nan")}}, "is not JSON-serializable"),
     ],
 )
 def test_invalid_structured_outputs_are_refused(given, error):
@@ -476,9 +476,9 @@ def test_invalid_structured_outputs_are_refused(given, error):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (([],), "tool calls were asked for, and tools is empty."),
+        (([],), "tools must not be empty with tool calls."),
         (([{"name": "f"}],), "tool 0 is {'name': 'f'}; give"),
-        (([ADD], "any"), "the tool choice is 'any'; it must be 'auto' or 'required'."),
+        (([ADD], "any"), "the tool choice must be 'auto' or 'required', got 'any'."),
         (([ADD], "required", "f"), "the tool 'f' cannot be required; the tools are add_numbers."),
         (([ADD], "auto", "add_numbers"), "the tool 'add_numbers' cannot be required;"),
     ],
@@ -492,9 +492,9 @@ def test_invalid_tool_calls_are_refused(arguments, error):
 @pytest.mark.parametrize("other", [{"ignore_eos": True}, {"min_tokens": 3}])
 def test_params_conflicting_with_structured_outputs(other):
     [name] = other
-    with pytest.raises(UserError, match=f"{name} is .* with structured_outputs, whose form says"):
+    with pytest.raises(UserError, match=f"{name}=.* cannot be combined with structured_outputs"):
         SamplingParams(structured_outputs=StructuredOutputs(choice=["a"]), **other)
-    with pytest.raises(UserError, match="it must be a StructuredOutputs"):
+    with pytest.raises(UserError, match="structured_outputs must be a StructuredOutputs, got"):
         SamplingParams(structured_outputs={"json": {}})
 
 
@@ -585,7 +585,7 @@ def test_an_end_token_that_is_text_ends_only_what_is_whole(demo, end, reasons):
     assert answers(speculative="ngram") == found
     for number, (reason, text, error) in enumerate(found):
         body = text.rpartition("</think>")[2].strip()
-        assert error is None or "only an end token could come next" in error
+        assert error is None or "the output is incomplete, but only an end token fits" in error
         if reason == "stop" and number >= 2:
             Draft202012Validator(PERSON).validate(json.loads(body))
         elif reason == "stop":
@@ -603,7 +603,7 @@ def test_a_grammar_that_cannot_go_on_fails_alone(llm):
     while llm.has_unfinished_requests:
         outputs |= {news.request_id: news.request_output for news in llm.step()}
         llm.scheduler.check_integrity()
-    assert outputs["a"].error.startswith("the grammar cannot be followed further: ")
+    assert outputs["a"].error.startswith("the grammar failed: ")
     assert (outputs["b"].finish_reason, outputs["b"].error) == ("length", None)
 
 

@@ -1,11 +1,12 @@
-"""Thoughts end where their budget does: by the definition, and the same in every way."""
+"""Thinking budget: forced tokens, batch invariance, interaction with grammars."""
 
 import mlx.core as mx
 import pytest
 
 from tests.engine.support import chat
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError
-from tiny_llm.engine.execution.sampler import SamplingRow, sample_tokens, to_ints
+from tiny_llm.engine.execution.logits_processors import SamplingRow
+from tiny_llm.engine.execution.sampler import sample_tokens, to_ints
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.engine.structured_output.thinking_budget import ThinkingBudget, thinking_tokens
 
@@ -13,38 +14,37 @@ START, END = 8, 9
 QUESTION = chat("What is the capital of France?")
 
 
-def forced(prompt, answer, draft_tokens=(), most=2, in_thinking=False):
-    request = EngineRequest("", prompt, SamplingParams())
-    budget = ThinkingBudget(request, most, START, END, in_thinking)
-    request.token_ids += answer
-    return budget.forced_token(draft_tokens)
+def forced_token(prompt, output, draft_tokens, in_thinking, max_tokens=2):
+    budget = ThinkingBudget(len(prompt), max_tokens, START, END, in_thinking)
+    return budget.forced_token([*prompt, *output], draft_tokens)
 
 
 @pytest.mark.parametrize(
-    ("answer", "draft_tokens", "in_thinking", "expected"),
+    ("output", "draft_tokens", "in_thinking", "expected"),
     [
         ([], [], False, None),
-        ([1, 2, 3], [], False, None),  # it does not think
+        ([1, 2, 3], [], False, None),  # no reasoning
         ([START, 1], [], False, None),
         ([START, 1, 2], [], False, END),
         ([START], [1, 2], False, END),
-        ([START, 1], [2, END], False, None),  # a guess ends them
+        ([START, 1], [2, END], False, None),  # a draft token ends it
         ([START, 1, 2, END, 3, 4], [], False, None),
-        ([START, 1, END, 5, 5, START], [2], False, END),  # both thoughts together
+        ([START, 1, END, 5, 5, START], [2], False, END),  # both blocks count
         ([1, 2], [], True, END),
         ([1], [], True, None),
     ],
 )
-def test_forced_token(answer, draft_tokens, in_thinking, expected):
-    # A start in the prompt is of another turn, or `in_thinking` says that it counts.
-    assert forced([START, 1, 1, 1], answer, draft_tokens, in_thinking=in_thinking) == expected
+def test_forced_token(output, draft_tokens, in_thinking, expected):
+    # A <think> in the prompt belongs to an earlier turn, unless `in_thinking`.
+    assert forced_token([START, 1, 1, 1], output, draft_tokens, in_thinking) == expected
 
 
-def test_a_forced_row_leaves_its_neighbours_alone():
+def test_a_forced_row_does_not_affect_other_rows():
     logits = mx.random.normal((3, 12))
     plain = SamplingRow(EngineRequest("a", [1], SamplingParams(temperature=0)), 0)
-    thinking = EngineRequest("b", [1], SamplingParams(temperature=2.0, top_p=0.5))
-    thinking.thinking_budget = ThinkingBudget(thinking, 0, START, END, in_thinking=True)
+    budget = ThinkingBudget(1, 0, START, END, in_thinking=True)
+    params = SamplingParams(temperature=2.0, top_p=0.5)
+    thinking = EngineRequest("b", [1], params, thinking_budget=budget)
     rows = [plain, SamplingRow(thinking, 0), plain]
     tokens = to_ints(sample_tokens(logits, rows))
     best = to_ints(mx.argmax(logits, axis=-1))

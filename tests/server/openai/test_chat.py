@@ -293,7 +293,7 @@ def test_a_schema_that_cannot_be_kept_is_refused_only_if_a_call_is_demanded(serv
     body = {**PLAIN, "tools": [tool]}
     answer = server.post("/v1/chat/completions", body).json()
     assert "Paris" in answer["choices"][0]["message"]["content"]
-    server.wait_for("tool calls are not kept to their schemas: the grammar is refused")
+    server.wait_for("tool calls are not kept to their schemas: the grammar is rejected")
     refused = server.post("/v1/chat/completions", {**body, "tool_choice": "required"})
     assert refused.status_code == 400
 
