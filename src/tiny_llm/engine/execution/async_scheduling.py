@@ -1,4 +1,4 @@
-"""Async scheduling: launches the next decoding step before reading this one's tokens.
+"""Async scheduling: launches the next decoding step before tokens are read.
 
 A decoding step ends with token ids that Python must read to know which requests continue. Meanwhile
 the GPU would idle until the next step is scheduled and its graph is built. But most requests do

@@ -1,4 +1,4 @@
-"""Sampler: logits to tokens, for a batch of rows with per-request parameters.
+"""Sampler: logits to tokens, with per-row sampling parameters.
 
 The course's samplers are in `tiny_llm/sampler.py`; the filters are shared.
 

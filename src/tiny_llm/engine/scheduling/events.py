@@ -1,4 +1,4 @@
-"""Scheduler events and their recording, for `--record`, the live view and tests.
+"""Scheduler events and their recording, for `--record` and the live view.
 
 The scheduler calls its listener synchronously with each event. A recording is one JSON object:
 

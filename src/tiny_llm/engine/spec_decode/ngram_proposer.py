@@ -1,4 +1,4 @@
-"""NgramProposer: draft tokens from earlier occurrences of the last tokens.
+"""NgramProposer: draft tokens from earlier occurrences of an n-gram.
 
 Outputs quote: edited code, extracted fields and names in a summary appear in the prompt, and lists
 repeat their own form. So the last n-gram is looked up among all tokens before it, and what followed

@@ -1,4 +1,4 @@
-"""GrammarCompiler: compiles structured outputs with llguidance, cached by grammar.
+"""GrammarCompiler: cached compilation of structured outputs by llguidance.
 
 `llguidance` is imported on first use. Compiling a typical schema takes well below a millisecond.
 Hostile grammars are rejected with an error: their length is limited here, their depth, states and
