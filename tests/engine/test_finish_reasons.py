@@ -1,4 +1,4 @@
-"""What bounds an answer: `min_tokens`, room, time, the queue, and logits that are no numbers."""
+"""Finish reasons and limits: min_tokens, max_tokens, timeout, queue, NaN logits."""
 
 import mlx.core as mx
 import pytest
@@ -24,7 +24,7 @@ def answer(llm, **params):
     return output
 
 
-def test_text_begins_with_the_space_of_its_first_token(llm):
+def test_text_keeps_its_leading_space(llm):
     [output] = llm.generate("RoPE is", SamplingParams(temperature=0, max_tokens=4))
     assert output.text == llm.tokenizer.decode(output.token_ids)
     assert output.text.startswith(" ")
@@ -47,7 +47,7 @@ def test_no_stop_token_before_min_tokens(llm):
     assert second not in longer.token_ids[:5]
 
 
-def test_a_stop_string_counts_if_it_begins_after_min_tokens(llm):
+def test_no_stop_string_before_min_tokens(llm):
     whole = answer(llm)
     stop = llm.tokenizer.decode(whole.token_ids[1:2])
     assert answer(llm, stop=stop).text == llm.tokenizer.decode(whole.token_ids[:1])
@@ -56,7 +56,7 @@ def test_a_stop_string_counts_if_it_begins_after_min_tokens(llm):
     assert stop not in later.text[len(llm.tokenizer.decode(whole.token_ids[:2])) :]
 
 
-def test_min_tokens_beyond_max_tokens_is_refused():
+def test_min_tokens_beyond_max_tokens_is_rejected():
     with pytest.raises(UserError, match="at most max_tokens, got min_tokens=5 and max_tokens=4"):
         SamplingParams(max_tokens=4, min_tokens=5)
 
@@ -103,7 +103,7 @@ def test_timeout_keeps_partial_output(llm, monkeypatch):
     assert not llm.has_unfinished_requests
 
 
-def test_a_full_queue_refuses():
+def test_full_queue_rejects():
     llm = LLM("demo", kv_cache_bytes=2**22, max_num_seqs=2, max_queue=1)
     params = SamplingParams(max_tokens=2)
     for _ in range(3):
@@ -114,7 +114,7 @@ def test_a_full_queue_refuses():
         llm.add_request(QUESTION, params)
     while llm.has_unfinished_requests:
         llm.step()
-    with pytest.raises(QueueFullError):  # all of the `n`, or none
+    with pytest.raises(QueueFullError):  # all `n` or none
         llm.add_request(QUESTION, SamplingParams(n=4))
     assert not llm.has_unfinished_requests
     llm.add_request(QUESTION, SamplingParams(n=3))

@@ -1,4 +1,4 @@
-"""Answers to random JSON schemas: whatever completes is valid by `jsonschema`."""
+"""Random JSON schemas: complete outputs are valid by `jsonschema`."""
 
 import json
 import random
@@ -15,7 +15,7 @@ WORDS = ["name", "age", "of", "colour", "a b", "ü", "x/y", '"', "2", "tags"]
 
 
 def random_schema(rng: random.Random, depth: int = 0):
-    """A schema of few levels, with the keywords that programs use."""
+    """Returns a shallow schema of common keywords."""
     leaves = [a_string, a_number, an_enum, a_constant, lambda rng: {"type": rng.choice(SIMPLE)}]
     kinds = leaves if depth >= 3 else [*leaves, an_object, an_object, an_array, a_choice]
     kind = rng.choice(kinds if depth else kinds[len(leaves) :])
@@ -96,10 +96,10 @@ def llm(demo):
 
 
 def check(llm, seeds) -> tuple[int, int]:
-    """Answers a schema for each seed, in one batch.
+    """Generates one output per seed, in one batch, and validates it.
 
     Returns:
-        (how many answers were complete, how many schemas were refused).
+        (number of complete outputs, number of rejected schemas).
     """
     schemas = [random_schema(random.Random(seed)) for seed in seeds]
     params = [
@@ -126,7 +126,7 @@ def check(llm, seeds) -> tuple[int, int]:
     return num_complete, num_refused
 
 
-def test_a_few_schemas(llm):
+def test_few_schemas(llm):
     num_complete, num_refused = check(llm, range(40))
     assert num_complete >= 35
     assert num_refused <= 2

@@ -62,7 +62,7 @@ def think(llm, prompts=(QUESTION,), **params):
 
 
 @pytest.mark.parametrize("most", [0, 1, 5])
-def test_an_answer_follows_the_bounded_thoughts(llm, most):
+def test_body_follows_bounded_reasoning(llm, most):
     [free] = think(llm)
     [bounded] = think(llm, thinking_token_budget=most)
     start, end = thinking_tokens(llm.tokenizer)
@@ -74,7 +74,7 @@ def test_an_answer_follows_the_bounded_thoughts(llm, most):
     assert large.token_ids == free.token_ids
 
 
-def test_the_same_tokens_in_a_batch_with_guesses_and_with_a_form(llm):
+def test_same_tokens_in_a_batch_with_drafts_and_with_a_grammar(llm):
     params = {"temperature": 1.2, "seed": 5, "thinking_token_budget": 4}
     alone = [think(llm, [QUESTION], **params | {"seed": seed})[0].token_ids for seed in range(3)]
     others = [SamplingParams(**params | {"seed": s, "max_tokens": 60}) for s in range(3)]
@@ -88,18 +88,18 @@ def test_the_same_tokens_in_a_batch_with_guesses_and_with_a_form(llm):
     assert formed.text.partition("</think>")[2].strip() in ("tea", "coffee")
 
 
-def test_an_answer_without_thoughts_keeps_to_any_budget(llm):
+def test_budget_has_no_effect_without_reasoning(llm):
     [answer] = llm.generate("RoPE is", SamplingParams(temperature=0, thinking_token_budget=0))
     [free] = llm.generate("RoPE is", SamplingParams(temperature=0))
     assert answer.token_ids == free.token_ids
 
 
-def test_a_negative_budget_is_refused():
+def test_negative_budget_is_rejected():
     with pytest.raises(UserError, match="thinking_token_budget is -1"):
         SamplingParams(thinking_token_budget=-1)
 
 
-def test_a_stop_string_may_be_kept(llm):
+def test_include_stop_str_in_output(llm):
     params = {"temperature": 0, "stop": [" of"], "include_stop_str_in_output": True}
     [kept] = llm.generate(QUESTION, SamplingParams(**params))
     [cut] = llm.generate(QUESTION, SamplingParams(**params | {"include_stop_str_in_output": False}))
