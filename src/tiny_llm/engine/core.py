@@ -101,11 +101,10 @@ class EngineCore:
         generated_id = self.new_id()
         name = generated_id if request_id is None else request_id
         completion_ids = [name if params.n == 1 else f"{name}#{index}" for index in range(params.n)]
-        if name in self._processors_by_request or not self._processors.keys().isdisjoint(
-            completion_ids
-        ):
+        is_used = any(completion_id in self._processors for completion_id in completion_ids)
+        if is_used or name in self._processors_by_request:
             raise UserError(f"request_id '{name}' is already used by an unfinished request.")
-        grammars = self._grammars(ids, params, chat.thinking_enabled)
+        grammars = self.compile_grammars(ids, params, chat.thinking_enabled)
         seed = params.seed
         if seed is None:
             seed = completion_seed(self.seed, int(generated_id))
@@ -118,27 +117,18 @@ class EngineCore:
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
         deadline = None if timeout is None else request_output.metrics.arrival_time + timeout
-        eos_token_ids = self.tokenizer.eos_token_ids
-        stop_token_ids = params.stop_token_ids or ()
-        end_token_ids = (*(() if params.ignore_eos else eos_token_ids), *stop_token_ids)
-        is_scored = params.prompt_logprobs is not None
         processors = []
         for output, grammar in zip(request_output.outputs, grammars, strict=True):
-            request = EngineRequest(
-                completion_ids[output.index],
-                ids,
-                params,
-                params.max_tokens,
-                completion_seed(seed, output.index),
-                num_to_score=len(ids) - 1 if is_scored and output.index == 0 else 0,
-                end_token_ids=end_token_ids,
-                grammar=grammar,
-                thinking_budget=self._thinking_budget(ids, params),
-                token_counts=TokenCounts(ids, self.vocab_size) if params.has_penalties else None,
-            )
-            detokenizer = detokenizer_keeping_space(self.tokenizer)
+            index = output.index
+            request = self._make_request(completion_ids[index], ids, params, seed, index, grammar)
             processor = OutputProcessor(
-                request, request_output, output, detokenizer, eos_token_ids, sink, deadline
+                request,
+                request_output,
+                output,
+                detokenizer_keeping_space(self.tokenizer),
+                self.tokenizer.eos_token_ids,
+                sink,
+                deadline,
             )
             self.scheduler.add(request)  # raises for the first completion or for none
             self._processors[request.request_id] = processor
@@ -146,16 +136,35 @@ class EngineCore:
         self._processors_by_request[name] = processors
         return request_output
 
-    def compile_grammar(
-        self, ids: Sequence[int], params: SamplingParams, thinking_enabled: bool
-    ) -> None:
-        """Compiles the grammar of a request; see `LLM.compile_grammar`."""
-        self._grammars(ids, params, thinking_enabled)
+    def _make_request(
+        self,
+        request_id: str,
+        ids: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        index: int,
+        grammar: StructuredOutputGrammar | None,
+    ) -> EngineRequest:
+        """Builds the scheduler's request for completion `index` of a prompt."""
+        eos_token_ids = () if params.ignore_eos else self.tokenizer.eos_token_ids
+        is_scored = params.prompt_logprobs is not None and index == 0
+        return EngineRequest(
+            request_id,
+            ids,
+            params,
+            params.max_tokens,
+            completion_seed(seed, index),
+            num_to_score=len(ids) - 1 if is_scored else 0,
+            end_token_ids=(*eos_token_ids, *(params.stop_token_ids or ())),
+            grammar=grammar,
+            thinking_budget=self._thinking_budget(ids, params),
+            token_counts=TokenCounts(ids, self.vocab_size) if params.has_penalties else None,
+        )
 
-    def _grammars(
+    def compile_grammars(
         self, ids: Sequence[int], params: SamplingParams, thinking_enabled: bool
     ) -> list[StructuredOutputGrammar | None]:
-        """Returns a grammar for each of the `n` completions; None without structured outputs."""
+        """Compiles a grammar for each of the `n` completions; None if unconstrained."""
         structured_outputs = params.structured_outputs
         if structured_outputs is None:
             return [None] * params.n

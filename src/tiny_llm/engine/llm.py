@@ -281,7 +281,7 @@ class LLM:
         Raises:
             UserError: the grammar is rejected, or `llguidance` is not installed.
         """
-        self.core.compile_grammar(prompt_token_ids, sampling_params, enable_thinking)
+        self.core.compile_grammars(prompt_token_ids, sampling_params, enable_thinking)
 
     def abort(self, request_id: str) -> bool:
         """Ends a request in any state and releases its pages.
