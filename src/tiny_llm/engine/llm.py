@@ -190,7 +190,7 @@ class LLM:
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
         return self._run(_with_params(prompts, sampling_params), chat, [])
 
-    def _add_or_refuse(
+    def _add_or_reject(
         self, prompt: Prompt, params: SamplingParams, chat: ChatOptions, sink: deque[StreamOutput]
     ) -> RequestOutput:
         try:
@@ -219,7 +219,7 @@ class LLM:
         sink: deque[StreamOutput] = deque()
         try:
             for prompt, params in prompts_and_params:
-                outputs.append(self._add_or_refuse(prompt, params, chat, sink))
+                outputs.append(self._add_or_reject(prompt, params, chat, sink))
             while sink or not all(output.finished for output in outputs):
                 if not sink:
                     self.core.step()

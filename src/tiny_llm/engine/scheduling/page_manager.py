@@ -168,5 +168,5 @@ class PageManager:
                 owners[page] = owners.get(page, 0) + 1
         for page in range(self.allocator.num_pages):
             expected, actual = owners.get(page, 0), self.allocator.ref_count(page)
-            assert actual == expected, f"page {page} has {actual} owners, not {expected}"
+            assert actual == expected, f"page {page} has {actual} owners instead of {expected}"
             assert page in cached or actual <= 1, f"page {page} is shared outside the prefix cache"

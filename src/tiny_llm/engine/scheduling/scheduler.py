@@ -184,7 +184,7 @@ class Scheduler:
         ]
         chunks = []
         spare = self.config.max_num_batched_tokens - len(decoding) * (1 + self.config.num_drafts)
-        spare //= 2  # half of the rest is left to prompts
+        spare //= 2  # the other half is for prompts
         for request in decoding:  # pages of the mandatory tokens are allocated by now
             num_drafts = self._room_for_drafts(request, spare)
             spare -= max(0, num_drafts - self.config.num_drafts)

@@ -36,8 +36,8 @@ def apply_grammar_bitmask(logits: mx.array, rows: Sequence[GrammarRow]) -> mx.ar
 
     Args:
         logits: R×V, float32.
-        rows: R. Precondition: the rows of a request are adjacent, and each has one draft token more
-            than the row before it.
+        rows: R. Precondition: the rows of a request are adjacent, each with the draft tokens of the
+            previous one and one more; a single row may have any number.
     """
     constrained = [index for index, row in enumerate(rows) if row.request.grammar is not None]
     if not constrained:
