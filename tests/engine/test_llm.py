@@ -88,7 +88,7 @@ def test_invalid_request_does_not_affect_others(demo):
 
 
 @pytest.mark.parametrize("prompts", [3, [3.5], ["a", 3], None, [[["a"]]]])
-def test_invalid_prompt_is_rejected(demo, prompts):
+def test_invalid_prompt_is_refused(demo, prompts):
     with pytest.raises(UserError, match="is no prompt; give a text, token ids"):
         engine(demo).generate(prompts)
 
