@@ -124,7 +124,7 @@ def test_flash_attention_reaches_the_model(capsys, monkeypatch, flag, flash):
         (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
         (["--loader", "week2", "--record", "run.json"], "--record is for the engine; leave it"),
         (["--loader", "week3", "--kv-cache-bytes", "9"], "--kv-cache-bytes is for the engine"),
-        (["--kv-cache-bytes", "9"], "kv_cache_bytes is 9; a page of 32"),
+        (["--kv-cache-bytes", "9"], "kv_cache_bytes must be at least 262144, a page of 32"),
         (["--record", "/no/such/run.json"], "there is no folder '/no/such'"),
         (["--solution", "mine"], "--solution mine runs a learner's tree"),
         (["--batch-size", "0"], "--batch-size is 0; it must be at least 1"),

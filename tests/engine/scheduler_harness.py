@@ -1,4 +1,4 @@
-"""A scheduler by hand, with a model that says the same token always."""
+"""Test harness: a small scheduler and a model that repeats one token."""
 
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.scheduling.batch import ChunkOutput
@@ -21,14 +21,14 @@ def scheduler(listener=None, **changes) -> Scheduler:
 
 
 def add(to: Scheduler, name: str, length: int, max_tokens: int | None = 5, first: int = 0):
-    """A request whose prompt is `first` and the numbers after it."""
+    """Adds a request with the prompt `first`, `first` + 1 and so on."""
     request = EngineRequest(name, list(range(first, first + length)), GREEDY, max_tokens)
     to.add(request)
     return request
 
 
 def step(of: Scheduler, token: int = 77, num_tokens: int = 1) -> list[tuple[str, int, int, int]]:
-    """One step; the model says `token`, `num_tokens` times if there are guesses."""
+    """Runs a step that samples `token`, up to `num_tokens` times with draft tokens."""
     plan = of.schedule()
     results = {}
     for chunk in plan.chunks:

@@ -1,9 +1,8 @@
-"""A simulator: the scheduler with its pages, a virtual clock, and a model that only counts.
+"""Scheduler simulator: virtual clock, and a hash in place of the model.
 
-The model's "keys and values" of a token are a number that stands for the token and all before it; a
-step writes them into the pages that the scheduler chose and reads those of the past, so a page that
-was shared wrongly, freed too early or written by two shows at once. A step takes as long as it has
-tokens.
+The "keys and values" of a token are a hash of the token and its prefix. A step writes them into the
+allocated slots and verifies those of earlier tokens, which reveals pages that are shared wrongly,
+freed too early or written by two requests. Step time is linear in the number of tokens.
 """
 
 import random
@@ -26,11 +25,11 @@ class Arrival:
     """One request of a workload.
 
     Attributes:
-        time: when it comes.
-        prompt: its tokens; few kinds, so that prompts share beginnings.
-        max_tokens: of its answer.
-        answer_len: where the model would end it by itself.
-        abort_at: when its caller loses interest, or None.
+        time: arrival time.
+        prompt: token ids from a tiny vocabulary, so that prompts share prefixes.
+        max_tokens: output limit.
+        answer_len: output length at which the model generates an end token.
+        abort_at: time of the client's abort, or None.
     """
 
     time: float
@@ -42,11 +41,11 @@ class Arrival:
 
 @dataclass
 class Workload:
-    """A random engine and its requests.
+    """A random configuration and its requests.
 
     Attributes:
-        acceptance: how likely a guess is right.
-        failing_steps: the steps whose model call raises.
+        acceptance: acceptance rate of draft tokens.
+        failing_steps: steps whose model call raises.
     """
 
     config: SchedulerConfig
@@ -58,7 +57,7 @@ class Workload:
 
 @dataclass
 class Outcome:
-    """What a simulation saw."""
+    """Totals and outputs of a simulation."""
 
     steps: int = 0
     tokens: int = 0
@@ -75,7 +74,7 @@ def random_workload(rng: random.Random, size: int = 6) -> Workload:
     max_num_seqs = rng.randint(1, 5)
     num_drafts = rng.choice((0, 0, 1, 3))
     config = SchedulerConfig(
-        # A request has up to 28 tokens: mostly there is room for one, seldom for all.
+        # Requests have up to 28 tokens: usually one fits, rarely all.
         num_pages=rng.randint(2 if rng.random() < 0.1 else 28 // page_size, 40 // page_size),
         page_size=page_size,
         max_num_batched_tokens=max_num_seqs * (1 + num_drafts) + rng.randint(0, 8),
@@ -97,21 +96,21 @@ def random_workload(rng: random.Random, size: int = 6) -> Workload:
 
 
 def next_token(prefix: int, length: int) -> int:
-    """What the model says after a prefix: any function of it and of nothing else."""
+    """The model: an arbitrary function of the prefix."""
     return (prefix >> 7) * 31 + length & 1
 
 
 def fold(prefix: int, token: int) -> int:
-    """The number that stands for a prefix and one token more."""
+    """Extends the hash of a prefix by a token."""
     return (prefix * 1_000_003 + token + 1) & 0xFFFFFFFFFFFF
 
 
 class Simulation:
-    """Runs a workload; every step asserts what must hold.
+    """Runs a workload and asserts the invariants at every step.
 
     Args:
-        workload: what to run.
-        check_every: look at every page after so many steps; the rest is checked at each.
+        workload: configuration and requests.
+        check_every: steps between calls of `check_integrity`.
     """
 
     def __init__(self, workload: Workload, check_every: int = 1, listener=None):
@@ -133,7 +132,7 @@ class Simulation:
         )[::-1]
 
     def run(self) -> Outcome:
-        """To the end of the last request."""
+        """Runs until all requests have ended."""
         self._arrive()
         while self._coming or self.scheduler.has_requests:
             if not self.scheduler.has_requests:
@@ -160,8 +159,8 @@ class Simulation:
 
     def _assert_never_fits(self, one: Arrival) -> None:
         total = len(one.prompt) + one.max_tokens
-        places = self.config.num_pages * self.config.page_size
-        assert not one.prompt or total > self.config.max_seq_len or total - 1 > places
+        slots = self.config.num_pages * self.config.page_size
+        assert not one.prompt or total > self.config.max_seq_len or total - 1 > slots
 
     def _abort_due(self, until: float) -> None:
         while self._aborts and self._aborts[-1][0] <= until:
@@ -174,11 +173,11 @@ class Simulation:
             key=lambda r: r.arrival_index,
         )
         step = scheduler.schedule()
-        assert step.chunks, "a step that computes nothing although requests wait"
+        assert step.chunks, "an empty step although requests are unfinished"
         assert step.num_tokens <= self.config.max_num_batched_tokens, (
-            "the step is longer than its budget"
+            "the step exceeds its token budget"
         )
-        assert any(chunk.request is oldest for chunk in step.chunks), f"{oldest} stands still"
+        assert any(chunk.request is oldest for chunk in step.chunks), f"{oldest} makes no progress"
         failed = step.index in self.workload.failing_steps
         if failed:
             for chunk in step.chunks:
@@ -186,7 +185,7 @@ class Simulation:
         else:
             results = {chunk.request.request_id: self._compute(chunk) for chunk in step.chunks}
             self.now += STEP_SECONDS + TOKEN_SECONDS * step.num_tokens
-            self._abort_due(self.now)  # while the step is computed
+            self._abort_due(self.now)  # while the step is in flight
             scheduler.update_from_output(
                 step, {key: one for key, one in results.items() if one is not None}
             )
@@ -199,39 +198,41 @@ class Simulation:
             scheduler.check_integrity()
 
     def _compute(self, chunk: Chunk) -> ChunkOutput | None:
-        """Writes a chunk's keys and values, reading the past's; the answer's next tokens."""
+        """Verifies earlier slots, writes the chunk's and returns the next tokens."""
         request, size = chunk.request, self.config.page_size
         assert chunk.start == request.num_computed
         assert chunk.start < chunk.end <= request.num_tokens
-        assert len(request.page_ids) * size >= chunk.end + chunk.num_drafts, "no room for the chunk"
+        assert len(request.page_ids) * size >= chunk.end + chunk.num_drafts, (
+            "too few pages for the chunk"
+        )
         prefix, tokens, slots = 0, request.token_ids, self._slots
         for position in range(chunk.end):
             slot = request.page_ids[position // size] * size + position % size
             prefix = fold(prefix, tokens[position])
             if position < chunk.start:
-                assert slots[slot] == prefix, f"{request} reads what is not its own"
+                assert slots[slot] == prefix, f"{request} reads a slot of another prefix"
             else:
-                assert position // size >= request.num_shared, "a shared page is written"
+                assert position // size >= request.num_shared, "a shared page is overwritten"
                 slots[slot] = prefix
         if not chunk.samples:
             return None
         new, end = [], chunk.end
-        for guess in range(chunk.num_drafts + 1):
+        for index in range(chunk.num_drafts + 1):
             token = next_token(prefix, end)
             new.append(token)
             ends = request.num_output_tokens + len(new) >= min(
                 request.max_tokens, self._answer_lens[request.request_id]
             )
-            if ends or guess == chunk.num_drafts:
+            if ends or index == chunk.num_drafts:
                 break
-            right = self._rng.random() < self.workload.acceptance
+            is_accepted = self._rng.random() < self.workload.acceptance
             slot = request.page_ids[end // size] * size + end % size
-            prefix = fold(prefix, token if right else 1 - token)
-            slots[slot] = prefix  # a wrong guess leaves its keys behind
-            if not right:
+            prefix = fold(prefix, token if is_accepted else 1 - token)
+            slots[slot] = prefix  # rejected draft tokens leave stale keys
+            if not is_accepted:
                 break
             end += 1
-        # If all guesses were right, the draft model has not seen the last one.
+        # If all draft tokens are accepted, the draft model has not computed the last one.
         return ChunkOutput(new, num_draft_uncomputed=int(0 < chunk.num_drafts == len(new) - 1))
 
     def _end_answers(self, chunks: tuple[Chunk, ...]) -> None:
@@ -258,11 +259,11 @@ class Simulation:
             outcome.cached_tokens += request.num_cached_tokens
         outcome.preemptions = scheduler.num_preemptions
         outcome.seconds = self.now
-        assert len(outcome.reasons) == len(self.workload.arrivals), "a request without an end"
+        assert len(outcome.reasons) == len(self.workload.arrivals), "a request has no outcome"
 
 
 def answer_alone(arrival: Arrival) -> list[int]:
-    """The oracle: what a request says with the machine to itself."""
+    """The oracle: the output of a request that runs alone."""
     prefix, tokens = 0, list(arrival.prompt)
     for token in tokens:
         prefix = fold(prefix, token)

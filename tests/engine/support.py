@@ -1,4 +1,4 @@
-"""What the engine's tests with a model share: prompts, and a spy that sees every logit."""
+"""Shared by the engine's tests: prompts, a logits recorder, a chi-square test."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from tests.support import as_numpy
 from tiny_llm import LLM, SamplingParams, StructuredOutputs
 
-Logits = dict[tuple[int, int], np.ndarray]  # by prompt and place in the answer
+Logits = dict[tuple[int, int], np.ndarray]  # by case and output position
 
 PARAGRAPH = (
     "Lenmora lies on the river Tavel. The mayor of Lenmora is Mira Holton. The trams of "
@@ -22,12 +22,12 @@ def chat(question: str) -> list[dict[str, str]]:
 
 
 def assert_distributed_as(answers: Iterable[Hashable], expected: Mapping[Any, float]) -> None:
-    """Checks that answers come as often as they should: chi-square, wrong once in 10,000 runs.
+    """Chi-square test of a discrete distribution; false positive rate 1e-4.
 
     Args:
-        answers: what came.
-        expected: the probability of each answer that is possible. Those that should come less than
-            five times count as one.
+        answers: samples.
+        expected: probability of each possible sample. Cells with an expected count below five are
+            merged.
     """
     from scipy.stats import chi2  # takes a second to import
 
@@ -42,7 +42,7 @@ def assert_distributed_as(answers: Iterable[Hashable], expected: Mapping[Any, fl
     assert statistic < chi2.ppf(1 - 1e-4, len(cells) - 1)
 
 
-# A prompt, and what is asked of it: shared beginnings, a prompt of one token, every parameter.
+# Common prefixes, a prompt of one token, all sampling parameters.
 CASES: list[tuple[Any, SamplingParams]] = [
     (chat(PARAGRAPH + "Who is the mayor?"), SamplingParams(temperature=0, max_tokens=12)),
     (
@@ -83,7 +83,7 @@ MAYOR = {
     "additionalProperties": False,
 }
 
-# More, which take more memory.
+# Larger cases.
 MORE_CASES = [
     *CASES,
     (
@@ -104,21 +104,21 @@ MORE_CASES = [
 
 
 def record_logits(llm: LLM) -> dict[tuple[str, int], np.ndarray]:
-    """Keeps the logits of every token of every answer, by request id and place in the answer."""
+    """Records the logits of every output token, by request id and output position."""
     seen: dict[tuple[str, int], np.ndarray] = {}
-    choose = llm.runner._sample
+    sample = llm.runner._sample
 
     def watch(chunks, draft_tokens, logits):
-        outputs = choose(chunks, draft_tokens, logits)
+        outputs = sample(chunks, draft_tokens, logits)
         rows, first = as_numpy(logits), 0
-        for chunk, own in zip(chunks, draft_tokens, strict=True):
+        for chunk, drafts in zip(chunks, draft_tokens, strict=True):
             if chunk.samples:
                 name = chunk.request.request_id
                 for place in range(len(outputs[name].token_ids)):
                     key = name, chunk.request.num_output_tokens + place
-                    assert key not in seen, "a token was chosen twice"
+                    assert key not in seen, "a token was sampled twice"
                     seen[key] = rows[first + place]
-                first += len(own) + 1
+                first += len(drafts) + 1
         return outputs
 
     llm.runner._sample = watch
@@ -128,10 +128,10 @@ def record_logits(llm: LLM) -> dict[tuple[str, int], np.ndarray]:
 def run_cases(
     llm: LLM, order: Sequence[int], steps_between: int = 0, cases=CASES
 ) -> tuple[dict[int, Any], Logits]:
-    """Serves `cases` in an order of arrival, with so many steps between two arrivals.
+    """Serves `cases` in the given order, `steps_between` steps between arrivals.
 
     Returns:
-        (outputs by case, logits by case and place in the answer).
+        (outputs by case, logits by case and output position).
     """
     seen = record_logits(llm)
     outputs = {}

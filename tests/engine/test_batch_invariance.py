@@ -1,7 +1,7 @@
-"""The same prompt, parameters and seed: the same tokens, and the same logits to the last bit.
+"""Batch invariance: tokens and logits are bitwise equal in every configuration.
 
-Alone, in any batch, whatever the chunks, the order of arrival, the page size, with a prefix hit and
-without, after preemption, with guesses and without. The product of all of these.
+The product of: batch composition, chunk size, order of arrival, page size, prefix cache hits,
+preemption, speculative decoding.
 """
 
 import itertools
@@ -17,7 +17,7 @@ TIGHT_TOKENS, AMPLE_TOKENS = 96, 2048
 
 
 def build(demo, tokens: int, draft=None, **options) -> LLM:
-    """An engine with memory for so many tokens."""
+    """Builds an engine with KV memory for `tokens` tokens."""
     models = [demo[0]] + ([draft[0]] if draft else [])
     per_token = sum(
         2 * m.args.num_hidden_layers * m.args.num_key_value_heads * m.args.head_dim * 2
@@ -33,7 +33,7 @@ def draft():
 
 @pytest.fixture(scope="module")
 def alone(demo):
-    """What each request says with an engine of its own, in one chunk."""
+    """Outputs and logits of each request alone, prefilled in one chunk."""
     outputs, logits = {}, {}
     for case in range(len(MORE_CASES)):
         llm = build(demo, AMPLE_TOKENS, max_num_seqs=1, enable_prefix_caching=False)
@@ -57,11 +57,11 @@ PRODUCT = [
         (4, 32),
         (True, False),
         (TIGHT_TOKENS, AMPLE_TOKENS),
-        ((1, 0), (-1, 2)),  # in which order, and how many steps between two
+        ((1, 0), (-1, 2)),  # order, and steps between arrivals
         (False, True),
     )
 ]
-# Any two values of two parameters come together in it.
+# Pairwise coverage: any two values of two parameters occur together.
 HALF = [case for number, case in enumerate(PRODUCT) if number.bit_count() % 2]
 
 
@@ -89,7 +89,7 @@ def test_all_configurations(demo, draft, alone, exhaustive):
             assert found[number].text == expected.text, where
             assert found[number].finish_reason == expected.finish_reason, where
             assert found[number].logprobs == expected.logprobs, where
-        # Guesses may go on behind an answer's end.
+        # Draft tokens may extend beyond the end of an output.
         assert found_logits.keys() >= logits.keys()
         assert case["guess"] or found_logits.keys() == logits.keys()
         for key, row in logits.items():
@@ -97,7 +97,7 @@ def test_all_configurations(demo, draft, alone, exhaustive):
         hits += sum(output.num_cached_tokens for output in found.values())
         preemptions += llm.scheduler.num_preemptions
         accepted += llm.runner.statistics.num_accepted_tokens
-    # All of it did happen.
+    # All of these occurred.
     assert hits / len(cases) > 500 / len(PRODUCT)
     assert preemptions / len(cases) > 20 / len(PRODUCT)
     assert accepted / len(cases) > 200 / len(PRODUCT)
@@ -105,7 +105,7 @@ def test_all_configurations(demo, draft, alone, exhaustive):
 
 @pytest.mark.parametrize("tokens", [TIGHT_TOKENS, AMPLE_TOKENS])
 @pytest.mark.parametrize(("chunk", "direction", "gap"), [(3, 1, 0), (200, -1, 2)])
-def test_with_guesses_from_the_text(demo, alone, tokens, chunk, direction, gap):
+def test_with_ngram_proposer(demo, alone, tokens, chunk, direction, gap):
     outputs, logits = alone
     options = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 32 + chunk}
     llm = build(demo, tokens, speculative="ngram", **options)

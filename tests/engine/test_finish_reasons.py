@@ -1,11 +1,11 @@
-"""What bounds an answer: `min_tokens`, room, time, the queue, and logits that are no numbers."""
+"""Finish reasons and limits: min_tokens, max_tokens, timeout, queue, NaN logits."""
 
 import mlx.core as mx
 import pytest
 
 from tests.engine.support import chat
 from tiny_llm import LLM, SamplingParams, UserError
-from tiny_llm.engine.execution.sampler_output import rows_with_nan
+from tiny_llm.engine.execution.sampler import rows_with_nan
 from tiny_llm.errors import QueueFullError
 
 QUESTION = chat("What is 17 + 25?")
@@ -24,7 +24,7 @@ def answer(llm, **params):
     return output
 
 
-def test_text_begins_with_the_space_of_its_first_token(llm):
+def test_text_keeps_its_leading_space(llm):
     [output] = llm.generate("RoPE is", SamplingParams(temperature=0, max_tokens=4))
     assert output.text == llm.tokenizer.decode(output.token_ids)
     assert output.text.startswith(" ")
@@ -47,7 +47,7 @@ def test_no_stop_token_before_min_tokens(llm):
     assert second not in longer.token_ids[:5]
 
 
-def test_a_stop_string_counts_if_it_begins_after_min_tokens(llm):
+def test_no_stop_string_before_min_tokens(llm):
     whole = answer(llm)
     stop = llm.tokenizer.decode(whole.token_ids[1:2])
     assert answer(llm, stop=stop).text == llm.tokenizer.decode(whole.token_ids[:1])
@@ -56,8 +56,8 @@ def test_a_stop_string_counts_if_it_begins_after_min_tokens(llm):
     assert stop not in later.text[len(llm.tokenizer.decode(whole.token_ids[:2])) :]
 
 
-def test_min_tokens_beyond_max_tokens_is_refused():
-    with pytest.raises(UserError, match=r"min_tokens is 5 and max_tokens 4; min_tokens may be at"):
+def test_min_tokens_beyond_max_tokens_is_rejected():
+    with pytest.raises(UserError, match="at most max_tokens, got min_tokens=5 and max_tokens=4"):
         SamplingParams(max_tokens=4, min_tokens=5)
 
 
@@ -66,15 +66,15 @@ def test_clamp_max_tokens(llm):
     prompt = [17] * (context - 3)
     params = {"temperature": 0, "max_tokens": 32_000, "ignore_eos": True}
     [refused] = llm.generate(prompt, SamplingParams(**params))
-    assert "max_tokens may be at most 3 here" in refused.error
+    assert "max_tokens must be at most 3 here" in refused.error
     [cut] = llm.generate(prompt, SamplingParams(**params, clamp_max_tokens=True))
     assert (len(cut.token_ids), cut.finish_reason) == (3, "length")
     [refused] = llm.generate([17] * context, SamplingParams(**params, clamp_max_tokens=True))
     assert "the prompt has" in refused.error
     for least in ({"clamp_max_tokens": True}, {"max_tokens": None}):
         [refused] = llm.generate(prompt, SamplingParams(**params | least, min_tokens=4))
-        assert refused.error.startswith("min_tokens is 4, and after the prompt of ")
-        assert refused.error.endswith("tokens there is room for 3.")
+        assert refused.error.startswith("min_tokens must be at most 3 after a prompt of ")
+        assert refused.error.endswith("tokens, got 4.")
 
 
 def test_timeout(llm):
@@ -86,7 +86,7 @@ def test_timeout(llm):
         llm.scheduler.check_integrity()
     assert (outputs[hurried].finish_reason, outputs[hurried].token_ids) == ("timeout", [])
     assert outputs[patient].token_ids == answer(llm).token_ids
-    with pytest.raises(UserError, match="timeout is 0; it must be a number of seconds > 0"):
+    with pytest.raises(UserError, match="timeout must be a number of seconds > 0, got 0"):
         llm.add_request(QUESTION, timeout=0)
 
 
@@ -103,16 +103,18 @@ def test_timeout_keeps_partial_output(llm, monkeypatch):
     assert not llm.has_unfinished_requests
 
 
-def test_a_full_queue_refuses():
+def test_full_queue_rejects():
     llm = LLM("demo", kv_cache_bytes=2**22, max_num_seqs=2, max_queue=1)
     params = SamplingParams(max_tokens=2)
     for _ in range(3):
         llm.add_request(QUESTION, params)
-    with pytest.raises(QueueFullError, match=r"has 3 requests and may have 3 .* try again later"):
+    with pytest.raises(
+        QueueFullError, match=r"3 unfinished requests, at most 3 .* try again later"
+    ):
         llm.add_request(QUESTION, params)
     while llm.has_unfinished_requests:
         llm.step()
-    with pytest.raises(QueueFullError):  # all of the `n`, or none
+    with pytest.raises(QueueFullError):  # all `n` or none
         llm.add_request(QUESTION, SamplingParams(n=4))
     assert not llm.has_unfinished_requests
     llm.add_request(QUESTION, SamplingParams(n=3))
@@ -145,7 +147,7 @@ def test_nan_logits_end_only_their_request(draft):
         if "breaks" in outputs and outputs["breaks"].finished:
             model.ragged_logits = compute
     assert outputs["breaks"].finish_reason == "error"
-    assert "not numbers (NaN)" in outputs["breaks"].error
+    assert "NaN logits" in outputs["breaks"].error
     assert outputs["breaks"].token_ids == expected.token_ids[:broken_after]
     assert outputs["goes on"].token_ids == expected.token_ids
 

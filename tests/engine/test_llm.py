@@ -1,4 +1,4 @@
-"""`LLM`, as its users see it."""
+"""LLM: the public interface, end to end."""
 
 import mlx.core as mx
 import numpy as np
@@ -24,7 +24,7 @@ def engine(demo, **options) -> LLM:
 
 
 def assert_idle(llm: LLM) -> None:
-    """No request runs or waits, and only the prefix cache holds pages."""
+    """Asserts that no requests are left and only the prefix cache holds pages."""
     llm.scheduler.check_integrity()
     assert not llm.has_unfinished_requests
     assert not llm.core._processors
@@ -35,7 +35,7 @@ def assert_idle(llm: LLM) -> None:
 # -------------------------------------------------------------------- generate
 
 
-def test_generate_answers_in_the_prompts_order(demo):
+def test_generate_preserves_prompt_order(demo):
     llm = engine(demo, max_num_seqs=2)
     outputs = llm.generate([chat(question) for question in QUESTIONS], GREEDY)
     assert [output.text for output in outputs] == ANSWERS
@@ -44,7 +44,7 @@ def test_generate_answers_in_the_prompts_order(demo):
     assert_idle(llm)
 
 
-def test_a_prompt_is_text_tokens_or_a_chat(demo):
+def test_prompt_is_text_token_ids_or_chat(demo):
     llm, tokenizer = engine(demo), demo[1]
     ids = tokenizer.apply_chat_template(
         chat(QUESTIONS[0]), add_generation_prompt=True, enable_thinking=False
@@ -65,7 +65,7 @@ def test_thinking(demo):
     assert output.text.endswith(ANSWERS[1])
 
 
-def test_each_prompt_may_have_its_own_params(either_device, demo):
+def test_sampling_params_per_prompt(either_device, demo):
     params = [SamplingParams(temperature=0, max_tokens=n) for n in (1, 2, 3)]
     outputs = engine(demo).generate([chat(question) for question in QUESTIONS], params)
     assert [len(output.token_ids) for output in outputs] == [1, 2, 3]
@@ -82,7 +82,7 @@ def test_invalid_request_does_not_affect_others(demo):
     reasons = [output.finish_reason for output in outputs]
     assert reasons == ["error", "stop", "error", "error", "stop"]
     assert outputs[0].error == "the prompt is empty; give at least one token."
-    assert "the declared KV memory holds 256" in outputs[2].error
+    assert "the configured KV memory holds 256" in outputs[2].error
     assert outputs[3].error == "the prompt has the token 5000; the model's are 0 to 4095."
     assert_idle(llm)
 
@@ -99,23 +99,23 @@ def test_invalid_token_id_and_invalid_params(demo):
     assert outputs[0].error == "the prompt has the token 'a'; ids are whole numbers."
     assert outputs[1].finish_reason == "length"
     with pytest.raises(
-        UserError, match="sampling_params is {'max_tokens': 3}; it must be a SamplingParams"
+        UserError, match="sampling_params must be a SamplingParams, got {'max_tokens': 3}"
     ):
         llm.add_request("a", {"max_tokens": 3})
     for params in ({"max_tokens": 3}, [{"max_tokens": 3}]):
-        with pytest.raises(UserError, match="it must be a SamplingParams"):
+        with pytest.raises(UserError, match="must be a SamplingParams, got"):
             llm.generate("a", params)
     assert_idle(llm)
 
 
-def test_no_prompts_no_outputs(demo):
+def test_empty_prompt_list(demo):
     assert engine(demo).generate([]) == []
 
 
 # -------------------------------------------------------------------- params
 
 
-def test_stop_strings_end_the_answer_and_are_not_in_it(demo):
+def test_stop_strings_end_the_text_and_are_removed(demo):
     llm = engine(demo)
     params = SamplingParams(temperature=0, max_tokens=60, stop=["of Ja", "never"])
     pieces = list(llm.stream(chat(QUESTIONS[0]), params))
@@ -153,7 +153,7 @@ def test_logit_bias_and_logprobs(either_device, demo):
         engine(demo).add_request("a", SamplingParams(logit_bias={4096: 1}))
 
 
-def test_n_answers_share_the_prompts_pages(demo):
+def test_completions_share_the_prompt_pages(demo):
     llm = engine(demo, block_size=4)
     params = SamplingParams(temperature=2, top_k=50, seed=3, n=3, max_tokens=12, ignore_eos=True)
     name = llm.add_request(chat(PARAGRAPH), params)
@@ -239,14 +239,14 @@ def test_failed_add_aborts_earlier_prompts(demo, monkeypatch):
     assert_idle(llm)
 
 
-def test_requests_come_and_go_between_steps(demo):
+def test_add_and_abort_between_steps(demo):
     llm = engine(demo, max_num_seqs=2)
     first = llm.add_request(chat(QUESTIONS[0]), GREEDY)
     llm.step()
     second = llm.add_request(chat(QUESTIONS[1]), GREEDY, request_id="mine")
     third = llm.add_request(chat(QUESTIONS[2]), GREEDY)
     assert second == "mine"
-    with pytest.raises(UserError, match="request_id 'mine' is taken"):
+    with pytest.raises(UserError, match="request_id 'mine' is already used"):
         llm.add_request("a", request_id="mine")
     llm.step()
     assert llm.abort(first)
@@ -266,7 +266,7 @@ def test_requests_come_and_go_between_steps(demo):
     assert_idle(llm)
 
 
-def test_all_answers_to_a_prompt_are_aborted_together(demo):
+def test_abort_ends_all_completions(demo):
     llm = engine(demo, max_num_seqs=2)
     name = llm.add_request([5] * 9, SamplingParams(n=4, max_tokens=40, ignore_eos=True))
     for _ in range(3):
@@ -287,7 +287,7 @@ def test_generated_ids_avoid_caller_ids(demo):
         llm.abort(name)
 
 
-def test_generate_does_not_take_what_step_returns(demo):
+def test_generate_does_not_consume_step_outputs(demo):
     llm = engine(demo)
     name = llm.add_request(chat(QUESTIONS[0]), GREEDY)
     [output] = llm.generate(chat(QUESTIONS[1]), GREEDY)
@@ -350,7 +350,7 @@ def test_prefix_cache_hit(demo):
     assert warm.token_ids == cold.token_ids
 
 
-def test_a_conversation_with_thoughts_reuses_what_is_still_a_prefix(demo):
+def test_conversation_with_reasoning_reuses_the_common_prefix(demo):
     llm = engine(demo, block_size=4)
     messages = chat(QUESTIONS[0])
     [first] = llm.generate(messages, GREEDY, enable_thinking=True)
@@ -370,13 +370,13 @@ def test_a_conversation_with_thoughts_reuses_what_is_still_a_prefix(demo):
 # -------------------------------------------------------------------- memory
 
 
-def test_memory_stays_within_what_was_declared(demo):
-    """Weights, the declared pages, and a constant: what one step computes with."""
+def test_memory_stays_within_budget(demo):
+    """Weights, KV memory, and a constant for the activations of a step."""
     serve_and_measure(demo, num_requests=60)
 
 
 @pytest.mark.slow
-def test_memory_stays_within_what_was_declared_over_many_requests(demo):
+def test_memory_stays_within_budget_over_many_requests(demo):
     serve_and_measure(demo, num_requests=2000)
 
 
@@ -403,7 +403,7 @@ def serve_and_measure(demo, num_requests: int) -> None:
     assert_idle(llm)
 
 
-# -------------------------------------------------------------------- what cannot be
+# -------------------------------------------------------------------- invalid options
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,10 @@ def serve_and_measure(demo, num_requests: int) -> None:
     [
         ({"block_size": 0}, "block_size is 0; it must be a whole number ≥ 1."),
         ({"block_size": 2.0}, "block_size is 2.0; it must be a whole number ≥ 1."),
-        ({"kv_cache_bytes": 1000}, "kv_cache_bytes is 1000; a page of 32 tokens takes 262144."),
+        (
+            {"kv_cache_bytes": 1000},
+            "kv_cache_bytes must be at least 262144, a page of 32 tokens, got 1000.",
+        ),
         ({"kv_cache_bytes": 1e8 / 3}, "kv_cache_bytes is 33333333.33.*; it must be a whole number"),
         ({"kv_cache_bytes": float("inf")}, "kv_cache_bytes is inf; it must be a whole number"),
         ({"kv_cache_bytes": "1GB"}, "kv_cache_bytes is '1GB'; it must be a whole number"),
@@ -423,48 +426,46 @@ def serve_and_measure(demo, num_requests: int) -> None:
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
         (
             {"max_num_batched_tokens": 3, "max_num_seqs": 4},
-            "max_num_batched_tokens is 3; 4 requests",
+            "max_num_batched_tokens must be at least 4 for max_num_seqs=4 .*, got 3",
         ),
         (
             {"draft_model": "demo-draft", "num_drafts": 0},
             "num_drafts is 0; it must be a whole number ≥ 1.",
         ),
-        ({"draft_model": 5}, "the model is 5; give a name, a folder, or the pair"),
+        ({"draft_model": 5}, "5 is not a model; give a name, a folder, or the pair"),
         ({"seed": "a"}, "seed is 'a'; it must be a whole number ≥ 0."),
-        ({"seed": 2**64}, r"seed is \d+; it must be below 2\*\*64."),
+        ({"seed": 2**64}, r"seed must be below 2\*\*64, got \d+."),
     ],
 )
-def test_an_engine_that_cannot_work_is_refused(demo, options, message):
+def test_invalid_engine_options_are_rejected(demo, options, message):
     with pytest.raises(UserError, match=message):
         engine(demo, **options)
 
 
-def test_a_model_is_a_name_a_folder_or_a_pair(demo):
+def test_model_is_a_name_a_folder_or_a_pair(demo):
     [expected] = engine(demo).generate(chat(QUESTIONS[1]), GREEDY)
     for model in ("demo", str(TARGET_PATH), TARGET_PATH, list(demo)):
         [output] = engine(model).generate(chat(QUESTIONS[1]), GREEDY)
         assert output.token_ids == expected.token_ids
     model, tokenizer = demo
     for wrong in (None, 5, model, (model,), (model, None), (tokenizer, model), (*demo, {})):
-        with pytest.raises(
-            UserError, match=r"^the model is .*; give a name, a folder, or the pair"
-        ):
+        with pytest.raises(UserError, match=r"is not a model; give a name, a folder, or the pair"):
             engine(wrong)
 
 
-def test_memory_may_be_written_with_an_exponent(demo):
+def test_kv_cache_bytes_may_be_a_float(demo):
     assert (
         engine(demo, kv_cache_bytes=1e7).describe() == engine(demo, kv_cache_bytes=10**7).describe()
     )
 
 
-def test_an_engine_without_a_seed_draws_one(demo):
+def test_seed_none_is_random(demo):
     assert engine(demo, seed=None).seed != engine(demo, seed=None).seed
     [output] = engine(demo, seed=None).generate("a", SamplingParams(max_tokens=2))
     assert output.finish_reason == "length"
 
 
-def test_a_draft_of_another_vocabulary_is_refused(demo, monkeypatch):
+def test_draft_with_another_vocabulary_is_rejected(demo, monkeypatch):
     model, tokenizer = load("demo-draft")
 
     class Other:
@@ -476,7 +477,7 @@ def test_a_draft_of_another_vocabulary_is_refused(demo, monkeypatch):
         LLM((model, tokenizer), draft_model=(model, Other()))
 
 
-def test_a_recording_of_the_engine(demo, tmp_path):
+def test_recording(demo, tmp_path):
     llm = engine(demo)
     recorder = Recorder(llm.describe())
     llm.scheduler.listener = recorder

@@ -1,4 +1,4 @@
-"""Pages that are computed before a request asks for them."""
+"""LLM.precompute: pages computed ahead of a request."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def compute_all(llm, ids) -> int:
 
 
 @pytest.mark.parametrize("draft", [None, "demo-draft"])
-def test_a_request_finds_them_and_has_the_same_tokens(draft):
+def test_precomputed_pages_are_hit_and_change_no_output(draft):
     llm = build(draft_model=draft)
     ids = llm.tokenizer.encode(PARAGRAPH * 3)
     size = llm.scheduler.config.page_size
@@ -33,7 +33,7 @@ def test_a_request_finds_them_and_has_the_same_tokens(draft):
     assert ahead.num_cached_tokens == len(ids) // size * size
     [plain] = build().generate([*ids, 17], GREEDY)
     assert ahead.token_ids == plain.token_ids
-    assert not llm.precompute(ids)  # all of them are there
+    assert not llm.precompute(ids)  # all pages are cached
 
 
 def test_precompute_is_a_no_op_when_busy_or_too_long():
@@ -61,6 +61,6 @@ def test_failed_precompute_is_harmless(monkeypatch, caplog):
     with monkeypatch.context() as patched:
         patched.setattr(llm.runner, "run", fail)
         assert not llm.precompute(ids)
-    assert "could not be computed ahead" in caplog.text
+    assert "precomputing a page failed" in caplog.text
     llm.scheduler.check_integrity()
     assert llm.precompute(ids)

@@ -1,4 +1,4 @@
-"""An answer's text: stop strings that span tokens are found, and no part of one is shown."""
+"""StopChecker: stop strings across tokens; no partial stop string is emitted."""
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ from tiny_llm.engine.stop_checker import StopChecker
 
 
 def tell(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
-    """What is shown after each byte of `text`, up to a stop string or the end."""
+    """Returns the emitted text after each byte of `text`, up to a stop string or the end."""
     output = CompletionOutput(0)
     answer = StopChecker(output, ByteDetokenizer(), stops)
     shown = []
@@ -30,9 +30,9 @@ def tell(text: str, *stops: str) -> tuple[list[str], CompletionOutput]:
         ("one two three", (), "one two three", None),
         ("one two three", ("two",), "one ", "two"),
         ("one two three", ("three", "ne t"), "o", "ne t"),
-        ("aaab", ("aab",), "a", "aab"),  # the beginning that was held back was another's
-        ("tw", ("two",), "tw", None),  # held back, and then it was no stop string
-        ("two", ("two", "wo"), "", "two"),  # the one that begins first
+        ("aaab", ("aab",), "a", "aab"),  # a held-back prefix that matches later
+        ("tw", ("two",), "tw", None),  # held back, then released at the end
+        ("two", ("two", "wo"), "", "two"),  # the earliest match wins
         ("héé", ("éé",), "h", "éé"),
     ],
 )
@@ -57,10 +57,10 @@ def test_incomplete_utf8_is_buffered():
 
 @given(st.text("ab<", max_size=30), st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3))
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_any_text_and_any_stop_strings(text, stops):
+def test_random_texts_and_stop_strings(text, stops):
     shown, output = tell(text, *stops)
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
-    # The first to be complete ends it; of several that are, the one that began first.
+    # The first complete match ends the text; ties go to the earliest start.
     first = min((end for end, _ in ends), default=None)
     expected = text if first is None else text[: min(start for end, start in ends if end == first)]
     assert "".join(shown) == output.text == expected

@@ -292,7 +292,7 @@ def test_other_numbers_are_refused(demo):
     engine("demo")
     with pytest.raises(UserError, match=f"this process already has a group of {RANKS} ranks"):
         engine("demo", 6 - RANKS)
-    with pytest.raises(UserError, match="loaded already"):
+    with pytest.raises(UserError, match="already loaded"):
         LLM(demo, tensor_parallel_size=2)
     with pytest.raises(UserError, match="tensor_parallel_size is 0"):
         engine("demo", 0)

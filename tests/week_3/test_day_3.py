@@ -265,7 +265,7 @@ def test_task_2_pages_come_back_exactly_once():
     assert allocator.num_free == 1, "an allocation that fails takes nothing"
     for page in first:
         allocator.free(page)
-    with pytest.raises(ValueError, match="is free already"):
+    with pytest.raises(ValueError, match="is already free"):
         allocator.free(first[0])
     pages = allocator.allocate(3)
     assert sorted(pages) == [0, 1, 2]
@@ -440,7 +440,7 @@ def test_task_4_no_request_is_admitted_in_a_step_that_preempted():
     # Pages for guesses make the difference: "young" gives more pages than it needs to come back.
     it = scheduler(num_pages=7, page_size=2, max_num_batched_tokens=64, enable_prefix_caching=False)
     add(it, "old", 1, max_tokens=3)
-    add(it, "young", 6, max_tokens=7, first=50).draft_token_ids = [5] * 8
+    it.update_draft_tokens(add(it, "young", 6, max_tokens=7, first=50), [5] * 8)
     while it.num_preemptions == 0:
         chunks = step(it)
     assert [chunk[0] for chunk in chunks] == ["old"], (

@@ -65,6 +65,7 @@ ARRAY_FREE = (
     "engine.output_processor",
     "engine.structured_output.json_schema",
     "engine.structured_output.grammar",
+    "engine.spec_decode.proposer",
     "engine.spec_decode.grammar_proposer",
     "engine.spec_decode.ngram_proposer",
 )

@@ -1,4 +1,4 @@
-"""The serving engine: continuous batching within a declared amount of memory.
+"""The serving engine: continuous batching within a fixed KV memory.
 
 `llm` is the public interface; a step is `core`: schedule, run the model, process the outputs. Must
 not know about HTTP.

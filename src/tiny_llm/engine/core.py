@@ -1,7 +1,7 @@
-"""The engine's core: requests in, news of their answers out, a step at a time.
+"""EngineCore: requests in, stream outputs out, one step at a time.
 
-A step is three calls: the scheduler plans it, the runner computes it, and the new tokens go to the
-answers and back to the scheduler. This file does not know where models come from.
+A step is three calls: schedule, run the model, process the outputs. How models are loaded is not
+known here.
 """
 
 import logging
@@ -15,7 +15,8 @@ from typing import Any
 
 from ..errors import UserError, check_token_ids
 from ..models.tokenizer.detokenizer import detokenizer_keeping_space
-from .execution.sampler import TokenCounts, completion_seed
+from .execution.logits_processors import TokenCounts
+from .execution.sampler import completion_seed
 from .inputs.prompts import ChatOptions, Prompt, encode_prompt, is_token_ids
 from .inputs.sampling_params import SamplingParams
 from .inputs.validation import array_to_list, validate_number
@@ -25,31 +26,32 @@ from .scheduling.batch import ChunkOutput, SchedulerOutput
 from .scheduling.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .scheduling.request import EngineRequest, FinishReason
 from .scheduling.scheduler import Scheduler
-from .spec_decode.grammar_proposer import DraftProposer, GrammarProposer
+from .spec_decode.grammar_proposer import GrammarProposer
+from .spec_decode.proposer import DraftProposer
 from .structured_output.compiler import GrammarCompiler, StructuredOutputGrammar
 from .structured_output.grammar import ThinkingState, initial_thinking_state
 from .structured_output.thinking_budget import ThinkingBudget, thinking_tokens
 
 log = logging.getLogger("tiny_llm.engine")
 
-PRECOMPUTE_REQUEST_ID = "(ahead)"  # the id of a request that nobody has sent
+PRECOMPUTE_REQUEST_ID = "(ahead)"  # internal request, not sent by a client
 
 
 class EngineCore:
-    """Takes requests through scheduler and runner.
+    """Drives requests through scheduler, model runner and output processors.
 
     Args:
         tokenizer: as `mlx_lm.load` returns it.
         scheduler: plans the steps.
-        runner: computes them.
-        seed: for requests that have none.
-        proposers: propose draft tokens without a model; the first with any wins.
+        runner: computes the steps.
+        seed: base seed for requests without their own.
+        proposers: model-free draft token proposers; the first with any draft tokens wins.
 
     Attributes:
         tokenizer, scheduler, runner, seed: as given.
-        vocab_size: V of the model that answers.
-        grammars: compiles what requests ask for; a server may do so beforehand, in other threads.
-        step_seconds: time spent in steps; `runner.seconds` of it were not bookkeeping.
+        vocab_size: V of the target model.
+        grammars: grammar compiler; thread-safe, so a server may compile ahead of `add`.
+        step_seconds: time spent in steps; all but `runner.seconds` is overhead.
     """
 
     def __init__(
@@ -68,10 +70,9 @@ class EngineCore:
         self.grammars = GrammarCompiler(tokenizer, self.vocab_size)
         self.step_seconds = 0.0
         self._proposers = proposers
-        self._processors: dict[str, OutputProcessor] = {}  # by the id of the scheduler's request
-        self._processors_by_request: dict[
-            str, list[OutputProcessor]
-        ] = {}  # by the id of the caller's request
+        self._processors: dict[str, OutputProcessor] = {}  # by the id of an EngineRequest
+        # By the caller's request id: the processors of its `n` completions.
+        self._processors_by_request: dict[str, list[OutputProcessor]] = {}
         self._num_added = 0
 
     def add(
@@ -83,12 +84,12 @@ class EngineCore:
         sink: deque[StreamOutput],
         timeout: float | None = None,
     ) -> RequestOutput:
-        """Adds the `n` requests of a prompt, or none of them if one is refused.
+        """Queues the `n` requests of a prompt, all or none.
 
         Args:
             prompt, params, request_id, timeout: see `LLM.add_request`, errors too.
-            chat: how the messages of a chat become text.
-            sink: where news of the answers go.
+            chat: chat template options.
+            sink: queue for the request's stream outputs.
         """
         self.scheduler.check_queue_limit(params.n)
         if timeout is not None:
@@ -97,101 +98,118 @@ class EngineCore:
         ids = encode_prompt(self.tokenizer, prompt, chat, self.scheduler.config.max_seq_len)
         check_token_ids("the prompt", ids, self.vocab_size)
         check_token_ids("logit_bias", params.logit_bias or (), self.vocab_size)
-        own_name = self.new_id()
-        name = own_name if request_id is None else request_id
-        own_ids = [name if params.n == 1 else f"{name}#{index}" for index in range(params.n)]
-        if name in self._processors_by_request or any(
-            own_id in self._processors for own_id in own_ids
-        ):
-            raise UserError(f"request_id '{name}' is taken by a request that is not finished.")
-        grammars = self._grammars(ids, params, chat.thinking_enabled)
-        seed = params.seed if params.seed is not None else completion_seed(self.seed, int(own_name))
+        generated_id = self.new_id()
+        name = generated_id if request_id is None else request_id
+        completion_ids = [name if params.n == 1 else f"{name}#{index}" for index in range(params.n)]
+        is_used = any(completion_id in self._processors for completion_id in completion_ids)
+        if is_used or name in self._processors_by_request:
+            raise UserError(f"request_id '{name}' is already used by an unfinished request.")
+        grammars = self.compile_grammars(ids, params, chat.thinking_enabled)
+        seed = params.seed
+        if seed is None:
+            seed = completion_seed(self.seed, int(generated_id))
         request_output = RequestOutput(
             name,
             None if is_token_ids(prompt) else prompt,  # type: ignore[arg-type]
             ids,
             [CompletionOutput(index) for index in range(params.n)],
             RequestMetrics(time.perf_counter()),
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
         deadline = None if timeout is None else request_output.metrics.arrival_time + timeout
-        eos_token_ids = self.tokenizer.eos_token_ids
-        answers = []
-        for own_id, output, grammar in zip(own_ids, request_output.outputs, grammars, strict=True):
-            own_seed = completion_seed(seed, output.index)
-            request = EngineRequest(own_id, ids, params, params.max_tokens, own_seed)
-            request.grammar = grammar
-            request.thinking_budget = self._thinking_budget(request)
-            if params.has_penalties:
-                request.token_counts = TokenCounts(request, self.vocab_size)
-            if params.prompt_logprobs is not None and output.index == 0:
-                request.num_to_score = len(ids) - 1
-                request_output.prompt_logprobs = [None]
-            detokenizer = detokenizer_keeping_space(self.tokenizer)
-            answer = OutputProcessor(
-                request, request_output, output, detokenizer, eos_token_ids, sink, deadline
+        processors = []
+        for output, grammar in zip(request_output.outputs, grammars, strict=True):
+            index = output.index
+            request = self._make_request(completion_ids[index], ids, params, seed, index, grammar)
+            processor = OutputProcessor(
+                request,
+                request_output,
+                output,
+                detokenizer_keeping_space(self.tokenizer),
+                self.tokenizer.eos_token_ids,
+                sink,
+                deadline,
             )
-            answers.append(answer)
-            self.scheduler.add(request)  # refuses the first, or none
-            self._processors[own_id] = answers[-1]
-        self._processors_by_request[name] = answers
+            self.scheduler.add(request)  # raises for the first completion or for none
+            self._processors[request.request_id] = processor
+            processors.append(processor)
+        self._processors_by_request[name] = processors
         return request_output
 
-    def compile_grammar(
-        self, ids: Sequence[int], params: SamplingParams, thinking_enabled: bool
-    ) -> None:
-        """Compiles the grammar of a request; see `LLM.compile_grammar`."""
-        self._grammars(ids, params, thinking_enabled)
+    def _make_request(
+        self,
+        request_id: str,
+        ids: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        index: int,
+        grammar: StructuredOutputGrammar | None,
+    ) -> EngineRequest:
+        """Builds the scheduler's request for completion `index` of a prompt."""
+        eos_token_ids = () if params.ignore_eos else self.tokenizer.eos_token_ids
+        is_scored = params.prompt_logprobs is not None and index == 0
+        return EngineRequest(
+            request_id,
+            ids,
+            params,
+            params.max_tokens,
+            completion_seed(seed, index),
+            num_to_score=len(ids) - 1 if is_scored else 0,
+            end_token_ids=(*eos_token_ids, *(params.stop_token_ids or ())),
+            grammar=grammar,
+            thinking_budget=self._thinking_budget(ids, params),
+            token_counts=TokenCounts(ids, self.vocab_size) if params.has_penalties else None,
+        )
 
-    def _grammars(
+    def compile_grammars(
         self, ids: Sequence[int], params: SamplingParams, thinking_enabled: bool
     ) -> list[StructuredOutputGrammar | None]:
-        """A grammar for each of the `n` answers to a prompt; None where the form is free."""
-        form = params.structured_outputs
-        if form is None:
+        """Compiles a grammar for each of the `n` completions; None if unconstrained."""
+        structured_outputs = params.structured_outputs
+        if structured_outputs is None:
             return [None] * params.n
         can_think = bool(getattr(self.tokenizer, "has_thinking", False))
         thinking = initial_thinking_state(self._prompt_tail(ids), can_think and thinking_enabled)
-        return [self.grammars.compile(form, thinking) for _ in range(params.n)]
+        return [self.grammars.compile(structured_outputs, thinking) for _ in range(params.n)]
 
-    def _thinking_budget(self, request: EngineRequest) -> ThinkingBudget | None:
-        """What bounds the thoughts of a request; None if it asks for no bound."""
-        most = request.params.thinking_token_budget
-        if most is None or self._thinking_tokens is None:
+    def _thinking_budget(self, ids: Sequence[int], params: SamplingParams) -> ThinkingBudget | None:
+        """Returns the request's limit on reasoning tokens, or None."""
+        max_tokens = params.thinking_token_budget
+        if max_tokens is None or self._thinking_tokens is None:
             return None
-        thinking = initial_thinking_state(
-            self._prompt_tail(request.token_ids), enable_thinking=False
-        )
-        return ThinkingBudget(request, most, *self._thinking_tokens, thinking is ThinkingState.OPEN)
+        thinking = initial_thinking_state(self._prompt_tail(ids), enable_thinking=False)
+        in_thinking = thinking is ThinkingState.OPEN
+        return ThinkingBudget(len(ids), max_tokens, *self._thinking_tokens, in_thinking)
 
     @cached_property
     def _thinking_tokens(self) -> tuple[int, int] | None:
         return thinking_tokens(self.tokenizer)
 
     def _prompt_tail(self, ids: Sequence[int]) -> str:
-        """The text of a prompt's end: a template writes few tokens after `<think>`."""
+        """Returns the text of the last tokens: templates write few after `<think>`."""
         text: str = self.tokenizer.decode(list(ids[-8:]))
         return text
 
     def new_id(self) -> str:
-        """An id that no other request has: the next number."""
-        while str(self._num_added) in self._processors_by_request:  # a caller chose it
+        """Returns an unused request id: the next number."""
+        while str(self._num_added) in self._processors_by_request:  # chosen by a caller
             self._num_added += 1
         self._num_added += 1
         return str(self._num_added - 1)
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request, and frees its memory at once; see `LLM.abort`."""
-        answers = list(self._processors_by_request.get(request_id, []))
-        for answer in answers:
-            self._finish(answer, [], "abort")
-        return bool(answers)
+        """Aborts a request and releases its pages; see `LLM.abort`."""
+        processors = list(self._processors_by_request.get(request_id, []))
+        for processor in processors:
+            self._finish(processor, [], "abort")
+        return bool(processors)
 
     def precompute(self, token_ids: Sequence[int]) -> bool:
-        """Computes the next page of a prompt that may come; see `LLM.precompute`."""
+        """Prefills one page into the prefix cache; see `LLM.precompute`."""
         scheduler = self.scheduler
         size = scheduler.config.page_size
-        known = scheduler.pages.num_cached(token_ids)
-        end = (known + 1) * size
+        num_cached = scheduler.pages.num_cached(token_ids)
+        end = (num_cached + 1) * size
         if scheduler.has_requests or end > len(token_ids):
             return False
         totals = scheduler.num_prompt_tokens, scheduler.num_cached_tokens
@@ -203,16 +221,17 @@ class EngineCore:
             step = scheduler.schedule()
             if step.chunks:
                 scheduler.update_from_output(step, self.runner.run(step))
-        except UserError:  # it is too long, as what comes next will be
+        except UserError:  # too long, as any continuation would be
             return False
-        except Exception:  # of any kind: nobody waits for this
-            log.exception("a page could not be computed ahead")
+        except Exception:  # best effort: no caller depends on it
+            log.exception("precomputing a page failed")
         scheduler.finish(request, "abort")
-        scheduler.num_prompt_tokens, scheduler.num_cached_tokens = totals  # nobody has asked for it
-        return scheduler.pages.num_cached(token_ids) > known and end + size <= len(token_ids)
+        # Not part of the prefix cache hit rate: no client sent this request.
+        scheduler.num_prompt_tokens, scheduler.num_cached_tokens = totals
+        return scheduler.pages.num_cached(token_ids) > num_cached and end + size <= len(token_ids)
 
     def step(self) -> None:
-        """Ends requests that are late, computes one step and sends its news."""
+        """Expires late requests, computes one step and emits its outputs."""
         self._expire_requests()
         if not self.scheduler.has_requests:
             return
@@ -224,76 +243,76 @@ class EngineCore:
                 metrics.first_scheduled_time = started
         try:
             self._process_outputs(step, self.runner.run(step))
-        except Exception as error:  # of any kind: it ends the requests of this step, and no others
+        except Exception as error:  # any error fails the requests of this step, and no others
             self._fail_step(step, error)
         self.step_seconds += time.perf_counter() - started
 
     def _expire_requests(self) -> None:
-        """Ends the requests whose time is up, wherever they are."""
+        """Ends the running and queued requests whose deadline has passed."""
         now = time.perf_counter()
-        for answer in list(self._processors.values()):
-            if answer.deadline is not None and now >= answer.deadline:
-                self._finish(answer, [], "timeout")
+        for processor in list(self._processors.values()):
+            if processor.deadline is not None and now >= processor.deadline:
+                self._finish(processor, [], "timeout")
 
     def _process_outputs(self, step: SchedulerOutput, results: dict[str, ChunkOutput]) -> None:
-        """Gives the new tokens to the answers and to the scheduler."""
-        news = []
-        for name, result in results.items():
-            answer = self._processors[name]
+        """Passes the new tokens to output processors, grammars and scheduler."""
+        updates = []
+        for request_id, result in results.items():
+            processor = self._processors[request_id]
             if result.error is not None:
-                self._finish(answer, [], "error", result.error)
+                self._finish(processor, [], "error", result.error)
                 continue
             if result.prompt_logprobs:
-                answer.append_prompt_logprobs(result.prompt_logprobs)
+                processor.append_prompt_logprobs(result.prompt_logprobs)
             if not result.token_ids:
                 continue
-            taken, reason = answer.process(result)
-            refusal = (
-                None
-                if answer.request.grammar is None
-                else answer.request.grammar.accept_tokens(taken)
-            )
-            if refusal is not None:
-                self._finish(answer, [], "error", refusal)
+            token_ids, reason = processor.process(result)
+            grammar = processor.request.grammar
+            error = None if grammar is None else grammar.accept_tokens(token_ids)
+            if error is not None:
+                self._finish(processor, [], "error", error)
                 continue
-            if len(taken) < len(result.token_ids):  # the answer has ended before the last
-                results[name] = replace(result, token_ids=taken)
-            news.append((answer, taken, reason))
+            if len(token_ids) < len(result.token_ids):  # ended before the last token
+                results[request_id] = replace(result, token_ids=token_ids)
+            updates.append((processor, token_ids, reason))
         self.scheduler.update_from_output(step, results)
-        for answer, taken, reason in news:
-            if answer.output.index == 0:  # the other answers find what the first has computed
-                answer.request_output.num_cached_tokens = answer.request.num_cached_tokens
+        for processor, token_ids, reason in updates:
+            request = processor.request
+            if processor.output.index == 0:  # the other completions hit the first one's pages
+                processor.request_output.num_cached_tokens = request.num_cached_tokens
             if reason is None:
-                answer.request.draft_token_ids = self._propose_draft_tokens(answer.request)
-                answer.emit(taken, None)
+                self.scheduler.update_draft_tokens(request, self._propose_draft_tokens(request))
+                processor.emit(token_ids, None)
             else:
-                self._finish(answer, taken, reason)
+                self._finish(processor, token_ids, reason)
 
     def _propose_draft_tokens(self, request: EngineRequest) -> Sequence[int]:
-        """The next tokens of an answer, as the first source that has any guesses them."""
+        """Returns the draft tokens of the first proposer that has any."""
         num_running = len(self.scheduler.running)
-        proposals = (source.propose(request, num_running) for source in self._proposers)
+        proposals = (proposer.propose(request, num_running) for proposer in self._proposers)
         return next(filter(len, proposals), ())
 
     def _fail_step(self, step: SchedulerOutput, error: Exception) -> None:
+        """Ends the requests of a step whose computation raised an exception."""
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         for chunk in step.chunks:
-            answer = self._processors.get(chunk.request.request_id)
-            if answer is not None:
-                self._finish(answer, [], "error", f"the step failed: {reason}.")
+            processor = self._processors.get(chunk.request.request_id)
+            if processor is not None:
+                self._finish(processor, [], "error", f"the step failed: {reason}.")
 
     def _finish(
         self,
-        answer: OutputProcessor,
+        processor: OutputProcessor,
         token_ids: Sequence[int],
         reason: FinishReason,
         error: str | None = None,
     ) -> None:
-        request, name = answer.request, answer.request_output.request_id
+        """Ends a request in the scheduler and emits its last output."""
+        request, request_id = processor.request, processor.request_output.request_id
         self.scheduler.finish(request, reason, error)
-        answer.request_output.error = answer.request_output.error or error
-        answer.emit(token_ids, reason)
+        processor.request_output.error = processor.request_output.error or error
+        processor.emit(token_ids, reason)
         del self._processors[request.request_id]
-        self._processors_by_request[name].remove(answer)
-        if not self._processors_by_request[name]:
-            del self._processors_by_request[name]
+        self._processors_by_request[request_id].remove(processor)
+        if not self._processors_by_request[request_id]:
+            del self._processors_by_request[request_id]

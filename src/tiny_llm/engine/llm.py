@@ -1,10 +1,10 @@
-"""`LLM`: the engine's interface for Python programs.
+"""LLM: the engine's Python interface.
 
     llm = LLM("demo")
     for output in llm.generate(["RoPE is", "Paged attention is"], SamplingParams(max_tokens=20)):
         print(output.text)
 
-An `LLM` is driven by one thread.
+Not thread-safe, except `compile_grammar`.
 """
 
 import os
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Literal
 
-from ..errors import UserError, check_int
+from ..errors import UserError, check_int, short_repr
 from ..models.hub import is_terminal
 from .core import EngineCore
 from .factory import (
@@ -34,57 +34,58 @@ from .scheduling.events import Listener
 from .scheduling.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from .scheduling.scheduler import Scheduler
 
-Params = SamplingParams | Sequence[SamplingParams] | None  # for all prompts, or one for each
+Params = (
+    SamplingParams | Sequence[SamplingParams] | None
+)  # shared by all prompts, or one per prompt
 
 DEFAULT_KV_CACHE_BYTES = 2**29
-DEFAULT_NUM_DRAFTS = 4  # of a draft model
+DEFAULT_NUM_DRAFTS = 4  # with a draft model
 
 
 class LLM:
-    """A model that serves many requests at once, within a budget of memory.
+    """Serves many requests concurrently within a fixed KV memory.
 
-    A request's tokens depend only on its prompt, its parameters and the model. Other requests and
-    the arguments here change nothing, except `seed`, which counts for requests without their own.
-    Names and meaning of the arguments are vLLM's where vLLM has them.
+    A request's output depends only on its prompt, its parameters and the model. Other requests and
+    the arguments here do not change it, except `seed`, the default seed. Names and semantics of the
+    arguments are vLLM's where vLLM has them.
 
     Args:
-        model: a short name, a hub id, a folder, or what `load_weights` or `load` returned.
-        kv_cache_bytes: memory for keys and values at most, the draft model's included. It is taken
-            when pages are first needed, in steps, and kept; `reserve` takes all of it at once.
-            2e9 is as good as 2_000_000_000.
-        block_size: tokens in a page. Requests share full pages from the first token on, so smaller
-            pages share more; they cost a longer block table.
-        max_num_batched_tokens: tokens that a step computes at most, guesses included. A larger
-            number serves prompts faster, and lets answers wait longer meanwhile.
-        max_num_seqs: requests that run at the same time at most.
-        enable_prefix_caching: whether requests whose tokens begin alike share pages, and pages are
-            kept for later requests while there is room.
-        draft_model: a smaller model that guesses tokens, given as `model` is. It must have the same
-            vocabulary. It changes how many steps an answer takes, and none of its tokens.
-        num_drafts: how many guesses a step verifies for each request at most: 4 of a draft model if
-            it is not given, 7 of the text.
-        speculative: "ngram" guesses what followed the same tokens earlier in the prompt or in the
-            answer. It needs no second model, and changes no token either.
-        attention_backend: "paged" attends by a kernel that reads the pages where they are; "flash"
-            and "reference" gather a sequence's pages first, for comparing: by the kernel of Week 2,
-            with the same bits, or in plain MLX. They are slower.
-        load_format: "auto" reads the weights of models that are given by name; "dummy" draws random
-            ones in the shapes and formats of their configs, for measuring.
-        tensor_parallel_size: on how many processes of this machine the model is computed, each of
-            which has a part of its weights, keys and values. The model must be given by name. If
-            one of the processes is lost, this one ends with a sentence.
-        max_queue: requests beyond `max_num_seqs` that may wait; one more is refused
-            (`QueueFullError`). None for any number.
-        seed: for requests that have none; None draws one.
-        listener: is called with every event (`events.py`); a `Recorder`, for example.
+        model: short name, hub id, folder, or the result of `load_weights` or `load`.
+        kv_cache_bytes: upper bound on KV memory, the draft model's included. Allocated in
+            increments on demand and kept; `reserve` allocates all of it. Floats such as 2e9 work.
+        block_size: tokens per page. Requests share full pages, so smaller pages share more, at the
+            price of longer block tables.
+        max_num_batched_tokens: upper bound on tokens per step, draft tokens included. Larger values
+            increase prefill throughput and inter-token latency.
+        max_num_seqs: upper bound on concurrently running requests.
+        enable_prefix_caching: whether requests with a common prefix share pages, and pages are kept
+            for later requests until evicted.
+        draft_model: smaller model for speculative decoding, given like `model`, with the same
+            vocabulary. Saves steps; does not change the output.
+        num_drafts: upper bound on draft tokens per request and step; 4 by default with a draft
+            model, 7 with "ngram".
+        speculative: "ngram" drafts what followed the same tokens earlier in prompt or output. Needs
+            no second model; does not change the output.
+        attention_backend: "paged" reads pages in place. "flash" and "reference" gather them first,
+            for comparison: with the kernel of Week 2, bit for bit the same, or in plain MLX. Both
+            are slower.
+        load_format: "auto" loads weights of models given by name; "dummy" draws random weights of
+            the same shapes and formats, for benchmarks.
+        tensor_parallel_size: number of processes on this machine, each with a shard of the weights
+            and KV cache. The model must be given by name. If one of them dies, this process exits
+            with a message.
+        max_queue: queued requests allowed beyond `max_num_seqs`; further ones raise
+            `QueueFullError`. None for no limit.
+        seed: base seed for requests without their own; None for a random one.
+        listener: callback for every event (`events.py`), for example a `Recorder`.
 
     Attributes:
-        core: the `EngineCore` that does the work.
-        tokenizer, scheduler, runner, seed, vocab_size: the core's.
+        core: the `EngineCore`.
+        tokenizer, scheduler, runner, seed, vocab_size: those of the core.
 
     Raises:
-        UserError: the model cannot be loaded, arguments contradict each other, or the memory does
-            not hold a page.
+        UserError: the model cannot be loaded, the arguments conflict, or the KV memory is smaller
+            than a page.
     """
 
     def __init__(
@@ -111,14 +112,14 @@ class LLM:
         proposers = make_proposers(speculative, draft_model, num_drafts)
         check_options(load_format, attention_backend, listener)
         self.seed = int.from_bytes(os.urandom(8), "big") if seed is None else validate_seed(seed)
-        how = (block_size, load_format, attention_backend)
-        models = load_models(model, draft_model, tensor_parallel_size, *how)
+        options = (block_size, load_format, attention_backend)
+        models = load_models(model, draft_model, tensor_parallel_size, *options)
         config = SchedulerConfig(
             num_pages=num_kv_pages(kv_cache_bytes, block_size, models.all),
             page_size=block_size,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
-            max_seq_len=min(one.max_seq_len for one in models.all),
+            max_seq_len=min(loaded.max_seq_len for loaded in models.all),
             num_drafts=0 if draft_model is None else num_drafts or DEFAULT_NUM_DRAFTS,
             enable_prefix_caching=enable_prefix_caching,
             max_queue=max_queue,
@@ -130,7 +131,7 @@ class LLM:
         self.vocab_size = self.core.vocab_size
         self._outputs: deque[StreamOutput] = deque()
 
-    # ---------------------------------------------------------------- everything at once
+    # ---------------------------------------------------------------- batch interface
 
     def generate(
         self,
@@ -142,28 +143,27 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         show_progress: bool = True,
     ) -> list[RequestOutput]:
-        """Answers prompts.
+        """Generates completions for prompts and waits for all of them.
 
         Args:
-            prompts: one or several. Each is a text (encoded as it stands), token ids (a list or an
-                array), or the messages of a chat (`{"role": …, "content": …}`). A message's content
-                is a text or text parts; an assistant's may have `tool_calls` and
-                `reasoning_content`.
-            sampling_params: for all prompts, or one for each; `SamplingParams()` if None.
-            enable_thinking: passed to the chat template. Whatever the prompt is, an answer with
-                `structured_outputs` may then begin with thoughts.
-            tools: what the model may call, each as `{"type": "function", "function": {"name": …,
-                "description": …, "parameters": a JSON schema}}`; the chat template tells the model.
-            chat_template_kwargs: more variables of the chat template.
-            show_progress: whether to show a progress bar on standard error, if that is a terminal.
+            prompts: one or several. Each is a string (encoded verbatim), token ids (a list or an
+                array), or chat messages (`{"role": …, "content": …}`). Message content is a string
+                or text parts; assistant messages may have `tool_calls` and `reasoning_content`.
+            sampling_params: shared by all prompts, or one per prompt; `SamplingParams()` if None.
+            enable_thinking: passed to the chat template. Also allows reasoning before
+                `structured_outputs`, for prompts of any form.
+            tools: function tools for the chat template, each as `{"type": "function", "function":
+                {"name": …, "description": …, "parameters": a JSON schema}}`.
+            chat_template_kwargs: additional chat template variables.
+            show_progress: whether to show a progress bar if standard error is a terminal.
 
         Returns:
-            One output for each prompt, in their order. The output of a prompt that was refused has
-            finish_reason "error" and says why in `error`; the other prompts are answered.
+            One output per prompt, in order. A rejected prompt's output has finish_reason "error"
+            and a message in `error`; the other prompts are not affected.
 
         Raises:
-            UserError: something is not a prompt, or there are not as many `sampling_params` as
-                prompts.
+            UserError: an argument is not a prompt, or the numbers of prompts and `sampling_params`
+                differ.
         """
         outputs: list[RequestOutput] = []
         prompts_and_params = _with_params(prompts, sampling_params)
@@ -182,16 +182,15 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[StreamOutput]:
-        """Answers prompts as `generate` does, and yields their tokens as they are computed.
+        """Like `generate`, but yields tokens as they are computed.
 
-        Arguments and errors are those of `generate`. Tokens of different prompts come in any order;
-        the `request_output` of a prompt is always the same object. The requests are added when the
-        iteration begins, and aborted if it ends early.
+        Outputs of different prompts interleave; `request_output` is the same object for all outputs
+        of a prompt. Requests are queued when the iteration starts and aborted if it ends early.
         """
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
         return self._run(_with_params(prompts, sampling_params), chat, [])
 
-    def _add_or_refuse(
+    def _add_or_reject(
         self, prompt: Prompt, params: SamplingParams, chat: ChatOptions, sink: deque[StreamOutput]
     ) -> RequestOutput:
         try:
@@ -213,14 +212,14 @@ class LLM:
         chat: ChatOptions,
         outputs: list[RequestOutput],
     ) -> Iterator[StreamOutput]:
-        """Adds requests, puts their outputs into `outputs`, and steps until all are finished.
+        """Queues requests, appends their outputs to `outputs`, and steps until all are finished.
 
-        Aborts those that are not finished if an exception is raised or the iteration ends early.
+        Aborts unfinished requests if an exception is raised or the iteration ends early.
         """
         sink: deque[StreamOutput] = deque()
         try:
             for prompt, params in prompts_and_params:
-                outputs.append(self._add_or_refuse(prompt, params, chat, sink))
+                outputs.append(self._add_or_reject(prompt, params, chat, sink))
             while sink or not all(output.finished for output in outputs):
                 if not sink:
                     self.core.step()
@@ -233,7 +232,7 @@ class LLM:
                 if not output.finished:
                     self.abort(output.request_id)
 
-    # ---------------------------------------------------------------- step by step
+    # ---------------------------------------------------------------- step interface
 
     def add_request(
         self,
@@ -246,22 +245,22 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> str:
-        """Puts a request into the queue; `step` serves it.
+        """Queues a request, to be served by `step`.
 
         Args:
             prompt, enable_thinking, tools, chat_template_kwargs: see `generate`.
             sampling_params: `SamplingParams()` if None.
-            request_id: unique among requests that are not finished; a number if None.
-            timeout: seconds from now after which the answer ends as it is, in the queue too, with
-                finish_reason "timeout"; None for never.
+            request_id: unique among unfinished requests; generated if None.
+            timeout: seconds until the request ends with finish_reason "timeout" and partial output,
+                time in the queue included; None for no timeout.
 
         Returns:
-            The request's id.
+            The request id.
 
         Raises:
-            UserError: an empty prompt, a token that the model does not have, more tokens than the
-                model's context or the declared memory can hold, or an id that is taken;
-                `QueueFullError` if the queue is full.
+            UserError: an empty prompt, an unknown token id, more tokens than the model's context or
+                the KV memory holds, or a duplicate id.
+            QueueFullError: the queue is full.
         """
         params = _check_params(sampling_params or SamplingParams())
         chat = ChatOptions(enable_thinking, tools, chat_template_kwargs)
@@ -275,93 +274,92 @@ class LLM:
         *,
         enable_thinking: bool = False,
     ) -> None:
-        """Compiles what a request asks for in `structured_outputs`, so that `add_request` is quick.
+        """Compiles and caches the grammar of `structured_outputs` ahead of `add_request`.
 
-        Unlike all else here, this may be called by any thread. No effect without a form.
+        Thread-safe, unlike the other methods. A no-op without `structured_outputs`.
 
         Raises:
-            UserError: the grammar is refused, or `llguidance` is not installed.
+            UserError: the grammar is rejected, or `llguidance` is not installed.
         """
-        self.core.compile_grammar(prompt_token_ids, sampling_params, enable_thinking)
+        self.core.compile_grammars(prompt_token_ids, sampling_params, enable_thinking)
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request, whatever its state, and frees its memory at once.
+        """Ends a request in any state and releases its pages.
 
-        The next `step` returns its last news, with finish_reason "abort".
+        The next `step` returns its last output, with finish_reason "abort".
 
         Returns:
-            False if there is no such request, or it is finished.
+            False if the request is unknown or finished.
         """
         return self.core.abort(request_id)
 
     def step(self) -> list[StreamOutput]:
-        """Computes one step and returns what it added to the requests of `add_request`.
+        """Computes one step and returns its outputs for requests of `add_request`.
 
-        If the model raises an exception, the requests of the step end with its message in `error`,
-        and the others go on.
+        If the model raises an exception, the requests of the step end with its message in `error`;
+        the others continue.
         """
         if not self._outputs:
             self.core.step()
-        news = list(self._outputs)
+        outputs = list(self._outputs)
         self._outputs.clear()
-        return news
+        return outputs
 
     def precompute(self, token_ids: Sequence[int]) -> bool:
-        """Computes one page of a prompt that is likely to come, in one step.
+        """Prefills one page of an expected prompt into the prefix cache, in one step.
 
-        For times when there is nothing else to do: it has no effect while there are requests. The
-        page goes to the prefix cache, as if a request had begun like this, and no answer changes.
+        For idle time: a no-op while requests are unfinished. Does not change any output.
 
         Args:
-            token_ids: what the prompt will begin with. Only its full pages count.
+            token_ids: prefix of the expected prompt; only its full pages are computed.
 
         Returns:
-            Whether there is more to compute; call it again then.
+            Whether pages remain to be computed by further calls.
         """
         return self.core.precompute(token_ids)
 
     @property
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` has something to compute or to return."""
+        """Whether `step` has requests to compute or outputs to return."""
         return self.scheduler.has_requests or bool(self._outputs)
 
     @property
     def step_seconds(self) -> float:
-        """Time spent in steps; `runner.seconds` of it were not bookkeeping."""
+        """Time spent in steps; all but `runner.seconds` is overhead."""
         return self.core.step_seconds
 
     def reserve(self) -> None:
-        """Takes all of `kv_cache_bytes` now: no step then spends time on it, or fails to get it."""
+        """Allocates all of `kv_cache_bytes` now, so that no later step can be slow or fail."""
         self.runner.target.reserve()
         if self.runner.draft is not None:
             self.runner.draft.model.reserve()
 
     def release_scratch(self) -> None:
-        """Has all ranks give back what steps used beside weights and pages: the next takes it anew.
+        """Frees scratch memory on all ranks; the next step reallocates it. For idle time.
 
-        For times when there is nothing to do. A model of one process keeps it for the next step.
+        A no-op in a single process.
         """
         self.runner.target.release_scratch()
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
-        """Has a function called with a sentence if a rank is lost, before this process ends.
+        """Registers a callback for a lost rank, called with a message before this process exits.
 
-        It is called in another thread. A model of one process loses none.
+        The callback runs in another thread. A no-op in a single process.
         """
         self.runner.target.on_worker_lost(callback)
 
     def describe(self) -> dict[str, Any]:
-        """The engine's configuration, for the head of a recording, as JSON has it."""
+        """Returns the scheduler's configuration as JSON-serializable data."""
         return asdict(self.scheduler.config)
 
 
 @contextmanager
-def _progress_bar(total: int, is_wanted: bool) -> Iterator[Callable[[int], None]]:
-    """A function that moves a bar on by so much; it does nothing where there is no terminal."""
-    if not (is_wanted and is_terminal()):
+def _progress_bar(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
+    """Yields a function that advances the bar; a no-op without a terminal."""
+    if not (enabled and is_terminal()):
         yield lambda number: None
         return
-    # Imported here, because this takes time and memory.
+    # A local import: rich takes time and memory.
     from rich.console import Console
     from rich.progress import Progress
 
@@ -370,18 +368,18 @@ def _progress_bar(total: int, is_wanted: bool) -> Iterator[Callable[[int], None]
         yield lambda number: progress.advance(task, number)
 
 
-def _with_params(prompts: Prompts, given: Params) -> list[tuple[Prompt, SamplingParams]]:
-    """Each prompt with its sampling parameters."""
-    listed = normalize_prompts(prompts)
-    if given is None or not isinstance(given, Sequence):
-        given = [given or SamplingParams()] * len(listed)
-    if len(given) != len(listed):
-        raise UserError(f"{len(given)} sampling_params were given for {len(listed)} prompts.")
-    return list(zip(listed, map(_check_params, given), strict=True))
+def _with_params(prompts: Prompts, params: Params) -> list[tuple[Prompt, SamplingParams]]:
+    """Pairs each prompt with its sampling parameters."""
+    prompt_list = normalize_prompts(prompts)
+    if params is None or not isinstance(params, Sequence):
+        params = [params or SamplingParams()] * len(prompt_list)
+    if len(params) != len(prompt_list):
+        raise UserError(f"{len(params)} sampling_params were given for {len(prompt_list)} prompts.")
+    return list(zip(prompt_list, map(_check_params, params), strict=True))
 
 
 def _check_params(params: Any) -> SamplingParams:
-    """The same; a dictionary of parameters is a likely mistake."""
+    """Returns `params`; rejects other types, such as a dictionary."""
     if not isinstance(params, SamplingParams):
-        raise UserError(f"sampling_params is {params!r}; it must be a SamplingParams.")
+        raise UserError(f"sampling_params must be a SamplingParams, got {short_repr(params)}.")
     return params

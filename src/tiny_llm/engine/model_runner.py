@@ -1,6 +1,6 @@
-"""The runner: computes a step of the scheduler and chooses the next tokens.
+"""ModelRunner: runs target and draft model on a step, samples and verifies.
 
-It knows models, pages and sampling; nothing of queues and text.
+Must not know about queues or text.
 """
 
 import time
@@ -10,28 +10,26 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from .execution.async_scheduling import AsyncScheduling
+from .execution.logits_processors import SamplingRow
 from .execution.paged_model import PagedModel, Span
 from .execution.prompt_logprobs import add_prompt_logprobs, prompt_logprob_rows
-from .execution.sampler import SamplingRow
-from .execution.sampler_output import SamplerOutput
+from .execution.sampler import SamplerOutput
 from .scheduling.batch import Chunk, ChunkOutput, SchedulerOutput
 from .spec_decode.draft_model import DraftModel, count_accepted, num_draft_uncomputed
 
-NAN_LOGITS = (
-    "the model computed logits that are not numbers (NaN), from which no token can be chosen."
-)
+NAN_LOGITS = "the model computed NaN logits, from which no token can be sampled."
 
 
 @dataclass
 class ModelRunnerStatistics:
-    """Where the time of the steps went, and how many guesses were right.
+    """Totals of sampling time, steps and draft tokens.
 
     Attributes:
-        sampling_seconds: time spent choosing the target's tokens.
-        steps: runs of the target.
-        num_decodes: how often a request that decodes got its next tokens.
-        num_draft_tokens: guesses.
-        num_accepted_tokens: guesses that were right.
+        sampling_seconds: time spent sampling the target's tokens.
+        steps: forward passes of the target.
+        num_decodes: chunks of decoding requests.
+        num_draft_tokens: draft tokens verified.
+        num_accepted_tokens: draft tokens accepted.
     """
 
     sampling_seconds: float = 0.0
@@ -43,15 +41,15 @@ class ModelRunnerStatistics:
 
 @dataclass
 class ModelRunner:
-    """Computes steps.
+    """Computes the scheduler's steps.
 
     Args:
-        target: the model that answers.
-        draft: the model that guesses, or None.
+        target: the target model.
+        draft: the draft model, or None.
 
     Attributes:
-        statistics: since the beginning.
-        async_scheduling: what a GPU computes before the scheduler has asked for it.
+        statistics: totals.
+        async_scheduling: speculative launch of the next decoding step, on a GPU.
     """
 
     target: PagedModel
@@ -66,7 +64,7 @@ class ModelRunner:
         """Computes a step with at least one chunk.
 
         Returns:
-            The results of the chunks that sample or are scored, by request id.
+            By request id, the results of chunks that sample or score prompt tokens.
         """
         chunks = step.chunks
         draft_tokens = [list(chunk.request.draft_token_ids[: chunk.num_drafts]) for chunk in chunks]
@@ -86,7 +84,7 @@ class ModelRunner:
 
     @property
     def seconds(self) -> float:
-        """Time spent in the models and choosing tokens; the rest of a step is bookkeeping."""
+        """Time spent in the models and in sampling; the rest of a step is overhead."""
         total = self.target.seconds + self.statistics.sampling_seconds
         if self.draft is not None:
             total += self.draft.model.seconds + self.draft.sampling_seconds
@@ -95,52 +93,52 @@ class ModelRunner:
     def _sample(
         self, chunks: Sequence[Chunk], draft_tokens: Sequence[Sequence[int]], logits: mx.array
     ) -> dict[str, ChunkOutput]:
-        """The target's choice in each place, up to the first that is not the guess."""
-        sampled = [(c, g) for c, g in zip(chunks, draft_tokens, strict=True) if c.samples]
+        """Samples and verifies: accepted draft tokens plus one token per sampling chunk."""
+        sampled = [(c, d) for c, d in zip(chunks, draft_tokens, strict=True) if c.samples]
         rows = [
-            SamplingRow(chunk.request, chunk.request.num_output_tokens + place, tuple(own[:place]))
-            for chunk, own in sampled
-            for place in range(len(own) + 1)
+            SamplingRow(chunk.request, chunk.request.num_output_tokens + i, tuple(drafts[:i]))
+            for chunk, drafts in sampled
+            for i in range(len(drafts) + 1)
         ]
         if not rows:
             return {}
-        choice = SamplerOutput(logits, rows)
+        output = SamplerOutput(logits, rows)
         all_decode = len(sampled) == len(chunks) and self.draft is None and not any(draft_tokens)
         if self.async_scheduling.enabled and all_decode:
-            self.async_scheduling.launch(chunks, choice.tokens)
-        chosen, broken, logprobs = choice.read()
+            self.async_scheduling.launch(chunks, output.tokens)
+        token_ids, nan_rows, logprobs = output.read()
         results, first = {}, 0
-        for chunk, own in sampled:
-            right = count_accepted(own, chosen[first:])
-            end = first + right + 1
-            if broken:
-                end = min([end, *(row for row in broken if row >= first)])
-                right = end - first - 1
-            wanted = chunk.request.params.logprobs is not None
+        for chunk, drafts in sampled:
+            num_accepted = count_accepted(drafts, token_ids[first:])
+            end = first + num_accepted + 1
+            if nan_rows:
+                end = min([end, *(row for row in nan_rows if row >= first)])
+                num_accepted = end - first - 1
+            has_logprobs = chunk.request.params.logprobs is not None
             results[chunk.request.request_id] = ChunkOutput(
-                chosen[first:end],
-                num_draft_uncomputed(len(own), right),
-                [logprobs[row] for row in range(first, end)] if wanted else None,
+                token_ids[first:end],
+                num_draft_uncomputed(len(drafts), num_accepted),
+                [logprobs[row] for row in range(first, end)] if has_logprobs else None,
                 error=None if end > first else NAN_LOGITS,
             )
             self.statistics.num_decodes += chunk.request.num_output_tokens > 0
-            self.statistics.num_draft_tokens += len(own)
-            self.statistics.num_accepted_tokens += max(0, right)
-            first += len(own) + 1
+            self.statistics.num_draft_tokens += len(drafts)
+            self.statistics.num_accepted_tokens += max(0, num_accepted)
+            first += len(drafts) + 1
         return results
 
 
 def target_spans(
     chunks: Sequence[Chunk], draft_tokens: Sequence[Sequence[int]]
 ) -> tuple[list[Span], list[int]]:
-    """The tokens that the target computes, and the rows whose logits choose a token."""
+    """Returns the target's spans, draft tokens included, and the rows to sample from."""
     spans: list[Span] = []
     rows: list[int] = []
     num_tokens = 0
-    for chunk, own in zip(chunks, draft_tokens, strict=True):
-        tokens = [*chunk.request.token_ids[chunk.start : chunk.end], *own]
+    for chunk, drafts in zip(chunks, draft_tokens, strict=True):
+        tokens = [*chunk.request.token_ids[chunk.start : chunk.end], *drafts]
         spans.append(Span(tokens, chunk.start, chunk.request.page_ids))
         num_tokens += len(tokens)
         if chunk.samples:
-            rows.extend(range(num_tokens - len(own) - 1, num_tokens))
+            rows.extend(range(num_tokens - len(drafts) - 1, num_tokens))
     return spans, rows

@@ -50,7 +50,6 @@ class OutputProcessor:
             params.include_stop_str_in_output,
         )
         self._end_token_ids = () if params.ignore_eos else eos_token_ids
-        request.end_token_ids = (*self._end_token_ids, *(params.stop_token_ids or ()))
         self._sink = sink
 
     def process(self, result: ChunkOutput) -> tuple[list[int], FinishReason | None]:

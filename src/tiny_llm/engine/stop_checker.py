@@ -1,8 +1,8 @@
-"""From an answer's tokens to its text, up to a stop string.
+"""StopChecker: incremental detokenization with stop strings.
 
-Two kinds of text are held back: bytes that are not a whole character yet, which the detokenizer
-keeps, and text that may turn out to be the beginning of a stop string. So text that was shown never
-has to be taken back. This file knows nothing of models or MLX.
+Text is held back while it may be incomplete or retracted: partial characters, which the detokenizer
+buffers, and possible prefixes of a stop string. So emitted text is final. Plain Python: no models,
+no MLX.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,15 @@ from .scheduling.outputs import CompletionOutput
 
 
 class StopChecker:
-    """Writes the text of one answer.
+    """Detokenizes one completion until a stop string occurs.
 
     Args:
-        output: its `text` grows by what can be shown, and its `stop_reason` becomes the stop string
-            that was found.
-        detokenizer: a fresh one, as `mlx_lm`'s tokenizers give them: `add_token`, `finalize`,
+        output: receives `text` and, on a match, `stop_reason`.
+        detokenizer: a new streaming detokenizer of `mlx_lm`: `add_token`, `finalize`,
             `last_segment`.
-        stop_strings: the first of them that the text contains ends it.
-        min_tokens: a stop string counts if it begins after the text of so many tokens.
-        include_stop_str: whether the stop string that was found is a part of the text.
+        stop_strings: strings that end the text; the earliest match wins.
+        min_tokens: stop strings that start within the text of these first tokens are ignored.
+        include_stop_str: whether the matched stop string is kept in the text.
     """
 
     def __init__(
@@ -37,13 +36,13 @@ class StopChecker:
         self._stop_strings = stop_strings
         self._include_stop_str = include_stop_str
         self._longest = max(map(len, stop_strings), default=0)
-        self._buffer = ""  # follows `output.text`
-        self._num_unchecked = 0  # characters of `_buffer` in which no stop string may begin
-        self._num_min_tokens_left = min_tokens  # tokens to come whose text is exempt
+        self._buffer = ""  # text after `output.text`
+        self._num_unchecked = 0  # leading characters of `_buffer` exempt from stop strings
+        self._num_min_tokens_left = min_tokens  # next tokens whose text is exempt
         self._finished = False
 
     def add_token(self, token: int) -> bool:
-        """Takes the next token; returns whether it completes a stop string."""
+        """Appends a token; returns whether it completes a stop string."""
         self._detokenizer.add_token(token)
         stop_string = self._append(self._detokenizer.last_segment)
         if self._num_min_tokens_left > 0:
@@ -54,40 +53,40 @@ class StopChecker:
         return stop_string is not None
 
     def finish(self) -> None:
-        """Ends the answer: the text that was held back is part of it."""
+        """Ends the text; held-back text becomes part of it."""
         if not self._finished:
             self._detokenizer.finalize()
             self._append(self._detokenizer.last_segment)
             self._finished = True
 
     def take_text(self) -> str:
-        """Adds the text that can be shown to the output, and returns it."""
+        """Appends the final part of the buffer to the output and returns it."""
         end = len(self._buffer) if self._finished else self._num_emittable()
         new, self._buffer = self._buffer[:end], self._buffer[end:]
         self._num_unchecked = max(0, self._num_unchecked - end)
         self._output.text += new
         return new
 
-    def _append(self, piece: str) -> str | None:
-        """Adds text, up to a stop string; returns that."""
-        self._buffer += piece
+    def _append(self, text: str) -> str | None:
+        """Appends text up to a stop string; returns the stop string, or None."""
+        self._buffer += text
         if self._num_min_tokens_left > 0:
             return None
-        places = [
+        candidates = [
             (self._buffer.find(stop, self._num_unchecked), stop) for stop in self._stop_strings
         ]
-        found = [(place, stop) for place, stop in places if place >= 0]
-        if not found:
+        matches = [(start, stop) for start, stop in candidates if start >= 0]
+        if not matches:
             return None
-        place, stop_string = min(found)
-        self._buffer = self._buffer[: place + len(stop_string) * self._include_stop_str]
+        start, stop_string = min(matches)
+        self._buffer = self._buffer[: start + len(stop_string) * self._include_stop_str]
         self._finished = True
         return stop_string
 
     def _num_emittable(self) -> int:
-        """How many characters cannot be part of a stop string that is still to come."""
+        """Number of leading characters that cannot be part of a later stop string match."""
         first = max(self._num_unchecked, len(self._buffer) - self._longest + 1)
-        for place in range(first, len(self._buffer)):
-            if any(stop.startswith(self._buffer[place:]) for stop in self._stop_strings):
-                return place
+        for start in range(first, len(self._buffer)):
+            if any(stop.startswith(self._buffer[start:]) for stop in self._stop_strings):
+                return start
         return len(self._buffer)

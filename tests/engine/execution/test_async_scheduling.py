@@ -1,4 +1,4 @@
-"""Steps that are computed ahead of the scheduler change no token."""
+"""Async scheduling: steps launched ahead of the scheduler change no output."""
 
 import mlx.core as mx
 import pytest
@@ -9,7 +9,7 @@ PROMPTS = ["What is a cat?", "Who are you?", "Tell me about the moon.", "Hello!"
 
 
 def params(index: int) -> SamplingParams:
-    """Greedy and seeded, of different lengths, some with logprobs, penalties or a stop."""
+    """Greedy and seeded requests of different lengths, with logprobs, penalties, stops."""
     return SamplingParams(
         max_tokens=3 + 7 * (index % 3),
         temperature=index % 2,
@@ -22,7 +22,7 @@ def params(index: int) -> SamplingParams:
 
 
 def answers(demo, look_ahead: bool, **options):
-    """All tokens and logprobs, with requests that come while others decode."""
+    """Returns all tokens and logprobs; requests arrive while others decode."""
     llm = LLM(demo, kv_cache_bytes=options.pop("bytes", 4e6), **options)
     llm.runner.async_scheduling.enabled = look_ahead
     waiting = list(enumerate(PROMPTS * 2))
@@ -46,7 +46,7 @@ def answers(demo, look_ahead: bool, **options):
     [{}, {"block_size": 4}, {"enable_prefix_caching": False}, {"block_size": 4, "bytes": 3e5}],
     ids=["default", "small pages", "no sharing", "preemption"],
 )
-def test_the_same_tokens_with_and_without(on_cpu, demo, options):
+def test_same_tokens_with_and_without(on_cpu, demo, options):
     expected, _ = answers(demo, False, **options)
     actual, look_ahead = answers(demo, True, **options)
     assert actual == expected
@@ -54,18 +54,18 @@ def test_the_same_tokens_with_and_without(on_cpu, demo, options):
     assert look_ahead.num_misses > 0, "and sometimes it did not"
 
 
-def test_most_steps_of_one_request_are_hits(on_cpu, demo):
+def test_most_steps_of_a_single_request_hit(on_cpu, demo):
     llm = LLM(demo, kv_cache_bytes=4e6)
     llm.runner.async_scheduling.enabled = True
     wanted = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     llm.generate(PROMPTS[0], wanted, show_progress=False)
-    # A new page is the scheduler's to give: every 32 tokens there is one step that waits for it.
+    # Only the scheduler allocates pages: one step in 32 cannot be launched ahead.
     assert llm.runner.async_scheduling.num_hits >= 37
     assert llm.runner.async_scheduling.num_misses == 0
 
 
 def test_outputs_are_dispatched_before_the_next_step(on_cpu, demo, monkeypatch):
-    """An array that was sent with others can be read when the last of them is computed."""
+    """An array becomes readable when everything submitted with it is computed."""
     sent = []
     send = mx.async_eval
     monkeypatch.setattr(mx, "async_eval", lambda *arrays: sent.append(arrays) or send(*arrays))
@@ -75,7 +75,7 @@ def test_outputs_are_dispatched_before_the_next_step(on_cpu, demo, monkeypatch):
     llm.generate(PROMPTS[:2], wanted, show_progress=False)
     kinds = ["logits" if arrays[0].ndim == 2 else "tokens" for arrays in sent]
     assert kinds[:6] == ["tokens", "logits"] * 3
-    # Tokens, whether they are numbers, and the ids and log-probabilities of likely ones.
+    # Token ids, NaN flags, and ids and logprobs of the top tokens.
     assert all(len(arrays) == 4 for arrays in sent if arrays[0].ndim == 1)
 
 

@@ -1,4 +1,4 @@
-"""Memory for pages is taken when they are first written to, and that changes no bit."""
+"""KV memory: allocated on demand, without changing any bit."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,7 +14,7 @@ PAGE = 8
 
 
 def one_token(position: int) -> RaggedBatch:
-    """A token of a sequence in pages 0, 1, 2, and so on."""
+    """A token of a sequence whose block table is 0, 1, 2 and so on."""
     table = [list(range(position // PAGE + 1))]
     return RaggedBatch([position], [position], [0, 1], [position + 1], table)
 
@@ -24,11 +24,11 @@ def model():
     mlx_model = tiny_model(
         dtype=mx.bfloat16, hidden_size=64, intermediate_size=96, max_position_embeddings=1024
     )
-    nn.quantize(mlx_model, group_size=32, bits=4)  # only quantized products are recorded
+    nn.quantize(mlx_model, group_size=32, bits=4)  # only quantized matmuls are captured
     return Qwen3ModelWeek3(mlx_model, PAGE)
 
 
-def test_the_first_step_takes_little_and_no_step_takes_more_than_was_declared():
+def test_memory_grows_on_demand_up_to_the_budget():
     storage = PagedStorage(2, 100, 2, PAGE, 16, mx.float32)
     assert storage.nbytes == 0
     page_bytes = 2 * 2 * 2 * PAGE * 16 * 4  # keys and values of two layers, two heads
@@ -38,13 +38,13 @@ def test_the_first_step_takes_little_and_no_step_takes_more_than_was_declared():
         rooms.append(len(storage.key_pages[0]))
         assert rooms[-1] > position // PAGE, "the token's page has memory"
         assert storage.nbytes == rooms[-1] * page_bytes
-    # 64 tokens, then 256 more, then by half of what there is, at most what was declared.
+    # 64 tokens, then 256 more, then growth by half, up to the budget.
     assert sorted(set(rooms)) == [8, 40, 72, 100]
     storage.ensure_capacity(200)
     assert storage.nbytes == 100 * page_bytes
 
 
-def test_a_page_in_the_middle_takes_those_before_it():
+def test_allocation_covers_all_lower_pages():
     storage = PagedStorage(1, 1000, 2, PAGE, 16, mx.float32)
     storage.plan(RaggedBatch([0], [500 * PAGE], [0, 1], [1], [[500]]))
     assert len(storage.key_pages[0]) == 501
@@ -66,8 +66,8 @@ def test_growing_keeps_written_pages(model):
         assert_same_bits(new, old, "the first page")
 
 
-def test_steps_that_were_recorded_do_not_write_where_the_pages_were(model):
-    """Two storages of one model, which grow at different times, step by step in turns."""
+def test_captured_graphs_follow_reallocated_pages(model):
+    """Two storages of one model grow at different times, in alternating steps."""
     ids = np.random.default_rng(3).integers(0, 131, 120).tolist()
     storages = [model.create_paged_storage(100) for _ in range(2)]
     delays = [0, 37]
@@ -88,7 +88,7 @@ def test_steps_that_were_recorded_do_not_write_where_the_pages_were(model):
         assert all(function._is_capturable for function in recorded)
 
 
-def test_an_engine_whose_memory_grows_has_the_bits_of_one_that_has_it_all(demo):
+def test_growing_memory_is_bitwise_equal_to_reserved(demo):
     growing, ample = (LLM(demo, kv_cache_bytes=2**26, block_size=4) for _ in range(2))
     ample.reserve()
     config = ample.scheduler.config
@@ -106,7 +106,7 @@ def test_an_engine_whose_memory_grows_has_the_bits_of_one_that_has_it_all(demo):
         np.testing.assert_array_equal(found_logits[key], row, err_msg=str(key))
 
 
-def test_an_engine_keeps_its_memory_and_takes_no_more_for_the_same_work(demo):
+def test_memory_is_kept_and_reused(demo):
     llm = LLM(demo, kv_cache_bytes=2**26)
     taken = []
     for _ in range(3):
@@ -115,7 +115,7 @@ def test_an_engine_keeps_its_memory_and_takes_no_more_for_the_same_work(demo):
     assert taken[0] == taken[-1]
 
 
-def test_reserving_takes_the_draft_s_memory_too(demo):
+def test_reserve_includes_the_draft_model(demo):
     llm = LLM(demo, kv_cache_bytes=2**24, draft_model="demo-draft")
     draft = llm.runner.draft.model
     assert (llm.runner.target.nbytes, draft.nbytes) == (0, 0)

@@ -1,4 +1,4 @@
-"""Log-probabilities of the prompt's own tokens: those of the model, however it was computed."""
+"""Prompt logprobs: equal to the model's in every configuration."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def alone(demo):
     return output
 
 
-def test_they_are_those_of_an_answer_with_the_same_tokens(demo):
+def test_match_logprobs_of_generated_tokens(demo):
     llm = LLM(demo, kv_cache_bytes=2**24)
     params = SamplingParams(seed=3, max_tokens=12, logprobs=2, ignore_eos=True)
     [said] = llm.generate(PARAGRAPH, params)
@@ -25,7 +25,7 @@ def test_they_are_those_of_an_answer_with_the_same_tokens(demo):
 
 
 @pytest.mark.parametrize("chunk", [7, 64])
-def test_chunks_and_a_full_prefix_cache_do_not_change_them(demo, alone, chunk):
+def test_independent_of_chunks_and_prefix_cache(demo, alone, chunk):
     llm = LLM(
         demo, kv_cache_bytes=2**24, block_size=8, max_num_seqs=4, max_num_batched_tokens=4 + chunk
     )
@@ -39,7 +39,7 @@ def test_chunks_and_a_full_prefix_cache_do_not_change_them(demo, alone, chunk):
     assert cached.prompt_logprobs is None
 
 
-def test_the_answers_of_a_prompt_share_them(demo, alone):
+def test_completions_share_prompt_logprobs(demo, alone):
     params = SamplingParams(max_tokens=2, n=2, seed=1, prompt_logprobs=2)
     [output] = LLM(demo, kv_cache_bytes=2**24, max_num_batched_tokens=40).generate(
         PARAGRAPH, params
@@ -47,13 +47,13 @@ def test_the_answers_of_a_prompt_share_them(demo, alone):
     assert output.prompt_logprobs == alone.prompt_logprobs
 
 
-def test_a_prompt_of_one_token_has_none_but_the_first(either_device, demo):
+def test_single_token_prompt(either_device, demo):
     [output] = LLM(demo, kv_cache_bytes=2**22).generate([17], PARAMS)
     assert output.prompt_logprobs == [None]
 
 
-def test_preemption_does_not_change_them(demo, alone):
-    """Pages for 200 tokens: the second request gives up its own in the middle of the answers."""
+def test_independent_of_preemption(demo, alone):
+    """With KV memory for 200 tokens, the second request is preempted while decoding."""
     args = demo[0].args
     per_token = 4 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim
     llm = LLM(

@@ -1,4 +1,4 @@
-"""Sampling: each parameter against its definition, each row as if it were alone."""
+"""Sampler: parameters against their definitions; batch invariance of rows."""
 
 import mlx.core as mx
 import numpy as np
@@ -7,15 +7,13 @@ import pytest
 from tests.engine.support import assert_distributed_as
 from tests.support import as_numpy
 from tiny_llm import SamplingParams, make_sampler
+from tiny_llm.engine.execution.logits_processors import SamplingRow, TokenCounts, process_logits
+from tiny_llm.engine.execution.logprobs import top_logprobs
 from tiny_llm.engine.execution.sampler import (
-    SamplingRow,
-    TokenCounts,
     completion_seed,
     gumbel_noise,
-    process_logits,
     sample_tokens,
     to_ints,
-    top_logprobs,
 )
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.sampler import log_softmax
@@ -25,13 +23,11 @@ PROMPT, ANSWER = [3, 4, 4], [4, 7, 7, 7]
 
 
 def request(params: SamplingParams, seed: int, prompt=PROMPT) -> EngineRequest:
-    one = EngineRequest("", prompt, params, seed=seed)
-    one.token_counts = TokenCounts(one, V)
-    return one
+    return EngineRequest("", prompt, params, seed=seed, token_counts=TokenCounts(prompt, V))
 
 
 def row(seed: int = 1, position: int = 0, draft_tokens=(), **params) -> SamplingRow:
-    """A row of a request with `PROMPT` that has said `ANSWER`."""
+    """A row of a request with prompt `PROMPT` and output `ANSWER`."""
     one = request(SamplingParams(**params), seed)
     one.token_ids += ANSWER
     return SamplingRow(one, position, tuple(draft_tokens))
@@ -51,7 +47,7 @@ EVERY_KIND = [
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
-def test_a_row_does_not_depend_on_its_neighbours(dtype):
+def test_a_row_does_not_depend_on_other_rows(dtype):
     logits = (mx.random.normal((len(EVERY_KIND), V)) * 3).astype(dtype)
     rows = [row(seed, position=seed % 3, **kind) for seed, kind in enumerate(EVERY_KIND)]
     alone = [to_ints(sample_tokens(logits[i : i + 1], [one]))[0] for i, one in enumerate(rows)]
@@ -66,7 +62,7 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype):
             assert mx.array_equal(together[place], shaped[i][0])
 
 
-def test_the_callers_logits_stay_as_they_are():
+def test_process_logits_does_not_modify_its_argument():
     logits = mx.random.normal((len(EVERY_KIND), V))
     before = as_numpy(logits).copy()
     rows = [row(**kind) for kind in EVERY_KIND]
@@ -74,7 +70,7 @@ def test_the_callers_logits_stay_as_they_are():
     np.testing.assert_array_equal(as_numpy(logits), before)
 
 
-def test_penalties_by_their_definition():
+def test_penalties():
     logits = mx.random.normal((1, V)) * 3
     one = row(
         temperature=0,
@@ -86,9 +82,9 @@ def test_penalties_by_their_definition():
     )
     expected = as_numpy(logits)[0].astype(np.float64)
     expected[11] += 2
-    for token in {3, 4, 7, 9}:  # prompt, answer and guesses
+    for token in {3, 4, 7, 9}:  # prompt, output and draft tokens
         expected[token] *= 1.7 if expected[token] < 0 else 1 / 1.7
-    for token, count in {4: 1, 7: 4, 9: 1}.items():  # answer and guesses
+    for token, count in {4: 1, 7: 4, 9: 1}.items():  # output and draft tokens
         expected[token] -= 0.4 * count + 0.6
     np.testing.assert_allclose(as_numpy(process_logits(logits, [one]))[0], expected, rtol=1e-5)
 
@@ -96,14 +92,14 @@ def test_penalties_by_their_definition():
 @pytest.mark.parametrize(
     "filters", [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 7, "top_p": 0.9}], ids=str
 )
-def test_filters_are_those_of_make_sampler(filters):
+def test_filters_match_make_sampler(filters):
     logits = mx.random.normal((1, V)) * 3
     ours = mx.softmax(process_logits(logits, [row(temperature=1, **filters)]), axis=-1)
     theirs = make_sampler(1, **filters).probabilities(log_softmax(logits))
     np.testing.assert_allclose(as_numpy(ours), as_numpy(theirs), rtol=1e-5, atol=1e-7)
 
 
-def test_the_temperature_comes_before_the_filters():
+def test_temperature_is_applied_before_filters():
     logits = mx.log(mx.array([[0.5, 0.3, 0.15, 0.05]]))
 
     def kept(temperature: float) -> list[int]:
@@ -112,7 +108,7 @@ def test_the_temperature_comes_before_the_filters():
         return np.flatnonzero(np.isfinite(as_numpy(process_logits(logits, [one]))[0])).tolist()
 
     assert kept(1.0) == [0, 1]
-    assert kept(9.0) == [0, 1, 2]  # nearly uniform: three quarters are three tokens
+    assert kept(9.0) == [0, 1, 2]  # nearly uniform: three tokens hold 3/4
     assert kept(0.2) == [0]
 
 
@@ -136,8 +132,8 @@ def test_noise_depends_on_seed_and_position():
     assert len({completion_seed(seed, index) for seed in range(30) for index in range(30)}) == 900
 
 
-def test_a_narrower_model_gets_the_same_noise():
-    """A draft's vocabulary may be padded less than the target's; the tokens' noise is the same."""
+def test_narrower_vocabulary_gets_the_same_noise():
+    """The draft's vocabulary may be padded less than the target's."""
     logits = mx.random.normal((1, V))
     one = row(temperature=1)
     narrow = to_ints(sample_tokens(logits[:, : V - 7], [one], noise_width=V))
@@ -145,7 +141,7 @@ def test_a_narrower_model_gets_the_same_noise():
     assert narrow == to_ints(sample_tokens(padded, [one]))
 
 
-def test_logprobs_are_the_models():
+def test_logprobs_are_unprocessed():
     logits = mx.random.normal((3, V)) * 2
     expected = as_numpy(log_softmax(logits))
     found = top_logprobs(

@@ -1,4 +1,4 @@
-"""Sampling parameters: vLLM's names and defaults, and a sentence for what is out of range."""
+"""SamplingParams: vLLM's names and defaults; errors for values out of range."""
 
 import numpy as np
 import pytest
@@ -16,14 +16,14 @@ def test_defaults_are_vllms():
     assert not params.is_greedy
 
 
-def test_one_stop_or_several():
+def test_stop_is_a_string_or_a_list():
     assert SamplingParams(stop="a").stop_strings == ("a",)
     assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
     assert SamplingParams().stop_strings == ()
     assert SamplingParams(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_scalars_are_accepted():
     params = SamplingParams(stop_token_ids=np.array([0, 7]), seed=np.int64(2**62))
     assert params == SamplingParams(stop_token_ids=(0, np.int64(7)), seed=2**62)
     assert {type(number) for number in (*params.stop_token_ids, params.seed)} == {int}
@@ -39,39 +39,39 @@ def test_boundaries_are_allowed():
     [
         ({"max_tokens": 0}, "max_tokens is 0; it must be a whole number ≥ 1."),
         ({"max_tokens": 1.5}, "max_tokens is 1.5; it must be a whole number ≥ 1."),
-        ({"temperature": -1}, "temperature is -1; it must be a number ≥ 0 (0 is greedy)."),
-        ({"temperature": float("nan")}, "temperature is nan; it must be"),
-        ({"temperature": float("inf")}, "temperature is inf; it must be"),
-        ({"temperature": "hot"}, "temperature is 'hot'; it must be"),
-        ({"top_p": 0}, "top_p is 0; it must be in (0, 1] (1 keeps every token)."),
-        ({"top_p": 1.1}, "top_p is 1.1;"),
+        ({"temperature": -1}, "temperature must be a number ≥ 0 (0 is greedy), got -1."),
+        ({"temperature": float("nan")}, "temperature must be a number ≥ 0 (0 is greedy), got nan."),
+        ({"temperature": float("inf")}, "temperature must be a number ≥ 0 (0 is greedy), got inf."),
+        ({"temperature": "hot"}, "temperature must be a number ≥ 0 (0 is greedy), got 'hot'."),
+        ({"top_p": 0}, "top_p must be in (0, 1] (1 keeps every token), got 0."),
+        ({"top_p": 1.1}, "top_p must be in (0, 1] (1 keeps every token), got 1.1."),
         ({"top_k": -2}, "top_k is -2; it must be a whole number ≥ -1 (0 and -1 keep every token)."),
-        ({"min_p": 2}, "min_p is 2; it must be in [0, 1]"),
+        ({"min_p": 2}, "min_p must be in [0, 1] (0 keeps every token), got 2."),
         ({"seed": -1}, "seed is -1;"),
-        ({"seed": 2**64}, "it must be below 2**64."),
-        ({"stop": ""}, "stop is ''; it must be a text or several, none of them empty."),
-        ({"stop": [3]}, "stop is [3];"),
-        ({"stop": 5}, "stop is 5; it must be a text or several"),
-        ({"stop": 0}, "stop is 0; it must be a text or several"),
-        ({"stop_token_ids": ["a"]}, "stop_token_ids is ['a']; it must hold token ids"),
-        ({"stop_token_ids": 5}, "stop_token_ids is 5; it must hold token ids, numbers ≥ 0."),
-        ({"stop_token_ids": 0}, "stop_token_ids is 0; it must hold token ids"),
-        ({"stop_token_ids": "12"}, "stop_token_ids is '12'; it must hold token ids"),
-        ({"stop_token_ids": b"ab"}, "stop_token_ids is b'ab'; it must hold token ids"),
-        ({"stop_token_ids": np.array(5)}, "stop_token_ids is array(5); it must hold"),
-        ({"stop_token_ids": np.array([0.5])}, "stop_token_ids is array([0.5]); it must hold"),
-        ({"repetition_penalty": 0}, "repetition_penalty is 0; it must be a number > 0"),
-        ({"presence_penalty": 3}, "presence_penalty is 3; it must be in [-2, 2]"),
-        ({"frequency_penalty": -3}, "frequency_penalty is -3;"),
-        ({"logit_bias": {3: 101}}, "logit_bias[3] is 101; it must be in [-100, 100]."),
-        ({"logit_bias": {"a": 1}}, "logit_bias has the token 'a'; ids are whole numbers ≥ 0."),
-        ({"logit_bias": [1]}, "logit_bias is [1]; it must map token ids"),
+        ({"seed": 2**64}, "seed must be below 2**64, got 18446744073709551616."),
+        ({"stop": ""}, "stop must be a non-empty string or a list of them, got ''."),
+        ({"stop": [3]}, "stop must be a non-empty string or a list of them, got [3]."),
+        ({"stop": 5}, "stop must be a non-empty string or a list of them, got 5."),
+        ({"stop": 0}, "stop must be a non-empty string or a list of them, got 0."),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids must be a list of token ids ≥ 0, got ['a']."),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a list of token ids ≥ 0, got 5."),
+        ({"stop_token_ids": 0}, "stop_token_ids must be a list of token ids ≥ 0, got 0."),
+        ({"stop_token_ids": "12"}, "stop_token_ids must be a list of token ids ≥ 0, got '12'."),
+        ({"stop_token_ids": b"ab"}, "stop_token_ids must be a list of token ids ≥ 0, got b'ab'."),
+        ({"stop_token_ids": np.array(5)}, "must be a list of token ids ≥ 0, got array(5)."),
+        ({"stop_token_ids": np.array([0.5])}, "must be a list of token ids ≥ 0, got array([0.5])."),
+        ({"repetition_penalty": 0}, "repetition_penalty must be a number > 0 (1 is none), got 0."),
+        ({"presence_penalty": 3}, "presence_penalty must be in [-2, 2] (0 is none), got 3."),
+        ({"frequency_penalty": -3}, "frequency_penalty must be in [-2, 2] (0 is none), got -3."),
+        ({"logit_bias": {3: 101}}, "logit_bias[3] must be in [-100, 100], got 101."),
+        ({"logit_bias": {"a": 1}}, "logit_bias must have token ids ≥ 0 as keys, got 'a'."),
+        ({"logit_bias": [1]}, "logit_bias must map token ids to numbers in [-100, 100], got [1]."),
         ({"logprobs": -1}, "logprobs is -1;"),
         ({"n": 0}, "n is 0;"),
-        ({"n": 2, "temperature": 0}, "greedy answers would all be the same"),
+        ({"n": 2, "temperature": 0}, "n must be 1 at temperature 0.0, got 2: greedy completions"),
     ],
 )
-def test_out_of_range_is_a_sentence(fields, message):
+def test_out_of_range_is_an_error(fields, message):
     with pytest.raises(UserError) as raised:
         SamplingParams(**fields)
     assert message in str(raised.value)

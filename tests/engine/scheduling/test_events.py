@@ -1,4 +1,4 @@
-"""The event stream: complete, in order, and of what JSON has."""
+"""Event stream: complete, ordered, JSON-serializable."""
 
 import json
 import random
@@ -7,7 +7,7 @@ from tests.engine.simulator import Simulation, random_workload
 from tiny_llm.engine.scheduling.events import Recorder
 
 
-def test_a_recording_tells_the_whole_run(tmp_path):
+def test_recording_is_complete(tmp_path):
     rng = random.Random(11)
     for _ in range(50):
         simulation = Simulation(random_workload(rng))
@@ -22,7 +22,7 @@ def test_a_recording_tells_the_whole_run(tmp_path):
 
 
 def replay(events, simulation, outcome) -> None:
-    """What the events say, put together again, is what happened."""
+    """The run reconstructed from the events matches the scheduler."""
     times = [event["time"] for event in events]
     assert times == sorted(times)
     answers, ended, running = {}, {}, set()

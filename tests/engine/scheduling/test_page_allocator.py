@@ -1,4 +1,4 @@
-"""The page allocator: all or nothing, and every page back exactly once."""
+"""PageAllocator: all-or-nothing allocation, reference counts, double frees."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tiny_llm import OutOfPagesError
 from tiny_llm.engine.scheduling.page_allocator import PageAllocator
 
 
-def test_pages_are_distinct_and_come_back():
+def test_pages_are_distinct_and_reused():
     allocator = PageAllocator(5)
     first, second = allocator.allocate(2), allocator.allocate(3)
     assert sorted(first + second) == [0, 1, 2, 3, 4]
@@ -17,16 +17,16 @@ def test_pages_are_distinct_and_come_back():
     assert sorted(allocator.allocate(2)) == sorted(first)
 
 
-def test_exhaustion_is_typed_and_takes_nothing():
+def test_exhaustion_raises_and_allocates_nothing():
     allocator = PageAllocator(3)
     allocator.allocate()
-    with pytest.raises(OutOfPagesError, match=r"3 pages were asked for and 2 are free\."):
+    with pytest.raises(OutOfPagesError, match=r"3 pages were requested, 2 are free\."):
         allocator.allocate(3)
     assert allocator.num_free == 2
     allocator.check_integrity()
 
 
-def test_a_shared_page_is_free_after_its_last_owner():
+def test_shared_page_is_free_after_its_last_owner():
     allocator = PageAllocator(1)
     [page] = allocator.allocate()
     allocator.share(page)
@@ -36,23 +36,23 @@ def test_a_shared_page_is_free_after_its_last_owner():
     assert allocator.num_free == 1
 
 
-def test_freeing_twice_and_sharing_what_is_free_are_errors():
+def test_double_free_and_sharing_a_free_page_raise():
     allocator = PageAllocator(2)
     [page] = allocator.allocate()
     allocator.free(page)
-    with pytest.raises(ValueError, match=f"page {page} is free already"):
+    with pytest.raises(ValueError, match=f"cannot free page {page}: it is already free"):
         allocator.free(page)
-    with pytest.raises(ValueError, match=f"page {page} is free; a page without an owner"):
+    with pytest.raises(ValueError, match=f"cannot share page {page}: it is free"):
         allocator.share(page)
     allocator.check_integrity()
 
 
-def test_no_pages_are_refused():
-    with pytest.raises(ValueError, match="num_pages is 0"):
+def test_zero_pages_are_rejected():
+    with pytest.raises(ValueError, match="num_pages must be at least 1, got 0"):
         PageAllocator(0)
 
 
-def test_the_check_sees_damage():
+def test_check_integrity_detects_corruption():
     allocator = PageAllocator(2)
     allocator.allocate()
     allocator._ref_counts[0] = 0

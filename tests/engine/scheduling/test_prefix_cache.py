@@ -1,4 +1,4 @@
-"""The prefix cache: what is found, what is shared, and what goes first."""
+"""Prefix cache: matching, sharing, LRU eviction."""
 
 import pytest
 
@@ -9,7 +9,7 @@ SIZE = 4
 
 
 class Tree:
-    """A prefix cache with requests that compute whole pages."""
+    """A prefix cache and requests made of full pages."""
 
     def __init__(self, num_pages: int = 16):
         self.allocator = PageAllocator(num_pages)
@@ -35,24 +35,24 @@ class Tree:
 @pytest.mark.parametrize(
     ("prompt", "found"),
     [
-        ("abcdefgh", 4),  # all of it is there; something must be left to compute
+        ("abcdefgh", 4),  # fully cached; one token must be left to compute
         ("abcdefghi", 8),
-        ("abcdefgX....", 4),  # parts within a page: the page is not shared
+        ("abcdefgX....", 4),  # diverges within a page: not shared
         ("abcd", 0),
         ("abc", 0),
         ("Xbcdefgh", 0),
-        ("efghefgh", 0),  # the same tokens elsewhere are other keys and values
+        ("efghefgh", 0),  # the same tokens after another prefix
         ("abcdefghijklm", 12),
         ("abcdefghijkl", 8),
     ],
 )
-def test_full_pages_are_found(prompt, found):
+def test_match_returns_full_pages(prompt, found):
     tree = Tree()
     tree.compute("abcdefghijkl")
     assert tree.found(prompt) == found
 
 
-def test_the_tree_branches():
+def test_tree_branches():
     tree = Tree()
     tree.compute("abcdefgh")
     tree.compute("abcdXfgh")
@@ -62,7 +62,7 @@ def test_the_tree_branches():
     tree.check()
 
 
-def test_a_page_that_two_filled_is_kept_once_and_belongs_to_both():
+def test_duplicate_page_is_freed_and_shared():
     tree = Tree()
     first, second = tree.compute("abcd"), tree.compute("abcd")
     assert first is second
@@ -74,12 +74,12 @@ def test_a_page_that_two_filled_is_kept_once_and_belongs_to_both():
     tree.check()
 
 
-def test_the_least_recently_used_goes_first_and_children_before_parents():
+def test_lru_eviction_children_before_parents():
     tree = Tree()
     old, new = tree.compute("aaaabbbb"), tree.compute("ccccdddd")
     tree.cache.release(old)
     tree.cache.release(new)
-    again = tree.cache.match(list("aaaabbbb."))  # now it is the one that was used last
+    again = tree.cache.match(list("aaaabbbb."))  # now the most recently used
     tree.cache.acquire(again)
     tree.cache.release(again[-1])
     for gone in ("ccccdddd.", "cccc.", "aaaabbbb.", "aaaa."):
@@ -91,7 +91,7 @@ def test_the_least_recently_used_goes_first_and_children_before_parents():
     assert tree.cache.evict(1) == 0
 
 
-def test_held_pages_are_not_evicted():
+def test_referenced_pages_are_not_evicted():
     tree = Tree()
     held, other = tree.compute("aaaabbbb"), tree.compute("aaaacccc")
     tree.cache.release(other)
@@ -102,8 +102,8 @@ def test_held_pages_are_not_evicted():
     tree.check()
 
 
-def test_turns_of_a_conversation_reuse_what_is_still_a_prefix():
-    """A thinking model's template drops old thoughts: the next prompt parts where they began."""
+def test_conversation_turns_reuse_the_common_prefix():
+    """Templates drop earlier reasoning: the next prompt diverges where it began."""
     tree = Tree()
     tree.cache.release(tree.compute("<user>Hi!<bot><think>hm</think>Hello."))
     shared = len("<user>Hi!<bot>")

@@ -1,4 +1,4 @@
-"""The scheduler by hand: small cases whose steps can be said beforehand."""
+"""Scheduler: small cases with the expected steps written out."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tiny_llm.engine.scheduling.events import Recorder
 from tiny_llm.engine.scheduling.request import EngineRequest, RequestState
 
 
-def test_decode_tokens_and_chunks_of_prompts_share_a_step():
+def test_decode_and_prefill_share_a_step():
     it = scheduler()
     add(it, "a", 5)
     add(it, "b", 12, first=50)
@@ -20,7 +20,7 @@ def test_decode_tokens_and_chunks_of_prompts_share_a_step():
     assert step(it) == [("a", 7, 8, 0), ("b", 12, 13, 0), ("c", 5, 7, 0)]
 
 
-def test_no_more_than_max_num_seqs_run():
+def test_max_num_seqs_limits_running_requests():
     it = scheduler(max_num_seqs=2)
     for name in "abc":
         add(it, name, 1, first=ord(name))
@@ -29,7 +29,7 @@ def test_no_more_than_max_num_seqs_run():
     assert [chunk[0] for chunk in step(it)] == ["b", "c"]
 
 
-def test_a_request_finds_the_pages_of_an_earlier_one():
+def test_prefix_cache_hit_on_an_earlier_request():
     it = scheduler(max_num_batched_tokens=64)
     add(it, "a", 10, max_tokens=1)
     step(it)
@@ -42,7 +42,7 @@ def test_a_request_finds_the_pages_of_an_earlier_one():
     assert it.pages.counts(it.running).shared == 2
 
 
-def test_tokens_of_the_answer_are_found_too():
+def test_prefix_cache_hit_on_output_tokens():
     it = scheduler(max_num_batched_tokens=64)
     add(it, "a", 3, max_tokens=6)
     while it.has_requests:
@@ -50,11 +50,11 @@ def test_tokens_of_the_answer_are_found_too():
     again = EngineRequest("b", [0, 1, 2, 77, 77, 77, 77, 77, 77, 5], GREEDY, 1)
     it.add(again)
     step(it)
-    # The answer's last token was never computed: of 9, 8 are in pages.
+    # The last output token is never computed: 8 of 9 tokens are in pages.
     assert again.num_cached_tokens == 8
 
 
-def test_without_a_prefix_cache_nothing_is_shared():
+def test_disabled_prefix_cache_shares_no_pages():
     it = scheduler(max_num_batched_tokens=64, enable_prefix_caching=False)
     add(it, "a", 10)
     add(it, "b", 10)
@@ -62,7 +62,7 @@ def test_without_a_prefix_cache_nothing_is_shared():
     assert it.pages.counts(it.running).shared == 0
 
 
-def test_of_many_with_one_prompt_one_computes_it():
+def test_identical_prompts_are_computed_once():
     it = scheduler(max_num_batched_tokens=64)
     for name in "abc":
         add(it, name, 10)
@@ -93,7 +93,7 @@ def test_youngest_request_is_preempted_and_resumes():
     assert names.count("request_admitted") == 3
 
 
-def test_a_preempted_request_finds_its_own_pages_again():
+def test_preempted_request_hits_its_own_pages():
     it = scheduler(num_pages=5, page_size=4, max_num_batched_tokens=16)
     add(it, "old", 8, max_tokens=5)
     young = add(it, "young", 6, max_tokens=6, first=50)
@@ -112,7 +112,7 @@ def test_draft_tokens_are_capped_by_max_tokens():
     add(it, "a", 4, max_tokens=7)
     assert step(it) == [("a", 0, 4, 0)]
     assert step(it, num_tokens=2) == [("a", 4, 5, 3)]
-    assert step(it, num_tokens=9) == [("a", 6, 7, 3)]  # 3 + 4 = 7: there is nothing left to say
+    assert step(it, num_tokens=9) == [("a", 6, 7, 3)]  # 3 + 4 = 7: max_tokens reached
     assert not it.has_requests
 
 
@@ -126,13 +126,13 @@ def test_draft_tokens_cause_no_preemption():
     assert it.num_preemptions == 0
 
 
-def test_a_request_can_be_aborted_at_any_moment():
+def test_abort_in_every_state():
     it = scheduler(max_num_seqs=2, max_num_batched_tokens=6)
     for name in "abc":
         add(it, name, 5, first=ord(name))
     assert it.abort("c")  # waiting
     plan = it.schedule()
-    assert it.abort("a")  # in a step that is being computed
+    assert it.abort("a")  # while in flight
     it.update_from_output(plan, {"a": ChunkOutput([1])})
     it.check_integrity()
     assert not it.abort("a")
@@ -146,16 +146,20 @@ def test_a_request_can_be_aborted_at_any_moment():
     ("length", "max_tokens", "message"),
     [
         (0, 1, "the prompt is empty; give at least one token."),
-        (20, 1, "the prompt has 20 tokens, and the model's context holds 20 with the answer."),
+        (
+            20,
+            1,
+            "the prompt has 20 tokens; the model's context holds 20, prompt and output together.",
+        ),
         (
             10,
             11,
-            "the prompt has 10 tokens and max_tokens is 11, and the model's context holds 20 in "
-            "all; max_tokens may be at most 10 here.",
+            "the prompt has 10 tokens and max_tokens is 11, but the model's context holds 20; "
+            "max_tokens must be at most 10 here.",
         ),
     ],
 )
-def test_request_beyond_context_is_refused(length, max_tokens, message):
+def test_request_beyond_context_is_rejected(length, max_tokens, message):
     it = scheduler(max_seq_len=20)
     with pytest.raises(UserError) as raised:
         add(it, "a", length, max_tokens)
@@ -163,27 +167,27 @@ def test_request_beyond_context_is_refused(length, max_tokens, message):
     assert not it.has_requests
 
 
-def test_request_beyond_kv_memory_is_refused():
+def test_request_beyond_kv_memory_is_rejected():
     it = scheduler(num_pages=2)
-    with pytest.raises(UserError, match="the declared KV memory holds 8 in all; max_tokens may be"):
+    with pytest.raises(UserError, match="the configured KV memory holds 8; max_tokens must be"):
         add(it, "a", 5, 5)
-    with pytest.raises(UserError, match="the declared KV memory holds 8 with the answer"):
+    with pytest.raises(UserError, match="the configured KV memory holds 8, prompt and output"):
         add(it, "b", 9, None)
-    add(it, "c", 5, 4)  # the last token of an answer needs no place
+    add(it, "c", 5, 4)  # the last output token needs no slot
     while it.has_requests:
         step(it)
 
 
-def test_without_max_tokens_an_answer_may_take_all_there_is():
+def test_max_tokens_none_resolves_to_what_fits():
     it = scheduler(num_pages=2)
     assert add(it, "a", 5, None).max_tokens == 4
     assert add(scheduler(max_seq_len=9), "b", 5, None).max_tokens == 4
 
 
-def test_duplicate_request_id_is_refused():
+def test_duplicate_request_id_is_rejected():
     it = scheduler()
     add(it, "a", 3)
-    with pytest.raises(UserError, match="request_id 'a' is taken"):
+    with pytest.raises(UserError, match="request_id 'a' is already used"):
         add(it, "a", 3)
     it.abort("a")
     add(it, "a", 3)
@@ -196,11 +200,11 @@ def test_duplicate_request_id_is_refused():
         ({"num_drafts": -1}, "num_drafts is -1"),
         (
             {"max_num_seqs": 9},
-            "max_num_batched_tokens is 8; 9 requests",
+            "max_num_batched_tokens must be at least 9 for max_num_seqs=9 .*, got 8",
         ),
-        ({"num_drafts": 4}, "and 4 guesses each need 15"),
+        ({"num_drafts": 4}, r"at least 15 for max_num_seqs=3 \(1 \+ 4 draft tokens each\), got 8"),
     ],
 )
-def test_configurations_that_cannot_work_are_refused(changes, message):
+def test_invalid_config_is_rejected(changes, message):
     with pytest.raises(UserError, match=message):
         scheduler(**changes)

@@ -1,4 +1,4 @@
-"""Random workloads through scheduler, allocator and prefix cache: what must hold at each step."""
+"""Random workloads: invariants of scheduler, allocator and prefix cache."""
 
 import random
 from collections import Counter
@@ -23,7 +23,7 @@ from tiny_llm.engine.scheduling.scheduler import Scheduler
 
 
 def run_and_compare(workload: Workload, check_every: int = 1) -> Outcome:
-    """Runs a workload; every answer that came to its end is the one its request gives alone."""
+    """Runs a workload and compares all outputs with requests that run alone."""
     outcome = Simulation(workload, check_every).run()
     for request_id, reason in outcome.reasons.items():
         expected = answer_alone(workload.arrivals[int(request_id)])
@@ -38,7 +38,7 @@ def run_and_compare(workload: Workload, check_every: int = 1) -> Outcome:
 
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=500, deadline=None, derandomize=True)
-def test_hypothesis_looks_for_a_workload_that_breaks_it(rng):
+def test_hypothesis_workloads(rng):
     run_and_compare(random_workload(rng))
 
 
@@ -49,7 +49,7 @@ def test_thousands_of_workloads():
         seen.update(outcome.reasons.values())
         seen["preemptions"] += outcome.preemptions
         seen["cached"] += outcome.cached_tokens
-    # The workloads are such that everything occurs, and often.
+    # Every outcome occurs often.
     assert min(seen[reason] for reason in ("stop", "length", "abort", "error", "refused")) > 400
     assert seen["preemptions"] > 300
     assert seen["cached"] > 6_000
@@ -77,21 +77,21 @@ def test_large_workloads():
         assert outcome.preemptions > 0
 
 
-# Each breaks one rule. A simulator that lets it pass is worth nothing.
+# Each fault breaks one invariant, which the simulator must detect.
 
 
-def never_shares(self, path):
+def skips_reference_counts(self, path):
     self._unused.clear()
 
 
-def forgets_a_page(self, request):
+def leaks_pages(self, request):
     self.cache.release(request.last_node)
     del request.page_ids[:]
     request.last_node = None
     request.num_shared = request.num_computed = 0
 
 
-def frees_without_counting(self, page):
+def ignores_reference_counts(self, page):
     self._ref_counts[page] = 0
     self._free.append(page)
 
@@ -106,12 +106,12 @@ def matches_whole_prompts(self, token_ids):
     return path
 
 
-def lets_the_youngest_go_first(self):
+def reverses_the_order(self):
     self.running.reverse()
     return []
 
 
-def shares_what_is_not_written(self, request, num_written):
+def shares_unwritten_pages(self, request, num_written):
     original_share(self, request, num_written + 1)
 
 
@@ -128,17 +128,17 @@ original_share = PageManager.share_full_pages
 @pytest.mark.parametrize(
     ("owner", "method", "fault"),
     [
-        (PrefixCache, "acquire", never_shares),
-        (PageManager, "release", forgets_a_page),
-        (PageAllocator, "free", frees_without_counting),
+        (PrefixCache, "acquire", skips_reference_counts),
+        (PageManager, "release", leaks_pages),
+        (PageAllocator, "free", ignores_reference_counts),
         (PrefixCache, "match", matches_whole_prompts),
-        (PageManager, "share_full_pages", shares_what_is_not_written),
-        (Scheduler, "_schedule_decoding", lets_the_youngest_go_first),
+        (PageManager, "share_full_pages", shares_unwritten_pages),
+        (Scheduler, "_schedule_decoding", reverses_the_order),
         (Scheduler, "_preempt", drops_at_preemption),
     ],
     ids=lambda value: value.__name__ if callable(value) and not isinstance(value, type) else "",
 )
-def test_a_fault_is_found(monkeypatch, owner, method, fault):
+def test_injected_fault_is_detected(monkeypatch, owner, method, fault):
     monkeypatch.setattr(owner, method, fault)
     with pytest.raises((AssertionError, ValueError, KeyError, AttributeError, IndexError)):
         run_many(300)

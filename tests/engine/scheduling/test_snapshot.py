@@ -1,4 +1,4 @@
-"""Snapshots: they agree with the events' counts, and with the pages' owners, at any moment."""
+"""Snapshots: consistent with events and page ownership at every step."""
 
 import json
 import random
@@ -42,7 +42,7 @@ def test_snapshot_matches_scheduler_events():
     assert num_looked > 100
 
 
-def test_branches_are_labelled_by_where_they_differ():
+def test_branch_labels_start_at_the_first_difference():
     allocator = PageAllocator(8)
     assert allocator.allocate(3) == [0, 1, 2]
     cache = PrefixCache(allocator, page_size=4)

@@ -1,4 +1,4 @@
-"""A draft model inside the batch: fewer steps, and not another token."""
+"""Draft model: fewer steps, unchanged output."""
 
 import mlx.core as mx
 import numpy as np
@@ -8,8 +8,8 @@ from tests.engine.support import assert_distributed_as, chat
 from tests.support import tiny_model
 from tiny_llm import LLM, Qwen3ModelWeek3, SamplingParams
 from tiny_llm.demo.prompts import BATCH_PROMPTS
+from tiny_llm.engine.execution.logits_processors import SamplingRow, TokenCounts, process_logits
 from tiny_llm.engine.execution.paged_model import PagedModel, Span
-from tiny_llm.engine.execution.sampler import SamplingRow, TokenCounts, process_logits
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.engine.spec_decode.draft_model import count_accepted, num_draft_uncomputed
 
@@ -17,7 +17,7 @@ V = 8
 
 
 class NoText:
-    """A tokenizer of numbers."""
+    """A tokenizer whose tokens are decimal numbers."""
 
     eos_token_ids = frozenset()
     text = last_segment = ""
@@ -38,7 +38,7 @@ def small(seed: int, **changes):
     return tiny_model(mx.bfloat16, vocab_size=V, hidden_size=64, intermediate_size=64, **changes)
 
 
-def test_fewer_steps_and_the_same_text(demo):
+def test_fewer_steps_same_text(demo):
     params = SamplingParams(temperature=0, max_tokens=80)
     prompts = [chat(prompt) for prompt in BATCH_PROMPTS]
     plain = LLM(demo, kv_cache_bytes=2**25)
@@ -52,14 +52,13 @@ def test_fewer_steps_and_the_same_text(demo):
 
 
 def exact_distribution(model, prompt: list[int], length: int, params: SamplingParams) -> dict:
-    """The probability of every answer of `length` tokens, from the model itself."""
+    """Computes the probability of every output of `length` tokens."""
     answers = {(): 1.0}
     for _ in range(length):
         longer = {}
         for answer, probability in answers.items():
             paged = PagedModel(Qwen3ModelWeek3(model, page_size=8), 2)
-            request = EngineRequest("", prompt, params)
-            request.token_counts = TokenCounts(request, V)
+            request = EngineRequest("", prompt, params, token_counts=TokenCounts(prompt, V))
             request.token_ids += answer
             request.page_ids.extend([0, 1])
             span = Span(request.token_ids, 0, request.page_ids)
@@ -80,8 +79,8 @@ def exact_distribution(model, prompt: list[int], length: int, params: SamplingPa
     ],
     ids=["plain", "filtered"],
 )
-def test_sampled_answers_are_distributed_as_the_targets(params):
-    """Chi-square over whole answers of three tokens, guesses by a model that is often wrong."""
+def test_sampled_outputs_have_the_target_distribution(params):
+    """Chi-square test over outputs of three tokens, with a poor draft model."""
     target, draft = small(1, num_hidden_layers=2), small(2, num_hidden_layers=1)
     number, prompt = 3000, [1, 2, 3]
     llm = LLM(
@@ -103,7 +102,7 @@ def test_sampled_answers_are_distributed_as_the_targets(params):
     )
 
 
-def test_a_draft_of_the_same_weights_is_always_right(demo):
+def test_draft_with_target_weights_is_always_accepted(demo):
     llm = LLM(demo, kv_cache_bytes=2**25, draft_model=demo, num_drafts=3)
     params = SamplingParams(temperature=2, max_tokens=32, ignore_eos=True, top_k=100)
     llm.generate([[number] for number in range(5, 10)], params)
@@ -111,7 +110,7 @@ def test_a_draft_of_the_same_weights_is_always_right(demo):
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 100
 
 
-def test_counting():
+def test_count_accepted():
     assert [count_accepted([1, 2, 3], chosen) for chosen in ([9], [1, 9], [1, 2, 3, 4])] == [
         0,
         1,

@@ -1,4 +1,4 @@
-"""Guesses from the text itself: which, how many, and that they change no token."""
+"""N-gram proposer: draft tokens, their number, unchanged output."""
 
 import random
 
@@ -18,7 +18,7 @@ from tiny_llm.errors import UserError
 
 
 def naive_draft_tokens(text: list[int], min_probability: float, most: int) -> list[int]:
-    """What `NgramIndex` does, by searching the whole text for every token."""
+    """Oracle of `NgramIndex`: a linear search for every token."""
     trust = {length: 1 - 1 / length for length in range(1, MAX_MATCH_LENGTH + 1)}
     expected, agreed = None, 0
     for end in range(1, len(text) + 1):
@@ -49,8 +49,8 @@ def naive_draft_tokens(text: list[int], min_probability: float, most: int) -> li
     st.lists(st.integers(1, 9), max_size=8),
     st.sampled_from([0.05, 0.3, 0.7]),
 )
-def test_guesses_are_those_of_a_search(text, steps, min_probability):
-    """Whenever they are asked for: after every token, or after several."""
+def test_draft_tokens_match_a_linear_search(text, steps, min_probability):
+    """Also when several tokens are added between calls."""
     growing: list[int] = []
     repetition = NgramIndex(growing)
     for count in [*steps, len(text)]:
@@ -60,7 +60,7 @@ def test_guesses_are_those_of_a_search(text, steps, min_probability):
         )
 
 
-def test_a_quotation_is_guessed_and_a_period_goes_on():
+def test_quotation_and_repetition_are_drafted():
     source = list(range(100, 130))
     assert NgramIndex([*source, 7, 100, 101, 102]).draft_tokens(0.1)[:3] == [103, 104, 105]
     assert NgramIndex([5, 1, 2, 3] * 9 + [5, 1]).draft_tokens(0.1) == [2, 3, 5, 1, 2, 3, 5]
@@ -68,7 +68,7 @@ def test_a_quotation_is_guessed_and_a_period_goes_on():
 
 
 def test_rarely_accepted_matches_are_no_longer_proposed():
-    """Pairs that come again, and go on differently every time."""
+    """Repeated pairs with different continuations."""
     text: list[int] = [1, 2, 10, 1, 2]
     repetition, draw = NgramIndex(text), random.Random(1)
     assert repetition.draft_tokens(1 / 9) == [10, 1, 2, 10, 1, 2, 10]
@@ -77,25 +77,25 @@ def test_rarely_accepted_matches_are_no_longer_proposed():
     assert repetition.draft_tokens(1 / 9) == []
 
 
-def test_many_requests_guess_less():
+def test_fewer_drafts_under_load():
     text = [*range(100, 130), 7, 100, 101, 102]
     counts = [len(NgramIndex(text).draft_tokens(n / (n + 8))) for n in (1, 4, 16, 200)]
     assert counts == [7, 4, 1, 0]
 
 
-def test_arguments_that_contradict_each_other(demo):
-    with pytest.raises(UserError, match="speculative is 'ngram', and there is a draft model"):
+def test_conflicting_arguments(demo):
+    with pytest.raises(UserError, match="speculative='ngram' and draft_model cannot be combined"):
         LLM(demo, speculative="ngram", draft_model="demo-draft")
-    with pytest.raises(UserError, match="speculative is 'suffix'; it must be 'ngram' or None"):
+    with pytest.raises(UserError, match="speculative must be 'ngram' or None, got 'suffix'"):
         LLM(demo, speculative="suffix")
-    with pytest.raises(UserError, match="num_drafts is 3, and nothing guesses"):
+    with pytest.raises(UserError, match="num_drafts=3 requires draft_model or speculative='ngram'"):
         LLM(demo, num_drafts=3)
     with pytest.raises(UserError, match="num_drafts"):
         LLM(demo, num_drafts=0, speculative="ngram")
 
 
-def test_an_answer_that_quotes_takes_fewer_steps(demo):
-    """The demo model repeats itself if it may not stop."""
+def test_repetitive_output_takes_fewer_steps(demo):
+    """The demo model repeats itself with `ignore_eos`."""
     params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
     plain, guessing = (
         LLM(demo, kv_cache_bytes=2**24, speculative=speculative) for speculative in (None, "ngram")

@@ -1,4 +1,4 @@
-"""A closed schema allows a part of what the open one allows, and never nothing."""
+"""Closed schemas: narrower than the open ones, never empty."""
 
 import pytest
 
@@ -24,7 +24,7 @@ CLOSED_CITY = {**CITY, "additionalProperties": False}
         ),
     ],
 )
-def test_objects_have_the_properties_that_are_named(schema, expected):
+def test_objects_are_closed(schema, expected):
     assert close_objects(schema) == expected
 
 

@@ -1,4 +1,4 @@
-"""Answers to random JSON schemas: whatever completes is valid by `jsonschema`."""
+"""Random JSON schemas: complete outputs are valid by `jsonschema`."""
 
 import json
 import random
@@ -15,7 +15,7 @@ WORDS = ["name", "age", "of", "colour", "a b", "ü", "x/y", '"', "2", "tags"]
 
 
 def random_schema(rng: random.Random, depth: int = 0):
-    """A schema of few levels, with the keywords that programs use."""
+    """Returns a shallow schema of common keywords."""
     leaves = [a_string, a_number, an_enum, a_constant, lambda rng: {"type": rng.choice(SIMPLE)}]
     kinds = leaves if depth >= 3 else [*leaves, an_object, an_object, an_array, a_choice]
     kind = rng.choice(kinds if depth else kinds[len(leaves) :])
@@ -96,10 +96,10 @@ def llm(demo):
 
 
 def check(llm, seeds) -> tuple[int, int]:
-    """Answers a schema for each seed, in one batch.
+    """Generates one output per seed, in one batch, and validates it.
 
     Returns:
-        (how many answers were complete, how many schemas were refused).
+        (number of complete outputs, number of rejected schemas).
     """
     schemas = [random_schema(random.Random(seed)) for seed in seeds]
     params = [
@@ -112,30 +112,30 @@ def check(llm, seeds) -> tuple[int, int]:
         for seed, schema in zip(seeds, schemas, strict=True)
     ]
     prompts = [chat(f"JSON for {json.dumps(schema)[:200]}") for schema in schemas]
-    num_complete = num_refused = 0
+    num_complete = num_rejected = 0
     for schema, output in zip(schemas, llm.generate(prompts, params), strict=True):
         Draft202012Validator.check_schema(schema)
         if output.error is not None:
-            assert output.error.startswith("the grammar is refused: "), (schema, output.error)
-            num_refused += 1
+            assert output.error.startswith("the grammar is rejected: "), (schema, output.error)
+            num_rejected += 1
         elif output.finish_reason == "stop":
             Draft202012Validator(schema).validate(json.loads(output.text))
             num_complete += 1
         else:
             assert output.finish_reason == "length"
-    return num_complete, num_refused
+    return num_complete, num_rejected
 
 
-def test_a_few_schemas(llm):
-    num_complete, num_refused = check(llm, range(40))
+def test_few_schemas(llm):
+    num_complete, num_rejected = check(llm, range(40))
     assert num_complete >= 35
-    assert num_refused <= 2
+    assert num_rejected <= 2
 
 
 @pytest.mark.slow
 def test_many_schemas(llm, exhaustive):
     count = 1000 if exhaustive else 150
-    num_complete, num_refused = check(llm, range(count))
-    print(f"{num_complete} complete, {num_refused} refused")
+    num_complete, num_rejected = check(llm, range(count))
+    print(f"{num_complete} complete, {num_rejected} refused")
     assert num_complete >= 0.8 * count
-    assert num_refused <= 0.03 * count
+    assert num_rejected <= 0.03 * count

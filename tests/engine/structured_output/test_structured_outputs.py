@@ -1,4 +1,4 @@
-"""Structured outputs: masks beside brute force, whole answers, and the same tokens in every way."""
+"""Structured outputs: bitmasks, complete outputs, batch invariance, errors."""
 
 import json
 import re
@@ -18,8 +18,8 @@ from tests.engine.support import PARAGRAPH, assert_distributed_as, chat
 from tests.support import as_numpy, tiny_model
 from tiny_llm import LLM, Qwen3ModelWeek3, SamplingParams, StructuredOutputs, ToolCalls, UserError
 from tiny_llm.demo import TARGET_PATH
+from tiny_llm.engine.execution.logits_processors import SamplingRow
 from tiny_llm.engine.execution.paged_model import PagedModel, Span
-from tiny_llm.engine.execution.sampler import SamplingRow
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.engine.structured_output.bitmask import apply_grammar_bitmask
 from tiny_llm.engine.structured_output.compiler import GrammarCompiler
@@ -92,7 +92,7 @@ def tiny_tokenizer() -> Tokenizer:
 
 @cache
 def allowed(text: str) -> frozenset[int]:
-    """The tokens that may follow a text, by trying whether any text of the language goes on so."""
+    """Returns the tokens that may follow a text, by enumerating the language."""
     letters = ["", "a", "b", "c"]
     endings = {x + y + z + w for x in letters for y in letters for z in letters for w in letters}
     found = {
@@ -103,15 +103,15 @@ def allowed(text: str) -> frozenset[int]:
     return frozenset(found | ({END} if re.fullmatch(LANGUAGE, text) else set()))
 
 
-def test_masks_are_those_of_brute_force():
-    """After every sequence of tokens of the language: with guesses, and with tokens taken."""
+def test_bitmasks_match_brute_force():
+    """After every token sequence of the language, as draft tokens and as accepted ones."""
     compiler = GrammarCompiler(tiny_tokenizer(), V)
     reached, num_rows = [()], 0
     for tokens in reached:
         text = "".join(TOKENS[token] for token in tokens)
         reached += [(*tokens, token) for token in sorted(allowed(text) - {END})]
-        request = EngineRequest("", [0], SamplingParams())
-        request.grammar = compiler.compile(StructuredOutputs(regex=LANGUAGE))
+        grammar = compiler.compile(StructuredOutputs(regex=LANGUAGE))
+        request = EngineRequest("", [0], SamplingParams(), grammar=grammar)
         rows = [SamplingRow(request, n, tokens[:n]) for n in range(len(tokens) + 1)]
         masked = as_numpy(apply_grammar_bitmask(mx.zeros((len(rows), V)), rows))
         for row, mask in zip(rows, masked, strict=True):
@@ -127,7 +127,7 @@ def test_masks_are_those_of_brute_force():
 
 
 def exact_distribution(model, prompt) -> dict[tuple[int, ...], float]:
-    """The probability of every whole answer: the model's own, over the tokens that may follow."""
+    """Computes the probability of every complete output, renormalized at each token."""
     found, partial = {}, {(): 1.0}
     while partial:
         tokens, probability = partial.popitem()
@@ -145,7 +145,7 @@ def exact_distribution(model, prompt) -> dict[tuple[int, ...], float]:
 
 
 @pytest.mark.parametrize("has_draft", [False, True])
-def test_answers_are_distributed_as_by_brute_force(has_draft):
+def test_output_distribution_matches_brute_force(has_draft):
     models = []
     for seed in (1, 2):
         mx.random.seed(seed)
@@ -163,19 +163,19 @@ def test_answers_are_distributed_as_by_brute_force(has_draft):
     assert_distributed_as(answers, expected)
 
 
-# ------------------------------------------------------------------ whole answers
+# ------------------------------------------------------------------ complete outputs
 
 
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("temperature", [0, 0.7])
-def test_a_schema(llm, thinking, temperature):
+def test_json_schema(llm, thinking, temperature):
     output = answer(llm, StructuredOutputs(json=PERSON), thinking=thinking, temperature=temperature)
     thoughts, _, body = whole_text(output).rpartition("</think>\n\n")
     assert thoughts.startswith("<think>") == thinking
     Draft202012Validator(PERSON).validate(json.loads(body))
 
 
-def test_the_other_forms(llm):
+def test_regex_choice_and_grammar(llm):
     assert re.fullmatch(r"[a-c]{3}/\d{1,3}", whole_text(answer(llm, regex(r"[a-c]{3}/\d{1,3}"))))
     choice = ("yes", 'no "or" yes', "no\nline")
     for seed in range(3):
@@ -194,14 +194,14 @@ def regex(pattern):
     return StructuredOutputs(regex=pattern)
 
 
-def test_a_schema_may_be_its_text(llm):
+def test_schema_as_a_string(llm):
     as_object, as_text = (
         answer(llm, StructuredOutputs(json=schema)) for schema in (PERSON, json.dumps(PERSON))
     )
     assert as_object.token_ids == as_text.token_ids
 
 
-def test_thoughts_that_the_template_has_begun(demo):
+def test_reasoning_opened_by_the_template(demo):
     weights, tokenizer = demo
     llm = LLM((weights, tokenizer), kv_cache_bytes=2**23)
     prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
@@ -214,8 +214,8 @@ def test_thoughts_that_the_template_has_begun(demo):
     assert body in ("yes", "no")
 
 
-def test_a_chat_may_come_as_token_ids(llm):
-    """As a server sends it, which prepares the grammar in another thread."""
+def test_chat_as_token_ids(llm):
+    """As in the server, which compiles the grammar in another thread."""
     messages, form = chat("What is 17 + 25?"), StructuredOutputs(json=PERSON)
     params = SamplingParams(seed=1, temperature=0.7, max_tokens=200, structured_outputs=form)
     for thinking in (False, True):
@@ -260,7 +260,7 @@ def test_automatic_tool_calls(llm):
     assert prompt
 
 
-def test_a_free_call_does_without_keywords_that_cannot_be_kept(llm):
+def test_auto_tool_choice_ignores_unsupported_keywords(llm):
     schema = {"type": "object", "propertyNames": {"maxLength": 3}, "required": ["a"]}
     tools = [{"type": "function", "function": {"name": "count", "parameters": schema}}]
     matcher = llm.core.grammars.compile(ToolCalls(tools)).matcher
@@ -270,7 +270,7 @@ def test_a_free_call_does_without_keywords_that_cannot_be_kept(llm):
         llm.core.grammars.compile(ToolCalls(tools, "required"))
 
 
-def test_text_of_an_automatic_answer_cannot_hide_a_broken_call(llm):
+def test_auto_tool_choice_rejects_malformed_calls_in_text(llm):
     compile_, encode = llm.core.grammars.compile, llm.tokenizer.encode
     call = '<tool_call>\n{"name": "add_numbers", "arguments": {"a":3,"why":"</tool_call>"}}\n'
     for parallel in (True, False):
@@ -290,8 +290,8 @@ def test_text_of_an_automatic_answer_cannot_hide_a_broken_call(llm):
             assert bool(found) == bool(is_whole), (text, parallel)
 
 
-def test_tools_whose_markers_are_special_tokens():
-    """As in real Qwen3: the markers are single tokens, which no text contains."""
+def test_tool_call_tags_as_special_tokens():
+    """As in Qwen3: the tags are special tokens."""
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(
         tokenizers.models.BPE({letter: index for index, letter in enumerate(letters)}, [])
@@ -319,7 +319,7 @@ def test_tools_whose_markers_are_special_tokens():
         assert (taken and grammar.matcher.is_accepting()) == is_whole, (choice, text)
 
 
-# ------------------------------------------------------------------ the same tokens
+# ------------------------------------------------------------------ batch invariance
 
 
 FORMS = [
@@ -371,7 +371,7 @@ def assert_same(found, expected):
         assert found[number].logprobs == output.logprobs
 
 
-def test_forced_tokens_cost_no_step_and_change_no_token(demo, alone):
+def test_forced_tokens_save_steps_and_change_no_output(demo, alone):
     llm = LLM(demo, kv_cache_bytes=2**24, max_num_seqs=1)
     assert_same(run(llm, range(len(FORMS))), alone)
     statistics = llm.runner.statistics
@@ -418,7 +418,7 @@ def test_with_a_draft_model(demo, alone):
     assert llm.runner.statistics.num_accepted_tokens > 50
 
 
-def test_with_guesses_from_the_text(demo, alone):
+def test_with_ngram_proposer(demo, alone):
     llm = LLM(demo, speculative="ngram", kv_cache_bytes=2**24)
     assert_same(run(llm, range(len(FORMS)), 1), alone)
     forced = LLM(demo, kv_cache_bytes=2**24)
@@ -426,14 +426,14 @@ def test_with_guesses_from_the_text(demo, alone):
     assert llm.runner.statistics.num_accepted_tokens > forced.runner.statistics.num_accepted_tokens
 
 
-def test_logprobs_are_the_models_own(llm):
+def test_logprobs_are_unprocessed_in_structured_outputs(llm):
     output = answer(llm, StructuredOutputs(choice=["yes", "no"]), logprobs=5)
     [free] = llm.generate(chat("What is 17 + 25?"), SamplingParams(max_tokens=1, logprobs=5))
     top = list(free.logprobs[0].items())[:5]
     assert list(output.logprobs[0].items())[:5] == top
 
 
-def test_each_of_n_answers_has_its_own_grammar(llm):
+def test_each_completion_has_its_own_grammar(llm):
     params = SamplingParams(
         n=6, seed=2, temperature=2, structured_outputs=regex(r"[0-9]{2}[a-z]{2}")
     )
@@ -448,25 +448,25 @@ def test_truncated_output_finishes_with_length(llm):
     assert (output.error, output.finish_reason) == (None, "length")
 
 
-# ------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------ rejected arguments
 
 
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({}, "structured_outputs has nothing; give exactly one of"),
-        ({"regex": "a", "choice": ["a"]}, "structured_outputs has regex and choice; give exactly"),
-        ({"json_object": False}, "give exactly one of"),
-        ({"regex": 5}, "structured_outputs has the regex 5, no text."),
-        ({"choice": "yes"}, "has the choice 'yes'; it must be texts, none empty."),
-        ({"choice": [""]}, "it must be texts, none empty."),
+        ({}, "structured_outputs must have exactly one of json, regex, choice, grammar and"),
+        ({"regex": "a", "choice": ["a"]}, "json_object=True, got regex and choice."),
+        ({"json_object": False}, "must have exactly one of"),
+        ({"regex": 5}, "structured_outputs.regex must be a string, got 5."),
+        ({"choice": "yes"}, "choice must be a list of non-empty strings, got 'yes'."),
+        ({"choice": [""]}, "must be a list of non-empty strings, got ['']."),
         ({"json": "{"}, "the JSON schema '{' is not JSON."),
         ({"json": "[" * 100_000}, "is not JSON."),
-        ({"json": 5}, "the JSON schema is 5; it must be an object."),
-        ({"json": {"const": float("nan")}}, "cannot be JSON"),
+        ({"json": 5}, "the JSON schema must be an object, got 5."),
+        ({"json": {"const": float("nan")}}, "is not JSON-serializable"),
     ],
 )
-def test_invalid_structured_outputs_are_refused(given, error):
+def test_invalid_structured_outputs_are_rejected(given, error):
     with pytest.raises(UserError) as raised:
         StructuredOutputs(**given)
     assert error in str(raised.value)
@@ -476,14 +476,14 @@ def test_invalid_structured_outputs_are_refused(given, error):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (([],), "tool calls were asked for, and tools is empty."),
+        (([],), "tools must not be empty with tool calls."),
         (([{"name": "f"}],), "tool 0 is {'name': 'f'}; give"),
-        (([ADD], "any"), "the tool choice is 'any'; it must be 'auto' or 'required'."),
+        (([ADD], "any"), "the tool choice must be 'auto' or 'required', got 'any'."),
         (([ADD], "required", "f"), "the tool 'f' cannot be required; the tools are add_numbers."),
         (([ADD], "auto", "add_numbers"), "the tool 'add_numbers' cannot be required;"),
     ],
 )
-def test_invalid_tool_calls_are_refused(arguments, error):
+def test_invalid_tool_calls_are_rejected(arguments, error):
     with pytest.raises(UserError) as raised:
         ToolCalls(*arguments)
     assert error in str(raised.value)
@@ -492,9 +492,9 @@ def test_invalid_tool_calls_are_refused(arguments, error):
 @pytest.mark.parametrize("other", [{"ignore_eos": True}, {"min_tokens": 3}])
 def test_params_conflicting_with_structured_outputs(other):
     [name] = other
-    with pytest.raises(UserError, match=f"{name} is .* with structured_outputs, whose form says"):
+    with pytest.raises(UserError, match=f"{name}=.* cannot be combined with structured_outputs"):
         SamplingParams(structured_outputs=StructuredOutputs(choice=["a"]), **other)
-    with pytest.raises(UserError, match="it must be a StructuredOutputs"):
+    with pytest.raises(UserError, match="structured_outputs must be a StructuredOutputs, got"):
         SamplingParams(structured_outputs={"json": {}})
 
 
@@ -527,7 +527,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("form", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_hostile_grammar_is_one_sentence_and_the_engine_lives(llm, form):
+def test_hostile_grammar_is_rejected_and_the_engine_survives(llm, form):
     output = answer(llm, form)
     assert output.finish_reason == "error"
     assert re.fullmatch(r"[^\n]{10,200}\.", output.error), output.error
@@ -547,7 +547,7 @@ def test_a_hostile_grammar_is_one_sentence_and_the_engine_lives(llm, form):
     ids=["pattern", "items", "length", "counted", "ambiguous"],
 )
 def test_expensive_grammar_terminates(llm, form):
-    """Either it is refused, or its answer is as long as asked for, or fails alone."""
+    """The request is rejected, reaches max_tokens, or fails alone."""
     output = answer(llm, form, max_tokens=30)
     assert output.finish_reason in ("length", "stop", "error")
     assert (output.finish_reason == "error") == (output.error is not None)
@@ -562,8 +562,8 @@ def test_expensive_grammar_terminates(llm, form):
         ("\n", {"error", "stop", "length"}),
     ],
 )
-def test_an_end_token_that_is_text_ends_only_what_is_whole(demo, end, reasons):
-    """Some folders name such a token; a thought or a string must not end the answer."""
+def test_textual_end_token_ends_only_complete_output(demo, end, reasons):
+    """Some checkpoints have such an end token; it must not end reasoning or a string."""
 
     def answers(**engine):
         # A tokenizer of its own: all tests share the demo's, which must keep its end tokens.
@@ -585,7 +585,7 @@ def test_an_end_token_that_is_text_ends_only_what_is_whole(demo, end, reasons):
     assert answers(speculative="ngram") == found
     for number, (reason, text, error) in enumerate(found):
         body = text.rpartition("</think>")[2].strip()
-        assert error is None or "only an end token could come next" in error
+        assert error is None or "the output is incomplete, but only an end token fits" in error
         if reason == "stop" and number >= 2:
             Draft202012Validator(PERSON).validate(json.loads(body))
         elif reason == "stop":
@@ -593,7 +593,7 @@ def test_an_end_token_that_is_text_ends_only_what_is_whole(demo, end, reasons):
             assert body.endswith("</tool_call>")
 
 
-def test_a_grammar_that_cannot_go_on_fails_alone(llm):
+def test_failed_grammar_fails_only_its_request(llm):
     llm.add_request("Why?", SamplingParams(structured_outputs=regex("[a-z ]{9}")), request_id="a")
     llm.add_request("Why?", SamplingParams(temperature=0, max_tokens=4), request_id="b")
     llm.step()
@@ -603,11 +603,11 @@ def test_a_grammar_that_cannot_go_on_fails_alone(llm):
     while llm.has_unfinished_requests:
         outputs |= {news.request_id: news.request_output for news in llm.step()}
         llm.scheduler.check_integrity()
-    assert outputs["a"].error.startswith("the grammar cannot be followed further: ")
+    assert outputs["a"].error.startswith("the grammar failed: ")
     assert (outputs["b"].finish_reason, outputs["b"].error) == ("length", None)
 
 
-def test_grammars_are_compiled_once_and_in_any_thread(llm):
+def test_grammars_are_cached_and_thread_safe(llm):
     compiler = GrammarCompiler(llm.tokenizer, llm.vocab_size)
     form, found = StructuredOutputs(json=PERSON), []
     threads = [
@@ -625,13 +625,13 @@ def test_grammars_are_compiled_once_and_in_any_thread(llm):
     assert len(compiler._cache) == 128
 
 
-def test_without_the_library_one_sentence_says_what_to_install(llm, monkeypatch):
+def test_missing_library_error_names_the_package(llm, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(UserError, match=r"need the package llguidance.*tiny-llm\[structured\]"):
         GrammarCompiler(llm.tokenizer, llm.vocab_size).compile(StructuredOutputs(choice=["a"]))
 
 
-def test_the_library_is_imported_only_when_asked_for():
+def test_library_is_imported_lazily():
     program = (
         "import sys; from tiny_llm import LLM, SamplingParams\n"
         "LLM('demo', kv_cache_bytes=2**22).generate('a', SamplingParams(max_tokens=2))\n"

@@ -1,11 +1,12 @@
-"""Thoughts end where their budget does: by the definition, and the same in every way."""
+"""Thinking budget: forced tokens, batch invariance, interaction with grammars."""
 
 import mlx.core as mx
 import pytest
 
 from tests.engine.support import chat
 from tiny_llm import LLM, SamplingParams, StructuredOutputs, UserError
-from tiny_llm.engine.execution.sampler import SamplingRow, sample_tokens, to_ints
+from tiny_llm.engine.execution.logits_processors import SamplingRow
+from tiny_llm.engine.execution.sampler import sample_tokens, to_ints
 from tiny_llm.engine.scheduling.request import EngineRequest
 from tiny_llm.engine.structured_output.thinking_budget import ThinkingBudget, thinking_tokens
 
@@ -13,38 +14,37 @@ START, END = 8, 9
 QUESTION = chat("What is the capital of France?")
 
 
-def forced(prompt, answer, draft_tokens=(), most=2, in_thinking=False):
-    request = EngineRequest("", prompt, SamplingParams())
-    budget = ThinkingBudget(request, most, START, END, in_thinking)
-    request.token_ids += answer
-    return budget.forced_token(draft_tokens)
+def forced_token(prompt, output, draft_tokens, in_thinking, max_tokens=2):
+    budget = ThinkingBudget(len(prompt), max_tokens, START, END, in_thinking)
+    return budget.forced_token([*prompt, *output], draft_tokens)
 
 
 @pytest.mark.parametrize(
-    ("answer", "draft_tokens", "in_thinking", "expected"),
+    ("output", "draft_tokens", "in_thinking", "expected"),
     [
         ([], [], False, None),
-        ([1, 2, 3], [], False, None),  # it does not think
+        ([1, 2, 3], [], False, None),  # no reasoning
         ([START, 1], [], False, None),
         ([START, 1, 2], [], False, END),
         ([START], [1, 2], False, END),
-        ([START, 1], [2, END], False, None),  # a guess ends them
+        ([START, 1], [2, END], False, None),  # a draft token ends it
         ([START, 1, 2, END, 3, 4], [], False, None),
-        ([START, 1, END, 5, 5, START], [2], False, END),  # both thoughts together
+        ([START, 1, END, 5, 5, START], [2], False, END),  # both blocks count
         ([1, 2], [], True, END),
         ([1], [], True, None),
     ],
 )
-def test_forced_token(answer, draft_tokens, in_thinking, expected):
-    # A start in the prompt is of another turn, or `in_thinking` says that it counts.
-    assert forced([START, 1, 1, 1], answer, draft_tokens, in_thinking=in_thinking) == expected
+def test_forced_token(output, draft_tokens, in_thinking, expected):
+    # A <think> in the prompt belongs to an earlier turn, unless `in_thinking`.
+    assert forced_token([START, 1, 1, 1], output, draft_tokens, in_thinking) == expected
 
 
-def test_a_forced_row_leaves_its_neighbours_alone():
+def test_a_forced_row_does_not_affect_other_rows():
     logits = mx.random.normal((3, 12))
     plain = SamplingRow(EngineRequest("a", [1], SamplingParams(temperature=0)), 0)
-    thinking = EngineRequest("b", [1], SamplingParams(temperature=2.0, top_p=0.5))
-    thinking.thinking_budget = ThinkingBudget(thinking, 0, START, END, in_thinking=True)
+    budget = ThinkingBudget(1, 0, START, END, in_thinking=True)
+    params = SamplingParams(temperature=2.0, top_p=0.5)
+    thinking = EngineRequest("b", [1], params, thinking_budget=budget)
     rows = [plain, SamplingRow(thinking, 0), plain]
     tokens = to_ints(sample_tokens(logits, rows))
     best = to_ints(mx.argmax(logits, axis=-1))
@@ -62,7 +62,7 @@ def think(llm, prompts=(QUESTION,), **params):
 
 
 @pytest.mark.parametrize("most", [0, 1, 5])
-def test_an_answer_follows_the_bounded_thoughts(llm, most):
+def test_body_follows_bounded_reasoning(llm, most):
     [free] = think(llm)
     [bounded] = think(llm, thinking_token_budget=most)
     start, end = thinking_tokens(llm.tokenizer)
@@ -74,7 +74,7 @@ def test_an_answer_follows_the_bounded_thoughts(llm, most):
     assert large.token_ids == free.token_ids
 
 
-def test_the_same_tokens_in_a_batch_with_guesses_and_with_a_form(llm):
+def test_same_tokens_in_a_batch_with_drafts_and_with_a_grammar(llm):
     params = {"temperature": 1.2, "seed": 5, "thinking_token_budget": 4}
     alone = [think(llm, [QUESTION], **params | {"seed": seed})[0].token_ids for seed in range(3)]
     others = [SamplingParams(**params | {"seed": s, "max_tokens": 60}) for s in range(3)]
@@ -88,18 +88,18 @@ def test_the_same_tokens_in_a_batch_with_guesses_and_with_a_form(llm):
     assert formed.text.partition("</think>")[2].strip() in ("tea", "coffee")
 
 
-def test_an_answer_without_thoughts_keeps_to_any_budget(llm):
+def test_budget_has_no_effect_without_reasoning(llm):
     [answer] = llm.generate("RoPE is", SamplingParams(temperature=0, thinking_token_budget=0))
     [free] = llm.generate("RoPE is", SamplingParams(temperature=0))
     assert answer.token_ids == free.token_ids
 
 
-def test_a_negative_budget_is_refused():
+def test_negative_budget_is_rejected():
     with pytest.raises(UserError, match="thinking_token_budget is -1"):
         SamplingParams(thinking_token_budget=-1)
 
 
-def test_a_stop_string_may_be_kept(llm):
+def test_include_stop_str_in_output(llm):
     params = {"temperature": 0, "stop": [" of"], "include_stop_str_in_output": True}
     [kept] = llm.generate(QUESTION, SamplingParams(**params))
     [cut] = llm.generate(QUESTION, SamplingParams(**params | {"include_stop_str_in_output": False}))

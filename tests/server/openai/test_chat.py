@@ -172,15 +172,15 @@ def test_parts_of_a_content_and_a_system_message(client):
         ({"Text": 1}, "Text is not a field"),
         ({"stop": [1]}, "stop[0] is not valid"),
         ({"response_format": {"type": "json_schema"}}, "json_schema.schema is missing"),
-        ({"structured_outputs": {}}, "give exactly one of"),
+        ({"structured_outputs": {}}, "must have exactly one of"),
         ({"structured_outputs": {"regex": "("}}, "("),
-        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos is True"),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "cannot be combined with"),
         ({"continue_final_message": True}, "a text that the assistant began"),
         (
             {"continue_final_message": True, "add_generation_prompt": True},
             "contradict each other",
         ),
-        ({"n": 2, "temperature": 0}, "n is 2 at temperature 0"),
+        ({"n": 2, "temperature": 0}, "n must be 1 at temperature 0.0, got 2"),
         ({"n": 1000}, "this server takes at most"),
         ({"logit_bias": {"4096": 1}}, "logit_bias has the token 4096"),
         ({"logit_bias": {"Paris": 1}}, "logit_bias has the token 'Paris'"),
@@ -293,7 +293,7 @@ def test_a_schema_that_cannot_be_kept_is_refused_only_if_a_call_is_demanded(serv
     body = {**PLAIN, "tools": [tool]}
     answer = server.post("/v1/chat/completions", body).json()
     assert "Paris" in answer["choices"][0]["message"]["content"]
-    server.wait_for("tool calls are not kept to their schemas: the grammar is refused")
+    server.wait_for("tool calls are not kept to their schemas: the grammar is rejected")
     refused = server.post("/v1/chat/completions", {**body, "tool_choice": "required"})
     assert refused.status_code == 400
 

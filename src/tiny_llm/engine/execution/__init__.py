@@ -2,6 +2,6 @@
 
 Must not know about queues or text.
 
-Reading order: paged_model, tp_model, tp_worker, sampler, sampler_output, prompt_logprobs,
-async_scheduling.
+Reading order: paged_model, tp_model, tp_worker, logits_processors, logprobs, sampler,
+prompt_logprobs, async_scheduling.
 """

@@ -1,13 +1,13 @@
-"""The next step of requests that decode, sent to the GPU before the tokens of this one are read.
+"""Async scheduling: launches the next decoding step before tokens are read.
 
-A step of decoding ends with numbers that Python must read: only then is it known which answers go
-on. A GPU would wait until the scheduler has planned the next step and its graph is built. But most
-answers do go on, and what they need is known: the token that this step chooses, wherever it lies,
-and the place after the last. So the model is run with it at once, and the logits are kept.
+A decoding step ends with token ids that Python must read to know which requests continue. Meanwhile
+the GPU would idle until the next step is scheduled and its graph is built. But most requests do
+continue, and their next input is known: the token sampled in this step, still on the device, at the
+next position. So the model is launched with it at once, and the logits are kept.
 
-If the scheduler then plans what was foreseen, they are there. If it plans anything else, a prompt's
-chunk for example, they are dropped. What was written into pages does no harm: the place is the
-request's own, and is written again, later in the same stream, by whoever needs it.
+If the scheduler then plans the predicted step, its logits are ready. Otherwise, for example if it
+adds a prompt chunk, they are discarded. Keys and values already written do no harm: the slot is the
+request's own, and is overwritten, later in the same stream, before it is read.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ from .paged_model import PagedModel, Span
 
 @dataclass(frozen=True)
 class PredictedToken:
-    """A request's next token.
+    """A launched token.
 
     Attributes:
-        row: of the logits.
-        position: the token's.
-        page: in which its key and value are.
+        row: its row of the logits.
+        position: its position in the request.
+        page: the page that holds its key and value.
     """
 
     row: int
@@ -36,14 +36,14 @@ class PredictedToken:
 
 
 class AsyncScheduling:
-    """What is computed ahead of the scheduler, for a model.
+    """Launches decoding steps ahead of the scheduler.
 
     Args:
-        model: computes the steps.
+        model: the target model.
 
     Attributes:
-        enabled: on a GPU. On a CPU the model and Python would share the cores.
-        num_hits, num_misses: how often what was foreseen came, and how often it did not.
+        enabled: True on a GPU; on a CPU the model and Python would compete for the cores.
+        num_hits, num_misses: launched steps that the scheduler planned, and that it did not.
     """
 
     def __init__(self, model: PagedModel):
@@ -51,35 +51,35 @@ class AsyncScheduling:
         self.num_hits = 0
         self.num_misses = 0
         self._model = model
-        self._predicted: dict[int, PredictedToken] = {}  # by the requests' order of arrival
+        self._predicted: dict[int, PredictedToken] = {}  # by arrival index
         self._logits: mx.array | None = None
 
     def launch(self, chunks: Sequence[Chunk], tokens: mx.array) -> None:
-        """Runs the model for those requests of a step whose answers are likely to go on.
+        """Launches the next step for the requests that are expected to continue.
 
         Args:
-            chunks: those that sample, without guesses.
-            tokens: the next token of each, which need not be computed yet.
+            chunks: the step's chunks, all sampling, without draft tokens.
+            tokens: the sampled token of each, possibly not computed yet.
         """
         self._predicted = {}
-        places: list[int] = []
+        indices: list[int] = []
         spans: list[Span] = []
         page_size = self._model.page_size
-        for place, chunk in enumerate(chunks):
+        for index, chunk in enumerate(chunks):
             request, position = chunk.request, chunk.end
             assert request.max_tokens is not None
             has_page = position < len(request.page_ids) * page_size
             if has_page and request.num_output_tokens + 1 < request.max_tokens:
                 page = request.page_ids[position // page_size]
                 self._predicted[request.arrival_index] = PredictedToken(len(spans), position, page)
-                places.append(place)
+                indices.append(index)
                 spans.append(Span([0], position, request.page_ids))
         if spans:
             rows = list(range(len(spans)))
-            self._logits = self._model.logits_async(tokens[mx.array(places)], spans, rows)
+            self._logits = self._model.logits_async(tokens[mx.array(indices)], spans, rows)
 
     def take_logits(self, chunks: Sequence[Chunk]) -> mx.array | None:
-        """The logits of a step, a row for each chunk, if it is what was foreseen; None if not."""
+        """Returns a step's logits, one row per chunk, if it was predicted, else None."""
         logits, self._logits = self._logits, None
         if logits is None:
             return None
@@ -91,7 +91,7 @@ class AsyncScheduling:
         return logits if len(rows) == logits.shape[0] else logits[mx.array(rows)]
 
     def _row(self, chunk: Chunk) -> int | None:
-        """The row with the chunk's logits, if the chunk is what was foreseen of its request."""
+        """Returns the row of the chunk's logits, or None if the chunk was not predicted."""
         predicted = self._predicted.get(chunk.request.arrival_index)
         if predicted is None or chunk.num_drafts:
             return None

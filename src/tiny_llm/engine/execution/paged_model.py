@@ -1,7 +1,7 @@
-"""A model and its pages: computes tokens of several requests at once, as one ragged batch.
+"""PagedModel: a model with paged KV storage, run on ragged batches.
 
-The tokens of all requests follow one another without padding, one token of an answer or a chunk of
-a prompt. So every weight is read once in a step.
+The tokens of all requests, prompt chunks and single decoded tokens, are concatenated without
+padding. So every weight is read once per step.
 """
 
 import time
@@ -17,12 +17,12 @@ from ...kv_cache.paged_storage import RaggedBatch
 
 @dataclass(frozen=True)
 class Span:
-    """Tokens of one request that are computed now.
+    """Adjacent tokens of one request, part of a ragged batch.
 
     Attributes:
-        token_ids: at least one.
-        start: the position of the first token.
-        page_ids: the request's pages, enough for all tokens.
+        token_ids: at least one token.
+        start: position of the first token.
+        page_ids: the request's block table, with room for all tokens.
     """
 
     token_ids: Sequence[int]
@@ -31,14 +31,14 @@ class Span:
 
 
 class PagedModel:
-    """A model with pages for its keys and values.
+    """A model and the pages of its keys and values.
 
     Args:
-        model: a model of Week 3.
-        num_pages: how many pages it may have.
+        model: a model with `create_paged_storage` and `ragged_logits`, as in Week 3.
+        num_pages: number of pages.
 
     Attributes:
-        seconds: time spent in the model so far.
+        seconds: total time spent in the model.
     """
 
     def __init__(self, model: Any, num_pages: int):
@@ -50,45 +50,45 @@ class PagedModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the pages take so far."""
+        """Allocated bytes of KV memory."""
         return self._storage.nbytes
 
     def reserve(self) -> None:
-        """Takes the memory of all pages now."""
+        """Allocates the memory of all pages."""
         self._storage.ensure_capacity(self._storage.num_pages)
 
     def on_worker_lost(self, callback: Callable[[str], None]) -> None:
-        """Has a function called if other processes that compute a part of it are lost: none do."""
+        """Registers a callback for lost workers; a no-op in a single process."""
 
     def release_scratch(self) -> None:
-        """Nothing is to be computed for now: one process keeps what steps use for the next."""
+        """Frees scratch memory; a no-op in a single process, which keeps it for the next step."""
 
     def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        """Computes tokens, and writes their keys and values into the pages.
+        """Runs the model and writes keys and values into the pages.
 
         Args:
-            spans: T tokens in all.
-            rows: the tokens, of the T, whose logits are returned.
+            spans: T tokens together.
+            rows: indices, of the T tokens, whose logits are returned.
 
         Returns:
             len(rows)×V.
         """
-        # An id that the model does not have is in the target's padding, and this is the draft: it
-        # can only make a guess wrong.
+        # Only a draft model can get an id ≥ V, from the target's padded vocabulary. Clamping it can
+        # only make a draft token wrong.
         last = self.vocab_size - 1
         ids = [min(token, last) for span in spans for token in span.token_ids]  # T
         started = time.perf_counter()
         logits = self._graph(mx.array(ids, dtype=mx.int32), spans, rows)
-        # The logits of a chunk in the middle of a prompt are not asked for; its pages are needed.
+        # Pages explicitly: a chunk within a prompt has no logits that depend on them.
         mx.eval(logits, self._storage.key_pages, self._storage.value_pages)
         self.seconds += time.perf_counter() - started
         return logits
 
     def logits_async(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        """As `logits` for other tokens than the spans', and returns before they are computed.
+        """Like `logits`, without waiting, for `ids` in place of the spans' tokens.
 
         Args:
-            ids: T. They need not be computed yet.
+            ids: T token ids, possibly not computed yet.
             spans, rows: see `logits`.
         """
         logits = self._graph(ids, spans, rows)
@@ -102,14 +102,14 @@ class PagedModel:
 
 
 def ragged_batch(spans: Sequence[Span], page_size: int) -> RaggedBatch:
-    """Positions of the tokens, slots for their keys, and the pages that they may see."""
+    """Builds the positions, slots, sequence bounds and block tables of a batch."""
     positions: list[int] = []  # T
     slots: list[int] = []  # T
     ends = [0]  # B + 1
     for span in spans:
-        own = range(span.start, span.start + len(span.token_ids))
-        positions += own
-        slots += [span.page_ids[p // page_size] * page_size + p % page_size for p in own]
+        span_positions = range(span.start, span.start + len(span.token_ids))
+        positions += span_positions
+        slots += [span.page_ids[p // page_size] * page_size + p % page_size for p in span_positions]
         ends.append(len(positions))
     lengths = [span.start + len(span.token_ids) for span in spans]
     return RaggedBatch(positions, slots, ends, lengths, [span.page_ids for span in spans])

@@ -1,8 +1,8 @@
-"""A model on several ranks, seen from rank 0: every step is a message to the others.
+"""TensorParallelModel: rank 0 of a sharded model; broadcasts each step.
 
-Rank 0 has the requests, the scheduler and the sampler. What the other ranks need to compute the
-same step is what `PagedModel.logits` takes: token ids, positions, pages. They write the same places
-of their own pages, so prefix cache and preemption are decided once.
+Rank 0 has the requests, the scheduler and the sampler. The other ranks get the arguments of
+`PagedModel.logits`: token ids, positions, block tables. They write the same slots of their own
+pages, so prefix cache and preemption are decided once, on rank 0.
 """
 
 import signal
@@ -35,15 +35,15 @@ WORKER = "tiny_llm.engine.execution.tp_worker"
 
 @dataclass(frozen=True, eq=False)
 class ShardedCheckpoint:
-    """A checkpoint whose parts are loaded on all ranks; takes the place of a loaded model.
+    """A checkpoint loaded on all ranks, one shard each; used in place of a loaded model.
 
     Attributes:
-        args: the whole model's config.
-        model: what rank 0 has of its layers.
-        shard: rank 0's part.
-        part: which part that is.
+        args: config of the full model.
+        model: rank 0's layers.
+        shard: rank 0's shard.
+        part: rank 0's position in the group.
         group: the ranks.
-        key: its number on the other ranks.
+        key: the checkpoint's id on the other ranks.
     """
 
     args: DecoderConfig
@@ -61,17 +61,18 @@ class ShardedCheckpoint:
 def load_sharded(
     name: str, size: int, load_format: str = "auto", console: "Console | None" = None
 ) -> tuple[ShardedCheckpoint, Any]:
-    """Loads a model's parts on so many ranks, which are started on this machine if there are none.
+    """Loads a model's shards on all ranks; spawns them on this machine if not launched.
 
     Args:
         name, load_format, console: see `load_weights`; errors too.
-        size: how many ranks.
+        size: number of ranks.
 
     Returns:
         (checkpoint, tokenizer), for `LLM`.
 
     Raises:
-        UserError: the model cannot be split among so many; this process has another group.
+        UserError: the model cannot be split into `size` shards, or this process belongs to a group
+            of another size.
     """
     check_int("tensor_parallel_size", size, 2)
     try:
@@ -80,7 +81,7 @@ def load_sharded(
         raise
     except ValueError as error:
         raise UserError(
-            f"'{name}' cannot be served by {size} ranks: {error}; give another "
+            f"'{name}' cannot be sharded across {size} ranks: {error}; give another "
             "tensor_parallel_size."
         ) from error
     group = get_default_group(size, WORKER)
@@ -90,22 +91,22 @@ def load_sharded(
         {"do": "load", "key": key, "name": name, "load_format": load_format, "device": device}
     )
     try:
-        own, tokenizer = load_weights(name, console, load_format, 0, size)
+        shard, tokenizer = load_weights(name, console, load_format, 0, size)
     finally:
-        answers = group.gather_replies()
-    for answer in answers:
-        if answer is None or answer["error"] is not None:
-            raise ModelError(answer["error"] if answer else "a rank ended while it loaded.")
-    return ShardedCheckpoint(part.full_config, own, part, group, key), tokenizer
+        replies = group.gather_replies()
+    for reply in replies:
+        if reply is None or reply["error"] is not None:
+            raise ModelError(reply["error"] if reply else "a rank exited while loading its shard.")
+    return ShardedCheckpoint(part.full_config, shard, part, group, key), tokenizer
 
 
 class TensorParallelModel(PagedModel):
-    """Rank 0's side of a model whose other parts compute every step, too.
+    """Rank 0's shard; broadcasts every call to the other ranks.
 
     Args:
-        checkpoint: the parts.
+        checkpoint: the shards.
         model: rank 0's decoder.
-        num_pages: how many pages each rank may have.
+        num_pages: number of pages on each rank.
 
     Attributes:
         group: the ranks.
@@ -126,12 +127,12 @@ class TensorParallelModel(PagedModel):
         )
 
     def __del__(self) -> None:
-        """Lets the other ranks give their pages back."""
-        with suppress(UserError, AttributeError):  # the group has ended, or was never there
+        """Frees the pages on the other ranks."""
+        with suppress(UserError, AttributeError):  # no group, or it has ended
             self.group.broadcast({"do": "drop", "key": self._key})
 
     def reserve(self) -> None:
-        """See `PagedModel`; on every rank."""
+        """See `PagedModel`; on all ranks."""
         self.group.broadcast({"do": "reserve", "key": self._key})
         super().reserve()
 
@@ -140,16 +141,16 @@ class TensorParallelModel(PagedModel):
         self.group.on_worker_lost.append(callback)
 
     def release_scratch(self) -> None:
-        """Has all ranks give back the memory that steps used beside weights and pages."""
+        """Frees scratch memory on all ranks; the next step reallocates it."""
         self.group.broadcast({"do": "release_scratch"})
         memory.release_free_memory()
 
     def logits(self, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        """See `PagedModel`. If it fails, the ranks no longer agree, and the group ends.
+        """See `PagedModel`. A failed step leaves the ranks inconsistent, so it ends the group.
 
         Raises:
             UserError: the group has ended.
-            KeyboardInterrupt: Ctrl-C was pressed; the step is finished, and the ranks go on.
+            KeyboardInterrupt: Ctrl-C, deferred to the end of the step; the group stays usable.
         """
         with _defer_interrupt():
             return self._logits_on_all_ranks(spans, rows)
@@ -169,24 +170,24 @@ class TensorParallelModel(PagedModel):
         try:
             return super().logits(spans, rows)
         except BaseException:
-            self.group.abort("a step was not finished")
+            self.group.abort("a step failed on rank 0")
             raise
 
 
 @contextmanager
 def _defer_interrupt() -> Iterator[None]:
-    """Has Ctrl-C wait until what is inside is done: the other ranks compute the step anyway."""
-    before = signal.getsignal(signal.SIGINT)
+    """Defers Ctrl-C to the end of the block: the other ranks finish the step anyway."""
+    handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or before is not signal.default_int_handler:
-        yield  # no KeyboardInterrupt comes here
+    if not is_main or handler is not signal.default_int_handler:
+        yield  # KeyboardInterrupt cannot occur here
         return
     pressed: list[int] = []
     signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
     if pressed:
         raise KeyboardInterrupt
 
@@ -194,7 +195,7 @@ def _defer_interrupt() -> Iterator[None]:
 def make_decoder(
     checkpoint: ShardedCheckpoint, page_size: int, attention_backend: str
 ) -> TensorParallelDecoder:
-    """Rank 0's decoder."""
+    """Builds rank 0's decoder."""
     return TensorParallelDecoder(
         checkpoint.shard, checkpoint.part, checkpoint.group.comm, page_size, attention_backend
     )

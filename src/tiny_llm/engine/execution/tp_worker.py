@@ -1,10 +1,9 @@
-"""A program: a rank of a group that is not rank 0. It does what rank 0 says, and then ends.
+"""Worker process of a tensor-parallel group: executes rank 0's messages.
 
     python -m tiny_llm.engine.execution.tp_worker RANK SOCKETS… ADDRESSES…
 
-`parallel/local.py` starts it so; a rank that a launcher has started calls `serve_launched`.
-`tp_model.py` says what to do. Any error here ends the group:
-ranks that disagree about a step would wait for each other.
+is how `parallel/spawn.py` starts it; externally launched ranks call `serve_launched`. The messages
+come from `tp_model.py`. Any error ends the group: inconsistent ranks would deadlock.
 """
 
 import os
@@ -30,60 +29,60 @@ from .paged_model import PagedModel, Span
 
 
 class TPWorker:
-    """What this rank has: parts of checkpoints, and models built of them.
+    """Holds this rank's shards and models, and executes messages.
 
     Args:
-        worker: the connection to the others.
+        worker: connection to the group.
     """
 
     def __init__(self, worker: Worker):
         self._worker = worker
-        self._console = Console(stderr=True, quiet=True)  # rank 0 says everything once
+        self._console = Console(stderr=True, quiet=True)  # rank 0 prints
         self._checkpoints: dict[int, tuple[Any, RankShard]] = {}
         self._models: dict[int, PagedModel] = {}
 
     def load(self, key: int, name: str, load_format: str, device: str) -> None:
-        """Loads this rank's part of a checkpoint, and answers whether that went well."""
+        """Loads this rank's shard of a checkpoint and replies with an error or None."""
         worker, error = self._worker, None
         if device == "cpu":
             kernels.use_cpu()
         try:
-            whole = read_config(read_model_config(find_config(name, self._console)))
-            own, _ = load_weights(
+            full_config = read_config(read_model_config(find_config(name, self._console)))
+            shard, _ = load_weights(
                 name, self._console, load_format, worker.rank, worker.size, with_tokenizer=False
             )
-            self._checkpoints[key] = own, RankShard(whole, worker.rank, worker.size)
-        except ValueError as refused:
-            error = str(refused)
+            self._checkpoints[key] = shard, RankShard(full_config, worker.rank, worker.size)
+        except ValueError as failure:
+            error = str(failure)
         worker.channel.send({"error": error})
 
     def build(
         self, key: int, checkpoint: int, num_pages: int, page_size: int, attention_backend: str
     ) -> None:
-        """Builds a model with pages."""
-        own, part = self._checkpoints[checkpoint]
-        model = TensorParallelDecoder(own, part, self._worker.comm, page_size, attention_backend)
+        """Builds a model with its pages."""
+        shard, part = self._checkpoints[checkpoint]
+        model = TensorParallelDecoder(shard, part, self._worker.comm, page_size, attention_backend)
         self._models[key] = PagedModel(model, num_pages)
 
     def reserve(self, key: int) -> None:
-        """Takes the memory of all pages of a model."""
+        """Allocates the memory of all pages of a model."""
         self._models[key].reserve()
 
     def step(self, key: int, spans: Sequence[Any], rows: Sequence[int]) -> None:
         """Computes a step; see `PagedModel.logits`."""
-        own = [Span(token_ids, start, array("i", pages)) for token_ids, start, pages in spans]
-        self._models[key].logits(own, rows)
+        parsed = [Span(token_ids, start, array("i", pages)) for token_ids, start, pages in spans]
+        self._models[key].logits(parsed, rows)
 
     def release_scratch(self) -> None:
-        """Gives back the memory that steps used beside weights and pages."""
+        """Frees scratch memory."""
         memory.release_free_memory()
 
     def drop(self, key: int) -> None:
-        """Gives a model's pages back."""
+        """Frees a model and its pages."""
         self._models.pop(key, None)
 
     def execute(self, message: Mapping[str, Any]) -> None:
-        """Does what a message says."""
+        """Dispatches a message to its method."""
         arguments = {name: value for name, value in message.items() if name != "do"}
         actions: dict[str, Callable[..., None]] = {
             "load": self.load,
@@ -97,20 +96,20 @@ class TPWorker:
 
 
 def serve_launched() -> NoReturn:
-    """Serves as a rank that a launcher has started, until rank 0 ends."""
+    """Entry point of externally launched ranks."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # rank 0 decides what these end
+        signal.signal(number, signal.SIG_IGN)  # handled by rank 0
     serve(launched_worker())
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Serves as a rank that rank 0 has started, until that ends."""
+    """Entry point of ranks spawned by rank 0."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(local_worker(arguments))
 
 
 def serve(worker: Worker) -> NoReturn:
-    """Does what rank 0 says, and ends the process."""
+    """Executes messages until the group ends, then exits the process."""
     rank = TPWorker(worker)
     while (message := worker.channel.receive()) is not None:
         if message["do"] == "end":
@@ -119,7 +118,7 @@ def serve(worker: Worker) -> NoReturn:
             rank.execute(message)
         except Exception as error:
             worker.fail(f"{type(error).__name__}: {error}")
-    os._exit(1)  # rank 0 is gone
+    os._exit(1)  # rank 0 has died
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Texts that are certainly too long for a model, found before they are cut into tokens.
+"""Rejects over-long prompts before tokenization.
 
-Encoding takes a second a megabyte or more. A token is at most as long as the longest of the
-vocabulary, so the length of a text says how many tokens it has at least.
+Tokenization takes at least a second per megabyte. The longest token of the vocabulary gives a lower
+bound on the number of tokens of a text.
 """
 
 import unicodedata
@@ -9,34 +9,34 @@ from typing import Any
 
 from ...errors import UserError
 
-MAX_UNCHECKED_CHARS = 1_000_000  # characters
+MAX_UNCHECKED_CHARS = 1_000_000
 
 
 def check_length(tokenizer: Any, what: str, text: str, max_tokens: int) -> None:
-    """Refuses a text that has more tokens than a model's context, however it is cut.
+    """Rejects a text that exceeds the model's context with any tokenization.
 
     Args:
-        tokenizer: of the model.
-        what: the text, for the sentence: "the prompt".
-        text: whole characters.
-        max_tokens: tokens of the context.
+        tokenizer: the model's tokenizer.
+        what: subject of the message, for example "the prompt".
+        text: valid Unicode.
+        max_tokens: the model's context length.
 
     Raises:
-        UserError: the text is refused.
+        UserError: the text is too long.
     """
     if len(text) <= MAX_UNCHECKED_CHARS or not _is_lossless(tokenizer, text):
         return
-    longest = max(map(len, tokenizer.get_vocab()))  # a byte is a character there
-    fewest = len(text.encode()) // longest
-    if fewest > max_tokens:
+    longest = max(map(len, tokenizer.get_vocab()))  # in characters, one per byte
+    min_tokens = len(text.encode()) // longest
+    if min_tokens > max_tokens:
         raise UserError(
-            f"{what} has {len(text):,} characters, which are at least {fewest:,} tokens; the "
-            f"model's context holds {max_tokens:,} with the answer: give less text."
+            f"{what} has {len(text):,} characters, at least {min_tokens:,} tokens; the model's "
+            f"context holds {max_tokens:,}, output included."
         )
 
 
 def _is_lossless(tokenizer: Any, text: str) -> bool:
-    """Whether every byte of a text is in a token: nothing is dropped or made shorter before."""
+    """Returns whether tokenization keeps every byte: no lossy normalization or stripping."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or type(backend.decoder).__name__ != "ByteLevel":
         return False

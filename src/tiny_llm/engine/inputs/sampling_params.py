@@ -1,4 +1,4 @@
-"""How the tokens of an answer are chosen, and when it ends: what a caller may ask for."""
+"""SamplingParams: sampling and stop parameters of a request."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,57 +10,56 @@ from ...errors import UserError, check_int, short_repr
 from .structured_outputs import StructuredOutputs, ToolCalls
 from .validation import array_to_list, is_token_id, validate_bool, validate_number, validate_seed
 
-MAX_N = 4096  # answers of a prompt
-MAX_STOP_CONDITIONS = 100_000  # texts, or tokens, that may end an answer
-SAMPLING_EPS = 1e-5  # a temperature this small is greedy, as in vLLM
+MAX_N = 4096  # completions per prompt
+MAX_STOP_CONDITIONS = 100_000  # stop strings, or stop token ids
+SAMPLING_EPS = 1e-5  # temperatures below are greedy, as in vLLM
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request is sampled. Names, defaults and meaning are vLLM's.
+    """Sampling parameters of one request. Names, defaults and semantics are vLLM's.
 
-    The order: `logit_bias`, the three penalties, `structured_outputs`, `thinking_token_budget`,
-    `temperature`, `min_p`, `top_k`, `top_p`. (The samplers of `make_sampler` filter before the
-    temperature.)
+    Order of application: `logit_bias`, penalties, `min_tokens`, `structured_outputs`,
+    `thinking_token_budget`, `temperature`, `min_p`, `top_k`, `top_p`. (The samplers of
+    `make_sampler` filter before the temperature.)
 
     Args:
-        max_tokens: ends the answer after this many tokens, the end token included; None allows as
-            many as the model's context and the engine's memory hold.
-        min_tokens: the answer has at least this many tokens before an end token, a token of
-            `stop_token_ids` or a text of `stop` can end it.
-        clamp_max_tokens: whether a `max_tokens` for which there is no room is cut to as many as
-            fit; False refuses the request.
-        temperature: 0 takes the likeliest token; 1 samples the model's distribution.
-        top_p: keeps the smallest set of likeliest tokens whose mass reaches this; in (0, 1].
-        top_k: keeps this many likeliest tokens; 0 and −1 keep all.
-        min_p: keeps tokens at least this fraction as likely as the likeliest; in [0, 1].
-        seed: makes the answer repeatable. A token then depends only on the prompt, these
-            parameters and the token's place in the answer: not on other requests, and not on the
-            engine's configuration. None derives a seed from the engine's.
-        stop: a text, or several, that end the answer and are not part of it.
-        include_stop_str_in_output: whether the text of `stop` that was found is part of it after
-            all.
-        stop_token_ids: tokens that end the answer, besides the tokenizer's own. Such a token is the
-            last of `token_ids` and does not appear in the text.
-        repetition_penalty: divides positive logits of tokens in the prompt or the answer, and
-            multiplies negative ones; 1 changes nothing.
-        presence_penalty: subtracted from the logit of each token in the answer; in [−2, 2].
+        max_tokens: upper bound on output tokens, end token included; None for as many as the
+            model's context and the KV memory hold.
+        min_tokens: output tokens before an end token, `stop_token_ids` or `stop` may end the
+            output.
+        clamp_max_tokens: whether a `max_tokens` that does not fit is reduced; otherwise the request
+            is rejected.
+        temperature: 0 is greedy; 1 samples the model's distribution.
+        top_p: keeps the smallest set of top tokens with at least this probability mass; in (0, 1].
+        top_k: number of top tokens to keep; 0 and −1 keep all.
+        min_p: minimum probability relative to the top token; in [0, 1].
+        seed: makes the output reproducible: tokens depend only on the prompt, these parameters and
+            the position, not on other requests or the engine's configuration. None derives a seed
+            from the engine's.
+        stop: string or strings that end the output; removed from the text.
+        include_stop_str_in_output: whether to keep the matched stop string in the text.
+        stop_token_ids: end tokens in addition to the tokenizer's; included in `token_ids`, not in
+            the text.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or
+            output; 1 disables it.
+        presence_penalty: subtracted from the logits of tokens in the output; in [−2, 2].
         frequency_penalty: the same, times the number of occurrences; in [−2, 2].
-        logit_bias: numbers in [−100, 100], by token id, that are added to the logits.
-        logprobs: returns with each token of the answer the log-probabilities of this many
-            likeliest tokens and its own. They are the model's, before any parameter here.
-        prompt_logprobs: returns the same for each token of the prompt but the first. The whole
-            prompt is then computed, whatever the prefix cache holds.
-        n: the number of answers, at most 4096. They share the prompt's pages.
-        structured_outputs: the form that the answer must have (`StructuredOutputs`, `ToolCalls`).
-            Only tokens that keep to it are chosen; an answer that is cut at `max_tokens` is a
-            beginning of one. What a model thinks before it answers is free.
+        logit_bias: by token id, added to the logits; in [−100, 100].
+        logprobs: number of top tokens to return log-probabilities for, at each output position, in
+            addition to the sampled token. Computed before all processing listed here.
+        prompt_logprobs: the same for each prompt token but the first. Disables prefix cache hits
+            for the request.
+        n: number of completions, at most 4096. They share the prompt's pages.
+        structured_outputs: constraint on the output (`StructuredOutputs` or `ToolCalls`), enforced
+            by masking. Output cut at `max_tokens` is a prefix of a valid one. Reasoning is not
+            constrained.
         ignore_eos: whether to continue after the tokenizer's end tokens.
-        thinking_token_budget: after so many tokens of thoughts, `</think>` is the next token. None
-            sets no bound; a model that cannot think keeps to any.
+        thinking_token_budget: upper bound on reasoning tokens, after which `</think>` is forced.
+            None for no limit; no effect on models without reasoning.
 
     Raises:
-        UserError: a parameter outside its range.
+        UserError: a parameter is out of range.
     """
 
     max_tokens: int | None = 16
@@ -109,13 +108,13 @@ class SamplingParams:
         check_int("n", self.n, 1)
         if self.n > MAX_N:
             raise UserError(
-                f"n is {short_repr(self.n)}; it may be at most {MAX_N}: give the prompt several "
-                "times for more answers."
+                f"n must be at most {MAX_N}, got {short_repr(self.n)}; repeat the prompt for more "
+                "completions."
             )
         if self.n > 1 and self.is_greedy:
             raise UserError(
-                f"n is {self.n} at temperature {self.temperature}; greedy answers would all be "
-                "the same, so n must be 1 or the temperature above 0."
+                f"n must be 1 at temperature {self.temperature}, got {self.n}: greedy completions "
+                "are identical."
             )
         object.__setattr__(self, "stop", _normalize_stop(self.stop))
         object.__setattr__(self, "stop_token_ids", _normalize_stop_token_ids(self.stop_token_ids))
@@ -124,7 +123,7 @@ class SamplingParams:
     def _check_number(
         self, name: str, low: float, high: float, allowed: str, above: bool = False
     ) -> None:
-        """Checks a field and keeps it as a float; arguments as `validate_number`."""
+        """Converts a field to a float; arguments as in `validate_number`."""
         number = validate_number(name, getattr(self, name), low, high, allowed, above)
         object.__setattr__(self, name, number)
 
@@ -132,33 +131,33 @@ class SamplingParams:
         check_int("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise UserError(
-                f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}; min_tokens may "
-                "be at most max_tokens."
+                f"min_tokens must be at most max_tokens, got min_tokens={self.min_tokens} and "
+                f"max_tokens={self.max_tokens}."
             )
 
     def _check_structured_outputs(self) -> None:
-        form = self.structured_outputs
-        if form is None:
+        constraint = self.structured_outputs
+        if constraint is None:
             return
-        if not isinstance(form, StructuredOutputs | ToolCalls):
+        if not isinstance(constraint, StructuredOutputs | ToolCalls):
             raise UserError(
-                f"structured_outputs is {short_repr(form)}; it must be a StructuredOutputs."
+                f"structured_outputs must be a StructuredOutputs, got {short_repr(constraint)}."
             )
         for name in ("ignore_eos", "min_tokens"):
             if getattr(self, name):
                 raise UserError(
-                    f"{name} is {getattr(self, name)!r} with structured_outputs, whose form says "
-                    f"where the answer ends; leave {name} out."
+                    f"{name}={getattr(self, name)!r} cannot be combined with structured_outputs, "
+                    f"which determine the end of the output; leave {name} out."
                 )
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every token is the likeliest one."""
+        """Whether sampling is greedy."""
         return self.temperature < SAMPLING_EPS
 
     @property
     def has_penalties(self) -> bool:
-        """Whether logits depend on earlier tokens."""
+        """Whether any penalty is enabled."""
         return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
 
     @property
@@ -169,43 +168,38 @@ class SamplingParams:
 
 def _normalize_stop(stop: Any) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else _as_tuple("stop", stop)
-    if stops is None or not all(isinstance(one, str) and one for one in stops):
+    if stops is None or not all(isinstance(text, str) and text for text in stops):
         raise UserError(
-            f"stop is {short_repr(stop)}; it must be a text or several, none of them empty."
+            f"stop must be a non-empty string or a list of them, got {short_repr(stop)}."
         )
     return stops
 
 
 def _normalize_stop_token_ids(ids: Any) -> tuple[int, ...]:
-    listed = _as_tuple("stop_token_ids", ids)
-    if listed is None or not all(map(is_token_id, listed)):
-        raise UserError(
-            f"stop_token_ids is {short_repr(ids)}; it must hold token ids, numbers ≥ 0."
-        )
-    return tuple(map(int, listed))
+    token_ids = _as_tuple("stop_token_ids", ids)
+    if token_ids is None or not all(map(is_token_id, token_ids)):
+        raise UserError(f"stop_token_ids must be a list of token ids ≥ 0, got {short_repr(ids)}.")
+    return tuple(map(int, token_ids))
 
 
 def _as_tuple(name: str, values: Any) -> tuple[Any, ...] | None:
-    """The elements of a list, a tuple, an array or another iterable, for an optional argument.
+    """Converts an iterable to a tuple.
 
     Returns:
-        The elements; () if the argument is None; None if it is a single value such as 5 or "12".
+        The elements; () for None; None for a string or another single value.
 
     Raises:
-        UserError: there are more than `MAX_STOP_CONDITIONS`.
+        UserError: there are more than `MAX_STOP_CONDITIONS` elements.
     """
     if values is None:
         return ()
     values = array_to_list(values)
-    is_one = isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable)
-    if is_one:
+    if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
         return None
-    several = tuple(islice(values, MAX_STOP_CONDITIONS + 1))
-    if len(several) > MAX_STOP_CONDITIONS:
-        raise UserError(
-            f"{name} has too many elements; it may have at most {MAX_STOP_CONDITIONS:,}."
-        )
-    return several
+    elements = tuple(islice(values, MAX_STOP_CONDITIONS + 1))
+    if len(elements) > MAX_STOP_CONDITIONS:
+        raise UserError(f"{name} must have at most {MAX_STOP_CONDITIONS:,} elements, got more.")
+    return elements
 
 
 def _normalize_logit_bias(biases: Any) -> dict[int, float] | None:
@@ -213,14 +207,12 @@ def _normalize_logit_bias(biases: Any) -> dict[int, float] | None:
         return None
     if not isinstance(biases, Mapping):
         raise UserError(
-            f"logit_bias is {short_repr(biases)}; it must map token ids to numbers in [-100, 100]."
+            f"logit_bias must map token ids to numbers in [-100, 100], got {short_repr(biases)}."
         )
     checked: dict[int, float] = {}
     for token, bias in biases.items():
         if not is_token_id(token):
-            raise UserError(
-                f"logit_bias has the token {short_repr(token)}; ids are whole numbers ≥ 0."
-            )
+            raise UserError(f"logit_bias must have token ids ≥ 0 as keys, got {short_repr(token)}.")
         name = f"logit_bias[{short_repr(token)}]"
         checked[int(token)] = validate_number(name, bias, -100, 100, "in [-100, 100]")
     return checked

@@ -1,6 +1,6 @@
-"""What form an answer must have: a caller's wish, checked as far as that needs no grammar.
+"""StructuredOutputs and ToolCalls: constraints on the output.
 
-`compiler.py` compiles it, `bitmask.py` keeps tokens to it.
+Validated here without a grammar library; `compiler.py` compiles them, `bitmask.py` enforces them.
 """
 
 import json
@@ -16,17 +16,17 @@ ToolChoice = Literal["auto", "required"]
 
 @dataclass(frozen=True)
 class StructuredOutputs:
-    """The form of an answer, after what the model thinks. Give one of them; names are vLLM's.
+    """A constraint on the output after the reasoning. Exactly one field; names are vLLM's.
 
     Args:
-        json: a JSON schema, as an object or as its text.
-        regex: a regular expression that the whole answer matches.
-        choice: texts, one of which is the answer.
-        grammar: in Lark's notation, or llama.cpp's GBNF.
+        json: JSON schema, as an object or as a string.
+        regex: regular expression that matches the whole output.
+        choice: allowed outputs.
+        grammar: grammar in Lark or llama.cpp's GBNF.
         json_object: True for any JSON object.
 
     Raises:
-        UserError: none of them is given, or several, or one is of a wrong kind.
+        UserError: none or several fields are given, or a value has the wrong type.
     """
 
     json: Mapping[str, Any] | bool | str | None = field(default=None, hash=False)
@@ -40,15 +40,20 @@ class StructuredOutputs:
         given = [name for name in names if getattr(self, name) not in (None, ())]
         if self.json_object is False or len(given) != 1:
             raise UserError(
-                f"structured_outputs has {' and '.join(given) or 'nothing'}; give exactly one of "
-                "json, regex, choice, grammar and json_object=True."
+                "structured_outputs must have exactly one of json, regex, choice, grammar and "
+                f"json_object=True, got {' and '.join(given) or 'none'}."
             )
         for name in ("regex", "grammar"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
-                raise UserError(f"structured_outputs has the {name} {short_repr(value)}, no text.")
+                raise UserError(
+                    f"structured_outputs.{name} must be a string, got {short_repr(value)}."
+                )
         if self.json_object not in (None, True):
-            raise UserError(f"structured_outputs has json_object={short_repr(self.json_object)}.")
+            raise UserError(
+                "structured_outputs.json_object must be True or None, got "
+                f"{short_repr(self.json_object)}."
+            )
         if self.choice is not None:
             object.__setattr__(self, "choice", _normalize_choice(self.choice))
         if self.json is not None:
@@ -57,7 +62,7 @@ class StructuredOutputs:
 
 @dataclass(frozen=True)
 class ToolCalls:
-    """An answer of text, tool calls, or both, as Qwen3 writes them (Hermes' form).
+    """Tool calls in Qwen3's (Hermes) format, optionally after text.
 
     A call looks like this:
 
@@ -66,14 +71,14 @@ class ToolCalls:
         </tool_call>
 
     Args:
-        tools: as OpenAI's protocol has them; a call's arguments have the schema of its tool.
-        choice: "auto" for text, calls, or text and then calls; "required" for calls alone. Where
-            calls are free, keywords of a schema that cannot be kept are left out.
-        name: of the tool that must be called, for "required"; None for any.
-        parallel: whether there may be several calls.
+        tools: function tools in OpenAI's format; arguments are constrained to the tool's schema.
+        choice: "auto" for text, calls, or text followed by calls; "required" for calls only. With
+            "auto", unsupported schema keywords are ignored.
+        name: the tool to call, with "required"; None for any tool.
+        parallel: whether several calls are allowed.
 
     Raises:
-        UserError: there is no tool, none of that name, or one is of a wrong kind.
+        UserError: there are no tools, `name` is unknown, or a value has the wrong type.
     """
 
     tools: Sequence[Mapping[str, Any]] = field(hash=False)
@@ -84,9 +89,9 @@ class ToolCalls:
     def __post_init__(self) -> None:
         tools = normalize_tools(self.tools)
         if not tools:
-            raise UserError("tool calls were asked for, and tools is empty.")
+            raise UserError("tools must not be empty with tool calls.")
         if self.choice not in ("auto", "required"):
-            raise UserError(f"the tool choice is {self.choice!r}; it must be 'auto' or 'required'.")
+            raise UserError(f"the tool choice must be 'auto' or 'required', got {self.choice!r}.")
         known = [tool["function"]["name"] for tool in tools]
         if self.name is not None and (self.choice != "required" or self.name not in known):
             raise UserError(
@@ -96,34 +101,37 @@ class ToolCalls:
 
 
 def _normalize_choice(choice: Any) -> tuple[str, ...]:
-    is_several = isinstance(choice, Sequence) and not isinstance(choice, str | bytes)
-    if not is_several or not all(isinstance(one, str) and one for one in choice):
+    is_list = isinstance(choice, Sequence) and not isinstance(choice, str | bytes)
+    if not is_list or not all(isinstance(text, str) and text for text in choice):
         raise UserError(
-            f"structured_outputs has the choice {short_repr(choice)}; it must be texts, none empty."
+            "structured_outputs.choice must be a list of non-empty strings, got "
+            f"{short_repr(choice)}."
         )
     return tuple(choice)
 
 
 def _normalize_schema(schema: Any) -> str:
-    """A JSON schema as text: an object, true or false."""
+    """Returns a JSON schema (an object, true or false) as JSON text."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
             raise UserError(f"the JSON schema {short_repr(schema)} is not JSON.") from error
     if not isinstance(schema, Mapping | bool):
-        raise UserError(f"the JSON schema is {short_repr(schema)}; it must be an object.")
+        raise UserError(f"the JSON schema must be an object, got {short_repr(schema)}.")
     return schema_to_json(schema)
 
 
 def schema_to_json(value: Any) -> str:
-    """A caller's schema as JSON text.
+    """Serializes a caller's schema.
 
     Raises:
-        UserError: it has something that JSON does not have, or too many levels.
+        UserError: the schema is not JSON-serializable, or nested too deeply.
     """
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         reason = str(error).rstrip(".")
-        raise UserError(f"the schema {short_repr(value)} cannot be JSON: {reason}.") from error
+        raise UserError(
+            f"the schema {short_repr(value)} is not JSON-serializable: {reason}."
+        ) from error

@@ -1,4 +1,4 @@
-"""Arguments as callers give them, checked and in the form that the engine works with."""
+"""Validation and conversion of callers' arguments."""
 
 import math
 from contextlib import suppress
@@ -9,58 +9,58 @@ from ...errors import UserError, check_int, short_repr
 
 
 def array_to_list(value: Any) -> Any:
-    """An array of any library as a list; any other value unchanged."""
+    """Converts an array of any library to a list; returns other values unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def validate_number(
     name: str, value: Any, low: float, high: float, allowed: str, above: bool = False
 ) -> float:
-    """A finite number in [low, high], or in (low, high] if `above`, as Python's own float.
+    """Converts a finite number in [low, high] to a Python float.
 
-    Fractions and NumPy's numbers are numbers too, but MLX takes only Python's.
+    Fractions and NumPy scalars are accepted; MLX takes only Python numbers.
 
     Args:
-        name: of the argument, for the sentence.
-        value: what was given.
-        low, high: the bounds.
-        allowed: the range in words, for the sentence.
-        above: whether `low` itself is refused.
+        name: argument name, for the message.
+        value: the argument.
+        low, high: bounds.
+        allowed: the range in words, for the message.
+        above: whether the lower bound is exclusive.
 
     Raises:
-        UserError: the value is refused.
+        UserError: the value is not a number in the range.
     """
     number = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):  # an integer of hundreds of digits
             number = float(value)
     if not (math.isfinite(number) and low <= number <= high) or (above and number <= low):
-        raise UserError(f"{name} is {short_repr(value)}; it must be {allowed}.")
+        raise UserError(f"{name} must be {allowed}, got {short_repr(value)}.")
     return number
 
 
 def validate_bool(name: str, value: Any) -> None:
-    """Refuses what is neither True nor False.
+    """Checks that a value is a bool.
 
     Raises:
-        UserError: the value is refused.
+        UserError: it is not.
     """
     if not isinstance(value, bool):
-        raise UserError(f"{name} is {short_repr(value)}; it must be True or False.")
+        raise UserError(f"{name} must be True or False, got {short_repr(value)}.")
 
 
 def is_token_id(token: Any) -> bool:
-    """Whether a value is a whole number ≥ 0, from Python or another library."""
+    """Returns whether a value is a non-negative integer of Python or another library."""
     return isinstance(token, Integral) and not isinstance(token, bool) and int(token) >= 0
 
 
 def validate_seed(seed: Any) -> int:
-    """A seed as Python's own integer, because the arithmetic with it goes beyond 64 bits.
+    """Converts a seed to a Python int: seed arithmetic exceeds 64 bits.
 
     Raises:
-        UserError: it is not a whole number in [0, 2**64).
+        UserError: the seed is not an integer in [0, 2**64).
     """
     check_int("seed", seed, 0)
     if seed >= 2**64:
-        raise UserError(f"seed is {short_repr(seed)}; it must be below 2**64.")
+        raise UserError(f"seed must be below 2**64, got {short_repr(seed)}.")
     return int(seed)

@@ -3,5 +3,5 @@
 Plain Python without MLX. Must not know how tokens are computed or sampled.
 
 Reading order: config, request, outputs, batch, events, page_allocator, prefix_cache,
-page_manager, scheduler, snapshot.
+page_manager, limits, scheduler, snapshot.
 """

@@ -1,4 +1,4 @@
-"""What the scheduler and the runner exchange: chunks of requests, and the tokens they led to."""
+"""SchedulerOutput and ChunkOutput: messages of scheduler and model runner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from .request import EngineRequest
 
 @dataclass(frozen=True)
 class Chunk:
-    """A step computes tokens [start, end) of a request, then `num_drafts` guesses after them.
+    """Tokens [start, end) of a request, followed by `num_drafts` draft tokens.
 
     Attributes:
-        samples: whether the request has no tokens beyond `end`, so that its answer goes on.
+        samples: whether `end` is the end of the request's tokens, so that a token is sampled.
     """
 
     request: EngineRequest
@@ -23,17 +23,17 @@ class Chunk:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens and guesses: the chunk's share of the step's budget."""
+        """Number of tokens, draft tokens included: the chunk's share of the token budget."""
         return self.end - self.start + self.num_drafts
 
 
 @dataclass(frozen=True)
 class SchedulerOutput:
-    """The chunks that are computed together.
+    """The chunks of one step.
 
     Attributes:
-        index: the number of the step, from 0.
-        chunks: at most one for each request, with at least one token each.
+        index: step number, from 0.
+        chunks: at most one per request, at least one token each.
     """
 
     index: int
@@ -41,22 +41,22 @@ class SchedulerOutput:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens and guesses of all chunks; at most `max_num_batched_tokens`."""
+        """Number of tokens, draft tokens included; at most `max_num_batched_tokens`."""
         return sum(chunk.num_tokens for chunk in self.chunks)
 
 
 @dataclass(frozen=True)
 class ChunkOutput:
-    """The outcome of a chunk that samples, or whose tokens of the prompt are scored.
+    """Result of a chunk that samples, or whose prompt tokens are scored.
 
     Attributes:
-        token_ids: the answer's next tokens: the guesses that were right, and one more. None if the
-            chunk does not sample, or there is an `error`.
-        num_draft_uncomputed: see `EngineRequest`. A page is shared once both models have written
-            it.
-        logprobs: one for each token, if the request wants them.
-        prompt_logprobs: of the prompt's tokens after `num_scored`, as far as they are computed.
-        error: a sentence, if the request cannot go on.
+        token_ids: accepted draft tokens plus one sampled token; empty if the chunk does not sample
+            or failed.
+        num_draft_uncomputed: see `EngineRequest`. Pages are shared only once both models have
+            written them.
+        logprobs: one entry per token, if requested.
+        prompt_logprobs: entries of the newly scored prompt tokens, after `num_scored`.
+        error: message, if the request failed.
     """
 
     token_ids: Sequence[int]

@@ -1,4 +1,4 @@
-"""The limits that the scheduler keeps to."""
+"""SchedulerConfig: KV memory and batch limits."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,20 @@ from ...errors import UserError, check_int
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """How much memory there is, and how much is computed at once.
+    """KV memory and batch limits.
 
     Attributes:
-        num_pages: memory for keys and values, in pages.
-        page_size: tokens in a page; vLLM's `block_size`.
-        max_num_batched_tokens: tokens that a step computes at most, guesses included.
-        max_num_seqs: requests that run at the same time at most.
-        max_seq_len: tokens that a request may have, prompt and answer together.
-        num_drafts: guesses that follow a token that is decoded; 0 without a draft model.
+        num_pages: KV memory in pages.
+        page_size: tokens per page; vLLM's `block_size`.
+        max_num_batched_tokens: upper bound on tokens per step, draft tokens included.
+        max_num_seqs: upper bound on concurrently running requests.
+        max_seq_len: upper bound on prompt plus output tokens of a request.
+        num_drafts: draft tokens per decoded token; 0 without a draft model.
         enable_prefix_caching: whether requests share pages.
-        max_queue: requests beyond `max_num_seqs` that may wait; None for any number.
+        max_queue: queued requests allowed beyond `max_num_seqs`; None for no limit.
 
     Raises:
-        UserError: a number is not whole, or too small.
+        UserError: a value is not an integer, or too small.
     """
 
     num_pages: int
@@ -46,8 +46,8 @@ class SchedulerConfig:
             check_int("max_queue", self.max_queue, 0)
         decoding = self.max_num_seqs * (1 + self.num_drafts)
         if self.max_num_batched_tokens < decoding:
-            draft_tokens = f" and {self.num_drafts} guesses" if self.num_drafts else ""
+            per_request = f"1 + {self.num_drafts} draft tokens" if self.num_drafts else "1 token"
             raise UserError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}; {self.max_num_seqs} "
-                f"requests (max_num_seqs) that decode a token{draft_tokens} each need {decoding}."
+                f"max_num_batched_tokens must be at least {decoding} for max_num_seqs="
+                f"{self.max_num_seqs} ({per_request} each), got {self.max_num_batched_tokens}."
             )

@@ -1,12 +1,12 @@
-"""Events: what happens in the engine, for the live view, `--record` and tests.
+"""Scheduler events and their recording, for `--record` and the live view.
 
-The scheduler calls its listener with each event when it happens. A recording is one JSON object:
+The scheduler calls its listener synchronously with each event. A recording is one JSON object:
 
     {"schema": "tiny-llm-run", "version": 1, "engine": {…}, "events": [{"event": …, "time": …}, …]}
 
-`time` is in seconds since the recording began. `event` is the name of a class below in snake case,
-and the other keys are its attributes. Between them are snapshots of the whole engine, where there
-is one: see `snapshot.py`. Within a version, keys are added and never changed.
+`time`: seconds since the start of the recording. `event`: the snake-case name of a class below; the
+other keys are its attributes. Snapshots of the whole engine may appear between events, see
+`snapshot.py`. Within a version, keys are only added.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class RequestAdded:
 
 @dataclass(frozen=True)
 class RequestAdmitted:
-    """A request left the queue and has pages for all its tokens; `cached_tokens` are in them."""
+    """A request left the queue with pages allocated; `cached_tokens` were prefix cache hits."""
 
     request_id: str
     cached_tokens: int
@@ -42,7 +42,7 @@ class RequestAdmitted:
 
 @dataclass(frozen=True)
 class RequestPreempted:
-    """A request gave up its pages for an older one, and waits to compute its tokens again."""
+    """A request lost its pages to an older one; `lost_tokens` must be recomputed."""
 
     request_id: str
     lost_tokens: int
@@ -60,7 +60,7 @@ class RequestEnded:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """A step computes tokens [start, end) of a request, and `num_drafts` guesses after them."""
+    """A chunk: tokens [start, end) of a request, followed by `num_drafts` draft tokens."""
 
     request_id: str
     start: int
@@ -70,13 +70,13 @@ class ChunkPlan:
 
 @dataclass(frozen=True)
 class PageCounts:
-    """How many pages are in which state. free + cached + used are all pages.
+    """Page counts by state; free + cached + used = all pages.
 
     Attributes:
-        free: neither in the prefix cache nor held by a request.
-        cached: in the prefix cache, and not held by a request.
-        used: held by requests.
-        shared: held by more than one request; counted in `used` too.
+        free: neither in the prefix cache nor referenced by a request.
+        cached: in the prefix cache, not referenced by a request.
+        used: referenced by requests.
+        shared: referenced by more than one request; included in `used`.
     """
 
     free: int
@@ -87,7 +87,7 @@ class PageCounts:
 
 @dataclass(frozen=True)
 class StepScheduled:
-    """A step was planned: its chunks, the requests that run and wait, and the pages' states."""
+    """A step was scheduled: chunks, running and waiting requests, page counts."""
 
     step: int
     chunks: tuple[ChunkPlan, ...]
@@ -98,7 +98,7 @@ class StepScheduled:
 
 @dataclass(frozen=True)
 class TokensAdded:
-    """A request's answer grew by tokens, `accepted` of which were guesses."""
+    """A request's output grew; `accepted` of the tokens were draft tokens."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -112,11 +112,11 @@ Listener = Callable[[Event], None]
 
 
 class Recorder:
-    """A listener that keeps all events with their times.
+    """Listener that stores all events with timestamps.
 
     Args:
-        engine: the engine's configuration (`LLM.describe`), for the recording's head.
-        clock: the time in seconds.
+        engine: engine configuration (`LLM.describe`), for the recording's header.
+        clock: time in seconds.
     """
 
     def __init__(self, engine: dict[str, Any], clock: Callable[[], float] = time.perf_counter):
@@ -127,34 +127,34 @@ class Recorder:
 
     @property
     def seconds(self) -> float:
-        """Since the recording began."""
+        """Seconds since the start of the recording."""
         return self._clock() - self._started
 
     def __call__(self, event: Event | dict[str, Any]) -> None:
-        """Keeps an event, or a snapshot."""
+        """Stores an event or a snapshot."""
         self._events.append((self.seconds, event))
 
     def recording(self) -> dict[str, Any]:
-        """The recording as JSON has it: dictionaries, lists, texts and numbers."""
+        """Returns the recording as JSON-serializable data."""
         events = [
             {**_as_fields(event), "time": round(seconds, 6)} for seconds, event in self._events
         ]
         return {"schema": SCHEMA, "version": VERSION, "engine": self._engine, "events": events}
 
     def write(self, file: Path) -> None:
-        """Writes the recording as JSON. The file gets its name when it is whole.
+        """Writes the recording as JSON, atomically.
 
         Raises:
-            OSError: it cannot be written: it is a device, or the disk is full.
+            OSError: the path is a device, or writing failed.
         """
         if file.exists() and not file.is_file():
-            raise OSError(errno.EINVAL, "it is not a plain file")
-        part = file.with_name(f"{file.name}.part")
+            raise OSError(errno.EINVAL, "not a regular file")
+        temporary = file.with_name(f"{file.name}.part")
         try:
-            part.write_text(json.dumps(self.recording(), separators=(",", ":")) + "\n")
-            part.replace(file)
+            temporary.write_text(json.dumps(self.recording(), separators=(",", ":")) + "\n")
+            temporary.replace(file)
         except OSError:
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
 
@@ -163,7 +163,7 @@ def _as_fields(event: Event | dict[str, Any]) -> dict[str, Any]:
 
 
 def event_fields(event: Event) -> dict[str, Any]:
-    """An event as JSON has it, without a time."""
+    """Returns an event as JSON-serializable data, without a timestamp."""
     return {"event": _snake_case(type(event).__name__), **dataclasses.asdict(event)}
 
 

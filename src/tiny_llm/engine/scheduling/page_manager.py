@@ -1,7 +1,7 @@
-"""The pages of requests: their own come from the allocator, shared ones from the prefix cache.
+"""PageManager: page ownership, allocation and prefix sharing per request.
 
-One rule connects the two: a request's full pages are in the prefix cache, and its last page is its
-own. This file does not know the order in which requests are served.
+Invariant: a request's full pages are in the prefix cache; its last, partial page is exclusively its
+own. Scheduling order is not known here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,15 +12,15 @@ from .page_allocator import PageAllocator
 from .prefix_cache import PageTokens, PrefixCache, PrefixNode
 from .request import EngineRequest
 
-PageKey = tuple[PrefixNode, PageTokens]  # the page with these tokens after that node
+PageKey = tuple[PrefixNode, PageTokens]  # a page: its parent node and its tokens
 
 
 class PageManager:
-    """All pages of an engine.
+    """Page ownership of all requests: allocator plus prefix cache.
 
     Args:
-        num_pages: how many there are.
-        page_size: tokens a page holds.
+        num_pages: number of pages.
+        page_size: tokens per page.
         enable_prefix_caching: whether requests share pages.
     """
 
@@ -32,50 +32,50 @@ class PageManager:
 
     @property
     def num_available(self) -> int:
-        """How many pages are free, or can be evicted from the prefix cache."""
+        """Number of pages that are free or evictable from the prefix cache."""
         return self.allocator.num_free + self.cache.num_evictable
 
     def pages_for(self, num_tokens: int) -> int:
-        """How many pages hold that many tokens."""
+        """Returns the number of pages for `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def tokens_of_page(self, request: EngineRequest, index: int) -> PageTokens:
-        """The tokens in page `index` of a request, as far as they are known."""
+        """Returns the tokens of page `index` of a request; fewer than a page at the end."""
         return tuple(request.token_ids[index * self.page_size : (index + 1) * self.page_size])
 
-    # ---------------------------------------------------------------- a request gets pages
+    # ---------------------------------------------------------------- allocation
 
     def match(self, request: EngineRequest) -> list[PrefixNode]:
-        """The pages of the prefix cache that a request can begin with.
+        """Returns the prefix cache hit of a request.
 
-        None if tokens of its prompt are still to be scored: that needs their logits.
+        Empty while prompt tokens remain to be scored: their logits must be computed.
         """
         is_scored = request.num_scored == request.num_to_score
         return self.cache.match(request.token_ids) if self._sharing and is_scored else []
 
     def num_cached(self, token_ids: Sequence[int]) -> int:
-        """How many of the full pages that tokens begin with are in the prefix cache."""
+        """Returns the number of leading full pages of `token_ids` in the prefix cache."""
         return len(self.cache.match([*token_ids, 0])) if self._sharing else 0
 
     def next_key(self, request: EngineRequest, path: Sequence[PrefixNode]) -> PageKey | None:
-        """The next page after `path` that a request could share; None if it has no full one."""
+        """Returns the key of the request's next full page after `path`; None if it has none."""
         if not self._sharing or (len(path) + 1) * self.page_size >= request.num_tokens:
             return None
         return path[-1] if path else self.cache.root, self.tokens_of_page(request, len(path))
 
     def admit(self, request: EngineRequest, path: Sequence[PrefixNode], reserve: int) -> bool:
-        """Gives a request the pages of `path` and its own for the rest of its tokens.
+        """Assigns the shared pages of `path` and new pages for the remaining tokens.
 
         Args:
-            request: has no pages yet.
-            path: from `match`.
-            reserve: how many pages must stay available.
+            request: a request without pages.
+            path: prefix cache hit from `match`.
+            reserve: pages that must stay available.
 
         Returns:
-            Whether there were enough pages. If not, nothing has changed.
+            False if pages are short; nothing has changed then.
         """
         # [task 3.3.2 pages]
-        self.cache.acquire(path)  # first, so that they are not evicted for the others
+        self.cache.acquire(path)  # first: `_allocate` must not evict them
         request.last_node = path[-1] if path else self.cache.root
         needed = self.pages_for(request.num_tokens) - len(path)
         if needed + reserve > self.num_available:
@@ -89,34 +89,34 @@ class PageManager:
         # [/task 3.3.2 pages]
 
     def grow(self, request: EngineRequest, num_tokens: int) -> None:
-        """Gives a request more pages if it needs them for `num_tokens` tokens.
+        """Allocates pages until the request has room for `num_tokens` tokens.
 
         Raises:
-            OutOfPagesError: there are not enough pages; nothing has changed.
+            OutOfPagesError: pages are short; nothing has changed.
         """
         needed = self.pages_for(num_tokens) - len(request.page_ids)
         if needed > 0:
             request.page_ids.extend(self._allocate(needed))
 
     def grow_if_possible(self, request: EngineRequest, num_tokens: int) -> int:
-        """As `grow`, but with as many pages as there are; returns how many tokens they hold."""
+        """Like `grow`, bounded by the available pages; returns the capacity in tokens."""
         room = (len(request.page_ids) + self.num_available) * self.page_size
         self.grow(request, min(num_tokens, room))
         return len(request.page_ids) * self.page_size
 
     def _allocate(self, count: int) -> list[int]:
-        """Takes free pages; missing ones are evicted from the prefix cache."""
-        if count > self.num_available:  # checked first, so that nothing is evicted in vain
+        """Allocates pages; evicts from the prefix cache if too few are free."""
+        if count > self.num_available:  # checked first: no eviction in vain
             raise OutOfPagesError(
-                f"{count} pages were asked for and {self.num_available} can be had."
+                f"{count} pages were requested, {self.num_available} are free or evictable."
             )
         self.cache.evict(count - self.allocator.num_free)
         return self.allocator.allocate(count)
 
-    # ---------------------------------------------------------------- and gives them back
+    # ---------------------------------------------------------------- sharing and release
 
     def share_full_pages(self, request: EngineRequest, num_written: int) -> None:
-        """Adds the full pages of a request's first `num_written` tokens to the prefix cache."""
+        """Inserts the full pages of the first `num_written` tokens into the prefix cache."""
         if not self._sharing:
             return
         while (request.num_shared + 1) * self.page_size <= num_written:
@@ -129,7 +129,7 @@ class PageManager:
             request.num_shared += 1
 
     def release(self, request: EngineRequest) -> None:
-        """Takes all pages from a request: its own become free, shared ones stay in the cache."""
+        """Releases all pages of a request; shared ones stay in the prefix cache."""
         for page in reversed(request.page_ids[request.num_shared :]):
             self.allocator.free(page)
         self.cache.release(request.last_node)
@@ -142,32 +142,31 @@ class PageManager:
     # ---------------------------------------------------------------- counts and invariants
 
     def counts(self, running: Iterable[EngineRequest]) -> PageCounts:
-        """How many pages are in which state, given the requests that run."""
-        shared = {page for one in running for page in one.page_ids[: one.num_shared]}
+        """Returns page counts by state, given the running requests."""
+        shared = {page for request in running for page in request.page_ids[: request.num_shared]}
         return PageCounts(
             free=self.allocator.num_free,
             cached=self.cache.num_evictable,
             used=self.allocator.num_used - self.cache.num_evictable,
-            # The tree is one of the owners.
+            # The prefix cache is one of the owners.
             shared=sum(self.allocator.ref_count(page) > 2 for page in shared),
         )
 
     def check_integrity(self, running: Sequence[EngineRequest]) -> None:
-        """Asserts that every page has exactly the owners that it should have."""
+        """Asserts that every page has exactly its expected owners."""
         self.allocator.check_integrity()
         self.cache.check_integrity()
         owners = dict.fromkeys((node.page for node in self.cache.nodes()), 1)
-        in_tree = set(owners)
+        cached = set(owners)
         for request in running:
             pages = request.page_ids
-            assert len(set(pages)) == len(pages), f"{request} has the same page twice"
-            places = len(pages) * self.page_size
-            computed = request.num_computed
-            assert computed <= places, f"{request} has {places} places instead of {computed}"
+            assert len(set(pages)) == len(pages), f"{request} has a page twice"
+            capacity, computed = len(pages) * self.page_size, request.num_computed
+            assert computed <= capacity, f"{request} has {capacity} slots for {computed} tokens"
             for index, page in enumerate(pages):
-                assert (page in in_tree) == (index < request.num_shared), f"{request}, page {page}"
+                assert (page in cached) == (index < request.num_shared), f"{request}, page {page}"
                 owners[page] = owners.get(page, 0) + 1
         for page in range(self.allocator.num_pages):
             expected, actual = owners.get(page, 0), self.allocator.ref_count(page)
             assert actual == expected, f"page {page} has {actual} owners instead of {expected}"
-            assert page in in_tree or actual <= 1, f"page {page} is shared outside the prefix cache"
+            assert page in cached or actual <= 1, f"page {page} is shared outside the prefix cache"

@@ -1,21 +1,21 @@
-"""The prefix cache: pages found again by the tokens in them.
+"""Prefix cache: radix tree of full KV cache pages, with LRU eviction.
 
-Keys and values of a token depend only on it and the tokens before it. So a page can serve every
-request whose tokens begin alike, and can be kept after the request that computed it:
+The keys and values of a token depend only on it and the tokens before it. So requests with a common
+prefix share its pages, also after the request that computed them has ended:
 
     root ── "You are a helpful ass" ── "istant. What is RoPE?" ── …
                                     └─ "istant. Who are you?"  ── …
 
-This is a radix tree on token ids with edges of one page. Only *full* pages are in it. They are not
-written again, so sharing needs no copy. A request whose tokens differ from the tree's within a
-page computes that page itself, which is at most `page_size` − 1 tokens more than necessary.
+Each edge of the tree is one page of token ids. Only *full* pages are inserted: they are never
+written again, so sharing needs no copy. A request that diverges within a page recomputes that page,
+at most `page_size` − 1 tokens more than necessary.
 
-The tree holds one reference to each of its pages, and so does every request that reads the page. A
-page that only the tree holds may be evicted, the least recently used first. Evicting needs no
-search: a request gives back its pages from the last to the first, so in the order of giving back, a
-page comes after those that continue it, and the first page is always a leaf.
+The tree holds one reference to each of its pages, and so does every request that reads it. Pages
+referenced only by the tree are evictable, least recently used first. Eviction needs no search:
+requests release their pages from last to first, so in LRU order children precede their parent, and
+the head of the order is always a leaf.
 
-This file knows tokens and pages, and nothing of scheduling or MLX.
+Plain Python: no scheduling, no MLX.
 """
 
 from collections import OrderedDict
@@ -30,10 +30,10 @@ class PrefixNode:
     """A page in the tree.
 
     Attributes:
-        parent: the page before it; None for the root, which has no page.
-        tokens: the `page_size` tokens in the page.
-        page: its number.
-        children: the pages that continue it, by their tokens.
+        parent: the preceding page; None for the root, which has no page.
+        tokens: the page's `page_size` tokens.
+        page: page number.
+        children: the following pages, by their tokens.
     """
 
     __slots__ = ("children", "page", "parent", "tokens")
@@ -46,11 +46,11 @@ class PrefixNode:
 
 
 class PrefixCache:
-    """The tree, and the order in which its unused pages are evicted.
+    """Radix tree of pages, with the LRU order of its unreferenced pages.
 
     Args:
-        allocator: of the pages.
-        page_size: tokens a page holds.
+        allocator: reference counts of the pages.
+        page_size: tokens per page.
     """
 
     def __init__(self, allocator: PageAllocator, page_size: int):
@@ -62,19 +62,19 @@ class PrefixCache:
 
     @property
     def num_pages(self) -> int:
-        """How many pages are in the tree."""
+        """Number of pages in the tree."""
         return self._num_nodes
 
     @property
     def num_evictable(self) -> int:
-        """How many pages of the tree are not held by a request."""
+        """Number of pages in the tree without a request that reads them."""
         return len(self._unused)
 
     def match(self, token_ids: Sequence[int]) -> list[PrefixNode]:
-        """The longest path of pages that `token_ids` begins with, from the root on.
+        """Returns the longest path of cached pages that is a prefix of `token_ids`.
 
-        At least one token is left to compute, because the next one is chosen by its logits. So the
-        last page is left out if the whole prompt is in the tree.
+        Always leaves at least one token to compute, because its logits are needed: the last page is
+        left out if the tree holds the whole prompt.
         """
         # [task 3.3.3 match]
         node, path, size = self.root, [], self.page_size
@@ -88,7 +88,7 @@ class PrefixCache:
         # [/task 3.3.3 match]
 
     def acquire(self, path: Sequence[PrefixNode]) -> None:
-        """Makes the caller an owner of the pages of a path from `match`."""
+        """Adds the caller as an owner of the pages of a path from `match`."""
         for node in path:
             # [task 3.3.3 acquire]
             self._allocator.share(node.page)
@@ -96,13 +96,13 @@ class PrefixCache:
             # [/task 3.3.3 acquire]
 
     def insert(self, parent: PrefixNode, tokens: PageTokens, page: int) -> PrefixNode:
-        """Adds a page that the caller has filled after `parent`, which the caller holds too.
+        """Inserts a full page after `parent`; the caller owns both.
 
-        If the tree has the same tokens there already, the caller's page is freed, and the caller
-        becomes an owner of the tree's page, which holds the same numbers.
+        If the tree already has a page with these tokens, the duplicate `page` is freed, and the
+        caller becomes an owner of the tree's page, which has the same contents.
 
         Returns:
-            The node of the page that the caller owns now, `page` or the tree's.
+            The node of the page that the caller now owns.
         """
         assert len(tokens) == self.page_size, "only full pages are shared"
         # [task 3.3.3 insert]
@@ -119,26 +119,26 @@ class PrefixCache:
         # [/task 3.3.3 insert]
 
     def release(self, node: PrefixNode) -> None:
-        """Gives up the caller's ownership of a node and all before it, the last page first."""
+        """Removes the caller as an owner of a node and its ancestors, last page first."""
         while node.parent is not None:
             # [task 3.3.3 release]
             self._allocator.free(node.page)
-            if self._allocator.ref_count(node.page) == 1:  # only the tree is left
+            if self._allocator.ref_count(node.page) == 1:  # the tree itself
                 self._unused[node] = None
             node = node.parent
             # [/task 3.3.3 release]
 
     def evict(self, count: int) -> int:
-        """Frees up to `count` pages that no request holds, least recently used first.
+        """Evicts up to `count` unreferenced pages, least recently used first.
 
         Returns:
-            How many were freed.
+            Number of evicted pages.
         """
         count = max(0, min(count, len(self._unused)))
         for _ in range(count):
             # [task 3.3.3 evict]
             node, _nothing = self._unused.popitem(last=False)
-            assert not node.children, "a page is evicted instead of those that continue it"
+            assert not node.children, "evicted a page before its children"
             assert node.parent is not None
             del node.parent.children[node.tokens]
             self._allocator.free(node.page)
@@ -147,7 +147,7 @@ class PrefixCache:
         return count
 
     def nodes(self) -> Iterator[PrefixNode]:
-        """All pages in the tree, parents first."""
+        """Yields all pages in the tree, parents first."""
         stack = list(self.root.children.values())
         while stack:
             node = stack.pop()
@@ -155,10 +155,10 @@ class PrefixCache:
             stack.extend(node.children.values())
 
     def check_integrity(self) -> None:
-        """Asserts that the tree, the reference counts and the order of eviction agree."""
+        """Asserts that tree, reference counts and LRU order are consistent."""
         pages = set()
         for node in self.nodes():
-            assert node.page not in pages, f"page {node.page} is twice in the tree"
+            assert node.page not in pages, f"page {node.page} is in the tree twice"
             pages.add(node.page)
             owners = self._allocator.ref_count(node.page)
             assert owners >= 1, f"page {node.page} is in the tree and free"
@@ -166,7 +166,7 @@ class PrefixCache:
             assert node.parent is not None
             assert node.parent.children[node.tokens] is node
         assert len(pages) == self._num_nodes
-        gone: set[PrefixNode] = set()
-        for node in self._unused:  # in this order, each is a leaf when its turn comes
-            assert all(child in gone for child in node.children.values())
-            gone.add(node)
+        evicted: set[PrefixNode] = set()
+        for node in self._unused:  # evicted in this order, each is a leaf
+            assert all(child in evicted for child in node.children.values())
+            evicted.add(node)

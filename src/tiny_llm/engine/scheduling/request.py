@@ -1,18 +1,18 @@
-"""A request inside the engine: its tokens, which of them are computed, and its pages.
+"""Request state inside the engine: tokens, computed counts, pages.
 
-An `EngineRequest` leads to one answer; a prompt with `n` answers is `n` of them. Its state is told
-by half-open intervals over the tokens of the prompt and the answer:
+An `EngineRequest` produces one completion; a prompt with `n` completions becomes `n` of them. Its
+state is a set of half-open intervals over its tokens:
 
     token_ids   [0, num_prompt_tokens)             the prompt
-                [num_prompt_tokens, num_tokens)    the answer so far
+                [num_prompt_tokens, num_tokens)    the output so far
 
     keys and    [0, num_computed)                  are in the pages
-    values      [num_computed, num_tokens)         are still to be computed: chunks of a prompt, or
-                                                   the one token that was sampled last
+    values      [num_computed, num_tokens)         to be computed: prompt chunks, or the one token
+                                                   sampled last
 
     page_ids    page i holds tokens [i · page_size, (i + 1) · page_size) of this request;
-                [0, num_shared)                    are full, final, and in the prefix cache
-                [num_shared, len(page_ids))        belong to this request alone
+                [0, num_shared)                    full, final, and in the prefix cache
+                [num_shared, len(page_ids))        owned by this request alone
 """
 
 from array import array
@@ -26,9 +26,9 @@ FinishReason = Literal["stop", "length", "timeout", "abort", "error"]
 
 
 class RequestState(StrEnum):
-    """The phases of a request.
+    """Lifecycle of a request.
 
-    waiting → running → finished, aborted or failed; running ⇄ preempted when pages run out.
+    waiting → running → finished, aborted or failed; running ⇄ preempted when out of pages.
     """
 
     WAITING = "waiting"
@@ -49,34 +49,31 @@ FINAL_STATES = {
 
 
 class EngineRequest:
-    """What the engine knows of one answer on its way. Only the scheduler changes it.
+    """One completion in progress. Only the scheduler and its page manager modify it.
+
+    The last four arguments belong to the sampler; the scheduler does not read them.
 
     Args:
-        request_id: unique among those that are not done.
-        prompt_token_ids: at least one.
-        params: how to sample.
-        max_tokens: of the answer; the scheduler replaces None by as many as fit.
-        seed: of this answer's random numbers.
+        request_id: unique among unfinished requests.
+        prompt_token_ids: at least one token.
+        params: sampling parameters.
+        max_tokens: output limit; the scheduler replaces None by the largest value that fits.
+        seed: seed of this completion.
+        num_to_score: prompt tokens, from the first on, whose logits give prompt logprobs.
+        end_token_ids: tokens that end the output, masked before `min_tokens`.
+        grammar: `StructuredOutputGrammar` that constrains the output, or None.
+        thinking_budget: `ThinkingBudget` that limits the reasoning, or None.
+        token_counts: `TokenCounts` for the penalties, or None.
 
     Attributes:
-        arrival_index: its place in the order of arrival, given by the scheduler.
-        num_cached_tokens: tokens of the prompt that were found in the prefix cache when it was
-            first admitted.
-        num_preemptions: how often it gave up its pages.
-        num_draft_uncomputed: how many of the computed tokens, at the end, a draft model has not
-            computed. Its keys and values are in the same pages, beside the target's.
-        finish_reason: None until it ends.
-        grammar: what the answer is kept to (`grammars.StructuredOutputGrammar`), or None. The
-            scheduler does not use it.
-        draft_token_ids: draft tokens proposed without a model (`grammar_proposer.py`,
-            `ngram_proposer.py`).
-        end_token_ids: tokens that end the answer; none of them is chosen before `min_tokens`.
-        num_to_score: how many tokens of the prompt, from the first on, are to tell the
-            log-probabilities of the token that follows them.
-        num_scored: how many of them have.
-        token_counts: what penalties need (`choose_tokens.TokenCounts`), or None. The scheduler does
-            not use it.
-        thinking_budget: what bounds its thoughts (`thinking_budget.ThinkingBudget`), or None.
+        arrival_index: position in the order of arrival.
+        num_cached_tokens: prompt tokens found in the prefix cache at first admission.
+        num_preemptions: times its pages were released for another request.
+        num_draft_uncomputed: trailing computed tokens that the draft model has not computed yet.
+            Its keys and values are in pages of the same numbers.
+        draft_token_ids: tokens to verify in the next step (`Scheduler.update_draft_tokens`).
+        num_scored: prompt tokens scored so far, of `num_to_score`.
+        finish_reason: None while unfinished.
     """
 
     def __init__(
@@ -86,11 +83,22 @@ class EngineRequest:
         params: SamplingParams,
         max_tokens: int | None = None,
         seed: int = 0,
+        *,
+        num_to_score: int = 0,
+        end_token_ids: Sequence[int] = (),
+        grammar: Any = None,
+        thinking_budget: Any = None,
+        token_counts: Any = None,
     ):
         self.request_id = request_id
         self.params = params
         self.max_tokens = max_tokens
         self.seed = seed
+        self.num_to_score = num_to_score
+        self.end_token_ids = end_token_ids
+        self.grammar = grammar
+        self.thinking_budget = thinking_budget
+        self.token_counts = token_counts
         self.token_ids: list[int] = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.state = RequestState.WAITING
@@ -100,44 +108,39 @@ class EngineRequest:
         self.num_preemptions = 0
         self.num_computed = 0
         self.num_draft_uncomputed = 0
-        self.page_ids = array("i")  # int32, which a block table takes without conversion
+        self.page_ids = array("i")  # int32: block tables take it without conversion
         self.num_shared = 0
-        self.last_node: Any = None  # the prefix cache's node of the last shared page
-        self.token_counts: Any = None
-        self.thinking_budget: Any = None
-        self.grammar: Any = None
+        self.last_node: Any = None  # prefix cache node of the last shared page
         self.draft_token_ids: Sequence[int] = ()
-        self.end_token_ids: Sequence[int] = ()
         self.num_scored = 0
-        self.num_to_score = 0
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt and the answer."""
+        """Number of prompt and output tokens."""
         return len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of the answer so far."""
+        """Number of output tokens so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def output_token_ids(self) -> list[int]:
-        """The tokens of the answer so far."""
+        """Output tokens so far."""
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens whose keys and values are not in a page yet: 1 while it decodes."""
+        """Number of tokens without keys and values in a page; 1 while decoding."""
         return len(self.token_ids) - self.num_computed
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, for whatever reason."""
+        """Whether the request has ended, for any reason."""
         return self.finish_reason is not None
 
     def end(self, reason: FinishReason) -> None:
-        """Ends it. A request ends once."""
+        """Sets finish reason and final state. A request ends once."""
         assert self.finish_reason is None, f"{self.request_id} ended twice"
         self.finish_reason = reason
         self.state = FINAL_STATES[reason]

@@ -1,30 +1,31 @@
-"""The scheduler: which tokens are computed next, and which requests have pages.
+"""Scheduler: admission, token budget, preemption.
 
-A step is a list of chunks. A chunk is a half-open interval of one request's tokens. All chunks
-together have at most `max_num_batched_tokens`. The order, oldest request first:
+A step is a list of chunks; a chunk is a half-open interval of one request's tokens. The chunks of
+a step have at most `max_num_batched_tokens` tokens together. Order, oldest request first:
 
-    1. one token, and guesses, for every request that decodes, so that every answer grows
-    2. the next chunks of prompts that are being computed
-    3. requests from the queue, while there are tokens, places and pages
+    1. one token, plus draft tokens, for every decoding request: every step advances all of them
+    2. the next chunk of each partially computed prompt
+    3. admissions from the queue, within `max_num_seqs`, the token budget and the free pages
 
-A request is admitted with pages for all the tokens it has, so only decoding asks for more. If no
-page is free, the prefix cache gives up pages that no request reads. Then the *youngest* running
-request gives up its own and goes back to the head of the queue: preemption by recomputation.
+Admission allocates pages for all tokens of the request, so only decoding allocates later. When no
+page is free, unused pages are evicted from the prefix cache. If that is not enough, the *youngest*
+running request is preempted: its pages are released, it returns to the head of the queue, and its
+tokens are recomputed.
 
-No request starves. The oldest is never preempted, and `add` refuses requests that would not fit
-alone, so the oldest always reaches its end. Then the next one is the oldest.
+No starvation: the oldest request is never preempted, and `add` rejects requests that do not fit
+alone, so the oldest always finishes. Then the next one is the oldest.
 
-The queue is first come, first served; no request overtakes its head. In one case the head waits
-although there is room: a running request is computing the very page that it needs next. A step
-later that page is in the prefix cache. So of many requests with one prompt, one computes it.
+The queue is strictly first come, first served. The head waits despite free pages in one case: a
+running request is computing the very page that the head needs next. One step later that page is a
+prefix cache hit, so of many requests with the same prompt only one computes it.
 
-This file knows requests and pages, and nothing of models, text, time or MLX.
+Plain Python: no models, text, clocks or MLX.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ...errors import OutOfPagesError, QueueFullError, UserError, short_repr
+from ...errors import OutOfPagesError, QueueFullError, UserError
 from .batch import Chunk, ChunkOutput, SchedulerOutput
 from .config import SchedulerConfig
 from .events import (
@@ -38,26 +39,27 @@ from .events import (
     StepScheduled,
     TokensAdded,
 )
+from .limits import fitting_max_tokens
 from .page_manager import PageKey, PageManager
 from .request import EngineRequest, FinishReason, RequestState
 
 
 class Scheduler:
-    """Plans steps (`schedule`) and takes their results (`update_from_output`).
+    """Plans steps (`schedule`) and applies their results (`update_from_output`).
 
-    Other methods may be called between the two: a request that is aborted then is left out.
+    Other methods may be called between the two; the results of an aborted request are discarded.
 
     Args:
         config: memory and limits.
-        listener: is called with every event, if there is one.
+        listener: callback for every event, or None.
 
     Attributes:
-        pages: the pages of all requests.
-        waiting: the queue, oldest first; preempted requests are at its head.
+        pages: page ownership of all requests.
+        waiting: the queue, oldest first, preempted requests at the head.
         running: requests with pages, oldest first.
-        num_preemptions: preemptions so far.
-        num_prompt_tokens: tokens in the prompts of all requests that were admitted.
-        num_cached_tokens: how many of them were in the prefix cache.
+        num_preemptions: total preemptions.
+        num_prompt_tokens: prompt tokens of all admitted requests.
+        num_cached_tokens: prompt tokens served by the prefix cache.
     """
 
     def __init__(self, config: SchedulerConfig, listener: Listener | None = None):
@@ -73,90 +75,55 @@ class Scheduler:
         self._num_arrived = 0
         self._num_steps = 0
 
-    # ---------------------------------------------------------------- requests come and go
+    # ---------------------------------------------------------------- adding and ending requests
 
     def add(self, request: EngineRequest) -> None:
-        """Puts a request at the end of the queue.
-
-        A request without `max_tokens` gets as many as fit.
+        """Appends a request to the queue and resolves its `max_tokens`.
 
         Raises:
-            UserError: an id that is taken, an empty prompt, or more tokens than the model's context
-                or all pages together can hold.
+            UserError: a duplicate id, an empty prompt, or more tokens than the model's context or
+                the KV memory holds.
         """
         if request.request_id in self._requests:
             raise UserError(
-                f"request_id '{request.request_id}' is taken by a request that is not finished."
+                f"request_id '{request.request_id}' is already used by an unfinished request."
             )
-        asked, params = request.max_tokens, request.params
+        max_tokens, params = request.max_tokens, request.params
         if params.clamp_max_tokens:
             request.max_tokens = None
-        room = self._fitting_max_tokens(request)
+        room = fitting_max_tokens(self.config, request)
         if room < params.min_tokens:
             raise UserError(
-                f"min_tokens is {params.min_tokens}, and after the prompt of "
-                f"{request.num_prompt_tokens} tokens there is room for {room}."
+                f"min_tokens must be at most {room} after a prompt of "
+                f"{request.num_prompt_tokens} tokens, got {params.min_tokens}."
             )
-        request.max_tokens = min(asked or room, room)
+        request.max_tokens = min(max_tokens or room, room)
         request.arrival_index = self._num_arrived
         self._num_arrived += 1
         self._requests[request.request_id] = request
         self.waiting.append(request)
         self._emit(RequestAdded, request.request_id, request.num_prompt_tokens, request.max_tokens)
 
-    def _fitting_max_tokens(self, request: EngineRequest) -> int:
-        """How many tokens the answer may have: as many as asked for, or as many as there is room.
-
-        Room is bounded by `max_seq_len`, and by the places in all pages. The last token of an
-        answer is never computed, so it needs no place.
-
-        Raises:
-            UserError: see `add`; the sentence says how many tokens the answer may have.
-        """
-        # [task 3.3.2 fits]
-        config, prompt = self.config, request.num_prompt_tokens
-        if prompt == 0:
-            raise UserError("the prompt is empty; give at least one token.")
-        # The last token of an answer is never computed, so it needs no place in a page.
-        in_pages = config.num_pages * config.page_size + 1 - prompt
-        in_context = config.max_seq_len - prompt
-        for room, holder, size in (
-            (in_context, "the model's context holds", config.max_seq_len),
-            (in_pages, "the declared KV memory holds", config.num_pages * config.page_size),
-        ):
-            if room < 1:
-                raise UserError(
-                    f"the prompt has {prompt} tokens, and {holder} {size} with the answer."
-                )
-            if request.max_tokens is not None and request.max_tokens > room:
-                raise UserError(
-                    f"the prompt has {prompt} tokens and max_tokens is "
-                    f"{short_repr(request.max_tokens)}, and {holder} {size} in all; max_tokens may "
-                    f"be at most {room} here."
-                )
-        return request.max_tokens or min(in_pages, in_context)
-        # [/task 3.3.2 fits]
-
     def check_queue_limit(self, num_requests: int) -> None:
-        """Refuses more requests than may run and wait.
+        """Checks that the queue has room for `num_requests` more.
 
         Raises:
             QueueFullError: see `SchedulerConfig.max_queue`.
         """
-        config, present = self.config, len(self._requests)
+        config, num_present = self.config, len(self._requests)
         if config.max_queue is None:
             return
-        allowed = config.max_num_seqs + config.max_queue
-        if present + num_requests > allowed:
+        limit = config.max_num_seqs + config.max_queue
+        if num_present + num_requests > limit:
             raise QueueFullError(
-                f"the engine has {present} requests and may have {allowed} (max_num_seqs and "
-                f"max_queue), so {num_requests} more cannot be added; try again later."
+                f"the queue is full: {num_present} unfinished requests, at most {limit} allowed "
+                f"(max_num_seqs + max_queue), {num_requests} more given; try again later."
             )
 
     def finish(
         self, request: EngineRequest, reason: FinishReason, error: str | None = None
     ) -> None:
-        """Ends a request, whatever its state, and frees its pages; no effect if it has ended."""
+        """Ends a request in any state and releases its pages; a no-op if it has ended."""
         if request.is_done:
             return
         if request.state is RequestState.RUNNING:
@@ -169,7 +136,7 @@ class Scheduler:
         self._emit(RequestEnded, request.request_id, reason, request.num_output_tokens, error)
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request for its caller; returns False if there is none with that id."""
+        """Aborts a request; returns False if the id is unknown."""
         request = self._requests.get(request_id)
         if request is not None:
             self.finish(request, "abort")
@@ -177,13 +144,13 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        """Whether any request is not done."""
+        """Whether any request is unfinished."""
         return bool(self._requests)
 
     # ---------------------------------------------------------------- one step
 
     def schedule(self) -> SchedulerOutput:
-        """Plans the next step. It has chunks if there are requests."""
+        """Plans the next step; it has at least one chunk while there are requests."""
         # [task 3.3.2 schedule]
         budget = self.config.max_num_batched_tokens
         preempted_before = self.num_preemptions
@@ -194,7 +161,7 @@ class Scheduler:
             if budget > 0 and request.num_uncomputed > 1:
                 chunks.append(self._prefill(request, budget, in_flight))
                 budget -= chunks[-1].num_tokens
-        if self.num_preemptions == preempted_before:  # or the pages would go back and forth
+        if self.num_preemptions == preempted_before:  # otherwise pages would thrash
             while budget > 0 and self._admit_head(in_flight):
                 chunks.append(self._prefill(self.running[-1], budget, in_flight))
                 budget -= chunks[-1].num_tokens
@@ -206,20 +173,19 @@ class Scheduler:
         return step
 
     def _schedule_decoding(self) -> list[Chunk]:
-        """A token for each request that lacks only one, and guesses that are of use."""
+        """Returns one chunk per decoding request: its last token, plus useful draft tokens."""
         decoding = [
             request
             for request in list(self.running)
-            # A request may have been preempted in this loop: for an older one, or for lack of a
-            # page for itself.
+            # `_make_room` preempts: an earlier iteration may have preempted this request.
             if request.state is RequestState.RUNNING
             and request.num_uncomputed == 1
             and self._make_room(request)
         ]
         chunks = []
         spare = self.config.max_num_batched_tokens - len(decoding) * (1 + self.config.num_drafts)
-        spare //= 2  # the rest is for prompts, whatever is offered
-        for request in decoding:  # all have their token's page now; guesses get what is left
+        spare //= 2  # the other half is for prompts
+        for request in decoding:  # pages of the mandatory tokens are allocated by now
             num_drafts = self._room_for_drafts(request, spare)
             spare -= max(0, num_drafts - self.config.num_drafts)
             start, end = request.num_computed, request.num_tokens
@@ -228,7 +194,7 @@ class Scheduler:
         return chunks
 
     def _prefill(self, request: EngineRequest, budget: int, in_flight: set[PageKey]) -> Chunk:
-        """As many of a request's tokens as the budget allows; notes which page it fills next."""
+        """Returns the next chunk of a prompt; adds the page it fills to `in_flight`."""
         # [task 3.3.2 prefill]
         end = min(request.num_tokens, request.num_computed + budget)
         in_flight.add((request.last_node, self.pages.tokens_of_page(request, request.num_shared)))
@@ -236,7 +202,7 @@ class Scheduler:
         # [/task 3.3.2 prefill]
 
     def _admit_head(self, in_flight: set[PageKey]) -> bool:
-        """Admits the head of the queue, if there is a place and there are pages."""
+        """Admits the head of the queue if `max_num_seqs` and the free pages allow it."""
         # [task 3.3.2 admission]
         if not self.waiting or len(self.running) >= self.config.max_num_seqs:
             return False
@@ -244,8 +210,8 @@ class Scheduler:
         path = self.pages.match(request)
         if self.pages.next_key(request, path) in in_flight:
             return False
-        # Each of those that run will soon want another page: without these in reserve, the
-        # newcomer would be preempted at once.
+        # Every running request soon needs another page: without a reserve, the new request would
+        # be preempted at once.
         if not self.pages.admit(request, path, reserve=len(self.running)):
             return False
         # [/task 3.3.2 admission]
@@ -259,17 +225,17 @@ class Scheduler:
         return True
 
     def update_from_output(self, step: SchedulerOutput, results: Mapping[str, ChunkOutput]) -> None:
-        """Takes the results of a step.
+        """Appends sampled tokens, updates the computed counts and shares full pages.
 
         Args:
-            step: from `schedule`.
-            results: for each chunk that samples or is scored, by request id. They have no tokens
-                after one that ends the answer.
+            step: the step that `schedule` returned.
+            results: by request id, for each chunk that samples or scores; no tokens after one that
+                ends the request.
         """
         for chunk in step.chunks:
             request = chunk.request
             if request.state is not RequestState.RUNNING:
-                continue  # aborted while it was computed
+                continue  # aborted while in flight
             request.num_computed = chunk.end
             request.num_draft_uncomputed = 0
             if request.request_id in results:
@@ -286,13 +252,17 @@ class Scheduler:
                 request, request.num_computed - request.num_draft_uncomputed
             )
 
-    # ---------------------------------------------------------------- pages run out
+    def update_draft_tokens(self, request: EngineRequest, token_ids: Sequence[int]) -> None:
+        """Sets the draft tokens that the request's next step verifies; called between steps."""
+        request.draft_token_ids = token_ids
+
+    # ---------------------------------------------------------------- out of pages
 
     def _make_room(self, request: EngineRequest) -> bool:
-        """Gets pages for all of a request's tokens, from the youngest request if necessary.
+        """Allocates pages for all tokens of a request; preempts the youngest if necessary.
 
         Returns:
-            False if the youngest is the request itself, and has been preempted.
+            False if the request was itself the youngest and got preempted.
         """
         while True:
             try:
@@ -307,15 +277,15 @@ class Scheduler:
                 # [/task 3.3.4 room]
 
     def _room_for_drafts(self, request: EngineRequest, spare: int) -> int:
-        """How many guesses are of use to a request and have room without a preemption.
+        """Number of useful draft tokens that fit without preemption.
 
         Args:
-            request: decodes a token.
-            spare: how many tokens this step has left over, for guesses without a draft model.
+            request: a decoding request.
+            spare: token budget left for draft tokens that no model proposes.
         """
         assert request.max_tokens is not None
         draft_tokens = self.config.num_drafts or min(len(request.draft_token_ids), spare)
-        # The last token of an answer is never guessed: a step gives one more than it accepts.
+        # A step yields one token more than it accepts, so the last output token needs no draft.
         useful = min(draft_tokens, request.max_tokens - request.num_output_tokens - 1)
         if useful <= 0:
             return 0
@@ -323,7 +293,7 @@ class Scheduler:
         return min(useful, room - request.num_tokens)
 
     def _preempt(self, request: EngineRequest) -> None:
-        """Takes a running request's pages; it will compute its tokens again."""
+        """Releases a running request's pages and requeues it for recomputation."""
         lost = request.num_computed
         # [task 3.3.4 preempt]
         self.pages.release(request)
@@ -354,7 +324,7 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Asserts that pages have the right owners, and requests the right places."""
+        """Asserts page ownership, request states, queue order and the running limit."""
         self.pages.check_integrity(self.running)
         for request in self.running:
             assert request.state is RequestState.RUNNING
@@ -363,10 +333,8 @@ class Scheduler:
             assert request.num_computed == 0
         for what, requests in (("running", self.running), ("waiting", self.waiting)):
             arrivals = [request.arrival_index for request in requests]
-            in_order = sorted(arrivals)
-            assert arrivals == in_order, f"{what}: {arrivals} instead of first come, first served"
-        running, allowed = len(self.running), self.config.max_num_seqs
-        assert running <= allowed, f"{running} requests are running instead of at most {allowed}"
+            assert arrivals == sorted(arrivals), f"{what} is not in order of arrival: {arrivals}"
+        assert len(self.running) <= self.config.max_num_seqs
         assert len(self.running) + len(self.waiting) == len(self._requests)
 
 

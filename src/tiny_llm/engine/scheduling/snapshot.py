@@ -1,12 +1,12 @@
-"""A snapshot: who runs, who waits, who holds which page, and what the prefix cache keeps.
+"""Snapshot of the scheduler: requests, page ownership, prefix cache.
 
-Events say what happens. A snapshot says what is, for a viewer who comes later, and for what events
-leave out because it would cost too much: which pages those are. It has the form of an event, so
-that recordings hold both:
+Events are deltas. A snapshot is the full state, for viewers that connect later, and includes page
+numbers, which would be too expensive in events. It has the form of an event, so recordings hold
+both:
 
     {"event": "snapshot", "page_size": …, "num_pages": …, "requests": […], "tree": {…}}
 
-It is taken between two steps, and its cost grows with the pages in use: see `SNAPSHOT_INTERVAL`.
+Taken between steps. The cost grows with the pages in use: see `SNAPSHOT_INTERVAL`.
 """
 
 from typing import Any
@@ -15,26 +15,25 @@ from .prefix_cache import PageTokens, PrefixCache, PrefixNode
 from .request import EngineRequest
 from .scheduler import Scheduler
 
-SNAPSHOT_INTERVAL = 0.25  # seconds between two snapshots for one viewer, at least
-LABEL_TOKENS = 12  # of a page at which the tree branches: enough to recognise a text by
+SNAPSHOT_INTERVAL = 0.25  # minimum seconds between snapshots for a viewer
+LABEL_TOKENS = 12  # tokens in a label: enough to recognise the text
 
 
 def snapshot(scheduler: Scheduler) -> dict[str, Any]:
-    """The scheduler's state as JSON has it.
+    """Returns the scheduler's state as JSON-serializable data.
 
     Returns:
-        "requests": those that run, oldest first, then the queue. "pages" are their pages in order,
-        the first "shared_pages" of which are in the prefix cache.
-        "tree": the prefix cache. "pages" has its pages, parents first, "parents" the page before
-        each, −1 for none, and "labels" tokens of the pages that begin a branch, by page: the first
-        ones that set it apart.
+        "requests": running requests, oldest first, then the queue. "pages" in block table order;
+        the first "shared_pages" of them are in the prefix cache.
+        "tree": the prefix cache. "pages", parents first; "parents", the preceding page of each, −1
+        for none; "labels", by page, the first distinguishing tokens of pages that start a branch.
     """
     pages = scheduler.pages
     return {
         "event": "snapshot",
         "page_size": pages.page_size,
         "num_pages": pages.allocator.num_pages,
-        "requests": [_request(one) for one in (*scheduler.running, *scheduler.waiting)],
+        "requests": [_request(request) for request in (*scheduler.running, *scheduler.waiting)],
         "tree": _tree(pages.cache),
     }
 
@@ -67,9 +66,9 @@ def _tree(cache: PrefixCache) -> dict[str, Any]:
 
 
 def _labels(parent: PrefixNode) -> dict[str, PageTokens]:
-    """For each page after `parent`, its tokens from where the pages differ."""
-    places = enumerate(zip(*parent.children, strict=True))
-    start = next((place for place, tokens in places if len(set(tokens)) > 1), 0)
+    """Returns, by child page of `parent`, its tokens from the first difference on."""
+    columns = enumerate(zip(*parent.children, strict=True))
+    start = next((index for index, tokens in columns if len(set(tokens)) > 1), 0)
     return {
         str(child.page): tokens[start : start + LABEL_TOKENS]
         for tokens, child in parent.children.items()

@@ -2,5 +2,5 @@
 
 Must not know how draft tokens are verified: `model_runner.py` does that.
 
-Reading order: draft_model, ngram_proposer, grammar_proposer.
+Reading order: draft_model, proposer, ngram_proposer, grammar_proposer.
 """

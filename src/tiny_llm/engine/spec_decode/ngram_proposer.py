@@ -1,17 +1,17 @@
-"""Guesses from the text itself: what followed the same tokens the last time they came.
+"""NgramProposer: draft tokens from earlier occurrences of an n-gram.
 
-Answers quote. Code that is edited, fields that are extracted and names in a summary stand in the
-prompt already, and lists repeat their own form. So the last tokens are looked up among all before
-them, and what followed there is offered as a guess, at the price of a dictionary:
+Outputs quote: edited code, extracted fields and names in a summary appear in the prompt, and lists
+repeat their own form. So the last n-gram is looked up among all tokens before it, and what followed
+there becomes the draft, at the price of a dictionary lookup:
 
     … the capital of France is Paris. Q: What is the capital of France? A: The capital of
-                ^^^^^^^^^^^^^^^^^^^^                              the last tokens ^^^^^^^^^^
-                 guesses
+                ^^^^^^^^^^^^^^^^^^^^                              last tokens     ^^^^^^^^^^
+                 draft tokens
 
-How many guesses are worth their time depends on how likely they are, and on the other requests: a
-step for one sequence waits for memory, and a few more tokens cost little; a step for many does not.
-How likely they are is counted, by how many tokens agreed so far, on every token of the prompt and
-the answer, whether it was offered as a guess or not: so a text that repeats nothing costs nothing.
+How many draft tokens pay off depends on their acceptance rate and on the load: a step for one
+sequence is bound by memory bandwidth, so a few more tokens are nearly free; a large batch is not.
+The acceptance rate is estimated by match length, from every token of prompt and output, drafted or
+not. So a text without repetitions costs nothing.
 
 Source: Saxena, "Prompt lookup decoding" (2023), https://github.com/apoorvumang/prompt-lookup-decoding
 """
@@ -21,89 +21,88 @@ from weakref import WeakKeyDictionary
 
 from ..scheduling.request import EngineRequest
 
-NGRAM_LENGTHS = (4, 2)  # of what is looked up, the longest first
-MAX_NGRAM_DRAFT_TOKENS = 7  # with the token before them eight rows, which kernels multiply together
-MAX_MATCH_LENGTH = 8  # tokens that agree: longer agreements are no surer
-ESTIMATE_WINDOW = 8  # how many tokens an estimate remembers
-FREE_TOKENS_PER_STEP = 8  # that a step for one sequence has time for while it waits for memory
+NGRAM_LENGTHS = (4, 2)  # lookup keys, longest first
+MAX_NGRAM_DRAFT_TOKENS = 7  # plus the sampled token: eight rows, one tile of the kernels
+MAX_MATCH_LENGTH = 8  # longer matches are not accepted more often
+ESTIMATE_WINDOW = 8  # tokens in an acceptance estimate's moving average
+FREE_TOKENS_PER_STEP = 8  # extra tokens that fit a bandwidth-bound step of one sequence
 
 _BITS = 20  # of a token in a key
 
 
 class NgramIndex:
-    """Where a growing text repeats itself.
+    """Incremental n-gram index over a growing token list.
 
     Args:
-        token_ids: the text; the list grows, and is read when guesses are asked for.
+        token_ids: the text, a list that grows; new tokens are indexed on demand.
     """
 
     def __init__(self, token_ids: Sequence[int]):
         self._token_ids = token_ids
         self._num_read = 0
-        self._key = 0  # the last tokens, LENGTHS[0] of them
-        # By length: the last tokens of that number -> the place after them.
+        self._key = 0  # the last `NGRAM_LENGTHS[0]` tokens
+        # By n-gram length: (mask of the key, position after the last occurrence by key).
         self._positions: list[tuple[int, dict[int, int]]] = [
             ((1 << _BITS * length) - 1, {}) for length in NGRAM_LENGTHS
         ]
-        self._next_position = (
-            -1
-        )  # the place of the token that should come next; −1 if there is none
-        self._match_length = 0  # how many tokens before that place are the text's last ones
-        # By how many agreed: how often the next token did, too.
+        self._next_position = -1  # position of the predicted next token; −1 without a match
+        self._match_length = 0  # tokens before that position that match the end of the text
+        # By match length: acceptance rate of the next token.
         self._acceptance = [0.0] + [1 - 1 / length for length in range(1, MAX_MATCH_LENGTH + 1)]
 
     def draft_tokens(
         self, min_probability: float, max_tokens: int = MAX_NGRAM_DRAFT_TOKENS
     ) -> list[int]:
-        """The tokens that are likely to come next.
+        """Returns the likely next tokens.
 
         Args:
-            min_probability: the probability below which a guess is not worth its time.
-            max_tokens: how many draft tokens may be made.
+            min_probability: lower bound on the probability that a draft token is accepted.
+            max_tokens: upper bound on the number of draft tokens.
         """
         self._update()
         if self._next_position < 0:
             return []
-        found: list[int] = []
-        likely, agreed, text, place = 1.0, self._match_length, self._token_ids, self._next_position
-        while len(found) < max_tokens:
-            likely *= self._acceptance[min(agreed, MAX_MATCH_LENGTH)]
-            if likely < min_probability:
+        drafts: list[int] = []
+        text, position, match_length = self._token_ids, self._next_position, self._match_length
+        probability = 1.0
+        while len(drafts) < max_tokens:
+            probability *= self._acceptance[min(match_length, MAX_MATCH_LENGTH)]
+            if probability < min_probability:
                 break
-            beyond = place - len(text)  # a text that repeats its last tokens goes on with guesses
-            found.append(text[place] if beyond < 0 else found[beyond])
-            place += 1
-            agreed += 1
-        return found
+            beyond = position - len(text)  # ≥ 0: the match has reached the draft itself
+            drafts.append(text[position] if beyond < 0 else drafts[beyond])
+            position += 1
+            match_length += 1
+        return drafts
 
     def _update(self) -> None:
-        """Takes in the tokens that are new."""
-        text, trust, places = self._token_ids, self._acceptance, self._positions
-        key, expected, agreed = self._key, self._next_position, self._match_length
-        most = places[0][0]
-        for place in range(self._num_read, len(text)):
-            token = text[place]
+        """Indexes the new tokens and updates the acceptance estimates."""
+        text, acceptance = self._token_ids, self._acceptance
+        key, expected, matched = self._key, self._next_position, self._match_length
+        longest_mask = self._positions[0][0]
+        for position in range(self._num_read, len(text)):
+            token = text[position]
             if expected >= 0:
-                is_right = text[expected] == token
-                kind = agreed if agreed < MAX_MATCH_LENGTH else MAX_MATCH_LENGTH
-                trust[kind] += (is_right - trust[kind]) / ESTIMATE_WINDOW
-                expected, agreed = (expected + 1, agreed + 1) if is_right else (-1, 0)
-            key = (key << _BITS | token) & most
-            for length, (mask, found) in zip(NGRAM_LENGTHS, places, strict=True):
-                if place + 1 < length:
+                is_accepted = text[expected] == token
+                length = matched if matched < MAX_MATCH_LENGTH else MAX_MATCH_LENGTH
+                acceptance[length] += (is_accepted - acceptance[length]) / ESTIMATE_WINDOW
+                expected, matched = (expected + 1, matched + 1) if is_accepted else (-1, 0)
+            key = (key << _BITS | token) & longest_mask
+            for length, (mask, positions) in zip(NGRAM_LENGTHS, self._positions, strict=True):
+                if position + 1 < length:
                     continue
-                if expected < 0 and (key & mask) in found:
-                    expected, agreed = found[key & mask], length
-                found[key & mask] = place + 1
+                if expected < 0 and (key & mask) in positions:
+                    expected, matched = positions[key & mask], length
+                positions[key & mask] = position + 1
         self._num_read = len(text)
-        self._key, self._next_position, self._match_length = key, expected, agreed
+        self._key, self._next_position, self._match_length = key, expected, matched
 
 
 class NgramProposer:
-    """A source of guesses for all requests: the repetitions of each.
+    """A `DraftProposer` that keeps an n-gram index per request.
 
     Args:
-        max_tokens: how many draft tokens a step verifies for a request.
+        max_tokens: upper bound on draft tokens per request and step.
     """
 
     def __init__(self, max_tokens: int = MAX_NGRAM_DRAFT_TOKENS):
@@ -111,10 +110,9 @@ class NgramProposer:
         self._indexes: WeakKeyDictionary[EngineRequest, NgramIndex] = WeakKeyDictionary()
 
     def propose(self, request: EngineRequest, num_running: int) -> Sequence[int]:
-        """The tokens that are likely to come next; see `DraftProposer`."""
-        own = self._indexes.get(request)
-        if own is None:
-            own = self._indexes[request] = NgramIndex(request.token_ids)
-        return own.draft_tokens(
-            num_running / (num_running + FREE_TOKENS_PER_STEP), self._max_tokens
-        )
+        """See `DraftProposer`."""
+        index = self._indexes.get(request)
+        if index is None:
+            index = self._indexes[request] = NgramIndex(request.token_ids)
+        min_probability = num_running / (num_running + FREE_TOKENS_PER_STEP)
+        return index.draft_tokens(min_probability, self._max_tokens)

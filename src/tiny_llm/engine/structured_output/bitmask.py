@@ -1,14 +1,13 @@
-"""Which tokens grammars allow, for all rows of a step at once.
+"""Grammar bitmasks of a step: allowed tokens per row.
 
-A mask is a function of the answer's tokens and of guesses after them, and of nothing else. So it is
-the same alone and in a batch, with a hit in the prefix cache and after preemption, and a token that
-a draft model guesses wrongly leaves no trace.
+A bitmask is a function of the output and draft tokens alone. So it is batch invariant, independent
+of prefix cache hits and preemption, and rejected draft tokens leave no trace.
 
-Masks are packed, as llguidance writes them: bit i of a row is token i.
+Bitmasks are packed as llguidance writes them: bit i of a row is token i.
 
-An end token that is text, too, as some folders have it, could stand in the middle of an answer as
-far as the grammar knows. The engine would end the answer there, so it is allowed only where the
-answer is whole.
+Some checkpoints have end tokens that are ordinary text, which a grammar may allow in the middle of
+an output. The engine would end the output there, so they are allowed only where the output is
+complete.
 """
 
 from collections.abc import Sequence
@@ -21,42 +20,42 @@ from ..scheduling.request import EngineRequest
 
 
 class GrammarRow(Protocol):
-    """A place in an answer: what a mask depends on."""
+    """An output position, as far as its bitmask depends on it."""
 
     @property
     def request(self) -> EngineRequest:
-        """The answer's request."""
+        """The request."""
 
     @property
     def draft_tokens(self) -> tuple[int, ...]:
-        """Tokens before this place that are not part of the answer yet."""
+        """Unverified tokens before this position."""
 
 
 def apply_grammar_bitmask(logits: mx.array, rows: Sequence[GrammarRow]) -> mx.array:
-    """−inf where a row's grammar does not allow a token.
+    """Masks the tokens that a row's grammar does not allow.
 
     Args:
-        logits: R×V, in float32.
-        rows: R. Those of one request follow one another, and each has the guesses of the one
-            before it and one more, or it is the only one.
+        logits: R×V, float32.
+        rows: R. Precondition: the rows of a request are adjacent, each with the draft tokens of the
+            previous one and one more; a single row may have any number.
     """
-    kept = [index for index, row in enumerate(rows) if row.request.grammar is not None]
-    if not kept:
+    constrained = [index for index, row in enumerate(rows) if row.request.grammar is not None]
+    if not constrained:
         return logits
     width = logits.shape[-1]
-    packed = mx.array(_packed_masks([rows[index] for index in kept], width))  # R'×⌈V / 32⌉
+    packed = mx.array(_packed_masks([rows[index] for index in constrained], width))  # R'×⌈V / 32⌉
     bits = (packed[:, :, None] >> mx.arange(32)) & 1
-    allowed = bits.reshape(len(kept), -1)[:, :width].astype(mx.bool_)  # R'×V
-    chosen = mx.where(allowed, logits[mx.array(kept)], -mx.inf)
-    if len(kept) == len(rows):
-        return chosen
-    result = mx.array(logits)  # a copy: the caller's is not changed
-    result[mx.array(kept)] = chosen
+    allowed = bits.reshape(len(constrained), -1)[:, :width].astype(mx.bool_)  # R'×V
+    masked = mx.where(allowed, logits[mx.array(constrained)], -mx.inf)
+    if len(constrained) == len(rows):
+        return masked
+    result = mx.array(logits)  # a copy: the argument is not modified
+    result[mx.array(constrained)] = masked
     return result
 
 
 def _packed_masks(rows: Sequence[GrammarRow], width: int) -> Any:
-    """The masks of rows whose requests have a grammar: R'×⌈V / 32⌉, int32."""
+    """Computes the bitmasks of constrained rows: R'×⌈V / 32⌉, int32."""
     import numpy as np
     from llguidance.numpy import (
         fill_next_token_bitmask_par,
@@ -64,36 +63,36 @@ def _packed_masks(rows: Sequence[GrammarRow], width: int) -> Any:
     )
 
     plain: list[tuple[Any, int]] = []
-    guessed: list[tuple[Any, int, list[int]]] = []
-    places: list[int] = []  # each row's, among the masks
+    drafted: list[tuple[Any, int, list[int]]] = []
+    mask_indices: list[int] = []  # of each row
     num_masks = 0
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         if following is not None and following.request is row.request:
-            continue  # its last row has all guesses
+            continue  # the last row of a request has all its draft tokens
         matcher, draft_tokens = row.request.grammar.matcher, list(row.draft_tokens)
-        num_own = sum(one.request is row.request for one in rows)
+        num_rows = sum(other.request is row.request for other in rows)
         if draft_tokens:
-            # On a copy: a limit that is met behind a wrong guess is nothing to the answer.
-            guessed.append((matcher.deep_copy(), num_masks, draft_tokens))
+            # On a copy: exceeding a limit after a rejected draft token must not affect the matcher.
+            drafted.append((matcher.deep_copy(), num_masks, draft_tokens))
         else:
             plain.append((matcher, num_masks))
-        first = num_masks + len(draft_tokens) + 1 - num_own
-        places += range(first, first + num_own)
+        first = num_masks + len(draft_tokens) + 1 - num_rows
+        mask_indices += range(first, first + num_rows)
         num_masks += len(draft_tokens) + 1
     words = -(-max(width, _vocab_size(rows)) // 32)
     masks = np.zeros((num_masks, words), np.int32)
     if plain:
         fill_next_token_bitmask_par(_executor(), plain, masks)
-    if guessed:
-        fill_next_token_bitmask_par_with_draft_tokens(_executor(), guessed, masks)
-    chosen = masks[places]
-    for row, mask in zip(rows, chosen, strict=True):
+    if drafted:
+        fill_next_token_bitmask_par_with_draft_tokens(_executor(), drafted, masks)
+    row_masks = masks[mask_indices]
+    for row, mask in zip(rows, row_masks, strict=True):
         _mask_early_eos(row, mask.view(np.uint32))
-    return chosen[:, : -(-width // 32)]
+    return row_masks[:, : -(-width // 32)]
 
 
 def _mask_early_eos(row: GrammarRow, mask: Any) -> None:
-    """Takes end tokens that are text out of a mask; if nothing is left then, it stays as it is."""
+    """Clears textual end tokens of an incomplete output, unless nothing else is allowed."""
     grammar = row.request.grammar
     ends = [token for token in grammar.text_eos_token_ids if mask[token // 32] >> (token % 32) & 1]
     if not ends or grammar.is_complete_after(row.draft_tokens):
@@ -106,13 +105,13 @@ def _mask_early_eos(row: GrammarRow, mask: Any) -> None:
 
 
 def _vocab_size(rows: Sequence[GrammarRow]) -> int:
-    """V of the target, for which the grammars were compiled; a draft model may have less."""
+    """V of the target, for which the grammars were compiled; a draft model's may be smaller."""
     return max(row.request.grammar.vocab_size for row in rows)
 
 
 @cache
 def _executor() -> Any:
-    """llguidance's threads, which are idle between steps."""
+    """The thread pool of llguidance, idle between steps."""
     from llguidance import LLExecutor
 
     return LLExecutor(1)

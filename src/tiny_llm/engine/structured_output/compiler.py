@@ -1,9 +1,9 @@
-"""Grammars that answers are kept to: compiled once for each text, then a copy for each answer.
+"""GrammarCompiler: cached compilation of structured outputs by llguidance.
 
-The work is done by `llguidance`, which is imported when the first request asks for it. Compiling
-takes well below a millisecond for a usual schema. What a caller sends is bounded: the length of the
-grammar here, its levels, states and steps in the library, and the time in a process that compiles
-it first and can be stopped (`compile_probe.py`). So a hostile one is refused with a sentence.
+`llguidance` is imported on first use. Compiling a typical schema takes well below a millisecond.
+Hostile grammars are rejected with an error: their length is limited here, their depth, states and
+steps by the library, and their compile time by a separate process that compiles them first and can
+be killed (`compile_probe.py`).
 """
 
 import json
@@ -19,11 +19,11 @@ from ...models.tokenizer.sandbox import SandboxedProcess
 from ..inputs.structured_outputs import StructuredOutputs, ToolCalls
 from .grammar import ThinkingState, build_grammar, special_token_names
 
-MAX_GRAMMAR_CHARS = 2**16  # of a grammar
-MAX_CACHED_GRAMMARS = 128  # grammars
-COMPILE_TIMEOUT_SECONDS = 2.0  # that compiling one may take
+MAX_GRAMMAR_CHARS = 2**16
+MAX_CACHED_GRAMMARS = 128
+COMPILE_TIMEOUT_SECONDS = 2.0
 COMPILE_PROBE = Path(__file__).with_name("compile_probe.py")
-# The library's own bounds are for machines that do nothing else meanwhile; these are a quarter.
+# A quarter of the library's defaults, which assume an otherwise idle machine.
 PARSER_LIMITS = {
     "initial_lexer_fuel": 250_000,
     "step_lexer_fuel": 50_000,
@@ -35,13 +35,13 @@ PARSER_LIMITS = {
 
 
 class StructuredOutputGrammar:
-    """The grammar of one answer, and how far the answer has come.
+    """Matcher state of one completion.
 
     Args:
-        matcher: an `llguidance.LLMatcher` of its own.
-        vocab_size: how many tokens it knows.
-        eos_token_ids: those that end an answer.
-        text_eos_token_ids: those of them that are text, too.
+        matcher: an `llguidance.LLMatcher`, owned by this object.
+        vocab_size: V of the tokenizer.
+        eos_token_ids: end tokens.
+        text_eos_token_ids: end tokens that a grammar may also read as text.
 
     Attributes:
         matcher, vocab_size, text_eos_token_ids: as given. Only `accept_tokens` advances the
@@ -61,44 +61,44 @@ class StructuredOutputGrammar:
         self._eos_token_ids = eos_token_ids
 
     def accept_tokens(self, token_ids: Sequence[int]) -> str | None:
-        """Advances by tokens that the answer has kept; returns why it cannot, in a sentence."""
+        """Advances the matcher by accepted tokens; returns an error message or None."""
         for token in token_ids:
             if token in self.text_eos_token_ids:
                 if self.matcher.is_accepting():
                     continue
-                return "the grammar cannot be followed further: only an end token could come next."
-            # A matcher that met a limit allows the end token, whatever is still missing.
+                return "the grammar failed: the output is incomplete, but only an end token fits."
+            # After exceeding a limit, a matcher allows the end token of an incomplete output.
             has_failed = self.matcher.is_error()
             if not has_failed and self.matcher.is_stopped() and token in self._eos_token_ids:
-                continue  # nothing else could follow, so the matcher has ended already
+                continue  # complete without alternatives: the matcher has already stopped
             if has_failed or not self.matcher.consume_token(token):
                 reason = _error_text(self.matcher.get_error())
-                return f"the grammar cannot be followed further: {reason}."
+                return f"the grammar failed: {reason}."
         return None
 
     def is_complete_after(self, draft_tokens: Sequence[int]) -> bool:
-        """Whether the answer is whole after guesses; no effect on the matcher."""
+        """Returns whether output and draft tokens are complete; does not advance the matcher."""
         matcher = self.matcher.deep_copy()
         return all(map(matcher.consume_token, draft_tokens)) and bool(matcher.is_accepting())
 
     def fast_forward_tokens(self) -> list[int]:
-        """The tokens that must come next, as far as there is only one way to go on."""
+        """Returns the forced next tokens, up to the first position with a choice."""
         tokens: list[int] = self.matcher.compute_ff_tokens()
         return tokens
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer. May be used by several threads.
+    """Compiles and caches grammars for one tokenizer. Thread-safe.
 
     Args:
-        tokenizer: of the model; its `backend_tokenizer` is one of the library `tokenizers`.
+        tokenizer: the model's tokenizer, with a `backend_tokenizer` of the `tokenizers` library.
         vocab_size: V of the model.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int):
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._cache: OrderedDict[str, Any] = OrderedDict()  # matchers by grammar, as new
+        self._cache: OrderedDict[str, Any] = OrderedDict()  # initial matchers by grammar
         self._lock = threading.Lock()
         self._library: tuple[Any, Any] | None = None
         self._special_token_names: frozenset[str] = frozenset()
@@ -107,30 +107,30 @@ class GrammarCompiler:
     def compile(
         self, form: StructuredOutputs | ToolCalls, thinking: ThinkingState = ThinkingState.NONE
     ) -> StructuredOutputGrammar:
-        """A grammar at its beginning. The second time for the same form takes microseconds.
+        """Returns a grammar in its initial state; a cache hit takes microseconds.
 
         Raises:
-            UserError: it is not valid, too large, or what it asks for is not supported; or
-                `llguidance` is not installed.
+            UserError: the grammar is invalid, too large or unsupported, or `llguidance` is not
+                installed.
         """
         with self._lock:
             llguidance, tokenizer = self._load_llguidance()
         grammar = build_grammar(_gbnf_as_lark(form), thinking, self._special_token_names)
         with self._lock:
             matcher = self._cache.get(grammar)
-        if matcher is None:  # without the lock: a slow grammar does not hold up the others
+        if matcher is None:  # unlocked: a slow grammar must not block others
             matcher = _compile(llguidance, tokenizer, grammar, self._process)
         with self._lock:
             self._cache[grammar] = matcher
             self._cache.move_to_end(grammar)
             if len(self._cache) > MAX_CACHED_GRAMMARS:
                 self._cache.popitem(last=False)
-            own = matcher.deep_copy()
-        ends = self._tokenizer.eos_token_ids
-        return StructuredOutputGrammar(own, self._vocab_size, ends, self._text_eos_token_ids)
+            matcher = matcher.deep_copy()
+        eos = self._tokenizer.eos_token_ids
+        return StructuredOutputGrammar(matcher, self._vocab_size, eos, self._text_eos_token_ids)
 
     def _load_llguidance(self) -> tuple[Any, Any]:
-        """The library, and its form of the tokenizer: a second of work for 150,000 tokens."""
+        """Imports the library and converts the tokenizer: 1 s for 150,000 tokens."""
         if self._library is None:
             try:
                 import llguidance
@@ -141,8 +141,8 @@ class GrammarCompiler:
                 ) from error
             backend = getattr(self._tokenizer, "backend_tokenizer", None)
             if backend is None or not self._tokenizer.eos_token_ids:
-                lack = "tokenizer.json" if backend is None else "end token"
-                raise UserError(f"structured outputs need a model with a {lack}; this has none.")
+                missing = "a tokenizer.json" if backend is None else "an end token"
+                raise UserError(f"structured outputs need {missing}, which the model lacks.")
             added = [token.content for token in backend.get_added_tokens_decoder().values()]
             self._special_token_names = special_token_names(added)
             self._text_eos_token_ids = _text_eos_token_ids(self._tokenizer)
@@ -150,7 +150,7 @@ class GrammarCompiler:
             tokenizer = llguidance.LLTokenizer(
                 text, n_vocab=self._vocab_size, eos_token=eos_token_ids
             )
-            self._settings = tempfile.NamedTemporaryFile(  # noqa: SIM115 - it lives as long as this
+            self._settings = tempfile.NamedTemporaryFile(  # noqa: SIM115 - lives as long as the compiler
                 "w", encoding="utf-8", suffix=".json"
             )
             json.dump(
@@ -171,7 +171,7 @@ class GrammarCompiler:
 
 
 def _text_eos_token_ids(tokenizer: Any) -> list[int]:
-    """The end tokens that a grammar can read as text, or by their name."""
+    """Returns the end tokens that a grammar can read as text or by name."""
     backend = tokenizer.backend_tokenizer
     added = backend.get_added_tokens_decoder()
     return [
@@ -182,7 +182,7 @@ def _text_eos_token_ids(tokenizer: Any) -> list[int]:
 
 
 def _gbnf_as_lark(form: StructuredOutputs | ToolCalls) -> StructuredOutputs | ToolCalls:
-    """The same with a grammar in Lark's notation, where it was in GBNF."""
+    """Converts a GBNF grammar to Lark; returns other structured outputs unchanged."""
     if isinstance(form, ToolCalls) or form.grammar is None or "::=" not in form.grammar:
         return form
     from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -190,36 +190,36 @@ def _gbnf_as_lark(form: StructuredOutputs | ToolCalls) -> StructuredOutputs | To
     _check_length(form.grammar)
     try:
         return StructuredOutputs(grammar=gbnf_to_lark(form.grammar))
-    except Exception as error:  # it raises whatever its parser meets
+    except Exception as error:  # the converter raises arbitrary exceptions
         reason = _error_text(str(error))
         raise UserError(f"the grammar is not valid GBNF: {reason}.") from error
 
 
 def _compile(llguidance: Any, tokenizer: Any, grammar: str, process: SandboxedProcess) -> Any:
-    """A matcher at the grammar's beginning, which knows its first mask."""
+    """Returns an initial matcher, its first bitmask computed."""
     _check_length(grammar)
     try:
         process.request({"grammar": grammar})
     except (ValueError, BrokenPipeError) as error:
-        raise UserError(f"the grammar is refused: {_error_text(str(error))}.") from error
+        raise UserError(f"the grammar is rejected: {_error_text(str(error))}.") from error
     limits = llguidance.LLParserLimits(**PARSER_LIMITS)
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if not matcher.is_error():
-        matcher.compute_bitmask()  # a grammar that no text matches says so only now
+        matcher.compute_bitmask()  # detects grammars that match no text
     if matcher.is_error():
-        raise UserError(f"the grammar is refused: {_error_text(matcher.get_error())}.")
+        raise UserError(f"the grammar is rejected: {_error_text(matcher.get_error())}.")
     return matcher
 
 
 def _check_length(grammar: str) -> None:
     if len(grammar) > MAX_GRAMMAR_CHARS:
         raise UserError(
-            f"the grammar has {len(grammar)} characters; it may have {MAX_GRAMMAR_CHARS}."
+            f"the grammar must have at most {MAX_GRAMMAR_CHARS} characters, got {len(grammar)}."
         )
 
 
 def _error_text(text: str) -> str:
-    """The library's message as the end of a sentence; its other lines show where in the grammar."""
+    """Returns the library's message on one line, without a final period."""
     if "NoExtension" in text:
         return "no text matches it"
     first = " ".join(text.replace("<non-verbose/>", "").split())

@@ -1,10 +1,10 @@
-"""One grammar for a whole answer: what the model thinks, and then the answer's body.
+"""Builds llguidance grammars: reasoning, then the structured body.
 
-A grammar is a list of named parts. The first is Lark, and calls the others as `@name`; each is Lark
-or a JSON schema. In Lark, `<think>` is the special token of that name. A model whose vocabulary has
-none writes the same characters as text, which a *lazy* rule finds: it matches as little as it can.
+A grammar is a list of named subgrammars, in Lark or as JSON schemas. The first is Lark and refers
+to the others as `@name`. In Lark, `<think>` is the special token of that name. A model without it
+writes the same characters as text, which a *lazy* rule finds: it matches as little as possible.
 
-Source: llguidance's documentation of its grammars.
+Source: llguidance's grammar documentation.
 """
 
 import json
@@ -17,7 +17,7 @@ from .json_schema import close_objects
 
 SubGrammar = dict[str, Any]
 
-# Between the values of a JSON text. Without an upper bound, a model may write spaces for ever.
+# Between JSON tokens. Without an upper bound, a model may generate spaces forever.
 WHITESPACE = r"[ \n]{0,4}"
 ANY_TEXT = r"/(.|\n)*/"
 AFTER_THINKING = r"/\n{0,2}/"
@@ -25,37 +25,37 @@ ANY_OBJECT = json.dumps({"type": "object"})
 
 
 class ThinkingState(StrEnum):
-    """What an answer begins with."""
+    """How an output starts."""
 
-    NONE = "none"  # the body: the model does not think, or the template has closed its thinking
-    POSSIBLE = "possible"  # <think>, or the body
-    OPEN = "open"  # thoughts: the template has written <think>
+    NONE = "none"  # with the body: no reasoning, or closed by the template
+    POSSIBLE = "possible"  # with <think> or the body
+    OPEN = "open"  # within the reasoning: the template ends with <think>
 
 
 def build_grammar(
     form: StructuredOutputs | ToolCalls, thinking: ThinkingState, special_tokens: Collection[str]
 ) -> str:
-    """The grammar of an answer, as JSON that llguidance reads.
+    """Builds the grammar of an output, as JSON for llguidance.
 
     Args:
-        form: of the body.
-        thinking: what comes before it.
-        special_tokens: those of the vocabulary that are written in angle brackets.
+        form: constraint on the body.
+        thinking: how the output starts.
+        special_tokens: special tokens of the vocabulary in angle brackets.
     """
     body, *parts = _body_grammars(form, special_tokens)
     if thinking is ThinkingState.NONE:
         return json.dumps({"grammars": [body, *parts]})
-    start = f"start: thoughts {AFTER_THINKING} @body\n"
+    start = f"start: reasoning {AFTER_THINKING} @body\n"
     if thinking is ThinkingState.POSSIBLE:
-        start = f"start: ({_tag('<think>', special_tokens)} thoughts {AFTER_THINKING})? @body\n"
-    lark = start + _text_until("thoughts", "</think>", special_tokens)
+        start = f"start: ({_tag('<think>', special_tokens)} reasoning {AFTER_THINKING})? @body\n"
+    lark = start + _text_until("reasoning", "</think>", special_tokens)
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**body, "name": "body"}, *parts]})
 
 
 def _body_grammars(
     form: StructuredOutputs | ToolCalls, special_tokens: Collection[str]
 ) -> list[SubGrammar]:
-    """The parts of a body; the first has no name."""
+    """Returns the subgrammars of a body; the first is unnamed."""
     if isinstance(form, ToolCalls):
         return _tool_call_grammars(form, special_tokens)
     if form.regex is not None:
@@ -69,10 +69,10 @@ def _body_grammars(
 
 
 def _tool_call_grammars(form: ToolCalls, special_tokens: Collection[str]) -> list[SubGrammar]:
-    """Calls, or text and then calls.
+    """Returns the subgrammars for tool calls, optionally after text.
 
-    A call is written as the chat template writes those of the past, so most of it is forced, and a
-    later turn finds its tokens in the prefix cache.
+    Calls are formatted as the chat template formats earlier calls. So most of a call is forced, and
+    the next turn is a prefix cache hit.
     """
     functions = [tool["function"] for tool in form.tools]
     if form.name is not None:
@@ -98,14 +98,14 @@ def _tool_call_grammars(form: ToolCalls, special_tokens: Collection[str]) -> lis
 
 
 def _text_until(rule: str, end: str, special_tokens: Collection[str]) -> str:
-    """A rule for any text, and then `end`, which the text does not contain."""
+    """Returns a rule for text without `end`, followed by `end`."""
     if end in special_tokens:
         return f"{rule}: {ANY_TEXT} {end}\n"
     return f"{rule}[lazy]: {ANY_TEXT} {_literal(end)}\n"
 
 
 def _text_without(end: str, special_tokens: Collection[str]) -> str:
-    """Any text in which `end` does not appear, for what may follow the last one."""
+    """Returns an expression for text without `end`: the text after the last one."""
     if end in special_tokens:
         return ANY_TEXT
     return "LAST\nLAST: /(?s:.*)/ & ~/(?s:.*)" + end.replace("/", r"\/") + "(?s:.*)/"
@@ -116,10 +116,10 @@ def _tag(token: str, special_tokens: Collection[str]) -> str:
 
 
 def _json_grammar(schema: str, name: str | None = None, is_lenient: bool = False) -> SubGrammar:
-    """A part that is a JSON schema; its options stand in the schema.
+    """Returns a JSON schema subgrammar, with llguidance's options in the schema.
 
-    A lenient one does without the keywords that llguidance does not know, such as `propertyNames`;
-    otherwise it refuses them.
+    Keywords that llguidance does not support, such as `propertyNames`, are ignored if `is_lenient`,
+    and rejected otherwise.
     """
     value = close_objects(json.loads(schema))
     if isinstance(value, dict):
@@ -130,12 +130,12 @@ def _json_grammar(schema: str, name: str | None = None, is_lenient: bool = False
 
 
 def _literal(text: str) -> str:
-    """A text in Lark's quotes, which are JSON's."""
+    """Quotes a string for Lark, as JSON does."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _regex(regex: str) -> str:
-    """A regular expression between Lark's slashes."""
+    """Quotes a regular expression for Lark, in slashes."""
     return "/(?:" + _with_escaped_slashes(regex) + ")/"
 
 
@@ -150,12 +150,11 @@ def _with_escaped_slashes(regex: str) -> str:
 
 
 def initial_thinking_state(tail: str, enable_thinking: bool) -> ThinkingState:
-    """What an answer begins with.
+    """Determines how an output starts.
 
     Args:
-        tail: the end of the prompt's text.
-        enable_thinking: whether the chat template was told to let the model think, and the model
-            can.
+        tail: end of the prompt's text.
+        enable_thinking: whether the chat template enables reasoning and the model supports it.
     """
     tail = tail.rstrip()
     if tail.endswith("<think>"):
@@ -168,5 +167,5 @@ def initial_thinking_state(tail: str, enable_thinking: bool) -> ThinkingState:
 
 
 def special_token_names(tokens: Sequence[str]) -> frozenset[str]:
-    """Those of a vocabulary's added tokens that a grammar can name."""
+    """Returns the added tokens that a grammar can refer to by name."""
     return frozenset(token for token in tokens if token.startswith("<") and token.endswith(">"))

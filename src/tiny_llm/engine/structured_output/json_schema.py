@@ -1,16 +1,16 @@
-"""A JSON schema whose objects have the properties that it names, and no others.
+"""Closes JSON schemas: adds `"additionalProperties": false` to objects.
 
-A schema that says nothing of other properties allows any, and a small model then invents them until
-its tokens are used up. What is valid for the closed schema is valid for the open one, as long as
-nothing combines schemas: of two that are combined, each would forbid the other's properties.
+By default a schema allows any additional properties, and a small model then invents them until it
+reaches `max_tokens`. Closing only narrows a schema, unless keywords combine several: each would
+then forbid the others' properties, so these are left open.
 
-Source: the default of vLLM, whose grammars call it strict.
+Source: vLLM's default, "strict" grammars.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Keywords with which one schema's properties depend on another one.
+# Keywords that make a schema's properties depend on another schema.
 COMBINING_KEYWORDS = frozenset(
     {
         *("allOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "extends"),
@@ -18,19 +18,17 @@ COMBINING_KEYWORDS = frozenset(
         *("$dynamicRef", "$recursiveRef"),
     }
 )
-COMBINING_WITH_PROPERTIES = frozenset(
-    {"anyOf", "$ref"}
-)  # the same, where an object has properties of its own
-NON_SCHEMA_KEYWORDS = frozenset(
-    {"const", "enum", "default", "examples", "x-guidance"}
-)  # not schemas
+# The same, but only next to `properties`.
+COMBINING_WITH_PROPERTIES = frozenset({"anyOf", "$ref"})
+# Keywords whose values are data, not schemas.
+NON_SCHEMA_KEYWORDS = frozenset({"const", "enum", "default", "examples", "x-guidance"})
 
 
 def close_objects(schema: Any) -> Any:
-    """The closed schema, or the same one if that could forbid what it demands.
+    """Returns the closed schema, or `schema` itself if it combines schemas.
 
     Args:
-        schema: as JSON: objects, lists and plain values.
+        schema: parsed JSON.
     """
     return _close(schema) if _is_closable(schema) else schema
 

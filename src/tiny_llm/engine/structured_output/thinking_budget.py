@@ -1,8 +1,8 @@
-"""A bound on what a model thinks before it answers.
+"""ThinkingBudget: limit on reasoning tokens.
 
-When the thoughts have as many tokens as they may have, `</think>` is the only token that can come
-next, and the model goes on to its answer. What must come next is a function of the answer's tokens
-alone, so a bounded answer is the same alone and in a batch, with guesses and after a preemption.
+At the limit, `</think>` is the only token allowed, and the model continues with its answer. The
+forced token is a function of the output tokens alone, so the limit keeps batch invariance, also
+with speculative decoding and after preemption.
 """
 
 from collections.abc import Sequence
@@ -12,18 +12,16 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from ..scheduling.request import EngineRequest
-
 THINK_START, THINK_END = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
 class ThinkingProgress:
-    """How far the thoughts of an answer have come.
+    """Reasoning state after a token.
 
     Attributes:
-        num_tokens: that they have, without the two that enclose them.
-        is_open: whether the next token belongs to them.
+        num_tokens: reasoning tokens so far, without the enclosing tags.
+        is_open: whether the next token is a reasoning token.
     """
 
     num_tokens: int
@@ -31,28 +29,32 @@ class ThinkingProgress:
 
 
 class ThinkingBudget:
-    """Says when the thoughts of an answer must end.
+    """Counts a request's reasoning tokens and forces `</think>` at the limit.
 
     Args:
-        request: its tokens are read as they are added.
-        max_tokens: tokens that the thoughts may have.
-        start, end: the tokens around them.
-        in_thinking: whether the prompt has opened them.
+        num_prompt_tokens: length of the prompt.
+        max_tokens: upper bound on reasoning tokens.
+        start, end: token ids of `<think>` and `</think>`.
+        in_thinking: whether the prompt ends inside the reasoning.
     """
 
     def __init__(
-        self, request: EngineRequest, max_tokens: int, start: int, end: int, in_thinking: bool
+        self, num_prompt_tokens: int, max_tokens: int, start: int, end: int, in_thinking: bool
     ) -> None:
-        self._token_ids = request.token_ids  # of prompt and answer; the list grows
-        self._num_read = request.num_prompt_tokens
+        self._num_read = num_prompt_tokens
         self._progress = ThinkingProgress(0, in_thinking)
         self._max_tokens = max_tokens
         self._start = start
         self._end = end
 
-    def forced_token(self, draft_tokens: Sequence[int]) -> int | None:
-        """The token forced after the output and `draft_tokens`; None if the model may choose."""
-        new = self._token_ids[self._num_read :]
+    def forced_token(self, token_ids: Sequence[int], draft_tokens: Sequence[int]) -> int | None:
+        """Returns the token forced at the next position, or None.
+
+        Args:
+            token_ids: the request's prompt and output, at least as long as in the last call.
+            draft_tokens: unverified tokens before the position.
+        """
+        new = token_ids[self._num_read :]
         self._num_read += len(new)
         self._progress = reduce(self._advance, new, self._progress)
         progress = reduce(self._advance, draft_tokens, self._progress)
@@ -67,20 +69,20 @@ class ThinkingBudget:
 
 
 def thinking_tokens(tokenizer: Any) -> tuple[int, int] | None:
-    """The tokens around a model's thoughts; None if its vocabulary has none, and it cannot think.
+    """Returns the token ids of `<think>` and `</think>`; None if the vocabulary lacks them.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    # A dictionary of all tokens takes 20 MB.
+    # `get_vocab` builds a dictionary of 20 MB.
     id_of = tokenizer.get_vocab().get if backend is None else backend.token_to_id
     start, end = id_of(THINK_START), id_of(THINK_END)
     return None if start is None or end is None else (start, end)
 
 
 class BudgetRow(Protocol):
-    """A place in an answer whose token may be forced."""
+    """An output position, possibly with a forced token."""
 
     @property
     def forced_token(self) -> int | None:
@@ -88,13 +90,13 @@ class BudgetRow(Protocol):
 
 
 def apply_thinking_budget(logits: mx.array, rows: Sequence[BudgetRow]) -> mx.array:
-    """−inf for every token but the forced one, in rows that have one.
+    """Masks all tokens but the forced one, in rows that have one.
 
-    A grammar may forbid it: in the middle of a character, thoughts cannot end. Such a row stays as
-    it is, and its next one is forced.
+    A row stays unchanged if its grammar masks the forced token: reasoning cannot end within a
+    character. A later row is forced instead.
 
     Args:
-        logits: R×V, in float32, −inf where a grammar does not allow a token.
+        logits: R×V, float32, after the grammar bitmask.
         rows: R.
     """
     width = logits.shape[-1]
@@ -105,11 +107,11 @@ def apply_thinking_budget(logits: mx.array, rows: Sequence[BudgetRow]) -> mx.arr
     }
     if not forced:
         return logits
-    places = mx.array(list(forced))  # R'
+    indices = mx.array(list(forced))  # R'
     tokens = mx.array(list(forced.values()))[:, None]  # R'×1
-    own = logits[places]
-    is_allowed = mx.take_along_axis(own, tokens, axis=1) > -mx.inf  # R'×1
+    forced_rows = logits[indices]
+    is_allowed = mx.take_along_axis(forced_rows, tokens, axis=1) > -mx.inf  # R'×1
     is_other = mx.arange(width)[None] != tokens  # R'×V
-    result = mx.array(logits)  # a copy: the caller's is not changed
-    result[places] = mx.where(is_allowed & is_other, -mx.inf, own)
+    result = mx.array(logits)  # a copy: the argument is not modified
+    result[indices] = mx.where(is_allowed & is_other, -mx.inf, forced_rows)
     return result

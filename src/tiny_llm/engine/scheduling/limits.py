@@ -1,0 +1,40 @@
+"""Length limits of a request: model context and KV memory."""
+
+from ...errors import UserError, short_repr
+from .config import SchedulerConfig
+from .request import EngineRequest
+
+
+def fitting_max_tokens(config: SchedulerConfig, request: EngineRequest) -> int:
+    """Returns the request's `max_tokens`, or the largest value that fits if it is None.
+
+    Bounds: `max_seq_len`, and the number of token slots in all pages. The last output token needs
+    no slot, because its keys and values are never computed.
+
+    Raises:
+        UserError: the prompt is empty or too long, or `max_tokens` does not fit; the message gives
+            the largest `max_tokens` allowed.
+    """
+    # [task 3.3.2 fits]
+    prompt = request.num_prompt_tokens
+    if prompt == 0:
+        raise UserError("the prompt is empty; give at least one token.")
+    # The last output token is never computed, so it needs no slot in a page.
+    in_pages = config.num_pages * config.page_size + 1 - prompt
+    in_context = config.max_seq_len - prompt
+    for room, holder, size in (
+        (in_context, "the model's context holds", config.max_seq_len),
+        (in_pages, "the configured KV memory holds", config.num_pages * config.page_size),
+    ):
+        if room < 1:
+            raise UserError(
+                f"the prompt has {prompt} tokens; {holder} {size}, prompt and output together."
+            )
+        if request.max_tokens is not None and request.max_tokens > room:
+            raise UserError(
+                f"the prompt has {prompt} tokens and max_tokens is "
+                f"{short_repr(request.max_tokens)}, but {holder} {size}; max_tokens must be at "
+                f"most {room} here."
+            )
+    return request.max_tokens or min(in_pages, in_context)
+    # [/task 3.3.2 fits]
