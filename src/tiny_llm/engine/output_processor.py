@@ -52,6 +52,7 @@ class OutputProcessor:
         self._end_token_ids = () if params.ignore_eos else eos_token_ids
         request.end_token_ids = (*self._end_token_ids, *(params.stop_token_ids or ()))
         self._sink = sink
+        self._step_logprobs: list[Logprobs] | None = None  # those of the last processed tokens
 
     def process(self, result: ChunkOutput) -> tuple[list[int], FinishReason | None]:
         """Adds tokens to the output, up to one that ends the answer.
@@ -72,8 +73,9 @@ class OutputProcessor:
                 break
         self.output.token_ids += taken
         if result.logprobs is not None:
+            self._step_logprobs = list(result.logprobs[: len(taken)])
             self.output.logprobs = self.output.logprobs or []
-            self.output.logprobs += result.logprobs[: len(taken)]
+            self.output.logprobs += self._step_logprobs
         return taken, reason
 
     def append_prompt_logprobs(self, logprobs: Sequence[Logprobs]) -> None:
@@ -100,7 +102,22 @@ class OutputProcessor:
             metrics.num_preemptions += self.request.num_preemptions
             if self.request_output.finished:
                 metrics.finished_time = now
-        text = self._text.take_text()
-        index, request_id = self.output.index, self.request_output.request_id
-        news = StreamOutput(request_id, index, text, tuple(token_ids), reason, self.request_output)
-        self._sink.append(news)
+                metrics.num_generation_tokens = len(self.output.token_ids)
+        is_first = 0 < len(token_ids) == len(self.output.token_ids)
+        whole, output = self.request_output, self.output
+        self._sink.append(
+            StreamOutput(
+                whole.request_id,
+                output.index,
+                self._text.take_text(),
+                tuple(token_ids),
+                reason,
+                whole,
+                whole.num_cached_tokens,
+                output.stop_reason,
+                self._step_logprobs if token_ids else None,
+                whole.prompt_logprobs if is_first and output.index == 0 else None,
+                is_first,
+                metrics if whole.finished else None,
+            )
+        )

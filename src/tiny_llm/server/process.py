@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -104,8 +104,17 @@ class ServerProcess:
         self._coalescer.start()
         tokenizer = asyncio.get_running_loop().run_in_executor(None, self._open_tokenizer)
         self._engine.start()
-        self._spawn(self._wait_until_ready(tokenizer))
+        self._ready = self._spawn(self._wait_until_ready(tokenizer))
         self._spawn(self._run_watchdog())
+
+    async def ready(self) -> None:
+        """Waits until the server is ready, after `start`.
+
+        Raises:
+            ApiError: 503, the engine failed.
+        """
+        await self._ready
+        self._engine_client.check_ready()
 
     async def _run(self) -> None:
         assert self._socket is not None
@@ -158,9 +167,6 @@ class ServerProcess:
     # ---------------------------------------------------------------- beginning
 
     def _on_engine_message(self, message: messages.EngineMessage) -> None:
-        if isinstance(message, messages.EngineReady):
-            self._engine_client.engine_info = message
-            return  # `_wait_until_ready` waits for the tokenizer
         self._engine_client.handle_message(message)
         if isinstance(message, messages.EngineDead):
             self._spawn(self._fail_process())
@@ -170,9 +176,10 @@ class ServerProcess:
 
     async def _wait_until_ready(self, tokenizer: asyncio.Future[Any]) -> None:
         self.server.loaded_renderer = PromptRenderer(await tokenizer)
-        while self._engine_client.engine_info is None:
-            await asyncio.sleep(0.01)
-        self._engine_client.handle_message(self._engine_client.engine_info)
+        await self._engine_client.wait_until_loaded()
+        if self._engine_client.engine_info is None:  # the engine failed
+            return
+        self._lifecycle.transition(Phase.READY)
         if self._event_log is not None:
             self._event_log.begin(self._engine_client.engine_info.config)
             self._engine_client.subscribe(self._event_log.take)
@@ -222,15 +229,9 @@ class ServerProcess:
         self._spawn(self._drain())
 
     async def _drain(self) -> None:
-        deadline = time.monotonic() + self._settings.drain_timeout
-        while not self._engine_client.is_idle and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+        await self._engine_client.wait_until_idle(self._settings.drain_timeout)
         self._engine_client.fail_all(ApiError(503, DRAIN_TIMED_OUT))
-        while (
-            self._engine_client.in_flight
-            and time.monotonic() < deadline + messages.SHUTDOWN_GRACE_SECONDS
-        ):
-            await asyncio.sleep(0.02)
+        await self._engine_client.wait_until_idle(messages.SHUTDOWN_GRACE_SECONDS)
         self._request_exit()
 
     def _request_exit(self) -> None:
@@ -239,11 +240,12 @@ class ServerProcess:
             os._exit(self._status)
         self._uvicorn.should_exit = True
 
-    def _spawn(self, work: Any) -> None:
-        """Runs a coroutine beside the server; asyncio itself keeps no reference to it."""
-        task = asyncio.ensure_future(work)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts a background task and keeps a reference to it, which asyncio does not."""
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 class _UvicornServer(uvicorn.Server):

@@ -181,7 +181,7 @@ def test_parts_of_a_content_and_a_system_message(client):
             "contradict each other",
         ),
         ({"n": 2, "temperature": 0}, "n is 2 at temperature 0"),
-        ({"n": 1000}, "this server takes at most"),
+        ({"n": 1000}, "this server accepts at most"),
         ({"logit_bias": {"4096": 1}}, "logit_bias has the token 4096"),
         ({"logit_bias": {"Paris": 1}}, "logit_bias has the token 'Paris'"),
         ({"messages": [{"role": "user"}]}, "messages[0] has no content"),
@@ -293,7 +293,7 @@ def test_a_schema_that_cannot_be_kept_is_refused_only_if_a_call_is_demanded(serv
     body = {**PLAIN, "tools": [tool]}
     answer = server.post("/v1/chat/completions", body).json()
     assert "Paris" in answer["choices"][0]["message"]["content"]
-    server.wait_for("tool calls are not kept to their schemas: the grammar is refused")
+    server.wait_for("tool calls are not constrained to their schemas: the grammar is refused")
     refused = server.post("/v1/chat/completions", {**body, "tool_choice": "required"})
     assert refused.status_code == 400
 

@@ -10,7 +10,7 @@ from .unsupported import unsupported_field_message, unsupported_value_message
 MESSAGES = {
     "extra_forbidden": "{field} is not a field that this server knows; leave it out.",
     "missing": "{field} is missing; it is required.",
-    "json_invalid": "The body is not JSON.",
+    "json_invalid": "The body is not valid JSON.",
 }
 
 

@@ -1,11 +1,85 @@
 """The log-probabilities of a completion: lists, with a place for each token."""
 
+import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..engine_client.messages import OutputDelta
-from .output import TokenTextDecoder, clamp_logprob, content_logprobs, sort_by_logprob
+from ...engine.scheduling.outputs import StreamOutput
 from .prompts import PromptRenderer
+
+
+def content_logprobs(
+    output: StreamOutput, with_end: bool = False
+) -> Sequence[tuple[int, Mapping[int, float]]]:
+    """A piece's tokens and their log-probabilities.
+
+    Args:
+        output: of an answer.
+        with_end: whether the token that ended the answer, which is no text, is one of them.
+    """
+    if output.logprobs is None:
+        return []
+    pairs = list(zip(output.token_ids, output.logprobs, strict=True))
+    if with_end:
+        return pairs
+    ends = output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
+    return pairs[:-1] if ends else pairs
+
+
+class TokenTextDecoder:
+    """The texts of an answer's tokens, which joined are the answer's text.
+
+    A character that several tokens share is the text of the last of them; the others have none.
+
+    Args:
+        prompts: knows the bytes of tokens.
+        as_token_ids: whether ids are told in the place of texts, as in vLLM: `token_id:17`.
+
+    Attributes:
+        as_token_ids: as given.
+    """
+
+    def __init__(self, prompts: PromptRenderer, as_token_ids: bool = False):
+        self.as_token_ids = as_token_ids
+        self._prompts = prompts
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def decode(self, token: int) -> str:
+        """The text of the next token."""
+        if self.as_token_ids:
+            return f"token_id:{token}"
+        return self._decoder.decode(self._prompts.token_bytes(token))
+
+    def peek(self, token: int) -> str:
+        """The text of a token that could be the next one."""
+        state = self._decoder.getstate()
+        text = self.decode(token)
+        self._decoder.setstate(state)
+        return text
+
+    def logprobs(self, output: StreamOutput, top: int) -> list[dict[str, Any]]:
+        """The log-probabilities of a piece, as chats and responses have them."""
+        entries = []
+        for token, logprobs_by_id in content_logprobs(output, self.as_token_ids):
+            pairs = sort_by_logprob(logprobs_by_id)[:top]
+            alternatives = [self._entry(self.peek(other), other, own) for other, own in pairs]
+            entry = self._entry(self.decode(token), token, logprobs_by_id[token])
+            entries.append({**entry, "top_logprobs": alternatives})
+        return entries
+
+    def _entry(self, text: str, token: int, logprob: float) -> dict[str, Any]:
+        data = list(self._prompts.token_bytes(token))
+        return {"token": text, "logprob": clamp_logprob(logprob), "bytes": data}
+
+
+def clamp_logprob(logprob: float) -> float:
+    """A log-probability as JSON can have it, which knows no infinity."""
+    return max(logprob, -9999.0)
+
+
+def sort_by_logprob(logprobs_by_id: Mapping[int, float]) -> list[tuple[int, float]]:
+    """Tokens and their log-probabilities, the likeliest first."""
+    return sorted(logprobs_by_id.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
 class CompletionLogprobs:
@@ -42,7 +116,7 @@ class CompletionLogprobs:
         for token, logprobs_by_id in zip(token_ids, logprobs, strict=True):
             self._add(token, logprobs_by_id)
 
-    def take(self, output: OutputDelta) -> None:
+    def take(self, output: StreamOutput) -> None:
         """Adds the tokens of a piece."""
         for token, logprobs_by_id in content_logprobs(output, self._texts.as_token_ids):
             self._add(token, logprobs_by_id)
@@ -94,7 +168,7 @@ def prompt_logprobs_field(
     Args:
         prompts: knows the texts of tokens.
         token_ids: the prompt.
-        scored: see `seam.OutputDelta.prompt_logprobs`; the engine may have told more than `top`.
+        scored: see `StreamOutput.prompt_logprobs`; the engine may have told more than `top`.
         top: how many were asked for, besides the prompt's own; None for no such field.
 
     Returns:

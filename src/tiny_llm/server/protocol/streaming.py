@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ...engine.scheduling.outputs import StreamOutput
 from ..engine_client.client import RequestHandle
-from ..engine_client.messages import OutputDelta
-from ..http.errors import INTERNAL_ERROR, ApiError, request_id_headers, to_json
+from ..http.errors import ANTHROPIC_PATHS, INTERNAL_ERROR, ApiError, request_id_headers, to_json
 from .disconnect import CancelOnDisconnect
 
 log = logging.getLogger("tiny_llm.server")
@@ -30,8 +30,8 @@ class OutputSerializer(Protocol):
     def start_events(self) -> bytes:
         """What comes before the answer."""
 
-    def delta_events(self, number: int, output: OutputDelta) -> bytes:
-        """What a step has added to the answer of prompt `number`."""
+    def delta_events(self, output: StreamOutput) -> bytes:
+        """Events for one step's additions to a completion."""
 
     def end_events(self) -> bytes:
         """What comes after it."""
@@ -44,6 +44,13 @@ def sse_event(data: Any, name: str | None = None) -> bytes:
     """One server-sent event."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + to_json(data) + b"\n\n"
+
+
+def error_event(path: str, error: ApiError) -> bytes:
+    """The end of a failed stream, in the protocol of `path` (not for responses)."""
+    if path.startswith(ANTHROPIC_PATHS):
+        return sse_event(error.body(path), "error")
+    return sse_event(error.body(path)) + b"data: [DONE]\n\n"
 
 
 class EventTemplate:
@@ -126,12 +133,7 @@ class EventSourceResponse(Response):
         serializer = self._serializer
         async for outputs in self._handle.stream_outputs():
             self._make_start_events()
-            if len(outputs) == 1:
-                data = serializer.delta_events(*outputs[0])
-            else:
-                data = b"".join(
-                    serializer.delta_events(number, output) for number, output in outputs
-                )
+            data = b"".join(map(serializer.delta_events, outputs))
             if data:
                 await self._send(send, data)
         return serializer.end_events()

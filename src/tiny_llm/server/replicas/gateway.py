@@ -12,11 +12,10 @@ from typing import Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
-from ..anthropic import messages
 from ..http.errors import ApiError
-from ..openai import chat, completions, responses
+from ..openai import responses
 from ..protocol.disconnect import wait_for_disconnect
-from ..protocol.streaming import sse_event
+from ..protocol.streaming import error_event, sse_event
 from .routing import routing_key
 
 REPLICA_LOST = "The replica that computed this answer was lost; ask again."
@@ -152,9 +151,7 @@ def stream_error(path: str, error: ApiError, num_events: int) -> bytes:
     if path == responses.PATH:
         told = {"type": "error", "code": "server_error", "message": error.message, "param": None}
         return sse_event({**told, "sequence_number": num_events}, "error")
-    if path == messages.PATH:
-        return messages.stream_error(error)
-    return (completions if path == completions.PATH else chat).stream_error(error)
+    return error_event(path, error)
 
 
 def _picklable_scope(scope: Scope) -> Scope:

@@ -42,9 +42,7 @@ class Replica:
             ApiError: the engine failed.
         """
         self._process.start()
-        while not self._process.server.engine_client.lifecycle.is_ready:
-            self.check_alive()
-            await asyncio.sleep(0.05)
+        await self._process.ready()
 
     def check_alive(self) -> None:
         """Refuses if the engine is broken: what started this replica then starts another.
