@@ -183,11 +183,11 @@ def test_parts_of_a_content_and_a_system_message(client):
         ({"n": 2, "temperature": 0}, "n is 2 at temperature 0"),
         ({"n": 1000}, "this server accepts at most"),
         ({"logit_bias": {"4096": 1}}, "logit_bias has the token 4096"),
-        ({"logit_bias": {"Paris": 1}}, "logit_bias has the token 'Paris'"),
+        ({"logit_bias": {"Paris": 1}}, "logit_bias keys must be token ids, got 'Paris'"),
         ({"messages": [{"role": "user"}]}, "messages[0] has no content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0] is of the type 'image_url'; this model reads texts only",
+            "messages[0].content[0] is of the type 'image_url'; this model accepts text only",
         ),
         (
             {"messages": [{"role": "user", "content": "word " * 3000}]},
@@ -218,7 +218,7 @@ def test_errors_are_json_whatever_is_sent(server: RunningServer):
 
 
 def test_a_model_that_is_not_served(client):
-    with pytest.raises(openai.NotFoundError, match="this server has 'demo'"):
+    with pytest.raises(openai.NotFoundError, match="this server serves 'demo'"):
         client.chat.completions.create(**{**PLAIN, "model": "gpt-4"})
 
 

@@ -1,4 +1,4 @@
-"""The log-probabilities of a completion: lists, with a place for each token."""
+"""Log-probabilities in the formats of the protocols."""
 
 import codecs
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from .prompts import PromptRenderer
 def content_logprobs(
     output: StreamOutput, with_end: bool = False
 ) -> Sequence[tuple[int, Mapping[int, float]]]:
-    """A piece's tokens and their log-probabilities.
+    """Returns an output's tokens with their log-probabilities.
 
     Args:
-        output: of an answer.
-        with_end: whether the token that ended the answer, which is no text, is one of them.
+        output: an engine output.
+        with_end: whether to include the end token, which has no text.
     """
     if output.logprobs is None:
         return []
@@ -27,13 +27,13 @@ def content_logprobs(
 
 
 class TokenTextDecoder:
-    """The texts of an answer's tokens, which joined are the answer's text.
+    """Decodes tokens one by one; the concatenated texts are the completion's text.
 
-    A character that several tokens share is the text of the last of them; the others have none.
+    A character that spans several tokens belongs to the last of them; the others are empty.
 
     Args:
-        prompts: knows the bytes of tokens.
-        as_token_ids: whether ids are told in the place of texts, as in vLLM: `token_id:17`.
+        prompts: maps tokens to bytes.
+        as_token_ids: whether to return ids instead of text, as vLLM does: `token_id:17`.
 
     Attributes:
         as_token_ids: as given.
@@ -45,24 +45,26 @@ class TokenTextDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def decode(self, token: int) -> str:
-        """The text of the next token."""
+        """Decodes the next token."""
         if self.as_token_ids:
             return f"token_id:{token}"
         return self._decoder.decode(self._prompts.token_bytes(token))
 
     def peek(self, token: int) -> str:
-        """The text of a token that could be the next one."""
+        """Decodes a possible next token without consuming it."""
         state = self._decoder.getstate()
         text = self.decode(token)
         self._decoder.setstate(state)
         return text
 
     def logprobs(self, output: StreamOutput, top: int) -> list[dict[str, Any]]:
-        """The log-probabilities of a piece, as chats and responses have them."""
+        """Log-probabilities of an output, in the format of chat completions and responses."""
         entries = []
         for token, logprobs_by_id in content_logprobs(output, self.as_token_ids):
             pairs = sort_by_logprob(logprobs_by_id)[:top]
-            alternatives = [self._entry(self.peek(other), other, own) for other, own in pairs]
+            alternatives = [
+                self._entry(self.peek(other), other, logprob) for other, logprob in pairs
+            ]
             entry = self._entry(self.decode(token), token, logprobs_by_id[token])
             entries.append({**entry, "top_logprobs": alternatives})
         return entries
@@ -73,22 +75,22 @@ class TokenTextDecoder:
 
 
 def clamp_logprob(logprob: float) -> float:
-    """A log-probability as JSON can have it, which knows no infinity."""
+    """Clamps a log-probability: JSON has no infinity."""
     return max(logprob, -9999.0)
 
 
 def sort_by_logprob(logprobs_by_id: Mapping[int, float]) -> list[tuple[int, float]]:
-    """Tokens and their log-probabilities, the likeliest first."""
+    """Sorts tokens by descending log-probability."""
     return sorted(logprobs_by_id.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
 class CompletionLogprobs:
-    """Grows by the tokens of the prompt, if they are asked for, and of the answer.
+    """Accumulates `logprobs` of a text completion, with echo also the prompt's.
 
     Args:
-        prompts: knows the texts of tokens.
-        top: how many of the likeliest tokens are told with each.
-        as_token_ids: whether ids are told in the place of texts.
+        prompts: maps tokens to texts.
+        top: number of most likely tokens per position.
+        as_token_ids: whether to return ids instead of texts.
     """
 
     def __init__(self, prompts: PromptRenderer, top: int, as_token_ids: bool):
@@ -99,32 +101,32 @@ class CompletionLogprobs:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets what was told."""
+        """Removes the tokens, which have been sent."""
         self._tokens: list[str] = []
         self._own: list[float | None] = []
         self._top: list[dict[str, float] | None] = []
         self._offsets: list[int] = []
 
     def __bool__(self) -> bool:
-        """Whether there are tokens that were not told."""
+        """Whether there are unsent tokens."""
         return bool(self._tokens)
 
     def take_prompt(
         self, token_ids: Sequence[int], logprobs: Sequence[Mapping[int, float] | None]
     ) -> None:
-        """Adds the tokens of the prompt; the first has no log-probability."""
+        """Adds the prompt's tokens; the first has no log-probability."""
         for token, logprobs_by_id in zip(token_ids, logprobs, strict=True):
             self._add(token, logprobs_by_id)
 
     def take(self, output: StreamOutput) -> None:
-        """Adds the tokens of a piece."""
+        """Adds an output's tokens."""
         for token, logprobs_by_id in content_logprobs(output, self._texts.as_token_ids):
             self._add(token, logprobs_by_id)
 
     def _add(self, token: int, logprobs_by_id: Mapping[int, float] | None) -> None:
         top: dict[str, float] = {}
-        for place, (other, logprob) in enumerate(sort_by_logprob(logprobs_by_id or {})):
-            if place < self._top_count or other == token:
+        for rank, (other, logprob) in enumerate(sort_by_logprob(logprobs_by_id or {})):
+            if rank < self._top_count or other == token:
                 top[self._name(other, token, top)] = clamp_logprob(logprob)
         text = self._texts.decode(token)
         self._tokens.append(text)
@@ -134,21 +136,21 @@ class CompletionLogprobs:
         self._offset += len(text)
 
     def _name(self, other: int, token: int, taken: Mapping[str, float]) -> str:
-        """A likely token's text; where two have the same, one is told by its bytes, as OpenAI does.
+        """Key of a token in `top_logprobs`: its text or, if taken, its bytes, as at OpenAI.
 
         Args:
-            other: the likely token.
-            token: the one that was chosen, which has its own text.
-            taken: texts that others have.
+            other: the token to name.
+            token: the sampled token, which always keeps its text.
+            taken: keys in use.
         """
         text = self._texts.peek(other)
         if other == token or (text not in taken and text != self._texts.peek(token)):
             return text
-        written = "".join(f"\\x{byte:02x}" for byte in self._prompts.token_bytes(other))
-        return f"bytes:{written}"
+        escaped = "".join(f"\\x{byte:02x}" for byte in self._prompts.token_bytes(other))
+        return f"bytes:{escaped}"
 
     def field(self) -> dict[str, Any]:
-        """What `logprobs` of a choice is; alternatives contain the token itself, as in vLLM."""
+        """The choice's `logprobs`; `top_logprobs` include the sampled token, as in vLLM."""
         return {
             "tokens": self._tokens,
             "token_logprobs": self._own,
@@ -163,16 +165,16 @@ def prompt_logprobs_field(
     scored: Sequence[Mapping[int, float] | None] | None,
     top: int | None,
 ) -> list[dict[str, Any] | None] | None:
-    """vLLM's `prompt_logprobs`: for each token of the prompt, the likeliest and its own by id.
+    """vLLM's `prompt_logprobs`: the most likely tokens and the actual one per position.
 
     Args:
-        prompts: knows the texts of tokens.
+        prompts: maps tokens to texts.
         token_ids: the prompt.
-        scored: see `StreamOutput.prompt_logprobs`; the engine may have told more than `top`.
-        top: how many were asked for, besides the prompt's own; None for no such field.
+        scored: `StreamOutput.prompt_logprobs`; may hold more than `top` tokens per position.
+        top: requested number of tokens besides the actual one; None if not requested.
 
     Returns:
-        None for the first token, which follows nothing. `rank` is null where it is beyond `top`.
+        A list with None for the first token. `rank` is null beyond `top`.
     """
     if scored is None or top is None:
         return None

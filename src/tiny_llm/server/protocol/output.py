@@ -1,4 +1,4 @@
-"""One answer as a protocol needs it: its parts, its tokens, its log-probabilities."""
+"""Accumulated state of one parsed completion."""
 
 from dataclasses import dataclass, field
 
@@ -8,19 +8,19 @@ from .output_parser import OutputParser, ParsedDelta, ReasoningDelta, TextDelta,
 
 @dataclass
 class ParsedOutput:
-    """Grows by pieces.
+    """A completion, accumulated from stream outputs.
 
     Args:
-        parser: splits its text.
-        first_tool_call_only: whether tool calls after the first are left out.
-        include_reasoning: whether thoughts are told; they are counted in any case.
+        parser: splits the text into content, reasoning and tool calls.
+        first_tool_call_only: whether to drop tool calls after the first.
+        include_reasoning: whether to return reasoning; its tokens are counted in any case.
 
     Attributes:
-        text, reasoning: what it said, and what it thought.
-        calls: its tool calls; if they come in pieces, the first of each.
-        tokens: how many it has; `reasoning_tokens` of them are thoughts.
-        in_content: whether the last piece was a part of the answer itself, not a thought or a tag.
-        finish_reason: "stop", "length" or "tool_calls"; None until it ends.
+        text, reasoning: content and reasoning so far.
+        calls: tool calls; of streamed calls, the first delta of each.
+        tokens: number of tokens, `reasoning_tokens` of them in the reasoning.
+        in_content: whether the last output was content rather than reasoning or a tag.
+        finish_reason: "stop", "length" or "tool_calls"; None until the end.
         stop_reason: see `StreamOutput`.
     """
 
@@ -37,24 +37,24 @@ class ParsedOutput:
     stop_reason: int | str | None = None
 
     def take(self, output: StreamOutput) -> list[ParsedDelta]:
-        """Adds a piece; returns its parts, as far as they are certain."""
+        """Adds an output; returns its deltas, without text held back by the parser."""
         was_thinking = self.parser.in_reasoning
-        parts = self.parser.feed(output.text)
+        deltas = self.parser.feed(output.text)
         self.in_content = self.parser.in_content and not was_thinking
         self.tokens += len(output.token_ids)
         if was_thinking or self.parser.in_reasoning:
             self.reasoning_tokens += len(output.token_ids)
         if output.finish_reason is not None:
-            parts += self.parser.finish()
-        taken = [part for part in parts if self._add(part)]
+            deltas += self.parser.finish()
+        deltas = [delta for delta in deltas if self._add(delta)]
         if output.finish_reason is not None:
             self.stop_reason = output.stop_reason
-            called = self.calls and output.finish_reason == "stop"
-            self.finish_reason = "tool_calls" if called else output.finish_reason
-        return taken
+            has_calls = self.calls and output.finish_reason == "stop"
+            self.finish_reason = "tool_calls" if has_calls else output.finish_reason
+        return deltas
 
-    def _add(self, part: ParsedDelta) -> bool:
-        match part:
+    def _add(self, delta: ParsedDelta) -> bool:
+        match delta:
             case TextDelta(text):
                 self.text += text
             case ReasoningDelta() if not self.include_reasoning:
@@ -62,9 +62,9 @@ class ParsedOutput:
             case ReasoningDelta(text):
                 self.reasoning += text
             case ToolCallDelta():
-                if not part.is_new:
-                    return part.id == self.calls[-1].id  # it may be of a call that is left out
+                if not delta.is_new:
+                    return delta.id == self.calls[-1].id  # False for a dropped call
                 if self.calls and self.first_tool_call_only:
                     return False
-                self.calls.append(part)
+                self.calls.append(delta)
         return True
