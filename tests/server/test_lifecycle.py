@@ -76,7 +76,7 @@ def terminate_in_the_middle(server):
     running.start()
     assert eventually(lambda: server.metric("num_requests_running") == 1)
     server.process.send_signal(signal.SIGTERM)
-    server.wait_for("stopping when 1 requests")
+    server.wait_for("draining: 1 requests")
     refused = server.post("/v1/chat/completions", SHORT)
     assert refused.status_code == 503
     assert "shutting down" in refused.json()["error"]["message"]
@@ -95,7 +95,7 @@ def test_what_is_not_finished_in_time_ends_with_an_error():
     received = b""
     while data := connection.recv(65536):
         received += data
-    assert b"its time to finish is over" in received
+    assert b"the drain timeout has expired" in received
     assert b"data: [DONE]" in received
     assert server.process.wait(30) == 0
 
@@ -105,7 +105,7 @@ def test_a_second_signal_ends_it_at_once():
     connection = connect(server, {**LONG, "stream": True})
     assert connection.recv(10)
     server.process.send_signal(signal.SIGTERM)
-    server.wait_for("stopping when")
+    server.wait_for("draining: ")
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(10) == 130
     connection.close()

@@ -1,4 +1,4 @@
-"""One answer while it is generated: its tokens go to the caller, until one of them ends it."""
+"""Output processor of one completion: stop conditions, text, stream outputs."""
 
 import time
 from collections import deque
@@ -12,16 +12,16 @@ from .stop_checker import StopChecker
 
 
 class OutputProcessor:
-    """Connects a request inside the engine with the output that its caller sees.
+    """Turns the tokens of a scheduler's request into the caller's output.
 
     Args:
-        request: the scheduler's side.
-        request_output: the prompt with all its completions, the caller's side.
-        output: the one of `request_output.outputs` that this is.
-        detokenizer: a fresh one.
+        request: the scheduler's request.
+        request_output: the prompt with all its completions.
+        output: this completion, one of `request_output.outputs`.
+        detokenizer: a fresh detokenizer.
         eos_token_ids: the tokenizer's end tokens.
-        sink: where news of the answer go.
-        deadline: when it ends at the latest, on the clock of `time.perf_counter`; None for never.
+        sink: receives the stream outputs.
+        deadline: end of the request on the clock of `time.perf_counter`; None for no timeout.
 
     Attributes:
         request, request_output, output, deadline: as given.
@@ -51,32 +51,34 @@ class OutputProcessor:
         )
         self._end_token_ids = () if params.ignore_eos else eos_token_ids
         self._sink = sink
+        self._step_logprobs: list[Logprobs] | None = None  # of the tokens of the last `process`
 
     def process(self, result: ChunkOutput) -> tuple[list[int], FinishReason | None]:
-        """Adds tokens to the output, up to one that ends the answer.
+        """Appends tokens to the output, up to the one that ends the completion.
 
         Returns:
-            (the tokens that belong to the answer, why it ends with the last of them or None).
+            (appended tokens, finish reason or None).
         """
         assert self.request.max_tokens is not None
-        room = self.request.max_tokens - self.request.num_output_tokens
-        taken: list[int] = []
+        num_left = self.request.max_tokens - self.request.num_output_tokens
+        token_ids: list[int] = []
         reason: FinishReason | None = None
         for token in result.token_ids:
-            taken.append(token)
+            token_ids.append(token)
             reason = self._finish_reason(token)
-            if reason is None and len(taken) >= room:
+            if reason is None and len(token_ids) >= num_left:
                 reason = "length"
             if reason is not None:
                 break
-        self.output.token_ids += taken
+        self.output.token_ids += token_ids
         if result.logprobs is not None:
+            self._step_logprobs = list(result.logprobs[: len(token_ids)])
             self.output.logprobs = self.output.logprobs or []
-            self.output.logprobs += result.logprobs[: len(taken)]
-        return taken, reason
+            self.output.logprobs += self._step_logprobs
+        return token_ids, reason
 
     def append_prompt_logprobs(self, logprobs: Sequence[Logprobs]) -> None:
-        """Adds the log-probabilities of the prompt's next tokens to the output."""
+        """Appends the log-probabilities of the prompt's next tokens."""
         assert self.request_output.prompt_logprobs is not None
         self.request_output.prompt_logprobs += logprobs
 
@@ -89,7 +91,7 @@ class OutputProcessor:
         return "stop" if self._text.add_token(token) else None
 
     def emit(self, token_ids: Sequence[int], reason: FinishReason | None) -> None:
-        """Sends the new tokens and their text, and why the answer ends, if it does."""
+        """Emits a stream output with the new tokens and, at the end, the finish reason."""
         metrics, now = self.request_output.metrics, time.perf_counter()
         if token_ids and metrics.first_token_time is None:
             metrics.first_token_time = now
@@ -99,7 +101,22 @@ class OutputProcessor:
             metrics.num_preemptions += self.request.num_preemptions
             if self.request_output.finished:
                 metrics.finished_time = now
-        text = self._text.take_text()
-        index, request_id = self.output.index, self.request_output.request_id
-        news = StreamOutput(request_id, index, text, tuple(token_ids), reason, self.request_output)
-        self._sink.append(news)
+                metrics.num_generation_tokens = len(self.output.token_ids)
+        is_first = 0 < len(token_ids) == len(self.output.token_ids)
+        request_output, output = self.request_output, self.output
+        self._sink.append(
+            StreamOutput(
+                request_output.request_id,
+                output.index,
+                self._text.take_text(),
+                tuple(token_ids),
+                reason,
+                request_output,
+                request_output.num_cached_tokens,
+                output.stop_reason,
+                self._step_logprobs if token_ids else None,
+                request_output.prompt_logprobs if is_first and output.index == 0 else None,
+                is_first,
+                metrics if request_output.finished else None,
+            )
+        )

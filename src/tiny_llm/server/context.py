@@ -1,4 +1,4 @@
-"""What every endpoint needs: the bridge to the engine, the prompts of its model, its defaults."""
+"""State shared by the endpoints: engine client, prompt renderer, defaults."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -17,15 +17,15 @@ from .settings import Settings
 
 @dataclass
 class AppState:
-    """The server, as its endpoints see it.
+    """The server's state, as `app.state.server`.
 
     Attributes:
-        settings: see there.
-        engine_client: to the engine.
-        defaults: of sampling.
-        created: when the server began, in seconds since 1970.
-        loaded_renderer: None while the model is being loaded.
-        prefix_warmup: expects what conversations will go on with.
+        settings: server settings.
+        engine_client: client of the engine thread.
+        defaults: default sampling parameters.
+        created: Unix time of the server's start.
+        loaded_renderer: None until the tokenizer has loaded.
+        prefix_warmup: precomputes likely next turns.
     """
 
     settings: Settings
@@ -40,10 +40,10 @@ class AppState:
 
     @property
     def prompts(self) -> PromptRenderer:
-        """Makes prompts.
+        """The prompt renderer.
 
         Raises:
-            ApiError: 503 while the model is being loaded, or if the server takes no requests.
+            ApiError: 503, the server is not ready.
         """
         self.engine_client.check_ready()
         assert self.loaded_renderer is not None
@@ -51,7 +51,7 @@ class AppState:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that a request may have, prompt and answer."""
+        """Maximum number of tokens of a prompt and its completion."""
         assert self.engine_client.engine_info is not None
         return self.engine_client.engine_info.max_seq_len
 
@@ -61,10 +61,10 @@ class AppState:
         params: SamplingParams,
         thinking_enabled: bool = False,
     ) -> RequestHandle:
-        """Puts prompts into the engine's queue.
+        """Submits prompts and waits until the engine has queued them.
 
         Raises:
-            ApiError: the bridge or the engine refuses them; nothing is computed then.
+            ApiError: a prompt was rejected; none is computed then.
         """
         handle = self.engine_client.submit(prompts, params, thinking_enabled)
         try:
@@ -75,15 +75,15 @@ class AppState:
         return handle
 
     def check_model(self, name: str | None) -> None:
-        """Refuses a model that is not served; no name means the one that is.
+        """Checks that a model is served; None selects the served model.
 
         Raises:
-            ApiError: 404.
+            ApiError: 404, it is not.
         """
         if name is not None and name != self.settings.model_name:
             raise ApiError(
                 404,
-                f"The model '{name[:100]}' does not exist here; this server has "
+                f"The model '{name[:100]}' does not exist; this server serves "
                 f"'{self.settings.model_name}'.",
                 "model",
                 "model_not_found",
@@ -91,6 +91,6 @@ class AppState:
 
 
 def get_app_state(request: Request) -> AppState:
-    """The server that got a request."""
-    found: AppState = request.app.state.server
-    return found
+    """Returns the state of the request's server."""
+    state: AppState = request.app.state.server
+    return state

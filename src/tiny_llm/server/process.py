@@ -1,8 +1,8 @@
-"""The process: a socket, the engine's thread, the event loop, and how they end.
+"""Server process: socket, event loop, engine thread, shutdown.
 
-SIGTERM or Ctrl-C: new requests get 503, those that run are finished, and the process exits with 0.
-A second signal ends it at once. If the engine's thread dies or a step hangs, requests end with an
-error, all stacks go to the log, and the process exits with 1.
+On SIGTERM or Ctrl-C, new requests get 503, running requests finish, and the process exits with 0. A
+second signal exits at once. If the engine thread dies or a step hangs, requests end with an error,
+all stacks are logged, and the process exits with 1.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,22 +44,21 @@ from .settings import Settings
 
 log = logging.getLogger("tiny_llm.server")
 
-POLL_INTERVAL = 0.1  # seconds between two looks at the engine
-DRAIN_TIMED_OUT = "The server is shutting down, and its time to finish is over."
+POLL_INTERVAL = 0.1  # seconds between watchdog checks
+DRAIN_TIMED_OUT = "The server is shutting down; the drain timeout has expired."
 
 
 class ServerProcess:
-    """Runs a server until it is told to stop.
+    """Runs a server until shutdown.
 
     Args:
-        settings: of the server.
-        folder: of the model.
-        load: makes the engine; called in the engine's thread.
-        sock: a socket that is bound; None where something else brings the requests, which
-            then calls `begin` instead of `run`.
+        settings: server settings.
+        folder: model folder, for the tokenizer and sampling defaults.
+        load: creates the engine; called in the engine thread.
+        sock: a bound socket; None for a replica, whose owner calls `start` instead of `run`.
 
     Attributes:
-        server: what endpoints see.
+        server: state shared with the endpoints.
     """
 
     def __init__(
@@ -88,24 +87,33 @@ class ServerProcess:
         self._uvicorn: uvicorn.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_signals = 0
-        self._resumed_at = 0.0  # when it last went on after a pause
+        self._resumed_at = 0.0  # time of the last SIGCONT, on the clock of `time.monotonic`
         self._status = 0
         self._event_log = None if settings.record is None else EventLogWriter(settings.record)
         defaults = default_sampling_params(folder, settings.generation_config)
         self.server = AppState(settings, self._engine_client, defaults)
 
     def run(self) -> NoReturn:
-        """Serves, and ends the process."""
+        """Serves until shutdown, then exits the process."""
         asyncio.run(self._run())
-        raise AssertionError("the process has not ended")
+        raise AssertionError("the process has not exited")
 
     def start(self) -> None:
-        """Starts the engine, and the tasks that watch it, in the event loop that runs."""
+        """Starts the engine thread and the background tasks on the running event loop."""
         self._coalescer.start()
         tokenizer = asyncio.get_running_loop().run_in_executor(None, self._open_tokenizer)
         self._engine.start()
-        self._spawn(self._wait_until_ready(tokenizer))
+        self._ready = self._spawn(self._wait_until_ready(tokenizer))
         self._spawn(self._run_watchdog())
+
+    async def ready(self) -> None:
+        """Waits until the server is ready, after `start`.
+
+        Raises:
+            ApiError: 503, the engine failed.
+        """
+        await self._ready
+        self._engine_client.check_ready()
 
     async def _run(self) -> None:
         assert self._socket is not None
@@ -113,7 +121,7 @@ class ServerProcess:
         config = uvicorn.Config(
             build_app(self.server),
             http=HttpProtocol,
-            proxy_headers=False,  # nothing here asks where a request came from
+            proxy_headers=False,  # client addresses are not used
             ws="none",
             log_level="warning",
             access_log=False,
@@ -135,17 +143,17 @@ class ServerProcess:
         if self._event_log is not None:
             self._event_log.close()
         self._command_queue.put(messages.Shutdown())
-        if not self._status:  # otherwise the engine's thread may never return
+        if not self._status:  # after a failure the thread may never return
             await asyncio.to_thread(self._engine.join, 10)
         self._exit()
 
     def _exit(self) -> NoReturn:
-        """Ends the process without taking the interpreter apart.
+        """Exits without finalizing the interpreter.
 
-        Before Python 3.13, a thread that was joined may still destroy what MLX keeps for it. That
-        needs the interpreter, and aborts the process if it is gone.
+        Before Python 3.13, a joined thread may still be destroying MLX's thread-local data, which
+        needs the interpreter and aborts the process during finalization.
         """
-        gc.collect()  # removes temporary files
+        gc.collect()  # runs finalizers of temporary files
         if not self._status:
             shutdown_default_group()
         if kernels.report_emulator_faults():
@@ -155,12 +163,9 @@ class ServerProcess:
         sys.stderr.flush()
         os._exit(self._status)
 
-    # ---------------------------------------------------------------- beginning
+    # ---------------------------------------------------------------- startup
 
     def _on_engine_message(self, message: messages.EngineMessage) -> None:
-        if isinstance(message, messages.EngineReady):
-            self._engine_client.engine_info = message
-            return  # `_wait_until_ready` waits for the tokenizer
         self._engine_client.handle_message(message)
         if isinstance(message, messages.EngineDead):
             self._spawn(self._fail_process())
@@ -170,34 +175,35 @@ class ServerProcess:
 
     async def _wait_until_ready(self, tokenizer: asyncio.Future[Any]) -> None:
         self.server.loaded_renderer = PromptRenderer(await tokenizer)
-        while self._engine_client.engine_info is None:
-            await asyncio.sleep(0.01)
-        self._engine_client.handle_message(self._engine_client.engine_info)
+        await self._engine_client.wait_until_loaded()
+        if self._engine_client.engine_info is None:  # the engine failed
+            return
+        self._lifecycle.transition(Phase.READY)
         if self._event_log is not None:
             self._event_log.begin(self._engine_client.engine_info.config)
             self._engine_client.subscribe(self._event_log.take)
         log.info("ready: the model is %s", self._settings.model_name)
 
-    # ---------------------------------------------------------------- the watchdog
+    # ---------------------------------------------------------------- watchdog
 
     async def _run_watchdog(self) -> None:
-        """Gives up when a step takes too long; a loop that hangs itself is ended by a timer."""
+        """Fails the process after an overlong step; a timer kills it if the loop hangs."""
         limit, armed = self._settings.watchdog, 0.0
         while True:
-            if time.monotonic() >= armed + 1:  # each time is a new thread
+            if time.monotonic() >= armed + 1:  # each call starts a new thread
                 armed = time.monotonic()
                 faulthandler.dump_traceback_later(limit + 30, exit=True)
-            began = self._engine.step_started_at
-            if began is not None and time.monotonic() - max(began, self._resumed_at) > limit:
+            started = self._engine.step_started_at
+            if started is not None and time.monotonic() - max(started, self._resumed_at) > limit:
                 self._engine_client.on_engine_dead(
-                    f"The engine has not finished a step for {limit:g} s."
+                    f"The engine has not finished a step within {limit:g} s."
                 )
                 await self._fail_process()
                 return
             await asyncio.sleep(POLL_INTERVAL)
 
     async def _fail_process(self) -> None:
-        """Ends the process with 1, when clients have had a moment to read why."""
+        """Exits with 1, after a grace period in which clients receive the error."""
         log.error("giving up: %s", self._lifecycle.reason)
         faulthandler.dump_traceback(all_threads=True)
         self._status = 1
@@ -205,51 +211,46 @@ class ServerProcess:
         self._request_exit()
 
     def _on_sigtstp(self) -> None:
-        """Ctrl-Z: while the process is stopped, the watchdog's time does not pass."""
+        """Ctrl-Z: suspends the process; the watchdog ignores the time until SIGCONT."""
         faulthandler.cancel_dump_traceback_later()
-        os.kill(os.getpid(), signal.SIGSTOP)  # returns when the process is continued
+        os.kill(os.getpid(), signal.SIGSTOP)  # returns on SIGCONT
         self._resumed_at = time.monotonic()
 
-    # ---------------------------------------------------------------- the end
+    # ---------------------------------------------------------------- shutdown
 
     def _on_signal(self) -> None:
         self._num_signals += 1
         if self._num_signals > 1:
-            log.warning("a second signal: stopping at once")
+            log.warning("second signal: exiting at once")
             os._exit(130)
-        log.info("stopping when %d requests are finished", len(self._engine_client.in_flight))
+        log.info("draining: %d requests in flight", len(self._engine_client.in_flight))
         self._lifecycle.transition(Phase.DRAINING)
         self._spawn(self._drain())
 
     async def _drain(self) -> None:
-        deadline = time.monotonic() + self._settings.drain_timeout
-        while not self._engine_client.is_idle and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+        await self._engine_client.wait_until_idle(self._settings.drain_timeout)
         self._engine_client.fail_all(ApiError(503, DRAIN_TIMED_OUT))
-        while (
-            self._engine_client.in_flight
-            and time.monotonic() < deadline + messages.SHUTDOWN_GRACE_SECONDS
-        ):
-            await asyncio.sleep(0.02)
+        await self._engine_client.wait_until_idle(messages.SHUTDOWN_GRACE_SECONDS)
         self._request_exit()
 
     def _request_exit(self) -> None:
         self._engine_client.shutting_down.set()
-        if self._uvicorn is None:  # what brings the requests sees that the process is gone
+        if self._uvicorn is None:  # a replica: its owner detects the exit
             os._exit(self._status)
         self._uvicorn.should_exit = True
 
-    def _spawn(self, work: Any) -> None:
-        """Runs a coroutine beside the server; asyncio itself keeps no reference to it."""
-        task = asyncio.ensure_future(work)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts a background task and keeps a reference to it, which asyncio does not."""
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 class _UvicornServer(uvicorn.Server):
-    """uvicorn, which leaves signals to `ServerProcess`."""
+    """uvicorn server without signal handlers; `ServerProcess` has its own."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Does nothing."""
+        """No-op."""
         yield

@@ -1,4 +1,4 @@
-"""What the flags of `serve` decide: limits, times, who may ask."""
+"""Server settings, from the flags of `serve`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,26 +7,28 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Settings:
-    """How the server behaves; the engine has arguments of its own.
+    """Server settings; the engine has its own arguments.
 
     Attributes:
-        model_name: as clients see it.
-        api_key: what clients must send; None lets everyone ask.
-        allowed_hosts: names by which clients may call the server if there is no key, besides
-            addresses and names without a dot; "*" for any.
-        cors_origins: web pages of other origins that may ask.
-        max_queue: answers that may wait beyond those that run; one more is refused with 429.
-        max_body_bytes: size of a request's body.
-        request_timeout: seconds from a request's arrival to its end; None for no limit.
-        drain_timeout: seconds that running requests get after SIGTERM.
-        watchdog: seconds that a step may take before the process is given up.
-        generation_config: "auto" takes defaults of sampling from the model's
-            `generation_config.json`, "vllm" takes vLLM's own.
-        record: a file in which everything that the engine does is written; None for none.
-        prefix_warmup: whether a conversation's next turn is computed ahead, as far as it is known.
-        keep_alive: seconds without an event after which a stream sends a comment.
-        max_queued_outputs: pieces of answers that wait for a slow reader, at most.
-        slow_reader_timeout: how long that buffer may be full before the reader is dropped.
+        model_name: the model's name in the API.
+        api_key: required API key; None for no authentication.
+        allowed_hosts: host names allowed without a key, besides addresses and names without a dot;
+            "*" for any.
+        cors_origins: allowed CORS origins.
+        max_queue: maximum number of waiting completions; beyond it, requests get 429. The server's
+            own limit: it leaves `LLM(max_queue=…)` unset.
+        max_body_bytes: maximum size of a request body.
+        request_timeout: maximum seconds from arrival to completion, enforced by the engine between
+            steps; None for no limit.
+        drain_timeout: seconds for running requests to finish after SIGTERM.
+        watchdog: maximum seconds of a step; beyond it, the process exits.
+        generation_config: "auto" reads sampling defaults from the model's
+            `generation_config.json`, "vllm" uses vLLM's.
+        record: event log file; None for no log.
+        prefix_warmup: whether to precompute the known prefix of a conversation's next turn.
+        keep_alive: seconds of silence after which a stream sends a comment.
+        max_queued_outputs: maximum number of queued outputs per completion.
+        slow_reader_timeout: seconds for which that queue may be full before the client is dropped.
     """
 
     model_name: str = "demo"

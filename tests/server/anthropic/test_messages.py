@@ -252,7 +252,7 @@ def test_there_is_a_server(server):
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "'x' cannot be required"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "content[0] is of the type 'image'; this model reads texts only",
+            "content[0] is of the type 'image'; this model accepts text only",
         ),
         (
             {
@@ -263,7 +263,7 @@ def test_there_is_a_server(server):
                     }
                 ]
             },
-            "content[0].source is of the type 'base64'; this model reads texts only",
+            "content[0].source is of the type 'base64'; this model accepts text only",
         ),
     ],
 )

@@ -9,6 +9,7 @@ from tests.server import conftest  # noqa: F401  (skips where the libraries are 
 from tiny_llm.engine.inputs.sampling_params import SamplingParams
 from tiny_llm.engine.inputs.structured_outputs import StructuredOutputs
 from tiny_llm.engine.llm import LLM
+from tiny_llm.engine.scheduling.outputs import StreamOutput
 from tiny_llm.errors import UserError
 from tiny_llm.server.engine_client import messages
 from tiny_llm.server.engine_client.engine_thread import EngineThread
@@ -70,11 +71,11 @@ def running():
 def test_others_are_answered_meanwhile(running):
     running.submit("formed", FORMED)
     running.submit("plain", PLAIN)
-    while running.until(messages.OutputDelta, "plain").finish_reason is None:
+    while running.until(StreamOutput, "plain").finish_reason is None:
         pass
     running.go.set()
     running.until(messages.RequestAccepted, "formed")
-    while running.until(messages.OutputDelta, "formed").finish_reason is None:
+    while running.until(StreamOutput, "formed").finish_reason is None:
         pass
 
 
@@ -104,7 +105,7 @@ def test_free_memory_is_given_back_when_there_is_nothing_to_do(monkeypatch, runn
     monkeypatch.setattr("tiny_llm.models.memory.TRIM_INTERVAL", 2)
     monkeypatch.setattr("tiny_llm.models.memory.trim_heap", given.set)
     running.submit("one", PLAIN)
-    while running.until(messages.OutputDelta, "one").finish_reason is None:
+    while running.until(StreamOutput, "one").finish_reason is None:
         pass
     running.submit("two", PLAIN)
     running.until(messages.RequestAccepted, "two")

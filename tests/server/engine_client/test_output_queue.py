@@ -8,12 +8,12 @@ import pytest
 
 from tests.server.protocol.test_disconnect import LONG
 from tests.server.running_server import RunningServer, eventually
-from tiny_llm.server.engine_client.messages import OutputDelta
+from tiny_llm.engine.scheduling.outputs import StreamOutput
 from tiny_llm.server.engine_client.output_queue import OutputQueue
 
 
 def output(text, index=0):
-    return OutputDelta("1", index, text, (len(text),), None, 0, None, None, None)
+    return StreamOutput("1", index, text, (len(text),), None, None)
 
 
 def test_a_full_mailbox_joins_pieces_and_loses_nothing():

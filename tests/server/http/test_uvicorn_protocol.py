@@ -63,7 +63,7 @@ def test_half_of_a_character_takes_the_long_way_and_is_refused_with_the_reason(s
 
 @pytest.mark.parametrize(
     ("body", "told"),
-    [(b'{"prompt": "a", "nothing": 1}', b"nothing is not a field"), (b"{", b"is not JSON")],
+    [(b'{"prompt": "a", "nothing": 1}', b"nothing is not a field"), (b"{", b"is not valid JSON")],
 )
 def test_what_is_not_valid_is_told_as_everywhere(server, body, told):
     answer = exchange(server, post(body))

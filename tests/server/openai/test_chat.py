@@ -181,13 +181,13 @@ def test_parts_of_a_content_and_a_system_message(client):
             "contradict each other",
         ),
         ({"n": 2, "temperature": 0}, "n must be 1 at temperature 0.0, got 2"),
-        ({"n": 1000}, "this server takes at most"),
+        ({"n": 1000}, "this server accepts at most"),
         ({"logit_bias": {"4096": 1}}, "logit_bias has the token 4096"),
-        ({"logit_bias": {"Paris": 1}}, "logit_bias has the token 'Paris'"),
+        ({"logit_bias": {"Paris": 1}}, "logit_bias keys must be token ids, got 'Paris'"),
         ({"messages": [{"role": "user"}]}, "messages[0] has no content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0] is of the type 'image_url'; this model reads texts only",
+            "messages[0].content[0] is of the type 'image_url'; this model accepts text only",
         ),
         (
             {"messages": [{"role": "user", "content": "word " * 3000}]},
@@ -218,7 +218,7 @@ def test_errors_are_json_whatever_is_sent(server: RunningServer):
 
 
 def test_a_model_that_is_not_served(client):
-    with pytest.raises(openai.NotFoundError, match="this server has 'demo'"):
+    with pytest.raises(openai.NotFoundError, match="this server serves 'demo'"):
         client.chat.completions.create(**{**PLAIN, "model": "gpt-4"})
 
 
@@ -293,7 +293,7 @@ def test_a_schema_that_cannot_be_kept_is_refused_only_if_a_call_is_demanded(serv
     body = {**PLAIN, "tools": [tool]}
     answer = server.post("/v1/chat/completions", body).json()
     assert "Paris" in answer["choices"][0]["message"]["content"]
-    server.wait_for("tool calls are not kept to their schemas: the grammar is rejected")
+    server.wait_for("tool calls are not constrained to their schemas: the grammar is rejected")
     refused = server.post("/v1/chat/completions", {**body, "tool_choice": "required"})
     assert refused.status_code == 400
 

@@ -53,4 +53,4 @@ def test_another_content_type_is_refused_with_its_name(server):
     headers = {"content-type": "text/plain"}
     refused = server.post("/v1/messages", {"max_tokens": 1, "messages": ASK}, headers=headers)
     assert refused.status_code == 415
-    assert "'text/plain'; it must be application/json" in refused.json()["error"]["message"]
+    assert "must be application/json, got 'text/plain'" in refused.json()["error"]["message"]

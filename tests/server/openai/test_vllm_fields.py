@@ -175,11 +175,11 @@ def test_a_chat_into_tokens(server: RunningServer, client):
 @pytest.mark.parametrize(
     ("field", "reason"),
     [
-        ("guided_json", "it is an old name; use structured_outputs"),
-        ("use_beam_search", "answers are sampled"),
-        ("truncate_prompt_tokens", "prompts are not cut"),
-        ("verbosity", "may be 'medium', and not 'low': the model does not know it"),
-        ("service_tier", "all requests are served alike"),
+        ("guided_json", "it is deprecated; use structured_outputs"),
+        ("use_beam_search", "completions are sampled"),
+        ("truncate_prompt_tokens", "prompts are not truncated"),
+        ("verbosity", "must be 'medium', got 'low': the model has no such setting"),
+        ("service_tier", "this server has a single service tier"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_with_the_reason(client, field, reason):

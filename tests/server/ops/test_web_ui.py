@@ -93,4 +93,4 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path, caplog):
     recording.take(StepReport((), EngineStats(), (event,)))
     recording.close()
     assert not (tmp_path / "run.json").exists()
-    assert "the recording ends" in caplog.text
+    assert "event log stopped" in caplog.text

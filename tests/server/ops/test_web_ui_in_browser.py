@@ -206,4 +206,4 @@ def test_the_endpoints_are_listed_and_can_be_tried(server, open_page, scheme):
     tokenize.locator("summary").first.click()
     tokenize.get_by_label("Body of the request").fill("{")
     tokenize.get_by_role("button", name="Send").click()
-    playwright.expect(tokenize.get_by_role("status")).to_contain_text("The body is not JSON.")
+    playwright.expect(tokenize.get_by_role("status")).to_contain_text("The body is not valid JSON.")

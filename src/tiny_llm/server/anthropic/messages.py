@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ...engine.scheduling.outputs import StreamOutput
 from ..context import AppState, get_app_state
 from ..engine_client.client import RequestHandle
-from ..engine_client.messages import OutputDelta
 from ..http.errors import ApiError, JsonResponse
 from ..http.openapi import ANTHROPIC_ERROR_RESPONSES, streaming_responses
 from ..protocol.output import ParsedOutput
@@ -22,7 +22,7 @@ from ..protocol.output_parser import (
 )
 from ..protocol.prompts import ChatPrompt
 from ..protocol.sampling import make_sampling_params
-from ..protocol.streaming import EventSourceResponse, full_response, sse_event
+from ..protocol.streaming import EventSourceResponse, error_event, full_response, sse_event
 from .messages_schema import CountTokensRequest, MessagesRequest
 
 PATH = "/v1/messages"
@@ -73,11 +73,6 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> dict[str, 
     return {"input_tokens": len(prompt.token_ids)}
 
 
-def stream_error(error: ApiError) -> bytes:
-    """The end of a stream that failed."""
-    return sse_event(error.body(PATH), "error")
-
-
 def _render_prompt(server: AppState, body: CountTokensRequest) -> ChatPrompt:
     tools = body.openai_tools() if body.uses_tools else None
     variables = {"enable_thinking": body.wants_thinking}
@@ -122,7 +117,7 @@ class MessageSerializer:
     async def full_response(self) -> Response:
         """The answer when it is finished."""
         async for outputs in self._handle.stream_outputs():
-            for _, output in outputs:
+            for output in outputs:
                 for part in self._output.take(output):
                     self._add(part)
         self._finish()
@@ -146,7 +141,7 @@ class MessageSerializer:
         }
         return _event({"type": "message_start", "message": message})
 
-    def delta_events(self, _: int, output: OutputDelta) -> bytes:
+    def delta_events(self, output: StreamOutput) -> bytes:
         """See `Reply`."""
         events = []
         for part in self._output.take(output):
@@ -167,7 +162,7 @@ class MessageSerializer:
 
     def error_events(self, error: ApiError) -> bytes:
         """See `Reply`."""
-        return stream_error(error)
+        return error_event(PATH, error)
 
     def _finish(self) -> bytes:
         """Ends the answer. One that says nothing has an empty text: many clients read a block."""

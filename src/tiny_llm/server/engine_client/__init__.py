@@ -1,4 +1,4 @@
-"""The engine thread and the event loop's client for it.
+"""Engine thread, and its client on the event loop.
 
 Must not know about HTTP.
 

@@ -1,11 +1,10 @@
-"""When the event loop looks at the engine's news, and when readers of answers are woken.
+"""Output coalescing between the engine thread and the event loop.
 
-To wake the loop, and to write to a socket, costs more than the token that is told. A small model's
-step takes a few milliseconds, and a screen shows nothing sooner than after sixteen. So only what is
-urgent wakes the loop: the first token of an answer, an end, an error, and any news if the last are
-old. What comes in between waits until the loop looks again, some milliseconds later, and goes to
-all readers then. The more streams there are, the longer it waits: two milliseconds for each, so
-that there are at most 500 writes a second, until that is more than people would take for smooth.
+Waking the event loop and writing to a socket cost more than the token that is delivered. A small
+model's step takes a few milliseconds, and a display refreshes every sixteen. Therefore only urgent
+messages wake the loop at once: a completion's first token, its end, an error, and any message after
+a pause. All others are delivered together at the next flush. The delay grows by 2 ms per stream,
+which bounds writes at 500 a second, up to `MAX_DELAY`, beyond which streams stop looking smooth.
 """
 
 import asyncio
@@ -18,57 +17,57 @@ from .messages import EngineMessage, StepReport
 
 WakeCallback = Callable[[], None]
 
-MIN_DELAY, MAX_DELAY = 0.01, 0.03  # seconds between two looks: seen by nobody, and by few
-DELAY_PER_STREAM = 0.002  # seconds for each stream that is open
+MIN_DELAY, MAX_DELAY = 0.01, 0.03  # seconds between flushes
+DELAY_PER_STREAM = 0.002  # seconds per open stream
 
 
-def coalescing_delay(streams: int) -> float:
-    """How long news wait for others at most, if they come faster than that."""
-    return min(MAX_DELAY, max(MIN_DELAY, DELAY_PER_STREAM * streams))
+def coalescing_delay(num_streams: int) -> float:
+    """Maximum delay for coalescing output, in seconds."""
+    return min(MAX_DELAY, max(MIN_DELAY, DELAY_PER_STREAM * num_streams))
 
 
 class Coalescer:
-    """Brings news from the engine's thread to the event loop.
+    """Delivers the engine thread's messages to the event loop.
 
     Args:
-        take: is called on the loop with each message, in order.
-        delay: the seconds between two looks.
+        handle_message: called on the loop with each message, in order.
+        delay: returns the seconds until the next flush.
     """
 
-    def __init__(self, take: Callable[[EngineMessage], None], delay: Callable[[], float]):
-        self._take = take
+    def __init__(self, handle_message: Callable[[EngineMessage], None], delay: Callable[[], float]):
+        self._handle_message = handle_message
         self._delay = delay
         self._loop: asyncio.AbstractEventLoop | None = None
         self._messages: deque[EngineMessage] = deque()
         self._pending_wakes: list[WakeCallback] = []
-        self._next_flush = 0.0  # when the loop looks, if that is to come
+        self._next_flush = 0.0  # time of the scheduled flush; in the past if none is scheduled
 
     def start(self) -> None:
-        """Works for the event loop that runs."""
+        """Attaches to the running event loop."""
         self._loop = asyncio.get_running_loop()
 
     def post(self, message: EngineMessage) -> None:
-        """Called in the engine's thread: takes news, and wakes the loop if they are not to wait."""
+        """Queues a message; called in the engine thread. Wakes the loop if it cannot wait."""
         assert self._loop is not None
-        self._messages.append(message)  # before the look at the clock: the loop reads them after it
+        self._messages.append(message)  # before reading the clock, as `_flush` reads it first
         can_wait = isinstance(message, StepReport) and not message.is_urgent
         if not can_wait or time.monotonic() >= self._next_flush:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process exits
                 self._loop.call_soon_threadsafe(self._flush)
 
     def schedule_wake(self, wake: WakeCallback) -> None:
-        """Calls a function at the end of a look for which the time had come; it must not raise."""
+        """Calls `wake` at the end of the next scheduled flush; it must not raise."""
         self._pending_wakes.append(wake)
 
     def _flush(self) -> None:
-        """Hands on what there is. Readers that wait, too, are woken if it is time."""
+        """Delivers queued messages; if a flush is due, also wakes waiting readers."""
         now = time.monotonic()
-        is_time = now >= self._next_flush
-        is_news = bool(self._messages)
+        is_due = now >= self._next_flush
+        has_messages = bool(self._messages)
         while self._messages:
-            self._take(self._messages.popleft())
-        if not is_time or not (is_news or self._pending_wakes):
-            return  # in the first case, a timer is set already
+            self._handle_message(self._messages.popleft())
+        if not is_due or not (has_messages or self._pending_wakes):
+            return  # if not due, a timer is already set
         pending_wakes, self._pending_wakes = self._pending_wakes, []
         for wake in pending_wakes:
             wake()

@@ -1,10 +1,10 @@
-"""Whether the server can answer: loading, ready, draining, or broken, and why."""
+"""Server phase: loading, ready, draining, broken."""
 
 from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """loading → ready → draining; broken from any of them, and for ever."""
+    """loading → ready → draining; any → broken, which is final."""
 
     LOADING = "loading"
     READY = "ready"
@@ -13,14 +13,14 @@ class Phase(StrEnum):
 
 
 PHASE_MESSAGES = {
-    Phase.LOADING: "The model is being loaded; try again in a moment.",
+    Phase.LOADING: "The model is loading; retry in a moment.",
     Phase.READY: "The server is ready.",
-    Phase.DRAINING: "The server is shutting down and takes no new requests.",
+    Phase.DRAINING: "The server is shutting down and accepts no new requests.",
 }
 
 
 class Lifecycle:
-    """The phase of the server, and the sentence that `/ready` gives for it."""
+    """The server's phase, with the reason that `/ready` reports."""
 
     def __init__(self) -> None:
         self.phase = Phase.LOADING
@@ -28,11 +28,11 @@ class Lifecycle:
 
     @property
     def is_ready(self) -> bool:
-        """Whether new requests are taken."""
+        """Whether new requests are accepted."""
         return self.phase is Phase.READY
 
     def transition(self, phase: Phase, reason: str | None = None) -> None:
-        """Goes on to a phase; what is broken stays broken, and what drains does not get ready."""
+        """Changes the phase; a no-op from broken, and from draining to ready."""
         if self.phase is Phase.BROKEN or (self.phase is Phase.DRAINING and phase is Phase.READY):
             return
         self.phase = phase

@@ -1,70 +1,71 @@
-"""What the event loop and the engine's thread say to each other.
+"""Messages between the event loop and the engine thread.
 
-Plain data only: either side could be another process. The event loop sends `AddRequest`,
-`AbortRequest`,
-`Precompute`, `EnableEvents`, `SnapshotRequest` and `Shutdown`; the engine's thread sends
-`EngineReady` once, then a
-`StepReport` after each step, and `EngineDead` if it ends against its will.
+Plain data, treated as immutable. The event loop sends `EngineCommand`s. The engine thread sends
+`EngineReady` once, a `StepReport` after each step, and `EngineDead` on failure. Outputs are the
+engine's own `StreamOutput`; the event loop must not read their `request_output`, which the engine
+thread updates.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...engine.inputs.sampling_params import SamplingParams
-from ...engine.scheduling.request import FinishReason
+from ...engine.scheduling.outputs import StreamOutput
 
-SHUTDOWN_GRACE_SECONDS = 1.0  # seconds for errors to reach the clients of a process that gives up
+SHUTDOWN_GRACE_SECONDS = 1.0  # time for errors to reach clients before a failed process exits
 
 # ---------------------------------------------------------------- to the engine
 
 
 @dataclass(frozen=True)
 class AddRequest:
-    """Answer a prompt.
+    """Adds a request for one prompt.
 
     Attributes:
-        request_id: unique for the life of the process.
+        request_id: unique within the process.
         token_ids: the prompt.
-        params: how to answer.
-        thinking_enabled: whether an answer that must have a form may begin with thoughts.
+        params: sampling parameters.
+        thinking_enabled: whether a structured output may begin with reasoning.
+        deadline: end of the request, on the clock of `time.monotonic`; None for no timeout.
     """
 
     request_id: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     params: SamplingParams
     thinking_enabled: bool = False
+    deadline: float | None = None
 
 
 @dataclass(frozen=True)
 class AbortRequest:
-    """Stop answering a prompt, and free its memory; no effect if it has ended."""
+    """Aborts a request and releases its pages; a no-op if it has ended."""
 
     request_id: str
 
 
 @dataclass(frozen=True)
 class Precompute:
-    """A prompt is likely to begin like this: compute it while there is nothing else to do."""
+    """Computes a likely prompt prefix while the engine is idle."""
 
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
 
 
 @dataclass(frozen=True)
 class EnableEvents:
-    """Whether step reports shall contain the engine's events, and snapshots now and then."""
+    """Turns events and periodic snapshots in step reports on or off."""
 
     enabled: bool
 
 
 @dataclass(frozen=True)
 class SnapshotRequest:
-    """The next step report shall contain a snapshot."""
+    """Requests a snapshot in the next step report."""
 
 
 @dataclass(frozen=True)
 class Shutdown:
-    """End the thread."""
+    """Ends the engine thread."""
 
 
 EngineCommand = AddRequest | AbortRequest | Precompute | EnableEvents | SnapshotRequest | Shutdown
@@ -74,13 +75,14 @@ EngineCommand = AddRequest | AbortRequest | Precompute | EnableEvents | Snapshot
 
 @dataclass(frozen=True)
 class EngineReady:
-    """The model is there.
+    """Sent once the model has loaded.
 
     Attributes:
-        vocab_size: token ids are below it.
-        max_seq_len: tokens of prompt and answer that a request may have: the context, or all pages.
-        max_num_seqs: requests that run at the same time.
-        config: the engine's configuration, for people.
+        vocab_size: upper bound of token ids, exclusive.
+        max_seq_len: maximum tokens of a prompt and a completion: the model's context, or the
+            capacity of all pages.
+        max_num_seqs: maximum number of running requests.
+        config: the engine's configuration, for display.
     """
 
     vocab_size: int
@@ -91,7 +93,7 @@ class EngineReady:
 
 @dataclass(frozen=True)
 class RequestRejected:
-    """A prompt was not accepted; `reason` is a sentence for the client."""
+    """The engine rejected a prompt; `reason` is a sentence for the client."""
 
     request_id: str
     reason: str
@@ -99,67 +101,14 @@ class RequestRejected:
 
 @dataclass(frozen=True)
 class RequestAccepted:
-    """A prompt is in the engine's queue."""
+    """The engine queued a prompt."""
 
     request_id: str
-
-
-@dataclass(frozen=True)
-class FinishedRequestStats:
-    """When things happened to a request, in seconds since it arrived at the engine.
-
-    Attributes:
-        queued_time: until a step first computed some of it; None if none did.
-        first_token_latency: until its first token; None if there was none.
-        e2e_latency: until its end.
-        num_generation_tokens: of the answer that ended last.
-    """
-
-    queued_time: float | None
-    first_token_latency: float | None
-    e2e_latency: float
-    num_generation_tokens: int
-
-
-@dataclass(slots=True)  # not frozen: there is one for each token, and it is made five times as fast
-class OutputDelta:
-    """What a step added to one answer. Nobody changes it.
-
-    Attributes:
-        request_id, index: which prompt, and which of its `n` answers.
-        text: new text.
-        token_ids: new tokens.
-        logprobs: for each new token, log-probabilities by token id; None if not asked for.
-        cached_tokens: tokens of the prompt that were found in the prefix cache.
-        finish_reason: None until the answer ends.
-        stop_reason: the token or string that stopped it, besides the model's own end tokens.
-        finished_stats: with the last piece of a prompt's last answer.
-        prompt_logprobs: for each token of the prompt, what `logprobs` has, and None for the first;
-            with the first tokens of answer 0, if asked for.
-        is_first: whether the answer begins with it.
-    """
-
-    request_id: str
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[Mapping[int, float], ...] | None
-    cached_tokens: int
-    finish_reason: FinishReason | None
-    stop_reason: int | str | None
-    finished_stats: FinishedRequestStats | None
-    prompt_logprobs: tuple[Mapping[int, float] | None, ...] | None = None
-    is_first: bool = False
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether a client waits for it more than for another one."""
-        return self.is_first or self.finish_reason is not None
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The engine's state in numbers; totals count from its beginning."""
+    """Engine gauges, and totals since start."""
 
     running: int = 0
     waiting: int = 0
@@ -175,31 +124,32 @@ class EngineStats:
 
 @dataclass(frozen=True)
 class StepReport:
-    """Everything that happened in a step, in order.
+    """Result of one step.
 
     Attributes:
-        updates: outcomes of requests.
-        stats: the state after it.
-        events: of the engine, as JSON has them; empty unless they are watched.
-        snapshot: who has what after the step (`engine/scheduling/snapshot.py`), if it is looked at.
+        updates: request updates, in order.
+        stats: the engine's state after the step.
+        events: engine events as JSON objects; empty without subscribers.
+        snapshot: request and page state after the step (`engine/scheduling/snapshot.py`), if
+            requested.
     """
 
-    updates: tuple[RequestAccepted | RequestRejected | OutputDelta, ...]
+    updates: tuple[RequestAccepted | RequestRejected | StreamOutput, ...]
     stats: EngineStats
     events: tuple[Mapping[str, Any], ...] = ()
     snapshot: Mapping[str, Any] | None = None
 
     @property
     def is_urgent(self) -> bool:
-        """Whether it is more than tokens between the first and the last."""
+        """Whether it contains anything besides mid-stream tokens."""
         if self.events or self.snapshot is not None:
             return True
-        return any(not isinstance(item, OutputDelta) or item.is_urgent for item in self.updates)
+        return any(not isinstance(item, StreamOutput) or item.is_urgent for item in self.updates)
 
 
 @dataclass(frozen=True)
 class EngineDead:
-    """The thread has ended: `reason` says why, for the log and `/ready`."""
+    """The engine thread has failed; `reason` goes to the log and to `/ready`."""
 
     reason: str
 

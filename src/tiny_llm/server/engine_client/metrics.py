@@ -1,4 +1,4 @@
-"""What `/metrics` tells: counts and times, with vLLM's names (`vllm:` is `tiny_llm:`)."""
+"""Prometheus metrics, with vLLM's names (`tiny_llm:` for `vllm:`)."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from .messages import EngineStats, OutputDelta
+from ...engine.scheduling.outputs import StreamOutput
+from .messages import EngineStats
 
 LATENCY_BUCKETS = (
     0.001,
@@ -29,10 +30,10 @@ LATENCY_BUCKETS = (
 
 
 class Metrics:
-    """Counts what the engine reports; each server has its own.
+    """Metrics of one server, in a registry of their own.
 
     Args:
-        model: its name, which every number is labelled with.
+        model: value of the `model_name` label.
     """
 
     def __init__(self, model: str):
@@ -41,7 +42,7 @@ class Metrics:
         self._stats = EngineStats()
         self._num_generated = 0
         self._finished = Counter(
-            "tiny_llm:request_success",  # the library adds `_e2e_latency`
+            "tiny_llm:request_success",  # the library appends `_total`
             "Finished requests by reason.",
             ["model_name", "finished_reason"],
             registry=self._registry,
@@ -56,33 +57,32 @@ class Metrics:
         )
         self._registry.register(self)
 
-    def observe_output(self, output: OutputDelta) -> None:
-        """Counts a piece of an answer."""
+    def observe_output(self, output: StreamOutput) -> None:
+        """Records an output."""
         self._num_generated += len(output.token_ids)
         if output.finish_reason is None:
             return
         self._finished.labels(self._model, output.finish_reason).inc()
-        finished_stats = output.finished_stats
-        if finished_stats is None:
+        metrics = output.metrics
+        if metrics is None or metrics.e2e_seconds is None:
             return
-        self._e2e_latency.observe(finished_stats.e2e_latency)
-        if finished_stats.queued_time is not None:
-            self._queue_time.observe(finished_stats.queued_time)
-        if finished_stats.first_token_latency is not None:
-            self._ttft.observe(finished_stats.first_token_latency)
-            if finished_stats.num_generation_tokens > 1:
-                self._time_per_output_token.observe(
-                    (finished_stats.e2e_latency - finished_stats.first_token_latency)
-                    / (finished_stats.num_generation_tokens - 1)
-                )
+        self._e2e_latency.observe(metrics.e2e_seconds)
+        if metrics.queue_seconds is not None:
+            self._queue_time.observe(metrics.queue_seconds)
+        if metrics.ttft is not None:
+            self._ttft.observe(metrics.ttft)
+            num_later_tokens = metrics.num_generation_tokens - 1
+            if num_later_tokens > 0:
+                decode_seconds = metrics.e2e_seconds - metrics.ttft
+                self._time_per_output_token.observe(decode_seconds / num_later_tokens)
 
     def render(self, stats: EngineStats) -> bytes:
-        """The text of `/metrics`."""
+        """Renders the body of `/metrics`."""
         self._stats = stats
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """The engine's own numbers, for the registry."""
+        """Yields the engine's stats; called by the registry."""
         stats = self._stats
         used = 1 - stats.free_pages / stats.pages if stats.pages else 0.0
         for name, text, number in (

@@ -1,11 +1,11 @@
-"""A client's buffer: pieces of answers that the engine has made and the client has not read.
+"""Bounded per-client queue of generated output awaiting delivery.
 
-The reader is woken at once for the first piece of an answer, for an end and for an error; pieces in
-between are read together when they come quickly (`coalescer.py`).
+Urgent outputs (a completion's first token, its end, an error) wake the reader at once; the others
+are coalesced (`coalescer.py`).
 
-The engine never waits for a reader. When the buffer is full, new text is joined to the last piece
-of the same answer, so that nothing is lost and the number of pieces stays bounded; a reader that
-leaves it full for too long is dropped.
+The engine never blocks on a reader. When the queue is full, new output is merged into the last
+queued output of the same completion: nothing is lost and the length stays bounded. A reader that
+leaves the queue full for too long is dropped.
 """
 
 import asyncio
@@ -14,24 +14,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from ...engine.scheduling.outputs import StreamOutput
 from ..http.errors import ApiError
 from .coalescer import WakeCallback
-from .messages import OutputDelta
 
-QueueItem = OutputDelta | ApiError
+QueueItem = StreamOutput | ApiError
 
 
 class OutputQueue:
-    """Pieces on their way to one client; used by the event loop alone.
+    """Outputs for one client; used on the event loop only, with a single reader.
 
     Args:
-        limit: pieces that wait, at most, for each answer of the request.
-        stall_timeout: seconds for which it may be full.
-        schedule_wake: calls a function when pieces that are not urgent have waited long enough.
-        clock: the time in seconds.
-
-    Attributes:
-        is_stalled: whether it has been full for longer than that.
+        limit: maximum number of outputs; then outputs are merged.
+        stall_timeout: seconds for which the queue may stay full.
+        schedule_wake: `Coalescer.schedule_wake`, for outputs that are not urgent.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -46,20 +43,20 @@ class OutputQueue:
         self._wake_later = schedule_wake
         self._clock = clock
         self._items: deque[QueueItem] = deque()
-        self._waiter: asyncio.Future[None] | None = None  # for the next item
+        self._waiter: asyncio.Future[None] | None = None  # the reader
         self._full_since: float | None = None
-        self._wake_scheduled = False  # whether the reader will be woken later
+        self._wake_scheduled = False  # whether a delayed wake is pending
 
     def put(self, item: QueueItem) -> None:
-        """Adds a piece, or the error that ends everything."""
-        if isinstance(item, OutputDelta) and len(self._items) >= self._limit:
+        """Adds an output, or the error that ends the request."""
+        if isinstance(item, StreamOutput) and len(self._items) >= self._limit:
             self._full_since = self._full_since or self._clock()
             if self._merge(item):
                 return
         self._items.append(item)
         if self._waiter is None:
             return
-        if not isinstance(item, OutputDelta) or item.is_urgent:
+        if not isinstance(item, StreamOutput) or item.is_urgent:
             self._wake()
         elif not self._wake_scheduled:
             self._wake_scheduled = True
@@ -67,13 +64,13 @@ class OutputQueue:
 
     @property
     def is_stalled(self) -> bool:
-        """See the class."""
+        """Whether the queue has been full for longer than `stall_timeout`."""
         return (
             self._full_since is not None and self._clock() - self._full_since > self._stall_timeout
         )
 
     async def get(self) -> list[QueueItem]:
-        """All pieces that are there, and the error, if it has come; waits for one. One reader."""
+        """Waits for at least one item; returns and removes all."""
         if not self._items:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -88,20 +85,20 @@ class OutputQueue:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _merge(self, new: OutputDelta) -> bool:
-        """Joins a piece to the last of the same answer; False if there is none."""
-        for place in range(len(self._items) - 1, -1, -1):
-            old = self._items[place]
-            if isinstance(old, OutputDelta) and (old.request_id, old.index) == (
+    def _merge(self, new: StreamOutput) -> bool:
+        """Merges an output into the last queued one of its completion; False if none."""
+        for position in range(len(self._items) - 1, -1, -1):
+            old = self._items[position]
+            if isinstance(old, StreamOutput) and (old.request_id, old.index) == (
                 new.request_id,
                 new.index,
             ):
-                logprobs = None if new.logprobs is None else (old.logprobs or ()) + new.logprobs
-                self._items[place] = dataclasses.replace(
+                logprobs = (old.logprobs or []) + (new.logprobs or [])
+                self._items[position] = dataclasses.replace(
                     new,
                     text=old.text + new.text,
                     token_ids=old.token_ids + new.token_ids,
-                    logprobs=logprobs,
+                    logprobs=logprobs or None,
                     prompt_logprobs=old.prompt_logprobs or new.prompt_logprobs,
                     is_first=old.is_first,
                 )

@@ -2,6 +2,5 @@
 
 Must not know about prompts or the engine.
 
-Reading order: uvicorn_protocol, middleware, errors, validation, unsupported, openapi,
-fast_path.
+Reading order: uvicorn_protocol, middleware, errors, validation, unsupported, openapi.
 """

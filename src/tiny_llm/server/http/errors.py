@@ -1,6 +1,6 @@
-"""Errors as clients see them: one sentence, in the form of the protocol that was spoken.
+"""Error responses in the format of each protocol.
 
-What a client did wrong is told; what went wrong inside is in the log, and not in an answer.
+Client errors are explained in one sentence. Details of internal errors go to the log only.
 """
 
 import json
@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 log = logging.getLogger("tiny_llm.server")
 
-# The `type` of an error, by HTTP status: OpenAI's, and Anthropic's.
+# Error `type` by HTTP status: OpenAI's, Anthropic's.
 ERROR_TYPES = {
     400: ("invalid_request_error", "invalid_request_error"),
     401: ("authentication_error", "authentication_error"),
@@ -33,15 +33,15 @@ INTERNAL_ERROR = "The server failed while it answered; its log says why."
 
 
 class ApiError(Exception):
-    """An answer that is an error.
+    """An error response.
 
     Args:
-        status: of HTTP, one of `ERROR_TYPES`.
+        status: HTTP status, a key of `ERROR_TYPES`.
         message: one sentence.
-        param: the field that it is about.
-        code: a short name of it, for programs.
-        headers: of the answer.
-        details: that the message tells, for programs, by their names.
+        param: the invalid field.
+        code: machine-readable error code.
+        headers: response headers.
+        details: numbers from the message, by field name.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class ApiError(Exception):
         self.details = dict(details or {})
 
     def body(self, path: str, request_id: str | None = None) -> dict[str, Any]:
-        """The error as the protocol of a path has it; Anthropic's has the request's id, too."""
+        """Error object in the protocol of `path`; Anthropic's includes the request id."""
         openai_type, anthropic_type = ERROR_TYPES.get(self.status, ERROR_TYPES[500])
         if path.startswith(ANTHROPIC_PATHS):
-            told: dict[str, Any] = {"type": anthropic_type, "message": self.message}
+            fields: dict[str, Any] = {"type": anthropic_type, "message": self.message}
             if self.code is not None:
-                told["details"] = {"error_code": self.code, **self.details}
-            return {"type": "error", "error": told, "request_id": request_id}
+                fields["details"] = {"error_code": self.code, **self.details}
+            return {"type": "error", "error": fields, "request_id": request_id}
         return {
             "error": {
                 "message": self.message,
@@ -80,19 +80,19 @@ class ApiError(Exception):
         }
 
     def response(self, path: str) -> Response:
-        """The error as an answer to a request of that path."""
+        """Error response to a request to `path`."""
         ids = request_id_headers()
         body = self.body(path, ids["request-id"])
         return JsonResponse(body, self.status, headers={**self.headers, **ids})
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """400: what was asked for cannot be."""
+    """A 400 error: the request is invalid."""
     return ApiError(400, message, param, code)
 
 
 class JsonResponse(Response):
-    """Plain JSON; half of a surrogate pair, which JSON can hold and UTF-8 cannot, becomes `?`."""
+    """JSON response. Lone surrogates, which UTF-8 cannot encode, become `?`."""
 
     media_type = "application/json"
 
@@ -102,22 +102,22 @@ class JsonResponse(Response):
         super().__init__(content, status_code, {**request_id_headers(), **(headers or {})})
 
     def render(self, content: Any) -> bytes:
-        """The body."""
+        """Encodes the body."""
         return to_json(content)
 
 
 def request_id_headers() -> dict[str, str]:
-    """Headers by which OpenAI's and Anthropic's clients name a request when they report it."""
+    """Fresh request id, in the headers of OpenAI's and Anthropic's clients."""
     request_id = f"req_{uuid.uuid4().hex[:24]}"
     return {"x-request-id": request_id, "request-id": request_id}
 
 
 def to_json(content: Any) -> bytes:
-    """Compact JSON in UTF-8."""
+    """Encodes compact JSON in UTF-8."""
     return ENCODER.encode(content).encode("utf-8", "replace")
 
 
 def internal_error(method: str, path: str, error: Exception) -> Response:
-    """The answer to what we did wrong: the trace goes to the log, and not to the client."""
+    """A 500 response for an unexpected exception, whose traceback is logged."""
     log.error("%s %s failed", method, path, exc_info=error)
     return ApiError(500, INTERNAL_ERROR).response(path)

@@ -1,4 +1,4 @@
-"""Before a request reaches its endpoint: the host's name, the API key, and the size of the body."""
+"""ASGI middleware: Host check, API key, body size limit."""
 
 import hmac
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError
 
-# What programs ask to see whether the server is there; they have no key.
+# Probes and the web page's shell, available without a key.
 PUBLIC_PATHS = {
     "/",
     "/health",
@@ -22,20 +22,20 @@ PUBLIC_PATHS = {
     "/openapi.json",
     "/docs",
 }
-STATIC_PREFIX = "/page/"  # files of the page, which asks for the key
+STATIC_PREFIX = "/page/"  # files of the web page, which prompts for the key
 
 
 class HostMiddleware:
-    """Refuses requests that were sent to a name that is not the server's.
+    """Rejects requests with a foreign Host header, against DNS rebinding.
 
-    Without a key, a web page could use the server of the person who reads it: the page's name is
-    changed to mean this machine after the page was loaded (DNS rebinding), and then its requests
-    are of the same origin. They still carry the page's name. Addresses are allowed, and so are
-    names without a dot, because the public DNS has none of those.
+    Without a key, a malicious web page could use a server on its visitor's machine: it re-points
+    its own domain to that machine after loading, which makes its requests same-origin. Their Host
+    header is still the page's domain. IP addresses and names without a dot, which public DNS does
+    not resolve, are always allowed.
 
     Args:
-        app: what is guarded.
-        names: that are allowed besides; "*" allows every name.
+        app: the wrapped application.
+        names: further allowed names; "*" allows every name.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]):
@@ -43,13 +43,13 @@ class HostMiddleware:
         self._names = {name.lower() for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request through, or answers 403."""
+        """Forwards the request, or responds with 403."""
         name = _host_name(Headers(scope=scope).get("host", ""))
         if scope["type"] == "http" and not self._is_allowed(name):
             error = ApiError(
                 403,
-                f"The host '{name[:100]}' is not a name of this server; start it with "
-                "--allowed-host NAME, or with a key.",
+                f"The Host '{name[:100]}' is not allowed; start the server with "
+                "--allowed-host NAME, or with an API key.",
             )
             await error.response(scope["path"])(scope, receive, send)
             return
@@ -66,19 +66,19 @@ class HostMiddleware:
 
 
 def _host_name(header: str) -> str:
-    """The name in a Host header, without the port."""
+    """Host name of a Host header, without the port."""
     try:
         return (urlsplit(f"//{header}").hostname or "").rstrip(".")
-    except ValueError:  # brackets that are not an address
+    except ValueError:  # invalid brackets
         return header
 
 
 class ApiKeyMiddleware:
-    """Refuses requests without the API key.
+    """Rejects requests without the API key.
 
     Args:
-        app: what is guarded.
-        key: that clients send as `Authorization: Bearer KEY` or as `x-api-key: KEY`.
+        app: the wrapped application.
+        key: the key, sent as `Authorization: Bearer KEY` or as `x-api-key: KEY`.
     """
 
     def __init__(self, app: ASGIApp, key: str):
@@ -86,7 +86,7 @@ class ApiKeyMiddleware:
         self._key = key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request through, or answers 401."""
+        """Forwards the request, or responds with 401."""
         if scope["type"] == "http" and not self._is_authorized(scope):
             error = ApiError(
                 401,
@@ -106,16 +106,16 @@ class ApiKeyMiddleware:
         headers = Headers(scope=scope)
         bearer = headers.get("authorization", "")
         given = headers.get("x-api-key") or bearer.removeprefix("Bearer ").strip()
-        # In constant time: how long a comparison takes must not tell how much of a key is right.
-        return hmac.compare_digest(given.encode("latin-1"), self._key)  # the bytes that came
+        # Constant time, against timing attacks. Starlette decodes headers as Latin-1.
+        return hmac.compare_digest(given.encode("latin-1"), self._key)
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies that are too large, whether they say so or not.
+    """Rejects bodies over the limit, with and without Content-Length.
 
     Args:
-        app: what is guarded.
-        limit: in bytes.
+        app: the wrapped application.
+        limit: maximum size in bytes.
     """
 
     def __init__(self, app: ASGIApp, limit: int):
@@ -123,38 +123,38 @@ class BodyLimitMiddleware:
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request through, or answers 413."""
+        """Forwards the request, or responds with 413."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         declared = headers.get("content-length", "")
-        # HTTP lets no more bytes through than were declared, unless they come in chunks.
+        # The parser enforces Content-Length, except with chunked transfer encoding.
         if declared.isdecimal() and "transfer-encoding" not in headers:
             respond = self._app if int(declared) <= self._limit else self._reject
             await respond(scope, receive, send)
             return
-        received, is_refused = 0, False
+        received, is_rejected = 0, False
 
-        async def limited() -> Message:
+        async def receive_limited() -> Message:
             nonlocal received
             message = await receive()
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
             return message if received <= self._limit else {"type": "http.disconnect"}
 
-        async def answer(message: Message) -> None:
-            nonlocal is_refused
+        async def send_or_reject(message: Message) -> None:
+            nonlocal is_rejected
             if received <= self._limit:
                 await send(message)
-            elif not is_refused:  # whatever the app makes of a body that was cut off
-                is_refused = True
+            elif not is_rejected:  # replaces the response to the truncated body
+                is_rejected = True
                 await self._reject(scope, receive, send)
 
-        await self._app(scope, limited, answer)
+        await self._app(scope, receive_limited, send_or_reject)
 
     def _error(self) -> ApiError:
-        return ApiError(413, f"The body is larger than the {self._limit} bytes that are allowed.")
+        return ApiError(413, f"The body exceeds the maximum of {self._limit} bytes.")
 
     async def _reject(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._error().response(scope["path"])(scope, receive, send)

@@ -1,4 +1,4 @@
-"""What `/openapi.json` says of answers: their forms, and the errors of each protocol."""
+"""Response schemas for `/openapi.json`: JSON, event streams, errors."""
 
 from typing import Any
 
@@ -31,16 +31,16 @@ _ANTHROPIC_ERROR = {
     },
 }
 _DESCRIPTIONS = {
-    400: "The request asks for what cannot be.",
+    400: "The request is invalid.",
     401: "The API key is missing or wrong.",
-    403: "The request was sent to a name that is not the server's.",
-    404: "There is no such model.",
-    413: "The body is too large.",
-    415: "The body says that it is not JSON.",
+    403: "The Host header is not allowed.",
+    404: "The model does not exist.",
+    413: "The body exceeds the size limit.",
+    415: "The content type is not JSON.",
     429: "The queue is full.",
     500: "The engine failed.",
-    503: "The server takes no requests: it is loading, shutting down or broken.",
-    504: "The answer took too long.",
+    503: "The server is loading, shutting down or broken.",
+    504: "The request timed out.",
 }
 
 Responses = dict[int | str, dict[str, Any]]
@@ -58,6 +58,6 @@ ANTHROPIC_ERROR_RESPONSES = _errors(_ANTHROPIC_ERROR)
 
 
 def streaming_responses(errors: Responses) -> Responses:
-    """The answers of an endpoint that gives JSON, or a stream of events if asked to."""
+    """Responses of an endpoint with JSON and server-sent events."""
     forms = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}}
-    return {200: {"description": "The answer.", "content": forms}, **errors}
+    return {200: {"description": "The response.", "content": forms}, **errors}

@@ -1,4 +1,4 @@
-"""Fields that the protocols have and this server cannot honour, with the reason."""
+"""Unsupported fields and values of the protocols, with reasons."""
 
 import logging
 import re
@@ -6,26 +6,26 @@ from functools import cache
 
 log = logging.getLogger("tiny_llm.server")
 
-TEXT_ONLY = "this model reads and writes texts only"
-STATELESS = "this server keeps nothing between two requests; send the whole conversation"
-OLD_NAME = "it is an old name; use structured_outputs"
-NO_BEAMS = "answers are sampled, one token after the other"
-CONTEXT_NOT_EDITED = "context_management is left out: what the client sends is not edited"
-NO_SERVER_TOOLS = "this server runs no tools; the client runs those of `tools`"
+TEXT_ONLY = "this model reads and writes text only"
+STATELESS = "this server is stateless; send the whole conversation"
+OLD_NAME = "it is deprecated; use structured_outputs"
+NO_BEAMS = "beam search is not implemented; completions are sampled"
+CONTEXT_NOT_EDITED = "context_management is ignored: conversations are not edited"
+NO_SERVER_TOOLS = "this server runs no tools; the client runs those in `tools`"
 
 FIELD_REASONS = {
-    # Chats
+    # Chat completions
     "audio": TEXT_ONLY,
-    "function_call": "it is an old name; use tool_choice",
-    "functions": "it is an old name; use tools",
-    "moderation": "nothing is moderated here",
-    "prediction": "the server guesses from the prompt if it is started with --speculative ngram",
+    "function_call": "it is deprecated; use tool_choice",
+    "functions": "it is deprecated; use tools",
+    "moderation": "this server does no moderation",
+    "prediction": "start the server with --speculative ngram to draft tokens from the prompt",
     "web_search_options": NO_SERVER_TOOLS,
     # Names of vLLM, llama.cpp and SGLang
     "allowed_token_ids": "use structured_outputs or logit_bias",
     "bad_words": "use logit_bias",
-    "chat_template": "the model's own is used",
-    "documents": "write them into a message",
+    "chat_template": "the model's own template is used",
+    "documents": "put them into a message",
     "ebnf": "use structured_outputs",
     "grammar": "use structured_outputs",
     "guided_choice": OLD_NAME,
@@ -35,34 +35,34 @@ FIELD_REASONS = {
     "json_schema": "use response_format or structured_outputs",
     "length_penalty": NO_BEAMS,
     "n_predict": "use max_tokens",
-    "priority": "requests are served in the order in which they come",
+    "priority": "requests are served in order of arrival",
     "regex": "use structured_outputs",
-    "truncate_prompt_tokens": "prompts are not cut",
+    "truncate_prompt_tokens": "prompts are not truncated",
     "use_beam_search": NO_BEAMS,
     # Responses
-    "access_programs": "there are none here",
-    "background_options": "this server keeps no responses",
+    "access_programs": "this server has none",
+    "background_options": "this server stores no responses",
     "conversation": STATELESS,
     "image": TEXT_ONLY,
-    "prompt": "this server keeps no prompts; send the text itself",
+    "prompt": "this server stores no prompts; send the text itself",
     # Messages
     "compaction": "the conversation is not edited",
     "container": NO_SERVER_TOOLS,
     "fallbacks": "this server has one model",
-    "inference_geo": "the answer is computed where the server is",
+    "inference_geo": "inference runs on the server's machine",
     "mcp_servers": NO_SERVER_TOOLS,
 }
 
-# Fields of which one value asks for nothing, and the others for what cannot be.
+# Fields with a supported default and unsupported other values.
 VALUE_REASONS = {
-    "billing_policy.bill_to": "nobody is billed here",
+    "billing_policy.bill_to": "this server does no billing",
     "context_management.edits[].type": "the conversation is not edited",
     "tools[].allowed_callers[]": NO_SERVER_TOOLS,
-    "tools[].defer_loading": "tools are not searched; the model is told of each from the start",
-    "verbosity": "the model does not know it; ask for a short or a long answer in a message",
-    "reasoning.summary": "there are no summaries; the thoughts themselves are told",
-    "service_tier": "all requests are served alike",
-    "skip_special_tokens": "a text is the text of all its tokens",
+    "tools[].defer_loading": "tool search is not supported; all tools are in the prompt",
+    "verbosity": "the model has no such setting; ask for a short or long answer in a message",
+    "reasoning.summary": "there are no summaries; the full reasoning is returned",
+    "service_tier": "this server has a single service tier",
+    "skip_special_tokens": "special tokens are part of the text",
 }
 VALUE_REASONS["text.verbosity"] = VALUE_REASONS["verbosity"]
 VALUE_REASONS["reasoning.generate_summary"] = VALUE_REASONS["reasoning.summary"]
@@ -70,25 +70,25 @@ VALUE_REASONS["reasoning.generate_summary"] = VALUE_REASONS["reasoning.summary"]
 
 @cache
 def warn_once(sentence: str) -> None:
-    """Writes a warning to the log the first time: agents send the same fields with each request."""
+    """Logs a warning once: agents send the same fields with each request."""
     log.warning("%s", sentence)
 
 
 def unsupported_value_message(field: str, given: object, allowed: object) -> str | None:
-    """Why a field cannot have a value; None if there is nothing to say beyond what is allowed.
+    """Explains why a value is unsupported; None if the field has no specific reason.
 
     Args:
-        field: its place in the body.
-        given: the value.
-        allowed: the others, in words.
+        field: path in the body.
+        given: the given value.
+        allowed: description of the allowed values.
     """
     reason = VALUE_REASONS.get(re.sub(r"\[\d+\]", "[]", field))
     if reason is None:
         return None
-    return f"{field} may be {allowed}, and not {str(given)[:60]!r}: {reason}."
+    return f"{field} must be {allowed}, got {str(given)[:60]!r}: {reason}."
 
 
 def unsupported_field_message(field: str) -> str | None:
-    """Why a field cannot be honoured; None if the server does not know it."""
+    """Explains why a field is unsupported; None for an unknown field."""
     reason = FIELD_REASONS.get(field)
     return None if reason is None else f"{field} is not supported: {reason}."

@@ -7,13 +7,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ...engine.scheduling.outputs import StreamOutput
 from ..context import AppState, get_app_state
 from ..engine_client.client import RequestHandle
-from ..engine_client.messages import OutputDelta
 from ..http.errors import ApiError, JsonResponse
 from ..http.openapi import ERROR_RESPONSES, streaming_responses
-from ..protocol.logprobs import prompt_logprobs_field
-from ..protocol.output import ParsedOutput, TokenTextDecoder
+from ..protocol.logprobs import TokenTextDecoder, prompt_logprobs_field
+from ..protocol.output import ParsedOutput
 from ..protocol.output_parser import (
     OutputParser,
     ParsedDelta,
@@ -26,6 +26,7 @@ from ..protocol.streaming import (
     TEXT_PLACEHOLDER,
     EventSourceResponse,
     EventTemplate,
+    error_event,
     full_response,
     sse_event,
 )
@@ -60,11 +61,6 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     if not body.stream:
         return await full_response(request.receive, handle, serializer.full_response())
     return EventSourceResponse(serializer, handle, server.settings.keep_alive)
-
-
-def stream_error(error: ApiError) -> bytes:
-    """The end of a stream that failed."""
-    return sse_event(error.body(PATH)) + b"data: [DONE]\n\n"
 
 
 def _render_prompt(server: AppState, body: ChatCompletionRequest) -> ChatPrompt:
@@ -141,7 +137,7 @@ class ChatSerializer:
     async def full_response(self) -> Response:
         """The answer when it is finished."""
         async for outputs in self._handle.stream_outputs():
-            for _, output in outputs:
+            for output in outputs:
                 self._outputs[output.index].take(output)
                 self._logprobs[output.index] += self._token_logprobs(output)
                 self._token_ids[output.index] += output.token_ids
@@ -193,7 +189,7 @@ class ChatSerializer:
             chunks[0]["prompt_token_ids"] = self._prompt_ids
         return b"".join(map(sse_event, chunks))
 
-    def delta_events(self, _: int, output: OutputDelta) -> bytes:
+    def delta_events(self, output: StreamOutput) -> bytes:
         """See `Reply`."""
         answer = self._outputs[output.index]
         num_calls = len(answer.calls)
@@ -231,7 +227,7 @@ class ChatSerializer:
 
     def error_events(self, error: ApiError) -> bytes:
         """See `Reply`."""
-        return stream_error(error)
+        return error_event(PATH, error)
 
     def _schedule_warmup(self) -> None:
         if len(self._outputs) == 1:
@@ -256,7 +252,7 @@ class ChatSerializer:
             chunk["usage"] = openai_usage(self._handle, self._outputs)
         return chunk
 
-    def _token_logprobs(self, output: OutputDelta) -> list[dict[str, Any]]:
+    def _token_logprobs(self, output: StreamOutput) -> list[dict[str, Any]]:
         if not self._outputs[output.index].in_content:
             return []
         return self._token_decoders[output.index].logprobs(output, self._body.top_logprobs or 0)

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from ...engine.scheduling.outputs import StreamOutput
 from ..context import AppState, get_app_state
 from ..engine_client.client import RequestHandle
-from ..engine_client.messages import OutputDelta
 from ..http.errors import ApiError, JsonResponse, bad_request
 from ..http.openapi import ERROR_RESPONSES, streaming_responses
 from ..protocol.logprobs import CompletionLogprobs, prompt_logprobs_field
@@ -23,6 +23,7 @@ from ..protocol.streaming import (
     TEXT_PLACEHOLDER,
     EventSourceResponse,
     EventTemplate,
+    error_event,
     full_response,
     sse_event,
 )
@@ -122,11 +123,6 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     return EventSourceResponse(serializer, handle, server.settings.keep_alive)
 
 
-def stream_error(error: ApiError) -> bytes:
-    """The end of a stream that failed."""
-    return sse_event(error.body(PATH)) + b"data: [DONE]\n\n"
-
-
 def _encode(server: AppState, body: CompletionRequest) -> list[tuple[list[int], str]]:
     """Each prompt as token ids, and as a text where that is needed."""
     prompts, encoded = server.prompts, []
@@ -135,7 +131,8 @@ def _encode(server: AppState, body: CompletionRequest) -> list[tuple[list[int], 
             token_ids = prompts.encode(prompt, body.add_special_tokens is not False)
             encoded.append((token_ids, prompt))
         else:
-            check_token_ids(server.engine_client.engine_info, prompt)
+            if body.echo:  # otherwise the engine checks them
+                check_token_ids(server.engine_client.engine_info, prompt)
             encoded.append((prompt, prompts.decode(prompt) if body.echo else ""))
     return encoded
 
@@ -170,8 +167,8 @@ class CompletionSerializer:
         }
         self._prompt_ids = [ids for ids, _ in encoded]
         self._wants_prompt_logprobs = body.num_prompt_logprobs is not None
-        self._prompt_logprobs: list[tuple[Any, ...] | None] = [None] * len(encoded)  # by prompt
-        self._pending: dict[int, list[OutputDelta]] = {}  # for them, by prompt
+        self._prompt_logprobs: list[list[Any] | None] = [None] * len(encoded)  # by prompt
+        self._pending: dict[int, list[StreamOutput]] = {}  # for them, by prompt
         self._echoed = [text if body.echo else "" for _, text in encoded for _ in range(n)]
         self._outputs = [
             ParsedOutput(
@@ -201,8 +198,8 @@ class CompletionSerializer:
     async def full_response(self) -> Response:
         """The answers when they are finished."""
         async for outputs in self._handle.stream_outputs():
-            for number, output in outputs:
-                for index, ready in self._ready_outputs(number, output):
+            for output in outputs:
+                for index, ready in self._ready_outputs(output):
                     self._outputs[index].take(ready)
                     self._logprobs[index].take(ready)
                     self._token_ids[index] += ready.token_ids
@@ -235,15 +232,15 @@ class CompletionSerializer:
         told = [(index, text) for index, text in enumerate(self._echoed) if text]
         return b"".join(self._chunk([self._choice(index, text, None)]) for index, text in told)
 
-    def delta_events(self, number: int, output: OutputDelta) -> bytes:
+    def delta_events(self, output: StreamOutput) -> bytes:
         """See `Reply`."""
         if self._is_passthrough and output.finish_reason is None:  # most pieces
+            number = self._handle.prompt_index[output.request_id]
             index = number * self._n + output.index
             self._outputs[index].take(output)
             return self._text_event(index, output.text) if output.text else b""
         return b"".join(
-            self._output_events(index, ready)
-            for index, ready in self._ready_outputs(number, output)
+            self._output_events(index, ready) for index, ready in self._ready_outputs(output)
         )
 
     def end_events(self) -> bytes:
@@ -253,9 +250,9 @@ class CompletionSerializer:
 
     def error_events(self, error: ApiError) -> bytes:
         """See `Reply`."""
-        return stream_error(error)
+        return error_event(PATH, error)
 
-    def _output_events(self, index: int, output: OutputDelta) -> bytes:
+    def _output_events(self, index: int, output: StreamOutput) -> bytes:
         """Chunks for a piece of an answer."""
         answer, logprobs = self._outputs[index], self._logprobs[index]
         chunks = b""
@@ -291,7 +288,7 @@ class CompletionSerializer:
             self._event_templates[index] = found
         return found(text)
 
-    def _ready_outputs(self, number: int, output: OutputDelta) -> list[tuple[int, OutputDelta]]:
+    def _ready_outputs(self, output: StreamOutput) -> list[tuple[int, StreamOutput]]:
         """The pieces that can be told, with the index of their answer.
 
         If the prompts' log-probabilities are told, a prompt's pieces wait for them: they come with
@@ -299,7 +296,8 @@ class CompletionSerializer:
         """
         if self._body.max_tokens == 0:  # the engine computes one token, which nobody asked for
             reason = output.finish_reason and "length"
-            output = replace(output, text="", token_ids=(), logprobs=(), finish_reason=reason)
+            output = replace(output, text="", token_ids=(), logprobs=None, finish_reason=reason)
+        number = self._handle.prompt_index[output.request_id]
         first = number * self._n
         if self._wants_prompt_logprobs and self._prompt_logprobs[number] is None:
             waiting = self._pending.setdefault(number, [])

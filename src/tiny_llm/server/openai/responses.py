@@ -7,12 +7,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ...engine.scheduling.outputs import StreamOutput
 from ..context import AppState, get_app_state
 from ..engine_client.client import RequestHandle
-from ..engine_client.messages import OutputDelta
 from ..http.errors import ApiError, JsonResponse
 from ..http.openapi import ERROR_RESPONSES, streaming_responses
-from ..protocol.output import ParsedOutput, TokenTextDecoder
+from ..protocol.logprobs import TokenTextDecoder
+from ..protocol.output import ParsedOutput
 from ..protocol.output_parser import OutputParser, ReasoningDelta
 from ..protocol.prompts import ChatPrompt
 from ..protocol.sampling import make_sampling_params
@@ -100,7 +101,7 @@ class ResponseSerializer:
     async def full_response(self) -> Response:
         """The response when it is finished."""
         async for outputs in self._handle.stream_outputs():
-            for _, output in outputs:
+            for output in outputs:
                 self._take(output)
         self._finish()
         return JsonResponse(self._response(self._status))
@@ -110,7 +111,7 @@ class ResponseSerializer:
         names = ("response.created", "response.in_progress")
         return b"".join(self._lifecycle_event(name, "in_progress") for name in names)
 
-    def delta_events(self, _: int, output: OutputDelta) -> bytes:
+    def delta_events(self, output: StreamOutput) -> bytes:
         """See `Reply`."""
         return b"".join(map(self._event, self._take(output)))
 
@@ -119,7 +120,7 @@ class ResponseSerializer:
         last = b"".join(map(self._event, self._finish()))
         return last + self._lifecycle_event(f"response.{self._status}", self._status)
 
-    def _take(self, output: OutputDelta) -> list[Event]:
+    def _take(self, output: StreamOutput) -> list[Event]:
         """Adds a piece to the items. Its log-probabilities go to the first text that follows."""
         parts = self._output.take(output)
         if self._output.in_content:

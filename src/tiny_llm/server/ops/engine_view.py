@@ -1,4 +1,4 @@
-"""`GET /engine/state` and `/engine/events`: the engine from inside, for the live view."""
+"""`GET /engine/state` and `/engine/events`, for the live engine view."""
 
 import asyncio
 import contextlib
@@ -14,15 +14,15 @@ from ..engine_client.messages import StepReport
 from ..http.errors import to_json
 from ..protocol.streaming import KEEP_ALIVE_COMMENT, Events, sse_event
 
-MAX_QUEUED_REPORTS = 1000  # reports that wait for a slow viewer; it misses those beyond
-SNAPSHOT_TIMEOUT = 0.5  # seconds that a look waits for a step to end
+MAX_QUEUED_REPORTS = 1000  # per subscriber; further reports are dropped
+SNAPSHOT_TIMEOUT = 0.5  # maximum wait in seconds for the current step
 
 router = APIRouter()
 
 
 @router.get("/engine/state", tags=["engine"])
 async def state(request: Request) -> dict[str, Any]:
-    """Slots, queue and pages after the last step: in numbers, and who has which (`snapshot`)."""
+    """Engine stats, and request and page state (`snapshot`), after the last step."""
     engine_client = get_app_state(request).engine_client
     await engine_client.refresh_snapshot(SNAPSHOT_TIMEOUT)
     return {**engine_state(engine_client), "snapshot": engine_client.snapshot}
@@ -30,7 +30,7 @@ async def state(request: Request) -> dict[str, Any]:
 
 @router.get("/engine/events", tags=["engine"], include_in_schema=False)
 async def events(request: Request) -> Response:
-    """What happens, as it happens: the state first, then the events of each step."""
+    """Streams the engine's state and the events of each step."""
     server = get_app_state(request)
     subscriber = EventSubscriber(server.engine_client)
     return StreamingResponse(
@@ -41,7 +41,7 @@ async def events(request: Request) -> Response:
 
 
 def engine_state(engine_client: EngineClient) -> dict[str, Any]:
-    """The engine's state as JSON has it."""
+    """Engine state as a JSON object."""
     stats = engine_client.stats
     return {
         "phase": engine_client.lifecycle.phase.value,
@@ -55,23 +55,23 @@ def engine_state(engine_client: EngineClient) -> dict[str, Any]:
 
 
 def report_events(report: StepReport) -> Iterator[Mapping[str, Any]]:
-    """What happened in a step, and what is now."""
+    """Events of a report, then its snapshot."""
     yield from report.events
     if report.snapshot is not None:
         yield report.snapshot
 
 
 class EventSubscriber:
-    """Someone who watches the engine; while there is one, the engine reports its events."""
+    """Subscriber to the engine's events, which are reported while there is any."""
 
     def __init__(self, engine_client: EngineClient):
         self._engine_client = engine_client
         self._reports: asyncio.Queue[StepReport] = asyncio.Queue(MAX_QUEUED_REPORTS)
 
     async def events(self, keep_alive: float) -> Events:
-        """The stream."""
+        """Streams state and events until shutdown."""
         engine_client = self._engine_client
-        engine_client.subscribe(self._take)
+        engine_client.subscribe(self._on_report)
         try:
             yield sse_event(engine_state(engine_client), "state")
             while not engine_client.shutting_down.is_set():
@@ -79,24 +79,26 @@ class EventSubscriber:
                 if report is None:
                     yield KEEP_ALIVE_COMMENT
                     continue
-                data = b"".join(b"data: " + to_json(one) + b"\n\n" for one in report_events(report))
+                data = b"".join(
+                    b"data: " + to_json(event) + b"\n\n" for event in report_events(report)
+                )
                 yield data + sse_event(engine_state(engine_client), "state")
         finally:
-            engine_client.unsubscribe(self._take)
+            engine_client.unsubscribe(self._on_report)
 
     async def _next(self, seconds: float) -> StepReport | None:
-        """The next report; None if there is none in that time, or the server ends."""
-        getting = asyncio.ensure_future(self._reports.get())
+        """Waits for the next report; None on timeout or shutdown."""
+        next_report = asyncio.ensure_future(self._reports.get())
         shutting_down = asyncio.ensure_future(self._engine_client.shutting_down.wait())
         try:
             await asyncio.wait(
-                (getting, shutting_down), timeout=seconds, return_when="FIRST_COMPLETED"
+                (next_report, shutting_down), timeout=seconds, return_when="FIRST_COMPLETED"
             )
-            return getting.result() if getting.done() else None
+            return next_report.result() if next_report.done() else None
         finally:
-            getting.cancel()
+            next_report.cancel()
             shutting_down.cancel()
 
-    def _take(self, report: StepReport) -> None:
+    def _on_report(self, report: StepReport) -> None:
         with contextlib.suppress(asyncio.QueueFull):
             self._reports.put_nowait(report)

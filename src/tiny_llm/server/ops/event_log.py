@@ -1,7 +1,7 @@
-"""`--record FILE`: everything that the engine does, in the form of `engine/scheduling/events.py`.
+"""Event log of `--record FILE`, in the format of `engine/scheduling/events.py`.
 
-The page of the server plays such a file. Events are written as they come, beside the file that was
-named, and it gets its name at the end: a file with that name is whole.
+The web page replays event logs. Events are streamed to `FILE.part`, which is renamed at the end, so
+that FILE is always complete.
 """
 
 import json
@@ -19,18 +19,18 @@ log = logging.getLogger("tiny_llm.server")
 
 
 class EventLogWriter:
-    """Writes reports to a file.
+    """Writes step reports to a file.
 
     Args:
-        file: is replaced.
+        file: the log file; overwritten.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
 
     def __init__(self, file: Path):
-        if file.exists() and not file.is_file():  # a device would lose its name
-            raise UserError(f"--record: '{file}' is not a plain file; give another name.")
+        if file.exists() and not file.is_file():  # renaming would replace a device file
+            raise UserError(f"--record: '{file}' is not a regular file; give another name.")
         self._file = file
         self._temp_file = file.with_name(f"{file.name}.part")
         self._stream: TextIO | None = None
@@ -41,12 +41,12 @@ class EventLogWriter:
         self._start_time: float | None = None
 
     def begin(self, engine: Mapping[str, Any]) -> None:
-        """Writes the head, with the engine's configuration."""
-        head = {"schema": SCHEMA, "version": VERSION, "engine": dict(engine)}
-        self._write(json.dumps(head)[:-1] + ', "events": [')
+        """Writes the header, with the engine's configuration."""
+        header = {"schema": SCHEMA, "version": VERSION, "engine": dict(engine)}
+        self._write(json.dumps(header)[:-1] + ', "events": [')
 
     def take(self, report: StepReport) -> None:
-        """Writes what a step did."""
+        """Writes a step's events."""
         for event in report_events(report):
             separator = "\n" if self._start_time is None else ",\n"
             self._start_time = event["time"] if self._start_time is None else self._start_time
@@ -54,7 +54,7 @@ class EventLogWriter:
             self._write(separator + json.dumps(timed, separators=(",", ":")))
 
     def close(self) -> None:
-        """Ends the recording, and gives the file its name."""
+        """Completes the log and renames the file."""
         self._write("\n]}\n", is_last=True)
         if self._stream is not None:
             self._temp_file.replace(self._file)
@@ -67,8 +67,8 @@ class EventLogWriter:
             self._stream.write(text)
             if is_last:
                 self._stream.close()
-        except OSError as error:  # the disk is full: the server goes on without
+        except OSError as error:  # e.g. disk full: the server continues without a log
             log.error(
-                "the recording ends: '%s' cannot be written (%s)", self._temp_file, error.strerror
+                "event log stopped: '%s' cannot be written (%s)", self._temp_file, error.strerror
             )
             self._stream = None

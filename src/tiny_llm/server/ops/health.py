@@ -1,4 +1,4 @@
-"""What is not a model's answer: is the server alive, is it ready, which model, how much work."""
+"""Health, readiness, load, version, metrics and model endpoints."""
 
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -17,27 +17,27 @@ router = APIRouter()
 @router.head("/health", include_in_schema=False)
 @router.get("/health", tags=["service"])
 async def health() -> dict[str, str]:
-    """Says that the process is alive. The event loop answers; the engine is not asked."""
+    """Liveness: responds from the event loop, independently of the engine."""
     return {"status": "ok"}
 
 
 @router.post("/ping", include_in_schema=False)
 @router.get("/ping", tags=["service"])
 async def ping() -> dict[str, str]:
-    """The same as `/health`, under the name by which hosting services ask."""
+    """Alias of `/health`, used by hosting services."""
     return await health()
 
 
 @router.get("/load", tags=["service"])
 async def load(request: Request) -> dict[str, int]:
-    """How many requests have not got everything, for a balancer of loads."""
+    """Number of in-flight requests, for load balancers."""
     return {"server_load": len(get_app_state(request).engine_client.in_flight)}
 
 
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready", tags=["service"], responses={503: ERROR_RESPONSES[503]})
 async def ready(request: Request) -> dict[str, str]:
-    """Says whether requests are taken; if not, 503 and the reason."""
+    """Readiness: 200 if requests are accepted, else 503 with the reason."""
     engine_client = get_app_state(request).engine_client
     engine_client.check_ready()
     return {"status": "ready"}
@@ -53,7 +53,7 @@ async def get_version() -> dict[str, str]:
 @router.head("/metrics", include_in_schema=False)
 @router.get("/metrics", tags=["service"], response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Counts and times, for Prometheus."""
+    """Prometheus metrics."""
     engine_client = get_app_state(request).engine_client
     return Response(
         engine_client.metrics.render(engine_client.stats), media_type=CONTENT_TYPE_LATEST
@@ -62,14 +62,14 @@ async def metrics(request: Request) -> Response:
 
 @router.head("/", include_in_schema=False)
 async def head() -> Response:
-    """Clients of Anthropic's protocol ask so whether there is a server."""
+    """Probe of Anthropic's clients."""
     return Response()
 
 
 @router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models", tags=["OpenAI"])
 async def models(request: Request) -> dict[str, Any]:
-    """The model, as OpenAI lists it; Codex reads `models`, too."""
+    """Lists the served model in OpenAI's format; Codex reads `models`."""
     server = get_app_state(request)
     model: dict[str, Any] = {
         "id": server.settings.model_name,
@@ -85,16 +85,16 @@ async def models(request: Request) -> dict[str, Any]:
     }
     if server.engine_client.engine_info is not None:
         model["max_model_len"] = server.max_model_len
-    listed = [{**model, "slug": server.settings.model_name}]
+    codex_models = [{**model, "slug": server.settings.model_name}]
     name = server.settings.model_name
-    ends = {"first_id": name, "last_id": name, "has_more": False}
-    return {"object": "list", "data": [model], "models": listed, **ends}
+    page = {"first_id": name, "last_id": name, "has_more": False}
+    return {"object": "list", "data": [model], "models": codex_models, **page}
 
 
 @router.get("/v1/models/{name:path}", tags=["OpenAI"], responses={404: ERROR_RESPONSES[404]})
 async def model(name: str, request: Request) -> dict[str, Any]:
-    """One model."""
+    """Returns the served model."""
     get_app_state(request).check_model(name)
     listed = await models(request)
-    found: dict[str, Any] = listed["data"][0]
-    return found
+    served_model: dict[str, Any] = listed["data"][0]
+    return served_model

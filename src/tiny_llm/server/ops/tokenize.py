@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`: texts and conversations into tokens, and back."""
+"""`POST /tokenize` and `/detokenize`."""
 
 from typing import Annotated, Any
 
@@ -17,33 +17,33 @@ router = APIRouter()
 
 
 class TokenizeRequest(StrictModel):
-    """A text, or the messages of a chat, which go through the chat template."""
+    """A text, or chat messages for the chat template."""
 
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     model: str | None = None
-    add_special_tokens: bool | None = None  # by default, to a text and not to a chat
-    add_generation_prompt: bool | None = None  # by default, unless a message is continued
+    add_special_tokens: bool | None = None  # default: true for a text, false for a chat
+    add_generation_prompt: bool | None = None  # default: true unless continue_final_message
     continue_final_message: bool = False
     chat_template_kwargs: TemplateVariables | None = None
     tools: list[Tool] | None = None
     return_token_strs: bool | None = None
 
     def encode(self, prompts: PromptRenderer) -> list[int]:
-        """The tokens.
+        """Encodes the text or chat.
 
         Raises:
-            ApiError: there is neither a text nor a chat, or both.
+            ApiError: neither is given, or both are.
         """
         if (self.prompt is None) == (self.messages is None):
             raise bad_request("Give either prompt or messages.", "prompt")
         if self.prompt is not None:
             return prompts.encode(self.prompt, self.add_special_tokens is not False)
         check_continuation(self.continue_final_message, self.add_generation_prompt)
-        messages = [one.to_template(number) for number, one in enumerate(self.messages or ())]
+        messages = [message.to_template(index) for index, message in enumerate(self.messages or ())]
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
-        chosen = self.chat_template_kwargs or TemplateVariables()
-        variables = chosen.model_dump(exclude_none=True)
+        template_kwargs = self.chat_template_kwargs or TemplateVariables()
+        variables = template_kwargs.model_dump(exclude_none=True)
         chat = prompts.render_chat(
             messages,
             tools,
@@ -56,7 +56,7 @@ class TokenizeRequest(StrictModel):
 
 
 class DetokenizeRequest(StrictModel):
-    """Token ids."""
+    """Token ids to decode."""
 
     tokens: Annotated[list[TokenId], Field(max_length=1_000_000)]
     model: str | None = None
@@ -64,7 +64,7 @@ class DetokenizeRequest(StrictModel):
 
 @router.post("/tokenize", tags=["service"], responses=ERROR_RESPONSES)
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
-    """The tokens of a text or a chat."""
+    """Encodes a text or a chat."""
     server = get_app_state(request)
     server.check_model(body.model)
     prompts = server.prompts
@@ -79,7 +79,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
 
 @router.post("/detokenize", tags=["service"], responses=ERROR_RESPONSES)
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-    """The text of tokens."""
+    """Decodes token ids."""
     server = get_app_state(request)
     server.check_model(body.model)
     prompts = server.prompts

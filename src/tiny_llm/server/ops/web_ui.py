@@ -1,6 +1,6 @@
-"""`GET /`: the page, a chat and a live view of the engine. `GET /docs`: the endpoints. See `web/`.
+"""Web UI: `GET /` (chat, live engine view), `GET /docs` (API reference).
 
-Both come whole from this server and ask no other: the policy that is sent with them forbids it.
+All files are in `web/`. The content security policy forbids requests to other hosts.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 WEB_ROOT = Path(__file__).parents[1] / "web"
 
-# Nothing from elsewhere, and nothing that stands in the text of the page itself.
+# No third-party resources, no inline scripts or styles.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -22,7 +22,7 @@ HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # a newer server's page is asked for, and 304 if it is the same
+    "Cache-Control": "no-cache",  # revalidated on each load, so that an upgrade takes effect
 }
 
 router = APIRouter()
@@ -30,18 +30,18 @@ router = APIRouter()
 
 @router.get("/", include_in_schema=False)
 async def page() -> Response:
-    """The page."""
+    """The web page."""
     return FileResponse(WEB_ROOT / "index.html", headers=HEADERS)
 
 
 @router.get("/docs", include_in_schema=False)
 async def docs() -> Response:
-    """The endpoints and their fields, which `/openapi.json` tells."""
+    """API reference, rendered from `/openapi.json`."""
     return FileResponse(WEB_ROOT / "docs.html", headers=HEADERS)
 
 
 class _StaticFiles(StaticFiles):
-    """The page's files, with its policy."""
+    """Static files with the security headers."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)

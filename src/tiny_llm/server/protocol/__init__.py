@@ -1,4 +1,4 @@
-"""What all protocols share: prompts, sampling parameters, output parsing, streaming.
+"""Code shared by all protocols: prompts, sampling parameters, output parsing, streaming.
 
 Must not know any single protocol's schema.
 

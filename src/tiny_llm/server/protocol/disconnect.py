@@ -1,7 +1,7 @@
-"""An answer is computed as long as its client is there.
+"""Cancellation of a request when its client disconnects.
 
-That a client has left is seen only through ASGI's `receive`, so something waits there while the
-engine computes. Whatever happens, the generation is closed, and its place in the engine free.
+ASGI reports a disconnect through `receive` only, so a task waits there during generation. In every
+case, the request is closed and its resources in the engine are released.
 """
 
 import asyncio
@@ -13,25 +13,27 @@ from ..engine_client.client import RequestHandle
 
 
 class CancelOnDisconnect:
-    """A block that is cut off when the client leaves or reads too slowly; it then ends quietly.
+    """Context manager that cancels its block when the client disconnects or reads too slowly.
+
+    The cancellation does not propagate out of the block.
 
     Args:
-        receive: ASGI's.
-        handle: what the block answers with; it is closed at the end of the block.
+        receive: ASGI's `receive`.
+        handle: the request; closed on exit.
 
     Attributes:
-        is_slow: whether the block was cut off because the client reads too slowly.
+        is_slow: whether the block was cancelled because of a slow client.
     """
 
     def __init__(self, receive: Receive, handle: RequestHandle):
         self.is_slow = False
         self._receive = receive
         self._handle = handle
-        self._is_done = False  # also once it is cut off
+        self._is_done = False  # left or cancelled
         self._was_cancelled = False
 
     def __enter__(self) -> "CancelOnDisconnect":
-        """Begins to watch; the block is a part of the current task."""
+        """Starts to watch for a disconnect; the block runs in the current task."""
         task = asyncio.current_task()
         assert task is not None
         self._task = task
@@ -43,12 +45,12 @@ class CancelOnDisconnect:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> bool:
-        """Ends it; says whether what has ended it is no error."""
+        """Closes the request; suppresses its own cancellation."""
         self._is_done = True
         self._disconnect_task.cancel()
         self._handle.on_slow_reader = None
         self._handle.close()
-        # Something else may have cancelled the task as well; then that goes on.
+        # A concurrent cancellation from elsewhere must still propagate.
         is_ours = self._was_cancelled and kind is asyncio.CancelledError
         return is_ours and self._task.uncancel() == 0
 
@@ -63,6 +65,6 @@ class CancelOnDisconnect:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Waits until the client has closed the connection."""
+    """Waits until the client closes the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,20 +1,96 @@
-"""The log-probabilities of a completion: lists, with a place for each token."""
+"""Log-probabilities in the formats of the protocols."""
 
+import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..engine_client.messages import OutputDelta
-from .output import TokenTextDecoder, clamp_logprob, content_logprobs, sort_by_logprob
+from ...engine.scheduling.outputs import StreamOutput
 from .prompts import PromptRenderer
 
 
-class CompletionLogprobs:
-    """Grows by the tokens of the prompt, if they are asked for, and of the answer.
+def content_logprobs(
+    output: StreamOutput, with_end: bool = False
+) -> Sequence[tuple[int, Mapping[int, float]]]:
+    """Returns an output's tokens with their log-probabilities.
 
     Args:
-        prompts: knows the texts of tokens.
-        top: how many of the likeliest tokens are told with each.
-        as_token_ids: whether ids are told in the place of texts.
+        output: an engine output.
+        with_end: whether to include the end token, which has no text.
+    """
+    if output.logprobs is None:
+        return []
+    pairs = list(zip(output.token_ids, output.logprobs, strict=True))
+    if with_end:
+        return pairs
+    ends = output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
+    return pairs[:-1] if ends else pairs
+
+
+class TokenTextDecoder:
+    """Decodes tokens one by one; the concatenated texts are the completion's text.
+
+    A character that spans several tokens belongs to the last of them; the others are empty.
+
+    Args:
+        prompts: maps tokens to bytes.
+        as_token_ids: whether to return ids instead of text, as vLLM does: `token_id:17`.
+
+    Attributes:
+        as_token_ids: as given.
+    """
+
+    def __init__(self, prompts: PromptRenderer, as_token_ids: bool = False):
+        self.as_token_ids = as_token_ids
+        self._prompts = prompts
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def decode(self, token: int) -> str:
+        """Decodes the next token."""
+        if self.as_token_ids:
+            return f"token_id:{token}"
+        return self._decoder.decode(self._prompts.token_bytes(token))
+
+    def peek(self, token: int) -> str:
+        """Decodes a possible next token without consuming it."""
+        state = self._decoder.getstate()
+        text = self.decode(token)
+        self._decoder.setstate(state)
+        return text
+
+    def logprobs(self, output: StreamOutput, top: int) -> list[dict[str, Any]]:
+        """Log-probabilities of an output, in the format of chat completions and responses."""
+        entries = []
+        for token, logprobs_by_id in content_logprobs(output, self.as_token_ids):
+            pairs = sort_by_logprob(logprobs_by_id)[:top]
+            alternatives = [
+                self._entry(self.peek(other), other, logprob) for other, logprob in pairs
+            ]
+            entry = self._entry(self.decode(token), token, logprobs_by_id[token])
+            entries.append({**entry, "top_logprobs": alternatives})
+        return entries
+
+    def _entry(self, text: str, token: int, logprob: float) -> dict[str, Any]:
+        data = list(self._prompts.token_bytes(token))
+        return {"token": text, "logprob": clamp_logprob(logprob), "bytes": data}
+
+
+def clamp_logprob(logprob: float) -> float:
+    """Clamps a log-probability: JSON has no infinity."""
+    return max(logprob, -9999.0)
+
+
+def sort_by_logprob(logprobs_by_id: Mapping[int, float]) -> list[tuple[int, float]]:
+    """Sorts tokens by descending log-probability."""
+    return sorted(logprobs_by_id.items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+class CompletionLogprobs:
+    """Accumulates `logprobs` of a text completion, with echo also the prompt's.
+
+    Args:
+        prompts: maps tokens to texts.
+        top: number of most likely tokens per position.
+        as_token_ids: whether to return ids instead of texts.
     """
 
     def __init__(self, prompts: PromptRenderer, top: int, as_token_ids: bool):
@@ -25,32 +101,32 @@ class CompletionLogprobs:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets what was told."""
+        """Removes the tokens, which have been sent."""
         self._tokens: list[str] = []
         self._own: list[float | None] = []
         self._top: list[dict[str, float] | None] = []
         self._offsets: list[int] = []
 
     def __bool__(self) -> bool:
-        """Whether there are tokens that were not told."""
+        """Whether there are unsent tokens."""
         return bool(self._tokens)
 
     def take_prompt(
         self, token_ids: Sequence[int], logprobs: Sequence[Mapping[int, float] | None]
     ) -> None:
-        """Adds the tokens of the prompt; the first has no log-probability."""
+        """Adds the prompt's tokens; the first has no log-probability."""
         for token, logprobs_by_id in zip(token_ids, logprobs, strict=True):
             self._add(token, logprobs_by_id)
 
-    def take(self, output: OutputDelta) -> None:
-        """Adds the tokens of a piece."""
+    def take(self, output: StreamOutput) -> None:
+        """Adds an output's tokens."""
         for token, logprobs_by_id in content_logprobs(output, self._texts.as_token_ids):
             self._add(token, logprobs_by_id)
 
     def _add(self, token: int, logprobs_by_id: Mapping[int, float] | None) -> None:
         top: dict[str, float] = {}
-        for place, (other, logprob) in enumerate(sort_by_logprob(logprobs_by_id or {})):
-            if place < self._top_count or other == token:
+        for rank, (other, logprob) in enumerate(sort_by_logprob(logprobs_by_id or {})):
+            if rank < self._top_count or other == token:
                 top[self._name(other, token, top)] = clamp_logprob(logprob)
         text = self._texts.decode(token)
         self._tokens.append(text)
@@ -60,21 +136,21 @@ class CompletionLogprobs:
         self._offset += len(text)
 
     def _name(self, other: int, token: int, taken: Mapping[str, float]) -> str:
-        """A likely token's text; where two have the same, one is told by its bytes, as OpenAI does.
+        """Key of a token in `top_logprobs`: its text or, if taken, its bytes, as at OpenAI.
 
         Args:
-            other: the likely token.
-            token: the one that was chosen, which has its own text.
-            taken: texts that others have.
+            other: the token to name.
+            token: the sampled token, which always keeps its text.
+            taken: keys in use.
         """
         text = self._texts.peek(other)
         if other == token or (text not in taken and text != self._texts.peek(token)):
             return text
-        written = "".join(f"\\x{byte:02x}" for byte in self._prompts.token_bytes(other))
-        return f"bytes:{written}"
+        escaped = "".join(f"\\x{byte:02x}" for byte in self._prompts.token_bytes(other))
+        return f"bytes:{escaped}"
 
     def field(self) -> dict[str, Any]:
-        """What `logprobs` of a choice is; alternatives contain the token itself, as in vLLM."""
+        """The choice's `logprobs`; `top_logprobs` include the sampled token, as in vLLM."""
         return {
             "tokens": self._tokens,
             "token_logprobs": self._own,
@@ -89,16 +165,16 @@ def prompt_logprobs_field(
     scored: Sequence[Mapping[int, float] | None] | None,
     top: int | None,
 ) -> list[dict[str, Any] | None] | None:
-    """vLLM's `prompt_logprobs`: for each token of the prompt, the likeliest and its own by id.
+    """vLLM's `prompt_logprobs`: the most likely tokens and the actual one per position.
 
     Args:
-        prompts: knows the texts of tokens.
+        prompts: maps tokens to texts.
         token_ids: the prompt.
-        scored: see `seam.OutputDelta.prompt_logprobs`; the engine may have told more than `top`.
-        top: how many were asked for, besides the prompt's own; None for no such field.
+        scored: `StreamOutput.prompt_logprobs`; may hold more than `top` tokens per position.
+        top: requested number of tokens besides the actual one; None if not requested.
 
     Returns:
-        None for the first token, which follows nothing. `rank` is null where it is beyond `top`.
+        A list with None for the first token. `rank` is null beyond `top`.
     """
     if scored is None or top is None:
         return None

@@ -1,18 +1,18 @@
-"""From an answer's text, as it comes, to its parts: thinking, the answer itself, tool calls.
+"""Streaming output parser: reasoning, content, tool calls.
 
-A thinking model writes `<think>…</think>` before it answers; its chat template may have opened the
-thoughts already, or closed them. Tool calls have the form that Qwen3 learnt from Hermes:
+A thinking model writes `<think>…</think>` before the content; the chat template may have opened or
+closed the tag already. Tool calls have the Hermes format that Qwen3 was trained on:
 
     <tool_call>
     {"name": "weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-Text that may be the beginning of a tag is held back until it is clear.
+Text that may be the start of a tag is held back until it is unambiguous.
 
-For an answer that is sent at once, a tool call is held back until it is whole, because one that is
-cut off, or is not JSON, is text. For a stream, a call is told in pieces: its name as soon as its
-arguments begin, then each piece of them as long as they can still become JSON. So nothing that was
-sent is wrong, and a call that is cut off is the beginning of one.
+In a full response, a tool call is held back until it is complete: a truncated or malformed call is
+returned as text. In a stream, a call is sent incrementally: its name when its arguments start, then
+argument deltas as long as they are a prefix of valid JSON. Nothing sent has to be retracted, and a
+truncated call is a prefix of a call.
 """
 
 import json
@@ -25,7 +25,7 @@ from .partial_json import JsonObjectScanner, is_json_prefix
 
 THINK_TAG, THINK_END_TAG = "<think>", "</think>"
 TOOL_CALL_TAG, TOOL_CALL_END_TAG = "<tool_call>", "</tool_call>"
-# A call up to its arguments, if they are an object and come after the name.
+# A call up to its arguments, if these are an object and follow the name.
 TOOL_CALL_HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)'
 )
@@ -33,14 +33,14 @@ TOOL_CALL_HEAD = re.compile(
 
 @dataclass(frozen=True)
 class ReasoningDelta:
-    """More of what the model thinks."""
+    """Reasoning text."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class TextDelta:
-    """More of the answer."""
+    """Content text."""
 
     text: str
 
@@ -51,13 +51,13 @@ def _new_call_id() -> str:
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """A tool call, or a piece of one.
+    """A tool call, or a delta of a streamed one.
 
     Attributes:
-        name: of the tool.
-        arguments: JSON; in a piece, what it adds to them.
-        id: the same in all pieces.
-        is_new: False for pieces after the first.
+        name: the tool's name.
+        arguments: JSON text; in a delta, the added text.
+        id: id of the call, the same in all its deltas.
+        is_new: False for deltas after the first.
     """
 
     name: str
@@ -70,22 +70,22 @@ ParsedDelta = ReasoningDelta | TextDelta | ToolCallDelta
 
 
 class _State(StrEnum):
-    START = "beginning"
-    REASONING = "thinking"
-    CONTENT = "answering"
-    TOOL_CALL = "calling"
-    TOOL_ARGUMENTS = "arguments"  # of a call that is told in pieces
-    TOOL_CALL_END = "closing"  # after them
+    START = "start"
+    REASONING = "reasoning"
+    CONTENT = "content"
+    TOOL_CALL = "tool call"
+    TOOL_ARGUMENTS = "tool arguments"  # of a streamed call
+    TOOL_CALL_END = "tool call end"  # of a streamed call
 
 
 class OutputParser:
-    """Splits one answer.
+    """Splits the text of one completion.
 
     Args:
         thinking_enabled: whether the model has a thinking mode.
-        reasoning_open: whether the prompt has opened the thoughts.
-        parse_tool_calls: whether tool calls are looked for.
-        stream_tool_calls: whether tool calls are told in pieces.
+        reasoning_open: whether the prompt ends inside `<think>`.
+        parse_tool_calls: whether to parse tool calls.
+        stream_tool_calls: whether to emit tool calls incrementally.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class OutputParser:
     ):
         self._parse_tool_calls = parse_tool_calls
         self._stream_tool_calls = stream_tool_calls
-        self._call = ToolCallDelta("", "")  # the one that is told in pieces, so far
+        self._call = ToolCallDelta("", "")  # the current streamed call
         self._reset_scanner()
         self._buffer = ""
-        self._at_start = False  # of a part: white space before it is left out
+        self._at_start = False  # of a section, whose leading white space is dropped
         self._state = _State.CONTENT
         if reasoning_open:
             self._enter(_State.REASONING)
@@ -109,28 +109,28 @@ class OutputParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether the next text is a thought, as far as is known."""
+        """Whether the parser is inside the reasoning."""
         return self._state is _State.REASONING
 
     @property
     def in_content(self) -> bool:
-        """Whether the last text was a part of the answer itself."""
-        is_before = self._state in (_State.START, _State.REASONING)
-        return not is_before and not self._at_start
+        """Whether the last text was content."""
+        precedes_content = self._state in (_State.START, _State.REASONING)
+        return not precedes_content and not self._at_start
 
     def feed(self, text: str) -> list[ParsedDelta]:
-        """Takes more text, and returns the parts that are certain."""
+        """Adds text; returns the deltas that are unambiguous."""
         is_plain = self._state is _State.CONTENT and not (self._parse_tool_calls or self._at_start)
-        if is_plain and not self._buffer:  # most pieces: nothing has to be looked for
+        if is_plain and not self._buffer:  # the common case: nothing to parse
             return [TextDelta(text)] if text else []
         self._buffer += text
-        parts: list[ParsedDelta] = []
-        while self._advance(parts):
+        deltas: list[ParsedDelta] = []
+        while self._advance(deltas):
             pass
-        return parts
+        return deltas
 
     def finish(self) -> list[ParsedDelta]:
-        """The rest, when the answer has ended."""
+        """Ends the text; returns the remaining deltas."""
         rest, self._buffer = self._buffer, ""
         if self._state is _State.TOOL_CALL:
             return [TextDelta(TOOL_CALL_TAG + rest)]
@@ -148,24 +148,24 @@ class OutputParser:
         self._state = state
         self._at_start = True
 
-    def _advance(self, parts: list[ParsedDelta]) -> bool:
-        """One step; returns whether there may be another."""
+    def _advance(self, deltas: list[ParsedDelta]) -> bool:
+        """Parses one section; returns whether the state changed."""
         match self._state:
             case _State.START:
                 return self._parse_start()
             case _State.REASONING:
-                return self._parse_reasoning(parts)
+                return self._parse_reasoning(deltas)
             case _State.CONTENT:
-                return self._parse_content(parts)
+                return self._parse_content(deltas)
             case _State.TOOL_CALL:
-                return self._parse_tool_call_head(parts) or self._parse_whole_tool_call(parts)
+                return self._parse_tool_call_head(deltas) or self._parse_whole_tool_call(deltas)
             case _State.TOOL_ARGUMENTS:
-                return self._parse_tool_arguments(parts)
+                return self._parse_tool_arguments(deltas)
             case _State.TOOL_CALL_END:
                 return self._parse_tool_call_end()
 
     def _parse_start(self) -> bool:
-        """Thoughts are only looked for at the very beginning."""
+        """Detects `<think>`, which is a tag at the very start only."""
         text = self._buffer.lstrip()
         if text.startswith(THINK_TAG):
             self._buffer = text[len(THINK_TAG) :]
@@ -176,65 +176,65 @@ class OutputParser:
             return False
         return True
 
-    def _parse_reasoning(self, parts: list[ParsedDelta]) -> bool:
+    def _parse_reasoning(self, deltas: list[ParsedDelta]) -> bool:
         self._skip_space()
-        thought, tag, rest = self._buffer.partition(THINK_END_TAG)
+        reasoning, tag, rest = self._buffer.partition(THINK_END_TAG)
         if tag:
             self._buffer = rest
-            if thought.rstrip():
-                parts.append(ReasoningDelta(thought.rstrip()))
+            if reasoning.rstrip():
+                deltas.append(ReasoningDelta(reasoning.rstrip()))
             self._enter(_State.CONTENT)
             return True
-        self._emit(parts, ReasoningDelta, THINK_END_TAG)
+        self._emit(deltas, ReasoningDelta, THINK_END_TAG)
         return False
 
-    def _parse_content(self, parts: list[ParsedDelta]) -> bool:
+    def _parse_content(self, deltas: list[ParsedDelta]) -> bool:
         self._skip_space()
         if not self._parse_tool_calls:
             if self._buffer:
-                parts.append(TextDelta(self._buffer))
+                deltas.append(TextDelta(self._buffer))
             self._buffer = ""
             return False
-        said, tag, rest = self._buffer.partition(TOOL_CALL_TAG)
+        content, tag, rest = self._buffer.partition(TOOL_CALL_TAG)
         if tag:
             self._buffer = rest
-            if said.rstrip():
-                parts.append(TextDelta(said.rstrip()))
+            if content.rstrip():
+                deltas.append(TextDelta(content.rstrip()))
             self._state = _State.TOOL_CALL
             return True
-        self._emit(parts, TextDelta, TOOL_CALL_TAG)
+        self._emit(deltas, TextDelta, TOOL_CALL_TAG)
         return False
 
     def _reset_scanner(self) -> None:
-        """Gets ready for a call's text."""
+        """Prepares for the next call."""
         self._scanner = JsonObjectScanner()
-        self._num_scanned = 0  # characters that it has read
-        self._end: int | None = None  # of the object, in the text that is held back
+        self._num_scanned = 0  # characters read by the scanner
+        self._end: int | None = None  # end of the object in the buffer
 
-    def _parse_whole_tool_call(self, parts: list[ParsedDelta]) -> bool:
+    def _parse_whole_tool_call(self, deltas: list[ParsedDelta]) -> bool:
         end = self._end_of_object()
         if end is None:
             return False
         rest = self._buffer[end:].lstrip()
         if not rest.startswith(TOOL_CALL_END_TAG):
             if TOOL_CALL_END_TAG.startswith(rest):
-                return False  # the tag is still to come
+                return False  # the tag is incomplete
             call = None
         else:
             call = _tool_call(self._buffer[:end])
         self._reset_scanner()
-        if call is None:  # it is text after all
-            parts.append(TextDelta(TOOL_CALL_TAG + self._buffer[:end]))
+        if call is None:  # malformed: returned as text
+            deltas.append(TextDelta(TOOL_CALL_TAG + self._buffer[:end]))
             self._buffer = self._buffer[end:]
             self._state = _State.CONTENT
             return True
-        parts.append(call)
+        deltas.append(call)
         self._buffer = rest[len(TOOL_CALL_END_TAG) :]
         self._enter(_State.CONTENT)
         return True
 
     def _end_of_object(self) -> int | None:
-        """Where a call's object ends; 0 if the text begins with none, None while it is open."""
+        """Index after the call's object; 0 without an object, None while it is open."""
         if self._end is None:
             text = self._buffer.lstrip()
             if text and text[0] != "{":
@@ -247,10 +247,10 @@ class OutputParser:
             self._num_scanned = len(self._buffer)
         return self._end
 
-    # ---------------------------------------------------------------- calls in pieces
+    # ---------------------------------------------------------------- streamed calls
 
-    def _parse_tool_call_head(self, parts: list[ParsedDelta]) -> bool:
-        """Tells a call's name when its arguments begin."""
+    def _parse_tool_call_head(self, deltas: list[ParsedDelta]) -> bool:
+        """Emits a call's name when its arguments start."""
         head = TOOL_CALL_HEAD.match(self._buffer) if self._stream_tool_calls else None
         if head is None:
             return False
@@ -259,14 +259,14 @@ class OutputParser:
         except ValueError:
             return False
         self._call = ToolCallDelta(name, "")
-        parts.append(self._call)
+        deltas.append(self._call)
         self._buffer = self._buffer[head.end() :]
         self._reset_scanner()
         self._state = _State.TOOL_ARGUMENTS
         return True
 
-    def _parse_tool_arguments(self, parts: list[ParsedDelta]) -> bool:
-        """Tells more of the arguments, as long as they can become JSON; what cannot is text."""
+    def _parse_tool_arguments(self, deltas: list[ParsedDelta]) -> bool:
+        """Emits argument deltas while they are valid JSON so far; the rest becomes text."""
         if not self._buffer:
             return False
         end = self._scanner.feed(self._buffer)
@@ -278,7 +278,7 @@ class OutputParser:
             self._state = _State.CONTENT
             return True
         self._call = replace(self._call, arguments=arguments)
-        parts.append(replace(self._call, arguments=more, is_new=False))
+        deltas.append(replace(self._call, arguments=more, is_new=False))
         if end is None:
             return False
         self._reset_scanner()
@@ -286,7 +286,7 @@ class OutputParser:
         return True
 
     def _parse_tool_call_end(self) -> bool:
-        """Leaves out what is between the arguments and the closing tag, which is a brace."""
+        """Skips the closing brace and the end tag."""
         _, tag, rest = self._buffer.partition(TOOL_CALL_END_TAG)
         if not tag:
             return False
@@ -300,9 +300,9 @@ class OutputParser:
             self._at_start = not self._buffer
 
     def _emit(
-        self, parts: list[ParsedDelta], kind: type[ReasoningDelta] | type[TextDelta], tag: str
+        self, deltas: list[ParsedDelta], kind: type[ReasoningDelta] | type[TextDelta], tag: str
     ) -> None:
-        """Gives out what cannot be a part of a tag, or white space before it."""
+        """Emits buffered text, except a possible tag prefix and white space before it."""
         safe = self._buffer
         for length in range(min(len(tag) - 1, len(safe)), 0, -1):
             if safe.endswith(tag[:length]):
@@ -310,12 +310,12 @@ class OutputParser:
                 break
         safe = safe.rstrip()
         if safe:
-            parts.append(kind(safe))
+            deltas.append(kind(safe))
             self._buffer = self._buffer[len(safe) :]
 
 
 def _tool_call(text: str) -> ToolCallDelta | None:
-    """A call, or None if the text is not one."""
+    """Parses a call; None if malformed."""
     try:
         call = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,12 +1,12 @@
-"""JSON whose text comes in pieces: where an object ends, and whether it can still become JSON."""
+"""Incremental JSON: end of an object, validity of a prefix."""
 
 from pydantic_core import from_json
 
 
 class JsonObjectScanner:
-    """Looks for the end of an object. It reads each character once, however the text is cut.
+    """Finds the end of an object in streamed text, reading each character once.
 
-    The text begins with `{`.
+    Precondition: the text starts with `{`.
     """
 
     def __init__(self) -> None:
@@ -15,8 +15,8 @@ class JsonObjectScanner:
         self._escaped = False
 
     def feed(self, text: str) -> int | None:
-        """Takes more text; returns the place after the object in it, None while it is open."""
-        for place, character in enumerate(text):
+        """Scans more text; returns the index after the object, None while it is open."""
+        for index, character in enumerate(text):
             if self._in_string:
                 if self._escaped:
                     self._escaped = False
@@ -31,12 +31,12 @@ class JsonObjectScanner:
             elif character == "}":
                 self._depth -= 1
                 if self._depth == 0:
-                    return place + 1
+                    return index + 1
         return None
 
 
 def is_json_prefix(text: str) -> bool:
-    """Whether a text is JSON, or the beginning of it."""
+    """Whether a text is JSON or a prefix of JSON."""
     try:
         from_json(text, allow_partial=True, allow_inf_nan=False)
     except ValueError:

@@ -1,9 +1,9 @@
-"""The next turn of a conversation, computed before it is asked for.
+"""Prefix warm-up: precomputes the known prefix of a conversation's next turn.
 
-A thinking model's template leaves out what was thought before. So the next turn's tokens differ
-from those that were computed where the first answer began, and the prefix cache ends there. But
-they are known as soon as an answer is finished, up to the user's next words. While the engine has
-nothing to do, it computes them, and the next answer begins as soon as the new words are read.
+A thinking model's chat template drops earlier reasoning, so the next turn's tokens differ from the
+computed ones from the first completion on, and the prefix cache misses there. Once a completion has
+finished, the next prompt is known up to the user's message. The engine computes that prefix while
+idle, so that the next turn only has to prefill the new message.
 """
 
 import asyncio
@@ -14,45 +14,44 @@ from ..settings import Settings
 from .output import ParsedOutput
 from .prompts import ChatPrompt, PromptRenderer
 
-IDLE_DELAY = 0.05  # seconds without a request, before the engine's time is used for this
+IDLE_DELAY = 0.05  # seconds after a completion
 
 
 class PrefixWarmup:
-    """Expects the next turns of conversations.
+    """Schedules precomputation of likely next turns.
 
     Args:
-        settings: whether it does so.
-        engine_client: to the engine.
+        settings: turns it on or off.
+        engine_client: client of the engine thread.
     """
 
     def __init__(self, settings: Settings, engine_client: EngineClient):
-        self._is_on = settings.prefix_warmup
+        self._enabled = settings.prefix_warmup
         self._engine_client = engine_client
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def schedule(self, prompts: PromptRenderer, prompt: ChatPrompt, answer: ParsedOutput) -> None:
-        """Takes note of an answer to which the user may reply.
+    def schedule(self, prompts: PromptRenderer, prompt: ChatPrompt, output: ParsedOutput) -> None:
+        """Schedules the turn that follows a finished completion.
 
-        A call of a tool is not expected to be followed: it depends on the client which of the
-        thoughts before the call come back.
+        Tool calls are skipped: how much reasoning is sent back with them depends on the client.
         """
-        is_whole = answer.finish_reason == "stop" and bool(answer.text) and not answer.calls
-        if self._is_on and is_whole and prompt.template_input is not None:
-            task = asyncio.ensure_future(self._prepare(prompts, prompt, answer.text))
-            self._tasks.add(task)  # asyncio itself keeps no reference to it
+        is_complete = output.finish_reason == "stop" and bool(output.text) and not output.calls
+        if self._enabled and is_complete and prompt.template_input is not None:
+            task = asyncio.ensure_future(self._precompute(prompts, prompt, output.text))
+            self._tasks.add(task)  # asyncio keeps no reference
             task.add_done_callback(self._tasks.discard)
 
-    async def _prepare(self, prompts: PromptRenderer, prompt: ChatPrompt, said: str) -> None:
+    async def _precompute(self, prompts: PromptRenderer, prompt: ChatPrompt, text: str) -> None:
         await asyncio.sleep(IDLE_DELAY)
         if not self._is_idle():
             return
         assert prompt.template_input is not None
         try:
-            known = await prompts.run(prompts.next_turn_prefix, prompt.template_input, said)
-        except ApiError:  # a template that takes this conversation no further
+            prefix = await prompts.run(prompts.next_turn_prefix, prompt.template_input, text)
+        except ApiError:  # the template rejects another turn
             return
         if self._is_idle():
-            self._engine_client.precompute(known)
+            self._engine_client.precompute(prefix)
 
     def _is_idle(self) -> bool:
         return self._engine_client.lifecycle.is_ready and self._engine_client.num_unfinished == 0

@@ -1,27 +1,27 @@
-"""Levels of effort: how many tokens a model may think before it answers.
+"""Reasoning effort levels as thinking budgets.
 
-The models that run here think, or do not; they know no levels. A level is therefore a bound on the
-thoughts, which must leave half of an answer's tokens to the answer itself.
+The supported models can only turn thinking on or off, so a level maps to a budget of reasoning
+tokens. The budget is at most half of `max_tokens`, which leaves room for the content.
 """
 
 from typing import Literal
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-# Tokens of thoughts; levels that are not here set no bound, and with "none" nothing is thought.
+# Budgets in tokens; higher levels are unlimited, and "none" turns thinking off.
 THINKING_BUDGETS = {"minimal": 128, "low": 512, "medium": 2048}
-UNLIMITED = -1  # a budget that says so, as in vLLM
+UNLIMITED = -1  # as in vLLM
 
 
 def thinking_budget(
     tokens: int | None, effort: ReasoningEffort | None, max_tokens: int | None
 ) -> int | None:
-    """How many tokens the thoughts may have; None for no bound.
+    """Returns the maximum number of reasoning tokens; None for no limit.
 
     Args:
-        tokens: the budget that a request names, which wins; None if it names none.
-        effort: the level that it names.
-        max_tokens: of the whole answer.
+        tokens: the request's explicit budget, which takes precedence; None if not given.
+        effort: the request's effort level; None if not given.
+        max_tokens: maximum tokens of the completion, reasoning included.
     """
     if tokens is not None:
         return None if tokens == UNLIMITED else tokens

@@ -1,4 +1,4 @@
-"""Sampling: the fields that OpenAI's protocols share, and the defaults of a model."""
+"""Sampling fields of OpenAI's protocols, and default parameters."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,10 +13,10 @@ from ...errors import UserError
 from ..http.errors import bad_request
 from .reasoning_effort import UNLIMITED, ReasoningEffort, thinking_budget
 
-# Keys of generation_config.json that are defaults here, as in vLLM.
+# Keys of generation_config.json that set defaults, as in vLLM.
 GENERATION_CONFIG_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 INT64_MAX = 2**63 - 1
-# Fields that have the name of the engine's parameter, and its meaning.
+# Fields passed to `SamplingParams` unchanged.
 SAMPLING_FIELDS = (
     "temperature",
     "top_p",
@@ -38,13 +38,13 @@ TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class StrictModel(BaseModel):
-    """A request's body: a field that is not known is refused, and so is a value of another type."""
+    """Base of request bodies: rejects unknown fields and type coercion."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class StructuredOutputsFields(StrictModel):
-    """vLLM's `structured_outputs`: exactly one of these."""
+    """vLLM's `structured_outputs`; exactly one field must be set."""
 
     json_: Annotated[dict[str, Any] | bool | str | None, Field(alias="json")] = None
     regex: str | None = None
@@ -53,24 +53,24 @@ class StructuredOutputsFields(StrictModel):
     json_object: bool | None = None
 
     def constraint(self) -> StructuredOutputs:
-        """The form, as the engine takes it.
+        """Converts to the engine's constraint.
 
         Raises:
-            ApiError: none of the fields is given, or several.
+            ApiError: no field is set, or several are.
         """
         fields = self.model_dump(by_alias=True, exclude_none=True)
         return make_constraint(StructuredOutputs, "structured_outputs", **fields)
 
 
 class ResponseFormat(StrictModel):
-    """The form of an answer; `schema` is llama.cpp's, for a JSON object."""
+    """OpenAI's `response_format`; `schema` is llama.cpp's extension of json_object."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
     def constraint(self) -> StructuredOutputs | None:
-        """The form, as the engine takes it; None for a text.
+        """Converts to the engine's constraint; None for text.
 
         Raises:
             ApiError: a schema is missing.
@@ -89,7 +89,7 @@ class ResponseFormat(StrictModel):
 
 
 class CommonFields(StrictModel):
-    """What chats, completions and responses all take."""
+    """Fields of chat completions, completions and responses."""
 
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -109,14 +109,14 @@ class CommonFields(StrictModel):
 
     @property
     def effort(self) -> ReasoningEffort | None:
-        """How much the model shall think; None if the request does not say."""
+        """Requested reasoning effort; None if not given."""
         return None
 
     def shared_params(self, max_tokens: int | None) -> dict[str, Any]:
-        """These fields by the names of the engine's parameters; None is a field without a value.
+        """These fields as arguments of `make_sampling_params`.
 
         Args:
-            max_tokens: of the answer.
+            max_tokens: maximum tokens of the completion; None if not given.
         """
         return {
             **{name: getattr(self, name) for name in SAMPLING_FIELDS},
@@ -128,7 +128,7 @@ class CommonFields(StrictModel):
 
 
 class SamplingFields(CommonFields):
-    """What chats and completions both take."""
+    """Fields of chat completions and completions."""
 
     stop_token_ids: list[TokenId] | None = None
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -151,15 +151,22 @@ class SamplingFields(CommonFields):
         constraint: OutputConstraint | None = None,
         prompt_logprobs: int | None = None,
     ) -> SamplingParams:
-        """The engine's parameters; `constraint` is the answer's, if another field asks for one.
+        """Converts to sampling parameters.
+
+        Args:
+            defaults: default parameters.
+            max_tokens: maximum tokens of the completion.
+            logprobs: number of top log-probabilities per token; None for none.
+            constraint: from `response_format` or tools; None without them.
+            prompt_logprobs: number of top log-probabilities per prompt token; None for none.
 
         Raises:
-            ApiError: parameters that contradict each other.
+            ApiError: parameters are invalid or conflict.
         """
         if self.structured_outputs is not None:
             if constraint is not None:
                 raise bad_request(
-                    "structured_outputs and another field both ask for a form; give one of them.",
+                    "structured_outputs and another output constraint conflict; give one.",
                     "structured_outputs",
                 )
             constraint = self.structured_outputs.constraint()
@@ -177,32 +184,38 @@ class SamplingFields(CommonFields):
         )
 
     def check_stream(self, is_stream: bool, has_options: bool) -> None:
-        """Refuses fields that a stream cannot have, or must.
+        """Checks the fields that depend on `stream`.
 
         Raises:
-            ApiError: the first such field.
+            ApiError: a field conflicts with it.
         """
         if has_options and not is_stream:
             raise bad_request("stream_options needs stream: true.", "stream_options")
         if is_stream and self.prompt_logprobs is not None:
             raise bad_request(
-                "prompt_logprobs are not told in a stream; leave one of the two out.",
+                "prompt_logprobs cannot be combined with stream: true; remove one of them.",
                 "prompt_logprobs",
             )
 
 
 def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
-    """The engine's parameters from a request's; None is a field that was not given.
+    """Creates sampling parameters from a request's fields and the defaults.
+
+    Args:
+        defaults: default parameters.
+        fields: the request's parameters; None if not given.
 
     Raises:
-        ApiError: the engine refuses them.
+        ApiError: a parameter is invalid.
     """
     given = {name: value for name, value in fields.items() if value is not None}
     if "seed" in given:
-        given["seed"] %= 2**64  # OpenAI's may be negative
+        given["seed"] %= 2**64  # OpenAI allows negative seeds
     chosen: dict[str, Any] = {"max_tokens": None, "clamp_max_tokens": True, **defaults, **given}
     if chosen.get("n", 1) > 1 and "temperature" not in given:
-        chosen["temperature"] = chosen.get("temperature") or 1.0  # several are to be different
+        chosen["temperature"] = (
+            chosen.get("temperature") or 1.0
+        )  # greedy completions would be identical
     try:
         return SamplingParams(**chosen)
     except UserError as error:
@@ -210,15 +223,15 @@ def make_sampling_params(defaults: Mapping[str, Any], **fields: Any) -> Sampling
 
 
 def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: Any) -> T:
-    """A form of an answer.
+    """Creates an output constraint.
 
     Args:
         kind: `StructuredOutputs` or `ToolCalls`.
-        param: the field that asks for it.
-        args, fields: of the form.
+        param: the request's field, for errors.
+        args, fields: arguments of `kind`.
 
     Raises:
-        ApiError: the engine refuses it.
+        ApiError: the constraint is invalid.
     """
     try:
         return kind(*args, **fields)
@@ -227,11 +240,11 @@ def make_constraint(kind: Callable[..., T], param: str, *args: Any, **fields: An
 
 
 def auto_tool_calls(tools: list[dict[str, Any]], parallel: bool | None) -> ToolCalls | None:
-    """The form of an answer that may call tools: a call that is begun keeps to a tool's schema.
+    """Constraint of `tool_choice` "auto": tool calls are optional but follow their schemas.
 
     Args:
-        tools: that may be called.
-        parallel: whether there may be several calls; None is yes.
+        tools: available tools.
+        parallel: whether several calls are allowed; None allows them.
     """
     if not tools:
         return None
@@ -240,19 +253,19 @@ def auto_tool_calls(tools: list[dict[str, Any]], parallel: bool | None) -> ToolC
 
 
 def default_sampling_params(folder: Path, source: str) -> dict[str, Any]:
-    """Defaults of sampling.
+    """Reads the model's default sampling parameters.
 
     Args:
-        folder: of the model.
-        source: "auto" reads the model's `generation_config.json`: `do_sample: false` means greedy;
-            "vllm" has none.
+        folder: model folder.
+        source: "auto" reads `generation_config.json` (`do_sample: false` means greedy); "vllm"
+            leaves the engine's defaults.
     """
     file = folder / "generation_config.json"
     if source == "vllm" or not file.is_file():
         return {}
     config = json.loads(file.read_text(encoding="utf-8"))
-    found = {key: config[key] for key in GENERATION_CONFIG_KEYS if config.get(key) is not None}
-    return {**found, "temperature": 0.0} if config.get("do_sample") is False else found
+    defaults = {key: config[key] for key in GENERATION_CONFIG_KEYS if config.get(key) is not None}
+    return {**defaults, "temperature": 0.0} if config.get("do_sample") is False else defaults
 
 
 def _parse_logit_bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
@@ -261,6 +274,6 @@ def _parse_logit_bias(given: Mapping[str, float] | None) -> dict[int, float] | N
     for token in given:
         if not (token.isascii() and token.isdecimal() and len(token) < 10):
             raise bad_request(
-                f"logit_bias has the token {token[:40]!r}; ids are whole numbers.", "logit_bias"
+                f"logit_bias keys must be token ids, got {token[:40]!r}.", "logit_bias"
             )
     return {int(token): bias for token, bias in given.items()}

@@ -1,4 +1,4 @@
-"""Answers on their way out: streams of events, and plain ones. Both end when the client leaves."""
+"""Responses: server-sent event streams and full JSON responses."""
 
 import asyncio
 import logging
@@ -9,70 +9,77 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ...engine.scheduling.outputs import StreamOutput
 from ..engine_client.client import RequestHandle
-from ..engine_client.messages import OutputDelta
-from ..http.errors import INTERNAL_ERROR, ApiError, request_id_headers, to_json
+from ..http.errors import ANTHROPIC_PATHS, INTERNAL_ERROR, ApiError, request_id_headers, to_json
 from .disconnect import CancelOnDisconnect
 
 log = logging.getLogger("tiny_llm.server")
 
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
-HEADER_DELAY = 0.1  # seconds for the first token: one write for both costs half of two
+HEADER_DELAY = 0.1  # maximum wait for the first token, to send it in one write with the headers
 
-# Events of the engine's view: bytes, each ready to be sent.
+# Encoded events of the engine view.
 Events = AsyncIterator[bytes]
-TEXT_PLACEHOLDER = "\0"  # stands for the text in a `EventTemplate`
+TEXT_PLACEHOLDER = "\0"  # stands for the text in an `EventTemplate`
 
 
 class OutputSerializer(Protocol):
-    """An answer in the form of its protocol. Each method returns whole events, as bytes."""
+    """Serializes a request's outputs in a protocol's format. Methods return encoded events."""
 
     def start_events(self) -> bytes:
-        """What comes before the answer."""
+        """Events before the first output."""
 
-    def delta_events(self, number: int, output: OutputDelta) -> bytes:
-        """What a step has added to the answer of prompt `number`."""
+    def delta_events(self, output: StreamOutput) -> bytes:
+        """Events for one step's additions to a completion."""
 
     def end_events(self) -> bytes:
-        """What comes after it."""
+        """Events after the last output."""
 
     def error_events(self, error: ApiError) -> bytes:
-        """The end of a stream that failed."""
+        """Events that end a failed stream."""
 
 
 def sse_event(data: Any, name: str | None = None) -> bytes:
-    """One server-sent event."""
+    """Encodes a server-sent event."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + to_json(data) + b"\n\n"
 
 
+def error_event(path: str, error: ApiError) -> bytes:
+    """The end of a failed stream, in the protocol of `path` (not for responses)."""
+    if path.startswith(ANTHROPIC_PATHS):
+        return sse_event(error.body(path), "error")
+    return sse_event(error.body(path)) + b"data: [DONE]\n\n"
+
+
 class EventTemplate:
-    """An event that is always the same but for one text; all else is encoded once.
+    """A pre-encoded event with one variable text.
 
     Args:
-        with_text: the event with `TEXT_PLACEHOLDER` in the place of the text.
+        with_text: the event with `TEXT_PLACEHOLDER` as its text.
     """
 
     def __init__(self, with_text: bytes):
-        self._start_data, self._after = with_text.split(to_json(TEXT_PLACEHOLDER))
+        self._prefix, self._suffix = with_text.split(to_json(TEXT_PLACEHOLDER))
 
     def __call__(self, text: str) -> bytes:
-        """The event with that text."""
-        return self._start_data + to_json(text) + self._after
+        """Encodes the event with a text."""
+        return self._prefix + to_json(text) + self._suffix
 
 
 class EventSourceResponse(Response):
     """A stream of server-sent events.
 
-    What the engine has added since the last time is sent in one write; each token is an event. The
-    head and the events before the answer go out with the first token, if it comes soon.
+    Each token is an event; the events of one batch of outputs are sent in one write. Headers and
+    start events are sent with the first token if it is ready within `HEADER_DELAY`.
 
     Args:
-        serializer: makes the events.
-        handle: the answers; it is closed at the end.
-        keep_alive: seconds of silence after which something is sent that says nothing.
-        keep_alive_event: what that is; clients do not see a comment, and may give up on a silent
-            stream.
+        serializer: creates the events.
+        handle: the request; closed at the end.
+        keep_alive: seconds of silence before a keep-alive is sent.
+        keep_alive_event: the keep-alive. SSE parsers hide comments from clients, so a protocol with
+            a ping event sends that, against client timeouts.
     """
 
     media_type = "text/event-stream"
@@ -91,21 +98,21 @@ class EventSourceResponse(Response):
         self._handle = handle
         self._keep_alive = keep_alive
         self._keep_alive_event = keep_alive_event
-        self._start_data: bytes | None = None  # events before the answer, once they are made
-        self._headers_sent = False  # whether the head was sent, and those with it
+        self._start_data: bytes | None = None  # start events, once created
+        self._headers_sent = False  # and the start events with them
         self._last_sent = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._keep_alive_task: asyncio.Task[None] | None = None  # what ends a silence is being sent
+        self._keep_alive_task: asyncio.Task[None] | None = None  # sends a keep-alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events until they end, the client leaves, or reads too slowly."""
+        """Sends events until the end, a disconnect, or a slow-reader timeout."""
         try:
             with CancelOnDisconnect(receive, self._handle) as connection:
                 await self._send_all(send)
         finally:
             self._cancel_keep_alive()
         if connection.is_slow:
-            log.warning("a client reads its stream too slowly and is dropped")
+            log.warning("dropped a client that reads its stream too slowly")
 
     async def _send_all(self, send: Send) -> None:
         self._schedule_keep_alive(HEADER_DELAY, send)
@@ -115,29 +122,24 @@ class EventSourceResponse(Response):
             self._make_start_events()
             last = self._serializer.error_events(error)
         except Exception:
-            log.exception("a stream failed")
+            log.exception("stream failed")
             self._make_start_events()
             last = self._serializer.error_events(ApiError(500, INTERNAL_ERROR))
         self._cancel_keep_alive()
         await self._send(send, last, is_last=True)
 
     async def _send_outputs(self, send: Send) -> bytes:
-        """Sends the answer; returns its last events."""
+        """Sends the outputs; returns the end events."""
         serializer = self._serializer
         async for outputs in self._handle.stream_outputs():
             self._make_start_events()
-            if len(outputs) == 1:
-                data = serializer.delta_events(*outputs[0])
-            else:
-                data = b"".join(
-                    serializer.delta_events(number, output) for number, output in outputs
-                )
+            data = b"".join(map(serializer.delta_events, outputs))
             if data:
                 await self._send(send, data)
         return serializer.end_events()
 
     def _make_start_events(self) -> None:
-        """Makes the first events, as late as can be: they may tell what was found in the cache."""
+        """Creates the start events, as late as possible: they may contain cache hits."""
         if self._start_data is None:
             self._start_data = self._serializer.start_events()
 
@@ -150,10 +152,10 @@ class EventSourceResponse(Response):
             await send({**start, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
-    # ---------------------------------------------------------------- proxies close silent streams
+    # ---------------------------------------------------------------- keep-alive against timeouts
 
     def _schedule_keep_alive(self, seconds: float, send: Send) -> None:
-        """Looks later whether the stream was silent, and then sends something."""
+        """Sets the timer of the next silence check."""
         self._timer = asyncio.get_running_loop().call_later(
             seconds, self._on_keep_alive_timer, send
         )
@@ -182,9 +184,9 @@ class EventSourceResponse(Response):
 
 
 async def full_response(
-    receive: Receive, handle: RequestHandle, answer: Awaitable[Response]
+    receive: Receive, handle: RequestHandle, response: Awaitable[Response]
 ) -> Response:
-    """A plain answer, unless the client leaves before it is finished."""
+    """Awaits a full response; cancelled by a disconnect."""
     with CancelOnDisconnect(receive, handle):
-        return await answer
-    return Response(status_code=499)  # there is nobody to read it
+        return await response
+    return Response(status_code=499)  # the client has disconnected

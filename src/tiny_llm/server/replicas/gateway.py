@@ -1,8 +1,8 @@
-"""Passes requests on to replicas: what happens when one is lost, or the client leaves.
+"""Gateway: forwards requests to replicas, with retry on replica loss.
 
-Nothing is sent to the client before the replica has computed the first part of the body. Until then
-a request whose replica is lost goes to another one, and the client does not notice. After that, its
-stream ends with an error event of its protocol.
+Nothing is sent to the client before the replica has sent the first part of the body. Until then, a
+request whose replica is lost is retried on another one. Afterwards, its stream ends with an error
+event of its protocol.
 """
 
 import asyncio
@@ -12,29 +12,26 @@ from typing import Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
-from ..anthropic import messages
 from ..http.errors import ApiError
-from ..openai import chat, completions, responses
+from ..openai import responses
 from ..protocol.disconnect import wait_for_disconnect
-from ..protocol.streaming import sse_event
+from ..protocol.streaming import error_event, sse_event
 from .routing import routing_key
 
-REPLICA_LOST = "The replica that computed this answer was lost; ask again."
-NO_REPLICA = "No replica could answer; try again in a moment."
-MAX_ATTEMPTS = 3  # replicas that a request may lose
-RETRY_DELAY = (
-    0.5  # seconds before the next attempt: a router needs a moment to see that one is gone
-)
+REPLICA_LOST = "The replica that computed this response was lost; retry."
+NO_REPLICA = "No replica is available; retry in a moment."
+MAX_ATTEMPTS = 3  # including the first
+RETRY_DELAY = 0.5  # seconds, in which the router detects the lost replica
 
 
 @dataclass(frozen=True)
 class ReplicaRequest:
-    """A request on its way to a replica: plain data, which crosses processes.
+    """A forwarded request: plain data, sent between processes.
 
     Attributes:
-        scope: ASGI's, without what belongs to the gateway's process.
-        body: all of it.
-        prompt: the text by which it is routed; may be empty.
+        scope: ASGI scope, picklable entries only.
+        body: the complete body.
+        prompt: routing key; may be empty.
     """
 
     scope: Scope
@@ -43,62 +40,62 @@ class ReplicaRequest:
 
 
 class ReplicaLostError(Exception):
-    """The process that computed an answer is gone, or could not be reached."""
+    """The replica's process has exited or is unreachable."""
 
 
 class ReplicaPool(Protocol):
-    """What chooses a replica and asks it."""
+    """Chooses a replica and sends it a request."""
 
     def stream(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
-        """The ASGI messages of an answer; closing the generator cancels the request.
+        """Yields the ASGI messages of the response; closing the generator aborts the request.
 
         Raises:
-            ReplicaLostError: before its first messages, or after.
+            ReplicaLostError: at any time.
         """
 
 
 class Gateway:
-    """An ASGI application whose answers replicas compute."""
+    """ASGI application that forwards requests to replicas."""
 
     def __init__(self, replicas: ReplicaPool):
         self._replicas = replicas
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Handles one request."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
         body = await _read_body(receive)
         if body is None:
-            return  # the client left
+            return  # the client has disconnected
         request = ReplicaRequest(_picklable_scope(scope), body, routing_key(body))
-        passing = asyncio.create_task(self._forward(request, send))
-        leaving = asyncio.create_task(wait_for_disconnect(receive))
+        forward = asyncio.create_task(self._forward(request, send))
+        disconnect = asyncio.create_task(wait_for_disconnect(receive))
         try:
-            await asyncio.wait((passing, leaving), return_when="FIRST_COMPLETED")
+            await asyncio.wait((forward, disconnect), return_when="FIRST_COMPLETED")
         finally:
-            passing.cancel()
-            leaving.cancel()
-            await asyncio.gather(passing, leaving, return_exceptions=True)
-        if not passing.cancelled():
-            passing.result()
+            forward.cancel()
+            disconnect.cancel()
+            await asyncio.gather(forward, disconnect, return_exceptions=True)
+        if not forward.cancelled():
+            forward.result()
 
     async def _forward(self, request: ReplicaRequest, send: Send) -> None:
         path = request.scope["path"]
         for attempt in range(MAX_ATTEMPTS):
-            answer = _ForwardedResponse(path, send)
-            asked = self._replicas.stream(request)
+            response = _ForwardedResponse(path, send)
+            batches = self._replicas.stream(request)
             try:
-                async for news in asked:
-                    for message in news:
-                        await answer.take(message)
+                async for batch in batches:
+                    for message in batch:
+                        await response.take(message)
                 return
             except ReplicaLostError:
-                if answer.has_begun:
-                    await answer.fail(ApiError(503, REPLICA_LOST))
+                if response.has_started:
+                    await response.fail(ApiError(503, REPLICA_LOST))
                     return
             finally:
-                await asked.aclose()
+                await batches.aclose()
             if attempt < MAX_ATTEMPTS - 1:
                 await asyncio.sleep(RETRY_DELAY)
         error = ApiError(503, NO_REPLICA, headers={"Retry-After": "1"}).response(path)
@@ -106,24 +103,24 @@ class Gateway:
 
 
 class _ForwardedResponse:
-    """An answer on its way to the client, whose head waits for the first part of the body."""
+    """Forwards a response; holds its start back until the first body message."""
 
     def __init__(self, path: str, send: Send):
-        self.has_begun = False
+        self.has_started = False
         self._path = path
         self._send = send
-        self._head: Message | None = None
+        self._start: Message | None = None
         self._num_events = 0
 
     async def take(self, message: Message) -> None:
-        """Passes one ASGI message on."""
+        """Forwards an ASGI message."""
         if message["type"] == "http.response.start":
-            self._head = message
+            self._start = message
             return
-        if not self.has_begun:
-            assert self._head is not None, "a body without a head"
-            self.has_begun = True
-            await self._send(self._head)
+        if not self.has_started:
+            assert self._start is not None, "a body without a response start"
+            self.has_started = True
+            await self._send(self._start)
         self._num_events += message.get("body", b"").count(b"\ndata: ")
         await self._send(message)
 
@@ -131,10 +128,10 @@ class _ForwardedResponse:
         """Ends a stream with its protocol's error event.
 
         Raises:
-            ReplicaLostError: this is no stream; the server that called closes the connection.
+            ReplicaLostError: not an event stream; the outer server closes the connection.
         """
-        assert self._head is not None
-        if dict(self._head["headers"]).get(b"content-type", b"").startswith(b"text/event-stream"):
+        assert self._start is not None
+        if dict(self._start["headers"]).get(b"content-type", b"").startswith(b"text/event-stream"):
             data = stream_error(self._path, error, self._num_events)
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
             return
@@ -142,31 +139,29 @@ class _ForwardedResponse:
 
 
 def stream_error(path: str, error: ApiError, num_events: int) -> bytes:
-    """The event that ends a failed stream.
+    """Encodes the event that ends a failed stream.
 
     Args:
-        path: of the request; decides the protocol.
-        error: what to say.
-        num_events: that the stream had before, by which Responses numbers its events.
+        path: the request's path, which selects the protocol.
+        error: the error.
+        num_events: number of events sent; the sequence number of the Responses protocol.
     """
     if path == responses.PATH:
-        told = {"type": "error", "code": "server_error", "message": error.message, "param": None}
-        return sse_event({**told, "sequence_number": num_events}, "error")
-    if path == messages.PATH:
-        return messages.stream_error(error)
-    return (completions if path == completions.PATH else chat).stream_error(error)
+        event = {"type": "error", "code": "server_error", "message": error.message, "param": None}
+        return sse_event({**event, "sequence_number": num_events}, "error")
+    return error_event(path, error)
 
 
 def _picklable_scope(scope: Scope) -> Scope:
-    """What of a scope another process understands."""
+    """The picklable part of an ASGI scope."""
     names = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string")
-    found = {name: scope[name] for name in (*names, "root_path", "client") if name in scope}
+    entries = {name: scope[name] for name in (*names, "root_path", "client") if name in scope}
     headers = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
-    return {**found, "asgi": {"version": "3.0"}, "server": None, "headers": headers}
+    return {**entries, "asgi": {"version": "3.0"}, "server": None, "headers": headers}
 
 
 async def _read_body(receive: Receive) -> bytes | None:
-    """All of a body; None if the client leaves before its end."""
+    """Reads a body; None if the client disconnects first."""
     parts = []
     while (message := await receive())["type"] == "http.request":
         parts.append(message.get("body", b""))
@@ -176,12 +171,12 @@ async def _read_body(receive: Receive) -> bytes | None:
 
 
 async def _empty_receive() -> Message:
-    """A `receive` for answers that read no body."""
+    """`receive` for responses that do not use it."""
     return {"type": "http.disconnect"}
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
-    """ASGI's lifespan: there is nothing to start and nothing to stop."""
+    """Handles ASGI lifespan messages; a no-op."""
     while (kind := (await receive())["type"]) == "lifespan.startup":
         await send({"type": f"{kind}.complete"})
     await send({"type": f"{kind}.complete"})

@@ -1,9 +1,9 @@
-"""Replicas on Ray Serve: placed, watched, scaled and replaced by it, behind its HTTP proxy.
+"""Ray Serve deployment: placement, health checks, autoscaling, rolling updates.
 
     serve run tiny_llm.server.replicas.ray_serve:build model=demo replicas=2
 
-`serve` is Ray's command. A change of arguments followed by `serve deploy` is a rolling update: new
-replicas start before old ones stop, and old ones finish their answers first.
+`serve` is Ray's command. `serve deploy` with changed arguments is a rolling update: new replicas
+start before old ones stop, and old ones finish their requests first.
 """
 
 import os
@@ -24,8 +24,8 @@ from ..settings import Settings
 from .gateway import Gateway, ReplicaLostError, ReplicaRequest
 from .replica import Replica
 
-# Ray's own router. Its public name, ray.serve.llm.request_router, can be imported only where vLLM
-# or SGLang is installed; the class itself needs neither.
+# Ray's router. Its public module, ray.serve.llm.request_router, requires vLLM or SGLang to be
+# installed; the class itself does not.
 ROUTER = (
     "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router."
     "PrefixCacheAffinityRouter"
@@ -33,24 +33,22 @@ ROUTER = (
 
 
 class RayServeArgs(BaseModel):
-    """What `serve run` takes as name=value, and a configuration file as `args`.
+    """Arguments of `serve run` (name=value), and `args` in a configuration file.
 
     Attributes:
-        model: a name, hub id or folder, as for `tiny-llm serve`; on every machine of the cluster.
-        served_model_name: what clients call it.
-        replicas: engines; with max_replicas, the least number of them.
-        max_replicas: if given, Ray starts up to so many when queues grow.
-        target_ongoing_requests: a replica's requests, running and waiting, that autoscaling aims
-            at.
-        max_ongoing_requests: a replica's requests at once; more wait in the gateway.
-        imbalanced_threshold: how many requests more than another a replica may have before load
-            counts for more than a common prefix.
-        cpus: that Ray sets aside for a replica.
-        threads: that a replica computes with.
+        model: name, hub id or folder, as for `tiny-llm serve`; available on every machine.
+        served_model_name: the model's name in the API.
+        replicas: number of replicas; with max_replicas, the minimum.
+        max_replicas: maximum for autoscaling; None for a fixed number.
+        target_ongoing_requests: autoscaling target: running and waiting requests per replica.
+        max_ongoing_requests: maximum requests per replica; more wait in the gateway.
+        imbalanced_threshold: difference in queue length from which load outweighs prefix affinity.
+        cpus: CPUs that Ray reserves per replica.
+        threads: compute threads per replica.
         kv_cache_bytes, max_num_seqs, max_num_batched_tokens, load_format: as for `tiny-llm serve`.
-        api_key: what clients must send; TINY_LLM_API_KEY is the same.
-        max_body_bytes: size of a request.
-        drain_timeout: seconds that running requests get when a replica is replaced.
+        api_key: required API key; default TINY_LLM_API_KEY.
+        max_body_bytes: maximum size of a request body.
+        drain_timeout: seconds for running requests to finish when a replica is replaced.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -78,7 +76,7 @@ class RayServeArgs(BaseModel):
         return self.model_dump(include=names)
 
     def settings(self) -> Settings:
-        """Of each replica's server. Ray's proxy is what the network reaches, under any name."""
+        """Settings of each replica. Any Host is allowed: only Ray's proxy is exposed."""
         return Settings(
             model_name=self.served_model_name or Path(self.model).name or self.model,
             api_key=self.api_key or os.environ.get("TINY_LLM_API_KEY") or None,
@@ -89,7 +87,7 @@ class RayServeArgs(BaseModel):
 
 
 class RayReplica:
-    """A replica as Ray Serve wants it."""
+    """Ray Serve deployment of a replica."""
 
     async def __init__(self, arguments: RayServeArgs):  # type: ignore[misc]  # Ray awaits it
         find = find_config if arguments.load_format == "dummy" else find_model
@@ -99,53 +97,57 @@ class RayReplica:
         await self._replica.start()
 
     def check_health(self) -> None:
-        """Ray calls it again and again, and replaces a replica where it raises."""
+        """Periodic health check of Ray; a replica that raises is replaced."""
         self._replica.check_alive()
 
     async def handle_request(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
         """See `Replica.handle_request`."""
-        answering = self._replica.handle_request(request)
+        batches = self._replica.handle_request(request)
         try:
-            async for messages in answering:
+            async for messages in batches:
                 yield messages
         finally:
-            await answering.aclose()
+            await batches.aclose()
 
 
 class RayReplicaPool:
-    """The replicas behind a handle of Ray Serve."""
+    """Replicas behind a Ray Serve handle."""
 
     def __init__(self, handle: DeploymentHandle):
-        self._ask = handle.options(stream=True).handle_request
+        self._handle_request = handle.options(stream=True).handle_request
 
     async def stream(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
         """See `ReplicaPool.stream`."""
-        # The router reads `prompt` of positional arguments, and cannot do with an empty one.
-        asked = self._ask.remote(request) if request.prompt else self._ask.remote(request=request)
+        # The router reads `prompt` from positional arguments and fails on an empty one.
+        batches = (
+            self._handle_request.remote(request)
+            if request.prompt
+            else self._handle_request.remote(request=request)
+        )
         try:
-            async for messages in asked:
+            async for messages in batches:
                 yield messages
         except RayTaskError:
-            raise  # a mistake in the replica: another would make it, too
+            raise  # an exception in the replica's code, which a retry would repeat
         except (RayActorError, TaskCancelledError) as error:
             raise ReplicaLostError(str(error)) from error
         finally:
-            asked.cancel()
+            batches.cancel()
 
 
 class RayGateway:
-    """The gateway as Ray Serve wants it: it gets what the proxy gets."""
+    """Ray Serve ingress: receives all requests of the HTTP proxy."""
 
     def __init__(self, handle: DeploymentHandle, max_body_bytes: int):
         self._app = BodyLimitMiddleware(Gateway(RayReplicaPool(handle)), limit=max_body_bytes)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Ray asks for the application by this name."""
+        """Returns the ASGI application; the name is Ray's."""
         return self._app
 
 
 def build(arguments: RayServeArgs) -> serve.Application:
-    """The application that `serve run` and `serve deploy` start."""
+    """Builds the application for `serve run` and `serve deploy`."""
     scaling = None
     if arguments.max_replicas is not None:
         scaling = AutoscalingConfig(

@@ -1,4 +1,4 @@
-"""One replica: the whole server, with an engine of its own, and messages instead of a socket."""
+"""Replica: a complete server driven by ASGI messages instead of a socket."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -18,77 +18,76 @@ from .gateway import ReplicaRequest
 
 
 class Replica:
-    """Answers requests that a gateway passes on.
+    """Handles requests forwarded by a gateway.
 
     Args:
-        folder: of the model.
-        settings: of the server.
+        folder: model folder.
+        settings: server settings.
         engine: arguments of `LLM`, except the model.
     """
 
     def __init__(self, folder: Path, settings: Settings, engine: dict[str, Any]):
-        texts = folder if has_tokenizer(folder) else demo.TARGET_PATH
+        tokenizer_folder = folder if has_tokenizer(folder) else demo.TARGET_PATH
 
         def load() -> LLM:
             return LLM(str(folder), seed=None, **engine)
 
-        self._process = ServerProcess(settings, texts, load, None)
+        self._process = ServerProcess(settings, tokenizer_folder, load, None)
         self._app = build_app(self._process.server)
 
     async def start(self) -> None:
-        """Loads the model; returns when `/ready` would say that it is.
+        """Loads the model; returns once the replica is ready.
 
         Raises:
-            ApiError: the engine failed.
+            ApiError: 503, the engine failed.
         """
         self._process.start()
-        while not self._process.server.engine_client.lifecycle.is_ready:
-            self.check_alive()
-            await asyncio.sleep(0.05)
+        await self._process.ready()
 
     def check_alive(self) -> None:
-        """Refuses if the engine is broken: what started this replica then starts another.
+        """Health check, for the replica's supervisor.
 
         Raises:
-            ApiError: 503 with the reason.
+            ApiError: 503, the engine has failed.
         """
         lifecycle = self._process.server.engine_client.lifecycle
         if lifecycle.phase == "broken":
             raise ApiError(503, lifecycle.reason)
 
     async def handle_request(self, request: ReplicaRequest) -> AsyncGenerator[list[Message]]:
-        """The ASGI messages of an answer, as many at once as are there.
+        """Yields the ASGI messages of the response, in batches of all that are available.
 
-        Closing or cancelling it is what `http.disconnect` is over a socket: the request's place in
-        the engine is free within a step.
+        Closing the generator acts as `http.disconnect`: the request is aborted within a step.
         """
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
-        left = asyncio.Event()
-        asked = iter([{"type": "http.request", "body": request.body, "more_body": False}])
+        disconnected = asyncio.Event()
+        request_messages = iter(
+            [{"type": "http.request", "body": request.body, "more_body": False}]
+        )
 
         async def receive() -> Message:
-            for message in asked:
+            for message in request_messages:
                 return message
-            await left.wait()
+            await disconnected.wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
             messages.put_nowait(message)
 
-        working = asyncio.ensure_future(self._app(dict(request.scope), receive, send))
-        working.add_done_callback(lambda _: messages.put_nowait(None))
+        task = asyncio.ensure_future(self._app(dict(request.scope), receive, send))
+        task.add_done_callback(lambda _: messages.put_nowait(None))
         try:
             while True:
-                ready = [await messages.get()]
+                items = [await messages.get()]
                 while not messages.empty():
-                    ready.append(messages.get_nowait())
-                told = [message for message in ready if message is not None]
-                if told:
-                    yield told
-                if len(told) < len(ready):
+                    items.append(messages.get_nowait())
+                batch = [message for message in items if message is not None]
+                if batch:
+                    yield batch
+                if len(batch) < len(items):
                     break
-            await working
+            await task
         finally:
-            left.set()
-            if not working.done():
-                await asyncio.wait([working])
+            disconnected.set()
+            if not task.done():
+                await asyncio.wait([task])

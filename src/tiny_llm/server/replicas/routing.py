@@ -1,23 +1,22 @@
-"""Which text of a request says where its prefix may already be cached.
+"""Routing key: a request's text for prefix-aware routing.
 
-A router that keeps common prefixes together compares texts; it does not know the protocols. The
-text here has the parts of a prompt in the order in which the chat template puts them: what the
-system says, then the turns. It need not be the prompt itself. It must only agree with another
-request's text for as long as their prompts agree.
+A prefix-aware router compares texts and knows no protocol. The key has the parts of a prompt in the
+order of the chat template: system message, then the turns. It need not equal the prompt; two keys
+must only share a prefix where their prompts do.
 """
 
 import json
 from typing import Any
 
-# Fields with a prompt, in the order of the prompt: Messages, Responses, chat, completions.
+# Prompt fields in prompt order: Messages, Responses, chat completions, completions.
 FIELDS = ("system", "instructions", "messages", "input", "prompt")
 
 
 def routing_key(body: bytes) -> str:
-    """The text of a request's body by which it is routed; empty where there is none.
+    """Returns a request's routing key; empty without a prompt.
 
     Args:
-        body: as it came. What is not JSON has no text: a replica refuses it with the reason.
+        body: raw body. Invalid JSON has an empty key; the replica rejects it.
     """
     try:
         fields = json.loads(body)
@@ -29,9 +28,9 @@ def routing_key(body: bytes) -> str:
 
 
 def _text(value: Any) -> str:
-    """All texts and token ids of a value, in their order."""
+    """Joins all texts and token ids of a value, in order."""
     pending, texts = [value], []
-    while pending:  # a loop, because a body can be nested deeper than Python's stack
+    while pending:  # iterative: a body can be nested deeper than Python's recursion limit
         part = pending.pop()
         if isinstance(part, str):
             texts.append(part)
