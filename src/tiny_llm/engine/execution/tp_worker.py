@@ -2,7 +2,7 @@
 
     python -m tiny_llm.engine.execution.tp_worker RANK SOCKETS… ADDRESSES…
 
-`parallel/local.py` starts it so; a rank that a launcher has started calls `serve_launched`.
+`parallel/spawn.py` starts it so; a rank that a launcher has started calls `serve_launched`.
 `tp_model.py` says what to do. Any error here ends the group:
 ranks that disagree about a step would wait for each other.
 """
