@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 import time
+from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from rich.console import Console
 
 from benchmark.model_costs import ModelCosts
 from tiny_llm import UserError
+from tiny_llm.engine.execution.paged_model import PagedModel, Span
 from tiny_llm.models import serving_model
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.checkpoint.quantization import MODES
@@ -33,6 +35,8 @@ from .make_checkpoint import SHAPES, qwen3_config
 from .roofline import Machine, ProbeError, best, build_probe
 from .systems.worker import peak_bytes, token_ids
 from .timing import Times, percent, step_seconds
+
+PAGE_SIZE = 128
 
 FORMATS: dict[str, dict[str, Any] | None] = {
     **{str(bits): {"bits": bits, "group_size": 64} for bits in sorted(MODES["affine"][0])},
@@ -63,11 +67,13 @@ class Decoding:
         start = time.perf_counter()
         weights = random_checkpoint(self.config)
         evaluate(weights, Console(stderr=True))
-        self.model = serving_model(self.name, weights, page_size=128)
+        self.model = serving_model(self.name, weights, PAGE_SIZE)
         self.load_seconds = time.perf_counter() - start
         self.costs = ModelCosts.from_model(weights.args, self.model)
         self.file_bits = ModelCosts.from_config(self.config).weight_bits
-        self._cache = self.model.create_kv_cache()
+        num_pages = self.context // PAGE_SIZE + 32  # allocated when written
+        self._paged = PagedModel(self.model, num_pages)
+        self._page_ids = array("i", range(num_pages))
         self._length = 0
         self._step(token_ids(self.context, self.model.vocab_size))
         self._step([1])
@@ -77,7 +83,8 @@ class Decoding:
         self.seconds += step_seconds(lambda: self._step([1]), steps, warm_up=1)
 
     def _step(self, ids: list[int]) -> None:
-        logits = self.model.next_token_logits(mx.array([ids]), self._length, self._cache)
+        span = Span(ids, self._length, self._page_ids)
+        logits = self._paged.logits([span], [len(ids) - 1])
         mx.eval(mx.argmax(logits, axis=-1))
         self._length += len(ids)
 

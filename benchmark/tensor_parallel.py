@@ -1,26 +1,26 @@
-"""Tensor parallelism on one machine: N ranks that share its cores, beside one with all of them.
+"""Tensor parallelism on one machine: N ranks against one process with all cores.
 
     python -m benchmark.tensor_parallel --model FOLDER
     python -m benchmark.tensor_parallel --model FOLDER --load-format dummy --ranks 2
-    python -m benchmark.tensor_parallel --model FOLDER --backend ring
+    python -m benchmark.tensor_parallel --model FOLDER --launcher "mpirun -n 2"
     python -m benchmark.tensor_parallel --model FOLDER --profile
 
-Three systems take turns, round after round, with the same number of cores each:
+Three systems take turns, round after round, with the same number of cores in total:
 
     one rank    the whole model
-    ranks       the model on N ranks
-    parts       the same N parts of the weights, each in a process of its own that asks nobody
+    ranks       the model split among N ranks
+    parts       the same N shards of the weights, each in a process that exchanges nothing
 
-The ranks speak over MPI where that is installed, else over MLX's ring; --backend chooses. What the
-ranks take longer than the parts is the price of working together: the messages, waiting
-for the slowest, and steps that are not recorded. Decoding follows a prompt of 8 tokens. With
---profile, rank 0 waits for each exchange by itself and says what they take; waiting for slower
-ranks is included.
+The ranks exchange over MLX's ring, or over the backend of --launcher. The difference between ranks
+and parts is the overhead of the exchanges: messages, waiting for the slowest rank, and steps that
+are not captured as a whole. Decoding follows a prompt of 8 tokens. With --profile, rank 0 evaluates
+each exchange separately and prints its time, waiting for slower ranks included.
 """
 
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -28,8 +28,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tiny_llm import LLM, SamplingParams, load_weights
+from tiny_llm.engine.execution.tp_worker import serve_launched
 from tiny_llm.models.parallel import layers
-from tiny_llm.models.parallel.rendezvous import BACKENDS, COLLECTIVES, chosen_backend
+from tiny_llm.models.parallel.launcher import is_launched, is_rank_0
 
 from .roofline import usable_threads
 from .systems.worker import token_ids
@@ -41,12 +42,12 @@ CHILD_FLAG = "--as-child"
 
 
 def milliseconds(llm: LLM, task: str, number: int) -> float:
-    """Of a decode step, the mean of many; or of a prompt.
+    """Mean time of a decode step, or time of a prompt.
 
     Args:
         llm: the engine.
         task: one of `TASKS`.
-        number: of the round; each has another prompt.
+        number: number of the round; each round has its own prompt.
     """
     prompt_tokens = PROMPT_TOKENS if task == "decode" else PREFILL_TOKENS
     answer_tokens = ANSWER_TOKENS if task == "decode" else 1
@@ -63,7 +64,9 @@ def milliseconds(llm: LLM, task: str, number: int) -> float:
 
 
 def serve(args: argparse.Namespace) -> None:
-    """A child: answers each line, a task and a round's number, with its milliseconds."""
+    """Runs a child process: maps lines "task round" on stdin to milliseconds on stdout."""
+    if is_launched() and not is_rank_0():
+        serve_launched()
     options: dict[str, Any] = {
         "kv_cache_bytes": 2**28,
         "max_num_batched_tokens": PREFILL_TOKENS,
@@ -86,7 +89,7 @@ def serve(args: argparse.Namespace) -> None:
 
 
 def profile(args: argparse.Namespace, threads: int) -> dict[str, dict[str, float]]:
-    """Where rank 0's time is, by task: in exchanges, in the rest of the model, and outside it."""
+    """Breaks down rank 0's time per task: exchanges, the rest of the model, outside the model."""
     os.environ["TINY_LLM_NUM_THREADS"] = str(threads)
     llm = LLM(
         args.model,
@@ -119,20 +122,21 @@ def profile(args: argparse.Namespace, threads: int) -> dict[str, dict[str, float
 
 
 class System:
-    """Processes that are measured together.
+    """Child processes that are measured as one.
 
     Args:
-        args: of the command.
-        kinds: of each child: which it is, and its rank.
-        threads: of each process.
+        args: the command's arguments.
+        kinds: kind and rank of each child.
+        threads: threads per process.
     """
 
     def __init__(self, args: argparse.Namespace, kinds: Sequence[tuple[str, int]], threads: int):
         command = [sys.executable, "-m", __spec__.name, "--model", args.model]
         command += ["--load-format", args.load_format, "--ranks", str(args.ranks)]
+        launcher = shlex.split(args.launcher) if kinds[0][0] == "ranks" else []
         self._children = [
             subprocess.Popen(
-                [*command, CHILD_FLAG, kind, "--rank", str(rank)],
+                [*launcher, *command, CHILD_FLAG, kind, "--rank", str(rank)],
                 env={**os.environ, "TINY_LLM_NUM_THREADS": str(threads)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -142,10 +146,10 @@ class System:
         ]
         for child in self._children:
             if self._read(child) != "ready":
-                raise RuntimeError(f"a process of '{kinds[0][0]}' did not start.")
+                raise RuntimeError(f"a child process of '{kinds[0][0]}' failed to start.")
 
     def measure(self, task: str, number: int) -> float:
-        """The milliseconds of the slowest process; all begin at once."""
+        """Milliseconds of the slowest process; all start at once."""
         for child in self._children:
             assert child.stdin is not None
             child.stdin.write(f"{task} {number}\n")
@@ -153,7 +157,7 @@ class System:
         return max(float(self._read(child)) for child in self._children)
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Waits for the processes to exit."""
         for child in self._children:
             child.communicate()
 
@@ -166,7 +170,7 @@ class System:
 def compare(
     systems: dict[str, Callable[[str, int], float]], rounds: int
 ) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds by task and system, one for each round."""
+    """Milliseconds per task, system and round."""
     measured: dict[str, dict[str, list[float]]] = {
         task: {name: [] for name in systems} for task in TASKS
     }
@@ -178,16 +182,16 @@ def compare(
 
 
 def report(task: str, measured: dict[str, list[float]]) -> dict[str, float]:
-    """Prints a task's lines; returns its figures."""
+    """Prints a task's results and returns them."""
     times = {name: Times.of(values) for name, values in measured.items()}
     for name, time in times.items():
         print(f"{task:8} {name:9} {time.minimum:8.2f} ms  median {time.median:8.2f}")
     one, ranks, parts = (measured[name] for name in ("one rank", "ranks", "parts"))
     speed = statistics.median(a / b for a, b in zip(one, ranks, strict=True))
-    together = statistics.median(1 - a / b for a, b in zip(parts, ranks, strict=True))
-    print(f"{task:8} ranks are {speed:.2f} × as fast as one; {together:.0%} is working together")
+    overhead = statistics.median(1 - a / b for a, b in zip(parts, ranks, strict=True))
+    print(f"{task:8} ranks are {speed:.2f} × as fast as one; overhead {overhead:.0%}")
     minima = {f"{name} ms": time.minimum for name, time in times.items()}
-    return {**minima, "speed": speed, "together": together}
+    return {**minima, "speed": speed, "overhead": overhead}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -199,31 +203,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--backend", choices=BACKENDS, help="what the ranks speak over")
-    parser.add_argument("--profile", action="store_true", help="where a step's time is, on rank 0")
+    parser.add_argument("--launcher", default="", help="command that starts the ranks")
+    parser.add_argument("--profile", action="store_true", help="break down rank 0's step time")
     parser.add_argument(CHILD_FLAG, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.as_child is not None:
         serve(args)
         return
-    # Asked for, so that what is written is what was used.
-    args.backend = os.environ[COLLECTIVES] = args.backend or chosen_backend()
     if args.ranks < 2:
-        parser.error(f"--ranks is {args.ranks}; there is nothing to compare below 2.")
+        parser.error(f"--ranks must be at least 2, got {args.ranks}.")
     cores = usable_threads()
     each = max(1, cores // args.ranks)
     if args.profile:
-        print(
-            json.dumps(
-                {
-                    "model": args.model,
-                    "ranks": args.ranks,
-                    "backend": args.backend,
-                    **profile(args, each),
-                }
-            )
-        )
+        print(json.dumps({"model": args.model, "ranks": args.ranks, **profile(args, each)}))
         return
     started = {
         "one rank": System(args, [("whole", 0)], cores),
@@ -236,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for one in started.values():
             one.close()
     figures = {task: report(task, measured[task]) for task in TASKS}
-    named = {"model": args.model, "ranks": args.ranks, "backend": args.backend}
+    named = {"model": args.model, "ranks": args.ranks, "launcher": args.launcher}
     print(json.dumps({**named, "threads": each, **figures}))
 
 

@@ -1,7 +1,6 @@
 """Tensor parallelism: split the weights and the KV cache over several processes.
 
 Usage:
-    pip install 'tiny-llm[mpi]'     # optional: shared memory instead of TCP between the ranks
     python examples/tensor_parallelism.py --size 2
 """
 

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.models.support import sequence_logits
 from tests.support import as_numpy, token_prompts
 from tiny_llm import LLM, Qwen3ModelWeek1, SamplingParams, load
 from tiny_llm.kv_cache.paged_storage import RaggedBatch
@@ -257,14 +258,10 @@ def test_a_family_s_logits_float32(family):
     theirs, ours, _ = family
     ids = random_ids(77)
     expected = their_logits(theirs, ids)
-    whole = ours(mx.array([ids]), 0, ours.create_kv_cache())[0]
+    whole = sequence_logits(ours, ids)
     np.testing.assert_allclose(as_numpy(whole), expected, atol=1e-4, err_msg="whole")
-    cache, chunks = ours.create_kv_cache(), []
-    for start, end in ((0, 33), (33, 34), (34, 70), (70, 71), (71, 72), (72, 73), (73, 77)):
-        chunks.append(ours(mx.array([ids[start:end]]), start, cache)[0])
-    np.testing.assert_allclose(
-        as_numpy(mx.concatenate(chunks)), expected, atol=1e-4, err_msg="chunked"
-    )
+    chunked = sequence_logits(ours, ids, [33, 34, 70, 71, 72, 73, 77])
+    np.testing.assert_allclose(as_numpy(chunked), expected, atol=1e-4, err_msg="chunked")
 
 
 def test_a_family_s_logits_in_a_ragged_batch_float32(family):

@@ -1,1 +1,1 @@
-"""Tensor parallelism on two ranks, and lost ranks."""
+"""Tensor parallelism: results, launchers, lost ranks."""

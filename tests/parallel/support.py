@@ -1,4 +1,4 @@
-"""Groups in processes of their own, for tests in which they are lost."""
+"""Rank groups in child processes: starting, losing ranks, waiting for exit."""
 
 import contextlib
 import json
@@ -11,25 +11,26 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tiny_llm.models.parallel.ring import free_addresses
+from tiny_llm.models.parallel import mpi
+from tiny_llm.models.parallel.init import free_addresses
 
-SECONDS = 10.0  # in which a group has ended that has lost a rank
+SECONDS = 10.0  # within which a group must exit after losing a rank
 
-# Answers without end; each line says that an answer is there.
+# Prints a line after each completion.
 GENERATE_FOREVER = """
 from tiny_llm import LLM, SamplingParams
 llm = LLM("demo", kv_cache_bytes=2**24, tensor_parallel_size=2)
 while True:
     llm.generate([[17, 5, 99]], SamplingParams(max_tokens=64, ignore_eos=True))
-    print("answered", flush=True)
+    print("completed", flush=True)
 """
 
 
 def start_group(seconds_before: float = 0.0) -> tuple[subprocess.Popen[str], list[int]]:
-    """A program that answers on two ranks, and the other rank's process.
+    """Starts a program that generates on two ranks; returns it and its workers' pids.
 
     Args:
-        seconds_before: that it answers before this returns.
+        seconds_before: delay after the first completion.
     """
     program = subprocess.Popen(
         [sys.executable, "-c", GENERATE_FOREVER],
@@ -38,13 +39,13 @@ def start_group(seconds_before: float = 0.0) -> tuple[subprocess.Popen[str], lis
         text=True,
     )
     assert program.stdout is not None
-    assert program.stdout.readline() == "answered\n"
+    assert program.stdout.readline() == "completed\n"
     time.sleep(seconds_before)
     return program, ranks_of(program.pid)
 
 
 def start_until_ranks_exist() -> tuple[subprocess.Popen[str], list[int]]:
-    """As `start_group`, and returns as soon as the other rank's process has begun."""
+    """As `start_group`, but returns as soon as the worker process exists."""
     program = subprocess.Popen(
         [sys.executable, "-c", GENERATE_FOREVER],
         stdout=subprocess.DEVNULL,
@@ -59,7 +60,7 @@ def start_until_ranks_exist() -> tuple[subprocess.Popen[str], list[int]]:
 
 @contextlib.contextmanager
 def mlx_launch(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """`mlx.launch` with a host file of two machines, which are both this one."""
+    """Runs `mlx.launch` with a host file that lists this machine twice."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
         json.dump([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * 2, hosts)
         hosts.flush()
@@ -68,7 +69,7 @@ def mlx_launch(*command: str) -> Iterator[subprocess.Popen[str]]:
         launcher += ["--backend", "ring", "--hostfile", hosts.name, "--starting-port", port, "--"]
         process = subprocess.Popen(
             [sys.executable, *launcher, sys.executable, "-m", "tiny_llm", *command],
-            stdin=subprocess.PIPE,  # stays open: mlx.launch reads it again and again
+            stdin=subprocess.PIPE,  # open: mlx.launch polls it
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -80,7 +81,26 @@ def mlx_launch(*command: str) -> Iterator[subprocess.Popen[str]]:
             process.communicate()
 
 
-# Which rank of a launcher's is lost, and how. The first is tried always.
+MPIRUN = mpi.find_in_wheel("mpirun")
+
+
+def mpirun(*command: str) -> subprocess.Popen[str]:
+    """Starts Python with these arguments on two ranks."""
+    return subprocess.Popen(
+        [str(MPIRUN), "-n", "2", sys.executable, *command],
+        env={
+            **os.environ,
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        },
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+# Rank and signal; the first case always runs, the others with --exhaustive.
 LOST_RANK_CASES = [
     (1, signal.SIGKILL),
     (0, signal.SIGKILL),
@@ -90,18 +110,18 @@ LOST_RANK_CASES = [
 
 
 def lose_rank(launcher: subprocess.Popen[str], rank: int, number: signal.Signals) -> None:
-    """Has one of two launched ranks of `chat` get a signal after an answer; both are to end.
+    """Signals one of two launched ranks of `chat` after a reply; both must exit.
 
     Args:
-        launcher: has started them, and nothing else.
-        rank: which one.
-        number: of the signal.
+        launcher: parent of the two ranks and of nothing else.
+        rank: the rank that gets the signal.
+        number: the signal.
     """
     assert launcher.stdin is not None
     assert launcher.stdout is not None
     launcher.stdin.write("What is RoPE?\n")
     launcher.stdin.flush()
-    assert launcher.stdout.readline()  # the answer: both ranks are connected
+    assert launcher.stdout.readline()  # the reply: both ranks are connected
     ranks = children_of(launcher.pid)
     assert len(ranks) == 2
     os.kill(ranks[rank], number)
@@ -111,7 +131,7 @@ def lose_rank(launcher: subprocess.Popen[str], rank: int, number: signal.Signals
 
 
 def wait_for_exit(program: subprocess.Popen[str], seconds: float) -> tuple[int, str]:
-    """How a program ended within so many seconds: its status, and what it said of errors."""
+    """Waits for a program; returns its exit status and standard error."""
     try:
         _, errors = program.communicate(timeout=seconds)
     finally:
@@ -120,20 +140,20 @@ def wait_for_exit(program: subprocess.Popen[str], seconds: float) -> tuple[int, 
 
 
 def children_of(parent: int) -> list[int]:
-    """The processes that a process has started, in any of its threads."""
+    """Pids of a process's children, of all its threads."""
     threads = Path(f"/proc/{parent}/task").glob("*/children")
     return [int(pid) for thread in threads for pid in _read(thread).split()]
 
 
 def ranks_of(parent: int) -> list[int]:
-    """The processes that a process has started as ranks."""
+    """Pids of a process's workers."""
     commands = {child: Path(f"/proc/{child}/cmdline") for child in children_of(parent)}
     is_rank = {child: _read(path) for child, path in commands.items()}
     return [child for child, command in is_rank.items() if b"tp_worker" in command]
 
 
 def _read(path: Path) -> bytes:
-    """What a file says; nothing if it is gone."""
+    """Reads a file; b"" if it does not exist."""
     try:
         return path.read_bytes()
     except OSError:
@@ -141,7 +161,7 @@ def _read(path: Path) -> bytes:
 
 
 def wait_until_exited(processes: Sequence[int], seconds: float) -> bool:
-    """Whether processes end within so many seconds."""
+    """Whether all processes exit within a time limit."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not any(Path(f"/proc/{process}").exists() for process in processes):

@@ -1,4 +1,4 @@
-"""The commands with `--tensor-parallel-size`, and a server that loses a rank."""
+"""Commands with `--tensor-parallel-size`, and a server that loses a rank."""
 
 import json
 import os
@@ -16,7 +16,7 @@ BENCH += ["--min-output-len", "8", "--max-output-len", "8", "--loader", "engine"
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_commands_answer_on_two_ranks(capsys):
+def test_commands_on_two_ranks(capsys):
     ask = ["--model", "demo", "--prompt", "What is RoPE?", "--max-tokens", "24"]
     assert main.main(ask) == 0
     alone = capsys.readouterr().out
@@ -38,35 +38,35 @@ def test_commands_answer_on_two_ranks(capsys):
         (main, ["--tensor-parallel-size", "3"], "num_attention_heads, 4, cannot be split"),
     ],
 )
-def test_what_cannot_be_split_is_refused(command, flags, sentence, capsys):
+def test_invalid_sizes_are_rejected(command, flags, sentence, capsys):
     assert command.main(["--model", "demo", "--tensor-parallel-size", "2", *flags]) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow
-def test_ranks_of_mlx_launch_answer(capfd):
+def test_ranks_of_mlx_launch_generate(capfd):
     ask = ["main", "--model", "demo", "--device", "cpu", "--prompt", "What is RoPE?"]
     ask += ["--max-tokens", "24"]
     with mlx_launch(*ask) as launcher:
-        told, errors = launcher.communicate(timeout=60)
-    assert "exited with" not in errors  # with another status than 0
+        stdout, errors = launcher.communicate(timeout=60)
+    assert "exited with" not in errors  # a nonzero status
     assert main.main([*ask[1:], "--tensor-parallel-size", "2"]) == 0
-    assert told.splitlines()[0] == capfd.readouterr().out.splitlines()[0]
+    assert stdout.splitlines()[0] == capfd.readouterr().out.splitlines()[0]
     with mlx_launch(*ask, "--tensor-parallel-size", "3") as launcher:
-        told, errors = launcher.communicate(timeout=60)
-    assert "is 3, and 2 ranks were started; leave it out." in errors
-    assert told.strip() == ""
+        stdout, errors = launcher.communicate(timeout=60)
+    assert "is 3, but the launcher started 2 ranks; leave it out." in errors
+    assert stdout.strip() == ""
 
 
 @pytest.mark.slow
-def test_a_server_that_loses_a_rank_is_not_ready_and_ends():
+def test_server_that_loses_a_rank_becomes_unready_and_exits():
     server = RunningServer("--tensor-parallel-size", "2")
     [rank] = ranks_of(server.process.pid)
     assert server.get("/ready").status_code == 200
     os.kill(rank, signal.SIGKILL)
     lost = time.monotonic()
-    while (answer := server.get("/ready")).status_code == 200:
+    while (response := server.get("/ready")).status_code == 200:
         assert time.monotonic() < lost + 10
-    assert answer.status_code == 503
-    assert "rank 1 of 2 is lost (ended by signal 9)" in answer.text
+    assert response.status_code == 503
+    assert "rank 1 of 2 is lost: killed by signal 9." in response.text
     assert server.process.wait(10) == 1

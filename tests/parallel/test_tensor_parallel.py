@@ -1,9 +1,11 @@
-"""A model on two ranks against the same model on one: tokens, logits, bits, and what is refused."""
+"""A model on two ranks against the same model on one: tokens, logits, bits, errors."""
 
 import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -32,12 +34,12 @@ TOWN = {
     "required": ["of"],
     "additionalProperties": False,
 }
-SPLIT_SIZES = {"intermediate_size": 5 * 128, "num_hidden_layers": 2}  # not in halves
+SPLIT_SIZES = {"intermediate_size": 5 * 128, "num_hidden_layers": 2}  # an odd number of groups
 CONFIGS = {
     **{name: {**config, **SPLIT_SIZES} for name, config in FAMILIES.items()},
     "qwen3_moe": {**MIXTURE, "moe_intermediate_size": 256},
 }
-# In 4 bits, a group of weights for each of 4 heads.
+# 4bit: one quantization group for each of 4 heads.
 FORMATS = {
     "float32": {"torch_dtype": "float32"},
     "bfloat16": {"torch_dtype": "bfloat16"},
@@ -49,7 +51,7 @@ FORMATS = {
 }
 
 
-# All of this file but what is of two passes with TEST_RANKS=4, which CI does not try.
+# TEST_RANKS=4 runs this file, except tests of two ranks, on four; CI does not.
 RANKS = int(os.environ.get("TEST_RANKS", "2"))
 
 
@@ -63,10 +65,10 @@ def tokens(llm, prompts=QUESTIONS, params=GREEDY) -> list[list[int]]:
 
 @pytest.fixture
 def folder(tmp_path):
-    """Writes a random model of a family, with the demo's tokenizer."""
+    """Writer of a random model of a family with the demo's tokenizer."""
 
     def write(config):
-        config = {**config, "vocab_size": 4097}  # the ranks have different numbers of tokens
+        config = {**config, "vocab_size": 4097}  # not divisible: ranks have different ranges
         path = write_family(tmp_path / "model", config)
         for file in TARGET_PATH.iterdir():
             if "token" in file.name:
@@ -76,9 +78,9 @@ def folder(tmp_path):
     return write
 
 
-def test_the_demo_answers_as_on_one_rank():
-    # Its parts of a sum are rounded to bfloat16, so where two tokens are within the bound of
-    # `test_logits_are_close_to_those_of_one_rank`, either may be chosen: on some machines they are.
+def test_demo_tokens_match_one_rank():
+    # The parts of a sum are rounded to bfloat16, so where two tokens' logits are within the bound
+    # of `test_logits_are_close_to_those_of_one_rank`, either may be chosen; some machines differ.
     llms = engine("demo", 1), engine("demo")
     logits = [record_logits(llm) for llm in llms]
     for index, (one, two) in enumerate(zip(*map(tokens, llms), strict=True)):
@@ -90,7 +92,7 @@ def test_the_demo_answers_as_on_one_rank():
             assert differ[0] >= 16
 
 
-def test_large_messages_go_in_pieces(folder):
+def test_large_messages_are_sent_in_chunks(folder):
     path = folder({**CONFIGS["llama"], **FORMATS["float32"], "max_position_embeddings": 2048})
     prompts = [[17 + place % 1000 for place in range(1000)]]
     options = {"max_num_batched_tokens": 1000}  # one step
@@ -108,7 +110,7 @@ def test_large_messages_go_in_pieces(folder):
         for name in CONFIGS
     ],
 )
-def test_families_answer_as_on_one_rank(folder, family):
+def test_family_tokens_match_one_rank(folder, family):
     path = folder({**CONFIGS[family], **FORMATS["float32"]})
     prompts = [[17, 5, 99], list(range(100, 140))]
     assert tokens(engine(path), prompts) == tokens(engine(path, 1), prompts)
@@ -126,29 +128,28 @@ def test_families_answer_as_on_one_rank(folder, family):
     ],
 )
 def test_logits_are_close_to_those_of_one_rank(folder, family, form):
-    # A sum of n products in parts differs from the whole sum by roundings of u = 2⁻²⁴ of the sum of
-    # magnitudes. They are as often up as down, so n of them are √n; and magnitudes at random add up
-    # to √n times the sum. The layers are two, with two such sums each, of at most 640 products; the
-    # table's sum is exact. So in float32: 4 · 2 · 640 · 2⁻²⁴ < 2⁻¹¹. In bfloat16, with 2⁻⁸ for each
-    # part and each sum that is rounded: 4 · 3 · 2⁻⁸ < 2⁻⁴ of the activations' size, which the head
-    # keeps.
+    # A sum of n products in parts differs from the whole sum by n roundings, each u = 2⁻²⁴ of the
+    # sum of magnitudes. Random signs make that √n roundings, and random magnitudes add up to √n
+    # times the sum. Two layers have two such sums each, of at most 640 products; the embedding's
+    # sum is exact. So in float32: 4 · 2 · 640 · 2⁻²⁴ < 2⁻¹¹. In bfloat16, with 2⁻⁸ for each rounded
+    # part and sum: 4 · 3 · 2⁻⁸ < 2⁻⁴ of the activations' magnitude, which the head preserves.
     path = folder({**CONFIGS[family], **FORMATS[form]})
     bound = 2**-11 if form == "float32" else 2**-4
-    prompt, seen = list(range(300, 340)), []
+    prompt, rows = list(range(300, 340)), []
     for size in (1, RANKS):
         llm = engine(path, size)
         logits = record_logits(llm)
         llm.generate([prompt], SamplingParams(temperature=0, max_tokens=1))
-        seen.append(next(iter(logits.values())))
-    size_of_logits = np.sqrt(np.mean(seen[0] ** 2))
-    assert np.sqrt(np.mean((seen[0] - seen[1]) ** 2)) < bound * size_of_logits
+        rows.append(next(iter(logits.values())))
+    scale = np.sqrt(np.mean(rows[0] ** 2))
+    assert np.sqrt(np.mean((rows[0] - rows[1]) ** 2)) < bound * scale
 
 
-def test_bits_are_the_same_alone_in_a_batch_and_with_any_pages():
+def test_bits_do_not_depend_on_batch_or_preemption():
     runs = [
         run_cases(engine("demo"), [0, 1, 2, 3, 4]),
         run_cases(engine("demo", max_num_seqs=1), [4, 2, 0, 1, 3]),
-        # Few pages: requests are preempted, and prefixes found again.
+        # Few pages: requests are preempted, and their prefixes are cache hits.
         run_cases(engine("demo", kv_cache_bytes=2**20 * 2, block_size=16), [0, 1, 2, 3, 4], 2),
     ]
     outputs, logits = runs[0]
@@ -162,7 +163,7 @@ def test_bits_are_the_same_alone_in_a_batch_and_with_any_pages():
 
 
 @pytest.mark.slow
-def test_guesses_and_grammars_change_nothing():
+def test_draft_tokens_and_grammars_do_not_change_tokens():
     prompt = chat(PARAGRAPH * 2 + "Who is the mayor?")
     form = SamplingParams(
         temperature=0, max_tokens=40, structured_outputs=StructuredOutputs(json=TOWN)
@@ -177,13 +178,13 @@ def test_guesses_and_grammars_change_nothing():
     assert tokens(drafted, [prompt]) == tokens(plain, [prompt])
 
 
-def test_ctrl_c_in_a_step_leaves_the_ranks_in_agreement(monkeypatch):
+def test_ctrl_c_in_a_step_keeps_the_ranks_in_sync(monkeypatch):
     llm = engine("demo")
     expected = tokens(llm)
     compute = PagedModel.logits
 
     def interrupted(self, spans, rows):
-        signal.raise_signal(signal.SIGINT)  # before this rank computes, and the others begin
+        signal.raise_signal(signal.SIGINT)  # while the workers compute
         return compute(self, spans, rows)
 
     monkeypatch.setattr(PagedModel, "logits", interrupted)
@@ -194,7 +195,7 @@ def test_ctrl_c_in_a_step_leaves_the_ranks_in_agreement(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_parts_put_together_are_the_whole(size):
+def test_shards_concatenate_to_the_whole(size):
     # 2 key/value heads: of 4 ranks, two share one.
     config = read_config({**CONFIGS["llama"], "intermediate_size": 512})
     parts = [RankShard(config, rank, size) for rank in range(size)]
@@ -210,28 +211,28 @@ def test_parts_put_together_are_the_whole(size):
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "4bit"])
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_a_part_read_from_a_file_is_the_part_of_the_whole(folder, family, kind):
+def test_shard_read_from_a_file_equals_the_slice(folder, family, kind):
     path = folder({**CONFIGS[family], **FORMATS.get(kind, {"torch_dtype": kind})})
     whole, stored = mx.load(str(path / "model.safetensors")), read_tensor_headers(path)
     config = read_config(json.loads((path / "config.json").read_text()))
     for part in [RankShard(config, 0, 2), RankShard(config, 1, 2)]:
         for name, tensor in stored.items():
             if part.is_rank_0_bias(name):
-                continue  # it is zero, and is not read
+                continue  # zero, not read
             read, cut = part.read_tensor(name, tensor), part.slice_tensor(name, whole[name])
             assert (read.dtype, read.shape) == (cut.dtype, cut.shape), name
             assert mx.array_equal(read, cut), name
 
 
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="Linux counts what a process reads")
-def test_a_rank_reads_its_rows_and_no_others():
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs /proc/self/io")
+def test_rank_reads_only_its_rows():
     def read_by(rank: int, size: int) -> int:
         before = bytes_read()
         load_weights("demo", rank=rank, num_ranks=size, with_tokenizer=False)
         return bytes_read() - before
 
     whole = read_by(0, 1)
-    # Of 4.8 MB, 3.1 are split by rows; short pieces of rows are cut out of whole matrices.
+    # 3.1 of 4.8 MB are split by rows; a matrix split by columns is read whole if rows are short.
     assert read_by(0, 2) < 0.7 * whole
     assert read_by(1, 2) < 0.7 * whole
 
@@ -241,7 +242,7 @@ def bytes_read() -> int:
 
 
 @pytest.mark.skipif(RANKS != 2, reason="the demo has two key/value heads")
-def test_a_rank_has_its_share_of_weights_and_pages():
+def test_rank_holds_its_share_of_weights_and_pages():
     one, two = engine("demo", 1), engine("demo")
     whole = sum(layer.mlp.w_down.nbytes for layer in one.runner.target.model.layers)
     own = sum(block.block.mlp.w_down.nbytes for block in two.runner.target.model.layers)
@@ -252,11 +253,45 @@ def test_a_rank_has_its_share_of_weights_and_pages():
     assert two.runner.target.nbytes * 2 == one.runner.target.nbytes
 
 
-def test_ranks_keep_nothing_of_a_step_between_answers():
-    for size, keeps in ((1, True), (RANKS, False)):
+# Prints each rank's bytes when idle; shared pages count in proportion.
+MEMORY = """
+import json
+import os
+from pathlib import Path
+from tests.parallel.support import ranks_of
+from tiny_llm import LLM, SamplingParams
+llm = LLM("demo", kv_cache_bytes=2**26, tensor_parallel_size=2)
+llm.reserve()
+llm.generate([list(range(40, 140))], SamplingParams(max_tokens=8))
+pids = [os.getpid(), *ranks_of(os.getpid())]
+rolls = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+print(json.dumps([1024 * int(roll.partition("\\nPss:")[2].split()[0]) for roll in rolls]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs smaps_rollup")
+def test_rank_memory_is_half_the_model_and_little_more():
+    """NumPy would take 20 MB, and a vocabulary of 150,000 tokens 30 MB; the ring takes 25 MB."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY],
+        env={**os.environ, "TINY_LLM_EMULATED_METAL": "0"},  # the emulator imports NumPy
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    ranks = json.loads(done.stdout)
+    whole = (TARGET_PATH / "model.safetensors").stat().st_size + 2**26
+    rank_0, worker = ranks
+    assert rank_0 < whole / 2 + 70e6, ranks
+    assert worker < whole / 2 + 60e6, ranks
+
+
+def test_ranks_release_scratch_when_idle():
+    for size, keeps_scratch in ((1, True), (RANKS, False)):
         llm = engine("demo", size)
         tokens(llm)
-        assert (mx.get_cache_memory() > 0) == keeps
+        assert (mx.get_cache_memory() > 0) == keeps_scratch
 
 
 @pytest.mark.parametrize(
@@ -267,7 +302,7 @@ def test_ranks_keep_nothing_of_a_step_between_answers():
         ({"num_attention_heads": 12, "num_key_value_heads": 3}, "num_key_value_heads, 3, cannot"),
     ],
 )
-def test_what_cannot_be_split_is_refused(folder, changes, sentence):
+def test_indivisible_sizes_are_rejected(folder, changes, sentence):
     path = folder({**CONFIGS["llama"], "head_dim": 32, "hidden_size": 192, **changes})
     with pytest.raises(UserError, match=sentence):
         engine(path)
@@ -282,13 +317,13 @@ def test_features_are_split_by_whole_groups():
     assert np.array_equal(as_numpy(mx.concatenate(cut, 1)), as_numpy(groups))
 
 
-def test_a_group_of_quantized_weights_is_not_split(folder):
+def test_quantization_groups_are_not_split(folder):
     path = folder({**CONFIGS["llama"], **FORMATS["4bit"], "head_dim": 16})  # 4 heads, one group
     with pytest.raises(UserError, match=rf"o_proj.\w+ cannot be split among {RANKS} ranks"):
         engine(path)
 
 
-def test_other_numbers_are_refused(demo):
+def test_other_group_sizes_are_rejected(demo):
     engine("demo")
     with pytest.raises(UserError, match=f"this process already has a group of {RANKS} ranks"):
         engine("demo", 6 - RANKS)

@@ -7,7 +7,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from tests.models.support import MIXTURE
+from tests.models.support import MIXTURE, sequence_logits
 from tests.support import as_numpy, assert_close, assert_same_bits, random
 from tiny_llm.models.checkpoint.dummy import random_checkpoint
 from tiny_llm.models.families.decoder import Decoder
@@ -158,10 +158,10 @@ def test_task_4_a_model_has_the_logits_of_mlx_lm():
     mlx_model.apply(lambda weight: random(*weight.shape) * weight.shape[-1] ** -0.5)
     nn.quantize(mlx_model, class_predicate=lambda path, m: hasattr(m, "to_quantized"), **QUANTIZED)
     mlx_model.set_dtype(mx.bfloat16, lambda dtype: mx.issubdtype(dtype, mx.floating))
-    tokens = mx.array([[17, 5, 99, 3, 180, 42, 7]])
-    expected = mlx_model(tokens)
+    tokens = [17, 5, 99, 3, 180, 42, 7]
+    [expected] = mlx_model(mx.array([tokens]))
     model = Decoder(mlx_model, page_size=16)
-    actual = model(tokens, 0, model.create_kv_cache())
+    actual = sequence_logits(model, tokens)
     assert_close(actual, expected, "logits", ulps=16)
 
 

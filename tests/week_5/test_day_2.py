@@ -186,7 +186,7 @@ def test_task_3_both_updates_of_a_layer_are_sums(ranks, monkeypatch):
     monkeypatch.setattr(TensorParallelBlock, "_halves_for", halves)
 
     def layer(group: Rank) -> Any:
-        block = TensorParallelBlock(group.rank(), group, record=False)  # type: ignore[arg-type]
+        block = TensorParallelBlock(group.rank(), group, capture=False)  # type: ignore[arg-type]
         return block(mx.array([5.0]), None, (mx.zeros(1), mx.zeros(1)), Writer())  # type: ignore[arg-type]
 
     for rank, (x, update) in enumerate(ranks(2).run(layer)):

@@ -7,7 +7,14 @@ from typing import Any
 
 from ..errors import UserError, check_int, short_repr
 from ..generate import check_same_vocabulary
-from ..models import ATTENTION_BACKENDS, LOAD_FORMATS, load_weights, serving_model
+from ..models import (
+    ATTENTION_BACKENDS,
+    LOAD_FORMATS,
+    ServingModel,
+    load_weights,
+    serving_model,
+)
+from ..models.parallel.decoder import TensorParallelDecoder
 from ..models.tokenizer.detokenizer import with_detokenizer
 from .execution.paged_model import PagedModel
 from .execution.tp_model import ShardedCheckpoint, TensorParallelModel, load_sharded, make_decoder
@@ -31,13 +38,13 @@ class LoadedModels:
         tp_checkpoint: the target's shards with tensor parallelism; None in a single process.
     """
 
-    target: Any
-    draft: Any
+    target: ServingModel
+    draft: ServingModel | None
     tokenizer: Any
     tp_checkpoint: ShardedCheckpoint | None
 
     @property
-    def all(self) -> list[Any]:
+    def all(self) -> list[ServingModel]:
         """Target and draft, without None."""
         return [self.target] if self.draft is None else [self.target, self.draft]
 
@@ -72,6 +79,7 @@ def load_models(
 def make_model_runner(models: LoadedModels, num_pages: int) -> ModelRunner:
     """Builds the model runner; target and draft get `num_pages` pages each."""
     if models.tp_checkpoint is not None:
+        assert isinstance(models.target, TensorParallelDecoder)
         target: PagedModel = TensorParallelModel(models.tp_checkpoint, models.target, num_pages)
     else:
         target = PagedModel(models.target, num_pages)
@@ -129,7 +137,7 @@ def check_options(load_format: Any, attention_backend: Any, listener: Any) -> No
         )
 
 
-def num_kv_pages(kv_cache_bytes: float, page_size: int, models: Sequence[Any]) -> int:
+def num_kv_pages(kv_cache_bytes: float, page_size: int, models: Sequence[ServingModel]) -> int:
     """Returns the number of pages that `kv_cache_bytes` holds."""
     if isinstance(kv_cache_bytes, float) and kv_cache_bytes.is_integer():
         kv_cache_bytes = int(kv_cache_bytes)
@@ -165,7 +173,7 @@ def _checkpoint_name(model: Model) -> str:
 
 def _load_model(
     model: Model, page_size: int, load_format: str, attention_backend: str
-) -> tuple[Any, Any]:
+) -> tuple[ServingModel, Any]:
     """Returns the serving model and its tokenizer."""
     name = "the model"
     if isinstance(model, str | os.PathLike):

@@ -1,8 +1,8 @@
-"""Models: from a name to a model that a week's code or the engine can run.
+"""Models: loading by name, and building a week's or the engine's model.
 
 Must not generate text: `generate`, `batch` and `engine` run the models built here.
 
-Reading order: hub, loading, dispatch, memory, checkpoint, tokenizer, families, parallel.
+Reading order: protocol, hub, loading, dispatch, memory, checkpoint, tokenizer, families, parallel.
 """
 
 from .checkpoint.safe_io import ModelError
@@ -17,6 +17,7 @@ from .hub import (
     shortcut_name_to_full_name,
 )
 from .loading import LOAD_FORMATS, load, load_weights
+from .protocol import ServingModel
 
 __all__ = [
     "ATTENTION_BACKENDS",
@@ -25,6 +26,7 @@ __all__ = [
     "SHORT_NAMES",
     "WEEK_MODELS",
     "ModelError",
+    "ServingModel",
     "default_model",
     "dispatch_model",
     "find_in_cache",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
 
-from tests.models.support import FAMILIES, MIXTURE, write_family
+from tests.models.support import FAMILIES, MIXTURE, sequence_logits, write_family
 from tests.support import as_numpy, assert_close, random
 from tiny_llm.kernels.mxfp4 import bfloat16_to_e8m0, e8m0_to_bfloat16
 from tiny_llm.kernels.prepack import is_kernel_supported, row_major_layer
@@ -180,16 +180,16 @@ def test_a_whole_model_beside_mlx_lm(tmp_path, family, name):
     if QUANTIZATIONS[name] is not None:
         config["quantization"] = QUANTIZATIONS[name]
     folder = write_family(tmp_path, config)
-    ids = mx.array([[(7 * i) % 211 for i in range(20)]])
+    ids = [(7 * i) % 211 for i in range(20)]
     model = serving_model(name, read_checkpoint(folder, config), page_size=16)
     theirs = load_model(folder)[0]
-    expected = theirs(ids)
+    [expected] = theirs(mx.array([ids]))
     # Bfloat16's roundings of two layers, at other places; on a CPU MLX adds up in bfloat16, too.
-    assert_close(model(ids, 0, model.create_kv_cache()), expected, "load_weights", ulps=10)
+    assert_close(sequence_logits(model, ids), expected, "load_weights", ulps=10)
     given = serving_model(name, theirs, page_size=16)
-    actual = given(ids, 0, given.create_kv_cache())
+    actual = sequence_logits(given, ids)
     np.testing.assert_array_equal(
-        as_numpy(actual), as_numpy(model(ids, 0, model.create_kv_cache())), "mlx_lm's model"
+        as_numpy(actual), as_numpy(sequence_logits(model, ids)), "mlx_lm's model"
     )
 
 
@@ -203,13 +203,13 @@ def test_a_whole_model_beside_mlx_lm_in_float32(tmp_path, config, name):
     if QUANTIZATIONS[name] is not None:
         config["quantization"] = {**QUANTIZATIONS[name], "model.embed_tokens": False}
     folder = write_family(tmp_path, config)
-    ids = mx.array([[(7 * i) % 211 for i in range(20)]])
+    ids = [(7 * i) % 211 for i in range(20)]
     model = serving_model("float32", read_checkpoint(folder, config), page_size=16)
     theirs = load_model(folder)[0]
-    actual = as_numpy(model(ids, 0, model.create_kv_cache()))
-    np.testing.assert_allclose(actual, as_numpy(theirs(ids)), atol=1e-4)
+    actual = as_numpy(sequence_logits(model, ids))
+    np.testing.assert_allclose(actual, as_numpy(theirs(mx.array([ids]))[0]), atol=1e-4)
     given = serving_model("float32", theirs, page_size=16)
-    np.testing.assert_array_equal(as_numpy(given(ids, 0, given.create_kv_cache())), actual)
+    np.testing.assert_array_equal(as_numpy(sequence_logits(given, ids)), actual)
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -222,16 +222,16 @@ def test_mlx_lm_s_mixture_is_laid_out_and_stays_usable(tmp_path, name):
     if QUANTIZATIONS[name] is not None:
         config["quantization"] = QUANTIZATIONS[name]
     folder = write_family(tmp_path, config)
-    ids = mx.array([[(7 * i) % 211 for i in range(20)]])
+    ids = [(7 * i) % 211 for i in range(20)]
     theirs = load_model(folder)[0]
-    before = theirs(ids)
+    before = theirs(mx.array([ids]))
     mx.eval(before)
     results = []
     for given in (theirs, read_checkpoint(folder, config)):
         model = serving_model(name, given, page_size=16)
-        results.append(as_numpy(model(ids, 0, model.create_kv_cache())))
+        results.append(as_numpy(sequence_logits(model, ids)))
     np.testing.assert_array_equal(*results)
-    np.testing.assert_array_equal(as_numpy(theirs(ids)), as_numpy(before))
+    np.testing.assert_array_equal(as_numpy(theirs(mx.array([ids]))), as_numpy(before))
 
 
 @pytest.mark.parametrize(

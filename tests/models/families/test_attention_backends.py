@@ -3,8 +3,8 @@
 import mlx.core as mx
 import pytest
 
-from tests.models.support import FAMILIES, MIXTURE
-from tests.ops.test_graph_capture_models import run_alone, run_batch, run_ragged
+from tests.models.support import FAMILIES, MIXTURE, run_changing_batch, run_sequence
+from tests.ops.test_graph_capture_models import run_ragged
 from tests.support import assert_close, assert_same_bits
 from tiny_llm import LLM, SamplingParams, UserError
 from tiny_llm.models import ATTENTION_BACKENDS, serving_model
@@ -13,7 +13,7 @@ from tiny_llm.models.families import attention_backends
 
 
 @pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("run", [run_alone, run_batch, run_ragged])
+@pytest.mark.parametrize("run", [run_sequence, run_changing_batch, run_ragged])
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 def test_gathered_keys_give_the_bits_of_those_in_pages(family, run):
     checkpoint = random_checkpoint({**FAMILIES[family], "quantization": {"mode": "mxfp4"}})

@@ -5,9 +5,17 @@ import json
 import mlx.core as mx
 import pytest
 
-from tests.models.support import FAMILIES, MIXTURE, SIZES, write_family
+from tests.models.support import (
+    FAMILIES,
+    MIXTURE,
+    SIZES,
+    run_changing_batch,
+    run_sequence,
+    sequence_logits,
+    write_family,
+)
 from tests.ops.captured_functions import node_names
-from tests.ops.test_graph_capture_models import run_alone, run_batch, run_ragged
+from tests.ops.test_graph_capture_models import run_ragged
 from tests.support import assert_close, assert_same_bits, random, use_device
 from tiny_llm import (
     LLM,
@@ -147,18 +155,17 @@ def test_a_field_that_is_not_known_is_refused_by_every_way_to_load(tmp_path, dem
 @pytest.mark.usefixtures("on_cpu")
 def test_the_decoder_has_the_bits_of_week_3(demo):
     mlx_model, tokenizer = demo
-    ids = mx.array([tokenizer.encode("What is the capital of France?")])
-    results = []
-    for make in (Qwen3ModelWeek3, Decoder):
-        model = make(mlx_model, page_size=8)
-        cache = model.create_kv_cache()
-        results.append([model(ids, 0, cache), model(ids[:, :1], ids.shape[1], cache)])
-    for actual, expected in zip(*results, strict=True):
-        assert_same_bits(actual, expected, "Decoder beside Qwen3ModelWeek3")
+    ids = tokenizer.encode("What is the capital of France?")
+    ends = [len(ids) - 1, len(ids)]
+    week_3, decoder = (
+        sequence_logits(make(mlx_model, page_size=8), ids, ends)
+        for make in (Qwen3ModelWeek3, Decoder)
+    )
+    assert_same_bits(decoder, week_3, "Decoder beside Qwen3ModelWeek3")
 
 
 @pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("run", [run_alone, run_batch, run_ragged])
+@pytest.mark.parametrize("run", [run_sequence, run_changing_batch, run_ragged])
 @pytest.mark.parametrize("config", [FAMILIES["llama"], FAMILIES["qwen2"], MIXTURE], ids=name_of)
 def test_a_decoder_s_recorded_steps_have_the_bits_of_plain_ones(config, run, monkeypatch):
     config = {**config, "quantization": {"bits": 3, "group_size": 64}}
@@ -326,9 +333,7 @@ def test_dummy_weights_need_a_config_alone(tmp_path, capsys):
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     [output] = llm.generate(["RoPE is"], params, show_progress=False)
     assert len(output.token_ids) == 5
-    logits = llm.runner.target.model(
-        mx.array([[1, 2, 3]]), 0, llm.runner.target.model.create_kv_cache()
-    )
+    logits = sequence_logits(llm.runner.target.model, [1, 2, 3])
     assert 0.3 < float(mx.std(logits.astype(mx.float32))) < 3, "activations near unit size"
 
 

@@ -105,8 +105,7 @@ def add_tensor_parallel_size(parser: argparse.ArgumentParser) -> None:
         default=num_launched_ranks(),
         metavar="N",
         help="split the model among N processes of this machine, or the N that mlx.launch or "
-        "mpirun has started (engine only); they speak over MPI, which is faster, where "
-        "'tiny-llm[mpi]' is installed",
+        "mpirun has started (engine only)",
     )
 
 

@@ -8,11 +8,11 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 
 from ...kv_cache.paged_storage import RaggedBatch
+from ...models import ServingModel
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class PagedModel:
     """A model and the pages of its keys and values.
 
     Args:
-        model: a model with `create_paged_storage` and `ragged_logits`, as in Week 3.
+        model: computes logits over pages.
         num_pages: number of pages.
 
     Attributes:
         seconds: total time spent in the model.
     """
 
-    def __init__(self, model: Any, num_pages: int):
+    def __init__(self, model: ServingModel, num_pages: int):
         self.model = model
-        self.vocab_size: int = model.vocab_size
-        self.page_size: int = model.page_size
+        self.vocab_size = model.vocab_size
+        self.page_size = model.page_size
         self.seconds = 0.0
         self._storage = model.create_paged_storage(num_pages)
 
@@ -97,8 +97,7 @@ class PagedModel:
 
     def _graph(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
         batch = ragged_batch(spans, self.page_size)
-        logits: mx.array = self.model.ragged_logits(ids, batch, rows, self._storage)
-        return logits
+        return self.model.ragged_logits(ids, batch, rows, self._storage)
 
 
 def ragged_batch(spans: Sequence[Span], page_size: int) -> RaggedBatch:

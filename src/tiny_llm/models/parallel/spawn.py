@@ -1,4 +1,7 @@
-"""Ranks on this machine: rank 0 is this process, the others are programs that it starts."""
+"""Ranks on this machine: rank 0 is this process and spawns the others.
+
+They exchange over MLX's ring on the loopback interface.
+"""
 
 import os
 import socket
@@ -8,51 +11,49 @@ from collections.abc import Sequence
 
 from .channel import Channel
 from .group import NUM_THREADS_ENV, RankGroup, Worker, divide_threads, monitor_rank_0
-from .rendezvous import Meeting, take
+from .init import connect_to_other_ranks, free_addresses
 
-SECONDS_TO_END = 2.0
+EXIT_TIMEOUT_SECONDS = 2.0
 
 
 class LocalGroup(RankGroup):
-    """Rank 0 and the processes that it started.
+    """Rank 0 and the worker processes that it spawned.
 
     Args:
-        size: how many ranks, this one included.
-        program: the module that the others run; its arguments are those of `local_worker`.
+        size: number of ranks, rank 0 included.
+        program: module that the workers run, with `local_worker`'s arguments.
     """
 
     def __init__(self, size: int, program: str):
         threads = divide_threads(size)
-        self._meeting = Meeting(size)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         channels: dict[int, Channel] = {}
-        watched: dict[int, socket.socket] = {}
+        heartbeats: dict[int, socket.socket] = {}
         for rank in range(1, size):
-            steps, theirs = socket.socketpair()
-            beats, their_beats = socket.socketpair()
-            with theirs, their_beats:
-                fds = theirs.fileno(), their_beats.fileno()
+            steps, worker_steps = socket.socketpair()
+            heartbeat, worker_heartbeat = socket.socketpair()
+            with worker_steps, worker_heartbeat:
+                fds = worker_steps.fileno(), worker_heartbeat.fileno()
                 self._processes[rank] = subprocess.Popen(
                     [sys.executable, "-P", "-m", program, str(rank), *map(str, fds)],
                     env={**os.environ, NUM_THREADS_ENV: threads},
                     stdin=subprocess.DEVNULL,
                     pass_fds=fds,
                 )
-            channels[rank], watched[rank] = Channel(steps), beats
-        super().__init__(size, channels, watched)
-        for rank, answer in zip(channels, self.gather_replies(), strict=True):
-            if answer is None:
+            channels[rank], heartbeats[rank] = Channel(steps), heartbeat
+        super().__init__(size, channels, heartbeats)
+        for rank, reply in zip(channels, self.gather_replies(), strict=True):
+            if reply is None:
                 self._on_worker_lost(rank, "")
-        own, *places = self._meeting.places()
-        for channel, place in zip(channels.values(), places, strict=True):
-            channel.send(place)
-        # Now all ranks are about to connect.
-        self.comm = take(0, own, [channel.connection for channel in channels.values()])
+        addresses = free_addresses(size)
+        for channel in channels.values():
+            channel.send(addresses)
+        self.comm = connect_to_other_ranks(0, addresses)
 
     def _wait_for_exit(self) -> None:
         for process in self._processes.values():
             try:
-                process.wait(SECONDS_TO_END)
+                process.wait(EXIT_TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -66,20 +67,20 @@ class LocalGroup(RankGroup):
             status = self._processes[rank].wait(1)
         except subprocess.TimeoutExpired:
             return super()._exit_status(rank)
-        return f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
 
 
 def local_worker(arguments: Sequence[str]) -> Worker:
-    """The side of a rank that `LocalGroup` has started.
+    """Connects a worker that `LocalGroup` has spawned.
 
     Args:
-        arguments: rank, and the sockets' numbers.
+        arguments: the rank, and the file descriptors of its two sockets.
     """
-    rank, steps, beats = arguments
-    heartbeat = monitor_rank_0(socket.socket(fileno=int(beats)))
+    rank, steps, heartbeat = arguments
+    monitor = monitor_rank_0(socket.socket(fileno=int(heartbeat)))
     channel = Channel(socket.socket(fileno=int(steps)))
     channel.send("ready")
-    place = channel.receive()
-    if place is None:
-        os._exit(1)  # rank 0 is gone
-    return Worker(take(int(rank), place, [channel.connection]), channel, heartbeat)
+    addresses = channel.receive()
+    if addresses is None:
+        os._exit(1)  # rank 0 has exited
+    return Worker(connect_to_other_ranks(int(rank), addresses), channel, monitor)
