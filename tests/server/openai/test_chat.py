@@ -175,7 +175,7 @@ def test_parts_of_a_content_and_a_system_message(client):
         ({"structured_outputs": {}}, "give exactly one of"),
         ({"structured_outputs": {"regex": "("}}, "("),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos is True"),
-        ({"continue_final_message": True}, "a text that the assistant began"),
+        ({"continue_final_message": True}, "it must be an assistant message with text."),
         (
             {"continue_final_message": True, "add_generation_prompt": True},
             "contradict each other",

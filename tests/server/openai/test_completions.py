@@ -103,7 +103,7 @@ def test_usage_so_far(client):
         ({"suffix": "."}, "suffix is not supported"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "The prompt is empty"),
-        ({"prompt": [4096]}, "There is no token 4096"),
+        ({"prompt": [4096]}, "token ids must be at most 4095, got 4096."),
         ({"prompt": [1] * 2048}, "2048 tokens"),
         ({"best_of": 3}, "best_of must be n"),
         ({"max_tokens": 0}, "max_tokens is not valid"),
