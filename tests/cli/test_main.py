@@ -223,7 +223,7 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
             ["--loader", "week9"],
             "--loader 'week9' is unknown; this version has week1, week2, week3 or engine",
         ),
-        (["--device", "tpu"], "--device 'tpu' is unknown; give cpu or gpu"),
+        (["--device", "tpu"], "--device must be cpu or gpu, got 'tpu'"),
         (["--solution", "theirs"], "--solution 'theirs' is unknown"),
         (["--solution", "mine"], "--solution mine runs a learner's tree"),
         (["--solution", "mlx", "--loader", "week1"], "--loader chooses a week's model"),
@@ -252,7 +252,7 @@ def test_device_gpu_where_there_is_none(capsys):
         pytest.skip("this machine has a GPU")
     status, _, err = run(capsys, main, *FRANCE, "--device", "gpu")
     assert status == 2
-    assert "MLX finds no GPU" in err
+    assert "MLX found no GPU" in err
 
 
 def converse(capsys, monkeypatch, text: str, *argv: str) -> tuple[str, str]:

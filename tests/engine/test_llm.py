@@ -89,14 +89,14 @@ def test_invalid_request_does_not_affect_others(demo):
 
 @pytest.mark.parametrize("prompts", [3, [3.5], ["a", 3], None, [[["a"]]]])
 def test_invalid_prompt_is_refused(demo, prompts):
-    with pytest.raises(UserError, match="is no prompt; give a text, token ids"):
+    with pytest.raises(UserError, match="a prompt must be text, token ids"):
         engine(demo).generate(prompts)
 
 
 def test_invalid_token_id_and_invalid_params(demo):
     llm = engine(demo)
     outputs = llm.generate([[5, "a"], [5]], SamplingParams(max_tokens=1))
-    assert outputs[0].error == "the prompt has the token 'a'; ids are whole numbers."
+    assert outputs[0].error == "prompt[1] must be an integer token id, got 'a'."
     assert outputs[1].finish_reason == "length"
     with pytest.raises(
         UserError, match="sampling_params must be a SamplingParams, got {'max_tokens': 3}"
@@ -219,7 +219,7 @@ def test_unused_stream_adds_no_requests(demo):
     assert llm.step() == []
     with pytest.raises(UserError, match="2 sampling_params were given for 1 prompts"):
         llm.stream(["a"], [GREEDY, GREEDY])
-    with pytest.raises(UserError, match="is no prompt"):
+    with pytest.raises(UserError, match="a prompt must be"):
         llm.stream(3)
 
 

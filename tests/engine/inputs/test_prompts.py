@@ -1,4 +1,4 @@
-"""Prompts: what is one, and a sentence for each that is not, which does not stop the others."""
+"""Prompts: accepted types, and one error per invalid prompt without failing the batch."""
 
 import mlx.core as mx
 import numpy as np
@@ -11,7 +11,7 @@ ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 QUESTION = {"role": "user", "content": "Why?"}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 17, "b": 25}}}
 
-# As Qwen3's: an assistant that called a tool need not have said anything.
+# Like Qwen3's: assistant messages with tool calls need no content.
 TOOLS_TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content if m.content is string }}"
     "{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}. {% endfor %}"
@@ -26,24 +26,27 @@ def llm():
 @pytest.mark.parametrize(
     ("messages", "error"),
     [
-        ([{"role": "user"}], "message 0 of the chat has the content None; give a text"),
-        ([QUESTION, {"role": "user", "content": 5}], "message 1 of the chat has the content 5;"),
+        ([{"role": "user"}], "messages[0].content must be a string or a list of text"),
+        (
+            [QUESTION, {"role": "user", "content": 5}],
+            "messages[1].content must be a string or a list of text parts, got 5;",
+        ),
         (
             [{"role": "user", "content": [{"type": "audio", "text": "Why?"}]}],
-            "message 0 of the chat has a content part of type 'audio'; the model reads text only",
+            "got type 'audio'; the model accepts text only.",
         ),
-        ([QUESTION, 5], 'message 1 of the chat is 5; give {"role": …, "content": …}, the role a'),
-        ([{"content": "Why?"}], "message 0 of the chat is {'content': 'Why?'}; give"),
-        ([{"role": 5, "content": "Why?"}], "message 0 of the chat is {'role': 5, 'content'"),
-        ([{"prompt_token_ids": [1, 2]}], "message 0 of the chat is {'prompt_token_ids': [1, 2]};"),
-        (chat("\ud83d"), "message 0 of the chat has '\\ud83d', half of a character; give whole"),
+        ([QUESTION, 5], 'messages[1] must be {"role": …, "content": …} with a string role, got 5.'),
+        ([{"content": "Why?"}], "with a string role, got {'content': 'Why?'}."),
+        ([{"role": 5, "content": "Why?"}], "with a string role, got {'role': 5, 'content'"),
+        ([{"prompt_token_ids": [1, 2]}], "with a string role, got {'prompt_token_ids': [1"),
+        (chat("\ud83d"), "messages[0] contains '\\ud83d', an unpaired surrogate; text"),
         (
             [QUESTION, {"role": "assistant", "tool_calls": 5}],
-            "the chat template refuses the chat: 'int' object is not iterable.",
+            "messages[1].tool_calls must be a list, got 5.",
         ),
     ],
 )
-def test_a_chat_that_is_none_is_refused_and_the_others_go_on(llm, messages, error):
+def test_invalid_messages_fail_only_their_own_prompt(llm, messages, error):
     outputs = llm.generate(["hello", messages, chat("Why?")], ONE_TOKEN)
     assert [output.finish_reason for output in outputs] == ["length", "error", "length"]
     assert error in outputs[1].error
@@ -53,7 +56,7 @@ def test_a_chat_that_is_none_is_refused_and_the_others_go_on(llm, messages, erro
         llm.add_request(messages)
 
 
-def test_a_template_may_take_messages_without_content():
+def test_assistant_messages_may_omit_content():
     weights, tokenizer = load_weights("demo")
     tokenizer.chat_template = TOOLS_TEMPLATE
     llm = LLM((weights, tokenizer), kv_cache_bytes=2**22)
@@ -63,22 +66,27 @@ def test_a_template_may_take_messages_without_content():
         [output] = llm.generate(messages, ONE_TOKEN)
         assert output.error is None
         assert tokenizer.decode(output.prompt_token_ids) == text
-    [output] = llm.generate([QUESTION, {"role": "assistant", "tool_calls": 5}], ONE_TOKEN)
-    assert output.error == "the chat template refuses the chat: 'int' object is not iterable."
+    tokenizer.chat_template = "{% for m in 5 %}{% endfor %}"
+    [output] = llm.generate([QUESTION], ONE_TOKEN)
+    assert output.error == "the chat template failed: 'int' object is not iterable."
 
 
-def test_half_a_character_is_refused(llm):
+def test_unpaired_surrogate_is_rejected(llm):
     outputs = llm.generate(["a\udc00", "a"], ONE_TOKEN)
-    assert outputs[0].error == "the prompt has '\\udc00', half of a character; give whole ones."
+    assert outputs[0].error == (
+        "the prompt contains '\\udc00', an unpaired surrogate; text must be valid Unicode."
+    )
     assert outputs[1].finish_reason == "length"
 
 
 @pytest.mark.parametrize("prompt", [None, 5, b"abc", bytearray(b"abc"), QUESTION, iter("ab")])
 def test_invalid_prompt_adds_no_request(llm, prompt):
-    with pytest.raises(UserError, match=r"is no prompt; give a text, .*\)\.$"):
+    with pytest.raises(UserError, match=r"^a prompt must be text, token ids .*\), got .*\.$"):
         llm.add_request(prompt)
     for prompts in (prompt, ["a", prompt]):
-        with pytest.raises(UserError, match="is no prompt; give a text, .*, or a list of such"):
+        with pytest.raises(
+            UserError, match=r"^a prompt must be text, .*, or a list of prompts, got .*\.$"
+        ):
             llm.generate(prompts)
     assert not llm.has_unfinished_requests
 
@@ -89,6 +97,6 @@ def test_arrays_of_token_ids_are_prompts(llm, array):
         [output] = llm.generate(prompts, ONE_TOKEN)
         assert (output.prompt, output.prompt_token_ids) == (None, [5, 6])
     llm.add_request(array([5, 6]), ONE_TOKEN)
-    [news] = llm.step()
-    assert news.request_output.prompt_token_ids == [5, 6]
-    assert news.request_output.token_ids == output.token_ids
+    [stream_output] = llm.step()
+    assert stream_output.request_output.prompt_token_ids == [5, 6]
+    assert stream_output.request_output.token_ids == output.token_ids

@@ -96,7 +96,7 @@ def test_every_chat_has_bounds(monkeypatch):
         patch.setattr(process, "_seconds", 1.0)
         patch.setattr(tokenizer, "chat_template", HOSTILE["time"])
         [output] = llm.generate(chat("Why?"), ask)
-    assert output.error == "the chat template refuses the chat: it takes more than 1 seconds."
+    assert output.error == "the chat template failed: it takes more than 1 seconds."
     [output] = llm.generate(chat("Why?"), ask)
     variables = {"add_generation_prompt": True, "enable_thinking": False}
     expected = render_chat(tokenizer.chat_template, chat("Why?"), **variables)

@@ -248,7 +248,7 @@ def test_there_is_a_server(server):
         ({"max_tokens": 0}, "max_tokens is not valid"),
         ({"messages": []}, "messages is not valid"),
         ({"containers": 1}, "containers is not a field"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice is about tools, and there are none"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice requires tools, but tools is empty."),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "'x' cannot be required"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},

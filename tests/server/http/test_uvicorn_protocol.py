@@ -58,7 +58,7 @@ def test_the_head_of_a_request_is_bounded(server, line_ends):
 def test_half_of_a_character_takes_the_long_way_and_is_refused_with_the_reason(server):
     answer = exchange(server, post(rb'{"prompt": "\ud800"}'))
     assert b" 400 " in answer
-    assert b"half of a character" in answer
+    assert b"an unpaired surrogate" in answer
 
 
 @pytest.mark.parametrize(

@@ -152,9 +152,9 @@ def test_parts_of_a_content_and_a_system_message(client):
         ({"temperature": "hot"}, "temperature is not valid"),
         ({"temperature": -1}, "temperature is not valid"),
         ({"stream_options": {}}, "stream_options needs stream"),
-        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs requires logprobs: true."),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is not valid"),
-        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tool_choice": "required"}, "tools is empty."),
         ({"tool_choice": {"type": "x"}}, "tool_choice.type is not valid"),
         (
             {
@@ -167,7 +167,7 @@ def test_parts_of_a_content_and_a_system_message(client):
                     },
                 },
             },
-            "tool_choice allows 'g', which is no tool",
+            "tool_choice allows 'g', which is not in tools.",
         ),
         ({"Text": 1}, "Text is not a field"),
         ({"stop": [1]}, "stop[0] is not valid"),
@@ -175,10 +175,10 @@ def test_parts_of_a_content_and_a_system_message(client):
         ({"structured_outputs": {}}, "must have exactly one of"),
         ({"structured_outputs": {"regex": "("}}, "("),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "cannot be combined with"),
-        ({"continue_final_message": True}, "a text that the assistant began"),
+        ({"continue_final_message": True}, "it must be an assistant message with text."),
         (
             {"continue_final_message": True, "add_generation_prompt": True},
-            "contradict each other",
+            "mutually exclusive",
         ),
         ({"n": 2, "temperature": 0}, "n must be 1 at temperature 0.0, got 2"),
         ({"n": 1000}, "this server accepts at most"),

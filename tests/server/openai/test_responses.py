@@ -155,22 +155,25 @@ def test_logprobs(client, effort):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"previous_response_id": "resp_1"}, "this server keeps no responses"),
-        ({"input": []}, "input has no message"),
+        ({"previous_response_id": "resp_1"}, "responses are not stored"),
+        ({"input": []}, "input must contain at least one message."),
         ({"input": [{"role": "robot", "content": ""}]}, "input[0].role must be"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "reads texts only"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "the model accepts text only.",
+        ),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "this server is stateless"),
         ({"include": ["everything"]}, "include[0] is not valid"),
         ({"text": {"verbosity": "high"}}, "the model has no such setting"),
         ({"reasoning": {"summary": "detailed"}}, "the full reasoning is returned"),
-        ({"stream_options": {}}, "stream_options needs stream"),
+        ({"stream_options": {}}, "stream_options requires stream: true."),
         ({"background": True}, "background is not supported"),
         ({"colour": "red"}, "colour is not a field"),
-        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "schema is missing"),
-        ({"tool_choice": "required"}, "there are no tools"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema is required."),
+        ({"tool_choice": "required"}, "tools is empty."),
         ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice must be 'auto'"),
-        ({"tools": [TOOL], "tool_choice": {**SOME, "tools": "x"}}, "needs the mode"),
-        ({"tools": [TOOL], "tool_choice": SOME}, "among those of the request"),
+        ({"tools": [TOOL], "tool_choice": {**SOME, "tools": "x"}}, "requires mode"),
+        ({"tools": [TOOL], "tool_choice": SOME}, "subset of the request's tools."),
     ],
 )
 def test_what_cannot_be_is_400(client, change, sentence):

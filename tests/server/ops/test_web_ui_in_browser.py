@@ -119,9 +119,9 @@ def test_the_engine_while_it_works(server, open_page):
     assert "free" in label
     page.locator("canvas").first.focus()
     page.keyboard.press("ArrowRight")
-    assert "Page 0 is" in page.inner_text(".told")
+    assert "Page 0 is" in page.inner_text(".page-info")
     assert page.locator(".plots canvas").count() == 2
-    page.wait_for_function("document.querySelector('.words').textContent.includes('found in the')")
+    page.wait_for_function("document.querySelector('.stats').textContent.includes('hit rate')")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -204,6 +204,6 @@ def test_the_endpoints_are_listed_and_can_be_tried(server, open_page, scheme):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     tokenize = page.locator("details.operation", has_text="POST /tokenize")
     tokenize.locator("summary").first.click()
-    tokenize.get_by_label("Body of the request").fill("{")
+    tokenize.get_by_label("Request body").fill("{")
     tokenize.get_by_role("button", name="Send").click()
     playwright.expect(tokenize.get_by_role("status")).to_contain_text("The body is not valid JSON.")

@@ -68,7 +68,7 @@ def test_examples_of_a_tools_input_are_told():
         input_examples=[{"city": "Zürich"}, {"city": "Paris"}],
     )
     told = tool.openai_tool()["function"]["description"]
-    head = "Tells the weather.\nExamples of its input:\n"
+    head = "Tells the weather.\nInput examples:\n"
     assert told == head + '{"city": "Zürich"}\n{"city": "Paris"}'
 
 

@@ -2,6 +2,6 @@
 
 Plain Python without MLX. Must not know about scheduling or models.
 
-Reading order: validation, chat_messages, length_check, prompts, structured_outputs,
-sampling_params.
+Reading order: validation, chat_messages, chat_template, length_check, prompts,
+structured_outputs, sampling_params.
 """

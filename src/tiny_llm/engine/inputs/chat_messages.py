@@ -1,8 +1,8 @@
-"""The messages of a chat as callers give them, checked and in the form that chat templates read.
+"""Chat messages and tools, validated and normalized for chat templates.
 
-Three things are made equal here, because templates differ in what they take: text parts become one
-text, the arguments of a tool call become an object (OpenAI's protocol has them as JSON in a text),
-and what a template would drop silently is refused.
+Templates differ in what they accept, so text parts are joined into a string and a tool call's
+JSON arguments (OpenAI's format) become an object. Anything a template might drop silently is
+rejected.
 """
 
 import json
@@ -13,18 +13,18 @@ from ...errors import UserError, short_repr
 
 
 def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """The messages as chat templates read them.
+    """Normalizes messages for chat templates; the caller's messages are not modified.
 
     Raises:
-        UserError: a message has no role, or content that is neither text nor text parts.
+        UserError: a message has no role, or its content is neither a string nor text parts.
     """
     return [
-        _normalize_message(f"message {index} of the chat", m) for index, m in enumerate(messages)
+        _normalize_message(f"messages[{index}]", message) for index, message in enumerate(messages)
     ]
 
 
 def normalize_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """The tools as chat templates read them; None for none.
+    """Normalizes tools for chat templates; None if the argument is empty.
 
     Raises:
         UserError: a tool is not `{"type": "function", "function": {"name": …}}`.
@@ -32,84 +32,105 @@ def normalize_tools(tools: Any) -> list[dict[str, Any]] | None:
     if not tools:
         return None
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
-        raise UserError(f"tools is {short_repr(tools)}; it must be a list of functions.")
+        raise UserError(f"tools must be a list of functions, got {short_repr(tools)}.")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise UserError(
-                f'tool {index} is {short_repr(tool)}; give {{"type": "function", "function": '
-                '{"name": …, "parameters": …}}.'
+                f'tools[{index}] must be {{"type": "function", "function": {{"name": …, '
+                f'"parameters": …}}}}, got {short_repr(tool)}.'
             )
     return [dict(tool) for tool in tools]
 
 
-def _normalize_message(what: str, message: Any) -> dict[str, Any]:
-    """Refuses a message without role or text, which many templates would drop silently."""
+def _normalize_message(path: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise UserError(
-            f'{what} is {short_repr(message)}; give {{"role": …, "content": …}}, the role a text.'
+            f'{path} must be {{"role": …, "content": …}} with a string role, got '
+            f"{short_repr(message)}."
         )
     message = dict(message)
     content = message.get("content")
     if isinstance(content, list | tuple):
-        message["content"] = content = _join_text_parts(what, content)
+        message["content"] = content = _join_text_parts(f"{path}.content", content)
     if not isinstance(content, str) and not (content is None and message["role"] == "assistant"):
         raise UserError(
-            f"{what} has the content {short_repr(content)}; give a text or text parts, which only "
-            "an assistant's message can do without."
+            f"{path}.content must be a string or a list of text parts, got {short_repr(content)}; "
+            "only an assistant message may omit it."
         )
     reasoning = message.get("reasoning_content")
     if reasoning is not None and not isinstance(reasoning, str):
-        raise UserError(f"{what} has the reasoning_content {short_repr(reasoning)}; give a text.")
+        raise UserError(f"{path}.reasoning_content must be a string, got {short_repr(reasoning)}.")
     for text in (content, reasoning):
-        check_unicode(what, text or "")
-    if isinstance(message.get("tool_calls"), list | tuple):
-        message["tool_calls"] = [_normalize_tool_call(what, call) for call in message["tool_calls"]]
+        check_unicode(path, text or "")
+    calls = message.get("tool_calls")
+    if calls is not None:
+        if not isinstance(calls, list | tuple):
+            raise UserError(f"{path}.tool_calls must be a list, got {short_repr(calls)}.")
+        message["tool_calls"] = [
+            _normalize_tool_call(f"{path}.tool_calls[{index}]", call)
+            for index, call in enumerate(calls)
+        ]
     return message
 
 
-def _join_text_parts(what: str, parts: Sequence[Any]) -> str:
-    """The text of content parts, a line each, as in vLLM."""
+def _join_text_parts(path: str, parts: Sequence[Any]) -> str:
+    """Joins content parts with newlines, as vLLM does."""
     texts = []
-    for part in parts:
+    for index, part in enumerate(parts):
         if isinstance(part, str):
             texts.append(part)
             continue
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "text" or not isinstance(part.get("text"), str):
-            given = f"of type '{kind}'" if isinstance(kind, str) else short_repr(part)
+            given = f"type '{kind}'" if isinstance(kind, str) else short_repr(part)
             raise UserError(
-                f"{what} has a content part {given}; the model reads text only, so parts must be "
-                '{"type": "text", "text": …}.'
+                f'{path}[{index}] must be {{"type": "text", "text": …}}, got {given}; the model '
+                "accepts text only."
             )
         texts.append(part["text"])
     return "\n".join(texts)
 
 
-def _normalize_tool_call(what: str, call: Any) -> Any:
-    """A tool call whose arguments are an object."""
+def _normalize_tool_call(path: str, call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UserError(
-            f"{what} has the tool call {short_repr(call)}; give "
-            '{"function": {"name": …, "arguments": …}}.'
+            f'{path} must be {{"function": {{"name": …, "arguments": …}}}}, got {short_repr(call)}.'
         )
-    arguments = function.get("arguments")
+    arguments = _decode_arguments(function.get("arguments"))
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _decode_arguments(arguments: Any) -> Any:
+    """Decodes a tool call's arguments; missing or blank ones become an empty object.
+
+    Invalid JSON stays a string: it may be an earlier completion cut off at max_tokens.
+    """
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError) as error:
-            raise UserError(
-                f"{what} has a call of '{function['name']}' with the arguments "
-                f"{short_repr(arguments)}; they must be JSON."
-            ) from error
-    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
+            return json.loads(arguments)
+        except (ValueError, RecursionError):
+            return arguments
+    return arguments
 
 
 def check_unicode(what: str, text: str) -> None:
-    """Refuses half of a surrogate pair, which JSON that was cut can contain."""
+    """Rejects unpaired surrogates, which truncated JSON can contain.
+
+    Args:
+        what: the subject of the error message, such as "the prompt".
+        text: text to encode as UTF-8.
+
+    Raises:
+        UserError: the text is not valid Unicode.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        half = text[error.start]
-        raise UserError(f"{what} has {half!r}, half of a character; give whole ones.") from error
+        surrogate = text[error.start]
+        raise UserError(
+            f"{what} contains {surrogate!r}, an unpaired surrogate; text must be valid Unicode."
+        ) from error

@@ -1,6 +1,6 @@
-"""Anthropic's protocol: messages.
+"""Anthropic's API: messages.
 
-Must not know about OpenAI's protocols or the engine thread.
+Must not depend on OpenAI's APIs or the engine thread.
 
 Reading order: messages, messages_schema, tools_schema.
 """

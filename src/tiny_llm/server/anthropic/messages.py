@@ -1,4 +1,4 @@
-"""`POST /v1/messages`: Anthropic's protocol. An answer is a list of blocks, one after the other."""
+"""`POST /v1/messages`: handlers and response serialization."""
 
 import json
 import uuid
@@ -27,7 +27,7 @@ from .messages_schema import CountTokensRequest, MessagesRequest
 
 PATH = "/v1/messages"
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-# Clients send a thought back with what signed it; there is nothing to check here.
+# Clients send thinking blocks back with their signature; this server does not verify it.
 SIGNATURE = "tiny-llm"
 PING = sse_event({"type": "ping"}, "ping")
 
@@ -41,7 +41,7 @@ router = APIRouter()
     responses=streaming_responses(ANTHROPIC_ERROR_RESPONSES),
 )
 async def create_message(body: MessagesRequest, request: Request) -> Response:
-    """Answers a conversation, at once or as a stream of events."""
+    """Creates a message. With `stream`, sends server-sent events."""
     server = get_app_state(request)
     server.check_model(body.model)
     body.check_supported()
@@ -65,7 +65,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
 
 @router.post(f"{PATH}/count_tokens", tags=["Anthropic"], responses=ANTHROPIC_ERROR_RESPONSES)
 async def count_tokens(body: CountTokensRequest, request: Request) -> dict[str, int]:
-    """How many tokens a conversation has."""
+    """Counts the input tokens of a message without creating it."""
     server = get_app_state(request)
     server.check_model(body.model)
     body.check_supported()
@@ -85,10 +85,10 @@ def _render_prompt(server: AppState, body: CountTokensRequest) -> ChatPrompt:
 
 
 class MessageSerializer:
-    """Writes an answer in Anthropic's form.
+    """Serializes a message, a list of content blocks.
 
     Args:
-        server, body, handle, prompt: of the request.
+        server, body, handle, prompt: the request's state.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ class MessageSerializer:
             "role": "assistant",
             "model": server.settings.model_name,
         }
-        if body.wants_diagnostics:  # nothing is kept that an earlier prompt could be compared with
+        if body.wants_diagnostics:  # earlier prompts are not stored
             self._envelope["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
         self._omit_reasoning = body.omit_reasoning
         self._blocks: list[dict[str, Any]] = []
 
     async def full_response(self) -> Response:
-        """The answer when it is finished."""
+        """The response, after generation has finished."""
         async for outputs in self._handle.stream_outputs():
             for output in outputs:
                 for part in self._output.take(output):
@@ -131,7 +131,7 @@ class MessageSerializer:
         )
 
     def start_events(self) -> bytes:
-        """See `Reply`."""
+        """See `OutputSerializer`."""
         message: dict[str, Any] = {
             **self._envelope,
             "content": [],
@@ -154,27 +154,27 @@ class MessageSerializer:
         return b"".join(events)
 
     def end_events(self) -> bytes:
-        """See `Reply`."""
-        filled = self._finish()
-        last = self._block_stop_events(len(self._blocks) - 1)
-        ending = {"type": "message_delta", "delta": self._stop_fields(), "usage": self._usage()}
-        return filled + last + _event(ending) + _event({"type": "message_stop"})
+        """See `OutputSerializer`."""
+        empty_block = self._finish()
+        block_stop = self._block_stop_events(len(self._blocks) - 1)
+        delta = {"type": "message_delta", "delta": self._stop_fields(), "usage": self._usage()}
+        return empty_block + block_stop + _event(delta) + _event({"type": "message_stop"})
 
     def error_events(self, error: ApiError) -> bytes:
         """See `Reply`."""
         return error_event(PATH, error)
 
     def _finish(self) -> bytes:
-        """Ends the answer. One that says nothing has an empty text: many clients read a block."""
+        """Ensures at least one block, because many clients read the first; returns its events."""
         self._prefix_warmup.schedule(self._prompts, self._prompt, self._output)
         if self._blocks:
             return b""
-        nothing = TextDelta("")
-        self._add(nothing)
-        return self._delta_events(nothing, is_new=True)
+        empty = TextDelta("")
+        self._add(empty)
+        return self._delta_events(empty, is_new=True)
 
     def _add(self, part: ParsedDelta) -> bool:
-        """Adds a part to the last block, or begins a block; returns whether it did that."""
+        """Appends a parsed delta to the last block; returns whether it opened a new one."""
         last = self._blocks[-1]["type"] if self._blocks else None
         if isinstance(part, ReasoningDelta) and self._omit_reasoning:
             part = ReasoningDelta("")
@@ -198,7 +198,7 @@ class MessageSerializer:
         return True
 
     def _delta_events(self, part: ParsedDelta, is_new: bool) -> bytes:
-        """Events for a part: the beginning of its block if it is new, and what it adds."""
+        """Events of a parsed delta: the start of its block, if new, and the block delta."""
         index = len(self._blocks) - 1
         delta: dict[str, Any]
         match part:
@@ -208,24 +208,26 @@ class MessageSerializer:
             case ReasoningDelta(text):
                 empty = {"type": "thinking", "thinking": "", "signature": ""}
                 delta = {"type": "thinking_delta", "thinking": text}
-            case ToolCallDelta(arguments=more):
+            case ToolCallDelta(arguments=arguments):
                 empty = {**self._blocks[-1], "input": {}}
-                if is_new and more:  # a whole call
-                    more = json.dumps(self._blocks[-1]["input"], ensure_ascii=False)
-                delta = {"type": "input_json_delta", "partial_json": more}
-        grown = _event({"type": "content_block_delta", "index": index, "delta": delta})
+                if is_new and arguments:  # a complete call
+                    arguments = json.dumps(self._blocks[-1]["input"], ensure_ascii=False)
+                delta = {"type": "input_json_delta", "partial_json": arguments}
+        block_delta = _event({"type": "content_block_delta", "index": index, "delta": delta})
         if not is_new:
-            return grown
-        begin = _event({"type": "content_block_start", "index": index, "content_block": empty})
+            return block_delta
+        block_start = _event(
+            {"type": "content_block_start", "index": index, "content_block": empty}
+        )
         is_omitted = isinstance(part, ReasoningDelta) and self._omit_reasoning
-        return begin if is_omitted else begin + grown
+        return block_start if is_omitted else block_start + block_delta
 
     def _block_stop_events(self, index: int) -> bytes:
-        end = _event({"type": "content_block_stop", "index": index})
+        block_stop = _event({"type": "content_block_stop", "index": index})
         if self._blocks[index]["type"] != "thinking":
-            return end
+            return block_stop
         delta = {"type": "signature_delta", "signature": SIGNATURE}
-        return _event({"type": "content_block_delta", "index": index, "delta": delta}) + end
+        return _event({"type": "content_block_delta", "index": index, "delta": delta}) + block_stop
 
     def _stop_fields(self) -> dict[str, Any]:
         stop = self._output.stop_reason
@@ -250,11 +252,11 @@ def _event(data: dict[str, Any]) -> bytes:
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any]:
-    """A call's arguments, which Anthropic's protocol has as an object."""
-    if not arguments:  # they are still to come
+    """Parses a call's arguments into `input`, which must be an object."""
+    if not arguments:  # not generated yet
         return {}
     try:
-        found = json.loads(arguments)
+        parsed = json.loads(arguments)
     except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"arguments": arguments}
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {"arguments": arguments}

@@ -1,4 +1,4 @@
-"""`POST /v1/messages`: what a client of Anthropic's protocol may send."""
+"""Request schema of `POST /v1/messages`."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -19,12 +19,12 @@ from ..protocol.sampling import (
 )
 from .tools_schema import CacheableModel, MessagesTool, ToolChoice
 
-# Claude Code begins its system prompt with a line that changes; it would cost the cached prefix.
+# First line of Claude Code's system prompt. It changes per session and defeats prefix caching.
 BILLING_HEADER = "x-anthropic-billing-header"
 
 
 class TextBlock(CacheableModel):
-    """A text."""
+    """Text content."""
 
     type: Literal["text"]
     text: str
@@ -32,7 +32,7 @@ class TextBlock(CacheableModel):
 
 
 class ThinkingBlock(CacheableModel):
-    """What the model thought in an earlier turn."""
+    """Reasoning of an earlier turn."""
 
     type: Literal["thinking"]
     thinking: str
@@ -40,14 +40,14 @@ class ThinkingBlock(CacheableModel):
 
 
 class RedactedThinkingBlock(CacheableModel):
-    """What a model thought and does not tell; there is nothing to read in it."""
+    """Redacted reasoning of an earlier turn; ignored."""
 
     type: Literal["redacted_thinking"]
     data: str
 
 
 class PlainTextSource(StrictModel):
-    """Where the text of a document is: in the request."""
+    """Inline text of a document."""
 
     type: Literal["text"]
     media_type: Literal["text/plain"]
@@ -55,7 +55,7 @@ class PlainTextSource(StrictModel):
 
 
 class DocumentBlock(CacheableModel):
-    """A document that is a text; other kinds are not understood."""
+    """A plain-text document. Other kinds are not supported."""
 
     type: Literal["document"]
     source: PlainTextSource
@@ -65,12 +65,12 @@ class DocumentBlock(CacheableModel):
 
     @property
     def text(self) -> str:
-        """The document with what is known of it."""
+        """Title, context and text of the document."""
         return "\n".join(filter(None, (self.title, self.context, self.source.data)))
 
 
 class ToolUseBlock(CacheableModel):
-    """A call that the model made."""
+    """A tool call by the model."""
 
     type: Literal["tool_use"]
     id: str
@@ -80,7 +80,7 @@ class ToolUseBlock(CacheableModel):
 
 
 class ToolResultBlock(CacheableModel):
-    """What a call returned."""
+    """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -100,14 +100,14 @@ ContentBlock = Annotated[
 
 
 class MessageParam(StrictModel):
-    """What one side said; Claude Code writes as the system between two turns, too."""
+    """A message. Claude Code also sends system messages between turns."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[ContentBlock]
 
 
 class ThinkingConfig(StrictModel):
-    """Whether the model thinks before it answers."""
+    """Extended thinking options."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=0, le=INT64_MAX)] | None = None
@@ -115,23 +115,23 @@ class ThinkingConfig(StrictModel):
 
 
 class OutputFormat(StrictModel):
-    """The form of an answer."""
+    """Output format."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
 class OutputConfig(StrictModel):
-    """How much work an answer may be, and its form."""
+    """Output options: effort and format."""
 
     effort: ReasoningEffort | None = None
     format: OutputFormat | None = None
 
 
 class ContextEdit(StrictModel):
-    """What is to be left out of the conversation: thoughts of earlier turns, and nothing else.
+    """Removes the reasoning of earlier turns; the only supported edit.
 
-    Templates of thinking models leave them out; Claude Code asks for it in words of its own.
+    A no-op, because chat templates omit earlier reasoning. Claude Code sends it.
     """
 
     type: Literal["clear_thinking_20251015"]
@@ -139,26 +139,26 @@ class ContextEdit(StrictModel):
 
 
 class ContextManagement(StrictModel):
-    """How the conversation is to be edited."""
+    """Edits of the conversation."""
 
     edits: list[ContextEdit] | None = None
 
 
 class BillingPolicy(StrictModel):
-    """Who pays: nobody else than the one who asks."""
+    """Billing; only `self` is accepted."""
 
     type: Literal["billing_policy"]
     bill_to: Literal["self"] | None = None
 
 
 class Diagnostics(StrictModel):
-    """Asks why the cache did not have all that an earlier answer left in it."""
+    """Requests the reason for a prefix cache miss after an earlier message."""
 
     previous_message_id: str | None = None
 
 
 class CountTokensRequest(CacheableModel):
-    """The body of a request whose tokens are counted."""
+    """Body of a token count request."""
 
     model: str | None = None
     messages: Annotated[list[MessageParam], Field(min_length=1)]
@@ -173,33 +173,36 @@ class CountTokensRequest(CacheableModel):
     workspace_id: str | None = None
 
     def check_supported(self) -> None:
-        """Refuses what this server cannot do.
+        """Rejects unsupported and conflicting fields.
 
         Raises:
-            ApiError: the first such field.
+            ApiError: names the first such field.
         """
         if self.context_management is not None and self.context_management.edits:
             warn_once(CONTEXT_NOT_EDITED)
         if self.tool_choice is not None and not self.tools and self.tool_choice.type != "none":
-            raise bad_request("tool_choice is about tools, and there are none.")
+            raise bad_request("tool_choice requires tools, but tools is empty.")
 
     def constraint(self) -> OutputConstraint | None:
-        """The form that the answer must have; None if it is free.
+        """The output constraint; None for unconstrained output.
 
         Raises:
-            ApiError: there is no tool of that name, or two fields ask for a form.
+            ApiError: unknown tool name, or two fields constrain the output.
         """
         choice = self.tool_choice
-        wanted = self.output_config.format if self.output_config is not None else None
+        output_format = self.output_config.format if self.output_config is not None else None
         if choice is None or choice.type not in ("any", "tool"):
-            if wanted is None:
+            if output_format is None:
                 parallel = choice is None or not choice.disable_parallel_tool_use
                 return auto_tool_calls(self.openai_tools() if self.uses_tools else [], parallel)
-            return make_constraint(StructuredOutputs, "output_config.format", json=wanted.schema_)
-        if wanted is not None:
-            raise bad_request("tool_choice and output_config.format both ask for a form.")
+            schema = output_format.schema_
+            return make_constraint(StructuredOutputs, "output_config.format", json=schema)
+        if output_format is not None:
+            raise bad_request(
+                "a required tool call and output_config.format are mutually exclusive."
+            )
         if choice.type == "tool" and choice.name is None:
-            raise bad_request("tool_choice.name is missing; it is required for a tool.")
+            raise bad_request("tool_choice.name is required for type 'tool'.")
         return make_constraint(
             ToolCalls,
             "tool_choice",
@@ -211,12 +214,12 @@ class CountTokensRequest(CacheableModel):
 
     @property
     def uses_tools(self) -> bool:
-        """Whether the model may call tools."""
+        """Whether the model may call any tool."""
         return bool(self.tools) and (self.tool_choice is None or self.tool_choice.type != "none")
 
     @property
     def continue_final_message(self) -> bool:
-        """Whether the last turn is the beginning of the answer, which Anthropic calls prefill."""
+        """Whether the final message is a prefill, which the model continues."""
         last = self.messages[-1]
         if last.role != "assistant":
             return False
@@ -224,20 +227,20 @@ class CountTokensRequest(CacheableModel):
 
     @property
     def wants_thinking(self) -> bool:
-        """Whether thinking was asked for."""
+        """Whether thinking is enabled."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property
     def omit_reasoning(self) -> bool:
-        """Whether thoughts are told without what was thought."""
+        """Whether thinking blocks are returned without their text."""
         return self.thinking is not None and self.thinking.display == "omitted"
 
     def openai_tools(self) -> list[dict[str, Any]]:
-        """The tools in the form that chat templates read."""
+        """Tools in OpenAI's format, for the chat template."""
         return [tool.openai_tool() for tool in self.tools or ()]
 
     def to_template_messages(self) -> list[dict[str, Any]]:
-        """The conversation with the keys that chat templates read."""
+        """Converts the conversation to chat template messages."""
         system = "\n".join(filter(None, map(_strip_billing_header, _texts(self.system))))
         messages = [{"role": "system", "content": system}] if system else []
         for turn in self.messages:
@@ -246,7 +249,7 @@ class CountTokensRequest(CacheableModel):
 
 
 class MessagesRequest(CountTokensRequest):
-    """The body of a request."""
+    """Body of a message request."""
 
     max_tokens: PositiveInt
     stream: bool | None = None
@@ -262,25 +265,24 @@ class MessagesRequest(CountTokensRequest):
 
     @property
     def thinking_budget(self) -> int | None:
-        """Tokens that the thoughts may have; None for no bound."""
+        """Upper bound on reasoning tokens; None for no bound."""
         tokens = None if self.thinking is None else self.thinking.budget_tokens
         effort = None if self.output_config is None else self.output_config.effort
         return thinking_budget(tokens, effort, self.max_tokens) if self.wants_thinking else None
 
     @property
     def wants_diagnostics(self) -> bool:
-        """Whether the answer must say why the cache had less than it could have."""
-        asked = self.diagnostics
-        return asked is not None and asked.previous_message_id is not None
+        """Whether the response must contain cache diagnostics."""
+        return self.diagnostics is not None and self.diagnostics.previous_message_id is not None
 
     def check_supported(self) -> None:
-        """Refuses what this server cannot do.
+        """Rejects unsupported and conflicting fields.
 
         Raises:
-            ApiError: the first such field.
+            ApiError: names the first such field.
         """
         super().check_supported()
-        if self.thread is not None:  # the client reads the code, and goes on without a thread
+        if self.thread is not None:  # clients fall back on this code
             raise bad_request(
                 f"thread is not supported: {STATELESS}.", "thread", "thread_unsupported_request"
             )
@@ -293,34 +295,34 @@ def _texts(content: str | list[TextBlock] | None) -> list[str]:
 
 
 def _strip_billing_header(text: str) -> str:
-    """The same without its first line, if that is the one that changes."""
+    """Removes the billing header, if present."""
     return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
 
 
 def _to_messages(turn: MessageParam) -> list[dict[str, Any]]:
-    """A turn as messages: results of tools are messages of their own."""
+    """Converts a turn to messages; each tool result becomes a separate message."""
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
-    results, texts, thoughts, calls = [], [], [], []
+    results, texts, reasoning, calls = [], [], [], []
     for block in turn.content:
         match block:
             case TextBlock() | DocumentBlock():
                 texts.append(block.text)
             case ThinkingBlock():
-                thoughts.append(block.thinking)
+                reasoning.append(block.thinking)
             case ToolUseBlock():
                 arguments = json.dumps(block.input, ensure_ascii=False)
                 function = {"name": block.name, "arguments": arguments}
                 calls.append({"id": block.id, "type": "function", "function": function})
             case ToolResultBlock():
-                told = "\n".join(_texts(block.content))
-                failed = "Error: " * bool(block.is_error)  # templates know no other way to say so
-                results.append({"role": "tool", "content": failed + told})
-    if not (texts or thoughts or calls):
+                content = "\n".join(_texts(block.content))
+                prefix = "Error: " if block.is_error else ""  # templates have no error field
+                results.append({"role": "tool", "content": prefix + content})
+    if not (texts or reasoning or calls):
         return results
     message: dict[str, Any] = {"role": turn.role, "content": "\n".join(texts)}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
+    if reasoning:
+        message["reasoning_content"] = "\n".join(reasoning)
     if calls:
         message["tool_calls"] = calls
     return [*results, message]

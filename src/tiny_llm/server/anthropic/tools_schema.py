@@ -1,4 +1,4 @@
-"""Tools, as clients of Anthropic's protocol describe them, and whether one must be called."""
+"""Tool definitions and tool choice of `POST /v1/messages`."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -9,13 +9,13 @@ from ..protocol.sampling import StrictModel
 
 
 class CacheableModel(StrictModel):
-    """What all blocks have; pages of the prompt are cached whether asked for or not."""
+    """Base with `cache_control`, a no-op: prompt pages are always cached."""
 
     cache_control: dict[str, Any] | None = None
 
 
 class MessagesTool(CacheableModel):
-    """A tool; only those that the client runs itself are known."""
+    """A client-side tool. Server-side tools are not supported."""
 
     name: str
     description: str | None = None
@@ -28,10 +28,10 @@ class MessagesTool(CacheableModel):
     input_examples: list[dict[str, Any]] | None = None
 
     def openai_tool(self) -> dict[str, Any]:
-        """The tool in the form that chat templates read; examples belong to its description."""
+        """Converts to OpenAI's format; input examples become part of the description."""
         lines = [self.description] if self.description else []
         if self.input_examples:
-            lines.append("Examples of its input:")
+            lines.append("Input examples:")
             lines += [json.dumps(example, ensure_ascii=False) for example in self.input_examples]
         function = {
             "name": self.name,
@@ -42,7 +42,7 @@ class MessagesTool(CacheableModel):
 
 
 class ToolChoice(StrictModel):
-    """Whether the model must call a tool."""
+    """Whether and which tool the model must call."""
 
     type: Literal["auto", "none", "any", "tool"]
     name: str | None = None

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: a conversation in, the assistant's next turn out."""
+"""`POST /v1/chat/completions`: handler and response serialization."""
 
 import time
 import uuid
@@ -45,7 +45,7 @@ router = APIRouter()
     responses=streaming_responses(ERROR_RESPONSES),
 )
 async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
-    """Answers a conversation, at once or as a stream of events."""
+    """Creates a chat completion. With `stream`, sends server-sent events."""
     server = get_app_state(request)
     server.check_model(body.model)
     body.check_supported()
@@ -76,11 +76,11 @@ def _render_prompt(server: AppState, body: ChatCompletionRequest) -> ChatPrompt:
 
 
 class ChatSerializer:
-    """Writes the answers of one chat in OpenAI's form.
+    """Serializes the choices of one chat completion.
 
     Args:
-        server, body, handle, prompt: of the request.
-        n: how many answers it has.
+        server, body, handle, prompt: the request's state.
+        n: number of choices.
     """
 
     def __init__(
@@ -119,23 +119,23 @@ class ChatSerializer:
         ]
         as_token_ids = bool(body.return_tokens_as_token_ids)
         self._token_decoders = [TokenTextDecoder(server.prompts, as_token_ids) for _ in range(n)]
-        # Of answers that are told at once, what parsers do not keep.
+        # Non-streaming responses: fields the parsers do not keep.
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
         self._token_ids: list[list[int]] = [[] for _ in range(n)]
         self._prompt_logprobs: list[Any] | None = None
         options = body.stream_options
         self._include_usage = options is not None and bool(options.include_usage)
         self._continuous_usage = options is not None and options.is_continuous
-        # Whether a chunk with text has nothing but text in it; such chunks are encoded once.
+        # Whether text chunks contain only text; these are encoded from a template.
         self._is_text_only = not (body.logprobs or body.return_token_ids or self._continuous_usage)
         self._event_templates: dict[
             tuple[int, type[TextDelta] | type[ReasoningDelta]], EventTemplate
         ] = {}
 
-    # ---------------------------------------------------------------- at once
+    # ---------------------------------------------------------------- non-streaming
 
     async def full_response(self) -> Response:
-        """The answer when it is finished."""
+        """The response, after generation has finished."""
         async for outputs in self._handle.stream_outputs():
             for output in outputs:
                 self._outputs[output.index].take(output)
@@ -159,30 +159,30 @@ class ChatSerializer:
         )
 
     def _choice(self, index: int) -> dict[str, Any]:
-        answer = self._outputs[index]
-        has_text = answer.text or not answer.calls
+        parsed = self._outputs[index]
+        has_text = parsed.text or not parsed.calls
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": answer.text if has_text else None,
+            "content": parsed.text if has_text else None,
             "refusal": None,
         }
-        if answer.reasoning:
-            message["reasoning_content"] = answer.reasoning
-        if answer.calls:
-            message["tool_calls"] = [_tool_call(call) for call in answer.calls]
+        if parsed.reasoning:
+            message["reasoning_content"] = parsed.reasoning
+        if parsed.calls:
+            message["tool_calls"] = [_tool_call(call) for call in parsed.calls]
         return {
             "index": index,
             "message": message,
             "logprobs": self._logprobs_field(self._logprobs[index]),
-            "finish_reason": answer.finish_reason,
-            "stop_reason": answer.stop_reason,
+            "finish_reason": parsed.finish_reason,
+            "stop_reason": parsed.stop_reason,
             "token_ids": self._token_ids[index] if self._body.return_token_ids else None,
         }
 
-    # ---------------------------------------------------------------- as a stream
+    # ---------------------------------------------------------------- streaming
 
     def start_events(self) -> bytes:
-        """See `Reply`: the role of each answer."""
+        """See `OutputSerializer`: the role of each choice."""
         role = {"role": "assistant", "content": ""}
         chunks = [self._chunk([self._delta(index, role)]) for index in range(len(self._outputs))]
         if self._body.return_token_ids:
@@ -191,11 +191,11 @@ class ChatSerializer:
 
     def delta_events(self, output: StreamOutput) -> bytes:
         """See `Reply`."""
-        answer = self._outputs[output.index]
-        num_calls = len(answer.calls)
-        parts = answer.take(output)
-        has_ended = answer.finish_reason is not None
-        if self._is_text_only and not has_ended and len(parts) < 2:  # most pieces
+        parsed = self._outputs[output.index]
+        num_calls = len(parsed.calls)
+        parts = parsed.take(output)
+        has_ended = parsed.finish_reason is not None
+        if self._is_text_only and not has_ended and len(parts) < 2:  # the common case
             if not parts:
                 return b""
             if not isinstance(parts[0], ToolCallDelta):
@@ -215,12 +215,12 @@ class ChatSerializer:
         if choices and self._body.return_token_ids:
             choices[0]["token_ids"] = output.token_ids
         if has_ended:
-            choices[-1]["finish_reason"] = answer.finish_reason
-            choices[-1]["stop_reason"] = answer.stop_reason
+            choices[-1]["finish_reason"] = parsed.finish_reason
+            choices[-1]["stop_reason"] = parsed.stop_reason
         return b"".join(sse_event(self._chunk([choice])) for choice in choices)
 
     def end_events(self) -> bytes:
-        """See `Reply`: the usage, if it was asked for."""
+        """See `OutputSerializer`: usage, if requested."""
         self._schedule_warmup()
         usage = sse_event(self._chunk([], with_usage=True)) if self._include_usage else b""
         return usage + b"data: [DONE]\n\n"
@@ -234,14 +234,14 @@ class ChatSerializer:
             self._prefix_warmup.schedule(self._prompts, self._prompt, self._outputs[0])
 
     def _text_event(self, index: int, part: TextDelta | ReasoningDelta) -> bytes:
-        """A chunk with nothing but text, or a thought, in it."""
+        """A chunk that contains only text or reasoning."""
         kind = type(part)
-        found = self._event_templates.get((index, kind))
-        if found is None:
+        template = self._event_templates.get((index, kind))
+        if template is None:
             (delta,) = _deltas(kind(TEXT_PLACEHOLDER), 0)
-            found = EventTemplate(sse_event(self._chunk([self._delta(index, delta)])))
-            self._event_templates[index, kind] = found
-        return found(part.text)
+            template = EventTemplate(sse_event(self._chunk([self._delta(index, delta)])))
+            self._event_templates[index, kind] = template
+        return template(part.text)
 
     def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -262,11 +262,11 @@ class ChatSerializer:
 
 
 def _deltas(part: ParsedDelta, index: int) -> list[dict[str, Any]]:
-    """A part as deltas: a tool call's name comes first, then its arguments.
+    """Converts a parsed delta to OpenAI's; a tool call's name precedes its arguments.
 
     Args:
-        part: of the answer.
-        index: of the call that it is a part of.
+        part: parsed delta.
+        index: index of the tool call, if the delta belongs to one.
     """
     match part:
         case TextDelta(text):
@@ -276,11 +276,11 @@ def _deltas(part: ParsedDelta, index: int) -> list[dict[str, Any]]:
         case ToolCallDelta(name, arguments, call_id, is_new):
             function = {"name": name, "arguments": ""}
             head = {"index": index, "id": call_id, "type": "function", "function": function}
-            more = {"index": index, "function": {"arguments": arguments}}
+            tail = {"index": index, "function": {"arguments": arguments}}
             return [
                 {"tool_calls": [delta]}
-                for delta, is_told in ((head, is_new), (more, arguments))
-                if is_told
+                for delta, is_sent in ((head, is_new), (tail, arguments))
+                if is_sent
             ]
 
 

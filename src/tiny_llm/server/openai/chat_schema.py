@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: what a client may send."""
+"""Request schema of `POST /v1/chat/completions`."""
 
 from typing import Annotated, Any, Literal
 
@@ -18,21 +18,21 @@ from ..protocol.sampling import (
 
 
 class TextPart(StrictModel):
-    """A part of a message's content; images and sounds are not understood."""
+    """A text content part. Images and audio are not supported."""
 
     type: Literal["text"]
     text: str
 
 
 class RefusalPart(StrictModel):
-    """What an assistant refused to do."""
+    """An assistant's refusal, as a content part."""
 
     type: Literal["refusal"]
     refusal: str
 
     @property
     def text(self) -> str:
-        """The same as a text."""
+        """The refusal as text."""
         return self.refusal
 
 
@@ -40,7 +40,7 @@ ContentPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
 
 class FunctionDefinition(StrictModel):
-    """A function that the model may call."""
+    """A function the model may call."""
 
     name: str
     description: str | None = None
@@ -49,21 +49,21 @@ class FunctionDefinition(StrictModel):
 
 
 class Tool(StrictModel):
-    """A tool, which is always a function."""
+    """A tool; functions only."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class FunctionCall(StrictModel):
-    """A call that the assistant made; `arguments` is JSON."""
+    """A function call by the assistant; `arguments` is a JSON string."""
 
     name: str
     arguments: str
 
 
 class MessageToolCall(StrictModel):
-    """A call that the assistant made, with its id."""
+    """A tool call by the assistant."""
 
     id: str
     type: Literal["function"] = "function"
@@ -72,7 +72,7 @@ class MessageToolCall(StrictModel):
 
 
 class ChatMessage(StrictModel):
-    """What was said. The last fields are what clients send back of an answer."""
+    """A message. `refusal` and later fields are accepted when clients send responses back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -80,33 +80,35 @@ class ChatMessage(StrictModel):
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # a newer name of the same
+    reasoning: str | None = None  # newer name of reasoning_content
     refusal: None = None
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
 
     def to_template(self, number: int) -> dict[str, Any]:
-        """The message with the keys that chat templates read.
+        """Converts the message for the chat template.
+
+        Args:
+            number: index in `messages`, for errors.
 
         Raises:
-            ApiError: it says nothing.
+            ApiError: the message has no content.
         """
-        place = f"messages[{number}]"
+        path = f"messages[{number}]"
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
             raise bad_request(
-                f"{place} has no content; only an assistant's message with tool_calls can do "
-                "without.",
-                f"{place}.content",
+                f"{path} has no content; only an assistant message with tool_calls may omit it.",
+                f"{path}.content",
             )
         content = self.content or ""
         if not isinstance(content, str):
-            content = "\n".join(part.text for part in content)  # as in vLLM, and in `LLM`
+            content = "\n".join(part.text for part in content)  # as `LLM` and vLLM do
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": content}
-        thought = self.reasoning_content if self.reasoning is None else self.reasoning
-        if thought is not None:
-            message["reasoning_content"] = thought
+        reasoning = self.reasoning_content if self.reasoning is None else self.reasoning
+        if reasoning is not None:
+            message["reasoning_content"] = reasoning
         if self.name is not None:
             message["name"] = self.name
         if self.tool_calls:
@@ -117,7 +119,7 @@ class ChatMessage(StrictModel):
 
 
 class StreamOptions(StrictModel):
-    """What a stream contains besides the answer."""
+    """Options for streaming responses."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -125,58 +127,58 @@ class StreamOptions(StrictModel):
 
     @property
     def is_continuous(self) -> bool:
-        """Whether each chunk tells the usage so far; vLLM's, which needs `include_usage`."""
+        """Whether each chunk contains usage; like vLLM's, requires `include_usage`."""
         return bool(self.include_usage and self.continuous_usage_stats)
 
 
 class NamedFunction(StrictModel):
-    """A function's name."""
+    """A function name."""
 
     name: str
 
 
 class NamedToolChoice(StrictModel):
-    """The tool that must be called."""
+    """Forces a call of one function."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class AllowedTools(StrictModel):
-    """Some of the tools, and whether one of them must be called."""
+    """A subset of the tools, with mode `auto` or `required`."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedToolChoice], Field(min_length=1)]
 
 
 class AllowedToolsChoice(StrictModel):
-    """A choice among some of the tools."""
+    """Restricts calls to a subset of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
 def check_continuation(continue_final: bool | None, add_generation: bool | None) -> None:
-    """Refuses a conversation that is to go on in two ways.
+    """Rejects requests that set both continuation flags.
 
     Raises:
         ApiError: 400.
     """
     if continue_final and add_generation:
         raise bad_request(
-            "continue_final_message and add_generation_prompt contradict each other; give one.",
+            "continue_final_message and add_generation_prompt are mutually exclusive.",
             "continue_final_message",
         )
 
 
 class TemplateVariables(StrictModel):
-    """Variables of the chat template that a client may set."""
+    """Chat template variables a client may set."""
 
     enable_thinking: bool | None = None
 
 
 class ChatCompletionRequest(SamplingFields):
-    """The body of a request."""
+    """Body of a chat completion request."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: PositiveInt | None = None
@@ -209,41 +211,47 @@ class ChatCompletionRequest(SamplingFields):
         return self.reasoning_effort
 
     def check_supported(self) -> None:
-        """Refuses fields that contradict each other.
+        """Rejects conflicting fields.
 
         Raises:
-            ApiError: the first such field.
+            ApiError: names the first conflicting field.
         """
         self.check_stream(bool(self.stream), self.stream_options is not None)
         if self.top_logprobs is not None and not self.logprobs:
-            raise bad_request("top_logprobs needs logprobs: true.", "top_logprobs")
+            raise bad_request("top_logprobs requires logprobs: true.", "top_logprobs")
         if self.tool_choice not in (None, "auto", "none") and not self.tools:
-            raise bad_request("tool_choice asks for a call, and there are no tools.", "tool_choice")
+            raise bad_request(
+                "tool_choice requires a tool call, but tools is empty.", "tool_choice"
+            )
         check_continuation(self.continue_final_message, self.add_generation_prompt)
         known = {tool.function.name for tool in self.tools or ()}
         for name in self._allowed_names or ():
             if name not in known:
-                raise bad_request(f"tool_choice allows '{name}', which is no tool.", "tool_choice")
+                raise bad_request(
+                    f"tool_choice allows '{name}', which is not in tools.", "tool_choice"
+                )
 
     def constraint(self) -> OutputConstraint | None:
-        """The form that the answer must have; None if it is free.
+        """The output constraint; None for unconstrained output.
 
         Raises:
-            ApiError: a schema is missing, or two fields ask for a form.
+            ApiError: a schema is missing, or two fields constrain the output.
         """
         calls = self._required_tool_calls()
-        wanted = None if self.response_format is None else self.response_format.constraint()
-        if wanted is None:
+        response_format = (
+            None if self.response_format is None else self.response_format.constraint()
+        )
+        if response_format is None:
             return calls or self._auto_tool_calls()
         if calls is not None:
             raise bad_request(
-                "tool_choice asks for a call and response_format for a form; give one of them.",
+                "a required tool call and response_format are mutually exclusive.",
                 "response_format",
             )
-        return wanted
+        return response_format
 
     def _required_tool_calls(self) -> ToolCalls | None:
-        """Tool calls that were demanded."""
+        """The constraint for a required tool call; None if calls are optional."""
         choice = self.tool_choice
         if isinstance(choice, AllowedToolsChoice):
             choice = choice.allowed_tools.mode
@@ -260,21 +268,21 @@ class ChatCompletionRequest(SamplingFields):
         )
 
     def _auto_tool_calls(self) -> ToolCalls | None:
-        """Text and calls, as the model likes; None if another field says how the answer ends."""
+        """The constraint for optional calls; None if another field determines the output's end."""
         if not self.uses_tools or self.structured_outputs or self.ignore_eos or self.min_tokens:
             return None
         return auto_tool_calls(self.usable_tools, self.parallel_tool_calls)
 
     @property
     def _allowed_names(self) -> list[str] | None:
-        """The tools that tool_choice leaves; None for all."""
+        """Names of the tools that tool_choice allows; None for all."""
         if not isinstance(self.tool_choice, AllowedToolsChoice):
             return None
         return [tool.function.name for tool in self.tool_choice.allowed_tools.tools]
 
     @property
     def usable_tools(self) -> list[dict[str, Any]]:
-        """The tools that the model may call, as chat templates read them."""
+        """Tools the model may call, for the chat template."""
         if self.tool_choice == "none":
             return []
         names = self._allowed_names
@@ -286,15 +294,15 @@ class ChatCompletionRequest(SamplingFields):
 
     @property
     def uses_tools(self) -> bool:
-        """Whether the model may call tools."""
+        """Whether the model may call any tool."""
         return bool(self.usable_tools)
 
     def template_variables(self) -> dict[str, Any]:
-        """What the chat template is told."""
+        """Chat template variables."""
         variables: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             variables["enable_thinking"] = self.reasoning_effort != "none"
-        chosen = self.chat_template_kwargs
-        if chosen is not None and chosen.enable_thinking is not None:
-            variables["enable_thinking"] = chosen.enable_thinking
+        given = self.chat_template_kwargs
+        if given is not None and given.enable_thinking is not None:
+            variables["enable_thinking"] = given.enable_thinking
         return variables

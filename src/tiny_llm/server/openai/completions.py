@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: texts or token ids in, what follows them out."""
+"""`POST /v1/completions`: request schema, handler and serialization."""
 
 import time
 import uuid
@@ -39,7 +39,7 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class CompletionRequest(SamplingFields):
-    """The body of a request."""
+    """Body of a completion request."""
 
     prompt: (
         str
@@ -55,29 +55,29 @@ class CompletionRequest(SamplingFields):
     best_of: int | None = None
 
     def check_supported(self) -> None:
-        """Refuses what this server cannot do, and fields that contradict each other.
+        """Rejects unsupported and conflicting fields.
 
         Raises:
-            ApiError: the first such field.
+            ApiError: names the first such field.
         """
         self.check_stream(bool(self.stream), self.stream_options is not None)
         if self.suffix is not None:
-            raise bad_request("suffix is not supported: the model writes forwards only.", "suffix")
-        if self.best_of not in (None, 1, self.n):
-            raise bad_request("best_of must be n, or be left out.", "best_of")
-        if self.max_tokens == 0 and not self.echo:
             raise bad_request(
-                "max_tokens is not valid: it must be at least 1, or 0 with echo.", "max_tokens"
+                "suffix is not supported: the model cannot fill in the middle.", "suffix"
             )
+        if self.best_of not in (None, 1, self.n):
+            raise bad_request("best_of must equal n or be omitted.", "best_of")
+        if self.max_tokens == 0 and not self.echo:
+            raise bad_request("max_tokens must be at least 1, or 0 with echo.", "max_tokens")
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """How many likely tokens the engine tells for each of the prompt; None for no telling."""
-        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
-        return max((number for number in asked if number is not None), default=None)
+        """Alternatives per prompt token; None for no prompt logprobs."""
+        requested = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in requested if number is not None), default=None)
 
     def constraint(self) -> OutputConstraint | None:
-        """The form that the answer must have; None if it is free, or `structured_outputs` says it.
+        """The constraint from `response_format`; None if there is none.
 
         Raises:
             ApiError: a schema is missing.
@@ -86,11 +86,11 @@ class CompletionRequest(SamplingFields):
 
     @property
     def is_tokenized(self) -> bool:
-        """Whether the prompts are token ids, and no text of theirs is asked for."""
+        """Whether all prompts are token ids and none needs decoding."""
         return not self.echo and not any(isinstance(prompt, str) for prompt in self.prompts())
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, one by one."""
+        """All prompts, also if only one was given."""
         given = self.prompt
         if isinstance(given, str) or isinstance(given[0], int):
             return [given]
@@ -104,7 +104,7 @@ class CompletionRequest(SamplingFields):
     responses=streaming_responses(ERROR_RESPONSES),
 )
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
-    """Continues prompts, at once or as a stream of events."""
+    """Creates completions. With `stream`, sends server-sent events."""
     server = get_app_state(request)
     server.check_model(body.model)
     body.check_supported()
@@ -124,7 +124,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 
 
 def _encode(server: AppState, body: CompletionRequest) -> list[tuple[list[int], str]]:
-    """Each prompt as token ids, and as a text where that is needed."""
+    """Token ids and text of each prompt; empty text for token ids without echo."""
     prompts, encoded = server.prompts, []
     for prompt in body.prompts():
         if isinstance(prompt, str):
@@ -138,12 +138,12 @@ def _encode(server: AppState, body: CompletionRequest) -> list[tuple[list[int], 
 
 
 class CompletionSerializer:
-    """Writes the answers in OpenAI's form. Answer `i` of prompt `p` has the index `p · n + i`.
+    """Serializes completions. Completion `i` of prompt `p` is choice `p · n + i`.
 
     Args:
-        server, body, handle: of the request.
-        encoded: the prompts, as token ids and texts.
-        n: how many answers a prompt has.
+        server, body, handle: the request's state.
+        encoded: token ids and text of each prompt.
+        n: number of completions per prompt.
     """
 
     def __init__(
@@ -181,22 +181,22 @@ class CompletionSerializer:
             CompletionLogprobs(server.prompts, body.logprobs or 0, as_token_ids)
             for _ in self._echoed
         ]
-        self._token_ids: list[list[int]] = [[] for _ in self._echoed]  # that were not told
+        self._token_ids: list[list[int]] = [[] for _ in self._echoed]  # non-streaming only
         options = body.stream_options
         self._include_usage = options is not None and bool(options.include_usage)
         self._continuous_usage = options is not None and options.is_continuous
-        is_more = body.logprobs is not None or body.return_token_ids or self._continuous_usage
-        self._is_text_only = not is_more  # a chunk that does not end an answer has nothing but text
-        # Whether a piece is a chunk as it comes: nothing has to wait for it, or to be left out.
+        has_more = body.logprobs is not None or body.return_token_ids or self._continuous_usage
+        self._is_text_only = not has_more  # chunks before the last contain only text
+        # Whether each output is sent as received, without buffering or filtering.
         self._is_passthrough = (
             self._is_text_only and not self._wants_prompt_logprobs and body.max_tokens != 0
         )
         self._event_templates: dict[int, EventTemplate] = {}
 
-    # ---------------------------------------------------------------- at once
+    # ---------------------------------------------------------------- non-streaming
 
     async def full_response(self) -> Response:
-        """The answers when they are finished."""
+        """The response, after generation has finished."""
         async for outputs in self._handle.stream_outputs():
             for output in outputs:
                 for index, ready in self._ready_outputs(output):
@@ -204,8 +204,8 @@ class CompletionSerializer:
                     self._logprobs[index].take(ready)
                     self._token_ids[index] += ready.token_ids
         choices = [
-            self._full_choice(index, self._echoed[index] + answer.text)
-            for index, answer in enumerate(self._outputs)
+            self._full_choice(index, self._echoed[index] + parsed.text)
+            for index, parsed in enumerate(self._outputs)
         ]
         usage = openai_usage(self._handle, self._outputs)
         return JsonResponse({**self._envelope, "choices": choices, "usage": usage})
@@ -213,28 +213,28 @@ class CompletionSerializer:
     def _full_choice(self, index: int, text: str) -> dict[str, Any]:
         number, body = index // self._n, self._body
         prompt_ids = self._prompt_ids[number]
-        scored = prompt_logprobs_field(
+        prompt_logprobs = prompt_logprobs_field(
             self._prompts, prompt_ids, self._prompt_logprobs[number], body.prompt_logprobs
         )
         return {
             **self._choice(index, text, self._outputs[index]),
-            "prompt_logprobs": scored,
+            "prompt_logprobs": prompt_logprobs,
             "token_ids": self._token_ids[index] if body.return_token_ids else None,
             "prompt_token_ids": prompt_ids if body.return_token_ids else None,
         }
 
-    # ---------------------------------------------------------------- as a stream
+    # ---------------------------------------------------------------- streaming
 
     def start_events(self) -> bytes:
-        """See `Reply`: the prompts, if they are echoed and nothing else is told of them."""
+        """See `OutputSerializer`: echoed prompts, unless they wait for prompt logprobs."""
         if self._wants_prompt_logprobs:
             return b""
-        told = [(index, text) for index, text in enumerate(self._echoed) if text]
-        return b"".join(self._chunk([self._choice(index, text, None)]) for index, text in told)
+        echoed = [(index, text) for index, text in enumerate(self._echoed) if text]
+        return b"".join(self._chunk([self._choice(index, text, None)]) for index, text in echoed)
 
     def delta_events(self, output: StreamOutput) -> bytes:
         """See `Reply`."""
-        if self._is_passthrough and output.finish_reason is None:  # most pieces
+        if self._is_passthrough and output.finish_reason is None:  # the common case
             number = self._handle.prompt_index[output.request_id]
             index = number * self._n + output.index
             self._outputs[index].take(output)
@@ -244,7 +244,7 @@ class CompletionSerializer:
         )
 
     def end_events(self) -> bytes:
-        """See `Reply`: the usage, if it was asked for."""
+        """See `OutputSerializer`: usage, if requested."""
         usage = self._chunk([], with_usage=True) if self._include_usage else b""
         return usage + b"data: [DONE]\n\n"
 
@@ -254,13 +254,13 @@ class CompletionSerializer:
 
     def _output_events(self, index: int, output: StreamOutput) -> bytes:
         """Chunks for a piece of an answer."""
-        answer, logprobs = self._outputs[index], self._logprobs[index]
+        parsed, logprobs = self._outputs[index], self._logprobs[index]
         chunks = b""
-        if logprobs:  # those of the prompt
+        if logprobs:  # of the prompt
             chunks = self._chunk([self._choice(index, self._echoed[index], None)])
             logprobs.clear()
-        answer.take(output)
-        has_ended = answer.finish_reason is not None
+        parsed.take(output)
+        has_ended = parsed.finish_reason is not None
         if self._is_text_only and not has_ended:
             return chunks + self._text_event(index, output.text) if output.text else chunks
         logprobs.take(output)
@@ -270,10 +270,10 @@ class CompletionSerializer:
             or logprobs
             or (self._body.return_token_ids and output.token_ids)
         ):
-            choice = self._choice(index, output.text, answer if has_ended else None)
+            choice = self._choice(index, output.text, parsed if has_ended else None)
             if self._body.return_token_ids:
                 choice["token_ids"] = output.token_ids
-                is_first = answer.tokens == len(output.token_ids)
+                is_first = parsed.tokens == len(output.token_ids)
                 choice["prompt_token_ids"] = (
                     self._prompt_ids[index // self._n] if is_first else None
                 )
@@ -282,17 +282,17 @@ class CompletionSerializer:
         return chunks
 
     def _text_event(self, index: int, text: str) -> bytes:
-        found = self._event_templates.get(index)
-        if found is None:
-            found = EventTemplate(self._chunk([self._choice(index, TEXT_PLACEHOLDER, None)]))
-            self._event_templates[index] = found
-        return found(text)
+        template = self._event_templates.get(index)
+        if template is None:
+            template = EventTemplate(self._chunk([self._choice(index, TEXT_PLACEHOLDER, None)]))
+            self._event_templates[index] = template
+        return template(text)
 
     def _ready_outputs(self, output: StreamOutput) -> list[tuple[int, StreamOutput]]:
         """The pieces that can be told, with the index of their answer.
 
-        If the prompts' log-probabilities are told, a prompt's pieces wait for them: they come with
-        its answer 0.
+        With prompt logprobs, a prompt's outputs are held back until these arrive, with the prompt's
+        completion 0.
         """
         if self._body.max_tokens == 0:  # the engine computes one token, which nobody asked for
             reason = output.finish_reason and "length"
@@ -306,17 +306,17 @@ class CompletionSerializer:
                 return []
             self._prompt_logprobs[number] = output.prompt_logprobs
             if self._body.echo and self._body.logprobs is not None:
-                for own in self._logprobs[first : first + self._n]:
-                    own.take_prompt(self._prompt_ids[number], output.prompt_logprobs)
-            return [(first + one.index, one) for one in self._pending.pop(number)]
+                for logprobs in self._logprobs[first : first + self._n]:
+                    logprobs.take_prompt(self._prompt_ids[number], output.prompt_logprobs)
+            return [(first + held.index, held) for held in self._pending.pop(number)]
         return [(first + output.index, output)]
 
     def _choice(self, index: int, text: str, ended: ParsedOutput | None) -> dict[str, Any]:
-        is_wanted = self._body.logprobs is not None
+        has_logprobs = self._body.logprobs is not None
         choice: dict[str, Any] = {
             "index": index,
             "text": text,
-            "logprobs": self._logprobs[index].field() if is_wanted else None,
+            "logprobs": self._logprobs[index].field() if has_logprobs else None,
             "finish_reason": None if ended is None else ended.finish_reason,
         }
         if ended is not None:

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: OpenAI's newer protocol. An answer is a list of items."""
+"""`POST /v1/responses`: handlers and response serialization."""
 
 import time
 import uuid
@@ -33,7 +33,7 @@ router = APIRouter()
     responses=streaming_responses(ERROR_RESPONSES),
 )
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
-    """Answers a conversation, at once or as a stream of events."""
+    """Creates a response. With `stream`, sends server-sent events."""
     server = get_app_state(request)
     server.check_model(body.model)
     body.check_supported()
@@ -53,7 +53,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
 
 @router.post(f"{PATH}/input_tokens", tags=["OpenAI"], responses=ERROR_RESPONSES)
 async def count_input_tokens(body: ResponsesRequest, request: Request) -> dict[str, Any]:
-    """How many tokens the input of a response has."""
+    """Counts the input tokens of a response without creating it."""
     server = get_app_state(request)
     server.check_model(body.model)
     body.check_supported()
@@ -68,10 +68,10 @@ def _render_prompt(server: AppState, body: ResponsesRequest) -> ChatPrompt:
 
 
 class ResponseSerializer:
-    """Writes an answer as a response.
+    """Serializes a response, a list of output items.
 
     Args:
-        server, body, handle, prompt: of the request.
+        server, body, handle, prompt: the request's state.
     """
 
     def __init__(
@@ -92,14 +92,14 @@ class ResponseSerializer:
         )
         self._output = ParsedOutput(parser, body.parallel_tool_calls is False)
         self._texts = TokenTextDecoder(self._prompts)
-        self._logprobs: list[dict[str, Any]] = []  # that were not told yet
+        self._logprobs: list[dict[str, Any]] = []  # pending
         self._items = OutputItems(body.include_encrypted_reasoning)
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = time.time()
         self._sequence_number = -1
 
     async def full_response(self) -> Response:
-        """The response when it is finished."""
+        """The response, after generation has finished."""
         async for outputs in self._handle.stream_outputs():
             for output in outputs:
                 self._take(output)
@@ -107,7 +107,7 @@ class ResponseSerializer:
         return JsonResponse(self._response(self._status))
 
     def start_events(self) -> bytes:
-        """See `Reply`."""
+        """See `OutputSerializer`."""
         names = ("response.created", "response.in_progress")
         return b"".join(self._lifecycle_event(name, "in_progress") for name in names)
 
@@ -116,7 +116,7 @@ class ResponseSerializer:
         return b"".join(map(self._event, self._take(output)))
 
     def end_events(self) -> bytes:
-        """See `Reply`."""
+        """See `OutputSerializer`."""
         last = b"".join(map(self._event, self._finish()))
         return last + self._lifecycle_event(f"response.{self._status}", self._status)
 
@@ -128,7 +128,7 @@ class ResponseSerializer:
         events = []
         for part in parts:
             logprobs = []
-            if not isinstance(part, ReasoningDelta):  # tokens of calls are not told
+            if not isinstance(part, ReasoningDelta):  # reasoning has no logprobs
                 logprobs, self._logprobs = self._logprobs, []
             events += self._items.take(part, logprobs)
         return events
@@ -138,7 +138,7 @@ class ResponseSerializer:
         return self._items.finish(self._is_incomplete)
 
     def error_events(self, error: ApiError) -> bytes:
-        """See `Reply`."""
+        """See `OutputSerializer`."""
         response = self._response("failed")
         response["error"] = {"code": "server_error", "message": error.message}
         return self._event({"type": "response.failed", "response": response})
@@ -216,11 +216,11 @@ class ResponseSerializer:
         return {**given, "name": text.format.name or "", "strict": bool(text.format.strict)}
 
     def _usage(self) -> dict[str, Any]:
-        prompt, answer = self._handle.prompt_tokens, self._output
+        prompt_tokens, output = self._handle.prompt_tokens, self._output
         return {
-            "input_tokens": prompt,
+            "input_tokens": prompt_tokens,
             "input_tokens_details": {"cached_tokens": self._handle.cached_tokens},
-            "output_tokens": answer.tokens,
-            "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
-            "total_tokens": prompt + answer.tokens,
+            "output_tokens": output.tokens,
+            "output_tokens_details": {"reasoning_tokens": output.reasoning_tokens},
+            "total_tokens": prompt_tokens + output.tokens,
         }

@@ -1,4 +1,4 @@
-"""The input of a response: items of several types, as the messages that chat templates read."""
+"""Responses input items, converted to chat template messages."""
 
 import logging
 from base64 import b64decode, b64encode
@@ -15,82 +15,82 @@ TEXT_PARTS = ("input_text", "output_text", "text")
 def to_chat_messages(
     given: str | list[dict[str, Any]], instructions: str | None
 ) -> list[dict[str, Any]]:
-    """The conversation. Items of unknown types are left out, with a warning.
+    """Converts input to messages. Items of unknown types are dropped with a warning.
 
     Args:
-        given: the user's text, or items.
-        instructions: what comes before them; None for nothing.
+        given: the user's text, or input items.
+        instructions: system message; None for none.
 
     Raises:
-        ApiError: an item is not as its type has it, or there is none.
+        ApiError: an item does not match its type, or no message remains.
     """
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
     if isinstance(given, str):
         return [*messages, {"role": "user", "content": given}]
-    thought = None
+    reasoning = None
     for number, item in enumerate(given):
-        place = f"input[{number}]"
+        path = f"input[{number}]"
         if item.get("type") == "reasoning":
-            thought = _texts(item.get("content") or [], f"{place}.content")
-            thought = thought or decode_reasoning(item.get("encrypted_content"))
+            reasoning = _join_parts(item.get("content") or [], f"{path}.content")
+            reasoning = reasoning or decode_reasoning(item.get("encrypted_content"))
             continue
-        message = _message(item, place)
+        message = _to_message(item, path)
         if message is None:
-            log.warning("%s of type %.40r is left out", place, item.get("type"))
+            log.warning("ignoring %s of type %.40r", path, item.get("type"))
             continue
-        if thought and message["role"] == "assistant":
-            message["reasoning_content"] = thought
-        thought = None
-        is_of_turn = bool(messages) and messages[-1]["role"] == "assistant"
-        if is_of_turn and "tool_calls" in message and "reasoning_content" not in message:
-            calls = messages[-1].get("tool_calls", [])  # after a text, or other calls
+        if reasoning and message["role"] == "assistant":
+            message["reasoning_content"] = reasoning
+        reasoning = None
+        same_turn = bool(messages) and messages[-1]["role"] == "assistant"
+        if same_turn and "tool_calls" in message and "reasoning_content" not in message:
+            calls = messages[-1].get("tool_calls", [])  # merge with the turn's text and calls
             messages[-1]["tool_calls"] = [*calls, *message["tool_calls"]]
         else:
             messages.append(message)
     if not any(message["role"] != "system" for message in messages):
-        raise bad_request("input has no message; give at least one.", "input")
+        raise bad_request("input must contain at least one message.", "input")
     return messages
 
 
-def _message(item: dict[str, Any], place: str) -> dict[str, Any] | None:
-    """An item as a message; None for an item of an unknown type."""
+def _to_message(item: dict[str, Any], path: str) -> dict[str, Any] | None:
+    """Converts an item to a message; None for an unknown type."""
     match item.get("type", "message"):
         case "message":
             role = item.get("role")
             if role not in ("user", "assistant", "system", "developer"):
                 raise bad_request(
-                    f"{place}.role must be user, assistant, system or developer.", f"{place}.role"
+                    f"{path}.role must be user, assistant, system or developer.", f"{path}.role"
                 )
-            content = _texts(item.get("content"), f"{place}.content")
+            content = _join_parts(item.get("content"), f"{path}.content")
             return {"role": "system" if role == "developer" else role, "content": content}
         case "function_call":
-            function = {name: _text(item, name, place) for name in ("name", "arguments")}
-            call = {"id": _text(item, "call_id", place), "type": "function", "function": function}
+            function = {name: _string(item, name, path) for name in ("name", "arguments")}
+            call = {"id": _string(item, "call_id", path), "type": "function", "function": function}
             return {"role": "assistant", "content": "", "tool_calls": [call]}
         case "item_reference":
-            raise bad_request(f"{place} refers to an item: {STATELESS}.", place)
+            raise bad_request(f"{path} references a stored item: {STATELESS}.", path)
         case "function_call_output":
             output = item.get("output")
-            text = _texts(output, f"{place}.output") if output is not None else ""
+            text = _join_parts(output, f"{path}.output") if output is not None else ""
             return {"role": "tool", "content": text}
     return None
 
 
-def _text(item: dict[str, Any], name: str, place: str) -> str:
+def _string(item: dict[str, Any], name: str, path: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise bad_request(f"{place}.{name} must be a text.", f"{place}.{name}")
+        raise bad_request(f"{path}.{name} must be a string.", f"{path}.{name}")
     return value
 
 
-def _texts(content: Any, place: str) -> str:
-    """The text of a content: one text, or a list of parts."""
+def _join_parts(content: Any, path: str) -> str:
+    """Joins content parts with newlines; a string stays as it is."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise bad_request(f"{place} must be a text, or a list of parts.", place)
+        raise bad_request(f"{path} must be a string or a list of content parts.", path)
     texts = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -100,18 +100,18 @@ def _texts(content: Any, place: str) -> str:
             texts.append(part["refusal"])
         else:
             raise bad_request(
-                f"{place}[{number}] is not a text; this model reads texts only.", place
+                f"{path}[{number}] must be a text part; the model accepts text only.", path
             )
     return "\n".join(texts)
 
 
-def encode_reasoning(thought: str) -> str:
-    """A thought in the form of `encrypted_content`, which clients send back; it is no secret."""
-    return b64encode(thought.encode("utf-8", "replace")).decode()
+def encode_reasoning(reasoning: str) -> str:
+    """Encodes reasoning as `encrypted_content`, which clients send back. Not encrypted."""
+    return b64encode(reasoning.encode("utf-8", "replace")).decode()
 
 
 def decode_reasoning(content: Any) -> str:
-    """The thought in an `encrypted_content`; empty if it is none of this server's."""
+    """Decodes `encrypted_content`; empty if it is not from this server."""
     try:
         return b64decode(content, validate=True).decode()
     except (TypeError, ValueError):

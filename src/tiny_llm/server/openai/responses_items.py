@@ -1,7 +1,7 @@
-"""The items of a response, and the events that tell how they grow.
+"""Output items of a response, and their streaming events.
 
-A thought is an item of type `reasoning`, text is a `message` with one part, a tool call is a
-`function_call`. One item is open at a time: it is added, grows, and is done before the next.
+Reasoning is a `reasoning` item, text a `message` with one part, a tool call a `function_call`. At
+most one item is open at a time.
 """
 
 import uuid
@@ -14,7 +14,7 @@ from .responses_input import encode_reasoning
 
 Event = dict[str, Any]
 
-# For items that grow: their prefix, the type of their part, and the events of their texts.
+# Text items: id prefix, content part type, prefix of their text events.
 ITEM_TYPES = {
     "message": ("msg", "output_text", "response.output_text"),
     "reasoning": ("rs", "reasoning_text", "response.reasoning_text"),
@@ -22,13 +22,13 @@ ITEM_TYPES = {
 
 
 class OutputItems:
-    """A response's output.
+    """The output items of a response.
 
     Args:
-        encrypt_reasoning: whether thoughts have an `encrypted_content`, when they are complete.
+        encrypt_reasoning: whether completed reasoning items get `encrypted_content`.
 
     Attributes:
-        items: those that were begun; complete after `finish`.
+        items: output items so far; complete after `finish`.
     """
 
     def __init__(self, encrypt_reasoning: bool = False) -> None:
@@ -37,25 +37,28 @@ class OutputItems:
         self._is_open = False
 
     def take(self, part: ParsedDelta, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """Adds a part of the answer; returns what happened.
+        """Appends a parsed delta; returns its events.
 
         Args:
-            part: of the answer.
-            logprobs: of its tokens, if it is a text.
+            part: text, reasoning or tool call delta.
+            logprobs: logprobs of a text delta's tokens.
         """
         match part:
             case TextDelta(text):
                 return self._grow("message", text, logprobs)
             case ReasoningDelta(text):
                 return self._grow("reasoning", text)
-            case ToolCallDelta(arguments=more):
-                events = self._begin_call(part) if part.is_new else []
-                return [*events, self._more_arguments(more)] if more else events
+            case ToolCallDelta(arguments=arguments):
+                events = self._open_call(part) if part.is_new else []
+                return [*events, self._append_arguments(arguments)] if arguments else events
 
     def finish(self, is_incomplete: bool) -> list[Event]:
-        """Ends the last item; `is_incomplete` says that the answer reached its limit.
+        """Closes the last item.
 
-        A response that says nothing has an empty message: many clients read the first item.
+        An empty response gets an empty message, because many clients read the first item.
+
+        Args:
+            is_incomplete: whether generation stopped at max_output_tokens.
         """
         events = [] if self.items else self._open("message")
         return [*events, *self._close("incomplete" if is_incomplete else "completed")]
@@ -88,10 +91,14 @@ class OutputItems:
         if kind == "message":
             part |= {"annotations": [], "logprobs": []}
         events = [self._added(item)]
-        begun = {"type": "response.content_part.added", **self._location(), "part": deepcopy(part)}
+        part_added = {
+            "type": "response.content_part.added",
+            **self._location(),
+            "part": deepcopy(part),
+        }
         self.items[-1] = {**item, "content": [part]}
         self._is_open = True
-        return [*events, begun]
+        return [*events, part_added]
 
     def _close(self, status: str) -> list[Event]:
         if not self._is_open:
@@ -114,7 +121,7 @@ class OutputItems:
         part_done = {"type": "response.content_part.done", **self._location(), "part": {**part}}
         return [done, part_done, self._done()]
 
-    def _begin_call(self, call: ToolCallDelta) -> list[Event]:
+    def _open_call(self, call: ToolCallDelta) -> list[Event]:
         events = self._close("completed")
         item = {
             "type": "function_call",
@@ -128,11 +135,11 @@ class OutputItems:
         self._is_open = True
         return events
 
-    def _more_arguments(self, more: str) -> Event:
+    def _append_arguments(self, delta: str) -> Event:
         item = self.items[-1]
-        item["arguments"] += more
-        place = {"item_id": item["id"], "output_index": len(self.items) - 1}
-        return {"type": "response.function_call_arguments.delta", **place, "delta": more}
+        item["arguments"] += delta
+        location = {"item_id": item["id"], "output_index": len(self.items) - 1}
+        return {"type": "response.function_call_arguments.delta", **location, "delta": delta}
 
     def _arguments_done(self) -> Event:
         item = self.items[-1]

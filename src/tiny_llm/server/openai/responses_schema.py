@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: what a client may send. Nothing is stored between two requests."""
+"""Request schema of `POST /v1/responses`. Stateless: responses are not stored."""
 
 import logging
 from typing import Annotated, Any, Literal
@@ -23,7 +23,7 @@ log = logging.getLogger("tiny_llm.server")
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-# Values of `include`. The others are about tools that a server runs, and images: there are none.
+# Values of `include`. All but these two concern server-side tools and images: no-ops here.
 Included = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -37,7 +37,7 @@ Included = Literal[
 
 
 class Reasoning(StrictModel):
-    """How much the model thinks. There are no summaries, which "auto" leaves to the server."""
+    """Reasoning options. There are no summaries; "auto" is accepted and has no effect."""
 
     effort: ReasoningEffort | None = None
     summary: Literal["auto"] | None = None
@@ -47,7 +47,7 @@ class Reasoning(StrictModel):
 
 
 class TextFormat(StrictModel):
-    """The form of an answer."""
+    """Output format."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -57,25 +57,25 @@ class TextFormat(StrictModel):
 
 
 class TextOptions(StrictModel):
-    """How an answer is written."""
+    """Text output options."""
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
 class ResponseStreamOptions(StrictModel):
-    """What a stream contains besides the answer: nothing."""
+    """Options for streaming responses."""
 
     include_obfuscation: Literal[False] | None = None
 
 
 class ResponsesRequest(CommonFields):
-    """The body of a request. Tools and items of unknown types are left out, with a warning."""
+    """Body of a response request. Tools and items of unknown types are dropped with a warning."""
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: PositiveInt | None = None
-    max_tool_calls: PositiveInt | None = None  # of tools that a server runs, and this one runs none
+    max_tool_calls: PositiveInt | None = None  # server-side tools only: no-op
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -102,34 +102,36 @@ class ResponsesRequest(CommonFields):
         return None if self.reasoning is None else self.reasoning.effort
 
     def check_supported(self) -> None:
-        """Refuses what this server cannot do.
+        """Rejects unsupported and conflicting fields.
 
         Raises:
-            ApiError: the first such field.
+            ApiError: names the first such field.
         """
         if self.previous_response_id is not None:
             raise bad_request(
-                "previous_response_id is not supported: this server keeps no responses; send the "
-                "whole conversation as input.",
+                "previous_response_id is not supported: responses are not stored; send the whole "
+                "conversation as input.",
                 "previous_response_id",
             )
         if self.stream_options is not None and not self.stream:
-            raise bad_request("stream_options needs stream: true.", "stream_options")
+            raise bad_request("stream_options requires stream: true.", "stream_options")
         if self.background:
-            raise bad_request("background is not supported; leave it out.", "background")
+            raise bad_request("background is not supported; omit it.", "background")
         if self.truncation == "auto":
             raise bad_request(
-                "truncation 'auto' is not supported: prompts are not cut.", "truncation"
+                "truncation 'auto' is not supported: prompts are not truncated.", "truncation"
             )
         if self.context_management:
             warn_once(CONTEXT_NOT_EDITED)
-        wants_call = self.tool_choice not in (None, "auto", "none")
-        if wants_call and not self.function_tools:
-            raise bad_request("tool_choice asks for a call, and there are no tools.", "tool_choice")
+        requires_call = self.tool_choice not in (None, "auto", "none")
+        if requires_call and not self.function_tools:
+            raise bad_request(
+                "tool_choice requires a tool call, but tools is empty.", "tool_choice"
+            )
         self._check_choice()
         for number, tool in enumerate(self.tools or ()):
             if tool.get("type") != "function":
-                log.warning("tools[%d] of type %.40r is left out", number, tool.get("type"))
+                log.warning("ignoring tools[%d] of type %.40r", number, tool.get("type"))
 
     def _check_choice(self) -> None:
         choice = self.tool_choice
@@ -141,19 +143,19 @@ class ResponsesRequest(CommonFields):
             if names and known.issuperset(names) and mode in ("auto", "required"):
                 return
             raise bad_request(
-                "tool_choice of the type allowed_tools needs the mode 'auto' or 'required', and "
-                "tools that are among those of the request.",
+                "tool_choice of type allowed_tools requires mode 'auto' or 'required' and a "
+                "non-empty subset of the request's tools.",
                 "tool_choice",
             )
         if not (isinstance(choice, dict) and isinstance(choice.get("name"), str)):
             raise bad_request(
-                "tool_choice must be 'auto', 'none', 'required' or a function with its name.",
+                "tool_choice must be 'auto', 'none', 'required' or a named function.",
                 "tool_choice",
             )
 
     @property
     def _allowed_names(self) -> list[Any] | None:
-        """The tools that tool_choice leaves; None for all."""
+        """Names of the tools that tool_choice allows; None for all."""
         choice = self.tool_choice
         if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
             return None
@@ -164,84 +166,88 @@ class ResponsesRequest(CommonFields):
 
     @property
     def usable_tools(self) -> list[dict[str, Any]]:
-        """The tools that the model may call."""
+        """Tools the model may call."""
         if self.tool_choice == "none":
             return []
         names = self._allowed_names
-        found = self.function_tools
-        return [one for one in found if names is None or one["function"]["name"] in names]
+        tools = self.function_tools
+        return [tool for tool in tools if names is None or tool["function"]["name"] in names]
 
     def constraint(self) -> OutputConstraint | None:
-        """The form that the answer must have; None if it is free.
+        """The output constraint; None for unconstrained output.
 
         Raises:
-            ApiError: a schema or a tool is missing, or two fields ask for a form.
+            ApiError: a schema or tool is missing, or two fields constrain the output.
         """
-        wanted = self.text.format if self.text is not None else None
+        text_format = self.text.format if self.text is not None else None
         choice = self.tool_choice
-        is_some = self._allowed_names is not None
-        mode = choice["mode"] if isinstance(choice, dict) and is_some else choice
+        is_subset = self._allowed_names is not None
+        mode = choice["mode"] if isinstance(choice, dict) and is_subset else choice
         if mode in (None, "auto", "none"):
-            constraint = None if wanted is None else _text_constraint(wanted)
+            constraint = None if text_format is None else _text_constraint(text_format)
             if constraint is not None or self.ignore_eos:
                 return constraint
             return auto_tool_calls(self.usable_tools, self.parallel_tool_calls)
-        name = choice["name"] if isinstance(choice, dict) and not is_some else None
-        if wanted is not None and wanted.type != "text":
-            raise bad_request("tool_choice and text.format both ask for a form.", "text.format")
+        name = choice["name"] if isinstance(choice, dict) and not is_subset else None
+        if text_format is not None and text_format.type != "text":
+            raise bad_request(
+                "a required tool call and text.format are mutually exclusive.", "text.format"
+            )
         parallel = name is None and self.parallel_tool_calls is not False
         fields: dict[str, Any] = {"choice": "required", "name": name, "parallel": parallel}
         return make_constraint(ToolCalls, "tool_choice", self.usable_tools, **fields)
 
     @property
     def logprobs(self) -> int | None:
-        """How many alternatives are told for each token of a text; None for no log-probability."""
+        """Alternatives per text token; None for no logprobs."""
         if self.top_logprobs is not None or LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0
         return None
 
     @property
     def include_encrypted_reasoning(self) -> bool:
-        """Whether thoughts are told in the field in which clients send them back."""
+        """Whether reasoning items get `encrypted_content`, which clients send back."""
         return ENCRYPTED in (self.include or ())
 
     @property
     def function_tools(self) -> list[dict[str, Any]]:
-        """The tools that are functions, in the form that chat templates read."""
-        found = []
+        """Function tools, in chat completion format."""
+        functions = []
         for number, tool in enumerate(self.tools or ()):
             if tool.get("type") != "function":
-                continue  # `check_supported` has warned
+                continue  # `check_supported` logs a warning
             if not isinstance(tool.get("name"), str):
-                raise bad_request(f"tools[{number}] has no name.", f"tools[{number}].name")
+                raise bad_request(
+                    f"tools[{number}].name must be a string.", f"tools[{number}].name"
+                )
             keys = ("name", "description", "parameters")
             function = {key: tool[key] for key in keys if tool.get(key) is not None}
-            found.append({"type": "function", "function": function})
-        return found
+            functions.append({"type": "function", "function": function})
+        return functions
 
     @property
     def uses_tools(self) -> bool:
-        """Whether the model may call tools."""
+        """Whether the model may call any tool."""
         return bool(self.usable_tools)
 
     def template_variables(self) -> dict[str, Any]:
-        """What the chat template is told."""
+        """Chat template variables."""
         return {} if self.effort is None else {"enable_thinking": self.effort != "none"}
 
     def to_template_messages(self) -> list[dict[str, Any]]:
-        """The conversation with the keys that chat templates read.
+        """Converts the input to chat template messages.
 
         Raises:
-            ApiError: an item is not as its type has it, or there is none.
+            ApiError: an item does not match its type, or no message remains.
         """
         return to_chat_messages(self.input, self.instructions)
 
 
-def _text_constraint(wanted: TextFormat) -> StructuredOutputs | None:
-    if wanted.type == "text":
+def _text_constraint(text_format: TextFormat) -> StructuredOutputs | None:
+    if text_format.type == "text":
         return None
-    if wanted.type == "json_object":
+    if text_format.type == "json_object":
         return make_constraint(StructuredOutputs, "text.format", json_object=True)
-    if wanted.schema_ is None:
-        raise bad_request("text.format.schema is missing.", "text.format")
-    return make_constraint(StructuredOutputs, "text.format", json=wanted.schema_)
+    if text_format.schema_ is None:
+        raise bad_request("text.format.schema is required.", "text.format")
+    return make_constraint(StructuredOutputs, "text.format", json=text_format.schema_)

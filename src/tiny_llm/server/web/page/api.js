@@ -1,12 +1,12 @@
-// Talking to the server: the key, streams of events, and the errors that it tells.
+// HTTP client: API key, server-sent events, errors.
 
-let key = ""; // lives as long as the page: nothing is stored
+let key = ""; // in memory only
 
 export function setKey(value) {
   key = value.trim();
 }
 
-/** An answer that is not 2xx: `status`, and the server's own sentence as the message. */
+/** A response other than 2xx, with its status and the server's error message. */
 export class HttpError extends Error {
   constructor(status, message) {
     super(message);
@@ -14,29 +14,29 @@ export class HttpError extends Error {
   }
 }
 
-/** Sends a request, with `content`, which is JSON, if there is any; the answer may be an error. */
+/** Sends a request, with `content` (JSON text) as the body if given; does not check the status. */
 export function request(path, { content, signal } = {}) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   if (content !== undefined) headers["Content-Type"] = "application/json";
   return fetch(path, { headers, signal, method: content === undefined ? "GET" : "POST", body: content });
 }
 
-/** Sends a request, with `body` as JSON, if there is any. */
+/** Sends a request, with `body` as JSON if given; throws HttpError unless the status is 2xx. */
 export async function ask(path, { body, signal } = {}) {
   const response = await request(path, { content: body === undefined ? undefined : JSON.stringify(body), signal });
-  if (!response.ok) throw new HttpError(response.status, await sentence(response));
+  if (!response.ok) throw new HttpError(response.status, await errorMessage(response));
   return response;
 }
 
-async function sentence(response) {
+async function errorMessage(response) {
   try {
     return (await response.json()).error.message;
   } catch {
-    return `The server answered ${response.status}.`;
+    return `The server responded with status ${response.status}.`;
   }
 }
 
-/** The server-sent events of a response: {name, data}, data as text. */
+/** Yields a response's server-sent events as {name, data}; data is text. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
@@ -46,9 +46,9 @@ export async function* events(response) {
       if (done) return;
       text += value;
       for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n")) {
-        const found = parsed(text.slice(0, end));
+        const event = parseEvent(text.slice(0, end));
         text = text.slice(end + 2);
-        if (found) yield found;
+        if (event) yield event;
       }
     }
   } finally {
@@ -56,7 +56,7 @@ export async function* events(response) {
   }
 }
 
-function parsed(block) {
+function parseEvent(block) {
   let name = "message";
   const data = [];
   for (const line of block.split("\n")) {
@@ -66,17 +66,17 @@ function parsed(block) {
   return data.length ? { name, data: data.join("\n") } : null;
 }
 
-const texts = new Map(); // of tokens, by their ids
+const texts = new Map(); // joined token ids -> text; null while pending
 
-/** The text of tokens; `again` is called when it has come. */
-export function textOf(ids, again) {
-  const name = ids.join(",");
-  if (!texts.has(name)) {
-    texts.set(name, null);
+/** Returns the text of tokens; null while pending, then calls `refresh`. */
+export function textOf(ids, refresh) {
+  const key = ids.join(",");
+  if (!texts.has(key)) {
+    texts.set(key, null);
     ask("detokenize", { body: { tokens: ids } })
       .then((response) => response.json())
-      .then((found) => { texts.set(name, found.prompt); again(); })
+      .then((detokenized) => { texts.set(key, detokenized.prompt); refresh(); })
       .catch(() => {});
   }
-  return texts.get(name);
+  return texts.get(key);
 }

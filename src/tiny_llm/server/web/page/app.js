@@ -1,4 +1,4 @@
-// The page: a chat, and beside it the engine, live or from a recording.
+// The web UI: a chat, and the engine's state, live or from a recording.
 
 import { html, render, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { Chat } from "./chat.js";
@@ -9,37 +9,37 @@ import { ask, setKey } from "./api.js";
 import { Live, Player, parseRecording } from "./event_sources.js";
 import { Tree } from "./prefix_tree.js";
 
-const FRAME_MS = 100; // between two pictures of the engine
+const FRAME_MS = 100; // refresh interval of the engine view
 const STATUS = {
-  connecting: "connecting …", loading: "loading the model …", ready: "ready", draining: "shutting down …",
+  connecting: "connecting…", loading: "loading model…", ready: "ready", draining: "shutting down…",
   broken: "engine failed", gone: "server unreachable", key: "API key required", recording: "recording",
 };
 
 function App() {
   const [, setTick] = useState(0);
-  const again = () => setTick((tick) => tick + 1);
+  const refresh = () => setTick((tick) => tick + 1);
   const live = useRef(null);
   const [player, setPlayer] = useState(null);
   const [model, setModel] = useState("");
-  const [shown, setShown] = useState("chat"); // in a narrow window
-  const [wantsKey, setWantsKey] = useState(false);
-  const [mistake, setMistake] = useState(null);
+  const [view, setView] = useState("chat"); // visible panel on narrow screens
+  const [needsKey, setNeedsKey] = useState(false);
+  const [fileError, setFileError] = useState(null);
   const [focus, setFocus] = useState(null);
 
   function connect() {
     live.current?.stop();
-    live.current = new Live(() => { if (live.current?.status === "key") setWantsKey(true); });
+    live.current = new Live(() => { if (live.current?.status === "key") setNeedsKey(true); });
   }
 
   useEffect(() => {
     connect();
-    const timer = setInterval(again, FRAME_MS);
+    const timer = setInterval(refresh, FRAME_MS);
     return () => { clearInterval(timer); live.current.stop(); };
   }, []);
 
   const status = live.current?.status ?? "connecting";
   useEffect(() => {
-    ask("v1/models").then((response) => response.json()).then((found) => setModel(found.data[0].id)).catch(() => {});
+    ask("v1/models").then((response) => response.json()).then((models) => setModel(models.data[0].id)).catch(() => {});
   }, [status]);
 
   async function open(file) {
@@ -47,43 +47,43 @@ function App() {
     try {
       const recording = parseRecording(await file.text());
       player?.stop();
-      setPlayer(new Player(recording, file.name, again));
-      setMistake(null);
-      setShown("engine");
+      setPlayer(new Player(recording, file.name, refresh));
+      setFileError(null);
+      setView("engine");
     } catch (error) {
-      setMistake(error.message);
+      setFileError(error.message);
     }
   }
 
   const source = player ?? live.current;
   return html`
-    <a class="skip" href="#prompt">To the message</a>
+    <a class="skip" href="#prompt">Skip to message input</a>
     <header onDragOver=${(event) => event.preventDefault()}
       onDrop=${(event) => { event.preventDefault(); open(event.dataTransfer.files[0]); }}>
       <h1>tiny-llm</h1>
       <span class="model">${model}</span>
       <span class="status ${status}" role="status"><i class="dot"></i>${STATUS[status] ?? status}</span>
       <nav aria-label="View">
-        ${["chat", "engine"].map((name) => html`<button type="button" aria-pressed=${shown === name}
-          onClick=${() => setShown(name)}>${name === "chat" ? "Chat" : "Engine"}</button>`)}
+        ${["chat", "engine"].map((name) => html`<button type="button" aria-pressed=${view === name}
+          onClick=${() => setView(name)}>${name === "chat" ? "Chat" : "Engine"}</button>`)}
       </nav>
-      <label class="button file" title="a recording written by --record">Open recording<input type="file" accept=".json,application/json"
+      <label class="button file" title="JSON file written by serve --record">Open recording<input type="file" accept=".json,application/json"
         onChange=${(event) => { open(event.target.files[0]); event.target.value = ""; }} /></label>
     </header>
-    ${mistake && html`<p class="error bar" role="alert">${mistake}
-      <button type="button" class="link" onClick=${() => setMistake(null)}>close</button></p>`}
-    <main class=${`shows-${shown}`}>
-      <${Chat} model=${model} ready=${status === "ready"} askForKey=${() => setWantsKey(true)} />
+    ${fileError && html`<p class="error bar" role="alert">${fileError}
+      <button type="button" class="link" onClick=${() => setFileError(null)}>dismiss</button></p>`}
+    <main class=${`shows-${view}`}>
+      <${Chat} model=${model} ready=${status === "ready"} askForKey=${() => setNeedsKey(true)} />
       <section class="engine panel" aria-label="Engine">
         ${player && html`<${Playback} player=${player} close=${() => { player.stop(); setPlayer(null); }} />`}
-        ${source && html`<${Engine} source=${source} focus=${focus} setFocus=${setFocus} again=${again}
+        ${source && html`<${Engine} source=${source} focus=${focus} setFocus=${setFocus} refresh=${refresh}
           hasServer=${!player || status === "ready"} />`}
       </section>
     </main>
-    ${wantsKey && html`<${KeyForm} done=${(key) => { setKey(key); setWantsKey(false); connect(); }} />`}`;
+    ${needsKey && html`<${KeyForm} done=${(key) => { setKey(key); setNeedsKey(false); connect(); }} />`}`;
 }
 
-function Engine({ source, focus, setFocus, again, hasServer }) {
+function Engine({ source, focus, setFocus, refresh, hasServer }) {
   const run = source.run, now = source.now();
   run.prune(now);
   return html`
@@ -91,11 +91,11 @@ function Engine({ source, focus, setFocus, again, hasServer }) {
       <span><b>${Math.round(run.speed(now))}</b> tokens/s</span>
       <span><b>${(source.gauges?.steps ?? run.step).toLocaleString("en")}</b> steps</span>
     </div>
-    <p class="words">${summary(run, source.gauges).join(" ")}</p>
+    <p class="stats">${summary(run, source.gauges).join(" ")}</p>
     <h2>Requests</h2><${Requests} run=${run} focus=${focus} setFocus=${setFocus} />
-    <h2>Pages</h2><${Pages} run=${run} focus=${focus} />
-    <h2>Prefix tree</h2><${Tree} run=${run} focus=${focus} setFocus=${setFocus} again=${again} hasServer=${hasServer} />
-    <h2>Speed</h2><${Plots} run=${run} now=${now} />`;
+    <h2>KV cache pages</h2><${Pages} run=${run} focus=${focus} />
+    <h2>Prefix cache</h2><${Tree} run=${run} focus=${focus} setFocus=${setFocus} refresh=${refresh} hasServer=${hasServer} />
+    <h2>Throughput and latency</h2><${Plots} run=${run} now=${now} />`;
 }
 
 function Playback({ player, close }) {
@@ -105,8 +105,8 @@ function Playback({ player, close }) {
       <button type="button" onClick=${() => (player.playing ? player.pause() : player.play())}>${player.playing ? "Pause" : "Play"}</button>
       <input type="range" min="0" max=${player.duration} step="0.01" value=${player.now()} aria-label="Position"
         onInput=${(event) => player.seek(+event.target.value)} />
-      <span class="clock">${player.now().toFixed(1)} of ${player.duration.toFixed(1)} s</span>
-      <label class="hidden" for="speed">Speed</label>
+      <span class="clock">${player.now().toFixed(1)} / ${player.duration.toFixed(1)} s</span>
+      <label class="hidden" for="speed">Playback speed</label>
       <select id="speed" value=${player.speed} onChange=${(event) => { player.speed = +event.target.value; }}>
         ${[0.1, 0.25, 0.5, 1, 2, 5, 20].map((speed) => html`<option value=${speed}>${speed} ×</option>`)}
       </select>
@@ -121,9 +121,9 @@ function KeyForm({ done }) {
   useEffect(() => dialog.current.showModal(), []);
   return html`<dialog ref=${dialog} aria-labelledby="key-title">
     <form method="dialog" onSubmit=${(event) => { event.preventDefault(); done(key); }}>
-      <h2 id="key-title">This server requires an API key</h2>
-      <p>Kept in memory until the page is closed.</p>
-      <label>Key<input type="password" autocomplete="off" value=${key} onInput=${(event) => setValue(event.target.value)} /></label>
+      <h2 id="key-title">API key required</h2>
+      <p>The key is kept in memory only, until this page is closed.</p>
+      <label>API key<input type="password" autocomplete="off" value=${key} onInput=${(event) => setValue(event.target.value)} /></label>
       <button class="main">Connect</button>
     </form>
   </dialog>`;

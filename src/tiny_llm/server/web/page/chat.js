@@ -1,21 +1,21 @@
-// The conversation: messages, the form, and the request that streams an answer.
+// The chat panel: messages, input, settings and the streaming request.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { toHtml } from "./markdown.js";
 import { ask, events } from "./api.js";
 
-// name, label, step, least, most, hint
+// name, label, step, min, max, tooltip
 const NUMBERS = [
-  ["temperature", "Temperature", 0.1, 0, 2, "0 is greedy decoding"],
-  ["top_p", "Top p", 0.05, 0.05, 1, "nucleus sampling: cumulative probability"],
-  ["top_k", "Top k", 1, 1, 1000, "sample from the k most likely tokens"],
-  ["max_tokens", "Max tokens", 1, 1, 1000000, "maximum completion tokens"],
-  ["seed", "Seed", 1, 0, 2 ** 31, "same seed, same output"],
+  ["temperature", "Temperature", 0.1, 0, 2, "0: greedy decoding"],
+  ["top_p", "Top-p", 0.05, 0.05, 1, "nucleus sampling: cumulative probability of the tokens kept"],
+  ["top_k", "Top-k", 1, 1, 1000, "number of most likely tokens kept"],
+  ["max_tokens", "Max tokens", 1, 1, 1000000, "maximum number of generated tokens, including reasoning"],
+  ["seed", "Seed", 1, 0, 2 ** 31, "makes sampling reproducible"],
 ];
 
 export function Chat({ model, ready, askForKey }) {
   const [messages, setMessages] = useState([]);
-  const [running, setRunning] = useState(null); // an AbortController
+  const [running, setRunning] = useState(null); // AbortController of the request in flight
   const [settings, setSettings] = useState({ thinking: true });
   const [text, setText] = useState("");
   const end = useRef();
@@ -31,8 +31,8 @@ export function Chat({ model, ready, askForKey }) {
     const abort = new AbortController();
     setRunning(abort);
     follow.current = true;
-    const answer = { role: "assistant", content: "", thoughts: "", note: null };
-    const show = () => setMessages([...history, { ...answer }]);
+    const reply = { role: "assistant", content: "", reasoning: "", note: null };
+    const show = () => setMessages([...history, { ...reply }]);
     show();
     try {
       const body = request(model, history, settings);
@@ -40,16 +40,16 @@ export function Chat({ model, ready, askForKey }) {
       let frame = null;
       for await (const { data } of events(response)) {
         if (data === "[DONE]") break;
-        take(answer, JSON.parse(data));
+        appendChunk(reply, JSON.parse(data));
         frame ??= requestAnimationFrame(() => { frame = null; show(); });
       }
     } catch (error) {
-      if (abort.signal.aborted) answer.note = "stopped";
-      else answer.error = error.message || "The server cannot be reached.";
+      if (abort.signal.aborted) reply.note = "stopped";
+      else reply.error = error.message || "Server unreachable.";
       if (error.status === 401) askForKey();
     }
     setRunning(null);
-    setTimeout(show, 20); // after the last frame
+    setTimeout(show, 20); // after the last animation frame
     input.current?.focus();
   }
 
@@ -61,7 +61,7 @@ export function Chat({ model, ready, askForKey }) {
     send(history);
   }
 
-  function again() {
+  function regenerate() {
     const last = messages.findLastIndex((message) => message.role === "user");
     send(messages.slice(0, last + 1));
   }
@@ -77,9 +77,9 @@ export function Chat({ model, ready, askForKey }) {
         const { scrollTop, clientHeight, scrollHeight } = log.current;
         follow.current = scrollTop + clientHeight > scrollHeight - 40;
       }}>
-      ${messages.length === 0 && html`<div class="hello">
-        <h2>Ask ${model || "the model"} something</h2>
-        <p>Responses stream here; the engine view shows how they are computed.</p>
+      ${messages.length === 0 && html`<div class="welcome">
+        <h2>Chat with ${model || "the model"}</h2>
+        <p>The engine view shows how each response is computed.</p>
       </div>`}
       ${messages.map((message, index) => html`<${Message} key=${index} ...${message}
         streams=${running !== null && index === messages.length - 1} />`)}
@@ -94,7 +94,7 @@ export function Chat({ model, ready, askForKey }) {
         <span class="grow"></span>
         ${messages.length > 0 && !running && html`
           <button type="button" onClick=${() => setMessages([])}>Clear</button>
-          <button type="button" onClick=${again}>Regenerate</button>`}
+          <button type="button" onClick=${regenerate}>Regenerate</button>`}
         ${running
           ? html`<button type="button" class="main" onClick=${() => running.abort()}>Stop</button>`
           : html`<button type="submit" class="main" disabled=${!text.trim() || !ready}>Send</button>`}
@@ -103,15 +103,15 @@ export function Chat({ model, ready, askForKey }) {
   </section>`;
 }
 
-function Message({ role, content, thoughts, error, note, usage, streams }) {
+function Message({ role, content, reasoning, error, note, usage, streams }) {
   if (role === "user") return html`<article class="message user" aria-label="You">${content}</article>`;
   return html`<article class="message answer" aria-label="Assistant">
-    ${thoughts && html`<details class="thoughts" open=${streams && !content}>
-      <summary>${streams && !content ? "Thinking …" : "Reasoning"}</summary>
-      <div>${thoughts}</div>
+    ${reasoning && html`<details class="thoughts" open=${streams && !content}>
+      <summary>${streams && !content ? "Thinking…" : "Reasoning"}</summary>
+      <div>${reasoning}</div>
     </details>`}
     ${content && html`<div class="markdown" dangerouslySetInnerHTML=${{ __html: toHtml(content) }}></div>`}
-    ${streams && !content && !thoughts && html`<span class="waits">…</span>`}
+    ${streams && !content && !reasoning && html`<span class="typing">…</span>`}
     ${error && html`<p class="error" role="alert">${error}</p>`}
     ${(note || usage) && html`<footer>
       ${[note, usage && `${usage.completion_tokens} completion tokens`,
@@ -141,8 +141,8 @@ function Settings({ settings, change }) {
         <textarea rows="2" value=${settings.system || ""}
           onInput=${(event) => set("system", event.target.value)}></textarea>
       </label>
-      ${NUMBERS.map(([name, label, step, least, most, hint]) => html`<label title=${hint}>${label}
-        <input type="number" step=${step} min=${least} max=${most} placeholder="default"
+      ${NUMBERS.map(([name, label, step, min, max, tooltip]) => html`<label title=${tooltip}>${label}
+        <input type="number" step=${step} min=${min} max=${max} placeholder="default"
           value=${settings[name] ?? ""}
           onInput=${(event) => set(name, event.target.value === "" ? undefined : +event.target.value)} />
       </label>`)}
@@ -154,24 +154,24 @@ function Settings({ settings, change }) {
 
 function request(model, history, settings) {
   const { system, thinking, ...numbers } = settings;
-  const told = system?.trim() ? [{ role: "system", content: system.trim() }] : [];
-  const said = history
+  const prefix = system?.trim() ? [{ role: "system", content: system.trim() }] : [];
+  const turns = history
     .filter((message) => message.role === "user" || message.content)
     .map(({ role, content }) => ({ role, content }));
-  const given = Object.entries(numbers).filter(([, value]) => value !== undefined);
+  const params = Object.entries(numbers).filter(([, value]) => value !== undefined);
   return {
-    model, messages: [...told, ...said], stream: true, stream_options: { include_usage: true },
-    ...Object.fromEntries(given), chat_template_kwargs: { enable_thinking: thinking },
+    model, messages: [...prefix, ...turns], stream: true, stream_options: { include_usage: true },
+    ...Object.fromEntries(params), chat_template_kwargs: { enable_thinking: thinking },
   };
 }
 
-function take(answer, chunk) {
+function appendChunk(reply, chunk) {
   if (chunk.error) throw new Error(chunk.error.message);
   const choice = chunk.choices?.[0];
-  answer.content += choice?.delta?.content ?? "";
-  answer.thoughts += choice?.delta?.reasoning_content ?? "";
-  if (choice?.finish_reason === "length") answer.note = "stopped at max_tokens";
-  if (chunk.usage) answer.usage = chunk.usage;
+  reply.content += choice?.delta?.content ?? "";
+  reply.reasoning += choice?.delta?.reasoning_content ?? "";
+  if (choice?.finish_reason === "length") reply.note = "truncated at max tokens";
+  if (chunk.usage) reply.usage = chunk.usage;
 }
 
 function cached(usage) {

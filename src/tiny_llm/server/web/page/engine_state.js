@@ -1,36 +1,34 @@
-// What is known of an engine, from its events: of a live one, or of a recording.
+// The engine's state, reconstructed from live or recorded events.
 //
-// Events are those of engine/scheduling/events.py, snapshots those of engine/scheduling/snapshot.py. `EngineState.apply` takes one
-// after the other; everything that the page shows is read from a EngineState.
+// See engine/scheduling/events.py for events and engine/scheduling/snapshot.py for snapshots.
 
-const KEPT_SECONDS = 120; // of measurements, for the plots
-const SHOWN_AFTER_END = 3; // seconds that an ended request stays in the table
+const KEPT_SECONDS = 120; // retention of samples
+const SHOWN_AFTER_END = 3; // seconds a finished request stays in the table
 
 export class EngineState {
   constructor() {
-    this.config = null; // the engine's, as `LLM.describe` has it
-    this.time = 0; // of the last event, in seconds on the events' own clock
+    this.config = null; // see `LLM.describe`
+    this.time = 0; // of the last event, in seconds on the events' clock
     this.step = 0;
-    this.requests = new Map(); // by id, in the order of arrival
-    this.pages = null; // counts by state
-    this.owners = new Map(); // page -> ids of the requests that hold it
+    this.requests = new Map(); // by id, in arrival order
+    this.pages = null; // page counts by state
+    this.owners = new Map(); // page -> ids of its requests
     this.tree = { pages: [], parents: [], labels: {} };
     this.numPages = 0;
     this.pageSize = 0;
-    this.tokenSamples = []; // {time, tokens}: what steps added to answers
-    this.ttftSamples = []; // {time, seconds}: from a request's arrival to its first token
-    this.itlSamples = []; // {time, seconds}: from one token of an answer to the next
+    this.tokenSamples = []; // {time, tokens}: generated tokens
+    this.ttftSamples = []; // {time, seconds}: time to first token
+    this.itlSamples = []; // {time, seconds}: inter-token latency
     this.totals = { ended: {}, tokens: 0, prompt: 0, cached: 0, draftTokens: 0, acceptedTokens: 0, preempted: 0 };
   }
 
-  /** Takes an event. */
+  /** Applies an event; ignores unknown ones, which a newer server may send. */
   apply(event) {
     this.time = Math.max(this.time, event.time);
-    const take = TAKE[event.event];
-    if (take) take(this, event); // a newer server may send more
+    HANDLERS[event.event]?.(this, event);
   }
 
-  /** Forgets what is too old to be shown. */
+  /** Drops expired requests and samples. */
   prune(now) {
     for (const [id, one] of this.requests) {
       if (one.endedAt !== null && now - one.endedAt > SHOWN_AFTER_END) this.requests.delete(id);
@@ -42,7 +40,7 @@ export class EngineState {
     }
   }
 
-  /** Tokens of answers a second, over the last few seconds. */
+  /** Generated tokens per second over the last `seconds`. */
   speed(now, seconds = 2) {
     const recent = this.tokenSamples.filter((one) => one.time > now - seconds && one.time <= now);
     return recent.reduce((sum, one) => sum + one.tokens, 0) / seconds;
@@ -60,7 +58,7 @@ export class EngineState {
   }
 }
 
-const TAKE = {
+const HANDLERS = {
   request_added(run, event) {
     const one = run.request(event.request_id);
     Object.assign(one, { prompt: event.prompt_tokens, limit: event.max_tokens, addedAt: event.time });
@@ -141,7 +139,7 @@ const TAKE = {
     const shared = [...run.owners.values()].filter((ids) => ids.length > 1).length;
     const cached = event.tree.pages.filter((page) => !run.owners.has(page)).length;
     run.pages = { free: event.num_pages - held - cached, cached, used: held, shared };
-    // A viewer who comes late has not seen these end.
+    // Requests that ended before this viewer connected.
     const known = new Set(event.requests.map((given) => given.request_id));
     for (const one of run.requests.values()) {
       if (!known.has(one.id) && one.endedAt === null) run.requests.delete(one.id);

@@ -1,24 +1,24 @@
-// Where a EngineState comes from: the server's events as they happen, or a recording that is played.
+// Sources of an EngineState: the server's live events, or a recording.
 
 import { EngineState } from "./engine_state.js";
 import { HttpError, ask, events } from "./api.js";
 
 const RETRY_MS = 2000;
 
-/** Follows the engine until `stop` is called. */
+/** Subscribes to the engine's events until `stop` is called. */
 export class Live {
-  /** @param changed is called when there is something new; `status` says what the server is doing. */
+  /** @param changed callback for a new event or status. */
   constructor(changed) {
     this.run = new EngineState();
     this.status = "connecting";
     this.gauges = null;
     this._changed = changed;
     this._abort = new AbortController();
-    this._skew = null; // this machine's clock less the server's
+    this._skew = null; // this machine's clock minus the server's
     this._follow();
   }
 
-  /** The time on the events' clock. */
+  /** Current time on the events' clock. */
   now() {
     return Date.now() / 1000 - (this._skew ?? 0);
   }
@@ -38,7 +38,7 @@ export class Live {
         this.status = error instanceof HttpError && error.status === 401 ? "key" : "gone";
       }
       this._changed();
-      if (this.status === "key") return; // the page asks for it, and follows again
+      if (this.status === "key") return; // the page prompts for the key, then reconnects
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
   }
@@ -57,29 +57,29 @@ export class Live {
   }
 }
 
-/** Reads a recording. A file that was cut off is read as far as it goes. */
+/** Parses a recording. A truncated file is read up to its last complete event. */
 export function parseRecording(text) {
-  let found;
+  let recording;
   try {
-    found = JSON.parse(text);
+    recording = JSON.parse(text);
   } catch {
     const end = text.lastIndexOf("}");
     try {
-      found = JSON.parse(text.slice(0, end + 1) + "]}");
+      recording = JSON.parse(text.slice(0, end + 1) + "]}");
     } catch {
-      throw new Error("This is not a recording: it is not JSON.");
+      throw new Error("This is not a recording: invalid JSON.");
     }
   }
-  if (found?.schema !== "tiny-llm-run" || !Array.isArray(found.events)) {
-    throw new Error("This is not a recording of tiny-llm; `serve --record FILE` writes one.");
+  if (recording?.schema !== "tiny-llm-run" || !Array.isArray(recording.events)) {
+    throw new Error("This is not a recording of tiny-llm; create one with `serve --record FILE`.");
   }
-  if (found.version !== 1) {
-    throw new Error(`The recording is of version ${found.version}; this page plays version 1.`);
+  if (recording.version !== 1) {
+    throw new Error(`Unsupported recording version ${recording.version}; expected 1.`);
   }
-  return found;
+  return recording;
 }
 
-/** Plays a recording. */
+/** Plays back a recording. */
 export class Player {
   constructor(recording, name, changed) {
     this.name = name;
@@ -98,7 +98,7 @@ export class Player {
     return this._at;
   }
 
-  /** Goes to a time; everything before it is applied anew if that is in the past. */
+  /** Seeks to a time; seeking backwards replays all events from the start. */
   seek(time) {
     if (this.run === undefined || time < this._at) {
       this.run = new EngineState();

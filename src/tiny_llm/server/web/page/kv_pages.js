@@ -1,24 +1,24 @@
-// The pages of the KV cache, one square each: free, held by one request, shared, kept for later.
+// KV cache pages, one square each: used by one request, shared, cached or free.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 
 const STATES = ["own", "shared", "cached", "free"];
-const MEANINGS = {
+const LABELS = {
   own: "used by one request", shared: "shared", cached: "cached", free: "free",
 };
-const CELL = 11; // pixels, with the gap
-const LEAST = 64; // pages that are drawn, if there are so many
+const CELL = 11; // pixels, including the gap
+const MIN_DRAWN = 64; // pages
 
 export function Pages({ run, focus }) {
   const canvas = useRef();
   const [width, setWidth] = useState(300);
   const [cursor, setCursor] = useState(null);
   const columns = Math.max(8, Math.floor(width / CELL));
-  // Low numbers are handed out first, so what lies beyond the highest page in use was never used.
+  // Low page numbers are allocated first: pages above the highest one in use were never used.
   const [highest, setHighest] = useState(0);
   const used = Math.max(-1, ...run.owners.keys(), ...run.tree.pages);
   useEffect(() => { if (used > highest || run.numPages === 0) setHighest(Math.max(used, 0)); }, [used]);
-  const wanted = Math.max(LEAST, Math.max(highest, used) + 1);
+  const wanted = Math.max(MIN_DRAWN, Math.max(highest, used) + 1);
   const drawn = Math.min(run.numPages, Math.ceil(wanted / columns) * columns);
   const cached = new Set(run.tree.pages);
 
@@ -52,7 +52,7 @@ export function Pages({ run, focus }) {
       pen.globalAlpha = isFaint && state !== "free" ? 0.3 : 1;
       pen.fillStyle = colors.getPropertyValue(`--${state}`);
       pen.fillRect(x, y, CELL - 2, CELL - 2);
-      if (state === "shared") { // not by colour alone
+      if (state === "shared") { // distinguishable without color
         pen.fillStyle = colors.getPropertyValue("--panel");
         pen.fillRect(x + 3, y + 3, CELL - 8, CELL - 8);
       }
@@ -77,25 +77,26 @@ export function Pages({ run, focus }) {
 
   const counts = run.pages;
   const numbers = counts && { own: counts.used - counts.shared, shared: counts.shared, cached: counts.cached, free: counts.free };
-  const summary = numbers ? STATES.map((state) => `${numbers[state]} ${MEANINGS[state]}`).join(", ") : "not known yet";
+  const summary = numbers ? STATES.map((state) => `${numbers[state]} ${LABELS[state]}`).join(", ") : "no data yet";
   return html`<div class="pages">
-    <ul class="legend">${STATES.map((state) => html`<li><i class=${state}></i>${numbers ? numbers[state] : "–"} ${MEANINGS[state]}</li>`)}</ul>
+    <ul class="legend">${STATES.map((state) => html`<li><i class=${state}></i>${numbers ? numbers[state] : "–"} ${LABELS[state]}</li>`)}</ul>
     <div><canvas ref=${canvas} tabindex="0" role="img" aria-label=${`Pages: ${summary}`}
       onMouseMove=${(event) => setCursor(pageAt(event))} onMouseLeave=${() => setCursor(null)}
       onBlur=${() => setCursor(null)} onKeyDown=${onKey}></canvas></div>
-    <p class="told" role="status">${cursor === null ? about(run, drawn) : told(run, cursor, stateOf(cursor))}</p>
+    <p class="page-info" role="status">${cursor === null ? sizeInfo(run, drawn) : pageInfo(run, cursor, stateOf(cursor))}</p>
   </div>`;
 }
 
-function about(run, drawn) {
-  if (!run.numPages) return run.pages ? "This recording has page counts only." : "";
-  const rest = run.numPages - drawn;
-  const size = `A page holds ${run.pageSize} tokens. `;
-  return size + (rest > 0 ? `${rest.toLocaleString("en")} more free pages not shown.` : "");
+function sizeInfo(run, drawn) {
+  if (!run.numPages) return run.pages ? "This recording contains page counts only." : "";
+  const hidden = run.numPages - drawn;
+  const size = `${run.pageSize} tokens per page.`;
+  return hidden > 0 ? `${size} ${hidden.toLocaleString("en")} free pages not shown.` : size;
 }
 
-function told(run, page, state) {
+function pageInfo(run, page, state) {
   const owners = run.owners.get(page) ?? [];
-  const whom = owners.length ? `: ${owners.slice(0, 8).join(", ")}${owners.length > 8 ? " …" : ""}` : "";
-  return `Page ${page} is ${MEANINGS[state]}${whom}.`;
+  if (!owners.length) return `Page ${page} is ${LABELS[state]}.`;
+  const ids = `${owners.slice(0, 8).join(", ")}${owners.length > 8 ? ", …" : ""}`;
+  return owners.length === 1 ? `Page ${page} is used by request ${ids}.` : `Page ${page} is shared by requests ${ids}.`;
 }

@@ -1,9 +1,9 @@
-// An answer's Markdown as HTML that is safe to show: a model may write anything.
+// Markdown to sanitized HTML: model output is untrusted.
 
 import { marked } from "./vendor/marked.js";
 import DOMPurify from "./vendor/purify.js";
 
-// Pictures and forms are left out: showing one would ask another host, or this one.
+// No images or forms: both would send requests to this or another host.
 const ALLOWED = {
   ALLOWED_TAGS: [
     "a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li",

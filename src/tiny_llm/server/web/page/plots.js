@@ -1,10 +1,10 @@
-// Two plots of the last two minutes: tokens a second; times to the first token and between tokens.
+// Plots of throughput, time to first token and inter-token latency.
 
 import { html, useEffect, useRef } from "./vendor/preact-htm.js";
 import uPlot from "./vendor/uplot.js";
 
-const SECONDS = 60; // shown
-const BIN = 0.5; // seconds
+const SECONDS = 60; // x-axis range
+const BIN = 0.5; // bin width in seconds
 const HEIGHT = 120;
 
 export function Plots({ run, now }) {
@@ -51,7 +51,7 @@ function Plot({ label, data, names, colors, filled }) {
       });
       plot.current = new uPlot({
         width: place.current.clientWidth, height: HEIGHT, legend: { show: false }, cursor: { show: false },
-        scales: { x: { time: false }, y: { range: (_, least, most) => [0, Math.max(1, most * 1.1)] } },
+        scales: { x: { time: false }, y: { range: (_, min, max) => [0, Math.max(1, max * 1.1)] } },
         axes: [{ ...axis, size: 26, values: (_, ticks) => ticks.map((tick) => `${tick} s`) }, { ...axis, size: 44 }],
         series: [{}, ...series],
       }, data, place.current);
@@ -67,8 +67,8 @@ function Plot({ label, data, names, colors, filled }) {
   useEffect(() => plot.current?.setData(data));
 
   const latest = names.map((name, index) => {
-    const known = data[index + 1].filter((value) => value !== null);
-    return `${name} ${known.length ? Math.round(known.at(-1)) : "–"}`;
+    const values = data[index + 1].filter((value) => value !== null);
+    return `${name} ${values.length ? Math.round(values.at(-1)) : "–"}`;
   });
   return html`<figure>
     <figcaption>${names.map((name, index) => html`<span><i class=${colors[index].slice(2)}></i>${latest[index]}${filled ? "" : " ms"}</span>`)}</figcaption>

@@ -1,0 +1,87 @@
+"""Chat template rendering, for templates with and without tool support."""
+
+import json
+
+import pytest
+
+from tiny_llm import UserError
+from tiny_llm.engine.inputs.chat_template import render_chat
+from tiny_llm.models import load_weights
+
+USER = {"role": "user", "content": "Why?"}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = {"function": {"name": "add", "arguments": '{"a": 1}'}}
+
+# Like Qwen3's, shorter.
+TEMPLATE = (
+    "{% for tool in tools or [] %}[{{ tool | tojson }}]{% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content }}|{{ m.content }}"
+    "{% for call in m.tool_calls %}{{ call.function.arguments | tojson }}{% endfor %}. {% endfor %}"
+    "{% if style %}{{ style }}{% endif %}"
+)
+PLAIN_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+
+
+def rendered(messages, tools=None, template=TEMPLATE, **variables):
+    _, tokenizer = load_weights("demo")
+    tokenizer.chat_template = template
+    return render_chat(tokenizer, messages, tools, variables)
+
+
+def test_the_template_gets_tools_reasoning_and_variables():
+    assistant = {"role": "assistant", "tool_calls": [CALL], "reasoning_content": "hm"}
+    text = rendered([USER, assistant], [TOOL], style="short")
+    assert text.startswith('[{"type": "function", "function": {"name": "add"')
+    assert text.endswith('assistant: hm|{"a": 1}. short')
+
+
+def test_a_template_without_tools_gets_them_in_the_system_message():
+    text = rendered([USER], [TOOL], PLAIN_TEMPLATE)
+    assert text.startswith("[system] # Tools\n")
+    assert f"<tools>\n{json.dumps(TOOL)}\n</tools>" in text
+    assert text.endswith("</tool_call>\n[user] Why?\n")
+    system = {"role": "system", "content": "Be brief."}
+    text = rendered([system, USER], [TOOL], PLAIN_TEMPLATE)
+    assert text.startswith("[system] Be brief.\n\n# Tools\n")
+    assert text.count("[system]") == 1
+
+
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+def test_a_template_without_tool_calls_gets_calls_and_results_as_text(tools):
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "42"},
+        {"role": "assistant", "content": "Well:", "tool_calls": [CALL]},
+    ]
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    assert rendered(messages, tools, PLAIN_TEMPLATE).endswith(
+        f"[user] Why?\n[assistant] {call}\n"
+        "[user] <tool_response>\n42\n</tool_response>\n"
+        f"[assistant] Well:\n{call}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"tools": 5}, "tools must be a list of functions, got 5."),
+        ({"tools": [{"name": "add"}]}, "got {'name': 'add'}."),
+        ({"messages": []}, "chat_template_kwargs must not contain 'messages'."),
+        ({"template": "{{ messages.a.b }}"}, "the chat template failed: "),
+        ({"template": None}, "the model has no chat template; "),
+        (
+            {"tools": [{**TOOL, "description": "\ud800"}]},
+            "the rendered chat contains '\\ud800', an unpaired surrogate; ",
+        ),
+    ],
+)
+def test_errors_are_one_sentence(options, error):
+    options = dict(options)
+    variables = {"messages": options.pop("messages")} if "messages" in options else {}
+    _, tokenizer = load_weights("demo")
+    tokenizer.chat_template = options.get("template", TEMPLATE)
+    with pytest.raises(UserError) as raised:
+        render_chat(tokenizer, [USER], options.get("tools"), variables)
+    assert error in str(raised.value)
+    assert str(raised.value).endswith(".")
