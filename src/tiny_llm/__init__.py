@@ -1,14 +1,14 @@
 """tiny-llm: Qwen3 on MLX, from matrix multiplication to a serving engine.
 
-Everything public is importable from here. The files, in the order of the course:
+All public names can be imported from here. The modules, in course order:
 
-    basics, attention, positional_encoding, layer_norm, embedding   the mathematics (Week 1)
-    qwen3_week1, generate, sampler                                  a model that answers
+    basics, attention, positional_encoding, layer_norm, embedding   building blocks (Week 1)
+    qwen3_week1, generate, sampler                                  text generation (Week 1)
     kv_cache, quantize, qwen3_week2, batch                          a tiny vLLM (Week 2)
-    kv_cache, attention.paged, qwen3_week3, engine                  pages and a scheduler (Week 3)
+    kv_cache, attention.paged, qwen3_week3, engine                  paging and scheduling (Week 3)
 
-and around it: `kernels` (the C++ extension, which Week 4 makes fast), `models` (checkpoints by
-name), `server` (HTTP), `cli` (the commands), `demo` (the models that ship), `errors`.
+Supporting packages: `kernels` (the C++ extension, optimized in Week 4), `models` (checkpoints by
+name), `server` (HTTP), `cli` (commands), `demo` (bundled models), `errors`.
 
 Reading order: errors, basics, positional_encoding, layer_norm, embedding, attention, quantize,
 sampler, qwen3_week1, kernels, kv_cache, paged_kv_cache, qwen3_week2, qwen3_week3, models, generate,
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """The engine's names, imported when they are first used."""
+        """Imports the engine's public names on first use."""
         if name in __all__:
             from .engine import llm
             from .engine.inputs import sampling_params, structured_outputs

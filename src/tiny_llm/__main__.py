@@ -1,4 +1,4 @@
-"""`python -m tiny_llm COMMAND`: what `tiny-llm COMMAND` does."""
+"""Entry point for `python -m tiny_llm COMMAND`, equivalent to `tiny-llm COMMAND`."""
 
 import sys
 

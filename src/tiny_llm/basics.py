@@ -1,22 +1,21 @@
-"""The smallest pieces: softmax, the linear layer and SiLU.
+"""Basic operations: softmax, the linear layer and SiLU.
 
-Everything else in the package is built from these, from matrix multiplication and from
-elementwise arithmetic. This file knows nothing of attention, models or quantization.
+The rest of the model is built from these, matrix multiplication and elementwise arithmetic.
 """
 
 import mlx.core as mx
 
 
 def softmax(x: mx.array, axis: int) -> mx.array:
-    """exp(x) / Σ exp(x) along one axis, without overflow.
+    """Computes exp(x) / Σ exp(x) along one axis, without overflow.
 
-    Subtracting the maximum does not change the ratio, and keeps every exponent at or below zero.
-    Sums run in float32, so that half precision loses nothing over long rows. A row that is −inf
-    everywhere has no softmax: the result is NaN.
+    Subtracting the maximum leaves the ratio unchanged and keeps every exponent at or below zero.
+    Sums are accumulated in float32, which avoids losing half-precision terms in long rows. A row
+    of −inf has no softmax: the result is NaN.
 
     Args:
         x: any shape, any floating dtype.
-        axis: the axis that sums to one.
+        axis: the axis to normalize over.
 
     Returns:
         Same shape and dtype as `x`.
@@ -29,7 +28,7 @@ def softmax(x: mx.array, axis: int) -> mx.array:
 
 
 def linear(x: mx.array, w: mx.array, bias: mx.array | None = None) -> mx.array:
-    """x @ wᵀ + bias. Weights are stored output-major, as every checkpoint stores them.
+    """Computes x @ wᵀ + bias. Weights are O×I, as in every checkpoint.
 
     Args:
         x: N..×I.
@@ -46,10 +45,10 @@ def linear(x: mx.array, w: mx.array, bias: mx.array | None = None) -> mx.array:
 
 
 def silu(x: mx.array) -> mx.array:
-    """x · sigmoid(x), also called swish; the gate's activation in Qwen3's MLP.
+    """Computes x · sigmoid(x), also called swish: the gate activation in Qwen3's MLP.
 
-    exp(-x) overflows for very negative x, in float16 already for x < −11. exp(-|x|) never
-    overflows, and sigmoid(-x) = 1 - sigmoid(x) gives the other half.
+    exp(-x) overflows for very negative x (in float16, for x < −11). exp(-|x|) never overflows, and
+    sigmoid(-x) = 1 - sigmoid(x) covers negative x.
 
     Source: Elfwing et al., "Sigmoid-Weighted Linear Units" (2017).
 

@@ -1,11 +1,11 @@
-"""Continuous batching: many prompts through one model, each in a slot that is reused at once.
+"""Continuous batching with chunked prefill over a fixed number of slots.
 
-One step of the loop computes at most one chunk of one waiting prompt (prefill) and one token for
-every active request (decode). So a long prompt delays the others by one chunk only, and a
-request that finishes leaves its slot to the next one at once.
+A step computes at most one chunk of one pending prompt (prefill) and one token for every active
+request (decode). A long prompt delays the others by one chunk only, and a finished request's slot
+is reused immediately.
 
-On a GPU a step sends the next tokens' graph off before it reads its own tokens, so the GPU does not
-wait for Python: see `BatchGeneration._decode`.
+On a GPU, a step dispatches the next step's graph before it reads its own tokens, so that the GPU
+does not wait for Python: see `BatchGeneration._decode`.
 """
 
 from collections import deque
@@ -23,18 +23,18 @@ from .sampler import DistributionSampler, Sampler, log_softmax, make_sampler, sa
 
 
 class Request:
-    """One prompt on its way to an answer.
+    """State of one prompt's generation.
 
     Args:
-        index: its place among the prompts.
-        model: from Week 2 on.
-        tokenizer: as `mlx_lm.load` returns it.
-        prompt_ids: the prompt's tokens, at least one.
-        prefill_step: how many of them a chunk has.
-        sampler: greedy if None. A seeded one starts again for this request, so that its answer does
-            not depend on the others'.
-        max_tokens: ends the answer after this many tokens, the end token included; None does not.
-        ignore_eos: go on after an end token, for measurements.
+        index: index of the prompt.
+        model: model of Week 2 or later.
+        tokenizer: tokenizer from `mlx_lm.load`.
+        prompt_ids: prompt token ids, at least one.
+        prefill_step: tokens per prefill chunk.
+        sampler: sampler; greedy if None. A seeded sampler restarts for this request, so that the
+            output does not depend on other requests.
+        max_tokens: maximum number of output tokens, including the end token; None for no limit.
+        ignore_eos: continue after an end token, for benchmarks.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class Request:
         self.prompt_ids = prompt_ids
         self.cache: list[TinyKvCache] = model.create_kv_cache()
         self.offset = 0  # tokens in the cache
-        # Sampled, not yet in the cache; an array of one while it is still being computed.
+        # Sampled but not yet in the cache; an array of one element while it is in flight.
         self.next_token: int | mx.array | None = None
-        self.num_tokens = 0  # of the answer
+        self.num_tokens = 0  # output tokens
         self.is_done = False
         self._model = model
         self._prefill_step = prefill_step
@@ -72,30 +72,30 @@ class Request:
 
     @property
     def text(self) -> str:
-        """The answer so far."""
+        """Output text so far."""
         return self._detokenizer.text
 
     @property
     def is_last_step(self) -> bool:
-        """Whether the answer ends with its next token, whatever that is."""
+        """Whether the next token reaches `max_tokens`."""
         return self.num_tokens + 1 == self._max_tokens
 
     def try_prefill(self) -> None:
-        """Computes the next chunk of the prompt; after the last one, samples the first token."""
+        """Prefills the next chunk; after the last chunk, samples the first output token."""
         if self.is_prefilled:
             return
         # [task 2.7.5]
         chunk = self.prompt_ids[self.offset : self.offset + self._prefill_step]
         logits = next_token_logits(self._model, mx.array([chunk]), self.offset, self.cache)  # 1×V
         self.offset += len(chunk)
-        # Without this, the graph of all chunks would be held until the first token is needed.
+        # Otherwise the graph of all chunks stays in memory until the first token is read.
         mx.eval([layer.state for layer in self.cache])
         if self.is_prefilled:
             self.add_token(int(sample(self.sampler, logits)[0]))
         # [/task 2.7.5]
 
     def add_token(self, token: int) -> None:
-        """Takes the next token of the answer; an end token ends it."""
+        """Appends an output token; finishes on an end token or at `max_tokens`."""
         self.next_token = token
         self.num_tokens += 1
         if token in self._eos_token_ids:
@@ -106,45 +106,44 @@ class Request:
             self.finish()
 
     def finish(self) -> None:
-        """Ends the answer, with what was held back as an unfinished character."""
+        """Marks the request as done and flushes incomplete characters."""
         self._detokenizer.finalize()
         self.is_done = True
 
     def release(self) -> None:
-        """Gives up the cache, if it still has one."""
+        """Releases the request's cache, if any."""
         for layer in self.cache:
             layer.release()
         self.cache = []
 
 
-# The requests of a decode step, and their next tokens: an array that need not be computed yet.
+# The requests of a decode step and their next tokens, a lazy array.
 DecodeStep = tuple[list[Request], mx.array]
 
 
 class BatchGeneration:
-    """A batch while it runs: the waiting prompts, the one being prefilled, the slots, the answers.
+    """A running batch: pending prompts, the request in prefill, decoding slots, outputs.
 
-    Call `step` until `is_done`. Between steps all attributes may be read.
+    Call `step` until `is_done`. Attributes may be read between steps.
 
     Args:
-        model: from Week 2 on.
-        tokenizer: as `mlx_lm.load` returns it.
-        prompts: texts, encoded as they stand, or token ids.
-        max_seq_len: tokens a request may have, prompt and answer together.
-        batch_size: how many slots there are.
-        prefill_step: tokens a chunk of a prompt has.
-        sampler: greedy if None. A seeded one starts again for every request; any other is called
-            for all rows of a step together.
-        max_tokens: ends an answer after this many tokens; one number for all, or one for each
-            prompt.
-        ignore_eos: go on after an end token, for measurements.
+        model: model of Week 2 or later.
+        tokenizer: tokenizer from `mlx_lm.load`.
+        prompts: texts, encoded without a chat template, or token ids.
+        max_seq_len: maximum tokens of a request, prompt and output together.
+        batch_size: number of slots.
+        prefill_step: tokens per prefill chunk.
+        sampler: sampler; greedy if None. A seeded sampler restarts for every request; any other is
+            called once per step for all rows.
+        max_tokens: maximum number of output tokens; one number for all prompts, or one per prompt.
+        ignore_eos: continue after an end token, for benchmarks.
 
     Attributes:
-        requests: those that were admitted so far, by their prompts' index.
+        requests: admitted requests by prompt index.
 
     Raises:
-        UserError: a number is below 1, `prompts` is a text and not a list, or there is not one
-            `max_tokens` for each prompt.
+        UserError: a number is below 1, `prompts` is a string instead of a list, or the number of
+            `max_tokens` is not the number of prompts.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class BatchGeneration:
         ignore_eos: bool = False,
     ):
         if isinstance(prompts, str):
-            raise UserError("batch_generate: prompts is one text; give a list of them.")
+            raise UserError("batch_generate: prompts must be a list, got a single string.")
         for name, value in (
             ("max_seq_len", max_seq_len),
             ("batch_size", batch_size),
@@ -180,20 +179,18 @@ class BatchGeneration:
         self.slots: list[Request | None] = [None] * batch_size
         self.outputs: dict[int, str] = {}
         self.requests: dict[int, Request] = {}
-        self._in_flight: DecodeStep | None = (
-            None  # a step that was sent off before it was asked for
-        )
+        self._in_flight: DecodeStep | None = None  # dispatched ahead of its `step` call
         self._caches = [
             BatchingKvCache(batch_size, self.max_seq_len) for _ in range(model.num_hidden_layers)
         ]
 
     @property
     def is_done(self) -> bool:
-        """Whether every prompt has its answer."""
+        """Whether all prompts are finished."""
         return not self.waiting and self.prefilling is None and not any(self.slots)
 
     def step(self) -> None:
-        """One chunk of prefill, if a prompt waits, and one token for every active request."""
+        """Runs one prefill chunk, if any is pending, and decodes a token per active request."""
         # [task 2.7.4 step]
         if self.prefilling is None and self.waiting:
             self.prefilling = self._admit(*self.waiting.popleft())
@@ -205,14 +202,14 @@ class BatchGeneration:
         # [/task 2.7.4 step]
 
     def release(self) -> None:
-        """Gives up all caches, of a run that is stopped before its end."""
+        """Releases all caches, e.g. of an aborted run."""
         if self.prefilling is not None:
             self.prefilling.release()
         for cache in self._caches:
             cache.release()
 
     def _admit(self, index: int, prompt: str | Sequence[int]) -> Request | None:
-        """The request of a prompt; None if it cannot be run, and its answer says why."""
+        """Creates a prompt's request; if it is invalid, returns None and outputs the reason."""
         try:
             prompt_ids = encode_prompt(self._tokenizer, prompt, self._vocab_size)
         except UserError as error:
@@ -221,8 +218,8 @@ class BatchGeneration:
         room = self.max_seq_len - len(prompt_ids)
         if room < 1:
             self.outputs[index] = (
-                f"[the prompt has {len(prompt_ids)} tokens; with its answer it may have "
-                f"{self.max_seq_len}.]"
+                f"[the prompt must have fewer than {self.max_seq_len} tokens, the limit for prompt "
+                f"and output, got {len(prompt_ids)}.]"
             )
             return None
         limit = self._max_tokens[index]
@@ -239,12 +236,12 @@ class BatchGeneration:
         return self.requests[index]
 
     def _place_prefilled(self) -> None:
-        """Moves a prefilled request to an idle slot, if there is one."""
+        """Moves a prefilled request to an idle slot, if any."""
         request = self.prefilling
         if request is None or not request.is_prefilled:
             return
         # [task 2.7.4 place]
-        if request.is_done:  # its first token was an end token, or the last that it may have
+        if request.is_done:  # the first token was an end token or reached max_tokens
             request.release()
             self.outputs[request.index] = request.text
             self.prefilling = None
@@ -252,23 +249,23 @@ class BatchGeneration:
             slot = self.slots.index(None)
             for cache, layer in zip(self._caches, request.cache, strict=True):
                 cache.add_request(layer, slot)
-            request.cache = []  # its tokens are the slot's now
+            request.cache = []  # now owned by the slot
             self.slots[slot] = request
             self.prefilling = None
         # [/task 2.7.4 place]
 
     def _decode(self) -> None:
-        """One token for every active request.
+        """Decodes one token for every active request.
 
-        On a GPU the step after this one is sent off before this one's tokens are read: their arrays
-        are its input. A request whose answer ends here is then computed once more for nothing, and
-        one that has just got its slot waits for the step after. On a CPU the two steps would share
-        the cores, so each waits for the one before.
+        On a GPU, the next step is dispatched before this step's tokens are read; the lazy tokens
+        are its input. The cost: a request that finishes here takes part in one unused step, and a
+        newly placed request joins one step later. On a CPU, two overlapping steps would compete for
+        cores, so steps run one at a time.
         """
         requests, tokens = self._in_flight or self._compute_tokens()
         self._in_flight = None
         if not kernels.computes_on_cpu() and not any(r.is_last_step for r in self.slots if r):
-            mx.async_eval(tokens)  # by itself: sent with the next step, it would come with that
+            mx.async_eval(tokens)  # separately, so that it completes before the next step
             for request, token in zip(requests, tokens, strict=True):
                 request.next_token = token
             self._in_flight = self._compute_tokens()
@@ -276,9 +273,9 @@ class BatchGeneration:
         self._add_tokens(requests, tokens.tolist())  # type: ignore[arg-type]
 
     def _compute_tokens(self) -> DecodeStep:
-        """The token after every active request's next one, which goes into the cache.
+        """Appends every active request's next token to the cache and samples the one after it.
 
-        The rows of idle slots are computed and ignored.
+        Rows of idle slots are computed and ignored.
         """
         # [task 2.7.4 compute]
         ids = [[0 if request is None else request.next_token] for request in self.slots]
@@ -293,10 +290,10 @@ class BatchGeneration:
         # [/task 2.7.4 compute]
 
     def _add_tokens(self, requests: list[Request], tokens: list[int]) -> None:
-        """Gives each request its next token. One that is done leaves its slot."""
+        """Appends one token to each request and frees the slots of finished requests."""
         # [task 2.7.4 add]
         for request, token in zip(requests, tokens, strict=True):
-            if request.is_done:  # it ended while this token was on its way
+            if request.is_done:  # finished while this token was in flight
                 continue
             request.add_token(token)
             if request.is_done:
@@ -308,11 +305,11 @@ class BatchGeneration:
         # [/task 2.7.4 add]
 
     def _sample(self, requests: list[Request], logits: mx.array) -> mx.array:
-        """The next token of each request, given their logits: one row a request."""
+        """Samples one token per request from logits B×V."""
         sampler = self._sampler
         if not (isinstance(sampler, DistributionSampler) and sampler.is_seeded):
             return sample(sampler, logits)
-        # Filters do not mix rows, so they run once for all; each request draws for itself.
+        # Filters are row-wise and run once for all rows; each request draws from its own state.
         shaped = sampler.logits(log_softmax(logits))
         draws = []
         for row, request in enumerate(requests):
@@ -324,16 +321,16 @@ class BatchGeneration:
 def _per_prompt_max_tokens(
     max_tokens: Sequence[int] | int | None, num_prompts: int
 ) -> Sequence[int | None]:
-    """`max_tokens` for each prompt."""
-    given = max_tokens if isinstance(max_tokens, Sequence) else [max_tokens] * num_prompts
-    if len(given) != num_prompts:
+    """Expands and checks `max_tokens`, one per prompt."""
+    limits = max_tokens if isinstance(max_tokens, Sequence) else [max_tokens] * num_prompts
+    if len(limits) != num_prompts:
         raise UserError(
-            f"batch_generate: {len(given)} max_tokens were given for {num_prompts} prompts."
+            f"batch_generate: expected {num_prompts} max_tokens, one per prompt, got {len(limits)}."
         )
-    for limit in given:
+    for limit in limits:
         if limit is not None:
             check_int("batch_generate: max_tokens", limit, 1)
-    return given
+    return limits
 
 
 def batch_generate(
@@ -345,11 +342,11 @@ def batch_generate(
     prefill_step: int = 128,
     sampler: Sampler | None = None,
 ) -> list[tuple[int, str]]:
-    """Answers many prompts through continuous batching. Arguments: see `BatchGeneration`.
+    """Generates text for many prompts with continuous batching. Args: see `BatchGeneration`.
 
     Returns:
-        (index, answer) for every prompt, in the prompts' order. A prompt that is empty or longer
-        than `max_seq_len` gets an answer in brackets that says so; the others go on.
+        (index, text) for every prompt, in order. An empty or over-long prompt yields an error
+        message in brackets instead of failing the batch.
     """
     batch = BatchGeneration(
         model, tokenizer, prompts, max_seq_len, batch_size, prefill_step, sampler
@@ -357,6 +354,6 @@ def batch_generate(
     try:
         while not batch.is_done:
             batch.step()
-    finally:  # pages that are not returned would be missing from the model's pool
+    finally:  # otherwise an exception would leak pages of the model's pool
         batch.release()
     return sorted(batch.outputs.items())

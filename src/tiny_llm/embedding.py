@@ -1,4 +1,4 @@
-"""The embedding table: from token ids to features and, if it is tied, from features to logits."""
+"""Embedding: token ids to features and, if tied, features to logits."""
 
 import mlx.core as mx
 
@@ -6,7 +6,7 @@ from .basics import linear
 
 
 class Embedding:
-    """A row of E features for each of V tokens.
+    """A table with E features for each of V tokens.
 
     Args:
         vocab_size: V.
@@ -20,21 +20,21 @@ class Embedding:
     def __init__(self, vocab_size: int, embedding_dim: int, weight: mx.array):
         if weight.shape != (vocab_size, embedding_dim):
             raise ValueError(
-                f"Embedding: weight has shape {weight.shape}, expected "
-                f"({vocab_size}, {embedding_dim})."
+                f"Embedding: weight must have shape ({vocab_size}, {embedding_dim}), got "
+                f"{weight.shape}."
             )
         self.vocab_size = vocab_size
         self.embedding_dim = embedding_dim
         self.weight = weight
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """Looks tokens up: ids N.. -> N..×E."""
+        """Looks up token embeddings: ids N.. -> N..×E."""
         # [task 1.5.2 lookup]
         return self.weight[ids]
         # [/task 1.5.2 lookup]
 
     def as_linear(self, x: mx.array) -> mx.array:
-        """Scores each token of the vocabulary by its dot product with x: N..×E -> N..×V."""
+        """Computes logits as dot products with the table's rows: N..×E -> N..×V."""
         # [task 1.5.2 as-linear]
         return linear(x, self.weight)
         # [/task 1.5.2 as-linear]

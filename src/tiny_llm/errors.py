@@ -1,7 +1,4 @@
-"""Exceptions that a caller can act on: a user's mistake, missing pages, a task to be written.
-
-Checks that several modules share are here too. Each raises `UserError`.
-"""
+"""Exceptions that callers handle, and shared argument checks."""
 
 from collections.abc import Iterable
 from numbers import Integral
@@ -9,32 +6,32 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A user's mistake, in one sentence: what was given, what is allowed, what to do.
+    """Invalid user input. The message is one sentence: the value, the allowed values, the fix.
 
-    Commands print the sentence and exit with status 2; they never show a traceback for it.
+    Commands print the message without a traceback and exit with status 2.
     """
 
 
 class QueueFullError(UserError):
-    """The engine has as many requests as it may have; the same request fits later."""
+    """The engine's request queue is full; the request can be retried later."""
 
 
 class OutOfPagesError(RuntimeError):
-    """There are fewer pages of keys and values than were asked for.
+    """Too few free KV cache pages.
 
-    Nothing was changed when it is raised: a scheduler can free pages and try again.
+    The failed call has no effect, so a scheduler can free pages and retry.
     """
 
 
-class TaskNotImplemented(NotImplementedError):  # noqa: N818 - it is not a mistake
-    """Stands in the learner's tree where a task of the course is still to be written."""
+class TaskNotImplemented(NotImplementedError):  # noqa: N818 - not an error of the user
+    """Raised by an unwritten course task in a learner's tree."""
 
 
 def check_int(name: str, value: Any, least: int, hint: str = "") -> None:
-    """Refuses a value that is not a whole number, or is below `least`.
+    """Rejects a value that is not an integer or is below `least`.
 
     Raises:
-        UserError: the value is refused.
+        UserError: the value is rejected.
     """
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise UserError(
@@ -43,17 +40,17 @@ def check_int(name: str, value: Any, least: int, hint: str = "") -> None:
 
 
 def check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    """Refuses token ids that the model does not have.
+    """Rejects token ids outside the vocabulary.
 
-    An embedding looks such an id up in memory beyond its table.
+    An embedding lookup would read beyond its table.
 
     Args:
-        what: where the tokens are, for the sentence: "the prompt".
-        token_ids: whole numbers.
+        what: the container of the tokens, for the message: "the prompt".
+        token_ids: integer token ids.
         vocab_size: V.
 
     Raises:
-        UserError: an id is below 0, or V and above.
+        UserError: an id is negative or at least V.
     """
     for token in token_ids:
         if not 0 <= token < vocab_size:
@@ -63,9 +60,9 @@ def check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> Non
 
 
 def short_repr(value: Any) -> str:
-    """A value on one line of at most 60 characters, for a message."""
+    """Formats a value for a message: one line of at most 60 characters."""
     try:
         text = " ".join(repr(value).split())
-    except ValueError:  # Python writes integers of up to 4300 digits
+    except ValueError:  # Python's limit for formatting an integer is 4300 digits
         text = "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}…"

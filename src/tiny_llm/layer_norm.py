@@ -1,21 +1,21 @@
-"""RMSNorm: keeps a token's features at unit scale between the layers."""
+"""RMSNorm: normalizes features to unit scale between layers."""
 
 import mlx.core as mx
 
 
 class RMSNorm:
-    """x / √(mean(x²) + eps) · weight, over the last axis.
+    """Computes x / √(mean(x²) + eps) · weight over the last axis.
 
-    The mean of squares runs in float32: squares of float16 numbers above 256 overflow, and sums
-    of bfloat16 lose their tail. The result is cast back before the weight is applied, which is
-    the rounding that Qwen3 was trained with.
+    The mean of squares is accumulated in float32: squares of float16 numbers above 256 overflow,
+    and bfloat16 sums drop small terms. The result is cast back before the weight is applied, to
+    match the rounding that Qwen3 was trained with.
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
 
     Args:
         dim: D, the size of the last axis.
         weight: D.
-        eps: keeps a zero vector from dividing by zero.
+        eps: avoids division by zero.
 
     Raises:
         ValueError: `weight` does not have shape D.
@@ -23,7 +23,7 @@ class RMSNorm:
 
     def __init__(self, dim: int, weight: mx.array, eps: float = 1e-5):
         if weight.shape != (dim,):
-            raise ValueError(f"RMSNorm: weight has shape {weight.shape}, expected ({dim},).")
+            raise ValueError(f"RMSNorm: weight must have shape ({dim},), got {weight.shape}.")
         self.dim = dim
         self.weight = weight
         self.eps = eps

@@ -1,4 +1,4 @@
-"""The paged KV cache under the name of its chapter; the code is in `kv_cache`."""
+"""Paged KV cache: re-exports from `kv_cache` under the chapter's module name."""
 
 from .kv_cache import OutOfPagesError, PagedKvMetadata, TinyKvPagedCache, TinyKvPagedPool
 

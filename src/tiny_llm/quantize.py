@@ -1,9 +1,9 @@
-"""Quantized weights: what they are, how they multiply, and how they become plain ones again.
+"""Quantized weights: format, matrix multiplication, dequantization.
 
-A row of a weight matrix is cut into groups. Each group has a scale and a bias, and each weight is
-stored as a small integer q: weight = q · scale + bias. Eight 4-bit integers fill one uint32, the
-lowest bits first. At 4 bits and groups of 128, a weight costs 4.25 bits instead of bfloat16's 16:
-decoding reads every weight for every token, so it gets almost four times faster.
+Each row of a weight matrix is divided into groups with one scale and one bias each, and each
+weight is stored as a small integer q: weight = q · scale + bias. A uint32 packs eight 4-bit
+integers, lowest bits first. With 4 bits and groups of 128, a weight takes 4.25 bits instead of
+bfloat16's 16. Decoding reads every weight for every token, so it becomes almost four times faster.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from .kernels.prepack import row_major_layer
 
 
 def dequantize_linear(mlx_layer: Any) -> mx.array:
-    """The plain weight of an MLX linear or embedding layer, quantized or not.
+    """Dequantizes the weight of an MLX linear or embedding layer; a plain weight is unchanged.
 
     Args:
-        mlx_layer: an `mlx.nn` `Linear`, `Embedding`, or the quantized form of either.
+        mlx_layer: an `mlx.nn` `Linear` or `Embedding`, plain or quantized.
 
     Returns:
-        O×I: in the dtype of the scales if the layer is quantized, else the layer's own weight.
+        O×I: in the dtype of the scales if the layer is quantized, else the stored weight.
     """
     # [solution only]
     mlx_layer = row_major_layer(mlx_layer)
@@ -50,11 +50,11 @@ class QuantizedWeights:
 
     Attributes:
         scales: O×(I/group_size).
-        biases: O×(I/group_size); None where the four bits of a weight are a floating-point number
-            (see `tiny_llm.kernels.mxfp4`).
-        group_size: how many neighbours in a row share a scale and a bias.
-        bits: of a stored integer.
-        weight: O×(I·bits/32), uint32. The three arrays may be interleaved (see
+        biases: O×(I/group_size); None for 4-bit floating-point weights (see
+            `tiny_llm.kernels.mxfp4`).
+        group_size: consecutive weights in a row that share a scale and a bias.
+        bits: bits per stored integer.
+        weight: O×(I·bits/32), uint32. The three arrays may be prepacked (see
             `tiny_llm.kernels.prepack`).
     """
 
@@ -66,13 +66,13 @@ class QuantizedWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
+        """Size of the arrays in bytes."""
         biases = 0 if self.biases is None else self.biases.nbytes
         return self.scales.nbytes + biases + self.weight.nbytes
 
     @classmethod
     def from_mlx_layer(cls, mlx_layer: Any) -> "QuantizedWeights":
-        """The weights of an `mlx.nn` `QuantizedLinear` or `QuantizedEmbedding`; nothing is copied.
+        """Wraps the arrays of an `mlx.nn` `QuantizedLinear` or `QuantizedEmbedding` without a copy.
 
         Raises:
             ValueError: the layer is not quantized, or not in the affine format.
@@ -80,10 +80,8 @@ class QuantizedWeights:
         mode = getattr(mlx_layer, "mode", "affine")
         is_quantized = hasattr(mlx_layer, "scales")
         if not is_quantized or mode not in ("affine", E2M1):
-            what = f"quantized in mode '{mode}'" if is_quantized else "not quantized"
-            raise ValueError(
-                f"expected a layer quantized in mode 'affine', got one that is {what}."
-            )
+            given = f"mode '{mode}'" if is_quantized else "a layer that is not quantized"
+            raise ValueError(f"expected a layer quantized in mode 'affine', got {given}.")
         # [task 2.2.1 weights]
         return cls(
             scales=mlx_layer.scales,
@@ -96,21 +94,21 @@ class QuantizedWeights:
 
 
 def check_supported(weights: QuantizedWeights) -> None:
-    """Refuses weights that `quantized_matmul` would refuse, before a model is built from them.
+    """Rejects weights that `quantized_matmul` does not support, before a model is built.
 
     Raises:
-        ValueError: other bits, group sizes or scales than the kernels read.
+        ValueError: unsupported bits, group size or dtype of the scales.
     """
     bits, group_size, dtype = weights.bits, weights.group_size, weights.scales.dtype
     if not kernels.supports_quantization(bits, group_size, mx.bfloat16):
         raise ValueError(
-            f"the checkpoint has {bits} bits in groups of {group_size}; the kernels read 4 or 8 "
-            "bits in groups of 32, 64 or 128. Week 1 and the engine run it."
+            f"the kernels support 4 or 8 bits in groups of 32, 64 or 128, got {bits} bits in "
+            f"groups of {group_size}; Week 1's model and the engine support this checkpoint."
         )
     if dtype not in (mx.float16, mx.bfloat16):
         raise ValueError(
-            f"the checkpoint's scales are {dtype}; the kernels read float16 or bfloat16. Week 1 "
-            "and the engine run it."
+            f"the kernels support float16 or bfloat16 scales, got {dtype}; Week 1's model and the "
+            "engine support this checkpoint."
         )
 
 
@@ -123,14 +121,14 @@ def quantized_matmul(
     b: mx.array,
     transpose_b: bool = True,
 ) -> mx.array:
-    """a · bᵀ with a quantized b, through the extension.
+    """Computes a · bᵀ with a quantized b, in the extension.
 
-    The integers are multiplied exactly and scaled by group; each row's result is the same to the
-    last bit however many rows are computed with it.
+    Integer products are exact and scaled per group. Rows are batch-invariant: each has the same
+    bits regardless of the other rows in the call.
 
     Args:
         scales: O×(I/group_size), float16 or bfloat16.
-        biases: like `scales`; None for weights of four bits in floating point.
+        biases: as `scales`; None for 4-bit floating-point weights.
         group_size: 32, 64 or 128.
         bits: 4 or 8.
         a: N..×I, float16 or bfloat16.
@@ -141,7 +139,7 @@ def quantized_matmul(
         N..×O in the dtype of `a`.
 
     Raises:
-        ValueError: an argument that is not as above; it is named.
+        ValueError: an unsupported argument, named in the message.
         UserError: the extension is not built.
     """
     # [task 2.2.1 matmul]
@@ -158,17 +156,16 @@ def quantized_linear(x: mx.array, w: QuantizedWeights, bias: mx.array | None = N
 
 
 def project(x: mx.array, w: QuantizedWeights | mx.array) -> mx.array:
-    """A linear layer with a quantized or a plain weight: N..×I -> N..×O."""
+    """Applies a linear layer with a quantized or plain weight: N..×I -> N..×O."""
     if isinstance(w, QuantizedWeights):
         return quantized_linear(x, w)
     return kernels.matmul(x, w) if _extension_multiplies(x, w) else linear(x, w)
 
 
 def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) -> list[mx.array]:
-    """Several linear layers of one input: the same bits as `project` of each, in less time.
+    """Applies several linear layers to one input, with the same bits as separate `project` calls.
 
-    Matrices that are quantized in the same way are multiplied together: see
-    `kernels.multi_quantized_matmul`.
+    Matrices with the same quantization share a call: see `kernels.multi_quantized_matmul`.
     """
     quantized = [w for w in weights if isinstance(w, QuantizedWeights)]
     formats = {(w.group_size, w.bits, w.biases is None) for w in quantized}
@@ -177,7 +174,7 @@ def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) ->
     group_size, bits, _ = formats.pop()
     return kernels.multi_quantized_matmul(
         [w.scales for w in quantized],
-        [w.biases for w in quantized],  # all of them None, or none
+        [w.biases for w in quantized],  # None in all or in none
         group_size,
         bits,
         x,
@@ -186,16 +183,16 @@ def project_each(x: mx.array, weights: Sequence[QuantizedWeights | mx.array]) ->
 
 
 def _extension_multiplies(x: mx.array, w: mx.array) -> bool:
-    """Whether plain matrices should be multiplied by the extension rather than by MLX.
+    """Whether the extension should multiply these plain matrices instead of MLX.
 
-    On a CPU MLX is fast in float32 alone; on a GPU it is fast in every dtype.
+    On a CPU, MLX is fast only in float32; on a GPU, in every dtype.
     """
     halves = x.dtype == w.dtype and x.dtype in (mx.float16, mx.bfloat16)
     return halves and kernels.computes_on_cpu() and kernels.is_built()
 
 
 class QuantizedEmbedding:
-    """`Embedding` on quantized weights: only the rows that are looked up are dequantized.
+    """`Embedding` with quantized weights; only the looked-up rows are dequantized.
 
     Args:
         vocab_size: V.
@@ -209,9 +206,9 @@ class QuantizedEmbedding:
         self.weight = weight
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """Looks tokens up: ids N.. -> N..×E, in the dtype of the scales.
+        """Looks up token embeddings: ids N.. -> N..×E, in the dtype of the scales.
 
-        An id beyond the table gives a row of NaN.
+        An out-of-range id gives a row of NaN.
         """
         w = self.weight
         if ids.dtype != mx.uint32:
@@ -219,5 +216,5 @@ class QuantizedEmbedding:
         return kernels.quantized_embedding(ids, w.scales, w.biases, w.group_size, w.bits, w.weight)
 
     def as_linear(self, x: mx.array) -> mx.array:
-        """Scores each token of the vocabulary: N..×E -> N..×V."""
+        """Computes logits: N..×E -> N..×V."""
         return quantized_linear(x, self.weight)

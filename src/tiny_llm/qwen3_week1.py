@@ -1,7 +1,7 @@
-"""Qwen3 from the pieces of Week 1: the whole model, in plain array operations.
+"""Week 1's Qwen3: the complete model in plain array operations.
 
-Every call computes every token of the sequence; nothing is kept between calls. Weights are plain
-bfloat16 matrices, dequantized when the model is built. Weeks 2 and 3 change these two things.
+Stateless: every call computes every token of the sequence. Weights are plain bfloat16 matrices,
+dequantized when the model is built. Week 2 adds the KV cache and quantized weights.
 """
 
 from typing import Any
@@ -17,9 +17,9 @@ from .quantize import dequantize_linear
 
 
 class Qwen3MultiHeadAttention:
-    """Grouped-query attention as Qwen3 does it: norm on each query and key head, then RoPE.
+    """Qwen3's grouped-query attention: RMSNorm on each query and key head, then RoPE.
 
-    `num_heads * head_dim` need not equal `hidden_size`. No projection has a bias.
+    `num_heads * head_dim` may differ from `hidden_size`. Projections have no bias.
 
     Args:
         hidden_size: E.
@@ -29,9 +29,9 @@ class Qwen3MultiHeadAttention:
         wq: (H_q·D)×E.
         wk, wv: (H·D)×E.
         wo: E×(H_q·D).
-        q_norm, k_norm: D, the weights of the RMSNorm on each query and key head.
-        max_seq_len: how many positions RoPE knows.
-        theta: RoPE's base.
+        q_norm, k_norm: D, RMSNorm weights of each query and key head.
+        max_seq_len: number of RoPE positions.
+        theta: RoPE base.
         rms_norm_eps: epsilon of the two norms.
 
     Raises:
@@ -56,8 +56,8 @@ class Qwen3MultiHeadAttention:
     ):
         if num_heads % num_kv_heads != 0:
             raise ValueError(
-                f"Qwen3MultiHeadAttention: {num_heads} query heads cannot share {num_kv_heads} "
-                "key/value heads; the second must divide the first."
+                "Qwen3MultiHeadAttention: num_kv_heads must divide num_heads, got "
+                f"{num_kv_heads} and {num_heads}."
             )
         self.hidden_size = hidden_size
         self.num_heads = num_heads
@@ -100,7 +100,7 @@ class Qwen3MultiHeadAttention:
 
 
 class Qwen3MLP:
-    """The SwiGLU feed-forward layer: w_down(silu(w_gate x) * (w_up x)).
+    """SwiGLU feed-forward layer: w_down(silu(w_gate x) * (w_up x)).
 
     Source: Shazeer, "GLU Variants Improve Transformer" (2020).
 
@@ -128,7 +128,7 @@ class Qwen3MLP:
 
 
 class Qwen3TransformerBlock:
-    """One layer: attention, then the MLP, each behind a norm and added to its own input.
+    """Pre-norm transformer layer: attention, then the MLP, each with a residual connection.
 
     Args:
         num_attention_heads: H_q.
@@ -139,8 +139,8 @@ class Qwen3TransformerBlock:
         rms_norm_eps: epsilon of all four norms.
         wq, wk, wv, wo, q_norm, k_norm: see `Qwen3MultiHeadAttention`.
         w_gate, w_up, w_down: see `Qwen3MLP`.
-        w_input_layernorm: E, the norm before the attention.
-        w_post_attention_layernorm: E, the norm before the MLP.
+        w_input_layernorm: E, weight of the norm before attention.
+        w_post_attention_layernorm: E, weight of the norm before the MLP.
         max_seq_len, theta: see `Qwen3MultiHeadAttention`.
     """
 
@@ -196,11 +196,11 @@ class Qwen3TransformerBlock:
 
 
 class Qwen3ModelWeek1:
-    """Qwen3: from token ids to the logits of the token that follows each of them.
+    """Qwen3: token ids to the logits of each next token.
 
     Args:
-        mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`. Its quantized weights
-            are dequantized to bfloat16; plain ones are taken as they are.
+        mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`. Quantized weights are
+            dequantized to bfloat16; plain weights are used unchanged.
     """
 
     def __init__(self, mlx_model: Any):
@@ -218,12 +218,12 @@ class Qwen3ModelWeek1:
         self.norm = RMSNorm(
             args.hidden_size, mlx_model.model.norm.weight.astype(dtype), eps=args.rms_norm_eps
         )
-        # With tied embeddings the table that reads tokens also scores them.
+        # With tied embeddings, the embedding table is also the output projection.
         self.w_lm_head = None if args.tie_word_embeddings else _plain_weight(mlx_model.lm_head)
         # [/task 1.5.3 weights]
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """Runs the model over whole sequences from position 0.
+        """Runs the model on complete sequences, from position 0.
 
         Args:
             ids: B×L, integers.
@@ -243,10 +243,10 @@ class Qwen3ModelWeek1:
 
 
 def _build_block(args: Any, layer: Any, dtype: mx.Dtype) -> Qwen3TransformerBlock:
-    """Our layer from the weights of mlx_lm's.
+    """Builds a transformer block from an mlx_lm layer's weights.
 
-    The norms, which no checkpoint quantizes, get the dtype of the model's activations: beside
-    bfloat16 ones, a float16 norm would turn everything after it into float32.
+    Norm weights, which no checkpoint quantizes, are cast to the activations' dtype: a float16 norm
+    weight would promote bfloat16 activations to float32.
     """
     attention, mlp = layer.self_attn, layer.mlp
     return Qwen3TransformerBlock(
@@ -273,6 +273,6 @@ def _build_block(args: Any, layer: Any, dtype: mx.Dtype) -> Qwen3TransformerBloc
 
 
 def _plain_weight(mlx_layer: Any) -> mx.array:
-    """O×I, bfloat16 if the checkpoint quantizes the layer, else in the checkpoint's dtype."""
+    """Returns O×I, in bfloat16 for a quantized layer, else in the checkpoint's dtype."""
     weight = dequantize_linear(mlx_layer)
     return weight.astype(mx.bfloat16) if hasattr(mlx_layer, "scales") else weight

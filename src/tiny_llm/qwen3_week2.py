@@ -1,9 +1,9 @@
-"""Qwen3 with a KV cache and quantized weights: what Week 2 changes in the model.
+"""Week 2's Qwen3: KV cache and quantized weights.
 
-A call computes only the new tokens; their keys and values are added to the cache. Weights stay as
-the checkpoint stores them and are multiplied in that form. Norms, RoPE and SwiGLU are Week 1's,
-each in one operation of the extension: a decode step has hundreds of operations on a few kilobytes,
-and MLX's own take longer to schedule than to compute.
+A call computes only the new tokens and appends their keys and values to the cache. Weights keep
+the checkpoint's format and are multiplied without dequantization. Norms, RoPE and SwiGLU compute
+the same as in Week 1, each as one operation of the extension: a decode step has hundreds of
+operations on a few kilobytes, and MLX's take longer to schedule than to compute.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,23 +25,23 @@ from .positional_encoding import RoPE
 from .quantize import QuantizedEmbedding, QuantizedWeights, check_supported, project, project_each
 
 Weight = QuantizedWeights | mx.array
-CosSin = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' angles
-# (query B×H_q×L×D, key B×H×L×D, value, the layer's cache, scale) -> B×H_q×L×D: puts the new keys
-# and values into the cache, and attends to all that it has. What a week attends with.
+CosSin = tuple[mx.array, mx.array]  # cosines and sines of the new tokens' RoPE angles
+# Attention backend: (query B×H_q×L×D, key B×H×L×D, value, layer cache, scale) -> B×H_q×L×D.
+# Appends the new keys and values to the cache and attends to its contents.
 AttentionFn = Callable[[mx.array, mx.array, mx.array, Any, float], mx.array]
-# (a cache for each layer, B, L) -> where L more tokens of B sequences go; None if it must be asked
-# layer by layer.
+# (one cache per layer, B, L) -> plan for L more tokens of B sequences; None if the step cannot be
+# planned and each layer has to update its cache itself.
 PlanFn = Callable[[Sequence[Any], int, int], StepPlan | None]
 
 
 class Qwen3MultiHeadAttention:
-    """Week 1's attention with a cache, and with weights in either form.
+    """Week 1's attention with a KV cache and quantized or plain weights.
 
     Args:
-        args: the configuration, as `mlx_lm` reads it.
-        mlx_attention: the layer of `mlx_lm` whose weights to use.
-        dtype: of the activations.
-        attend: how the new tokens attend.
+        args: model configuration from `mlx_lm`.
+        mlx_attention: `mlx_lm` layer that holds the weights.
+        dtype: dtype of the activations.
+        attend: attention backend.
     """
 
     def __init__(self, args: Any, mlx_attention: Any, dtype: mx.Dtype, attend: AttentionFn):
@@ -59,12 +59,12 @@ class Qwen3MultiHeadAttention:
         self._attend = attend
 
     def __call__(self, x: mx.array, cos_sin: CosSin, cache: Any) -> mx.array:
-        """Attends from the new tokens to themselves and to the past.
+        """Attends from the new tokens to the cached and the new tokens.
 
         Args:
             x: B×L×E, the new tokens.
-            cos_sin: of their positions, from `RoPE.cos_sin`.
-            cache: this layer's past.
+            cos_sin: cosines and sines for their positions, from `RoPE.cos_sin`.
+            cache: this layer's KV cache.
 
         Returns:
             B×L×E, dtype of `x`.
@@ -86,7 +86,7 @@ class Qwen3MultiHeadAttention:
 def attend_flash(
     query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache, scale: float
 ) -> mx.array:
-    """`AttentionFn` through the extension, which reads the cache where it lies."""
+    """Flash-attention backend in the extension; reads the cache in place."""
     # [task 2.5.4]
     keys, values, context_lens = cache.append(key, value)  # B×H×C×D
     return flash_attention(query, keys, values, scale, "causal", context_lens)
@@ -96,7 +96,7 @@ def attend_flash(
 def attend_grouped(
     query: mx.array, key: mx.array, value: mx.array, cache: TinyKvCache, scale: float
 ) -> mx.array:
-    """`AttentionFn` in plain MLX, in float32."""
+    """Attention backend in plain MLX, computed in float32."""
     # [task 2.1.2 grouped]
     keys, values, _, mask = cache.update_and_fetch(
         key, value, mask_length=key.shape[2], mask="causal"
@@ -112,10 +112,10 @@ def attend_grouped(
 
 
 class Qwen3MLP:
-    """Week 1's MLP with weights in either form.
+    """Week 1's MLP with quantized or plain weights.
 
     Args:
-        mlx_mlp: the layer of `mlx_lm` whose weights to use.
+        mlx_mlp: `mlx_lm` layer that holds the weights.
     """
 
     def __init__(self, mlx_mlp: Any):
@@ -130,13 +130,13 @@ class Qwen3MLP:
 
 
 class Qwen3TransformerBlock:
-    """Week 1's block, with each residual connection added where the next norm reads it.
+    """Week 1's block with each residual addition fused into the next norm.
 
     Args:
-        args: the configuration, as `mlx_lm` reads it.
-        mlx_layer: the layer of `mlx_lm` whose weights to use.
-        dtype: of the activations.
-        attend: how the new tokens attend.
+        args: model configuration from `mlx_lm`.
+        mlx_layer: `mlx_lm` layer that holds the weights.
+        dtype: dtype of the activations.
+        attend: attention backend.
     """
 
     def __init__(self, args: Any, mlx_layer: Any, dtype: mx.Dtype, attend: AttentionFn):
@@ -149,11 +149,11 @@ class Qwen3TransformerBlock:
     def __call__(
         self, x: mx.array, update: mx.array | None, cos_sin: CosSin, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """One block; its last sum is left to the next block.
+        """Runs the block; the next block adds the last residual.
 
         Args:
             x: B×L×E.
-            update: B×L×E, what the block before adds to `x`; None before the first.
+            update: B×L×E, the previous block's pending residual; None for the first block.
             cos_sin, cache: as in `Qwen3MultiHeadAttention`.
 
         Returns:
@@ -168,16 +168,16 @@ class Qwen3TransformerBlock:
 
 
 class Qwen3ModelWeek2:
-    """Qwen3 with a cache: from new token ids and the past to logits.
+    """Qwen3 with a KV cache: new token ids to logits.
 
-    Activations have the dtype of the checkpoint's scales, or of its weights if it is not quantized.
+    Activations have the dtype of the checkpoint's scales, or of its weights if not quantized.
 
     Args:
         mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`. Its arrays are shared.
-        enable_flash_attn: attend through the extension's flash attention; in plain MLX if not.
+        enable_flash_attn: use the extension's flash attention instead of plain MLX.
 
     Raises:
-        ValueError: a kind of quantization that the kernels do not read.
+        ValueError: the kernels do not support the checkpoint's quantization.
     """
 
     def __init__(self, mlx_model: Any, enable_flash_attn: bool = False):
@@ -187,14 +187,14 @@ class Qwen3ModelWeek2:
             self._build(mlx_model, attend_grouped)
 
     def _build(self, mlx_model: Any, attend: AttentionFn, plan: PlanFn | None = None) -> None:
-        """Takes the weights, which are every week's from here on, and how this week attends.
+        """Builds the layers; shared by all later weeks, which differ in the attention backend.
 
         Args:
-            mlx_model: the checkpoint.
-            attend: how new tokens attend.
-            plan: how their places can be planned before the first layer; None if they cannot.
+            mlx_model: checkpoint.
+            attend: attention backend.
+            plan: planner for decode steps; None if the backend does not support planning.
         """
-        mlx_model = prepack_model(mlx_model)  # for kernels that want rows of weights interleaved
+        mlx_model = prepack_model(mlx_model)
         args = mlx_model.args
         self.num_hidden_layers = args.num_hidden_layers
         self.hidden_size = args.hidden_size
@@ -221,7 +221,7 @@ class Qwen3ModelWeek2:
         self._run_planned = PlannedLayers(self._run_each_layer, self.num_hidden_layers)
 
     def create_kv_cache(self) -> list[TinyKvCache]:
-        """An empty cache for one request: one for each layer."""
+        """Creates an empty cache for one request: one per layer."""
         # [task 2.1.3 cache]
         return [TinyKvFullCache() for _ in range(self.num_hidden_layers)]
         # [/task 2.1.3 cache]
@@ -232,28 +232,28 @@ class Qwen3ModelWeek2:
         offset: int | Sequence[int] | mx.array,
         cache: list[TinyKvCache],
     ) -> mx.array:
-        """Runs the new tokens through the model and adds them to the cache.
+        """Runs the model on the new tokens and appends them to the cache.
 
         Args:
             inputs: B×L ids, the new tokens.
-            offset: the position of the first of them: a number for all sequences, or B numbers.
-            cache: one for each layer, from `create_kv_cache`.
+            offset: position of the first new token: one number for all sequences, or B numbers.
+            cache: one cache per layer, from `create_kv_cache`.
 
         Returns:
             Logits, B×L×V.
 
         Raises:
-            ValueError: there is not one cache for each layer or one offset for each sequence, or
-                a position is beyond the model's context.
+            ValueError: the number of caches is not the number of layers, the number of offsets is
+                not B, or a position exceeds the model's context.
         """
         return self._logits(*self._run_layers(inputs, offset, cache))
 
     def next_token_logits(
         self, inputs: mx.array, offset: int | Sequence[int] | mx.array, cache: list[TinyKvCache]
     ) -> mx.array:
-        """The logits after the last token alone, B×V; arguments and errors as `__call__`.
+        """Returns only the last token's logits, B×V; arguments and errors as `__call__`.
 
-        The other logits of a prompt are not needed, and cost a third of what its layers cost.
+        The other logits of a prompt are unused and would cost a third of the time of its layers.
         """
         x, update = self._run_layers(inputs, offset, cache)
         return self._logits(x[:, -1], update[:, -1])
@@ -261,42 +261,37 @@ class Qwen3ModelWeek2:
     def _run_layers(
         self, inputs: mx.array, offset: int | Sequence[int] | mx.array, cache: list[TinyKvCache]
     ) -> tuple[mx.array, mx.array]:
-        """Two arrays B×L×E, whose sum is the last layer's output."""
-        # [task 2.1.3 positions]
-        B, L = inputs.shape
-        return self._run_at(inputs, self.rope.cos_sin(_positions(inputs, offset), B, L), cache)
-        # [/task 2.1.3 positions]
-
-    def _run_at(
-        self, inputs: mx.array, cos_sin: CosSin, cache: Sequence[Any]
-    ) -> tuple[mx.array, mx.array]:
-        """The same, given the rotation of the new tokens' positions."""
+        """Runs embedding and layers; returns (x, update), B×L×E, whose sum is the output."""
         if len(cache) != self.num_hidden_layers:
             raise ValueError(
-                f"{type(self).__name__}: {len(cache)} caches were given for "
-                f"{self.num_hidden_layers} layers."
+                f"{type(self).__name__}: expected {self.num_hidden_layers} caches, one per layer, "
+                f"got {len(cache)}."
             )
+        # [task 2.1.3 positions]
+        B, L = inputs.shape
+        cos_sin = self.rope.cos_sin(_positions(inputs, offset), B, L)
         return self._run_layers_from(self.embedding(inputs), cos_sin, cache)
+        # [/task 2.1.3 positions]
 
     def _run_layers_from(
         self, x: mx.array, cos_sin: CosSin, cache: Sequence[Any]
     ) -> tuple[mx.array, mx.array]:
-        """The same, from the tokens' embeddings B×L×E."""
+        """Runs the layers on embeddings x B×L×E, as a captured graph where possible."""
         try:
-            found = self._try_run_planned(x, cos_sin, cache)
-        except TaskNotImplemented:  # Week 4 writes that
+            outputs = self._try_run_planned(x, cos_sin, cache)
+        except TaskNotImplemented:  # a task of Week 4
             if capture_required():
                 raise
-            found = None
-        return self._run_each_layer(x, cos_sin, cache) if found is None else found
+            outputs = None
+        return self._run_each_layer(x, cos_sin, cache) if outputs is None else outputs
 
     def _try_run_planned(
         self, x: mx.array, cos_sin: CosSin, cache: Sequence[Any]
     ) -> tuple[mx.array, mx.array] | None:
-        """The same for a decoding step, recorded; None for what is left to `_run_each_layer`.
+        """Runs a decode step as a captured graph; returns None to fall back to `_run_each_layer`.
 
-        That is a prompt, a step of a model whose attention cannot be planned (`_plan` is None: one
-        without flash attention), and a step for which the caches must make room first.
+        The fallback applies to prompts, to attention without a planner (no flash attention), and
+        to steps before which a cache has to grow.
         """
         # [task 4.7.4]
         if self._plan is None or not is_decode_step(x):
@@ -309,17 +304,17 @@ class Qwen3ModelWeek2:
     def _run_each_layer(
         self, x: mx.array, cos_sin: CosSin, cache: Sequence[Any]
     ) -> tuple[mx.array, mx.array]:
-        """The same, with what each layer writes to: its cache, or its part of a plan."""
+        """Runs the layers one by one, each with its cache or its view of a plan."""
         # [task 2.1.3 layers]
         update = None
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             x, update = layer(x, update, cos_sin, layer_cache)
-        assert update is not None  # a model has layers
+        assert update is not None  # at least one layer
         return x, update
         # [/task 2.1.3 layers]
 
     def _logits(self, x: mx.array, update: mx.array) -> mx.array:
-        """N..×E and N..×E, the last layer's two arrays -> N..×V."""
+        """Applies the final norm and the output projection: x and update, N..×E -> N..×V."""
         # [task 2.1.3 logits]
         _, x = kernels.add_rms_norm(x, update, self.norm, self.eps)
         return project(x, self.w_lm_head)
@@ -329,27 +324,27 @@ class Qwen3ModelWeek2:
 def _add_and_norm(
     x: mx.array, update: mx.array | None, weight: mx.array, eps: float
 ) -> tuple[mx.array, mx.array]:
-    """x + update, and its RMSNorm."""
+    """Returns x + update and its RMSNorm."""
     if update is None:
         return x, kernels.rms_norm(x, weight, eps)
     return kernels.add_rms_norm(x, update, weight, eps)
 
 
 def _positions(inputs: mx.array, offset: int | Sequence[int] | mx.array) -> slice | list[slice]:
-    """The new tokens' positions: a slice of length L for all sequences, or one for each."""
+    """Returns the new tokens' positions: one slice of length L, or one per sequence."""
     B, L = inputs.shape
-    given: Any = offset.tolist() if isinstance(offset, mx.array) else offset
-    if isinstance(given, Integral):  # NumPy's integers are of this kind, too
-        return slice(int(given), int(given) + L)
-    if len(given) != B:
-        raise ValueError(f"Qwen3: {len(given)} offsets were given for a batch of {B}.")
+    offsets: Any = offset.tolist() if isinstance(offset, mx.array) else offset
+    if isinstance(offsets, Integral):  # includes NumPy's integers
+        return slice(int(offsets), int(offsets) + L)
+    if len(offsets) != B:
+        raise ValueError(f"Qwen3: expected {B} offsets, one per sequence, got {len(offsets)}.")
     # [task 2.7.3 positions]
-    return [slice(start, start + L) for start in given]
+    return [slice(start, start + L) for start in offsets]
     # [/task 2.7.3 positions]
 
 
 def _weight(mlx_layer: Any) -> Weight:
-    """A layer's weight as the checkpoint stores it. Raises ValueError if no kernel reads it."""
+    """Returns a layer's weight in the checkpoint's format; ValueError if it is unsupported."""
     if not hasattr(mlx_layer, "scales"):
         return mlx_layer.weight
     # [task 2.3.4 weight]

@@ -1,8 +1,8 @@
-"""Qwen3 over pages: what Week 3 changes in the model.
+"""Week 3's Qwen3: paged KV cache and ragged batches.
 
-Weights, norms, RoPE and MLP are Week 2's. Keys and values are now in pages (`page_pool`), and
-attention finds them through a block table. A second way to run the layers is new, too: over a
-ragged batch of tokens of many requests, as an engine does.
+Weights, norms, RoPE and MLP are Week 2's. Keys and values are stored in pages (`page_pool`), which
+attention locates through a block table. `ragged_logits` runs the layers over a ragged batch of
+tokens from many requests, as the engine does.
 """
 
 from collections.abc import Sequence
@@ -26,45 +26,45 @@ from .qwen3_week2 import Qwen3ModelWeek2
 def attend_paged(
     query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float
 ) -> mx.array:
-    """Week 2's `AttentionFn`, over pages.
+    """Attention backend for paged caches.
 
     Raises:
-        ValueError: a cache that is not paged. It is not copied into pages silently.
+        ValueError: the cache is not paged.
     """
     if not hasattr(cache, "update_and_fetch_paged"):
         raise ValueError(
-            f"Qwen3ModelWeek3: a {type(cache).__name__} has no pages; use the model's own "
-            "create_kv_cache."
+            f"Qwen3ModelWeek3: the cache must be paged, got {type(cache).__name__}; use the "
+            "model's create_kv_cache."
         )
-    found = cache.update_and_fetch_paged(key, value, mask="causal")
-    if found.cu_seqlens_q is not None:
-        return _attend_ragged(query, found, scale)
+    metadata = cache.update_and_fetch_paged(key, value, mask="causal")
+    if metadata.cu_seqlens_q is not None:
+        return _attend_ragged(query, metadata, scale)
     # [task 3.2.3]
     return paged_attention(
         query,
-        found.key_pages,
-        found.value_pages,
-        found.block_table,
-        found.context_lens,
-        found.page_size,
+        metadata.key_pages,
+        metadata.value_pages,
+        metadata.block_table,
+        metadata.context_lens,
+        metadata.page_size,
         scale,
         "causal",
     )
     # [/task 3.2.3]
 
 
-def _attend_ragged(query: mx.array, found: PagedKvMetadata, scale: float) -> mx.array:
-    """`attend_paged` for the tokens of a ragged batch, 1×H_q×T×D, once theirs are in the pages."""
-    assert found.cu_seqlens_q is not None
+def _attend_ragged(query: mx.array, metadata: PagedKvMetadata, scale: float) -> mx.array:
+    """Attends for a ragged batch whose keys and values are written: 1×H_q×T×D, same shape."""
+    assert metadata.cu_seqlens_q is not None
     # [task 3.3.1 attend]
     attended = paged_attention_varlen(
         query.squeeze(0).swapaxes(0, 1),  # T×H_q×D
-        found.key_pages,
-        found.value_pages,
-        found.cu_seqlens_q,
-        found.context_lens,
-        found.block_table,
-        found.page_size,
+        metadata.key_pages,
+        metadata.value_pages,
+        metadata.cu_seqlens_q,
+        metadata.context_lens,
+        metadata.block_table,
+        metadata.page_size,
         scale,
     )
     return attended.swapaxes(0, 1)[None]  # 1×H_q×T×D
@@ -72,18 +72,18 @@ def _attend_ragged(query: mx.array, found: PagedKvMetadata, scale: float) -> mx.
 
 
 class Qwen3ModelWeek3(Qwen3ModelWeek2):
-    """Qwen3 with its keys and values in pages.
+    """Qwen3 with a paged KV cache.
 
     Args:
         mlx_model: a Qwen3 checkpoint from `mlx_lm.load` or `load_weights`. Its arrays are shared.
-        page_size: tokens a page holds.
+        page_size: tokens per page.
 
     Attributes:
-        page_pool: the pages of all layers and all requests, as many as they need.
-        page_size: as given.
+        page_pool: unbounded pool of pages, shared by all layers and requests.
+        page_size: tokens per page.
 
     Raises:
-        ValueError: a page size below 1, or a kind of quantization that the kernels do not read.
+        ValueError: `page_size` is below 1, or the kernels do not support the quantization.
     """
 
     def __init__(self, mlx_model: Any, page_size: int = 128):
@@ -92,19 +92,19 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         self.page_pool = TinyKvPagedPool(page_size)
         self.num_kv_heads = mlx_model.args.num_key_value_heads
         self.head_dim = mlx_model.args.head_dim
-        self.dtype: mx.Dtype = self.norm.dtype  # of activations, and so of keys and values
+        self.dtype: mx.Dtype = self.norm.dtype  # of activations, keys and values
 
     def create_kv_cache(self) -> list[TinyKvCache]:
-        """An empty cache for one request: one for each layer, all on `page_pool`."""
+        """Creates an empty cache for one request: one per layer, all on `page_pool`."""
         # [task 3.1.3 cache]
         return [TinyKvPagedCache(self.page_pool) for _ in range(self.num_hidden_layers)]
         # [/task 3.1.3 cache]
 
     def create_paged_storage(self, num_pages: int) -> PagedStorage:
-        """Pages of `page_size` tokens for all layers under one block table, for `ragged_logits`.
+        """Creates page storage for `ragged_logits`, with one block table for all layers.
 
-        They take at most num_pages · page_size · `kv_bytes_per_token` bytes: memory is taken when
-        pages are first written to.
+        Takes at most num_pages · page_size · `kv_bytes_per_token` bytes, allocated when pages are
+        first written.
         """
         return PagedStorage(
             self.num_hidden_layers,
@@ -122,30 +122,30 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
         rows: Sequence[int] | mx.array,
         storage: PagedStorage,
     ) -> mx.array:
-        """Runs a step: new tokens of many sequences, each at its own position, weights read once.
+        """Runs one step over the new tokens of many sequences.
 
-        A token's logits have the same bits as alone, with a cache of its own. Positions are not
-        checked: the caller keeps them below `max_seq_len`.
+        Batch-invariant: a token's logits have the same bits as in a batch of one. Precondition:
+        positions are below `max_seq_len` (not checked).
 
         Args:
-            ids: T, the tokens in the order of `batch`.
-            batch: which sequence and position each has, and where its key and value go.
-            rows: the tokens, of the T, whose logits are wanted: none of a chunk that does not end
-                its prompt, the last one of a chunk that does. Other logits are not computed.
-            storage: from `create_paged_storage`. The batch's keys and values are written into it
-                when the result is evaluated.
+            ids: T token ids in the order of `batch`.
+            batch: the tokens' sequences, positions and page slots.
+            rows: indices of the tokens whose logits to compute: the last token of each sequence,
+                except in a chunk that does not finish its prompt.
+            storage: from `create_paged_storage`. The batch's keys and values are written to it when
+                the result is evaluated.
 
         Returns:
             Logits, len(rows)×V.
 
         Raises:
-            ValueError: not T ids.
+            ValueError: the number of ids is not T.
         """
         ids, rows = as_int32(ids), as_int32(rows)
         if ids.shape != (batch.num_tokens,):
             raise ValueError(
-                f"Qwen3ModelWeek3: ids of shape {ids.shape} were given for a batch of "
-                f"{batch.num_tokens} tokens."
+                f"Qwen3ModelWeek3: ids must have shape ({batch.num_tokens},), one id per token of "
+                f"the batch, got {ids.shape}."
             )
         cos_sin = self.rope.cos_sin_at(batch.positions[None])  # 1×T×D/2
         x = self.embedding(ids[None])  # 1×T×E
@@ -154,6 +154,6 @@ class Qwen3ModelWeek3(Qwen3ModelWeek2):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that a token occupies, in all layers together."""
+        """Bytes of keys and values per token, over all layers."""
         numbers = 2 * self.num_hidden_layers * self.num_kv_heads * self.head_dim
         return numbers * self.dtype.size

@@ -1,8 +1,10 @@
-"""Samplers: from the log-probabilities of the next token to the token.
+"""Samplers of the course: next-token log-probabilities to token ids.
 
-Any function from B×V log-probabilities to B ids is a sampler. Those of `make_sampler` can also say
-which distribution they draw from. Filters shape it: each sets the log-probability of the tokens
-that it drops to −inf, row by row.
+Used by the course's decoding loops; the engine's sampler is `engine/execution/sampler.py`.
+
+A sampler is any function from B×V log-probabilities to B ids. Those from `make_sampler` also expose
+the distribution that they draw from. Filters shape it: each one sets the log-probabilities of
+dropped tokens to −inf, row by row.
 """
 
 import math
@@ -16,23 +18,23 @@ Sampler = Callable[[mx.array], mx.array]
 
 
 def log_softmax(logits: mx.array) -> mx.array:
-    """Logits N..×V -> log-probabilities N..×V in float32."""
+    """Converts logits N..×V to log-probabilities N..×V in float32."""
     logits = logits.astype(mx.float32)
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 def greedy_sample(logits: mx.array) -> mx.array:
-    """The most likely ids, of equally likely ones the first: N..×V -> N.."""
+    """Returns the most likely ids, the lowest id in a tie: N..×V -> N.."""
     if kernels.computes_on_cpu() and kernels.is_built():
         return kernels.argmax(logits)
     return mx.argmax(logits, axis=-1)
 
 
 def sample(sampler: Sampler, logits: mx.array) -> mx.array:
-    """The sampler's tokens: logits B×V -> ids B.
+    """Samples next tokens: logits B×V -> ids B.
 
-    A sampler gets log-probabilities. A greedy one gets the logits, because its token is the same
-    and this saves a pass over the vocabulary.
+    A sampler takes log-probabilities. A greedy one gets the logits: the token is the same, and it
+    saves a pass over the vocabulary.
     """
     if isinstance(sampler, DistributionSampler) and sampler.is_greedy:
         return sampler(logits)
@@ -46,23 +48,23 @@ def make_sampler(
     min_p: float | None = None,
     seed: int | None = None,
 ) -> "DistributionSampler":
-    """A sampler that applies top-k, then top-p, then min-p, then the temperature.
+    """Creates a sampler that applies top-k, top-p, min-p and the temperature, in this order.
 
-    The filters see the model's own distribution, renormalized after each; the temperature
-    reshapes what is left of it.
+    Filters see the model's distribution, renormalized after each one; the temperature reshapes the
+    remaining tokens.
 
     Args:
-        temp: 0 takes the most likely token; 1 samples the model's distribution; more flattens it.
-        top_p: keep the smallest set of most likely tokens whose mass reaches this; in (0, 1].
-        top_k: keep this many most likely tokens; at least 1.
-        min_p: keep tokens at least this fraction as likely as the likeliest; in [0, 1].
-        seed: makes the sequence of draws repeatable; None draws from MLX's global state.
+        temp: temperature: 0 is greedy, 1 keeps the model's distribution, higher values flatten it.
+        top_p: probability mass of the smallest set of most likely tokens to keep, in (0, 1].
+        top_k: number of most likely tokens to keep, at least 1.
+        min_p: minimum probability relative to the most likely token, in [0, 1].
+        seed: seed of the draws; None draws from MLX's global state.
 
     Returns:
-        A function: log-probabilities or logits B×V -> ids B.
+        A sampler: log-probabilities or logits B×V -> ids B.
 
     Raises:
-        ValueError: a parameter is outside its range.
+        ValueError: a parameter is out of range.
     """
     _check_parameters(temp, top_p, top_k, min_p)
     filters: list[Callable[[mx.array], mx.array]] = []
@@ -76,12 +78,12 @@ def make_sampler(
 
 
 class DistributionSampler:
-    """A sampler that can say which distribution it draws from.
+    """A sampler that exposes the distribution it draws from.
 
     Args:
-        temp: 0 for the most likely token, otherwise the temperature.
-        filters: applied in this order, each B×V -> B×V, before the temperature.
-        seed: makes the sequence of draws repeatable; None draws from MLX's global state.
+        temp: temperature; 0 is greedy.
+        filters: filters B×V -> B×V, applied in order before the temperature.
+        seed: seed of the draws; None draws from MLX's global state.
     """
 
     def __init__(
@@ -97,16 +99,16 @@ class DistributionSampler:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether it always takes the most likely token."""
+        """Whether the most likely token is always chosen."""
         return self.temp == 0
 
     @property
     def is_seeded(self) -> bool:
-        """Whether its draws can be repeated."""
+        """Whether draws are reproducible."""
         return self._seed is not None
 
     def reseeded(self) -> "DistributionSampler":
-        """The same sampler at the beginning of its random numbers."""
+        """Returns a copy with the random state reset to the seed."""
         return DistributionSampler(self.temp, self._filters, self._seed)
 
     def __call__(self, logprobs: mx.array) -> mx.array:
@@ -116,10 +118,10 @@ class DistributionSampler:
         return self.draw(self.logits(logprobs))
 
     def logits(self, logprobs: mx.array) -> mx.array:
-        """The logits that are drawn from, after filters and temperature: B×V -> B×V in float32.
+        """Applies filters and temperature: B×V -> B×V unnormalized logits in float32.
 
-        A dropped token has −inf; the others are not normalized. At temperature 0 all tokens are
-        dropped but the likeliest, of equally likely ones the first.
+        Dropped tokens have −inf. At temperature 0, only the most likely token is kept (the lowest
+        id in a tie).
         """
         # [task 1.7.1 temperature]
         logprobs = logprobs.astype(mx.float32)
@@ -132,15 +134,15 @@ class DistributionSampler:
         # [/task 1.7.1 temperature]
 
     def probabilities(self, logprobs: mx.array) -> mx.array:
-        """The distribution of the sampler's tokens: B×V -> B×V, each row of sum 1."""
+        """Returns the distribution that tokens are drawn from: B×V -> B×V, rows sum to 1."""
         return mx.softmax(self.logits(logprobs), axis=-1)
 
     def draw(self, logits: mx.array) -> mx.array:
-        """One id from each row's softmax, B×V -> B, by this sampler's random numbers."""
+        """Draws one id from each row's softmax with this sampler's random state: B×V -> B."""
         return mx.random.categorical(logits, axis=-1, key=self._next_key())
 
     def uniform(self, count: int) -> mx.array:
-        """`count` numbers in [0, 1), by this sampler's random numbers."""
+        """Draws `count` numbers in [0, 1) with this sampler's random state."""
         return mx.random.uniform(shape=(count,), key=self._next_key())
 
     def _next_key(self) -> mx.array | None:
@@ -164,14 +166,14 @@ def apply_top_k(logprobs: mx.array, top_k: int) -> mx.array:
 def apply_top_p(logprobs: mx.array, top_p: float) -> mx.array:
     """Drops all but the smallest set of most likely tokens with mass ≥ `top_p`: B×V -> B×V.
 
-    A token stays if the mass of the tokens before it, likeliest first, is still below `top_p`.
-    No mass comes before the first, so at least one token stays. Masses are the row's softmax: what
-    a filter before dropped has none, and the rest has 1 together.
+    In descending order, a token is kept if the mass before it is below `top_p`. The first has no
+    mass before it, so at least one token is kept. Masses are the row's softmax: tokens that an
+    earlier filter dropped have mass 0, and the rest are renormalized.
     """
     # [task 1.7.1 top-p]
     if top_p >= 1:
         return logprobs
-    order = mx.argsort(-logprobs, axis=-1)  # likeliest first
+    order = mx.argsort(-logprobs, axis=-1)  # descending probability
     ranked = mx.take_along_axis(logprobs, order, axis=-1)
     mass = mx.softmax(ranked, axis=-1)
     mass_before = mx.cumsum(mass, axis=-1, inclusive=False)
@@ -181,7 +183,7 @@ def apply_top_p(logprobs: mx.array, top_p: float) -> mx.array:
 
 
 def apply_min_p(logprobs: mx.array, min_p: float) -> mx.array:
-    """Drops tokens less than `min_p` times as likely as the likeliest of their row: B×V -> B×V."""
+    """Drops tokens below `min_p` times the row's highest probability: B×V -> B×V."""
     if min_p == 0:
         return logprobs
     floor = mx.max(logprobs, axis=-1, keepdims=True) + math.log(min_p)

@@ -1,6 +1,6 @@
-"""Attention, from one head to paged KV.
+"""Attention, from a single head to a paged KV cache.
 
-Functions of arrays; `kv_cache` decides which tokens an array or a page holds.
+Pure functions of arrays; `kv_cache` manages the arrays and pages.
 
 Reading order: dense, paged.
 """

@@ -1,10 +1,10 @@
-"""Attention: every query takes a weighted mean of the values, weighted by how well keys match.
+"""Dense attention: each query's weighted mean of the values.
 
-In the order of the course: one head, many heads, the causal mask, grouped heads, and flash
-attention, which computes the same in the extension without a matrix of scores.
+In course order: single-head, multi-head, the causal mask, grouped-query, and flash attention,
+which gives the same result from the extension without materializing the scores.
 
-Shapes use the course's letters: B batch, L queries, S keys, E hidden size, H_q query heads,
-H key/value heads, D head size, N.. any leading dimensions.
+Shape letters: B batch, L queries, S keys, E hidden size, H_q query heads, H key/value heads,
+D head size, N.. any leading dimensions.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Mask = mx.array | Literal["causal"] | None
 
 
 def is_none_or_causal(mask: Any) -> bool:
-    """Whether a mask is None or "causal": what a cache can apply that makes the mask itself."""
+    """Whether `mask` is None or "causal", the masks that a cache can build itself."""
     return mask is None or (isinstance(mask, str) and mask == "causal")
 
 
@@ -30,7 +30,7 @@ def scaled_dot_product_attention_simple(
     scale: float | None = None,
     mask: mx.array | None = None,
 ) -> mx.array:
-    """softmax(query · keyᵀ · scale + mask) · value.
+    """Computes softmax(query · keyᵀ · scale + mask) · value.
 
     Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.2.1.
 
@@ -38,20 +38,20 @@ def scaled_dot_product_attention_simple(
         query: N..×L×D.
         key: N..×S×D.
         value: N..×S×D.
-        scale: multiplies the scores; 1/√D if None, which keeps their variance near one.
+        scale: factor for the scores; 1/√D if None, which keeps their variance near one.
         mask: added to the scores, broadcastable to N..×L×S; −inf hides a key.
 
     Returns:
         N..×L×D.
 
     Raises:
-        ValueError: a mask that cannot be added: "causal", or one of True and False.
+        ValueError: the mask is not additive: "causal" or boolean.
     """
     if mask is not None and (not isinstance(mask, mx.array) or mask.dtype == mx.bool_):
-        given = f'"{mask}"' if isinstance(mask, str) else "of True and False"
+        given = f'"{mask}"' if isinstance(mask, str) else "a boolean array"
         raise ValueError(
-            f"scaled_dot_product_attention_simple: the mask is {given}; give numbers to be added "
-            "to the scores. scaled_dot_product_attention_grouped takes the other kinds."
+            "scaled_dot_product_attention_simple: mask must be a floating-point array to add to "
+            f"the scores, got {given}; scaled_dot_product_attention_grouped accepts it."
         )
     # [task 1.1.1 attention]
     if scale is None:
@@ -64,9 +64,9 @@ def scaled_dot_product_attention_simple(
 
 
 class SimpleMultiHeadAttention:
-    """Multi-head attention with as many key/value heads as query heads, and no biases.
+    """Multi-head attention with one key/value head per query head and no biases.
 
-    The hidden size is split into `num_heads` heads of D = E / num_heads; each attends on its own.
+    The hidden size is split into `num_heads` independent heads of size D = E / num_heads.
 
     Args:
         hidden_size: E.
@@ -89,8 +89,8 @@ class SimpleMultiHeadAttention:
     ):
         if hidden_size % num_heads != 0:
             raise ValueError(
-                f"SimpleMultiHeadAttention: hidden_size {hidden_size} cannot be split into "
-                f"{num_heads} heads; num_heads must divide it."
+                f"SimpleMultiHeadAttention: num_heads must divide hidden_size, got {num_heads} "
+                f"heads for hidden_size {hidden_size}."
             )
         self.hidden_size = hidden_size
         self.num_heads = num_heads
@@ -131,7 +131,7 @@ class SimpleMultiHeadAttention:
         # [/task 1.1.2 multi-head]
 
     def _split_heads(self, x: mx.array) -> mx.array:
-        """B×L×E -> B×H×L×D: heads become a batch dimension of the attention."""
+        """B×L×E -> B×H×L×D: heads become a batch dimension."""
         # [task 1.1.2 split-heads]
         B, L, _ = x.shape
         return x.reshape(B, L, self.num_heads, self.head_dim).swapaxes(1, 2)
@@ -139,10 +139,10 @@ class SimpleMultiHeadAttention:
 
 
 def causal_mask(L: int, S: int, dtype: mx.Dtype) -> mx.array:
-    """The mask that hides the future: 0 where query i may see key j, −inf elsewhere.
+    """Returns the additive causal mask: 0 where query i may attend to key j, −inf elsewhere.
 
-    The L queries are the *last* L of S positions, as they are when a cache holds the keys before
-    them: query i stands at position i + S − L and sees every j up to there.
+    The L queries are the *last* L of S positions, because a cache may hold earlier keys: query i
+    is at position i + S − L and attends to every j up to that position.
 
     Returns:
         L×S of `dtype`.
@@ -160,11 +160,11 @@ def scaled_dot_product_attention_grouped(
     scale: float | None = None,
     mask: Mask = None,
 ) -> mx.array:
-    """Attention in which each key/value head serves a group of H_q / H query heads.
+    """Grouped-query attention: each key/value head serves H_q / H query heads.
 
-    Query head h reads key/value head h // (H_q / H). The group gets a dimension of its own, over
-    which K and V broadcast: they are never repeated in memory. That is the point of GQA, whose
-    keys and values must be read for every token.
+    Query head h reads key/value head h // (H_q / H). K and V broadcast over a separate group
+    dimension instead of being repeated in memory. Decoding reads all keys and values for every
+    token, so repeating them would cost GQA its advantage.
 
     Source: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models" (2023).
 
@@ -172,7 +172,7 @@ def scaled_dot_product_attention_grouped(
         query: N..×H_q×L×D.
         key: N..×H×S×D.
         value: N..×H×S×D.
-        scale: multiplies the scores; 1/√D if None.
+        scale: factor for the scores; 1/√D if None.
         mask: None, "causal", or an array broadcastable to N..×H_q×L×S, floating (added to the
             scores) or bool (True is visible).
 
@@ -186,16 +186,16 @@ def scaled_dot_product_attention_grouped(
     H, S = key.shape[-3], key.shape[-2]
     if H_q % H != 0:
         raise ValueError(
-            f"scaled_dot_product_attention_grouped: {H_q} query heads cannot share {H} key/value "
-            "heads; the second must divide the first."
+            "scaled_dot_product_attention_grouped: the number of key/value heads must divide the "
+            f"number of query heads, got {H} and {H_q}."
         )
     group = H_q // H
 
     if isinstance(mask, str):
         if mask != "causal":
             raise ValueError(
-                f'scaled_dot_product_attention_grouped: mask "{mask}" is unknown; '
-                'give None, "causal" or an array.'
+                'scaled_dot_product_attention_grouped: mask must be None, "causal" or an array, '
+                f'got "{mask}".'
             )
         mask = causal_mask(L, S, query.dtype)
     elif mask is not None:
@@ -225,34 +225,34 @@ def flash_attention(
     mask: Mask = None,
     context_lens: Sequence[int] | mx.array | None = None,
 ) -> mx.array:
-    """Grouped attention in one kernel that never holds the L×S scores.
+    """Grouped-query attention in one kernel, without materializing the L×S scores.
 
-    Keys and values are read tile by tile, and each row of the result is corrected when a later tile
-    has a larger score: the online softmax. The result is exact, accumulated in float32, and each of
-    its rows the same bit for bit however many rows and sequences are computed with it. Keys and
-    values are read where they lie: a slice of a cache's buffer is not copied.
+    Reads keys and values tile by tile and rescales each output row when a later tile has a larger
+    score (the online softmax). The result is exact, accumulated in float32 and batch-invariant:
+    each row has the same bits regardless of the other rows and sequences in the call. A slice of a
+    cache's buffer is read in place, not copied.
 
-    Source: Dao et al., "FlashAttention" (2022); src/extensions/src/flash_attention has the details.
+    Source: Dao et al., "FlashAttention" (2022); details in src/extensions/src/flash_attention.
 
     Args:
         query: N..×H_q×L×D, float32, float16 or bfloat16, D at most 256.
         key: N..×H×S×D of the same dtype.
         value: N..×H×S×D of the same dtype.
-        scale: multiplies the scores; 1/√D if None.
-        mask: None; "causal", under which query i sees the keys j ≤ i + S − L; or an array
-            broadcastable to N..×H_q×L×S, floating (added to the scores) or bool (True is visible).
-        context_lens: for a query B×H_q×L×D, how many of its S keys each sequence has: B numbers
-            from 0 to S, or None if all have S. Keys beyond are not read, and the causal rule counts
-            from there: j ≤ i + context_lens[b] − L. So requests of different lengths attend in one
-            call. The numbers of an array are not checked; those out of range are clamped.
+        scale: factor for the scores; 1/√D if None.
+        mask: None; "causal" (query i attends to keys j ≤ i + S − L); or an array broadcastable to
+            N..×H_q×L×S, floating (added to the scores) or bool (True is visible).
+        context_lens: the number of valid keys of each sequence for a query B×H_q×L×D: B numbers
+            from 0 to S, or None if all S are valid. Keys beyond it are not read, and the causal
+            condition becomes j ≤ i + context_lens[b] − L, so requests of different lengths can
+            share a call. Array values are clamped to the range, Python numbers are checked.
 
     Returns:
-        N..×H_q×L×D in the dtype of `query`. A row that may see no key is zero, where a softmax
-        would divide zero by zero. In memory it is N..×L×H_q×D, so swapping the two back and
-        flattening the heads copies nothing.
+        N..×H_q×L×D in the dtype of `query`. A row with no visible key is zero, where a softmax
+        would divide zero by zero. The memory layout is N..×L×H_q×D, so swapping the two axes back
+        and flattening the heads needs no copy.
 
     Raises:
-        ValueError: shapes, dtypes or a mask that are not as above.
+        ValueError: an unsupported shape, dtype or mask.
         UserError: the extension is not built.
     """
     if isinstance(mask, str) and mask != "causal":
@@ -272,7 +272,7 @@ def flash_attention(
 
 
 def _check_context_lens(context_lens: Sequence[int] | mx.array | None, key: mx.array) -> None:
-    """Refuses Python numbers outside 0 to S; an array's are not known before it is computed."""
+    """Rejects Python numbers outside 0 to S; an array's values are unknown until evaluated."""
     if context_lens is None or isinstance(context_lens, mx.array) or key.ndim < 2:
         return
     S = key.shape[-2]

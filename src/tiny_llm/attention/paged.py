@@ -1,12 +1,11 @@
-"""Attention to keys and values in pages: the block table says which page holds which tokens.
+"""Paged attention: keys and values are located through a block table.
 
 Key j of sequence b is row j % page_size of page block_table[b, j // page_size]. Each function has
-two forms: the readable one gathers a sequence's pages into one array and attends to that, in plain
-MLX; the fast one is a kernel that walks the block table and gathers nothing. The first is the
-oracle of the second, and what runs where the extension was not built.
+two implementations: a reference in plain MLX that gathers a sequence's pages into one array, and a
+kernel that walks the block table without gathering. The reference is the kernel's test oracle and
+the fallback where the extension is not built.
 
-Besides the course's letters, P is the number of physical pages, and T the number of tokens of all
-sequences together.
+Additional shape letters: P physical pages, T tokens of all sequences together.
 """
 
 from collections.abc import Sequence
@@ -31,10 +30,10 @@ def paged_attention(
     scale: float | None = None,
     mask: Literal["causal"] | None = "causal",
 ) -> mx.array:
-    """Grouped attention of L queries for each of B sequences, whose keys are in pages.
+    """Grouped-query attention of L queries for each of B sequences with paged keys and values.
 
-    Through the extension the result has the bits of `flash_attention` on the same keys in one
-    buffer, whatever the page size and wherever the pages are.
+    With the extension, the result has the same bits as `flash_attention` on contiguous keys,
+    regardless of the page size and of page placement.
 
     Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
     PagedAttention" (2023).
@@ -43,21 +42,21 @@ def paged_attention(
         query: B×H_q×L×D, float32, float16 or bfloat16, D at most 256.
         key_pages: P×H×page_size×D of the same dtype.
         value_pages: P×H×page_size×D of the same dtype.
-        block_table: B×max_pages int32: the pages of each sequence, in order. What is beyond its
-            last page is not read; −1 fills it.
-        context_lens: B int32: how many keys each sequence has, the new ones included.
-        page_size: tokens a page holds.
-        scale: multiplies the scores; 1/√D if None.
-        mask: "causal", under which query i of sequence b sees keys j ≤ i + context_lens[b] − L; or
-            None, under which it sees them all.
+        block_table: B×max_pages int32: each sequence's pages in order, padded with −1. The padding
+            is not read.
+        context_lens: B int32: the number of keys of each sequence, including the new ones.
+        page_size: tokens per page.
+        scale: factor for the scores; 1/√D if None.
+        mask: "causal" (query i of sequence b attends to keys j ≤ i + context_lens[b] − L), or None
+            (all keys).
 
     Returns:
-        B×H_q×L×D in the dtype of `query`. A row that may see no key is zero.
+        B×H_q×L×D in the dtype of `query`. A row with no visible key is zero.
 
     Raises:
-        ValueError: shapes, dtypes, a page size or a mask that are not as above; lengths or pages,
-            given as Python numbers, that the pool does not have. The numbers of an array are not
-            checked: lengths are clamped, and a page that does not exist gives NaN.
+        ValueError: an unsupported shape, dtype, page size or mask; a length or page id, given as a
+            Python number, out of range. Array values are not checked: lengths are clamped, and a
+            page id out of range gives NaN.
     """
     if not is_none_or_causal(mask):
         raise ValueError(f'[paged_attention] expected mask None or "causal", got {mask!r}.')
@@ -82,7 +81,7 @@ def paged_attention_reference(
     scale: float | None = None,
     mask: Literal["causal"] | None = "causal",
 ) -> mx.array:
-    """`paged_attention` in plain MLX, one sequence after the other, in float32."""
+    """Reference for `paged_attention`: plain MLX in float32, one sequence at a time."""
     # [task 3.2.2 reference]
     rows = [
         _attend_sequence(
@@ -104,17 +103,17 @@ def paged_attention_varlen(
     page_size: int,
     scale: float | None = None,
 ) -> mx.array:
-    """`paged_attention`, causal, for sequences with different numbers of queries: a ragged batch.
+    """Causal `paged_attention` over a ragged batch: a different number of queries per sequence.
 
     Sequence s has queries cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1, the last of its
-    context_lens[s] tokens. So one call serves sequences that decode, with one query each, and
-    sequences that are being prefilled, with a chunk of the prompt. No query is padding.
+    context_lens[s] tokens. One call can mix decoding sequences (one query each) with prefill chunks
+    without padding.
 
-        cu_seqlens_q    0 1 2       7       two that decode, and a chunk of five
+        cu_seqlens_q    0 1 2       7       two decoding sequences and a chunk of five
         query           a b c c c c c
 
     Args:
-        query: T×H_q×D, the queries of all sequences one after the other.
+        query: T×H_q×D, the queries of all sequences, concatenated.
         key_pages, value_pages, context_lens, block_table, page_size, scale: as `paged_attention`.
         cu_seqlens_q: B+1 int32, ascending from 0 to T.
 
@@ -122,8 +121,8 @@ def paged_attention_varlen(
         T×H_q×D in the dtype of `query`.
 
     Raises:
-        ValueError: as `paged_attention`; `cu_seqlens_q`, given as Python numbers, that does not
-            ascend from 0 to T.
+        ValueError: as `paged_attention`; `cu_seqlens_q`, given as Python numbers, does not ascend
+            from 0 to T.
     """
     name = "paged_attention_varlen"
     _check_pages(name, key_pages, page_size, block_table, context_lens)
@@ -158,14 +157,14 @@ def paged_attention_varlen_reference(
     page_size: int,
     scale: float | None = None,
 ) -> mx.array:
-    """`paged_attention_varlen` in plain MLX, one sequence after the other, in float32."""
+    """Reference for `paged_attention_varlen`: plain MLX in float32, one sequence at a time."""
     # [task 3.3.1 reference]
     ends = _to_list(cu_seqlens_q)
     rows = []
     for s, context_len in enumerate(_to_list(context_lens)):
-        own = query[ends[s] : ends[s + 1]].swapaxes(0, 1)  # H_q×L×D
+        chunk = query[ends[s] : ends[s + 1]].swapaxes(0, 1)  # H_q×L×D
         attended = _attend_sequence(
-            own, key_pages, value_pages, block_table[s], context_len, page_size, scale, "causal"
+            chunk, key_pages, value_pages, block_table[s], context_len, page_size, scale, "causal"
         )
         rows.append(attended.swapaxes(0, 1))
     return mx.concatenate(rows) if rows else query
@@ -173,11 +172,11 @@ def paged_attention_varlen_reference(
 
 
 def gather_pages(pages: mx.array, page_ids: mx.array, length: int) -> mx.array:
-    """The first `length` tokens of a sequence in one array: P×H×page_size×D -> H×length×D."""
+    """Copies a sequence's first `length` tokens to one array: P×H×page_size×D -> H×length×D."""
     # [task 3.1.3 pages]
     _, H, _, D = pages.shape
-    own = pages[page_ids[: -(-length // pages.shape[2])]]  # n×H×page_size×D
-    return own.swapaxes(0, 1).reshape(H, -1, D)[:, :length]
+    gathered = pages[page_ids[: -(-length // pages.shape[2])]]  # n×H×page_size×D
+    return gathered.swapaxes(0, 1).reshape(H, -1, D)[:, :length]
     # [/task 3.1.3 pages]
 
 
@@ -191,10 +190,10 @@ def _attend_sequence(
     scale: float | None,
     mask: Literal["causal"] | None,
 ) -> mx.array:
-    """One sequence, H_q×L×D: gathers its keys and values and attends to them."""
+    """Attends to one sequence's gathered keys and values: H_q×L×D -> H_q×L×D."""
     # [task 3.2.2 one]
     L = query.shape[1]
-    hidden = 0  # queries before the first key; a softmax over nothing is not a number
+    hidden = 0  # queries before the first key: a softmax over no keys would be NaN
     if context_len == 0:
         hidden = L
     elif mask == "causal":
@@ -220,7 +219,7 @@ def _check_pages(
     block_table: BlockTable,
     context_lens: Integers,
 ) -> None:
-    """Refuses what the kernel cannot check, or only when it is too late to raise."""
+    """Rejects bad arguments that the kernel cannot check, or not in time to raise."""
     if key_pages.ndim == 4 and key_pages.shape[2] != page_size:
         raise ValueError(
             f"[{name}] expected pages of {page_size} tokens, the page_size given, got shape "
@@ -231,8 +230,8 @@ def _check_pages(
     for row, length in zip(block_table, context_lens, strict=False):
         if not 0 <= length <= len(row) * page_size:
             raise ValueError(
-                f"[{name}] expected context_lens from 0 to {len(row) * page_size}, what a row of "
-                f"the block table has room for, got {length}."
+                f"[{name}] expected context_lens from 0 to {len(row) * page_size}, the capacity of "
+                f"a row of the block table, got {length}."
             )
         for page in row[: -(-length // page_size)]:
             if not 0 <= page < key_pages.shape[0]:
@@ -242,7 +241,7 @@ def _check_pages(
 
 
 def as_int32(numbers: Integers | BlockTable) -> mx.array:
-    """Numbers, or rows of numbers, as an int32 array; an array unchanged."""
+    """Converts numbers, or rows of numbers, to an int32 array; returns an array unchanged."""
     return numbers if isinstance(numbers, mx.array) else mx.array(list(numbers), dtype=mx.int32)
 
 

@@ -1,7 +1,7 @@
-"""The demo model that ships with the package, so that everything works offline.
+"""Demo target and draft models bundled with the package, for offline use.
 
-`TARGET_PATH` and `DRAFT_PATH` are folders in MLX format, which `mlx_lm.load` can read.
-`scripts/demo_model/README.md` says what the model knows, what it does not, and how it was made.
+`TARGET_PATH` and `DRAFT_PATH` are folders in MLX format, readable by `mlx_lm.load`.
+`scripts/demo_model/README.md` describes their abilities, limits and training.
 
 Reading order: prompts.
 """

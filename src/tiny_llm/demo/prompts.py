@@ -1,7 +1,7 @@
-"""The prompts that show the demo model: one for `main`, sixteen for `batch-main`.
+"""Default prompts: one for `main`, sixteen for `batch-main`.
 
-Eight of the sixteen begin with the same paragraph, so a prefix cache has something to share. The
-demo model answers all of them correctly, and so do larger models.
+Eight of the sixteen share their first paragraph, for prefix cache hits. The demo model, like larger
+models, answers all of them correctly.
 """
 
 INTRODUCTION_PROMPT = "Give me a short introduction to large language model."

@@ -1,7 +1,7 @@
-"""Generation for one prompt: from token ids to text, one token at a time.
+"""Generation for a single prompt: decoding loops and text streaming.
 
-A loop knows the model and the sampler; `stream` knows the tokenizer. Weeks 2 and 3 add faster
-loops and leave `stream` unchanged.
+Decoding loops depend on the model and the sampler, `stream` on the tokenizer. Weeks 2 and 3 add
+faster loops; `stream` stays the same.
 
 Reading order: loops, speculative, stream.
 """

@@ -1,7 +1,7 @@
-"""The decoding loops of Weeks 1 and 2, and the functions that answer a prompt with one of them.
+"""Decoding loops of Weeks 1 and 2, and generation functions based on them.
 
-A decoding loop is an endless iterator of token ids: it knows the model and the sampler, and nothing
-of text. `stream` turns its tokens into an answer.
+A decoding loop is an endless iterator of token ids; it depends on the model and the sampler.
+`stream` detokenizes its tokens and stops it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from .stream import stream_generate
 
 Logits = Callable[[mx.array], mx.array]
 
-PREFILL_STEP = 1024  # tokens of a prompt that are computed at once
+PREFILL_STEP = 1024  # maximum prompt tokens per model call
 
 
 def simple_generate(
@@ -25,22 +25,22 @@ def simple_generate(
     sampler: Sampler | None = None,
     max_tokens: int | None = None,
 ) -> str:
-    """Answers a prompt by running the model over the whole sequence for every new token.
+    """Generates text by running the model on the whole sequence for every new token.
 
     Args:
         model: ids 1×L -> logits 1×L×V.
-        tokenizer: as `mlx_lm.load` returns it.
-        prompt: text, encoded as it stands (no chat template is added), or token ids.
+        tokenizer: tokenizer from `mlx_lm.load`.
+        prompt: text, encoded without a chat template, or token ids.
         sampler: logprobs 1×V -> ids 1; greedy if None.
-        max_tokens: stop after this many new tokens; None goes on to an end token or until the
-            model's context is full.
+        max_tokens: maximum number of new tokens; None continues until an end token or a full
+            context.
 
     Returns:
-        The answer, without the prompt and the end token.
+        The generated text, without the prompt and the end token.
 
     Raises:
-        UserError: an empty prompt, one longer than the model's context, a token id that the model
-            does not have, `max_tokens` below 1.
+        UserError: the prompt is empty or longer than the model's context, a token id is out of
+            range, or `max_tokens` is below 1.
     """
     return "".join(
         response.text
@@ -53,10 +53,10 @@ def simple_generate(
 def decode_by_recomputing(
     model: Logits, prompt_ids: Sequence[int], sampler: Sampler
 ) -> Iterator[int]:
-    """The slowest decoding loop, and the oracle of all others: no state but the tokens.
+    """Decoding loop without a cache; the slowest, and the oracle for all others.
 
-    The first step computes the prompt (prefill). Every later step computes the prompt and all new
-    tokens again, so N tokens cost O(N²) runs of the layers.
+    The first step computes the prompt (prefill). Every later step recomputes the prompt and all new
+    tokens, so N tokens cost O(N²) layer evaluations.
 
     Yields:
         Token ids, without end.
@@ -64,7 +64,7 @@ def decode_by_recomputing(
     # [task 1.6.1 decode]
     ids = list(prompt_ids)
     while True:
-        logits = model(mx.array([ids]))[:, -1, :]  # 1×V, after the last token
+        logits = model(mx.array([ids]))[:, -1, :]  # 1×V, for the last token
         token = int(sample(sampler, logits)[0])
         yield token
         ids.append(token)
@@ -78,10 +78,11 @@ def simple_generate_with_kv_cache(
     sampler: Sampler | None = None,
     max_tokens: int | None = None,
 ) -> str:
-    """Answers a prompt with a model that has a KV cache. Arguments and errors: `simple_generate`.
+    """Generates text with a KV cache. Other arguments and errors as `simple_generate`.
 
     Args:
-        model: from Week 2 on: (ids B×L, offset, cache) -> logits B×L×V, and `create_kv_cache`.
+        model: model of Week 2 or later: (ids B×L, offset, cache) -> logits B×L×V, with
+            `create_kv_cache`.
     """
     return "".join(
         response.text
@@ -94,17 +95,19 @@ def simple_generate_with_kv_cache(
 def decode_with_cache(
     model: Any, prompt_ids: Sequence[int], sampler: Sampler
 ) -> Iterator[mx.array]:
-    """Computes the prompt once (prefill), then one token a step: N tokens cost O(N) layer runs.
+    """Decoding loop with a KV cache: computes the prompt once, then one token per step.
+
+    N tokens cost O(N) layer evaluations.
 
     Yields:
-        Token ids, without end, each an array of one that is computed when it is looked at. So the
-        caller may ask for the next before: its step is then a part of the same graph.
+        Token ids, without end, as lazy arrays of one element. A caller may request the next token
+        before evaluating this one; its step is then part of the same graph.
     """
     # [task 2.1.4]
     cache = model.create_kv_cache()
     offset = 0
     try:
-        # A long prompt in pieces: activations then take memory for a piece, not for the prompt.
+        # Chunked prefill bounds activation memory by the chunk instead of the prompt.
         while len(prompt_ids) - offset > PREFILL_STEP:
             piece = mx.array([prompt_ids[offset : offset + PREFILL_STEP]])
             mx.eval(next_token_logits(model, piece, offset, cache))
@@ -115,7 +118,7 @@ def decode_with_cache(
             yield token
             offset += new_ids.shape[1]
             new_ids = token[None]
-    finally:  # the caller stops iterating when the answer ends
+    finally:  # runs when the caller closes the iterator
         for layer in cache:
             layer.release()
     # [/task 2.1.4]
@@ -124,9 +127,9 @@ def decode_with_cache(
 def next_token_logits(
     model: Any, inputs: mx.array, offset: int | Sequence[int], cache: Any
 ) -> mx.array:
-    """A model's logits after the last of the new tokens: ids B×L -> B×V.
+    """Returns the logits of the last new token: ids B×L -> B×V.
 
-    A model that has `next_token_logits` does not compute the logits of the other tokens.
+    Uses the model's `next_token_logits`, if defined, which skips the other tokens' logits.
     """
     if hasattr(model, "next_token_logits"):
         return model.next_token_logits(inputs, offset, cache)
@@ -143,19 +146,19 @@ def speculative_generate(
     num_drafts: int = 4,
     max_tokens: int | None = None,
 ) -> str:
-    """Answers as `simple_generate_with_kv_cache` does, in fewer steps of the model.
+    """Generates text with speculative decoding: fewer target steps, the same distribution.
 
-    Greedy answers are the same; sampled answers have the same distribution. `speculative.py` has
-    the loop and the reason.
+    Greedy outputs are identical to `simple_generate_with_kv_cache`'s; sampled outputs have the same
+    distribution. See `speculative.py`.
 
     Args:
-        draft_model: a smaller model with the same vocabulary, from Week 2 on.
+        draft_model: smaller model of Week 2 or later with the same vocabulary.
         model, tokenizer, prompt, sampler, max_tokens: see `simple_generate_with_kv_cache`.
-        draft_tokenizer: only compared with `tokenizer`.
-        num_drafts: how many tokens the draft proposes for each step of the model.
+        draft_tokenizer: draft model's tokenizer, for the vocabulary check.
+        num_drafts: draft tokens per target step.
 
     Raises:
-        UserError: see `simple_generate`; `num_drafts` below 1; tokenizers that differ.
+        UserError: see `simple_generate`; `num_drafts` is below 1; the vocabularies differ.
     """
     check_same_vocabulary(draft_tokenizer, tokenizer)
     decode = SpeculativeDecoding(draft_model, num_drafts)

@@ -1,21 +1,20 @@
-"""Speculative decoding: a small model drafts tokens, the large one verifies them in one call.
+"""Speculative decoding: a draft model proposes tokens that the target verifies.
 
-A decode step reads all weights of a model to compute one token. It could compute a few tokens in
-the same time. So the draft guesses the next n tokens one by one, which is cheap, and the target
-computes all n + 1 positions at once. The guesses are kept up to the first that the target would not
-have made; the target's own token takes its place. `cache.rewind` forgets the rest.
+A decode step reads all weights of a model to compute one token; it could compute a few tokens in
+the same time. The draft model proposes n tokens one by one, which is cheap, and the target computes
+all n + 1 positions in one call. The longest accepted prefix of draft tokens is kept, followed by a
+token from the target. `cache.rewind` drops the rejected tokens.
 
-    sequence        … the capital                 (its last token is in no cache yet)
-    draft proposes                of France .
-    target says                   of France is    3 tokens for one call of the target
+    sequence        … the capital                 (its last token is not in the caches yet)
+    draft tokens                  of France .
+    target tokens                 of France is    3 tokens for one target call
 
-A round is one graph: the draft's steps and the target's, which takes the guesses as an array. It is
-read once, at its end. The next round cannot be sent off before that, as the other loops do on a
-GPU: how many guesses are kept decides where both caches go on, and which token the draft begins
-with.
+A round is one graph: the draft steps, and the target step with the draft tokens as a lazy array. It
+is read once, at its end. Unlike in the other loops, the next round cannot be dispatched early on a
+GPU: the number of accepted tokens determines both caches' offsets and the draft's next input.
 
-The draft changes how fast an answer comes, and not the distribution of answers. See Leviathan et
-al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318).
+The draft affects speed, not the output distribution. Sources: Leviathan et al. 2023
+(arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318).
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,12 +29,12 @@ from ..sampler import DistributionSampler, Sampler, greedy_sample, log_softmax, 
 
 @dataclass
 class SpeculationStatistics:
-    """How many guesses were right in one generation.
+    """Acceptance statistics of one generation.
 
     Attributes:
-        target_steps: calls of the target, the prompt's included.
-        num_draft_tokens: tokens that the draft proposed.
-        num_accepted_tokens: proposed tokens that became part of the answer.
+        target_steps: target calls, including the prompt's.
+        num_draft_tokens: draft tokens proposed.
+        num_accepted_tokens: draft tokens accepted.
     """
 
     target_steps: int = 0
@@ -55,20 +54,19 @@ class SpeculationStatistics:
 
 
 class SpeculativeDecoding:
-    """A decoding loop, as those of `loops.py`: (target, prompt ids, sampler) -> token ids.
+    """A decoding loop like those in `loops.py`: (target, prompt ids, sampler) -> token ids.
 
-    With a greedy sampler, or any plain function, the tokens are those that target and sampler would
-    choose without a draft. With a sampler of `make_sampler` at a temperature, the tokens have the
-    distribution that they would have without a draft. Both hold up to the rounding of the target's
-    logits, which may differ in the last bits between one position and several.
+    With a greedy sampler or a plain function, the tokens are identical to decoding without a draft.
+    With a `make_sampler` sampler at a temperature, their distribution is. Both hold up to rounding:
+    the target's logits may differ in the last bits between calls with one and several positions.
 
     Args:
-        draft_model: from Week 2 on, as the target, and with the target's vocabulary. Its logits may
-            be padded to another width.
-        num_drafts: how many tokens to propose for each call of the target.
+        draft_model: model of Week 2 or later with the target's vocabulary; its logits may have a
+            different padded width.
+        num_drafts: draft tokens per target call.
 
     Attributes:
-        statistics: of the latest generation, updated with every token.
+        statistics: statistics of the latest generation, updated with every token.
 
     Raises:
         UserError: `num_drafts` is below 1.
@@ -86,16 +84,16 @@ class SpeculativeDecoding:
         self.statistics = statistics = SpeculationStatistics()
         rejection_sampler = sampler if isinstance(sampler, DistributionSampler) else None
         if rejection_sampler is not None and rejection_sampler.is_greedy:
-            rejection_sampler = None  # the likeliest token is the same or it is not
+            rejection_sampler = None  # greedy tokens only need to match
         target, draft = _CachedModel(model), _CachedModel(self.draft_model)
         ids = list(prompt_ids)
         try:
             while True:
-                # The first token does not wait for a draft.
+                # The first token is not delayed by drafting.
                 count = self._num_drafts_now(target, draft, len(ids)) if target.offset else 0
                 drafts, draft_probs = _propose(draft, ids, count, rejection_sampler, target.width)
                 new_ids = mx.concatenate([mx.array(ids[target.offset :]), drafts])
-                logits = target(new_ids)[-(count + 1) :]  # after the sequence, and each draft
+                logits = target(new_ids)[-(count + 1) :]  # after the sequence and each draft
                 mx.eval(logits, drafts)
                 if rejection_sampler is None:
                     accepted, token = verify_by_matching(logits, drafts, sampler)
@@ -122,29 +120,29 @@ class SpeculativeDecoding:
     def _num_drafts_now(
         self, target: "_CachedModel", draft: "_CachedModel", num_tokens: int
     ) -> int:
-        """As many guesses as asked for, or as there is room for in both contexts.
+        """Returns `num_drafts`, capped by the room in both contexts.
 
-        The draft does not compute its last guess.
+        The draft's last token is never written to the draft's cache.
         """
         room = min(target.max_seq_len - num_tokens, draft.max_seq_len - num_tokens + 1)
         return int(max(0, min(self.num_drafts, room)))
 
 
 def verify_by_matching(logits: mx.array, drafts: mx.array, sampler: Sampler) -> tuple[int, int]:
-    """Accepts drafts while the sampler, given the target's distribution, chooses the same.
+    """Accepts draft tokens while they match the sampler's choice from the target's distribution.
 
     Args:
-        logits: (n + 1)×V, the target's after the sequence and after each draft.
-        drafts: n ids.
-        sampler: any sampler. It is called once for each token of the answer, in order, so a
-            function with random numbers draws the same ones as without drafts.
+        logits: (n + 1)×V, the target's logits after the sequence and after each draft token.
+        drafts: n draft token ids.
+        sampler: any sampler. It is called once per output token, in order, so a stateful random
+            sampler draws the same numbers as without drafts.
 
     Returns:
-        (how many drafts are accepted, the token that follows them).
+        (number of accepted draft tokens, the token that follows them).
     """
     # [task 3.4.1 matching]
     choices: Iterator[Any]
-    if isinstance(sampler, DistributionSampler) and sampler.is_greedy:  # one call does for all
+    if isinstance(sampler, DistributionSampler) and sampler.is_greedy:  # stateless: one call
         choices = iter(sample(sampler, logits).tolist())  # type: ignore[arg-type]
     else:
         choices = (int(sample(sampler, row[None])[0]) for row in logits)
@@ -159,20 +157,20 @@ def verify_by_matching(logits: mx.array, drafts: mx.array, sampler: Sampler) -> 
 def verify_by_rejection(
     target_probs: mx.array, draft_probs: mx.array, drafts: mx.array, sampler: DistributionSampler
 ) -> tuple[int, int]:
-    """Accepts a draft with probability min(1, p/q), so that the outcome is distributed as p.
+    """Accepts each draft token with probability min(1, p/q), so the output is distributed as p.
 
-    If the draft q proposes a token too often, the surplus is rejected. The token is then drawn from
-    those that q proposes too rarely: max(p − q, 0), normalized. After the last draft, q is zero and
-    the same formula draws from p itself.
+    Tokens that q overproposes are rejected in proportion. The replacement is drawn from the
+    residual max(p − q, 0), normalized: the tokens that q underproposes. After the last draft, q is
+    zero and the same formula draws from p.
 
     Args:
-        target_probs: (n + 1)×V, the distribution p after the sequence and after each draft.
-        draft_probs: n×V', the distribution q that each draft was drawn from, V' ≤ V.
-        drafts: n ids.
-        sampler: draws the random numbers.
+        target_probs: (n + 1)×V, distribution p after the sequence and after each draft token.
+        draft_probs: n×V', distribution q of each draft token, V' ≤ V.
+        drafts: n draft token ids.
+        sampler: source of random numbers.
 
     Returns:
-        (how many drafts are accepted, the token that follows them).
+        (number of accepted draft tokens, the token that follows them).
     """
     # [task 3.4.2]
     n, width = draft_probs.shape
@@ -182,23 +180,22 @@ def verify_by_rejection(
         p_of_draft = mx.take_along_axis(target_probs[:n], drafts[:, None], axis=1)[:, 0]
         q_of_draft = mx.take_along_axis(q[:n], drafts[:, None], axis=1)[:, 0]
         passed = sampler.uniform(n) * q_of_draft < p_of_draft
-        accepted = int(mx.cumprod(passed.astype(mx.int32)).sum())  # up to the first that fails
+        accepted = int(mx.cumprod(passed.astype(mx.int32)).sum())  # up to the first rejection
     surplus = mx.maximum(target_probs[accepted] - q[accepted], 0)
-    # Distributions that differ by rounding only can leave nothing; either is then as good.
+    # If p and q differ only by rounding, the residual can be zero: draw from p.
     surplus = mx.where(surplus.sum() > 0, surplus, target_probs[accepted])
     return accepted, int(sampler.draw(mx.log(surplus)[None])[0])
     # [/task 3.4.2]
 
 
 def check_same_vocabulary(draft_tokenizer: Any, tokenizer: Any) -> None:
-    """Checks that the token ids of draft and target mean the same tokens.
+    """Checks that draft and target share one vocabulary.
 
     Args:
-        draft_tokenizer, tokenizer: as `mlx_lm.load` returns them. One without `get_vocab` is not
-            checked.
+        draft_tokenizer, tokenizer: tokenizers from `mlx_lm.load`; skipped without `get_vocab`.
 
     Raises:
-        UserError: they differ.
+        UserError: the vocabularies differ.
     """
     if not (hasattr(draft_tokenizer, "get_vocab") and hasattr(tokenizer, "get_vocab")):
         return
@@ -207,19 +204,19 @@ def check_same_vocabulary(draft_tokenizer: Any, tokenizer: Any) -> None:
         return
     token, token_id = min(drafts.items() ^ targets.items(), key=lambda item: item[1])
     raise UserError(
-        "the draft model's tokenizer is not the target's: it has "
-        f"{len(drafts)} tokens and the target's {len(targets)}, and they differ at token "
-        f"{token_id} ({token!r}); draft and target must share one vocabulary."
+        "the draft model's tokenizer differs from the target's: they have "
+        f"{len(drafts)} and {len(targets)} tokens, which differ at token {token_id} ({token!r}); "
+        "draft and target must share one vocabulary."
     )
 
 
 class _CachedModel:
-    """A model with a cache of its own.
+    """A model with its KV cache.
 
     Attributes:
-        offset: how many tokens are in the cache.
-        vocab_size, max_seq_len: the model's, if it has them.
-        width: of the logits, V; None before the first call.
+        offset: number of cached tokens.
+        vocab_size, max_seq_len: the model's limits, if defined.
+        width: width V of the logits; None before the first call.
     """
 
     def __init__(self, model: Any):
@@ -231,14 +228,14 @@ class _CachedModel:
         self.width: int | None = None
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """The next L ids -> logits L×V."""
+        """Runs the next L tokens: ids L -> logits L×V."""
         logits: mx.array = self._model(ids[None], self.offset, self._cache)[0]
         self.offset += ids.size
         self.width = logits.shape[-1]
         return logits
 
     def truncate(self, num_tokens: int) -> None:
-        """Forgets all but the first `num_tokens` tokens."""
+        """Drops all but the first `num_tokens` cached tokens."""
         # [task 3.4.1 keep]
         surplus = self.offset - num_tokens
         if surplus > 0:
@@ -248,7 +245,7 @@ class _CachedModel:
         # [/task 3.4.1 keep]
 
     def release(self) -> None:
-        """Gives up the cache."""
+        """Releases the cache."""
         for layer in self._cache:
             layer.release()
 
@@ -260,26 +257,24 @@ def _propose(
     sampler: DistributionSampler | None,
     width: int | None,
 ) -> tuple[mx.array, mx.array]:
-    """The draft's guesses for the tokens after `ids`: (n ids, the distributions n×V').
+    """Proposes draft tokens after `ids`: (n ids, their distributions n×V').
 
-    The guesses are a lazy graph. It is evaluated together with the target's logits, without a round
-    trip for each guess.
+    Both are lazy and evaluated together with the target's logits, without a round trip per token.
 
     Args:
-        draft: its cache may be some tokens behind.
+        draft: draft model; its cache may lag behind the sequence.
         ids: the sequence.
         count: n.
-        sampler: draws the guesses. If None, each is the likeliest token and the distributions are
-            empty.
-        width: of the target's logits; tokens beyond it are not guessed.
+        sampler: sampler of the draft tokens. If None, they are greedy and the distributions empty.
+        width: width of the target's logits; token ids beyond it are not proposed.
     """
     # [task 3.4.1 propose]
     draft_tokens, distributions = [mx.zeros((0,), mx.int32)], [mx.zeros((0, 0))]
     if count:
         new_ids = mx.array(ids[draft.offset :])
         if draft.vocab_size is not None:
-            # The target's padding may go further than the draft's. A token that the draft does
-            # not have spoils its guess, and nothing else.
+            # The target's vocabulary may be padded further than the draft's. A clamped token only
+            # degrades the draft tokens.
             new_ids = mx.minimum(new_ids, draft.vocab_size - 1)
     for _ in range(count):
         logits = draft(new_ids)[-1:, :width]  # 1×V'

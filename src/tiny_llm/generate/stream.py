@@ -1,7 +1,7 @@
-"""From a prompt's text to token ids, and from a decoding loop's token ids to the answer's text.
+"""Streaming generation: encodes the prompt, detokenizes, stops.
 
-A *decoding loop* is an endless iterator of token ids: it knows the model and the sampler. This file
-knows the tokenizer, and when an answer stops.
+A *decoding loop* is an endless iterator of token ids that depends on the model and the sampler.
+This module adds the tokenizer and the stop conditions.
 """
 
 import itertools
@@ -17,23 +17,23 @@ from ..errors import UserError, check_int, check_token_ids
 from ..models.tokenizer.detokenizer import with_detokenizer
 from ..sampler import Sampler, make_sampler
 
-# (model, prompt ids, sampler) -> token ids, without end: numbers, or arrays of one
+# (model, prompt ids, sampler) -> endless token ids: ints or arrays of one element
 DecodingLoop = Callable[[Any, Sequence[int], Sampler], Iterator[int | mx.array]]
 
 
 @dataclass(frozen=True)
 class GenerationResponse:
-    """One generated token, the text it completes, and the state of the generation so far.
+    """One generated token with the text it completes and statistics so far.
 
     Attributes:
-        text: what this token adds to the answer; often empty within a multi-byte character.
-        token: its id.
+        text: text added by this token; often empty within a multi-byte character.
+        token: token id.
         finish_reason: None until the last token, then "stop" (an end token) or "length".
         prompt_tokens: length of the prompt.
         prompt_tps: prompt tokens per second, up to the first new token.
-        generation_tokens: new tokens so far, the end token included.
+        generation_tokens: new tokens so far, including the end token.
         generation_tps: new tokens per second since the first one.
-        peak_memory: gigabytes (10⁹ bytes), as MLX counts them.
+        peak_memory: MLX's peak memory in gigabytes (10⁹ bytes).
     """
 
     text: str
@@ -54,11 +54,11 @@ def stream_generate(
     sampler: Sampler | None = None,
     max_tokens: int | None = None,
 ) -> Iterator[GenerationResponse]:
-    """Generates with any decoding loop, and yields each token as it comes.
+    """Generates with any decoding loop and yields each token as it is produced.
 
     Args:
-        decode: `decode_by_recomputing`, `decode_with_cache`, …
-        model, tokenizer, prompt, sampler, max_tokens: see `simple_generate`, errors too.
+        decode: decoding loop: `decode_by_recomputing`, `decode_with_cache`, ….
+        model, tokenizer, prompt, sampler, max_tokens: see `simple_generate`, also for errors.
     """
     tokenizer = with_detokenizer(tokenizer)
     prompt_ids = encode_prompt(tokenizer, prompt, getattr(model, "vocab_size", None))
@@ -68,41 +68,44 @@ def stream_generate(
 
 
 def read_tokens(tokens: Iterator[int | mx.array], budget: int | None = None) -> Iterator[int]:
-    """A decoding loop's tokens as numbers.
+    """Reads a decoding loop's tokens as ints.
 
-    On a GPU the step after a token is sent off before the token is read, so the GPU does not wait
-    for Python in between. The step after an answer's last token is computed for nothing. On a CPU
-    the two would share the cores, so there each step waits for the one before.
+    On a GPU, the next step is dispatched before a token is read, so that the GPU does not wait for
+    Python; one step after the last token is wasted. On a CPU, overlapping steps would compete for
+    cores, so they run one at a time.
 
     Args:
-        tokens: numbers, or arrays of one that are not computed yet.
-        budget: how many to ask for at most; None if there is no bound.
+        tokens: ints, or lazy arrays of one element.
+        budget: maximum number of tokens to request; None for no limit.
     """
-    waiting: mx.array | None = None
+    pending: mx.array | None = None
     for token in itertools.islice(tokens, budget):
         if not isinstance(token, mx.array) or kernels.computes_on_cpu():
             yield int(token)
             continue
         mx.async_eval(token)
-        if waiting is not None:
-            yield int(waiting)
-        waiting = token
-    if waiting is not None:
-        yield int(waiting)
+        if pending is not None:
+            yield int(pending)
+        pending = token
+    if pending is not None:
+        yield int(pending)
 
 
 def encode_prompt(
     tokenizer: Any, prompt: str | Sequence[int], vocab_size: int | None = None
 ) -> list[int]:
-    """A prompt's token ids.
+    """Encodes and checks a prompt.
 
     Args:
-        tokenizer: for a text.
-        prompt: text, or token ids.
-        vocab_size: V; None if the model does not tell it, and the ids are not checked.
+        tokenizer: tokenizer for a text prompt.
+        prompt: text or token ids.
+        vocab_size: V; None skips the range check.
+
+    Returns:
+        The prompt's token ids.
 
     Raises:
-        UserError: the prompt is empty, or has an id that the model does not have.
+        UserError: the prompt is empty, or a token id is out of range.
     """
     ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
     if not ids:
@@ -115,15 +118,15 @@ def encode_prompt(
 def resolve_max_tokens(
     prompt_tokens: int, max_tokens: int | None, max_seq_len: int | None
 ) -> int | None:
-    """How many tokens may follow the prompt; None if there is no bound.
+    """Returns the maximum number of new tokens; None for no limit.
 
     Args:
         prompt_tokens: length of the prompt.
-        max_tokens: what the caller allows, or None.
-        max_seq_len: the model's context length, or None if it has no bound.
+        max_tokens: the caller's limit, or None.
+        max_seq_len: the model's context length, or None if unbounded.
 
     Raises:
-        UserError: the prompt leaves no room in the context; `max_tokens` is not a whole number ≥ 1.
+        UserError: the prompt fills the context; `max_tokens` is not an integer of at least 1.
     """
     if max_tokens is not None:
         check_int("max_tokens", max_tokens, 1)
@@ -133,7 +136,7 @@ def resolve_max_tokens(
     if room < 1:
         raise UserError(
             f"the prompt has {prompt_tokens} tokens, and the model's context holds {max_seq_len} "
-            f"with the answer; shorten the prompt to at most {max_seq_len - 1}."
+            f"with the output; shorten the prompt to at most {max_seq_len - 1}."
         )
     return room if max_tokens is None else min(max_tokens, room)
 
@@ -141,14 +144,14 @@ def resolve_max_tokens(
 def stream_text(
     tokens: Iterator[int], tokenizer: Any, prompt_tokens: int, budget: int | None
 ) -> Iterator[GenerationResponse]:
-    """Turns a decoding loop's tokens into text, up to an end token or `budget` tokens.
+    """Detokenizes a decoding loop's tokens, up to an end token or `budget` tokens.
 
     Args:
-        tokens: an endless iterator of ids.
-        tokenizer: its `detokenizer` assembles bytes into characters across tokens, and any of
-            its `eos_token_ids` ends the answer.
+        tokens: endless iterator of token ids.
+        tokenizer: provides `detokenizer`, which assembles characters from tokens' bytes, and
+            `eos_token_ids`.
         prompt_tokens: length of the prompt, for the statistics.
-        budget: the most tokens that the answer may have, or None.
+        budget: maximum number of tokens, or None.
     """
     # [task 1.6.1 stream]
     detokenizer = tokenizer.detokenizer
@@ -165,7 +168,7 @@ def stream_text(
             if count == budget:
                 finish_reason = "length"
         if finish_reason is not None:
-            detokenizer.finalize()  # what was held back as an unfinished character
+            detokenizer.finalize()  # flushes an incomplete character
         yield GenerationResponse(
             text=detokenizer.last_segment,
             token=token,

@@ -1,6 +1,6 @@
-"""The KV cache: keys and values of earlier tokens, dense or in pages.
+"""KV caches, dense and paged.
 
-A cache knows its arrays and where each token is, and nothing of models, prompts or text.
+Caches manage arrays and token positions; they do not depend on models, prompts or text.
 
 Reading order: full, batching, page_pool, paged, paged_storage, step_plan, planning.
 """

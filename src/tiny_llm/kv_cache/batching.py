@@ -1,7 +1,6 @@
-"""The KV caches of several requests, seen as one: a slot for each.
+"""Batched KV cache with one slot per request.
 
-The cache of one request is in `full.py` (one piece of memory) or `paged.py`
-(pages of a pool). A batch has requests of one of the two kinds.
+All requests of a batch are either dense (`full.py`) or paged (`paged.py`).
 """
 
 from dataclasses import dataclass
@@ -24,69 +23,73 @@ __all__ = ["BatchingKvCache", "TinyKvCache", "TinyKvFullCache"]
 
 @dataclass
 class _DenseSlot:
-    """A request whose tokens are in the batch's own buffer: how many there are."""
+    """A dense request, stored in the batch's buffer.
+
+    Attributes:
+        offset: number of cached tokens.
+    """
 
     offset: int
 
 
 class BatchingKvCache(TinyKvCache):
-    """The keys and values of several requests, one slot each.
+    """Keys and values of several requests, one slot each.
 
-    Dense requests are copied into one buffer. A slot has its tokens from its first place on;
-    requests have different lengths, and every slot has room for the longest:
+    Dense requests are copied into one left-aligned buffer. Requests differ in length, and every
+    slot has the capacity of the longest:
 
         slot 0   k k k . . .
         slot 1   k k k k k k
         slot 2   . . . . . .     idle
 
-    Flash attention reads the buffer as it is, told how long each request is (`append`). Attention
-    in plain MLX needs rows of one length, and a mask that hides what they were filled up with: for
-    it `update_and_fetch` copies the whole batch, aligned on the right, for every token.
+    Flash attention reads the buffer in place, given each request's length (`append`). Attention in
+    plain MLX needs rows of equal length and a mask for the padding: for every token,
+    `update_and_fetch` copies the whole batch, right-aligned.
 
-    Paged requests (Week 3) stay where they are: a slot takes over the request's cache, and
-    `update_and_fetch_paged` tells paged attention all slots' pages. Nothing is copied, and no slot
-    has room that it does not use.
+    Paged requests (Week 3) are not copied: a slot takes ownership of the request's cache, and
+    `update_and_fetch_paged` passes all slots' block tables to paged attention. No slot has unused
+    capacity beyond its last page.
 
     Args:
-        max_active_requests: how many slots there are, B.
-        max_seq_len: how many tokens a request may have.
+        max_active_requests: number of slots B.
+        max_seq_len: maximum tokens per request.
     """
 
     def __init__(self, max_active_requests: int, max_seq_len: int):
         self.max_active_requests = max_active_requests
         self.max_seq_len = max_seq_len
         self._slots: list[_DenseSlot | TinyKvPagedCache | None] = [None] * max_active_requests
-        self._keys: mx.array | None = None  # B×H×capacity×D, of dense requests
+        self._keys: mx.array | None = None  # B×H×capacity×D, dense requests
         self._values: mx.array | None = None
 
     @property
     def lengths(self) -> list[int | None]:
-        """How many tokens each slot's request has; None for an idle slot."""
+        """Number of cached tokens of each slot; None for an idle slot."""
         return [None if slot is None else slot.offset for slot in self._slots]
 
     def add_request(self, cache: TinyKvCache, slot: int) -> None:
-        """Puts a request, whose prompt may be prefilled, into an idle slot.
+        """Moves a request, usually after its prefill, to an idle slot.
 
-        A `TinyKvFullCache` is copied. A `TinyKvPagedCache` is taken over: it belongs to the slot
-        now, which returns its pages to the pool when the request is removed.
+        A `TinyKvFullCache` is copied. A `TinyKvPagedCache` becomes owned by the slot, which
+        releases its pages when the request is removed.
 
         Raises:
-            ValueError: there is no such slot, it is taken, the cache is beyond `max_seq_len`, it
-                is not of one sequence, with the heads that the other requests have; or dense where
-                they are paged, or paged where they are dense or in another pool.
+            ValueError: the slot does not exist or is in use; the cache exceeds `max_seq_len`, has
+                more than one sequence or other heads than the batch; it is dense in a paged batch,
+                paged in a dense one, or in another pool.
         """
         self._check_slot(slot)
         if self._slots[slot] is not None:
             raise ValueError(f"BatchingKvCache: slot {slot} already has a request.")
         if not isinstance(cache, TinyKvFullCache | TinyKvPagedCache):
             raise ValueError(
-                "BatchingKvCache: a slot takes a TinyKvFullCache or a TinyKvPagedCache, not a "
+                "BatchingKvCache: the cache must be a TinyKvFullCache or a TinyKvPagedCache, got "
                 f"{type(cache).__name__}."
             )
         if cache.offset > self.max_seq_len:
             raise ValueError(
-                f"BatchingKvCache: the request has {cache.offset} tokens, a slot holds "
-                f"{self.max_seq_len}."
+                f"BatchingKvCache: a request must have at most {self.max_seq_len} tokens, got "
+                f"{cache.offset}."
             )
         self._check_kind(cache)
         if isinstance(cache, TinyKvPagedCache):
@@ -99,22 +102,22 @@ class BatchingKvCache(TinyKvCache):
             key, value = cache.key_values
             if key.shape[0] != 1:
                 raise ValueError(
-                    f"BatchingKvCache: a slot is for one sequence, the request has {key.shape[0]}."
+                    f"BatchingKvCache: a request must have 1 sequence, got {key.shape[0]}."
                 )
             offsets = [-1] * self.max_active_requests
             offsets[slot] = 0
             rows = (self.max_active_requests, *key.shape[1:])
             keys, values = mx.broadcast_to(key, rows), mx.broadcast_to(value, rows)
-            # Steps of the other slots may still run on a GPU. They do not read this slot's row.
+            # Safe with steps in flight on a GPU: they do not read this idle slot's row.
             self._write(keys, values, offsets, overwrite=True)
         self._slots[slot] = _DenseSlot(cache.offset)
         # [/task 2.6.2 add]
 
     def remove_request(self, slot: int) -> None:
-        """Makes a slot idle. A dense one's room stays, for the next request; pages are returned.
+        """Frees a slot. A dense slot's memory is kept for reuse; pages return to the pool.
 
         Raises:
-            ValueError: there is no such slot, or it is idle already.
+            ValueError: the slot does not exist or is idle.
         """
         self._check_slot(slot)
         request = self._slots[slot]
@@ -129,18 +132,19 @@ class BatchingKvCache(TinyKvCache):
         # [/task 2.6.2 remove]
 
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
-        """See `TinyKvCache`: appends one chunk of L tokens to every live slot.
+        """See `TinyKvCache`: appends L tokens to every active slot.
 
-        The rows of idle slots are ignored, and their context length is 0.
+        Rows of idle slots are ignored, and their context length is 0.
 
         Raises:
-            ValueError: not one row a slot, key and value or new and old that do not have the same
-                shape but for L, a request beyond `max_seq_len`, or paged requests.
+            ValueError: the number of rows is not the number of slots; the shapes of key and value
+                differ, or do not match the cached ones; a request would exceed `max_seq_len`; the
+                requests are paged.
         """
         self._check_new(key, value)
         if self._paged():
             raise ValueError(
-                "BatchingKvCache: paged requests are in no buffer; use update_and_fetch_paged."
+                "BatchingKvCache: paged requests have no buffer; use update_and_fetch_paged."
             )
         # [task 2.6.2 append]
         L = key.shape[2]
@@ -159,13 +163,13 @@ class BatchingKvCache(TinyKvCache):
         mask_length: int | None = None,
         mask: Mask = None,
     ) -> tuple[mx.array, mx.array, int | None, Mask]:
-        """Appends one chunk of L tokens to every live slot and assembles the batch.
+        """Appends L tokens to every active slot and returns the padded batch.
 
         Args:
-            keys: B×H×L×D, one row a slot; the rows of idle slots are ignored.
+            keys: B×H×L×D, one row per slot; rows of idle slots are ignored.
             values: B×H×L×D.
-            mask_length: how many queries attend, at most L; L if None.
-            mask: None or "causal"; the cache makes the mask.
+            mask_length: number of queries, at most L; L if None.
+            mask: None or "causal"; the cache builds the mask.
 
         Returns:
             (keys B×H×S_max×D, values B×H×S_max×D, None, mask B×1×L×S_max), where S_max is the
@@ -173,14 +177,14 @@ class BatchingKvCache(TinyKvCache):
             and on idle slots.
 
         Raises:
-            ValueError: another mask, or no request; else as `append`.
+            ValueError: an array mask, or all slots are idle; else as `append`.
         """
         if not is_none_or_causal(mask):
-            raise ValueError("BatchingKvCache: the cache makes the mask; give None or 'causal'.")
-        if all(length is None for length in self.lengths):
             raise ValueError(
-                "BatchingKvCache: there is no request; add_request puts one in a slot."
+                "BatchingKvCache: mask must be None or 'causal'; the cache builds the mask array."
             )
+        if all(length is None for length in self.lengths):
+            raise ValueError("BatchingKvCache: all slots are idle; call add_request first.")
         # [task 2.6.2 fetch]
         _, H, L, D = keys.shape
         queries = L if mask_length is None else mask_length
@@ -205,26 +209,27 @@ class BatchingKvCache(TinyKvCache):
         mask_length: int | None = None,
         mask: Mask = None,
     ) -> PagedKvMetadata:
-        """Appends one chunk of L tokens to every live slot's pages and says where all are.
+        """Appends L tokens to every active slot's pages and returns the batch's metadata.
 
         Args:
-            key: B×H×L×D, one row a slot; the rows of idle slots are ignored.
+            key: B×H×L×D, one row per slot; rows of idle slots are ignored.
             value: B×H×L×D.
-            mask_length: not used; the causal rule needs no mask of some length.
-            mask: None or "causal", passed through.
+            mask_length: unused; paged attention builds no mask.
+            mask: None or "causal", returned in the metadata.
 
         Returns:
-            A row a slot; an idle one has context length 0 and a block table of −1.
+            Metadata with one row per slot; an idle slot has context length 0 and a block table
+            of −1.
 
         Raises:
-            ValueError: an array as mask, dense requests, or no request at all; else as `append`.
-            OutOfPagesError: the pool has too few for all; nothing was appended.
+            ValueError: an array mask, dense requests, or all slots are idle; else as `append`.
+            OutOfPagesError: too few free pages for the batch; nothing was appended.
         """
         check_paged_mask(mask)
         self._check_new(key, value)
         live = self._paged()
         if not live or any(isinstance(slot, _DenseSlot) for slot in self._slots):
-            raise ValueError("BatchingKvCache: there are no paged requests; use update_and_fetch.")
+            raise ValueError("BatchingKvCache: no slot is paged; use update_and_fetch.")
         pool = live[0].pool
         pool.check_tokens(key, value)
         # [task 3.2.1 batch]
@@ -246,9 +251,9 @@ class BatchingKvCache(TinyKvCache):
         # [/task 3.2.1 batch]
 
     def next_offsets(self, L: int) -> list[int] | None:
-        """Where the next L tokens of each slot go, −1 for an idle one.
+        """Returns the offset for each slot's next L tokens, −1 for an idle slot.
 
-        None if room must be made for them, or requests are paged.
+        None if the buffer must grow, or if requests are paged.
         """
         if self._keys is None or self._paged():
             return None
@@ -256,7 +261,7 @@ class BatchingKvCache(TinyKvCache):
         return offsets if max(offsets) + L <= self._keys.shape[2] else None
 
     def commit_append(self, keys: mx.array, values: mx.array, L: int) -> None:
-        """Takes the buffers back after L tokens were written where `next_offsets` said."""
+        """Stores the buffers after L tokens were written at `next_offsets`."""
         self._keys, self._values = keys, values
         for slot in self._slots:
             if slot is not None:
@@ -269,15 +274,15 @@ class BatchingKvCache(TinyKvCache):
         return arrays + [array for cache in self._paged()[:1] for array in cache.state]
 
     def rewind(self, n: int) -> None:
-        """Forgets the newest `n` tokens of every live slot.
+        """Drops the newest `n` tokens of every active slot.
 
         Raises:
-            ValueError: a slot has fewer.
+            ValueError: a slot has fewer than `n` tokens.
         """
         for slot, length in enumerate(self.lengths):
             if length is not None and not 0 <= n <= length:
                 raise ValueError(
-                    f"BatchingKvCache: cannot forget {n} of slot {slot}'s {length} tokens."
+                    f"BatchingKvCache: cannot rewind {n} of slot {slot}'s {length} tokens."
                 )
         # [task 2.6.2 rewind]
         for request in self._slots:
@@ -288,7 +293,7 @@ class BatchingKvCache(TinyKvCache):
         # [/task 2.6.2 rewind]
 
     def release(self) -> None:
-        """Makes every slot idle and gives up the memory."""
+        """Frees every slot and releases the memory."""
         for cache in self._paged():
             cache.release()
         self._slots = [None] * self.max_active_requests
@@ -296,9 +301,9 @@ class BatchingKvCache(TinyKvCache):
         self._values = None
 
     def paged_requests(self, L: int) -> list[TinyKvPagedCache | None]:
-        """The paged request of each slot, None for an idle one, if all may have L more tokens.
+        """Returns each slot's paged cache, None for an idle slot.
 
-        An empty list if one may not, or requests are dense.
+        Empty if a request is dense or has no room for L more tokens.
         """
         requests: list[TinyKvPagedCache | None] = []
         for slot in self._slots:
@@ -313,18 +318,17 @@ class BatchingKvCache(TinyKvCache):
     def _write(
         self, key: mx.array, value: mx.array, offsets: list[int], overwrite: bool = False
     ) -> tuple[mx.array, mx.array]:
-        """Puts each slot's new tokens where `offsets` says, and makes room for them before.
+        """Writes each slot's new tokens at `offsets`, growing the buffers if needed.
 
         Args:
-            key: B×H×L×D, one row a slot.
+            key: B×H×L×D, one row per slot.
             value: B×H×L×D.
-            offsets: the place of each slot's first new token; −1 leaves the slot as it is.
-            overwrite: as `cache_write` has it: the buffers are written in place even if a GPU's
-                commands that were sent before still read them. `add_request` needs it, so as not to
-                copy all slots for one; `append` does without.
+            offsets: position of each slot's first new token; −1 skips the slot.
+            overwrite: as in `cache_write`: writes in place even if GPU commands in flight still
+                read the buffers. Set by `add_request` to avoid copying all slots for one.
 
         Returns:
-            The buffers of keys and of values, which are also kept.
+            The stored key and value buffers.
         """
         # [task 2.6.2 write]
         tokens = max(offsets) + key.shape[2]
@@ -338,37 +342,37 @@ class BatchingKvCache(TinyKvCache):
     def _check_slot(self, slot: int) -> None:
         if not 0 <= slot < self.max_active_requests:
             raise ValueError(
-                f"BatchingKvCache: there is no slot {slot}; slots are 0 … "
-                f"{self.max_active_requests - 1}."
+                f"BatchingKvCache: slot must be from 0 to {self.max_active_requests - 1}, got "
+                f"{slot}."
             )
 
     def _check_kind(self, cache: TinyKvFullCache | TinyKvPagedCache) -> None:
-        """All requests are dense, or all are in the pages of one pool."""
+        """Rejects a batch that mixes dense and paged requests, or pools."""
         pool = getattr(cache, "pool", None)
         for other in self._slots:
             if other is not None and getattr(other, "pool", None) is not pool:
                 raise ValueError(
-                    "BatchingKvCache: the requests of a batch are either all dense or all in the "
+                    "BatchingKvCache: the requests of a batch must be all dense or all in the "
                     "pages of one pool."
                 )
             if other is cache:
-                raise ValueError("BatchingKvCache: this cache has a slot already.")
+                raise ValueError("BatchingKvCache: the cache already has a slot.")
 
     def _check_new(self, key: mx.array, value: mx.array) -> None:
-        """New tokens: one row a slot, and no request beyond what a slot may have."""
+        """Rejects new tokens with a wrong shape or beyond `max_seq_len`."""
         B, _, L, _ = key.shape
         if self.max_active_requests != B:
             raise ValueError(
-                f"BatchingKvCache: {B} rows were given for {self.max_active_requests} slots."
+                f"BatchingKvCache: expected {self.max_active_requests} rows, one per slot, got {B}."
             )
         if key.shape != value.shape:
             raise ValueError(
-                f"BatchingKvCache: key has shape {key.shape} and value {value.shape}; they must be "
-                "the same."
+                "BatchingKvCache: key and value must have the same shape, got "
+                f"{key.shape} and {value.shape}."
             )
         for slot, length in enumerate(self.lengths):
             if length is not None and length + L > self.max_seq_len:
                 raise ValueError(
-                    f"BatchingKvCache: slot {slot} has {length} tokens; {L} more are beyond "
-                    f"{self.max_seq_len}."
+                    f"BatchingKvCache: slot {slot} has {length} tokens; {L} more exceed "
+                    f"max_seq_len {self.max_seq_len}."
                 )

@@ -1,8 +1,8 @@
-"""The KV cache: keys and values of the past are kept, so that a step computes only what is new.
+"""KV cache interface, and Week 2's contiguous cache.
 
-A cache belongs to one layer of one request. A model of 28 layers has 28 of them for a request, and
-a token costs 2 · layers · H · D numbers: 115 KB in bfloat16 for Qwen3-0.6B. Here is what all caches
-have in common, and the one of Week 2: a request's tokens in one piece of memory.
+A cache stores the keys and values of one layer of one request, so that a step computes only new
+tokens. A model with 28 layers has 28 caches per request, and a token takes 2 · layers · H · D
+numbers: 115 KB in bfloat16 for Qwen3-0.6B.
 """
 
 from abc import ABC, abstractmethod
@@ -12,15 +12,15 @@ import mlx.core as mx
 from .. import kernels
 from ..attention import Mask
 
-# Room is made in steps of at least this many tokens, and by half of what there is: appending one
-# token at a time then copies each token a bounded number of times, whatever the length. The first
-# step is smaller: 256 tokens of Qwen3-0.6B are 29 MB, and many answers are short.
+# Buffers grow by half of their capacity and at least GROWTH_TOKENS, so that appending one token at
+# a time copies each token a bounded number of times at any length. The initial capacity is smaller:
+# 256 tokens of Qwen3-0.6B take 29 MB, and many outputs are short.
 INITIAL_TOKENS = 64
 GROWTH_TOKENS = 256
 
 
 class TinyKvCache(ABC):
-    """What attention asks of a cache."""
+    """Interface between attention and a KV cache."""
 
     @abstractmethod
     def update_and_fetch(
@@ -30,61 +30,61 @@ class TinyKvCache(ABC):
         mask_length: int | None = None,
         mask: Mask = None,
     ) -> tuple[mx.array, mx.array, int | None, Mask]:
-        """Appends new keys and values and returns all there are.
+        """Appends new keys and values and returns the cache's contents.
 
         Args:
-            key: B×H×L×D, the new tokens'.
+            key: B×H×L×D, keys of the new tokens.
             value: B×H×L×D.
-            mask_length: how many queries attend, for caches that make a mask; L if None.
-            mask: what the caller would mask with.
+            mask_length: number of queries, for caches that build a mask; L if None.
+            mask: the caller's mask.
 
         Returns:
-            (keys B×H×S×D, values B×H×S×D, S, mask): everything to attend to, and with which mask.
+            (keys B×H×S×D, values B×H×S×D, S, mask): all keys and values, and the mask to use.
         """
 
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
-        """Appends new keys and values and returns the buffers they are in: for flash attention.
+        """Appends new keys and values and returns the underlying buffers, for flash attention.
 
-        Nothing but the new tokens is written, and nothing that is there is copied. A cache that has
-        no such buffers need not define it: what `update_and_fetch` returns will do.
+        Writes the new tokens without copying the old ones. The default, for caches without
+        buffers, returns the arrays from `update_and_fetch`.
 
         Args:
-            key: B×H×L×D, the new tokens'.
+            key: B×H×L×D, keys of the new tokens.
             value: B×H×L×D.
 
         Returns:
-            (keys B×H×C×D, values B×H×C×D, context_lens): of a sequence's C places the first
-            context_lens[b] hold its tokens, and the rest means nothing.
+            (keys B×H×C×D, values B×H×C×D, context_lens): sequence b occupies the first
+            context_lens[b] of C positions; the rest is undefined.
         """
         keys, values, *_ = self.update_and_fetch(key, value, key.shape[2], "causal")
         return keys, values, [keys.shape[2]] * keys.shape[0]
 
     @property
     def state(self) -> list[mx.array]:
-        """The arrays that its tokens are in: evaluating them computes all that was appended.
+        """Arrays to evaluate to materialize all appended tokens.
 
-        None, if a cache does not say: what was appended is then computed when it is needed.
+        Empty by default: tokens are then evaluated on first use.
         """
         return []
 
     @abstractmethod
     def rewind(self, n: int) -> None:
-        """Forgets the newest `n` tokens.
+        """Drops the newest `n` tokens.
 
         Raises:
-            ValueError: there are fewer.
+            ValueError: the cache has fewer than `n` tokens.
         """
 
     @abstractmethod
     def release(self) -> None:
-        """Gives up the memory; the cache is empty afterwards."""
+        """Releases the memory and empties the cache."""
 
 
 class TinyKvFullCache(TinyKvCache):
-    """One request's keys and values in one buffer that grows in steps.
+    """A contiguous cache with a buffer that grows in steps.
 
     Attributes:
-        offset: how many tokens it holds; the next token's position.
+        offset: number of cached tokens, which is the next token's position.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class TinyKvFullCache(TinyKvCache):
 
     @property
     def key_values(self) -> tuple[mx.array, mx.array] | None:
-        """The keys and values held, each B×H×offset×D; None while there are none."""
+        """Cached keys and values, each B×H×offset×D; None if empty."""
         if self._keys is None or self._values is None:
             return None
         return self._keys[:, :, : self.offset], self._values[:, :, : self.offset]
@@ -106,10 +106,10 @@ class TinyKvFullCache(TinyKvCache):
         mask_length: int | None = None,
         mask: Mask = None,
     ) -> tuple[mx.array, mx.array, int | None, Mask]:
-        """See `TinyKvCache`. The mask is passed through.
+        """See `TinyKvCache`. Returns the mask unchanged.
 
         Raises:
-            ValueError: key and value, or new and old, do not have the same shape but for L.
+            ValueError: the shapes of key and value differ, or do not match the cached ones.
         """
         # [task 2.1.1 fetch]
         keys, values, (S, *_) = self.append(key, value)
@@ -120,8 +120,8 @@ class TinyKvFullCache(TinyKvCache):
         """See `TinyKvCache`. Errors as `update_and_fetch`."""
         if key.shape != value.shape:
             raise ValueError(
-                f"TinyKvFullCache: key has shape {key.shape} and value {value.shape}; they must be "
-                "the same."
+                "TinyKvFullCache: key and value must have the same shape, got "
+                f"{key.shape} and {value.shape}."
             )
         # [task 2.1.1 append]
         B, _, L, _ = key.shape
@@ -135,13 +135,13 @@ class TinyKvFullCache(TinyKvCache):
         # [/task 2.1.1 append]
 
     def next_offsets(self, L: int) -> list[int] | None:
-        """Where the next L tokens of each sequence go; None if room must be made for them."""
+        """Returns the offset for each sequence's next L tokens; None if the buffer must grow."""
         if self._keys is None or self.offset + L > self._keys.shape[2]:
             return None
         return [self.offset] * self._keys.shape[0]
 
     def commit_append(self, keys: mx.array, values: mx.array, L: int) -> None:
-        """Takes the buffers back after L tokens were written where `next_offsets` said."""
+        """Stores the buffers after L tokens were written at `next_offsets`."""
         self._keys, self._values = keys, values
         self.offset += L
 
@@ -151,9 +151,9 @@ class TinyKvFullCache(TinyKvCache):
         return [x for x in (self._keys, self._values) if x is not None]
 
     def rewind(self, n: int) -> None:
-        """See `TinyKvCache`. The buffer stays; the next tokens overwrite what was forgotten."""
+        """See `TinyKvCache`. Keeps the buffer; new tokens overwrite the dropped ones."""
         if not 0 <= n <= self.offset:
-            raise ValueError(f"TinyKvFullCache: cannot forget {n} of {self.offset} tokens.")
+            raise ValueError(f"TinyKvFullCache: cannot rewind {n} of {self.offset} tokens.")
         # [task 2.1.1 rewind]
         self.offset -= n
         # [/task 2.1.1 rewind]
@@ -170,25 +170,25 @@ class TinyKvFullCache(TinyKvCache):
 def grow_buffer(
     buffer: mx.array | None, new: mx.array, tokens: int, max_capacity: int | None = None
 ) -> mx.array:
-    """A buffer B×H×capacity×D with room for `tokens`: the same one, or a larger copy.
+    """Returns a buffer B×H×capacity×D with room for `tokens`: the same one, or a larger copy.
 
     Args:
-        buffer: what there is, or None.
+        buffer: current buffer, or None.
         new: B×H×L×D, the new tokens.
-        tokens: how many a sequence will have.
-        max_capacity: no more will ever be needed; None if there is no bound.
+        tokens: required tokens per sequence.
+        max_capacity: upper bound of the capacity; None if unbounded.
     """
     B, H, _, D = new.shape
     capacity = 0 if buffer is None else buffer.shape[2]
     if buffer is not None and (buffer.shape[0], buffer.shape[1], buffer.shape[3]) != (B, H, D):
         raise ValueError(
-            f"KV cache: new keys or values have shape {new.shape}, the cache holds "
-            f"{buffer.shape}; only the third dimension may differ."
+            f"KV cache: new keys or values must match the cached shape {buffer.shape} except in "
+            f"the third dimension, got {new.shape}."
         )
     if tokens < 1:
         raise ValueError(
-            f"KV cache: new keys or values have shape {new.shape}, for {tokens} tokens in all; an "
-            "empty cache, or one without a request, has nothing to return."
+            "KV cache: the cache must hold at least 1 token after appending, got "
+            f"{tokens} from new keys or values of shape {new.shape}."
         )
     # [task 2.1.1 room]
     if buffer is not None and tokens <= capacity:

@@ -1,8 +1,7 @@
-"""The plans of a step over a request's own caches, dense or paged.
+"""Step plans for dense and paged per-request caches.
 
-A plan is made if every layer's cache has room, and all layers hold the same numbers of tokens. If
-not, there is none, and the layers ask their caches one by one: that is how room is made, and how
-what is wrong is refused.
+A step can be planned if every layer's cache has room and all layers have the same lengths.
+Otherwise each layer updates its cache itself, which grows buffers and reports errors.
 """
 
 from collections.abc import Sequence
@@ -17,17 +16,19 @@ from .page_pool import TinyKvPagedPool
 from .paged import TinyKvPagedCache
 from .step_plan import AttentionMetadata, StepPlan
 
-LayerRequests = Sequence[TinyKvPagedCache | None]  # a layer's, one a row of the batch
+LayerRequests = Sequence[TinyKvPagedCache | None]  # one layer's caches, one per row of the batch
 
 
 def plan_dense(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
-    """The plan of L more tokens for each of B sequences in dense caches.
+    """Plans L more tokens for each of B sequences in dense caches.
 
     Args:
-        caches: one for each layer.
+        caches: one cache per layer.
+        B: number of sequences.
+        L: new tokens per sequence.
 
     Returns:
-        None if they are not dense, must make room first, or differ in their lengths.
+        The plan; None if a cache is not dense or must grow, or if layers differ in length.
     """
     if not all(isinstance(cache, TinyKvFullCache | BatchingKvCache) for cache in caches):
         return None
@@ -49,17 +50,19 @@ def plan_dense(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
 
 
 def plan_paged(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
-    """The plan of L more tokens for each of B sequences in the pages of one pool.
+    """Plans L more tokens for each of B sequences in the pages of one pool.
 
     Args:
-        caches: one for each layer.
+        caches: one cache per layer.
+        B: number of sequences.
+        L: new tokens per sequence.
 
     Returns:
-        None if they are not paged, differ in their lengths, or nothing was written to their pool
-        yet.
+        The plan; None if a cache is not paged, layers differ in length, or the pool was never
+        written.
 
     Raises:
-        OutOfPagesError: the pool has too few; nothing was changed.
+        OutOfPagesError: too few free pages; nothing was changed.
     """
     layers = [_requests(cache, L) for cache in caches]
     pools = {request.pool for layer in layers for request in layer if request is not None}
@@ -71,14 +74,14 @@ def plan_paged(caches: Sequence[Any], B: int, L: int) -> StepPlan | None:
 
 
 def _requests(cache: Any, L: int) -> LayerRequests:
-    """A row's request or None, for each row of the batch; no rows if L more may not join them."""
+    """Returns each row's paged cache or None; empty if not paged or without room for L tokens."""
     if isinstance(cache, BatchingKvCache):
         return cache.paged_requests(L)
     return [cache] if isinstance(cache, TinyKvPagedCache) else []
 
 
 def _plan_pool(pool: TinyKvPagedPool, layers: Sequence[LayerRequests], L: int) -> StepPlan:
-    """`plan_paged`, for layers that have pages of their own in the pool's two arrays."""
+    """Reserves pages for all layers, which share the pool's two arrays, and builds the plan."""
     reserved: list[TinyKvPagedCache] = []
 
     def rollback() -> None:
@@ -106,7 +109,7 @@ def _plan_pool(pool: TinyKvPagedPool, layers: Sequence[LayerRequests], L: int) -
     width = max(len(pages) for layer in page_ids for pages in layer)
     block_tables = [[pages + [-1] * (width - len(pages)) for pages in layer] for layer in page_ids]
     context_lens = [0 if row is None else row.offset for row in layers[0]]
-    # layers×B×L, B and layers×B×width: in one array each, for each would be an input of the node.
+    # layers×B×L, B and layers×B×width: one array each, because every array is a node input.
     attention_metadata = AttentionMetadata(
         *(mx.array(x, mx.int32) for x in (slots, context_lens, block_tables))
     )
