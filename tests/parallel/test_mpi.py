@@ -158,7 +158,7 @@ def test_ranks_of_mpirun_answer_and_end():
     refused = mpirun(*ask, "--max-tokens", "-1")
     _, errors = refused.communicate(timeout=100)
     assert refused.returncode == 2
-    assert "--max-tokens is -1; it must be at least 1." in errors
+    assert "--max-tokens: must be at least 1, got -1" in errors
 
 
 @needs_mpi

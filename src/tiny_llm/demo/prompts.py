@@ -1,4 +1,4 @@
-"""The prompts that show the demo model: one for `main`, sixteen for `batch-main`.
+"""The prompts that show the demo model: one for `main`, sixteen for `batch`.
 
 Eight of the sixteen begin with the same paragraph, so a prefix cache has something to share. The
 demo model answers all of them correctly, and so do larger models.
