@@ -1,1 +1,1 @@
-"""Measurements and what they need. Nothing in the package imports from here."""
+"""Benchmarks and their shared helpers. The package must not import them."""

@@ -1,10 +1,10 @@
-"""Two trees in turns: what a change of ours is worth, on a machine that others use as well.
+"""Interleaved A/B comparison of two checkouts, robust on a shared machine.
 
     python -m benchmark.ab_compare TREE --model FOLDER
 
-TREE is another checkout of tiny-llm with its extension built, a commit before the change say. Both
-run all the time, one of them stopped; every round measures a metric on both, who begins takes
-turns, and what counts is the median of the rounds' ratios: a slow minute is in both its numbers.
+TREE is another checkout of tiny-llm with its extension built, such as the parent commit. Both
+workers stay alive, one of them stopped. Every round measures a metric on both, in alternating
+order. The result is the median of the rounds' ratios, in which a slow minute cancels out.
 """
 
 import argparse
@@ -21,10 +21,10 @@ TIMED = [name for name, metric in METRICS.items() if metric.kind != "load"]
 
 
 def venv_python(tree: Path) -> str:
-    """The interpreter of a tree's virtual environment.
+    """Path of a tree's virtual environment interpreter.
 
     Raises:
-        SystemExit: it has none.
+        SystemExit: the tree has none.
     """
     python = tree / ".venv" / "bin" / "python"
     if not python.exists():
@@ -35,7 +35,7 @@ def venv_python(tree: Path) -> str:
 def run_interleaved(
     workers: dict[str, WorkerProcess], metric: Metric, rounds: int, limit_s: float
 ) -> dict[str, list[float]]:
-    """The seconds of each round, by name; a round that does not count comes first."""
+    """Seconds of each round by worker, after an uncounted warm-up round."""
     seconds: dict[str, list[float]] = {name: [] for name in workers}
     for number in range(rounds + 1):
         order = list(workers) if number % 2 == 0 else list(workers)[::-1]
@@ -66,7 +66,7 @@ def report(metric: Metric, seconds: dict[str, list[float]]) -> dict[str, float]:
 
 
 def run(args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Measures all metrics and prints a table: milliseconds of a prompt, or of a step."""
+    """Measures all metrics and prints a table in milliseconds per prompt or step."""
     other = args.tree.resolve()
     trees = {"other": (venv_python(other), other), "this": (sys.executable, ROOT)}
     workers: dict[str, WorkerProcess] = {}
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> dict[str, dict[str, float]]:
         for name, (python, tree) in trees.items():
             arguments = [str(args.model.resolve())]
             workers[name] = WorkerProcess(python, "tiny_llm_worker", arguments, root=tree)
-        print("| ms | other, median | least | this, median | least | this / other |")
+        print("| ms | other, median | minimum | this, median | minimum | this / other |")
         print("|---|---:|---:|---:|---:|---:|")
         for metric in (METRICS[name] for name in args.metrics):
             seconds = run_interleaved(workers, metric, args.rounds, args.limit)
@@ -89,24 +89,24 @@ def run(args: argparse.Namespace) -> dict[str, dict[str, float]]:
 def parse_ab_args(
     parser: argparse.ArgumentParser, chosen: list[str], rounds: int, limit_s: float
 ) -> argparse.Namespace:
-    """The command line of what takes turns: `parser` has all but --metrics, --rounds and --limit.
+    """Adds --metrics, --rounds and --limit to a parser and parses the command line.
 
     Args:
-        parser: is completed.
-        chosen, rounds, limit_s: what they are if they are not given.
+        parser: parser with the command's other arguments.
+        chosen, rounds, limit_s: defaults.
     """
     add = parser.add_argument
     add("--metrics", type=names(TIMED), default=chosen, metavar="NAME,…", help=", ".join(TIMED))
     add("--rounds", type=int, default=rounds)
-    add("--limit", type=float, default=limit_s, help="seconds that a measurement may take")
+    add("--limit", type=float, default=limit_s, help="timeout per measurement, in seconds")
     args = parser.parse_args()
     if args.rounds < 1:
-        parser.error(f"--rounds is {args.rounds}; it must be at least 1.")
+        parser.error(f"--rounds must be at least 1, got {args.rounds}.")
     return args
 
 
 def main() -> int:
-    """Prints a table and ends in one JSON line."""
+    """Runs the command; the last line of output is JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""How the tokens that another system predicts compare with ours."""
+"""Agreement between another system's predicted tokens and ours."""
 
 from dataclasses import astuple, dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Agreement:
-    """Predictions compared: how many tokens, how many equal, how many ties; and whole answers."""
+    """Counts of compared tokens, equal tokens, ties, answers and equal answers."""
 
     tokens: int = 0
     equal: int = 0
@@ -27,20 +27,20 @@ class Agreement:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all predictions agree but for ties."""
+        """Whether all predictions agree, ties included."""
         return self.equal + self.ties == self.tokens
 
 
 def agreement(
     logits: np.ndarray, predicted: list[int], tie: np.ndarray, answer: slice = slice(None)
 ) -> Agreement:
-    """Compares the tokens that were predicted with our most likely ones.
+    """Compares predicted tokens with our most likely ones.
 
     Args:
-        logits: ours, L×V.
+        logits: our logits, L×V.
         predicted: L tokens.
-        tie: how far the logit of a token may be below the largest to count as a tie, L numbers.
-        answer: which of the L are an answer.
+        tie: largest distance below the maximum logit that counts as a tie, L numbers.
+        answer: slice of L that is the answer.
     """
     ours = logits.argmax(-1)
     theirs = np.array(predicted)

@@ -1,10 +1,10 @@
-"""Many requests: decoding speed by batch size, and continuous batching from end to end.
+"""Decoding speed by batch size, and continuous batching end to end.
 
     python -m benchmark.batch --model FOLDER [--flash | --no-flash]
 
-First the decoding step alone, for requests that all have a past of 128 tokens. Then a queue of
-prompts through `BatchGeneration`, which prefills them in chunks while others decode: what a user
-of `batch_generate` gets.
+First measures decoding steps of requests with a context of 128 tokens. Then runs a queue of prompts
+through `BatchGeneration`, which interleaves chunked prefill with decoding, as `batch_generate`
+does.
 """
 
 import argparse
@@ -35,27 +35,27 @@ NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 16, 128, 32
 
 
 class NullTokenizer:
-    """Stands in for a tokenizer: ids are the text, and no token ends an answer."""
+    """Tokenizer stub without text and EOS tokens."""
 
     eos_token_ids: frozenset[int] = frozenset()
     text = ""
 
     @property
     def detokenizer(self) -> "NullTokenizer":
-        """One object serves as both."""
+        """The object itself."""
         return self
 
     def add_token(self, token: int) -> None:
-        """Nothing to assemble."""
+        """No-op."""
 
     def finalize(self) -> None:
-        """Nothing was held back."""
+        """No-op."""
 
 
 def decode_row(
     model: Week2, batch: int, args: argparse.Namespace, costs: ModelCosts, machine: Machine | None
 ) -> dict[str, Any]:
-    """Tokens per second of one batch size; prints them."""
+    """Measures and prints tokens per second at one batch size."""
     sequences = model.sequences(batch, CONTEXT, room=args.steps + 2)
     times = Times.of(
         step_seconds(lambda: model.step(sequences), args.steps, limit_s=DECODE_SECONDS, warm_up=2)
@@ -72,7 +72,7 @@ def decode_row(
 
 
 def end_to_end(model: Week2, batch_size: int, prefill_step: int) -> dict[str, Any]:
-    """Serves the queue once; prompt and answer tokens per second of the whole run."""
+    """Runs the queue once; returns prompt and output tokens per second."""
     prompts = [token_ids(PROMPT_TOKENS, model.model.vocab_size) for _ in range(NUM_PROMPTS)]
     start = time.perf_counter()
     batch = BatchGeneration(
@@ -122,17 +122,21 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Prints a table and ends in one JSON line."""
+    """Runs the command; the last line of output is JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    add("--model", default="demo", help="a folder or a name; demo if not given")
-    add("--flash", action=argparse.BooleanOptionalAction, help="the default")
-    add("--device", choices=("cpu", "gpu"), help="MLX's own choice if not given")
+    add("--model", default="demo", help="name or folder (demo)")
+    add(
+        "--flash",
+        action=argparse.BooleanOptionalAction,
+        help="attention through the flash kernel (default)",
+    )
+    add("--device", choices=("cpu", "gpu"), help="default: MLX's choice")
     add("--steps", type=int, default=24, help="tokens to decode")
-    add("--max-batch", type=int, default=BATCH_SIZES[-1], help="leaves out larger batches")
-    add("--prefill-step", type=int, default=128, help="tokens of a chunk, from end to end")
+    add("--max-batch", type=int, default=BATCH_SIZES[-1], help="largest batch size")
+    add("--prefill-step", type=int, default=128, help="chunk size of the end-to-end run")
     try:
         print(json.dumps(run(parser.parse_args())))
     except UserError as error:

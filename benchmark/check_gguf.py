@@ -1,11 +1,12 @@
-"""Whether llama.cpp, on the file that we write for it, predicts what we predict.
+"""Checks that llama.cpp predicts our tokens on the GGUF file we write.
 
     python -m benchmark.check_gguf --llama-python PYTHON
 
-A comparison of speed is worth nothing if one side computes something else. The demo model answers
-its prompts; llama.cpp then names the most likely token after each token of prompt and answer. On
-the float32 file both have the same weights, so all but ties must agree: our logits are bfloat16,
-which cannot tell 20 from 20.1. Q4_0 rounds the weights a second time, which changes some.
+A speed comparison is meaningless if the systems compute different models. The demo model answers
+its prompts; llama.cpp then predicts the most likely token after each token of prompt and answer.
+With the float32 file the weights are identical, so all tokens but ties must agree: our logits are
+bfloat16, which cannot distinguish 20 from 20.1. Q4_0 quantizes the weights a second time, which
+changes some.
 """
 
 import argparse
@@ -39,18 +40,18 @@ QUESTIONS = (
 MAX_TOKENS = 96
 
 
-# Logits this close, relative to the largest, are a tie: two units in the last place of bfloat16.
+# Relative distance of a tie from the largest logit: two units in the last place of bfloat16.
 TIE = 2.0**-7
 
 
 @dataclass(frozen=True)
 class Text:
-    """A question and our greedy answer to it.
+    """A question and our greedy answer.
 
     Attributes:
-        ids: its tokens.
-        prompt_tokens: how many of them are the question.
-        logits: ours after each token, L×V.
+        ids: token ids of both.
+        prompt_tokens: length of the question.
+        logits: our logits after each token, L×V.
     """
 
     ids: list[int]
@@ -58,7 +59,7 @@ class Text:
     logits: np.ndarray
 
     def agreement(self, predicted: list[int]) -> Agreement:
-        """How the token predicted after each of `ids` compares with our most likely one."""
+        """Compares the token predicted after each of `ids` with our most likely one."""
         tie = TIE * np.abs(self.logits.max(-1))
         return agreement(self.logits, predicted, tie, slice(self.prompt_tokens - 1, -1))
 
@@ -85,7 +86,7 @@ def demo_texts() -> list[Text]:
 
 
 def compare(python: str, file: Path, texts: list[Text]) -> Agreement:
-    """Asks llama.cpp for its predictions of all texts."""
+    """Compares llama.cpp's predictions of all texts with ours."""
     arguments = [str(file), "--threads", str(usable_threads())]
     worker = WorkerProcess(python, "llama_cpp_worker", arguments)
     total = Agreement()
@@ -97,11 +98,13 @@ def compare(python: str, file: Path, texts: list[Text]) -> Agreement:
 
 
 def main() -> int:
-    """Prints how many predictions agree, for each type of file; ends in one JSON line."""
+    """Prints the agreement for each file type; the last line of output is JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--llama-python", default=sys.executable, help="has llama-cpp-python")
+    parser.add_argument(
+        "--llama-python", default=sys.executable, help="interpreter with llama-cpp-python"
+    )
     args = parser.parse_args()
     texts = demo_texts()
     result: dict[str, Agreement] = {}

@@ -1,19 +1,19 @@
-"""Whether OpenVINO and ONNX Runtime, in 4 bits, compute the model that we compute.
+"""Checks that OpenVINO and ONNX Runtime compute our model in 4 bits.
 
     python -m benchmark.check_peers --openvino-python PYTHON --onnx-python PYTHON
 
-A comparison of speed is worth nothing if one side computes something else. A small random model is
-written whose matrices are 4-bit integers times a power of two, so their exporters lose nothing.
-Each system answers prompts greedily, through prefill and decoding. We compute the logits of the
-same tokens in float32: each token must be our most likely one, or a tie with it.
+A speed comparison is meaningless if the systems compute different models. The checkpoint is a small
+random model whose matrices are 4-bit integers times a power of two, which the exporters preserve
+exactly. Each system answers prompts greedily, through prefill and decoding. We compute the logits
+of the same tokens in float32: each token must be our most likely one or a tie.
 
-What a tie is depends on the arithmetic. `--exact` workers compute in float32 as we do, but add in
-another order. The logits may then differ by some of float32's roundings: a thousandth of their
-spread (standard deviation) is allowed. The settings that are measured round the inputs of a product
-to 8 bits. With one scale for a row, a number is off by up to 1/254 of the row's largest, which is
-about 1 % of the row's spread. Nine products follow one another, four in each of two layers and the
-head, and independent errors of 1 % add up to √9 · 1 % = 3 % of the spread of the logits. Four times
-that, an eighth, is allowed.
+The tie threshold depends on the arithmetic. `--exact` workers compute in float32, but accumulate in
+another order, so the logits may differ by float32 rounding: a thousandth of their standard
+deviation is allowed. The benchmarked settings round matmul inputs to 8 bits. With one scale per
+row, the error of an element is up to 1/254 of the row's maximum, about 1 % of the row's standard
+deviation. Nine matmuls follow one another, four in each of two layers plus the head, and
+independent errors of 1 % add up to √9 · 1 % = 3 % of the standard deviation of the logits. The
+threshold is four times that, an eighth.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from .systems.client import WorkerError, WorkerProcess, export_once
 
 WORKERS = {"openvino": "openvino_worker", "onnxruntime": "onnxruntime_worker"}
 GROUP_SIZE = 128
-# By whether a worker is exact: how far behind a tie may be, in standard deviations of the logits.
+# Tie threshold in standard deviations of the logits, by whether the worker is exact.
 TIES = {True: 2.0**-10, False: 2.0**-3}
 PROMPT_LENGTHS = (1, 7, 33, 100)
 NEW_TOKENS = 48
@@ -42,10 +42,10 @@ VOCAB_SIZE = 8192
 
 
 def exact_matrix(shape: tuple[int, ...]) -> mx.array:
-    """A random matrix O×I that symmetric 4-bit integers in groups of 128 hold exactly.
+    """Draws an O×I matrix exactly representable in symmetric 4-bit groups of 128.
 
-    Its numbers are q · s. s is a power of two, and q is from −8 to 7. Each group has a −8, from
-    which a quantizer finds s again. The variance is 1/I up to a factor of two.
+    Elements are q · s, with s a power of two and q in −8 … 7. Each group contains a −8, from which
+    a quantizer recovers s. The variance is 1/I up to a factor of two.
     """
     O, I = shape
     groups = (O, I // GROUP_SIZE, GROUP_SIZE)
@@ -56,16 +56,16 @@ def exact_matrix(shape: tuple[int, ...]) -> mx.array:
 
 
 def write_exact_checkpoint(folder: Path) -> None:
-    """A plain Hugging Face folder of two layers whose matrices are `exact_matrix`."""
+    """Writes an unquantized Hugging Face folder: two layers with `exact_matrix` weights."""
     config = qwen3_config(256, 2, 512, 4, 2, True, head_dim=64, vocab_size=VOCAB_SIZE)
     write_checkpoint(folder, config, matrix=exact_matrix)
 
 
 class Reference:
-    """Our logits in float32.
+    """Our float32 logits.
 
     Args:
-        folder: from `write_exact_checkpoint`.
+        folder: output of `write_exact_checkpoint`.
     """
 
     def __init__(self, folder: Path):
@@ -74,41 +74,41 @@ class Reference:
         self._model = Qwen3ModelWeek2(mlx_model)
 
     def agreement(self, prompt: list[int], reply: dict[str, list[int]], tie: float) -> Agreement:
-        """How a system's answer compares.
+        """Compares a system's answer with our logits.
 
         Args:
-            prompt: the tokens that it was given.
-            reply: `tokens`, its answer, and `never`, tokens that it never chooses.
+            prompt: the system's input tokens.
+            reply: `tokens`, its answer, and `never`, tokens it cannot choose.
             tie: see `TIES`.
         """
         tokens = reply["tokens"]
         assert len(tokens) == NEW_TOKENS, "an answer has as many tokens as were asked for"
         cache = self._model.create_kv_cache()
         logits = np.array(self._model(mx.array([prompt + tokens]), 0, cache)[0])
-        logits = logits[len(prompt) - 1 : -1]  # those that chose the answer's tokens
+        logits = logits[len(prompt) - 1 : -1]  # logits that predict the answer
         allowed = tie * logits.std(-1)
         logits[:, reply["never"]] = -np.inf
         return agreement(logits, tokens, allowed)
 
 
 def prompts() -> list[list[int]]:
-    """Random token ids."""
+    """Draws random prompts."""
     rng = np.random.default_rng(0)
     return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in PROMPT_LENGTHS]
 
 
 def check(system: str, python: str, exact: bool, work: Path, plain: Path) -> Agreement:
-    """Exports the model, has a system answer, and compares.
+    """Exports the model, generates an answer with a system, and compares it with ours.
 
     Args:
         system: a key of `WORKERS`.
-        python: an interpreter that has it.
+        python: an interpreter with the system.
         exact: whether activations stay float32.
-        work: a folder for the export.
-        plain: from `write_exact_checkpoint`.
+        work: folder of the export.
+        plain: output of `write_exact_checkpoint`.
 
     Raises:
-        WorkerError: the system did not answer.
+        WorkerError: the system failed.
     """
     folder = work / f"{system}{'-exact' if exact else ''}"
     export_once(python, WORKERS[system], plain, folder, exact)
@@ -127,12 +127,12 @@ def check(system: str, python: str, exact: bool, work: Path, plain: Path) -> Agr
 
 
 def main() -> int:
-    """Prints how many predictions agree, for each system and setting; ends in one JSON line."""
+    """Prints the agreement per system and setting; the last line of output is JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--openvino-python", help="interpreter that has openvino-genai")
-    parser.add_argument("--onnx-python", help="interpreter that has onnxruntime-genai")
+    parser.add_argument("--openvino-python", help="interpreter with openvino-genai")
+    parser.add_argument("--onnx-python", help="interpreter with onnxruntime-genai")
     args = parser.parse_args()
     pythons = {"openvino": args.openvino_python, "onnxruntime": args.onnx_python}
     if not any(pythons.values()):

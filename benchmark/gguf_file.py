@@ -1,10 +1,10 @@
-"""Writes a checkpoint's weights as a GGUF file, for llama.cpp.
+"""Writes a checkpoint's weights as a GGUF file for llama.cpp.
 
     python -m benchmark.gguf_file FOLDER FILE.gguf --type q4_0
 
-Weights that MLX quantized are made plain first, and quantized anew: Q4_0 has a scale for 32 weights
-and no bias, so it costs 4.5 bits a weight where MLX's groups of 128 cost 4.25. With `f32` nothing
-is lost. Without `with_vocabulary` the file has no tokenizer: most benchmarks speak token ids.
+MLX-quantized weights are dequantized and quantized again: Q4_0 has one scale per 32 weights and no
+bias, 4.5 bits per weight; MLX's groups of 128 take 4.25. `f32` is lossless. Without
+`with_vocabulary` the file has no tokenizer: most benchmarks use token ids.
 """
 
 import argparse
@@ -42,11 +42,11 @@ MODEL_NAMES = {
     "model.norm": "output_norm",
     "lm_head": "output",
 }
-ROUTER = "ffn_gate_inp.weight"  # llama.cpp multiplies it in float32
+ROUTER = "ffn_gate_inp.weight"  # float32 in llama.cpp
 
 
 def gguf_name(name: str) -> str:
-    """The name that llama.cpp gives a weight of a Qwen3 checkpoint."""
+    """llama.cpp's name of a Qwen3 checkpoint's weight."""
     stem = name.removesuffix(".weight")
     if stem in MODEL_NAMES:
         return f"{MODEL_NAMES[stem]}.weight"
@@ -78,7 +78,7 @@ def pack_q4_0(rows: np.ndarray) -> np.ndarray:
 
 
 def plain_weights(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """The names and float32 values of a checkpoint's weights, dequantized if need be."""
+    """Yields names and float32 values of a checkpoint's weights, dequantized if needed."""
     quantization = json.loads((folder / "config.json").read_text()).get("quantization")
     for file in sorted(folder.glob("*.safetensors")):
         tensors: Any = mx.load(str(file))
@@ -97,7 +97,7 @@ def plain_weights(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def add_vocabulary(writer: Any, folder: Path, vocab_size: int) -> None:
-    """Writes the tokens of a checkpoint whose `tokenizer.json` is a byte-level BPE, as Qwen3's."""
+    """Writes the vocabulary of a byte-level BPE `tokenizer.json`, such as Qwen3's."""
     import gguf
 
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
@@ -122,13 +122,13 @@ def add_vocabulary(writer: Any, folder: Path, vocab_size: int) -> None:
 
 
 def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bool = False) -> None:
-    """Writes the GGUF file of a checkpoint of Qwen3, or of Qwen3 with experts in every layer.
+    """Writes a Qwen3 checkpoint, dense or with experts in every layer, as a GGUF file.
 
     Args:
         folder: the checkpoint.
-        file: to write; it appears when it is complete.
-        kind: of the matrices, one of `TYPES`; norms are always float32.
-        with_vocabulary: whether it has the tokens' texts, which a server needs.
+        file: output; it appears once complete.
+        kind: type of the matrices, one of `TYPES`; norms are always float32.
+        with_vocabulary: whether to include the tokens' texts, which a server needs.
     """
     import gguf
 
@@ -171,7 +171,7 @@ def write_gguf(folder: Path, file: Path, kind: str = "q4_0", with_vocabulary: bo
 
 
 def main() -> int:
-    """Writes the file that the arguments describe."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,7 +1,7 @@
-"""Clients of an OpenAI server, as light as they can be: they share the machine with the server.
+"""Lightweight load generators for OpenAI servers on the same machine.
 
-They send a request, and read what has come, as much at a time as is there. Between two reads they
-look for two things: the first line that begins with `data:`, which is an event, and the last one.
+A client sends a request and reads all available bytes at a time. Between reads it searches only for
+two events: the first line that begins with `data:`, and the last one.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from tiny_llm import UserError
 from tiny_llm.cli.batching.workload import Workload
 
 LARGEST_READ = 2**16  # bytes
-LAST_EVENT = b"\ndata: [DONE]\n"  # in JSON, a line break is written in another way
-LAST_CHUNK = b"\r\n0\r\n\r\n"  # then the next answer may come
+LAST_EVENT = b"\ndata: [DONE]\n"  # JSON escapes line breaks
+LAST_CHUNK = b"\r\n0\r\n\r\n"  # end of a chunked response
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True)
 class StreamTimes:
-    """What a client saw of one answer, in seconds.
+    """Latency of one streamed response, in seconds.
 
     Attributes:
-        first: from sending the request to the first event.
-        total: to the end of the stream.
+        first: time to the first event.
+        total: time to the end of the stream.
     """
 
     first: float
@@ -38,12 +38,12 @@ class StreamTimes:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """All answers of a workload.
+    """Results of a workload.
 
     Attributes:
-        seconds: from the first request to the end of the last answer.
-        output_tokens: of all answers.
-        streams: one for each request.
+        seconds: time from the first request to the end of the last response.
+        output_tokens: total number of output tokens.
+        streams: latency of each request.
     """
 
     seconds: float
@@ -51,7 +51,7 @@ class LoadResult:
     streams: Sequence[StreamTimes]
 
     def figures(self) -> dict[str, float]:
-        """What is told of it."""
+        """Reported figures."""
         first = [one.first for one in self.streams]
         return {
             "output_tokens_per_s": self.output_tokens / self.seconds,
@@ -61,11 +61,11 @@ class LoadResult:
 
 
 class Client:
-    """A client that asks again on the connection that it has, as the official libraries do.
+    """Client with a persistent connection, as in the official libraries.
 
     Args:
-        url: of the server.
-        extra: fields of each request that only this server knows.
+        url: server.
+        extra: server-specific fields of each request.
     """
 
     def __init__(self, url: str, extra: dict[str, Any]):
@@ -77,7 +77,7 @@ class Client:
         """Sends a request to `/v1/completions` and reads its stream to the end.
 
         Raises:
-            UserError: the answer is an error, or ends too early.
+            UserError: an error response, or the stream ended early.
         """
         body = {"prompt": prompt, "max_tokens": length, "temperature": 0, "stream": True}
         content = json.dumps(body | {"ignore_eos": True, **self._extra}).encode()
@@ -97,10 +97,10 @@ class Client:
                 assert first is not None
                 return StreamTimes(first - started, now - started)
             tail = data[-len(LAST_EVENT) :]
-        raise UserError(f"{self._url} ended a stream before it was finished.")
+        raise UserError(f"{self._url} closed the stream before the end of the response.")
 
     async def _ask(self, request: bytes) -> tuple[asyncio.StreamReader, bytes]:
-        """Sends a request; returns where its answer comes from, and the first line of that."""
+        """Sends a request; returns the response's reader and its status line."""
         is_used = self._connection is not None
         if self._connection is None:
             self._connection = await _connect(self._url)
@@ -110,23 +110,23 @@ class Client:
             status = await reader.readline()
         except ConnectionError:
             status = b""
-        if is_used and not status:  # the server has closed it, which it may do at any time
+        if is_used and not status:  # the server closed the idle connection
             self.close()
             return await self._ask(request)
         return reader, status
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         if self._connection is not None:
             self._connection[1].close()
             self._connection = None
 
 
 async def get_seconds(url: str, path: str) -> float:
-    """How long a GET takes, on a connection of its own.
+    """Latency of a GET on a new connection.
 
     Raises:
-        OSError: no server answers.
+        OSError: the server is unreachable.
         UserError: the status is not 200.
     """
     started = time.perf_counter()
@@ -144,13 +144,13 @@ async def get_seconds(url: str, path: str) -> float:
 async def run_clients(
     url: str, workload: Workload, clients: int, extra: dict[str, Any]
 ) -> LoadResult:
-    """Answers to all prompts of a workload; each client sends its next one after an answer.
+    """Runs a workload with closed-loop clients: each sends its next prompt after a response.
 
     Args:
-        url: of the server.
-        workload: prompts as token ids, and how long the answers are.
-        clients: how many at a time.
-        extra: fields of each request that only this server knows.
+        url: server.
+        workload: prompts as token ids, and output lengths.
+        clients: number of concurrent clients.
+        extra: server-specific fields of each request.
     """
     waiting = list(zip(workload.prompts, workload.output_lens, strict=True))[::-1]
     streams: list[StreamTimes] = []
@@ -172,16 +172,16 @@ async def run_clients(
 async def run_arrivals(
     url: str, workload: Workload, arrivals: Sequence[float], extra: dict[str, Any]
 ) -> LoadResult:
-    """Answers to all prompts of a workload, each sent at its time, whatever has been answered.
+    """Runs a workload open-loop: each prompt is sent at its arrival time.
 
     Args:
-        url: of the server.
-        workload: prompts as token ids, and how long the answers are.
-        arrivals: for each prompt, seconds after the first.
-        extra: fields of each request that only this server knows.
+        url: server.
+        workload: prompts as token ids, and output lengths.
+        arrivals: arrival time of each prompt, in seconds after the first.
+        extra: server-specific fields of each request.
     """
     started = time.perf_counter()
-    free: list[Client] = []  # clients with a connection that nobody uses
+    free: list[Client] = []  # clients with an idle connection
 
     async def ask(prompt: Sequence[int], length: int, due: float) -> StreamTimes:
         await asyncio.sleep(started + due - time.perf_counter())
@@ -200,7 +200,7 @@ async def run_arrivals(
 
 
 async def health_under_load(url: str, workload: Workload, clients: int) -> list[float]:
-    """The seconds of `GET /health`, ten times a second, while clients stream."""
+    """Latencies of `GET /health`, ten times per second, while clients stream."""
     load = asyncio.ensure_future(run_clients(url, workload, clients, {}))
     seconds = []
     while not load.done():

@@ -1,15 +1,14 @@
-"""The server over HTTP: beside `LLM` in a process of its own, and beside llama.cpp's server.
+"""HTTP server benchmark, beside in-process `LLM` and llama.cpp's server.
 
     python -m benchmark.http_serving --model FOLDER
     python -m benchmark.http_serving --model FOLDER --llama-server BINARY --gguf FILE
 
-The systems take turns, round after round, on the same requests: prompts of token ids, answers of a
-length that was drawn for them. Each number of clients sends so many requests at a time. With
---request-rate, requests come at random times instead (exponential gaps, the same for all), whether
-or not the last ones are answered: a client of a server that waits for an answer sends its next
-request into a step that has begun, where a loop around `LLM` adds it before that step. The figures
-are those of the median round. With --llama-server, a GGUF file with the vocabulary is written to
---gguf if it is not there. The demo model measures the start and the memory.
+The systems run in turns, round after round, on the same requests: prompts of token ids, and fixed
+output lengths. By default clients are closed-loop, and each sends several requests. With
+--request-rate, requests arrive at random times (exponential gaps, the same for all systems): a
+closed-loop client's next request reaches the server during the next step, while a loop around `LLM`
+adds it before that step. The figures are the median round's. With --llama-server, a GGUF file with
+the vocabulary is written to --gguf if missing. Start and memory are measured on the demo model.
 """
 
 import argparse
@@ -35,24 +34,24 @@ from .roofline import usable_threads
 from .server_processes import llama_server, our_server
 
 DEMO = "demo"
-DEMO_VOCABULARY = 4000  # ids below it are those of texts
+DEMO_VOCABULARY = 4000  # ids that occur in texts
 LLAMA_FIELDS = {"cache_prompt": False}
 Runs = dict[str, Callable[[Workload, int], LoadResult]]
 
 
 class InProcess:
-    """`LLM` without HTTP, with the server's defaults, for clients that wait for each answer.
+    """`LLM` without HTTP, with the server's defaults, for closed-loop clients.
 
     Args:
-        model: a folder or a name.
-        max_num_seqs: answers that run together.
+        model: name or folder.
+        max_num_seqs: maximum running requests.
     """
 
     def __init__(self, model: str, max_num_seqs: int):
         self._llm = LLM(model, max_num_seqs=max_num_seqs)
 
     def run(self, workload: Workload, clients: int) -> LoadResult:
-        """Answers to all prompts, `clients` at a time."""
+        """Runs all prompts with `clients` in flight."""
         waiting = list(zip(workload.prompts, workload.output_lens, strict=True))[::-1]
         sent: dict[str, float] = {}
         first: dict[str, float] = {}
@@ -78,11 +77,11 @@ class InProcess:
         return LoadResult(time.perf_counter() - started, workload.output_tokens, streams)
 
     def run_arrivals(self, workload: Workload, arrivals: Sequence[float]) -> LoadResult:
-        """Answers to all prompts, each added by the first step after its time.
+        """Runs all prompts; each is added before the first step after its arrival.
 
         Args:
             workload: the requests.
-            arrivals: for each, seconds after the first.
+            arrivals: arrival time of each, in seconds after the first.
         """
         requests = list(zip(workload.prompts, workload.output_lens, arrivals, strict=True))[::-1]
         due: dict[str, float] = {}
@@ -106,7 +105,7 @@ class InProcess:
 
 
 def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
-    """Throughput and time to the first token of all systems, for each number of clients."""
+    """Measures throughput and time to first token of all systems by number of clients."""
     most = max(args.clients)
     places = str(max(32, most))
     ours = our_server(args.model, "--max-num-seqs", places)
@@ -155,13 +154,13 @@ def compare(args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
 
 
 def _measure(args: argparse.Namespace, runs: Runs, vocab_size: int) -> dict[str, Any]:
-    """Figures by system and number of clients, one for each round."""
+    """Figures of each round, by system and number of clients."""
     measured: dict[str, Any] = {name: {n: [] for n in args.clients} for name in runs}
     for run in runs.values():
-        run(_workload(args, 1, vocab_size, seed=0), 1)  # warms up
+        run(_workload(args, 1, vocab_size, seed=0), 1)  # warm-up
     for number in range(args.rounds):
         for clients in args.clients:
-            # New prompts each time: a prefix cache must not have seen them.
+            # New prompts each time, to avoid prefix cache hits.
             workload = _workload(args, clients, vocab_size, seed=1 + 100 * number + clients)
             for name, run in runs.items():
                 figures = run(workload, clients).figures()
@@ -180,7 +179,7 @@ def _workload(args: argparse.Namespace, clients: int, vocab_size: int, seed: int
 
 
 def _arrivals(workload: Workload, rate: float) -> Sequence[float]:
-    """When requests come, in seconds after the first; the same for every system."""
+    """Arrival times in seconds after the first; the same for every system."""
     gaps = np.random.default_rng(len(workload.prompts)).exponential(
         1 / rate, len(workload.prompts) - 1
     )
@@ -195,9 +194,9 @@ def _medians(rounds: dict[int, list[dict[str, float]]]) -> dict[int, dict[str, f
 
 
 def start_and_memory(args: argparse.Namespace) -> dict[str, float]:
-    """The demo's time from the start of the process to ready, and what requests leave in memory."""
+    """Measures the demo's startup time, and memory growth per request."""
     seconds = []
-    for _ in range(1 + args.starts):  # the first fills the page cache
+    for _ in range(1 + args.starts):  # the first run fills the page cache
         server = our_server(DEMO)
         seconds.append(server.ready_seconds)
         server.close()
@@ -220,7 +219,7 @@ def start_and_memory(args: argparse.Namespace) -> dict[str, float]:
 
 
 def tell(result: dict[str, Any]) -> None:
-    """Prints the figures as tables."""
+    """Prints the tables."""
     systems = result["systems"]
     print("| clients | system | output tokens/s | of `LLM` | first token p50, ms | p95, ms |")
     print("|---:|---|---:|---:|---:|---:|")
@@ -246,7 +245,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     vocab_size = DEMO_VOCABULARY if args.model == DEMO else config["vocab_size"]
     if args.llama_server is not None:
         if args.gguf is None:
-            raise UserError("--llama-server needs --gguf: a file, which is written if not there.")
+            raise UserError("--llama-server requires --gguf, a file that is written if missing.")
         if not args.gguf.exists():
             write_gguf(folder, args.gguf, with_vocabulary=True)
     result = {"model": args.model, **compare(args, vocab_size), "demo": start_and_memory(args)}
@@ -255,22 +254,22 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Prints tables and ends in one JSON line."""
+    """Runs the command; the last line of output is JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    add("--model", default=DEMO, help="a folder with a tokenizer; demo if not given")
+    add("--model", default=DEMO, help="folder with a tokenizer (demo)")
     add("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
     add("--requests-per-client", type=int, default=2)
-    add("--request-rate", type=float, help="requests per second, at random times")
-    add("--min-len", type=int, default=32, help="tokens of a prompt, and of an answer")
+    add("--request-rate", type=float, help="requests per second, open-loop")
+    add("--min-len", type=int, default=32, help="minimum length of prompts and outputs")
     add("--max-len", type=int, default=128)
     add("--rounds", type=int, default=3)
-    add("--starts", type=int, default=3, help="of the process, which are timed")
-    add("--thousands", type=int, default=2, help="of requests after the first 1,000, for memory")
-    add("--llama-server", help="llama.cpp's program")
-    add("--gguf", type=Path, help="the same weights for it")
+    add("--starts", type=int, default=3, help="timed starts of the process")
+    add("--thousands", type=int, default=2, help="thousands of requests for memory growth")
+    add("--llama-server", help="llama.cpp's server binary")
+    add("--gguf", type=Path, help="the same weights for llama.cpp")
     try:
         print(json.dumps(run(parser.parse_args())))
     except UserError as error:

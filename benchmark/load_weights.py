@@ -1,10 +1,10 @@
-"""Reading a checkpoint's weights, or a plain copy of its bytes, in a process of its own.
+"""Reads a checkpoint's weights, or plain copies of its bytes, in one process.
 
     python -m benchmark.load_weights FOLDER
     python -m benchmark.load_weights FOLDER --copy
 
-It ends in one JSON line. `benchmark.startup` runs both in turns: a process that has used memory
-before gets it faster.
+The last line of output is JSON. `benchmark.startup` alternates both, since a process that has
+already used memory allocates faster.
 """
 
 import argparse
@@ -27,18 +27,18 @@ from .systems.worker import peak_bytes, resident_bytes
 
 
 def main() -> None:
-    """Prints the figures as JSON."""
+    """Runs the command; prints the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--copy", action="store_true", help="read the files into memory, no more")
+    parser.add_argument("--copy", action="store_true", help="read the files without loading them")
     arguments = parser.parse_args()
     copy_or_load = copy_files if arguments.copy else load
     print(json.dumps(copy_or_load(arguments.folder)))
 
 
 def load(folder: Path) -> dict[str, float]:
-    """Seconds, the weights' bytes, and how many bytes more were resident at most."""
-    kernels.extension()  # importing is not reading
+    """Seconds, bytes of the weights, and growth of peak resident memory."""
+    kernels.extension()  # excludes the import
     before = resident_bytes()
     start = time.perf_counter()
     model = read_checkpoint(folder, read_json(folder, "config.json"))
@@ -51,7 +51,7 @@ def load(folder: Path) -> dict[str, float]:
 
 
 def copy_files(folder: Path) -> dict[str, float]:
-    """Seconds to read the files into new memory, with one thread."""
+    """Seconds to read the files into new memory, single-threaded."""
     files = weight_files(folder)
     start = time.perf_counter()
     copies = [copy_of(file) for file in files]
@@ -60,7 +60,7 @@ def copy_files(folder: Path) -> dict[str, float]:
 
 
 def copy_of(file: Path) -> mmap.mmap:
-    """A file's bytes in memory of their own."""
+    """A file's bytes in newly allocated memory."""
     size = file.stat().st_size
     memory = mmap.mmap(-1, size)
     with memoryview(memory) as view, open(file, "rb", buffering=0) as source:

@@ -1,12 +1,11 @@
-"""Writes a checkpoint with random weights in exactly a real model's shapes.
+"""Writes a checkpoint with random weights in a real model's shapes.
 
-Speed and memory depend on shapes, not on what the weights say, so a machine without a network
-can measure any size:
+Speed and memory depend on shapes, not on values, so any size can be measured without a network:
 
     python -m benchmark.make_checkpoint --shape qwen3-0.6b --bits 4 --group-size 128
     python -m benchmark.make_checkpoint --config config.json --bits 4
 
-The text such a model writes is noise.
+The model's output is noise.
 """
 
 import argparse
@@ -46,7 +45,7 @@ def qwen3_config(
     head_dim: int = 128,
     vocab_size: int = VOCAB_SIZE,
 ) -> dict[str, Any]:
-    """The `config.json` of a Qwen3 model of these dimensions."""
+    """`config.json` of a Qwen3 model with these dimensions."""
     return {
         "model_type": "qwen3",
         "architectures": ["Qwen3ForCausalLM"],
@@ -68,7 +67,7 @@ def qwen3_config(
 
 
 def weight_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The name and shape of every weight of a model, of any family that we know."""
+    """Name and shape of every weight of a model of any supported family."""
     sizes = read_config(config)
     for path, shape in matrix_shapes(sizes):
         yield f"{path}.weight", shape
@@ -76,7 +75,7 @@ def weight_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
 
 
 def normal_matrix(shape: tuple[int, ...]) -> mx.array:
-    """A random matrix O×I, or X×O×I of X experts. Variance 1/I keeps activations near unit size."""
+    """Random O×I matrix, or X×O×I for X experts; variance 1/I keeps activations near unit scale."""
     return mx.random.normal(shape) * shape[-1] ** -0.5
 
 
@@ -90,19 +89,18 @@ def write_checkpoint(
     shard_bytes: int = SHARD_BYTES,
     matrix: Callable[[tuple[int, ...]], mx.array] = normal_matrix,
 ) -> None:
-    """Writes a whole checkpoint folder, one shard in memory at a time.
+    """Writes a checkpoint folder with one shard in memory at a time.
 
     Args:
-        folder: created if need be.
-        config: from `qwen3_config`, or a parsed `config.json`; what it says of quantization is
-            replaced.
-        bits: quantize the matrices to this many bits; None keeps `dtype`, as a plain Hugging
-            Face folder does.
-        group_size: how many weights share a scale and a bias.
-        seed: of the weights.
-        dtype: of what is not quantized, and of the scales and biases.
-        shard_bytes: start a new file when a shard holds this much.
-        matrix: draws the weights of a shape O×I.
+        folder: output, created if needed.
+        config: output of `qwen3_config`, or a parsed `config.json`; its quantization is replaced.
+        bits: bits per weight of the matrices; None keeps `dtype`, as in an unquantized Hugging Face
+            folder.
+        group_size: weights per scale and bias.
+        seed: seed of the weights.
+        dtype: type of unquantized weights, scales and biases.
+        shard_bytes: size at which a new file is started.
+        matrix: draws an O×I matrix.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = {name: value for name, value in config.items() if "quantization" not in name}
@@ -136,12 +134,12 @@ def _stored(name: str, weight: mx.array, bits: int | None, group_size: int) -> d
     packed, scales, biases = mx.quantize(weight, group_size=group_size, bits=bits)
     stem = name.removesuffix(".weight")
     tensors = {f"{stem}.weight": packed, f"{stem}.scales": scales, f"{stem}.biases": biases}
-    mx.eval(tensors)  # so that the plain weight can go
+    mx.eval(tensors)  # frees the unquantized weight
     return tensors
 
 
 def _save_shard(folder: Path, shard: dict[str, mx.array], shards: list[list[str]]) -> int:
-    """Writes and empties `shard`, appends its names to `shards`; returns its bytes."""
+    """Writes and clears `shard`, appends its names to `shards`; returns its bytes."""
     mx.save_safetensors(
         str(folder / f"shard-{len(shards)}.safetensors"), shard, metadata={"format": "mlx"}
     )
@@ -152,7 +150,7 @@ def _save_shard(folder: Path, shard: dict[str, mx.array], shards: list[list[str]
 
 
 def _write_index(folder: Path, shards: list[list[str]], total_bytes: int) -> None:
-    """Gives the shards their names of the hub, which tell how many there are, and the index."""
+    """Renames the shards to the hub's numbered names, and writes the index."""
     weight_map = {}
     for index, names in enumerate(shards):
         file = f"model-{index + 1:05}-of-{len(shards):05}.safetensors"
@@ -165,13 +163,13 @@ def _write_index(folder: Path, shards: list[list[str]], total_bytes: int) -> Non
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """The demo model's tokenizer, padded with tokens that no text contains.
+    """Writes the demo model's tokenizer, padded with tokens that no text contains.
 
-    A random model answers with any id of its vocabulary, and each must have a text.
+    A random model generates any id of its vocabulary, and each must decode to a text.
     """
     tokenizer = json.loads((TARGET_PATH / "tokenizer.json").read_text(encoding="utf-8"))
     vocab = tokenizer["model"]["vocab"]
-    # Added tokens are part of it, or the library would give them ids behind the padding.
+    # Includes added tokens; otherwise the library assigns them ids after the padding.
     vocab.update({token["content"]: token["id"] for token in tokenizer["added_tokens"]})
     vocab.update({f"<unused_{i}>": i for i in range(len(vocab), vocab_size)})
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
@@ -181,20 +179,20 @@ def _write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def main() -> int:
-    """Writes the checkpoint that the flags describe."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     sizes = parser.add_mutually_exclusive_group(required=True)
     sizes.add_argument("--shape", choices=SHAPES)
-    sizes.add_argument("--config", type=Path, help="the config.json of a model of any family")
-    parser.add_argument("--bits", type=int, choices=(4, 8), help="plain bfloat16 if not given")
+    sizes.add_argument("--config", type=Path, help="config.json of any supported model")
+    parser.add_argument("--bits", type=int, choices=(4, 8), help="default: bfloat16")
     parser.add_argument("--group-size", type=int, choices=(32, 64, 128), default=128)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="default: checkpoints/<shape>-<format>")
     args = parser.parse_args()
     if args.config is not None and args.output is None:
-        parser.error("--config names no folder to write; give --output, too.")
+        parser.error("--config requires --output.")
     kind = "bf16" if args.bits is None else f"{args.bits}bit-g{args.group_size}"
     folder = args.output or Path("checkpoints") / f"{args.shape}-{kind}"
     config = (

@@ -1,4 +1,4 @@
-"""Attention for metal_traffic: Qwen3's heads, our kernels beside MLX's."""
+"""Attention jobs for metal_traffic: Qwen3's heads, our kernels beside MLX's."""
 
 import struct
 from collections.abc import Callable
@@ -16,12 +16,12 @@ DECODE, TILE = "flash_attention_decode.metal", "flash_attention_tile.metal"
 
 D = 128
 HEADS = {"0.6b": (16, 8), "4b and 8b": (32, 8)}  # H_q, H
-MLX_BLOCKS = 32  # of the keys, in MLX's attention in two passes
+MLX_BLOCKS = 32  # key blocks of MLX's two-pass attention
 
 
 @dataclass(frozen=True)
 class Attention:
-    """One key head and its query heads, bfloat16; the slice that is run."""
+    """One key head and its query heads in bfloat16; the measured slice."""
 
     group: int
     L: int
@@ -32,11 +32,11 @@ class Attention:
         return np.ones((1, self.group, self.L, D), ml_dtypes.bfloat16)
 
     def keys(self) -> np.ndarray:
-        """1×1×S×D, for values too."""
+        """1×1×S×D; the values have the same shape."""
         return np.ones((1, 1, self.S, D), ml_dtypes.bfloat16)
 
     def params(self) -> Any:
-        """As the encoder fills them."""
+        """Kernel parameters, as set by the encoder."""
         strides = [self.S * D, self.S * D, D]
         return kernels.extension().metal.FlashAttentionParams(
             B=1, H_q=self.group, H=1, L=self.L, S=self.S, D=D, scale=D**-0.5, causal=True,
@@ -47,9 +47,9 @@ class Attention:
 
 
 def attention_jobs() -> list[Job]:
-    """A token after 512 and after 4,096 others; the last 128 of a prompt of 512.
+    """Decoding after 512 and 4,096 tokens; the last 128 tokens of a prompt of 512.
 
-    MLX's kernel for long sequences works in two passes, that for short ones in one.
+    MLX's kernel for long sequences has two passes, the one for short sequences has one.
     """
     jobs = []
     for model, (H_q, H) in HEADS.items():
@@ -87,7 +87,7 @@ def _job(
 
 
 def _inputs(job: Attention) -> list[np.ndarray]:
-    """Query, key, value, and what stands for a mask and context_lens that there are not."""
+    """Query, key, value, and placeholders for the absent mask and context_lens."""
     return [job.query(), job.keys(), job.keys(), np.zeros(1, np.uint8), np.zeros(1, np.int32)]
 
 

@@ -1,4 +1,4 @@
-"""A job that two kernels do, in the emulator: launches, and the sums of their counts."""
+"""Jobs for the emulator: launches of two kernels and their summed counts."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ Size = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Step:
-    """One launch: a kernel of a library, its arguments, threadgroups and threads."""
+    """One launch: library, kernel, arguments, threadgroups and threads."""
 
     library: Library
     kernel: str
@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a kernel of ours may ask for, divided by what the other asks for."""
+    """Upper bounds of our kernel's counts, as ratios to the other kernel's."""
 
     device_bytes: float = 1.001
     threadgroup_bytes: float = 1.05
@@ -41,17 +41,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Job:
-    """What is compared: the same slice of the same work by our kernel and by MLX's.
+    """A comparison: the same slice of the same work by our kernel and by MLX's.
 
     Attributes:
-        name: the kind of work.
-        shape: of the whole work, in the letters of the operation.
-        slice: what of it is run.
-        times: how often the slice is in the whole.
-        limits: so many times MLX's may ours be, of device bytes, threadgroup bytes, instructions.
-        kernel, mlx_kernel: their names, for the table.
-        ours, mlx: make the launches.
-        peer: whose the other kernel is, if MLX has none for this work.
+        name: kind of work.
+        shape: shape of the whole work, in the operation's letters.
+        slice: the executed part.
+        times: number of slices in the whole.
+        limits: upper bounds of ours / MLX's for device bytes, threadgroup bytes, instructions.
+        kernel, mlx_kernel: names for the table.
+        ours, mlx: create the launches.
+        peer: owner of the other kernel, if MLX has none for this work.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Totals:
-    """Counts of all launches of one side. Bytes are read and written ones."""
+    """Summed counts of one side's launches. Bytes are reads plus writes."""
 
     device_bytes: int
     unique_device_bytes: int
@@ -84,12 +84,12 @@ class Totals:
 
     @property
     def instructions(self) -> int:
-        """Integer operations and accesses to memory: what a kernel does besides its mathematics."""
+        """Integer operations plus memory accesses: the overhead besides arithmetic."""
         return self.integers + self.accesses
 
 
 def run(steps: Sequence[Step]) -> Totals:
-    """Runs launches in their order and adds up what they did."""
+    """Runs launches in order and sums their counts."""
     counts = [
         step.library.launch(
             step.kernel, step.arguments, grid=step.groups, threads=step.threads, mode="count"
@@ -113,7 +113,7 @@ def run(steps: Sequence[Step]) -> Totals:
 
 @functools.cache
 def our_library(source: str) -> Library:
-    """A .metal file of the extension, `matmul/matmul_tile.metal` for example."""
+    """Source of a .metal file of the extension, such as `matmul/matmul_tile.metal`."""
     return Library(EXTENSION / "src" / source, include_dirs=[EXTENSION])
 
 
@@ -129,6 +129,6 @@ def mlx_library(name: str, **constants: int) -> Library:
 
 
 def our_step(source: str, launch: Any, arrays: Sequence[np.ndarray]) -> Step:
-    """A launch as `tiny_llm_ext.metal` decides it, with outputs last among the arrays."""
+    """A launch as configured by `tiny_llm_ext.metal`, with outputs last among the arrays."""
     arguments = [*arrays, launch.params]
     return Step(our_library(source), launch.kernel, arguments, launch.groups, launch.threads)

@@ -1,7 +1,7 @@
-"""Attention to pages for metal_traffic: beside our own kernels to keys in one buffer.
+"""Paged attention jobs for metal_traffic, beside our contiguous kernels.
 
-MLX has no kernel for pages. What pages may cost is the block table, and both sides ask for the same
-keys and values.
+MLX has no paged attention kernel. Both sides read the same keys and values, so the difference is
+the cost of the block table.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from .metal_attention import HEADS, Attention, D, dense_decode, dense_tile
 from .metal_jobs import Job, Limits, Step, our_step
 
 FOLDER = "paged_attention/paged_attention"
-PAGES_COST = Limits(device_bytes=1.05, instructions=1.15)  # what the table may cost
-PAGE_SIZES = (128, 32, 16)  # Week 3's, the engine's, and a small one
+PAGES_COST = Limits(device_bytes=1.05, instructions=1.15)  # upper bound of the block table's cost
+PAGE_SIZES = (128, 32, 16)  # Week 3's, the engine's, a small one
 
 
 def paged_jobs() -> list[Job]:
-    """A token after 4,096 others, and the last 128 of a prompt of 512."""
+    """Decoding after 4,096 tokens, and the last 128 tokens of a prompt of 512."""
     jobs = []
     for model, (H_q, H) in HEADS.items():
         for page_size in PAGE_SIZES:
@@ -48,7 +48,7 @@ def _job(name: str, job: Attention, H: int, page_size: int, variant: str) -> Job
 
 
 def _params(job: Attention, page_size: int) -> Any:
-    """As the encoder fills them."""
+    """Kernel parameters, as set by the encoder."""
     P, strides = job.S // page_size, [job.group * job.L * D, job.L * D, D]
     return kernels.extension().metal.PagedAttentionParams(
         H_q=job.group, H=1, D=D, B=1, max_pages=P, P=P, page_size=page_size, T=job.L, L=job.L,

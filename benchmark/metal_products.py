@@ -1,4 +1,4 @@
-"""Matrix products for metal_traffic: Qwen3's shapes, our kernels beside MLX's."""
+"""Matmul jobs for metal_traffic: Qwen3's shapes, our kernels beside MLX's."""
 
 import re
 import struct
@@ -28,27 +28,27 @@ NO_BATCH: list[Any] = [
 
 @dataclass(frozen=True)
 class Product:
-    """M×O = M×I · (O×I)ᵀ in bfloat16, and the slice m×o of it that is run."""
+    """M×O = M×I · (O×I)ᵀ in bfloat16, and the executed m×o slice."""
 
     M: int
     O: int
     I: int
-    bits: int = 16  # of a weight
+    bits: int = 16  # bits per weight
     group_size: int = 0
 
     @property
     def m(self) -> int:
-        """All of a few rows, or those of a tile."""
+        """All rows if few, else one tile's."""
         return min(self.M, 64)
 
     @property
     def o(self) -> int:
-        """Whole tiles and simdgroups of both sides."""
+        """A multiple of both sides' tiles and simdgroups."""
         return 64
 
     @property
     def times(self) -> int:
-        """How often the slice is in the product."""
+        """Number of slices in the product."""
         return self.M // self.m * (self.O // self.o)
 
     def x(self) -> np.ndarray:
@@ -56,19 +56,19 @@ class Product:
         return np.ones((self.m, self.I), ml_dtypes.bfloat16)
 
     def weights(self) -> list[np.ndarray]:
-        """The slice's matrix: scales, biases and integers, or numbers."""
+        """The slice's matrix: scales, biases and integers, or bfloat16."""
         if self.bits == 16:
             return [np.ones((self.o, self.I), ml_dtypes.bfloat16)]
         groups = np.ones((self.o, self.I // self.group_size), ml_dtypes.bfloat16)
         return [groups, groups, np.ones((self.o, self.I * self.bits // 32), np.uint32)]
 
     def out(self) -> np.ndarray:
-        """What the slice gives."""
+        """The slice's output."""
         return np.zeros((self.m, self.o), ml_dtypes.bfloat16)
 
 
 def product_jobs() -> list[Job]:
-    """Decoding one sequence, two to sixteen, and prefill; quantized and dense."""
+    """Decoding of one sequence and of two to sixteen, and prefill; quantized and dense."""
     jobs = []
     for model, shapes in SHAPES.items():
         for O, I in dict.fromkeys(shapes):
@@ -109,14 +109,14 @@ def _job(
 
 
 def _variant(kernel: str) -> str:
-    """What was chosen for the whole product, by its kernel's name."""
+    """Kernel name chosen for the whole product."""
     match = re.search(r"matmul_(readable|matvec|tile64|tile32_parts|tile32)", kernel)
     assert match, kernel
     return match[1]
 
 
 def _with_sum(source: str, launch: Any, inputs: list[np.ndarray], product: Product) -> list[Step]:
-    """A product's launch and, if it has parts, that of their sum."""
+    """Launch of a product and, if it is split, of the sum of its parts."""
     parts = launch.groups[2]
     if parts == 1:
         return [our_step(source, launch, [*inputs, product.out()])]

@@ -1,16 +1,15 @@
-"""Counts what our Metal kernels and MLX's own move and compute, on any machine.
+"""Counts memory traffic and operations of our Metal kernels and MLX's.
 
     python -m benchmark.metal_traffic [--only "matvec"]
 
-No time is measured: the kernels run in the project's emulator (tools/metal_emulator), which counts.
-MLX's kernels come from the headers in its wheel, for the same job and shape. Both run a slice of
-the job, a few threadgroups with their whole inner loops, and the table has the slice's counts:
-threadgroups do the same work, so a whole job's are `times` as many. "Device" is what the threads
-ask for, "unique" counts a byte once: the difference is for caches to serve. "Instructions" are
-integer operations and accesses to memory. The last three columns are ours divided by MLX's: device
-bytes, threadgroup bytes, instructions; "!" follows what exceeds the limit that the project holds
-itself to (Limits in metal_jobs.py). MLX has no attention to pages: that stands beside our own to
-one buffer.
+No timing: the kernels run in the project's emulator (tools/metal_emulator), on any machine. MLX's
+kernels come from the headers in its wheel, for the same job and shape. Both run a slice of the job,
+a few threadgroups with their full inner loops, and the table has the slice's counts; threadgroups
+do identical work, so a whole job's counts are `times` as large. "Device" counts the bytes requested
+by the threads, "unique" counts each byte once; caches can serve the difference. "Instructions" are
+integer operations plus memory accesses. The last three columns are ratios ours / MLX's: device
+bytes, threadgroup bytes, instructions; "!" marks a ratio above the project's limit (Limits in
+metal_jobs.py). MLX has no paged attention, which is compared with our own contiguous kernel.
 """
 
 import argparse
@@ -46,17 +45,17 @@ RATIOS = {"device_bytes": "device", "threadgroup_bytes": "threadgroup", "instruc
 
 
 def _ratio(ours: int, mlx: int) -> float:
-    """1 if there is none on either side."""
+    """Ratio; 1 if both sides are zero."""
     return ours / mlx if mlx else 1.0 if ours == 0 else math.inf
 
 
 def exceeded(row: dict[str, Any]) -> list[str]:
-    """Which of a row's ratios are above their limits."""
+    """Columns of a row whose ratio exceeds its limit."""
     return [name for name in RATIOS if row["ratios"][name] > row["limits"][name]]
 
 
 def compare(job: Job) -> dict[str, Any]:
-    """A job's row: the counts of both sides, ours as fractions of MLX's, and their limits."""
+    """Row of a job: counts of both sides, ratios and limits."""
     ours, mlx = run(job.ours()), run(job.mlx())
     return {
         "job": job.name,
@@ -74,7 +73,7 @@ def compare(job: Job) -> dict[str, Any]:
 
 
 def show(row: dict[str, Any]) -> None:
-    """Two lines of the table."""
+    """Prints the two lines of a row."""
     for side, kernel in (("ours", row["kernel"]), ("mlx", row["mlx_kernel"])):
         ours = side == "ours"
         cells = [row["job"], row["shape"], row["slice"], f"{row['times']:,}"] if ours else [""] * 4
@@ -89,16 +88,16 @@ def show(row: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Prints a table and ends in one JSON line; exit status 1 if a limit is exceeded."""
+    """Runs the command; the last line is JSON. Exit status: 0, or 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", default="", help="jobs with this in their name; all if not given")
+    parser.add_argument("--only", default="", help="run jobs whose names contain this")
     args = parser.parse_args()
     jobs = [job for make in JOBS for job in make() if args.only in job.name]
     if not jobs:
         names = sorted({job.name for make in JOBS for job in make()})
-        parser.error(f"there is no job '{args.only}'; there are {', '.join(names)}.")
+        parser.error(f"unknown job '{args.only}'; give one of {', '.join(names)}.")
     columns = ["job", "shape", "slice", "times", "kernel", *COLUMNS.values(), *RATIOS.values()]
     print(f"| {' | '.join(columns)} |")
     print(f"|---|---|---|---:|---|{'---:|' * (len(columns) - 5)}")

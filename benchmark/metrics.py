@@ -1,4 +1,4 @@
-"""What the systems are compared by: each metric is a thing to run, and the most it can reach."""
+"""Metrics of the comparison: workload and roofline bound of each."""
 
 import argparse
 from collections.abc import Callable, Iterable
@@ -13,14 +13,14 @@ from .timing import Times, percent
 
 @dataclass(frozen=True)
 class Metric:
-    """One thing to measure of a model.
+    """One measurement of a model.
 
     Attributes:
-        name: on the command line and in the JSON.
-        label: in tables and figures.
-        kind: "prefill" runs a prompt, "decode" single tokens for a batch of sequences that have a
-            past, "load" a process from its start to its first token.
-        tokens: the prompt's length, or each sequence's past.
+        name: name on the command line and in the JSON.
+        label: label in tables and figures.
+        kind: "prefill" runs a prompt, "decode" single-token steps of a batch with a context, "load"
+            a process from start to first token.
+        tokens: length of the prompt, or of each sequence's context.
         batch: sequences decoded together.
     """
 
@@ -32,20 +32,20 @@ class Metric:
 
     @property
     def request(self) -> dict[str, Any]:
-        """What a worker is asked to run."""
+        """Request to a worker."""
         return {"kind": self.kind, "tokens": self.tokens, "batch": self.batch}
 
     def tokens_per_second(self, seconds: float) -> float:
-        """Throughput: of a prompt that took so long, or of decoding at so much a step."""
+        """Throughput, given the seconds per prompt or per decoding step."""
         return (self.tokens if self.kind == "prefill" else self.batch) / seconds
 
     def bound(self, costs: ModelCosts, machine: Machine, weight_bits: float | None = None) -> float:
-        """The tokens per second that the machine's limits allow.
+        """Upper bound of tokens per second by the machine's limits.
 
         Args:
-            costs: the model's.
-            machine: what was measured of it.
-            weight_bits: of a weight in memory, if not as in the checkpoint.
+            costs: the model's costs.
+            machine: the machine's measured limits.
+            weight_bits: bits per weight in memory; None for the checkpoint's.
         """
         if self.kind == "prefill":
             n_bytes, flops = costs.weight_bytes(weight_bits), costs.prefill_flops(self.tokens)
@@ -72,13 +72,13 @@ METRICS = {
 def throughput(
     metric: Metric, times: Times, costs: ModelCosts, machine: Machine | None
 ) -> tuple[dict[str, Any], str]:
-    """Tokens per second for the JSON, and their percentage of the roofline for the table.
+    """Tokens per second for the JSON, and share of the roofline for the table.
 
     Args:
-        metric: what was measured.
-        times: how long it took.
-        costs: of the model.
-        machine: its limits; without them the percentage is empty.
+        metric: the metric.
+        times: its measured times.
+        costs: the model's costs.
+        machine: the machine's limits; None leaves the share empty.
     """
     row: dict[str, Any] = {
         "tokens_per_s": metric.tokens_per_second(times.median),
@@ -91,13 +91,15 @@ def throughput(
 
 
 def names(known: Iterable[str]) -> Callable[[str], list[str]]:
-    """The type of an argument that lists some of these names, comma-separated."""
+    """Argument type of a comma-separated list of names."""
 
     def parse(text: str) -> list[str]:
         given = text.split(",")
         unknown = [name for name in given if name not in known]
         if unknown:
-            raise argparse.ArgumentTypeError(f"'{unknown[0]}' is none of {', '.join(known)}")
+            raise argparse.ArgumentTypeError(
+                f"unknown name '{unknown[0]}'; give some of {', '.join(known)}"
+            )
         return given
 
     return parse

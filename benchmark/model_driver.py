@@ -1,7 +1,7 @@
-"""How the benchmarks drive tiny-llm: load a model, fill its cache, prefill, decode.
+"""Drives tiny-llm for benchmarks: load a model, fill its cache, prefill, decode.
 
-A past of thousands of tokens is made of random keys and values, put in by the cache's own
-`update_and_fetch`: what a step costs depends on how many there are and not on what they say.
+Contexts of thousands of tokens are random keys and values, written by the cache's
+`update_and_fetch`: a step's cost depends on their number, not on their values.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from .systems.worker import token_ids
 
 @dataclass
 class Sequences:
-    """Sequences that are decoded together.
+    """Sequences decoded together.
 
     Attributes:
-        caches: one for each layer.
-        offsets: how many tokens each sequence has.
-        tokens: the next one of each.
+        caches: one per layer.
+        offsets: number of tokens of each sequence.
+        tokens: next token of each sequence.
     """
 
     caches: list[Any]
@@ -32,11 +32,11 @@ class Sequences:
 
 
 class CachedModel:
-    """A model of Week 2 or 3 behind what the benchmarks ask of it.
+    """Benchmark interface of a Week 2 or 3 model.
 
     Args:
-        model: the week's.
-        args: its sizes.
+        model: the week's model.
+        args: its configuration.
     """
 
     def __init__(self, model: Any, args: Any):
@@ -45,16 +45,16 @@ class CachedModel:
         self._sampler = make_sampler(0)
 
     def prefill(self, tokens: int) -> None:
-        """Runs a prompt, up to the choice of its first new token."""
+        """Runs a prompt up to the choice of the first new token."""
         tokens_of = decode_with_cache(
             self.model, token_ids(tokens, self.model.vocab_size), self._sampler
         )
         mx.eval(next(tokens_of))
 
     def sequences(self, batch: int, context: int, room: int) -> Sequences:
-        """Sequences with a past of `context` random tokens, and room for `room` more.
+        """Sequences with a random context of `context` tokens and capacity for `room` more.
 
-        One sequence has the caches of a single request, more have those of a batch.
+        One sequence has a single request's caches, several have a batch's.
         """
         layers = self.model.num_hidden_layers
         requests = [self._past(context) for _ in range(batch)]
@@ -68,7 +68,7 @@ class CachedModel:
         return Sequences(caches, [context] * batch, ids)
 
     def step(self, sequences: Sequences) -> None:
-        """Decodes one token of each sequence, greedily, as `batch_generate` does."""
+        """Decodes one token per sequence, greedily, as `batch_generate` does."""
         offsets = sequences.offsets
         position = offsets[0] if len(offsets) == 1 else offsets
         ids = mx.array(sequences.tokens)[:, None]  # B×1
@@ -78,7 +78,7 @@ class CachedModel:
         sequences.offsets = [offset + 1 for offset in offsets]
 
     def _past(self, context: int) -> list[Any]:
-        """One request's caches. All layers have the same keys, in copies of their own."""
+        """One request's caches. All layers have copies of the same keys."""
         shape = (1, self.args.num_key_value_heads, context, self.args.head_dim)
         key, value = (mx.random.normal(shape).astype(mx.bfloat16) for _ in range(2))
         caches: list[Any] = self.model.create_kv_cache()
@@ -90,11 +90,11 @@ class Week2(CachedModel):
     """Week 2's model.
 
     Args:
-        name: a model's folder or name.
-        flash: whether to attend through the flash attention kernel; yes if None.
+        name: name or folder of the model.
+        flash: whether to use the flash attention kernel; None for yes.
 
     Raises:
-        UserError: the model cannot be had.
+        UserError: the model cannot be loaded.
     """
 
     def __init__(self, name: str, flash: bool | None = None):
@@ -105,5 +105,5 @@ class Week2(CachedModel):
 
     @property
     def attention(self) -> str:
-        """Which attention runs, for the report."""
+        """Name of the attention implementation, for the report."""
         return "flash attention" if self.flash else "grouped attention"

@@ -1,7 +1,7 @@
-"""The operations that `benchmark.ops` times, at the shapes of Qwen3-0.6B and Qwen3-30B-A3B.
+"""Cases of `benchmark.ops`: operations at Qwen3-0.6B's and 30B-A3B's shapes.
 
-`CASES` maps the name of a kernel to the function that makes its cases. A kernel that the extension
-does not have (yet) is left out by its name; nothing else needs to know.
+`CASES` maps a kernel's name to the generator of its cases. Kernels missing in the extension are
+skipped.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,15 +17,15 @@ from tiny_llm import kernels, quantized_matmul
 from tiny_llm.kernels.prepack import prepack_weight
 
 E, I, V = 1024, 3072, 151_936
-# A mixture of experts, as in Qwen3-30B-A3B: this many experts of O×I, of which a token has K.
+# Mixture of experts, as in Qwen3-30B-A3B: EXPERTS matrices of O×I, K per token.
 EXPERTS, EXPERT_O, EXPERT_I, K = 128, 768, 2048, 8
 H_q, H, D = 16, 8, 128
 GROUP_SIZE, BITS = 128, 4
 PAGE_SIZE = 128  # tokens
 EPS = 1e-6
-ops: Any = kernels  # `available` says which of them are there
+ops: Any = kernels  # see `available`
 
-# Matrices of one shape are as many as do not fit in most caches, because a model's do not.
+# Pool of matrices larger than most caches, as a model's weights are.
 POOL_BYTES = 64_000_000
 
 
@@ -34,14 +34,14 @@ class Case:
     """One operation at one shape.
 
     Attributes:
-        name: of the kernel.
-        shape: in words.
-        n_bytes: that have to be read and written.
-        flops: that have to be computed.
-        inputs: what the functions are called with, in turn.
-        ours: the kernel.
-        mlx: the same with MLX's own operations; None if that would take too long.
-        mlx_is_slow: time that once only, on the first of the inputs.
+        name: name of the kernel.
+        shape: label of the shape.
+        n_bytes: minimum bytes read and written.
+        flops: floating-point operations.
+        inputs: arguments of the functions, used in turn.
+        ours: our kernel.
+        mlx: MLX's operations; None if they take too long.
+        mlx_is_slow: whether to time `mlx` only once, on the first input.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Case:
 
 
 def quantized_matmul_cases() -> Iterator[Case]:
-    """Decoding, batches and prefill. MLX's own kernel is timed on one row: it takes seconds."""
+    """Decoding, batches and prefill. MLX's kernel is timed with one row only: it takes seconds."""
     for O, I_ in ((I, E), (E, I), (V, E)):
         weights = quantized_pool(O, I_)
         for M in (1, 4, 16, 64, 512):
@@ -75,7 +75,7 @@ def quantized_matmul_cases() -> Iterator[Case]:
 
 
 def grouped_quantized_matmul_cases() -> Iterator[Case]:
-    """Gate or up of all experts, as the CPU's kernels want them laid out; experts at random."""
+    """Gate or up projection of all experts, prepacked for the CPU kernels; random routing."""
     words = mx.random.randint(0, 2**31 - 1, (EXPERTS, EXPERT_O, EXPERT_I * BITS // 32))
     scales = random(EXPERTS, EXPERT_O, EXPERT_I // GROUP_SIZE)
     by_row = (words.astype(mx.uint32), scales, scales)
@@ -100,7 +100,7 @@ def grouped_quantized_matmul_cases() -> Iterator[Case]:
 
 
 def prepacked_stack(x: mx.array) -> mx.array:
-    """A matrix of each expert, as the CPU's kernels want it; by row where those want that."""
+    """Matrices of all experts, prepacked if the CPU's kernels support it, else row-major."""
     rows = kernels.prepack_rows()
     if not rows:
         return x
@@ -111,19 +111,19 @@ def prepacked_stack(x: mx.array) -> mx.array:
 def mlx_gather_qmm(
     a: mx.array, w: mx.array, s: mx.array, b: mx.array, experts: mx.array
 ) -> mx.array:
-    """MLX's own."""
+    """MLX's kernel."""
     return mx.gather_qmm(
         a[:, None, None], w, s, b, rhs_indices=experts, group_size=GROUP_SIZE, bits=BITS
     )
 
 
 def mlx_quantized_matmul(a: mx.array, w: mx.array, s: mx.array, b: mx.array) -> mx.array:
-    """MLX's own."""
+    """MLX's kernel."""
     return mx.quantized_matmul(a, w, s, b, group_size=GROUP_SIZE, bits=BITS)
 
 
 def flash_attention_cases() -> Iterator[Case]:
-    """One query over a long past, a batch of them, and a prompt."""
+    """One query with a long context, a batch of them, and a prompt."""
     for B, L, S in ((1, 1, 128), (1, 1, 4096), (16, 1, 128), (1, 512, 512), (1, 512, 4096)):
         q, kv_bytes = random(B, H_q, L, D), 4 * B * H * S * D
         pasts = 1 if L > 1 else max(2, POOL_BYTES // kv_bytes)
@@ -143,7 +143,7 @@ def flash_attention_cases() -> Iterator[Case]:
 
 
 def paged_attention_cases() -> Iterator[Case]:
-    """The same pasts, but the prompt's, in pages in no order; MLX gathers them and attends."""
+    """The same contexts in shuffled pages; MLX gathers the pages first."""
     for B, L, S in ((1, 1, 128), (1, 1, 4096), (16, 1, 128), (1, 512, 4096)):
         q, kv_bytes = random(B, H_q, L, D), 4 * B * H * S * D
         pasts = 1 if L > 1 else max(2, POOL_BYTES // kv_bytes)
@@ -172,7 +172,7 @@ def paged_attention_cases() -> Iterator[Case]:
 
 
 def rms_norm_cases() -> Iterator[Case]:
-    """The norm before attention and before the MLP."""
+    """Norm before attention and before the MLP."""
     weight = random(E)
     for M in (1, 16, 512):
         yield Case(
@@ -187,7 +187,7 @@ def rms_norm_cases() -> Iterator[Case]:
 
 
 def add_rms_norm_cases() -> Iterator[Case]:
-    """The residual connection and the norm after it."""
+    """Residual connection and the following norm."""
     weight = random(E)
     for M in (1, 16, 512):
         yield Case(
@@ -202,7 +202,7 @@ def add_rms_norm_cases() -> Iterator[Case]:
 
 
 def swiglu_cases() -> Iterator[Case]:
-    """The MLP's activation."""
+    """Activation of the MLP."""
     for M in (1, 16, 512):
         yield Case(
             "swiglu",
@@ -242,7 +242,7 @@ def qk_norm_rope_cases() -> Iterator[Case]:
 
 
 def quantized_embedding_cases() -> Iterator[Case]:
-    """The rows of the tokens, made plain."""
+    """Dequantized rows of the tokens."""
     w, s, b = quantized_pool(V, E)[0]
     for M in (1, 16, 512):
         yield Case(
@@ -257,7 +257,7 @@ def quantized_embedding_cases() -> Iterator[Case]:
 
 
 def matmul_cases() -> Iterator[Case]:
-    """The weights of a checkpoint that is not quantized: a · bᵀ."""
+    """Unquantized weights: a · bᵀ."""
     pool = max(2, POOL_BYTES // (2 * I * E))
     weights = [random(I, E) for _ in range(pool)]
     for M in (1, 16, 512):
@@ -275,7 +275,7 @@ def matmul_cases() -> Iterator[Case]:
 
 
 def topk_softmax_cases() -> Iterator[Case]:
-    """A router, and its weights."""
+    """Router logits to experts and weights."""
 
     def mlx(logits: mx.array) -> tuple[mx.array, mx.array]:
         p = mx.softmax(logits, axis=-1, precise=True)
@@ -296,7 +296,7 @@ def topk_softmax_cases() -> Iterator[Case]:
 
 
 def weighted_sum_cases() -> Iterator[Case]:
-    """What the chosen experts add up to."""
+    """Weighted sum of the selected experts' outputs."""
     for M in (1, 16, 512):
         weights = random(M, K).astype(mx.float32)
         yield Case(
@@ -327,12 +327,12 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 
 
 def available() -> list[str]:
-    """The names whose kernels the extension has."""
+    """Names of the kernels in the extension."""
     return [name for name in CASES if hasattr(ops, name)]
 
 
 def random(*shape: int) -> mx.array:
-    """Normally distributed numbers in bfloat16, computed."""
+    """Normally distributed bfloat16 array, evaluated."""
     x = mx.random.normal(shape).astype(mx.bfloat16)
     mx.eval(x)
     return x

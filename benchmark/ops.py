@@ -1,12 +1,12 @@
-"""Times each operation of the extension beside MLX's own, under this machine's roofline.
+"""Times each operation of the extension beside MLX's and the roofline.
 
     python -m benchmark.ops [--only quantized_matmul,flash_attention]
 
-Decoding (few rows) is bound by memory: a weight of 4.25 bits is read once, whatever the number of
-rows, so the figure to read is GB/s. Prefill (many rows) is bound by arithmetic: GFLOP/s. The last
-column says how much of what the machine allows was reached, by the median; its limits are measured
-in the same run. An operation on activations alone is not bound by them: what it reads was just
-written and is in a cache, and launching it takes longer than computing it.
+Decoding (few rows) is memory-bound: a weight of 4.25 bits is read once, whatever the number of
+rows, so GB/s matters. Prefill (many rows) is compute-bound: GFLOP/s. The last column is the share
+of the roofline by the median; the limits are measured in the same run. Element-wise operations are
+bound by neither: their inputs are still in a cache, and the launch takes longer than the
+arithmetic.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from .roofline import Machine, measure_or_warn
 from .timing import measure, percent
 
 REPEATS = 9
-BRIEF_CALLS = 32  # of an operation that takes microseconds, for one measurement
+BRIEF_CALLS = 32  # calls per measurement of an operation that takes microseconds
 
 
 def time_case(case: Case, machine: Machine | None) -> dict[str, Any]:
-    """Our median and minimum, MLX's median, and the roofline's time, all for one call."""
+    """Our median and minimum, MLX's median, and the roofline's bound per call."""
     inputs = case.inputs if len(case.inputs) > 1 else case.inputs * _brief_calls(case)
     times = measure(lambda: mx.eval([case.ours(*given) for given in inputs]), REPEATS)
     row: dict[str, Any] = {
@@ -54,12 +54,12 @@ def time_case(case: Case, machine: Machine | None) -> dict[str, Any]:
 
 
 def _brief_calls(case: Case) -> int:
-    """Calls in one measurement: several of those that hardly take longer than the clock."""
+    """Calls per measurement: several for operations near the clock's resolution."""
     return BRIEF_CALLS if case.flops < 1e7 else 1
 
 
 def show(row: dict[str, Any]) -> None:
-    """One line of the table."""
+    """Prints one row of the table."""
     median = row["median_us"]
     cells = [
         row["op"],
@@ -75,15 +75,15 @@ def show(row: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Prints a table and ends in one JSON line."""
+    """Runs the command; the last line of output is JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", help=f"comma-separated, of {', '.join(CASES)}; all if not given")
+    parser.add_argument("--only", help=f"comma-separated, of {', '.join(CASES)}(default: all)")
     args = parser.parse_args()
     names = args.only.split(",") if args.only else available()
     if missing := [name for name in names if name not in available()]:
-        parser.error(f"there is no kernel '{missing[0]}'; there are {', '.join(available())}.")
+        parser.error(f"unknown kernel '{missing[0]}'; give some of {', '.join(available())}.")
     mx.set_default_device(mx.cpu)
     try:
         extension = kernels.extension()

@@ -64,20 +64,20 @@ def test_array_free_modules_exist(modules):
         ("batch", "from tiny_llm import cli", "batch imports tiny_llm by name"),
         ("batch", "if TYPE_CHECKING:\n    from .cli import chat", "batch imports cli.chat, which"),
         ("batch", "def f():\n    from .cli import chat", "batch imports cli.chat, which is not"),
-        ("batch", "import tiny_llm_ext", "batch imports the extension, which only kernels does"),
-        ("sampler", "import numpy", "sampler imports numpy; the mathematics needs MLX alone"),
-        ("kernels.prepack", "import numpy", "prepack, which Week 1 imports, imports numpy"),
+        ("batch", "import tiny_llm_ext", "batch imports the extension; only kernels may"),
+        ("sampler", "import numpy", "sampler imports numpy; Week 1 may import only MLX"),
+        ("kernels.prepack", "import numpy", "prepack, a dependency of Week 1, imports numpy"),
         (
             "engine.scheduling.request",
             "import mlx.core",
-            "request imports mlx; the scheduler is plain",
+            "request imports mlx; it must be plain",
         ),
-        ("engine.scheduling.batch", "from ..core import x", "batch imports engine.core; the sched"),
-        ("engine.scheduling.batch", "from ...sampler import x", "batch imports sampler; the sched"),
+        ("engine.scheduling.batch", "from ..core import x", "batch imports engine.core; it must be"),
+        ("engine.scheduling.batch", "from ...sampler import x", "batch imports sampler; it must be"),
         (
             "engine.inputs.prompts",
             "from ..scheduling.config import x",
-            "packages of engine form an import cycle: ",
+            "sub-packages of engine form an import cycle: ",
         ),
         ("attic", "", "attic is in no layer"),
     ],
@@ -122,9 +122,7 @@ def test_find_cycle():
 
 def test_outdated_diagram(tmp_path, capsys, monkeypatch):
     old = tmp_path / "architecture.svg"
-    assert check(old) == [
-        "architecture.svg shows other imports than the package has: `pdm run architecture`."
-    ]
+    assert check(old) == ["architecture.svg is outdated; run `pdm run architecture`."]
     old.write_text(DIAGRAM.read_text())
     assert check(old) == []
     old.write_text(DIAGRAM.read_text().replace("engine/", "motor/"))
@@ -171,7 +169,7 @@ def test_outdated_tree_is_reported(monkeypatch):
     current = PAGE.read_text(encoding="utf-8")
     assert page(current.replace("      scheduling/", "      planning/")) == current
     monkeypatch.setattr("tools.architecture.__main__.page", lambda text: text + "x")
-    assert check() == ["the tree in ARCHITECTURE.md is outdated: `pdm run architecture`."]
+    assert check() == ["the tree in ARCHITECTURE.md is outdated; run `pdm run architecture`."]
 
 
 def test_reading_order_lists_every_entry(tmp_path):
@@ -179,9 +177,7 @@ def test_reading_order_lists_every_entry(tmp_path):
     package.mkdir()
     (package / "__init__.py").write_text('"""A.\n\nReading order: one, two.\n"""')
     (package / "one.py").write_text('"""One."""')
-    assert unordered(package) == [
-        "package/__init__.py: its reading order and its entries differ: two."
-    ]
+    assert unordered(package) == ["package/__init__.py: reading order and entries differ: two."]
     (package / "two.py").write_text('"""Two."""')
     assert unordered(package) == []
 

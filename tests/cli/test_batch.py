@@ -1,4 +1,4 @@
-"""`batch-main`, as its users see it, and the runs that it shares with `bench`."""
+"""The `batch` command, and the batch runs that it shares with `bench`."""
 
 import argparse
 import io
@@ -52,7 +52,7 @@ def test_into_a_file_answers_come_in_the_prompts_order(capsys):
         assert answer
     assert blocks[3].endswith("The capital of Japan is Tokyo.")
     state, statistics = blocks[-1].strip().split("\n")
-    assert state.startswith("prefix cache: ")
+    assert state.startswith("prefix cache hits: ")
     assert STATISTICS.fullmatch(statistics)
     assert "\x1b" not in out + err, "no control codes where there is no terminal"
     lines = err.splitlines()
@@ -103,33 +103,36 @@ def test_flash_attention_reaches_the_model(capsys, monkeypatch, flag, flash):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--loader", "week1"], "--loader week1 has no cache, and so no batches"),
-        (["--loader", "week2", "--draft-model", "demo-draft"], "--draft-model: drafts are"),
-        (["--loader", "week3", "--draft-model", "demo-draft"], "--draft-model: drafts are"),
-        (["--solution", "mlx", "--draft-model", "demo-draft"], "--draft-model: drafts are"),
-        (["--speculative", "suffix"], "--speculative 'suffix' is unknown; give ngram"),
-        (["--speculative", "ngram", "--loader", "week2"], "only the engine guesses from the text"),
+        (["--loader", "week1"], "--loader week1 has no KV cache and cannot batch"),
+        (["--loader", "week2", "--draft-model", "demo-draft"], "only the engine verifies draft"),
+        (["--loader", "week3", "--draft-model", "demo-draft"], "only the engine verifies draft"),
+        (["--solution", "mlx", "--draft-model", "demo-draft"], "only the engine verifies draft"),
+        (["--speculative", "suffix"], "--speculative: invalid choice: 'suffix' (choose from"),
+        (["--speculative", "ngram", "--loader", "week2"], "only the engine drafts tokens from"),
         (["--speculative", "ngram", "--solution", "mlx"], "--speculative has no effect on"),
-        (["--speculative", "ngram", "--draft-model", "demo-draft"], "would guess the same tokens"),
-        (["--attention-backend", "xformers"], "is unknown; give paged, flash or reference"),
+        (
+            ["--speculative", "ngram", "--draft-model", "demo-draft"],
+            "--draft-model: not allowed with argument --speculative",
+        ),
+        (["--attention-backend", "xformers"], "--attention-backend: invalid choice: 'xformers'"),
         (
             ["--attention-backend", "flash", "--loader", "week2"],
-            "only the engine can choose; leave",
+            "only the engine has several attention backends; leave it out",
         ),
         (
             ["--attention-backend", "paged", "--solution", "mlx"],
             "--attention-backend has no effect",
         ),
-        (["--solution", "mlx", "--loader", "week2"], "--loader chooses a week's model"),
+        (["--solution", "mlx", "--loader", "week2"], "--loader has no effect on --solution mlx"),
         (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
-        (["--loader", "week2", "--record", "run.json"], "--record is for the engine; leave it"),
-        (["--loader", "week3", "--kv-cache-bytes", "9"], "--kv-cache-bytes is for the engine"),
+        (["--loader", "week2", "--record", "run.json"], "--record: only the engine records"),
+        (["--loader", "week3", "--kv-cache-bytes", "9"], "--kv-cache-bytes: only the engine has"),
         (["--kv-cache-bytes", "9"], "kv_cache_bytes must be at least 262144, a page of 32"),
-        (["--record", "/no/such/run.json"], "there is no folder '/no/such'"),
-        (["--solution", "mine"], "--solution mine runs a learner's tree"),
-        (["--batch-size", "0"], "--batch-size is 0; it must be at least 1"),
-        (["--prefill-step", "-1"], "--prefill-step is -1; it must be at least 1"),
-        (["--max-tokens", "0"], "--max-tokens is 0"),
+        (["--record", "/no/such/run.json"], "the folder '/no/such' does not exist"),
+        (["--solution", "mine"], "--solution mine requires a learner's tree"),
+        (["--batch-size", "0"], "--batch-size: must be at least 1, got 0"),
+        (["--prefill-step", "-1"], "--prefill-step: must be at least 1, got -1"),
+        (["--max-tokens", "0"], "--max-tokens: must be at least 1, got 0"),
         (["--sampler-top-p", "2"], "top-p is 2.0"),
         (["--model", "nonsense"], "there is no model 'nonsense'"),
         (["--prompt", "Hello!"], "unrecognized arguments: --prompt Hello!"),
@@ -141,7 +144,7 @@ def test_what_cannot_be_honoured_is_one_sentence(capsys, argv, message):
     assert status == 2
     assert out == ""
     last = err.splitlines()[-1]
-    assert last.startswith("batch-main: ")
+    assert last.startswith("batch: ")
     assert message in last
 
 
@@ -321,6 +324,8 @@ def open_engine(**flags) -> EngineBatchRun:
         "draft_model": None,
         "speculative": None,
         "attention_backend": None,
+        "block_size": None,
+        "num_drafts": None,
         "sampler_temp": 0.0,
     }
     checkpoint = Checkpoint("tiny", tiny_model(vocab_size=256), ByteTokenizer())
@@ -365,9 +370,7 @@ def test_view_of_the_pages():
     bar = lines[5].split()[1]
     assert [bar.count(character) for character in "█▒░"] == [8, 7, 15]
     assert "2 shared, 2 own, 4 cached, 8 free of 16" in lines[5]
-    assert (
-        "50 of 200 prompt tokens found (25%) | preemptions: 3 | draft tokens: 7 of 10" in lines[6]
-    )
+    assert "50 of 200 prompt tokens (25%) | preemptions: 3 | draft tokens: 7 of 10" in lines[6]
 
 
 def test_the_engine_says_the_same_as_week_2_and_records_it(capsys, tmp_path):
@@ -379,7 +382,7 @@ def test_the_engine_says_the_same_as_week_2_and_records_it(capsys, tmp_path):
     assert status == 0
     assert out.split("\n\n")[:16] == expected.split("\n\n")[:16]
     assert re.search(
-        r"prefix cache: \d+ of 1692 prompt tokens found .* draft tokens: \d+ of \d+", out
+        r"prefix cache hits: \d+ of 1692 prompt tokens .* draft tokens: \d+ of \d+", out
     )
     assert STATISTICS.fullmatch(out.splitlines()[-1])
     assert f"recorded: {file}" in err

@@ -107,18 +107,21 @@ def test_mlx_is_the_baseline(capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--num-seqs", "0"], "--num-seqs is 0; it must be at least 1"),
-        (["--min-input-len", "0"], "--min-input-len is 0; it must be at least 1"),
-        (["--min-input-len", "30"], "--max-input-len is 20; it must be at least --min-input-len"),
-        (["--max-output-len", "0"], "--max-output-len is 0; it must be at least --min-output-len"),
-        (["--min-output-len", "-1"], "--min-output-len is -1"),
-        (["--max-input-len", "2043"], "together are more than the context of 'demo', 2048 tokens"),
-        (["--warmup", "-1"], "--warmup is -1; it must be at least 0"),
-        (["--seed", "-1"], "--seed is -1; it must be at least 0"),
-        (["--batch-size", "0"], "--batch-size is 0"),
-        (["--loader", "week1"], "--loader week1 has no cache, and so no batches"),
-        (["--loader", "week2", "--draft-model", "demo-draft"], "--draft-model: drafts are"),
-        (["--solution", "mlx", "--loader", "week2"], "--loader chooses a week's model"),
+        (["--num-seqs", "0"], "--num-seqs: must be at least 1, got 0"),
+        (["--min-input-len", "0"], "--min-input-len: must be at least 1, got 0"),
+        (
+            ["--min-input-len", "30"],
+            "--max-input-len must be at least --min-input-len, 30, got 20.",
+        ),
+        (["--max-output-len", "0"], "--max-output-len: must be at least 1, got 0"),
+        (["--min-output-len", "-1"], "--min-output-len: must be at least 1, got -1"),
+        (["--max-input-len", "2043"], "exceeds the context of 'demo', 2048 tokens"),
+        (["--warmup", "-1"], "--warmup: must be at least 0, got -1"),
+        (["--seed", "-1"], "--seed: must be at least 0, got -1"),
+        (["--batch-size", "0"], "--batch-size: must be at least 1, got 0"),
+        (["--loader", "week1"], "--loader week1 has no KV cache and cannot batch"),
+        (["--loader", "week2", "--draft-model", "demo-draft"], "only the engine verifies draft"),
+        (["--solution", "mlx", "--loader", "week2"], "--loader has no effect on --solution mlx"),
         (["--sampler-temp", "1"], "unrecognized arguments: --sampler-temp 1"),
         (["--num-seqs", "many"], "invalid int value: 'many'"),
     ],
@@ -140,7 +143,7 @@ def test_lengths_cover_their_range():
     assert {len(prompt) for prompt in workload.prompts} == {2, 3, 4, 5}
     assert set(workload.output_lens) == {1, 2, 3}
     assert {token for prompt in workload.prompts for token in prompt} == set(range(10))
-    with pytest.raises(UserError, match="--max-input-len is 1; it must be at least"):
+    with pytest.raises(UserError, match="--max-input-len must be at least"):
         LengthRange("input", 2, 1)
 
 

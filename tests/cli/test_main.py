@@ -15,7 +15,9 @@ from tests.support import FLASH_FLAGS
 from tiny_llm import kernels, models
 from tiny_llm.cli import chat, main
 from tiny_llm.cli.backends import backend, checkpoint
+from tiny_llm.cli.backends import engine as engine_backend
 from tiny_llm.errors import TaskNotImplemented
+from tiny_llm.generate.loops import PREFILL_STEP
 
 STATISTICS = re.compile(
     r"prompt: \d+ tokens, [\d.]+ tokens/s \| generation: (\d+) tokens, [\d.]+ tokens/s "
@@ -121,12 +123,28 @@ def test_seed_repeats_a_sampled_answer(capsys):
     # The demo model is so sure of its answers that only a very high temperature varies them.
     argv = [*FRANCE, "--sampler-temp", "50", "--sampler-top-k", "40", "--max-tokens", "12"]
 
-    def answer(seed: int) -> str:
+    def answer(seed: int, argv: list[str] = argv) -> str:
         return run(capsys, main, *argv, "--seed", str(seed))[1].rpartition("\n\n")[0]
 
     first = answer(1)
     assert first == answer(1)
     assert len({first, *(answer(seed) for seed in (2, 3, 4))}) > 1
+    assert first == answer(1, [flag.replace("sampler-temp", "temperature") for flag in argv])
+
+
+def test_short_names_of_the_sampling_flags():
+    parse = main.make_parser("main").parse_args
+    args = parse(["--temperature", "0.5", "--top-p", "0.9", "--top-k", "7"])
+    assert (args.sampler_temp, args.sampler_top_p, args.sampler_top_k) == (0.5, 0.9, 7)
+
+
+def test_block_size_and_num_drafts_reach_the_engine(monkeypatch):
+    given = {}
+    monkeypatch.setattr(engine_backend, "LLM", lambda *args, **options: given.update(options))
+    flags = ["--model", "demo", "--speculative", "ngram", "--num-drafts", "3", "--block-size", "8"]
+    backend.open_backend(main.make_parser("main").parse_args(flags))
+    assert (given["block_size"], given["num_drafts"]) == (8, 3)
+    assert given["max_num_batched_tokens"] == 1 + 3 + PREFILL_STEP
 
 
 def test_mlx_is_the_baseline(capsys):
@@ -217,23 +235,24 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
         (["--sampler-top-p", "1.01"], "top-p is 1.01"),
         (["--sampler-top-k", "0"], "top-k is 0"),
         (["--sampler-top-k", "2.5"], "invalid int value: '2.5'"),
-        (["--max-tokens", "0"], "--max-tokens is 0"),
-        (["--seed", "-1"], "--seed is -1"),
-        (
-            ["--loader", "week9"],
-            "--loader 'week9' is unknown; this version has week1, week2, week3 or engine",
-        ),
-        (["--device", "tpu"], "--device must be cpu or gpu, got 'tpu'"),
-        (["--solution", "theirs"], "--solution 'theirs' is unknown"),
-        (["--solution", "mine"], "--solution mine runs a learner's tree"),
-        (["--solution", "mlx", "--loader", "week1"], "--loader chooses a week's model"),
+        (["--max-tokens", "0"], "--max-tokens: must be at least 1, got 0"),
+        (["--seed", "-1"], "--seed: must be between 0 and 18446744073709551615, got -1"),
+        (["--loader", "week9"], "--loader: invalid choice: 'week9' (choose from"),
+        (["--device", "tpu"], "--device: invalid choice: 'tpu' (choose from"),
+        (["--solution", "theirs"], "--solution: invalid choice: 'theirs' (choose from"),
+        (["--solution", "mine"], "--solution mine requires a learner's tree"),
+        (["--solution", "mlx", "--loader", "week1"], "--loader has no effect on --solution mlx"),
         (["--solution", "mlx", "--enable-flash-attn"], "--enable-flash-attn has no effect"),
-        (["--enable-flash-attn", "--loader", "engine"], "the engine attends through paged"),
-        (["--enable-flash-attn", "--loader", "week1"], "week1 does not attend through that"),
-        (["--enable-flash-attn", "--loader", "week3"], "week3 does not attend through that"),
-        (["--no-enable-flash-attn", "--loader", "week3"], "week3 attends through paged attention"),
-        (["--draft-model", "demo-draft", "--loader", "week1"], "week1 has no cache to rewind"),
-        (["--temperature", "1"], "unrecognized arguments: --temperature 1"),
+        (["--enable-flash-attn", "--loader", "engine"], "has no effect on the engine"),
+        (["--enable-flash-attn", "--loader", "week1"], "week1 does not have this kernel"),
+        (["--enable-flash-attn", "--loader", "week3"], "week3 does not have this kernel"),
+        (["--no-enable-flash-attn", "--loader", "week3"], "week3 has only paged attention"),
+        (["--draft-model", "demo-draft", "--loader", "week1"], "week1 has no KV cache to rewind"),
+        (["--block-size", "0"], "--block-size: must be at least 1, got 0"),
+        (["--block-size", "16", "--loader", "week2"], "--block-size: only the engine has a"),
+        (["--num-drafts", "2", "--solution", "mlx"], "--num-drafts has no effect on"),
+        (["--num-drafts", "2"], "num_drafts is 2"),
+        (["--temperatur", "1"], "unrecognized arguments: --temperatur 1"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
@@ -269,13 +288,13 @@ def test_chat_remembers_and_forgets(capsys, monkeypatch, flags):
     answers = out.splitlines()
     assert "Tom" in answers[1]
     assert "Tom" not in answers[2]
-    assert "the conversation is forgotten" in err
+    assert "history cleared" in err
 
 
 def test_chat_unknown_command_and_exit(capsys, monkeypatch):
     out, err = converse(capsys, monkeypatch, "/help\n\n/exit\nHello!\n")
     assert out == "", "nothing after /exit is answered"
-    assert "unknown command /help; /reset forgets" in err
+    assert "unknown command /help; /reset clears" in err
 
 
 def test_chat_survives_a_turn_that_is_too_long(capsys, monkeypatch):

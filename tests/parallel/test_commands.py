@@ -30,11 +30,11 @@ def test_commands_on_two_ranks(capsys):
 @pytest.mark.parametrize(
     ("command", "flags", "sentence"),
     [
-        (main, ["--loader", "week1"], "only the engine splits a model among processes"),
-        (main, ["--loader", "week2"], "only the engine splits a model among processes"),
+        (main, ["--loader", "week1"], "only the engine shards a model across processes"),
+        (main, ["--loader", "week2"], "only the engine shards a model across processes"),
         (bench, ["--solution", "mlx"], "has no effect on --solution mlx"),
-        (main, ["--tensor-parallel-size", "0"], "--tensor-parallel-size is 0; it must be at least"),
-        (serve, ["--tensor-parallel-size", "-1"], "--tensor-parallel-size is -1; it must be"),
+        (main, ["--tensor-parallel-size", "0"], "must be at least 1, got 0"),
+        (serve, ["--tensor-parallel-size", "-1"], "must be at least 1, got -1"),
         (main, ["--tensor-parallel-size", "3"], "num_attention_heads, 4, cannot be split"),
     ],
 )
@@ -54,7 +54,7 @@ def test_ranks_of_mlx_launch_generate(capfd):
     assert stdout.splitlines()[0] == capfd.readouterr().out.splitlines()[0]
     with mlx_launch(*ask, "--tensor-parallel-size", "3") as launcher:
         stdout, errors = launcher.communicate(timeout=60)
-    assert "is 3, but the launcher started 2 ranks; leave it out." in errors
+    assert "must be 2, the number of launched ranks, got 3; leave it out" in errors
     assert stdout.strip() == ""
 
 

@@ -18,11 +18,12 @@ UNLUCKY_BODY = {"prompt": UNLUCKY}
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--host", "0.0.0.0"], "lets other machines in, and there is no key"),
-        (["--port", "70000"], "--port is 70000; it must be between 0 and 65535."),
-        (["--watchdog", "0"], "--watchdog is 0.0; it must be at least 0.001."),
-        (["--max-queue", "-1"], "--max-queue is -1; it must be at least 0."),
-        (["--generation-config", "mine"], "--generation-config 'mine' is unknown"),
+        (["--host", "0.0.0.0"], "reachable from other machines without an API key"),
+        (["--port", "70000"], "--port: must be between 0 and 65535, got 70000"),
+        (["--watchdog", "0"], "--watchdog: must be at least 0.001, got 0"),
+        (["--max-queue", "-1"], "--max-queue: must be at least 0, got -1"),
+        (["--generation-config", "mine"], "--generation-config: invalid choice: 'mine'"),
+        (["--block-size", "0"], "--block-size: must be at least 1, got 0"),
         (["--model", "nothing"], "there is no model 'nothing'"),
     ],
 )
@@ -35,7 +36,9 @@ def test_flags_that_are_refused(capsys, monkeypatch, flags, sentence):
 def test_without_its_libraries_the_command_says_so(capsys, monkeypatch):
     monkeypatch.setattr(serve, "LIBRARIES", ("fastapi", "no_such_library"))
     assert serve.main([]) == 2
-    assert "needs no_such_library; `pip install 'tiny-llm[serve]'`" in capsys.readouterr().err
+    assert (
+        "requires no_such_library; run `pip install 'tiny-llm[serve]'`" in capsys.readouterr().err
+    )
 
 
 def test_a_port_that_is_taken(capsys, server):

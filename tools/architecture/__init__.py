@@ -1,6 +1,7 @@
-"""The architecture of the package: its rules, checked, and its picture.
+"""Import rules of the package, its module tree and its import diagram.
 
-imports   what each file imports, from the syntax trees
-rules     floors and components, and what breaks a rule
-drawing   the picture of them
+imports   imports of each module, from the syntax trees
+rules     layers and components, and the checks
+tree      the tree in ARCHITECTURE.md
+diagram   the import diagram
 """

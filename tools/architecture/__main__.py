@@ -1,4 +1,4 @@
-"""`python -m tools.architecture`: writes the import diagram and the tree; `--check` only checks."""
+"""`python -m tools.architecture [--check]`: writes the import diagram and tree."""
 
 import argparse
 import sys
@@ -13,35 +13,35 @@ DIAGRAM = PACKAGE.parents[1] / "book" / "assets" / "architecture.svg"
 
 
 def diagram() -> str:
-    """The picture of the package as it is."""
+    """Import diagram of the current package, as SVG."""
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     return draw(component_imports(read_package(PACKAGE)), folders)
 
 
 def check(drawn: Path = DIAGRAM) -> list[str]:
-    """One sentence per broken rule, outdated diagram or outdated tree."""
-    found = problems(read_package(PACKAGE)) + unordered(PACKAGE)
-    if found:
-        return found
+    """Checks the rules, the tree and the diagram; returns one sentence per problem."""
+    errors = problems(read_package(PACKAGE)) + unordered(PACKAGE)
+    if errors:
+        return errors
     if PAGE.read_text(encoding="utf-8") != page(PAGE.read_text(encoding="utf-8")):
-        return [f"the tree in {PAGE.name} is outdated: `pdm run architecture`."]
+        return [f"the tree in {PAGE.name} is outdated; run `pdm run architecture`."]
     if not drawn.exists() or drawn.read_text(encoding="utf-8") != diagram():
-        return [f"{drawn.name} shows other imports than the package has: `pdm run architecture`."]
+        return [f"{drawn.name} is outdated; run `pdm run architecture`."]
     return []
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command; 1 if something is not in order."""
+    """Runs the command. Exit status: 0, or 1 if a check fails."""
     parser = argparse.ArgumentParser(prog="architecture", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--check", action="store_true", help="check without writing")
     args = parser.parse_args(argv)
     if not args.check and not problems(read_package(PACKAGE)) and not unordered(PACKAGE):
         DIAGRAM.write_text(diagram(), encoding="utf-8")
         PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    found = check()
-    for sentence in found:
+    errors = check()
+    for sentence in errors:
         print(f"architecture: {sentence}", file=sys.stderr)
-    return 1 if found else 0
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The import diagram: a band per layer, a box per component, an arrow per import.
+"""Import diagram: a band per layer, a box per component, an arrow per import.
 
-An import that follows from others is left out: if a imports b, and b imports c, there is no arrow
-from a to c. Where the boxes stand is chosen by hand, in `LAYERS`; the rest is computed.
+Transitive imports are omitted: if a imports b, and b imports c, no arrow goes from a to c. The
+columns of the boxes are set by hand, in `LAYERS`; everything else is computed.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ from .rules import LAYER, LAYERS, reachable_components
 COLUMN = {
     component: column for components in LAYERS.values() for component, column in components.items()
 }
-# Arrows that pass other floors on their way: the column in which they do.
+# Column in which a long arrow passes the layers between its ends.
 EDGE_COLUMN = {("models", "demo"): -0.2, ("generate", "sampler"): 9.9}
 
 WIDTH = 960
-LEFT, COLUMN_WIDTH = 200, 71  # where column 0 is, and how wide a column is
-TOP, FLOOR_HEIGHT, BOX_HEIGHT, GAP = 20, 68, 30, 6
+LEFT, COLUMN_WIDTH = 200, 71  # x of column 0, width of a column
+TOP, LAYER_HEIGHT, BOX_HEIGHT, GAP = 20, 68, 30, 6
 STYLE = """
   text { font: 13px "Helvetica Neue", Arial, "Liberation Sans", sans-serif; fill: #16202e; }
-  .floor { font-size: 12px; fill: #5d6b7e; }
+  .layer { font-size: 12px; fill: #5d6b7e; }
   .paper { fill: #ffffff; }
   .band { fill: #f3f5f9; }
   .component { fill: #ffffff; stroke: #47607f; }
@@ -28,7 +28,7 @@ STYLE = """
   .head { fill: #47607f; }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6edf5; }
-    .floor { fill: #a0aec0; }
+    .layer { fill: #a0aec0; }
     .paper { fill: #0e141b; }
     .band { fill: #172029; }
     .component { fill: #0e141b; stroke: #93a9c4; }
@@ -40,27 +40,27 @@ STYLE = """
 
 
 def draw(components: Mapping[str, set[str]], folders: set[str]) -> str:
-    """The picture as SVG; the same for the same components and imports.
+    """Draws the diagram as SVG. Deterministic.
 
     Args:
-        components: which component imports which others.
-        folders: those that are folders of files.
+        components: imports of each component.
+        folders: components that are packages.
     """
-    height = 2 * TOP + (len(LAYERS) - 1) * FLOOR_HEIGHT + BOX_HEIGHT
+    height = 2 * TOP + (len(LAYERS) - 1) * LAYER_HEIGHT + BOX_HEIGHT
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" role="img" aria-label="Which part of tiny-llm imports '
-        'which: floors from the commands down to the errors, with every arrow going down.">',
+        f'width="{WIDTH}" height="{height}" role="img" aria-label="Imports between the components '
+        'of tiny-llm: layers from the commands down to the errors; all arrows point down.">',
         f"<style>{STYLE}</style>",
         f'<rect class="paper" width="{WIDTH}" height="{height}" rx="8"/>',
     ]
-    for number, floor in enumerate(LAYERS):
+    for number, layer in enumerate(LAYERS):
         y = _top(number)
         parts.append(
             f'<rect class="band" x="12" y="{y - GAP}" width="{WIDTH - 24}" '
             f'height="{BOX_HEIGHT + 2 * GAP}" rx="6"/>'
         )
-        parts.append(f'<text class="floor" x="24" y="{y + BOX_HEIGHT / 2 + 4:g}">{floor}</text>')
+        parts.append(f'<text class="layer" x="24" y="{y + BOX_HEIGHT / 2 + 4:g}">{layer}</text>')
     for component, others in components.items():
         for other in sorted(_direct(component, others, components)):
             parts += _arrow(component, other, components)
@@ -81,13 +81,13 @@ def draw(components: Mapping[str, set[str]], folders: set[str]) -> str:
 
 
 def _direct(component: str, others: set[str], components: Mapping[str, set[str]]) -> set[str]:
-    """The imports of a component that do not follow from its others."""
+    """Imports of a component that are not also transitive."""
     implied = {far for other in others for far in reachable_components(other, components) - {other}}
     return others - implied
 
 
 def _arrow(component: str, other: str, components: Mapping[str, set[str]]) -> list[str]:
-    """From the lower edge of a box to the upper edge of one further down."""
+    """Arrow from the lower edge of a box to the upper edge of a lower one."""
     start_y = _top(LAYER[component]) + BOX_HEIGHT
     end_y = _top(LAYER[other]) - 1
     start_x = _port(
@@ -95,7 +95,7 @@ def _arrow(component: str, other: str, components: Mapping[str, set[str]]) -> li
     )
     above = [each for each in components if other in _direct(each, components[each], components)]
     end_x = _port(other, sorted(above, key=_column), component)
-    bend = FLOOR_HEIGHT - BOX_HEIGHT
+    bend = LAYER_HEIGHT - BOX_HEIGHT
     if (component, other) in EDGE_COLUMN:
         lane = _x(EDGE_COLUMN[component, other])
         path = (
@@ -114,7 +114,7 @@ def _arrow(component: str, other: str, components: Mapping[str, set[str]]) -> li
 
 
 def _port(component: str, neighbours: list[str], neighbour: str) -> float:
-    """Where on a box's edge the arrow to or from a neighbour is: side by side, as they stand."""
+    """X of an arrow's end on a box's edge; the ends are spread in the neighbours' order."""
     space = min(14.0, (2 * _half_width(component) - 16) / max(1, len(neighbours) - 1))
     return _x(COLUMN[component]) + (neighbours.index(neighbour) - (len(neighbours) - 1) / 2) * space
 
@@ -124,8 +124,8 @@ def _column(component: str) -> float:
 
 
 def _top(number: int) -> int:
-    """Of the boxes of a floor, counted from the ground."""
-    return TOP + (len(LAYERS) - 1 - number) * FLOOR_HEIGHT
+    """Y of a layer's boxes; layer 0 is the lowest."""
+    return TOP + (len(LAYERS) - 1 - number) * LAYER_HEIGHT
 
 
 def _x(column: float) -> float:
@@ -133,5 +133,5 @@ def _x(column: float) -> float:
 
 
 def _half_width(component: str) -> float:
-    """Of a box: about seven units a letter, and a margin."""
+    """Half the width of a box: about seven units per letter plus a margin."""
     return 3.5 * len(component) + 14

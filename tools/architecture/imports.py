@@ -1,4 +1,4 @@
-"""What each file of a package imports, read from its syntax tree; nothing is executed."""
+"""Imports of each module of a package, read from its syntax tree without executing it."""
 
 import ast
 from collections.abc import Collection, Iterator
@@ -10,16 +10,15 @@ DYNAMIC_IMPORTS = {"import_module", "__import__", "exec", "eval"}
 
 @dataclass(frozen=True)
 class Module:
-    """One file and its imports, those for the type checker included.
+    """One module and its imports, type-checking imports included.
 
     Attributes:
-        name: below the package: `cli.main`, `cli` for a folder's `__init__`, "" for the package's.
-        internal: modules of the package, with the folders whose `__init__` runs on the way to them.
-        external: the top-level names of all others.
+        name: name relative to the package: `cli.main`; `cli` and "" for `__init__` modules.
+        internal: imported modules of the package, parent packages included.
+        external: top-level names of all other imports.
         has_star_import: whether it has an `import *`.
-        has_getattr: whether the module has a `__getattr__`, which finds names when they are asked
-            for.
-        dynamic_imports: names that it uses to import what no import statement shows.
+        has_getattr: whether it defines a module-level `__getattr__`.
+        dynamic_imports: functions it uses that can import modules.
     """
 
     name: str
@@ -31,12 +30,12 @@ class Module:
 
     @property
     def component(self) -> str:
-        """The entry of the package's folder that it belongs to; "" for the package itself."""
+        """Top-level entry of the package that contains it; "" for the package itself."""
         return self.name.partition(".")[0]
 
 
 def read_package(folder: Path) -> dict[str, Module]:
-    """Every module of a package by name, in the order of their names."""
+    """Reads all modules of a package, sorted by name."""
     files = {_name(file, folder): file for file in sorted(folder.rglob("*.py"))}
     return {name: _read(name, file, files.keys()) for name, file in files.items()}
 
@@ -65,7 +64,7 @@ def _read(name: str, file: Path, modules: Collection[str]) -> Module:
             else:
                 internal |= set(_internal(node, package, modules))
         elif isinstance(node, ast.Attribute):
-            dynamic_imports |= {node.attr} & DYNAMIC_IMPORTS - {"eval"}  # mx.eval computes arrays
+            dynamic_imports |= {node.attr} & DYNAMIC_IMPORTS - {"eval"}  # mx.eval is harmless
         elif isinstance(node, ast.Name):
             dynamic_imports |= {node.id} & DYNAMIC_IMPORTS
     with_folders = {folder for module in internal for folder in _and_folders(module)}
@@ -81,7 +80,7 @@ def _read(name: str, file: Path, modules: Collection[str]) -> Module:
 
 
 def _internal(node: ast.ImportFrom, package: str, modules: Collection[str]) -> Iterator[str]:
-    """The modules behind `from .a import b`: `a.b` if that is one, `a` if b is a name in it."""
+    """Modules of `from .a import b`: `a.b` if it is a module, else `a`."""
     parts = package.split(".") if package else []
     base = [*parts[: len(parts) - node.level + 1]]
     base += node.module.split(".") if node.module else []
@@ -91,14 +90,14 @@ def _internal(node: ast.ImportFrom, package: str, modules: Collection[str]) -> I
 
 
 def _and_folders(module: str) -> Iterator[str]:
-    """`a.b.c`, `a.b`, `a`."""
+    """Yields a module and its parent packages: `a.b.c`, `a.b`, `a`."""
     while module:
         yield module
         module = module.rpartition(".")[0]
 
 
 def _defines(node: ast.stmt, function: str) -> bool:
-    """Whether a statement of a module defines a function, also below an `if` or a `try`."""
+    """Whether a module-level statement defines a function, inside `if` or `try` included."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return node.name == function
     if isinstance(node, ast.ClassDef):

@@ -13,10 +13,10 @@ from .imports import Module
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "tiny_llm"
 
-# Layers from bottom to top: their components, each with its column in the diagram. A component that
-# is missing here fails the check.
+# Layers from bottom to top: components with their columns in the diagram. A component missing here
+# fails the check.
 LAYERS: dict[str, dict[str, float]] = {
-    "errors, shipped models": {"demo": 0.72, "errors": 8.2},
+    "errors, bundled models": {"demo": 0.72, "errors": 8.2},
     "arithmetic": {"basics": 5.4, "kernels": 8.2},
     "layers": {
         "layer_norm": 0.72,
@@ -26,13 +26,13 @@ LAYERS: dict[str, dict[str, float]] = {
         "attention": 8.2,
         "sampler": 9.9,
     },
-    "keys and values": {"kv_cache": 8.2},
+    "KV cache": {"kv_cache": 8.2},
     "models of Weeks 1 and 2": {"qwen3_week1": 2.4, "qwen3_week2": 5.2},
     "Week 3": {"qwen3_week3": 5.2, "paged_kv_cache": 8.2},
     "checkpoints": {"models": 4.0},
-    "one answer": {"generate": 5.6},
+    "one request": {"generate": 5.6},
     "many requests": {"batch": 4.6, "engine": 6.6},
-    "many clients": {"server": 6.6},
+    "HTTP clients": {"server": 6.6},
     "commands": {"cli": 5.6},
 }
 LAYER = {
@@ -41,10 +41,10 @@ LAYER = {
     for component in components
 }
 
-# The package's own __init__ lists everything, and finds the engine's names when they are used.
+# Exempt from the rules: the package's __init__ re-exports everything and loads the engine lazily.
 ENTRY_POINTS = {"", "__main__"}
 
-# The mathematics of Week 1 can be read with nothing but MLX at hand.
+# Week 1's mathematics depends only on MLX.
 MLX_ONLY = {
     "basics",
     "attention.dense",
@@ -57,7 +57,7 @@ MLX_ONLY = {
 }
 MLX_ONLY_LIBRARY = {"math", "typing", "collections", "dataclasses", "functools", "types", "mlx"}
 
-# Modules that decide which tokens are computed next, and in which pages: plain Python.
+# Scheduling decisions (which tokens, in which pages) are plain Python.
 ARRAY_FREE = (
     "engine.inputs",
     "engine.scheduling",
@@ -74,7 +74,7 @@ STANDARD_LIBRARY = set(sys.stdlib_module_names)
 
 
 def problems(modules: Mapping[str, Module]) -> list[str]:
-    """One sentence per broken rule."""
+    """Checks all rules; returns one sentence per violation."""
     inside = [module for name, module in modules.items() if name not in ENTRY_POINTS]
     found = [sentence for module in inside for sentence in _problems_of(module)]
     found += _problems_of_week_1(modules)
@@ -86,7 +86,7 @@ def problems(modules: Mapping[str, Module]) -> list[str]:
     for component in LAYER:
         cycle = find_cycle(child_imports(component, modules))
         if cycle:
-            found.append(f"packages of {component} form an import cycle: {' → '.join(cycle)}.")
+            found.append(f"sub-packages of {component} form an import cycle: {' → '.join(cycle)}.")
     return sorted(found)
 
 
@@ -96,44 +96,44 @@ def _problems_of(module: Module) -> list[str]:
     if component not in LAYER:
         return [f"{component} is in no layer; add it to LAYERS."]
     for other in sorted(module.internal):
-        there = other.partition(".")[0]
-        if there != component and LAYER.get(there, -1) >= LAYER[component]:
+        target = other.partition(".")[0]
+        if target != component and LAYER.get(target, -1) >= LAYER[component]:
             found.append(f"{name} imports {other}, which is not in a lower layer.")
     if module.has_star_import:
-        found.append(f"{name} has an `import *`; name what it needs.")
+        found.append(f"{name} has an `import *`; import names explicitly.")
     if module.has_getattr:
-        found.append(f"{name} defines __getattr__, which hides what it imports.")
+        found.append(f"{name} defines __getattr__, which hides imports.")
     for function in sorted(module.dynamic_imports):
-        found.append(f"{name} uses {function}, which hides what it imports.")
+        found.append(f"{name} uses {function}, which hides imports.")
     if "tiny_llm" in module.external:
-        found.append(f"{name} imports tiny_llm by name; inside the package imports are relative.")
+        found.append(f"{name} imports tiny_llm by name; use a relative import.")
     if "tiny_llm_ext" in module.external and name != "kernels":
-        found.append(f"{name} imports the extension, which only kernels does.")
+        found.append(f"{name} imports the extension; only kernels may.")
     if name in MLX_ONLY:
         others = module.external - MLX_ONLY_LIBRARY
         if others:
-            found.append(f"{name} imports {_listed(others)}; the mathematics needs MLX alone.")
+            found.append(f"{name} imports {_listed(others)}; Week 1 may import only MLX.")
     if is_array_free(name):
         packages = {"engine", "engine.structured_output", "engine.spec_decode", "errors"}
         internal = {other for other in module.internal - packages if not is_array_free(other)}
         others = (module.external - STANDARD_LIBRARY) | internal
         if others:
-            found.append(f"{name} imports {_listed(others)}; the scheduler is plain Python.")
+            found.append(f"{name} imports {_listed(others)}; it must be plain Python.")
     return found
 
 
 def _problems_of_week_1(modules: Mapping[str, Module]) -> list[str]:
-    """Week 1 runs where MLX is installed and nothing else: kernels imports its extension later."""
+    """Week 1 must run with only MLX installed; kernels imports the extension lazily."""
     found = []
     for name in sorted(reachable("qwen3_week1", modules)):
         others = modules[name].external - STANDARD_LIBRARY - {"mlx", "tiny_llm_ext"}
         if others:
-            found.append(f"{name}, which Week 1 imports, imports {_listed(others)}.")
+            found.append(f"{name}, a dependency of Week 1, imports {_listed(others)}.")
     return found
 
 
 def reachable(start: str, modules: Mapping[str, Module]) -> set[str]:
-    """A module and all that it imports, directly or not; none if there is no such module."""
+    """A module and its transitive imports; empty for an unknown module."""
     found: set[str] = set()
     todo = [start]
     while todo:
@@ -145,16 +145,16 @@ def reachable(start: str, modules: Mapping[str, Module]) -> set[str]:
 
 
 def find_cycle(graph: Mapping[str, frozenset[str]]) -> list[str]:
-    """A cycle of names, the first repeated at the end; empty if the graph has none."""
+    """A cycle, with its first name repeated at the end; empty if the graph is acyclic."""
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
-        return list(reversed(error.args[1]))  # it lists who is imported before who imports
+        return list(reversed(error.args[1]))  # graphlib lists dependencies first
     return []
 
 
 def child_imports(package: str, modules: Mapping[str, Module]) -> dict[str, frozenset[str]]:
-    """The imports between the entries of a package: a sub-package counts as one node."""
+    """Imports between the children of a package; a sub-package is one node."""
 
     def child(name: str) -> str:
         return ".".join(name.split(".")[:2])
@@ -173,7 +173,7 @@ def is_array_free(name: str) -> bool:
 
 
 def component_imports(modules: Mapping[str, Module]) -> dict[str, set[str]]:
-    """Which component imports which others."""
+    """Imports of each component."""
     components: dict[str, set[str]] = {component: set() for component in LAYER}
     for module in modules.values():
         if module.name not in ENTRY_POINTS:
@@ -183,7 +183,7 @@ def component_imports(modules: Mapping[str, Module]) -> dict[str, set[str]]:
 
 
 def reachable_components(start: str, components: Mapping[str, set[str]]) -> set[str]:
-    """A component and all that it imports, directly or not."""
+    """A component and its transitive imports."""
     found: set[str] = set()
     todo = [start]
     while todo:

@@ -1,7 +1,7 @@
-"""The tree of ARCHITECTURE.md, generated from the first line of each file.
+"""Tree of ARCHITECTURE.md, generated from the first line of each file.
 
-A package lists its entries in the docstring of its `__init__.py`, in reading order, in a paragraph
-that begins with `Reading order:`. Everything else is sorted by name.
+A package's `__init__.py` lists its entries in reading order, in a docstring paragraph that begins
+with `Reading order:`. Everything else is sorted by name.
 """
 
 import ast
@@ -18,9 +18,9 @@ BLOCK = re.compile(r"(?<=```text\n)tiny-llm/\n.*?(?=```)", re.DOTALL)
 WIDTH = 118
 HIDDEN = {"__init__.py", "__main__.py", "__pycache__"}
 
-# Everything outside the package: the path, and what of it the tree shows.
+# Paths outside the package, and which of their entries the tree shows.
 OUTSIDE = {
-    "src/extensions": "the C++ extension: an operation per folder of src/",
+    "src/extensions": "C++ extension: one folder of src/ per operation",
     "src/extensions/src": "operations",
     "examples": "files",
     "tests": "folders",
@@ -34,9 +34,9 @@ class Entry:
     """One line of the tree.
 
     Attributes:
-        path: below the repository's root.
-        depth: of indentation.
-        text: the first line of the file, or of the folder's `__init__.py`.
+        path: absolute path.
+        depth: indentation level.
+        text: first line of the file, or of the folder's `__init__.py`.
     """
 
     path: Path
@@ -45,7 +45,7 @@ class Entry:
 
 
 def first_line(path: Path) -> str:
-    """The first sentence of a Python file, a package or an operation's header; "" without one."""
+    """First sentence of a Python file, package or operation's header; "" if missing."""
     if path.is_dir():
         header = path / f"{path.name}.h"
         path = header if header.exists() else path / "__init__.py"
@@ -63,28 +63,28 @@ def first_line(path: Path) -> str:
 
 
 def reading_order(package: Path) -> list[str]:
-    """The names that a package's docstring lists after `Reading order:`; empty if it has none."""
+    """Names after `Reading order:` in a package's docstring; empty if missing."""
     docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))) or ""
-    found = re.search(r"Reading order: ([^.]*)\.", docstring)
-    return [name.strip() for name in found[1].split(",")] if found else []
+    match = re.search(r"Reading order: ([^.]*)\.", docstring)
+    return [name.strip() for name in match[1].split(",")] if match else []
 
 
 def entries_of(package: Path) -> dict[str, Path]:
-    """The modules and packages in a package, by name."""
+    """Modules and sub-packages of a package, by name."""
     children = [path for path in package.iterdir() if path.name not in HIDDEN]
     modules = {path.stem: path for path in children if path.suffix == ".py"}
     return modules | {path.name: path for path in children if (path / "__init__.py").exists()}
 
 
 def unordered(package: Path) -> list[str]:
-    """A sentence for each package whose reading order is not exactly its entries."""
+    """One sentence per package whose reading order does not match its entries."""
     problems = []
     for init in sorted(package.rglob("__init__.py")):
         entries, order = set(entries_of(init.parent)), reading_order(init.parent)
         if entries and entries != set(order):
             name = init.parent.relative_to(package.parent).as_posix()
-            odd = ", ".join(sorted(entries ^ set(order)))
-            problems.append(f"{name}/__init__.py: its reading order and its entries differ: {odd}.")
+            names = ", ".join(sorted(entries ^ set(order)))
+            problems.append(f"{name}/__init__.py: reading order and entries differ: {names}.")
     return problems
 
 
@@ -119,7 +119,7 @@ def _line(entry: Entry, width: int) -> str:
 
 
 def tree() -> str:
-    """The whole tree, a line for each entry."""
+    """The whole tree, one line per entry."""
     top = Entry(PACKAGE, 1, first_line(PACKAGE))
     entries = [top, *_package(PACKAGE, 2), *_outside()]
     width = 2 + max(2 * entry.depth + len(entry.path.name) for entry in entries)
@@ -127,5 +127,6 @@ def tree() -> str:
 
 
 def page(text: str) -> str:
-    """The page with the tree of today."""
+    """The page with an up-to-date tree."""
+
     return BLOCK.sub(lambda _: tree(), text, count=1)

@@ -1,4 +1,4 @@
-"""The commands, a thin module each, on top of the package's public names.
+"""Command-line interface: one thin module per command.
 
 Reading order: main, chat, batch, serve, bench, check_installation, entrypoint, parsing, backends,
 batching.

@@ -1,4 +1,4 @@
-"""Sixteen prompts through continuous batching, with a live view."""
+"""Continuous batching of sixteen prompts, with a live view."""
 
 import argparse
 import sys
@@ -17,7 +17,6 @@ from .batching.engine_run import EngineBatchRun
 from .batching.runs import BatchRun, open_batch_run
 from .batching.view import PlainLines, batch_table, speed_line
 from .parsing.arguments import (
-    ENGINE,
     add_batch_arguments,
     add_model_arguments,
     add_sampling_arguments,
@@ -26,41 +25,43 @@ from .parsing.arguments import (
 )
 from .parsing.command import CommandParser, console, run_command
 
-REDRAW_SECONDS = 0.1  # drawing takes a few milliseconds that decoding could use
+REDRAW_SECONDS = 0.1  # drawing takes a few milliseconds from decoding
 DEFAULT_MAX_TOKENS = 512
 
 
-def main(argv: Sequence[str] | None = None, prog: str = "batch-main") -> int:
-    """Runs the command; the exit status is 0, or 2 if the flags ask for what cannot be."""
-    return run_command(prog, lambda: _answer_all(make_parser(prog).parse_args(argv)))
+def main(argv: Sequence[str] | None = None, prog: str = "batch") -> int:
+    """Runs the command. Exit status: 0, or 2 for a user error."""
+    return run_command(prog, lambda: _batch(make_parser(prog).parse_args(argv)))
 
 
 def make_parser(prog: str) -> CommandParser:
-    """The command's flags."""
+    """Parser of the command's flags."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.batch")
     add_model_arguments(parser)
     add_sampling_arguments(parser)
     add_batch_arguments(parser)
     parser.add_argument(
-        "--plain", action="store_true", help="lines instead of the live view, as into a file"
+        "--plain",
+        action="store_true",
+        help="print lines instead of the live view; default if the output is not a terminal",
     )
     parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="write what happened as JSON (engine)"
+        "--record", type=Path, metavar="FILE", help="write the engine's events as JSON (engine)"
     )
     parser.add_argument(
         "--kv-cache-bytes",
         type=int,
         metavar="N",
-        help="memory for keys and values (engine); enough for the batch if not given",
+        help="memory for the KV cache (engine); by default, enough for the batch",
     )
     parser.set_defaults(max_tokens=DEFAULT_MAX_TOKENS)
     return parser
 
 
 def run_live(run: BatchRun, num_prompts: int, screen: Console) -> float:
-    """Steps through a run while a table on `screen` shows it; returns the seconds it took."""
+    """Runs a batch with a live table on `screen`; returns its duration in seconds."""
     with Live(console=screen, auto_refresh=False, transient=True) as live:
-        drawn_at = -REDRAW_SECONDS  # the first step is shown
+        drawn_at = -REDRAW_SECONDS  # draws after the first step
 
         def draw(seconds: float) -> None:
             nonlocal drawn_at
@@ -72,7 +73,7 @@ def run_live(run: BatchRun, num_prompts: int, screen: Console) -> float:
 
 
 def run_plain(run: BatchRun, questions: list[str], screen: Console) -> float:
-    """Steps through a run with a line for each event; returns the seconds it took."""
+    """Runs a batch with one line per event; returns its duration in seconds."""
     lines = PlainLines(screen, questions)
     return _run(run, lambda seconds: lines.update(run))
 
@@ -85,9 +86,10 @@ def _run(run: BatchRun, after_step: Callable[[float], None]) -> float:
     return time.perf_counter() - started
 
 
-def _answer_all(args: argparse.Namespace) -> int:
+def _batch(args: argparse.Namespace) -> int:
     check_batch_arguments(args)
-    _check_engine_arguments(args)
+    if args.record is not None and not args.record.absolute().parent.is_dir():
+        raise UserError(f"--record: the folder '{args.record.parent}' does not exist.")
     sampler = sampler_from_args(args)
     checkpoint = open_checkpoint(args)
     prompts = [
@@ -97,8 +99,8 @@ def _answer_all(args: argparse.Namespace) -> int:
     longest = max(map(len, prompts))
     if longest >= context:
         raise UserError(
-            f"the longest of the prompts has {longest} tokens, and the context of "
-            f"'{checkpoint.name}' holds {context} with the answer; use another model."
+            f"the longest prompt has {longest} tokens, but the context of '{checkpoint.name}' is "
+            f"{context}, output included; use another model."
         )
     limits = [min(args.max_tokens, context - len(prompt)) for prompt in prompts]
     run = open_batch_run(args, checkpoint, prompts, limits, sampler)
@@ -111,8 +113,8 @@ def _answer_all(args: argparse.Namespace) -> int:
     if isinstance(run, EngineBatchRun) and args.record is not None:
         run.write_recording(args.record)
         console.print(f"recorded: {args.record}", soft_wrap=True)
-    for index, answer in sorted(run.outputs.items()):
-        print(f"[{index}] {questions[index]}\n{answer.strip()}\n")
+    for index, output in sorted(run.outputs.items()):
+        print(f"[{index}] {questions[index]}\n{output.strip()}\n")
     state = run.state()
     if state is not None:
         print(state)
@@ -121,15 +123,6 @@ def _answer_all(args: argparse.Namespace) -> int:
         f"peak memory: {mx.get_peak_memory() / 1e9:.3f} GB"
     )
     return 0
-
-
-def _check_engine_arguments(args: argparse.Namespace) -> None:
-    """Refuses flags that only the engine can honour, where another serves."""
-    for flag, value in (("--record", args.record), ("--kv-cache-bytes", args.kv_cache_bytes)):
-        if value is not None and args.loader != ENGINE:
-            raise UserError(f"{flag} is for the engine; leave it out, or use --loader engine.")
-    if args.record is not None and not args.record.absolute().parent.is_dir():
-        raise UserError(f"--record: there is no folder '{args.record.parent}'.")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Throughput on synthetic token ids; ends in one line of JSON.
+"""Throughput and latency on random token ids; the last line is JSON.
 
-All sequences arrive at once and are served through continuous batching. End tokens are ignored,
-so that each yields exactly the length that was drawn for it.
+All sequences arrive at once and run through continuous batching. EOS tokens are ignored, so each
+output has exactly the length drawn for it.
 """
 
 import argparse
@@ -29,45 +29,50 @@ from .batching.workload import (
     latencies,
     synthetic_workload,
 )
-from .parsing.arguments import add_batch_arguments, add_model_arguments, check_batch_arguments
+from .parsing.arguments import (
+    add_batch_arguments,
+    add_model_arguments,
+    check_batch_arguments,
+    in_range,
+)
 from .parsing.command import CommandParser, console, run_command
 
-WARMUP_TOKENS = 8  # enough to have run every kernel that decoding uses
+WARMUP_TOKENS = 8  # enough to run every decoding kernel
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "bench") -> int:
-    """Runs the command; the exit status is 0, or 2 if the flags ask for what cannot be."""
+    """Runs the command. Exit status: 0, or 2 for a user error."""
     return run_command(prog, lambda: _bench(make_parser(prog).parse_args(argv)))
 
 
 def make_parser(prog: str) -> CommandParser:
-    """The command's flags."""
+    """Parser of the command's flags."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.bench")
     add_model_arguments(parser)
     add_batch_arguments(parser)
-    for flag, default, text in (
-        ("--num-seqs", 16, "how many sequences"),
-        ("--min-input-len", 32, "tokens of the shortest prompt"),
-        ("--max-input-len", 256, "tokens of the longest prompt"),
-        ("--min-output-len", 32, "tokens of the shortest answer"),
-        ("--max-output-len", 128, "tokens of the longest answer"),
-        ("--warmup", 1, "sequences to serve before the clock starts"),
-        ("--seed", 0, "of the lengths and ids"),
+    for flag, low, default, text in (
+        ("--num-seqs", 1, 16, "number of sequences"),
+        ("--min-input-len", 1, 32, "minimum prompt length in tokens"),
+        ("--max-input-len", 1, 256, "maximum prompt length in tokens"),
+        ("--min-output-len", 1, 32, "minimum output length in tokens"),
+        ("--max-output-len", 1, 128, "maximum output length in tokens"),
+        ("--warmup", 0, 1, "sequences to run before the measurement"),
+        ("--seed", 0, 0, "seed of the lengths and token ids"),
     ):
-        parser.add_argument(flag, type=int, default=default, metavar="N", help=text)
+        parser.add_argument(flag, type=in_range(low), default=default, metavar="N", help=text)
     return parser
 
 
 def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload) -> dict[str, Any]:
-    """Serves a workload once, and says how it went.
+    """Runs a workload once.
 
     Args:
         args: flags, checked by `check_batch_arguments`.
-        checkpoint: the model; its tokenizer is not used.
-        workload: what to serve.
+        checkpoint: the model; its tokenizer is unused.
+        workload: prompts and output lengths.
 
     Returns:
-        Counts, seconds, tokens per second, latencies in milliseconds and gigabytes (10⁹ bytes).
+        Counts, seconds, tokens per second, latencies in milliseconds, gigabytes (10⁹ bytes).
     """
     clock = TimestampTokenizer()
     run = _open(args, checkpoint, workload, clock)
@@ -75,9 +80,8 @@ def measure(args: argparse.Namespace, checkpoint: Checkpoint, workload: Workload
     started = time.perf_counter()
     _serve(run, len(workload.prompts))
     seconds = time.perf_counter() - started
-    given = [len(times) for times in clock.sequences]
-    assert sum(given) == workload.output_tokens, "every sequence yields its output length"
     prompt, output = workload.prompt_tokens, workload.output_tokens
+    assert sum(map(len, clock.sequences)) == output, "each output has its drawn length"
     return {
         "num_seqs": len(workload.prompts),
         "prompt_tokens": prompt,
@@ -106,7 +110,7 @@ def _open(
 
 
 def _serve(run: BatchRun, num_seqs: int) -> None:
-    """Steps to the end; the progress bar is drawn when a sequence is finished, not in between."""
+    """Runs a batch to the end. Redraws the progress bar only after a finished sequence."""
     hidden = not console.is_terminal
     with Progress(console=console, transient=True, auto_refresh=False, disable=hidden) as progress:
         task = progress.add_task("sequences", total=num_seqs)
@@ -122,24 +126,17 @@ def _bench(args: argparse.Namespace) -> int:
     check_batch_arguments(args)
     inputs = LengthRange("input", args.min_input_len, args.max_input_len)
     outputs = LengthRange("output", args.min_output_len, args.max_output_len)
-    for flag, value, low in (
-        ("--num-seqs", args.num_seqs, 1),
-        ("--warmup", args.warmup, 0),
-        ("--seed", args.seed, 0),
-    ):
-        if value < low:
-            raise UserError(f"{flag} is {value}; it must be at least {low}.")
     checkpoint = open_checkpoint(args)
     config = checkpoint.mlx_model.args
     if inputs.high + outputs.high > config.max_position_embeddings:
         raise UserError(
-            f"--max-input-len {inputs.high} and --max-output-len {outputs.high} together are more "
-            f"than the context of '{checkpoint.name}', {config.max_position_embeddings} tokens."
+            f"--max-input-len {inputs.high} plus --max-output-len {outputs.high} exceeds the "
+            f"context of '{checkpoint.name}', {config.max_position_embeddings} tokens."
         )
     if args.warmup:
-        # Other ids than those that are measured: nothing of them may be remembered.
-        brief = LengthRange("output", 1, min(outputs.high, WARMUP_TOKENS))
-        warmup = synthetic_workload(args.warmup, inputs, brief, config.vocab_size, args.seed + 1)
+        # Another seed: the measured prompts must not hit the prefix cache.
+        short = LengthRange("output", 1, min(outputs.high, WARMUP_TOKENS))
+        warmup = synthetic_workload(args.warmup, inputs, short, config.vocab_size, args.seed + 1)
         _serve(_open(args, checkpoint, warmup, TimestampTokenizer()), args.warmup)
     workload = synthetic_workload(args.num_seqs, inputs, outputs, config.vocab_size, args.seed)
     result = {
@@ -164,13 +161,13 @@ def _bench(args: argparse.Namespace) -> int:
 
 def _print_table(result: dict[str, Any]) -> None:
     table = Table("", "tokens", "tokens/s", title=f"{result['num_seqs']} sequences")
-    for what in ("prompt", "output", "total"):
-        tokens, speed = result[f"{what}_tokens"], result[f"{what}_tokens_per_s"]
-        table.add_row(what, str(tokens), f"{speed:.1f}")
+    for kind in ("prompt", "output", "total"):
+        tokens, speed = result[f"{kind}_tokens"], result[f"{kind}_tokens_per_s"]
+        table.add_row(kind, str(tokens), f"{speed:.1f}")
     latency = Table("ms", "median", "p95", title="latency")
-    for what, name in (("first token", "ttft_ms"), ("between tokens", "itl_ms")):
+    for label, name in (("time to first token", "ttft_ms"), ("inter-token latency", "itl_ms")):
         pair = (result[f"{name}_median"], result[f"{name}_p95"])
-        latency.add_row(what, *("–" if ms is None else f"{ms:.1f}" for ms in pair))
+        latency.add_row(label, *("–" if ms is None else f"{ms:.1f}" for ms in pair))
     screen = Console(highlight=False)
     screen.print(table)
     screen.print(latency)

@@ -1,7 +1,7 @@
-"""A conversation in the terminal.
+"""Interactive chat in the terminal.
 
-/reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer. With --url the
-model is behind an OpenAI server.
+/reset clears the history, /exit (or Ctrl-D) quits, Ctrl-C stops generation. With --url, chats with
+an OpenAI-compatible server.
 """
 
 import argparse
@@ -17,21 +17,21 @@ from .parsing.command import CommandParser, console, run_command
 from .parsing.input_text import reconfigure_as_utf8, validate_utf8
 
 with contextlib.suppress(ImportError):
-    import readline  # noqa: F401  (importing it gives input() its history and line editing)
+    import readline  # noqa: F401  (enables history and line editing in input())
 
-HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+HELP = "/reset clears the history, /exit or Ctrl-D quits, Ctrl-C stops generation"
 THINK_END = "</think>"
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "chat") -> int:
-    """Runs the command; the exit status is 0, or 2 if the flags ask for what cannot be."""
+    """Runs the command. Exit status: 0, or 2 for a user error."""
     return run_command(prog, lambda: _converse(make_parser(prog).parse_args(argv)))
 
 
 def make_parser(prog: str) -> CommandParser:
-    """The command's flags."""
+    """Parser of the command's flags."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.chat")
-    parser.add_argument("--system-prompt", metavar="TEXT", help="how the assistant shall behave")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="system message of the chat")
     add_remote_arguments(parser)
     add_model_arguments(parser)
     add_sampling_arguments(parser)
@@ -39,11 +39,11 @@ def make_parser(prog: str) -> CommandParser:
 
 
 class ChatSession:
-    """What was said so far, and how the next turn is answered.
+    """Message history of a chat.
 
     Args:
-        backend: the model, in this process or behind a URL.
-        system_prompt: how the assistant shall behave, or None.
+        backend: local or remote model.
+        system_prompt: system message, or None.
     """
 
     def __init__(self, backend: Backend | RemoteBackend, system_prompt: str | None = None):
@@ -52,43 +52,43 @@ class ChatSession:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything but the system prompt."""
+        """Clears the history except for the system prompt."""
         self.messages: list[dict[str, str]] = []
         if self._system_prompt is not None:
             self.messages.append({"role": "system", "content": self._system_prompt})
 
     def ask(self, text: str) -> None:
-        """Prints the answer to a turn as it comes, and remembers both.
+        """Streams the reply to standard output and appends both messages to the history.
 
-        Ctrl-C stops the answer; what was said until then stays in the conversation.
+        Ctrl-C stops generation; the partial reply is kept.
 
         Raises:
-            UserError: the conversation is too long for the model, or the server refuses it; this
-                turn is then forgotten.
+            UserError: the conversation exceeds the context, or the server rejects it; this turn
+                is dropped.
         """
         self.messages.append({"role": "user", "content": text})
-        answer = ""
+        reply = ""
         try:
-            for piece in self._backend.stream_chat(self.messages):
-                answer += piece
-                print(piece, end="", flush=True)
+            for delta in self._backend.stream_chat(self.messages):
+                reply += delta
+                print(delta, end="", flush=True)
         except KeyboardInterrupt:
             console.print(" [stopped]", markup=False, end="")
         except UserError:
             self.messages.pop()
             raise
         print()
-        # Thoughts are not part of what was said: templates drop them from earlier turns.
-        said = answer.rpartition(THINK_END)[2].strip()
-        self.messages.append({"role": "assistant", "content": said})
+        # Chat templates drop the reasoning of earlier turns.
+        content = reply.rpartition(THINK_END)[2].strip()
+        self.messages.append({"role": "assistant", "content": content})
 
 
 def _converse(args: argparse.Namespace) -> int:
     check_remote_arguments(args)
     backend = open_backend(args) if args.url is None else RemoteBackend(args)
     reconfigure_as_utf8(sys.stdin)
-    hint = " /reset starts afresh." if args.url is None else ""
-    conversation = ChatSession(backend, args.system_prompt)
+    hint = " /reset clears the history." if args.url is None else ""
+    session = ChatSession(backend, args.system_prompt)
     console.print(HELP, style="dim")
     while True:
         try:
@@ -101,13 +101,14 @@ def _converse(args: argparse.Namespace) -> int:
         if line == "/exit":
             return 0
         if line == "/reset":
-            conversation.reset()
-            console.print("the conversation is forgotten", style="dim")
+            session.reset()
+            console.print("history cleared", style="dim")
         elif line.startswith("/"):
             console.print(f"unknown command {line}; {HELP}", markup=False)
         elif line:
             try:
-                conversation.ask(validate_utf8("the line", line))
+                session.ask(validate_utf8("the line", line))
+
             except UserError as error:
                 console.print(f"{error}{hint}", markup=False, soft_wrap=True)
 

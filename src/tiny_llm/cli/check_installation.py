@@ -1,4 +1,4 @@
-"""What works on this machine, what does not, and the fix."""
+"""Checks the installation and suggests fixes."""
 
 import argparse
 import importlib.util
@@ -30,11 +30,11 @@ class CheckResult:
     """One row of the table.
 
     Attributes:
-        name: what was looked for.
-        ok: True if it works, False if something needs it and it does not, None if nothing that
-            was built so far needs it.
-        found: what there is.
-        fix: what to do if it is not ok.
+        name: checked component.
+        ok: True if it works, False if it is required and missing, None if it is optional and
+            missing.
+        found: detected version or state.
+        fix: suggested fix if it is not ok.
     """
 
     name: str
@@ -44,17 +44,17 @@ class CheckResult:
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "check-installation") -> int:
-    """Prints the table; the exit status is 1 if something that is needed is missing."""
+    """Prints the table. Exit status: 0, or 1 if a required component is missing."""
     return run_command(prog, lambda: _report(make_parser(prog).parse_args(argv)))
 
 
 def make_parser(prog: str) -> CommandParser:
-    """The command's flags."""
+    """Parser of the command's flags."""
     return CommandParser(prog, __doc__)
 
 
 def run_checks() -> Iterator[CheckResult]:
-    """Looks for everything, in the order in which it is needed."""
+    """Yields all checks, in the order of their dependencies."""
     yield _python()
     yield _package("mlx")
     yield _package("mlx-lm")
@@ -83,15 +83,14 @@ def run_checks() -> Iterator[CheckResult]:
 
 
 def _report(args: argparse.Namespace) -> int:
-    del args  # it has no flags
-    table = Table("what", "", "found", "fix", title=f"tiny-llm {version('tiny-llm')}")
-    needed_but_missing = 0
-    for finding in run_checks():
-        fix = "" if finding.ok else finding.fix
-        table.add_row(finding.name, MARKS[finding.ok], finding.found, fix)
-        needed_but_missing += finding.ok is False
+    del args  # no flags
+    table = Table("component", "", "found", "fix", title=f"tiny-llm {version('tiny-llm')}")
+    is_complete = True
+    for result in run_checks():
+        table.add_row(result.name, MARKS[result.ok], result.found, "" if result.ok else result.fix)
+        is_complete &= result.ok is not False
     Console(highlight=False).print(table)
-    return 1 if needed_but_missing else 0
+    return 0 if is_complete else 1
 
 
 def _python() -> CheckResult:
@@ -102,13 +101,14 @@ def _python() -> CheckResult:
 
 
 def _package(name: str) -> CheckResult:
-    """A pinned dependency: its version must be the one that pyproject.toml pins here."""
+    """A dependency, whose version must match pyproject.toml's pin for this platform."""
     pins = [
-        one.specifier
-        for one in map(Requirement, requires("tiny-llm") or [])
-        if one.name == name and (one.marker is None or one.marker.evaluate())
+        requirement.specifier
+        for requirement in map(Requirement, requires("tiny-llm") or [])
+        if requirement.name == name
+        and (requirement.marker is None or requirement.marker.evaluate())
     ]
-    fix = "`pdm install` puts the pinned version in place"
+    fix = "`pdm install` installs the pinned version"
     try:
         found = version(name)
     except PackageNotFoundError:
@@ -120,11 +120,11 @@ def _device() -> CheckResult:
     try:
         mx.eval(mx.ones(4) + 1)
     except RuntimeError as error:
-        return CheckResult("device", False, f"MLX cannot compute: {error}", "`pdm install` again")
+        return CheckResult("device", False, f"MLX fails: {error}", "`pdm install` again")
     kind = "cpu" if kernels.computes_on_cpu() else "gpu"
     name = mx.device_info().get("device_name", platform.processor() or platform.machine())
     if kind == "gpu" and mx.default_device() == mx.cpu:
-        name = "an emulator of Metal, on this CPU"
+        name = "Metal emulator on the CPU"
     return CheckResult("device", True, f"{kind}: {name}")
 
 
@@ -133,29 +133,30 @@ def _compiler() -> CheckResult:
     for command in ("c++", "g++", "clang++"):
         if path := shutil.which(command):
             return CheckResult("C++ compiler", True, f"{_first_line([path, '--version'])}")
-    return CheckResult("C++ compiler", None, "none; Week 1 needs none", fix)
+    return CheckResult("C++ compiler", None, "not found; Week 1 does not need it", fix)
 
 
 def _extension() -> CheckResult:
     try:
         module = kernels.extension()
     except UserError as error:
-        return CheckResult("extension", None, str(error), "`pdm run build-ext`; Week 1 needs none")
+        fix = "`pdm run build-ext`; Week 1 does not need it"
+        return CheckResult("extension", None, str(error), fix)
     return CheckResult("extension", True, f"built: {', '.join(module.__all__)}")
 
 
 def _metal_kernels() -> Iterator[CheckResult]:
-    """A row for each file of Metal kernels, compiled here if there is a GPU."""
+    """One row per file of Metal kernels, compiled if the machine has a GPU."""
     has_gpu = not kernels.computes_on_cpu() and kernels.runs_on_default_device()
     if not has_gpu:
-        yield CheckResult("Metal kernels", None, f"not on {platform.system()}", "nothing to do")
+        yield CheckResult("Metal kernels", None, f"not on {platform.system()}", "no action needed")
         return
     metal = kernels.extension().metal
     for library in metal.library_states():
         metal.compile_file(library.file)
     for library in metal.library_states():
         found = library.state + (f": {library.message}" if library.message else "")
-        fix = "its operation runs on the CPU until then; please report the message"
+        fix = "the operation falls back to the CPU; please report the message"
         yield CheckResult(f"{library.file}.metal", library.state == "compiled", found, fix)
 
 
@@ -167,7 +168,7 @@ def _torch() -> CheckResult:
 
 
 def _first_line(command: list[str]) -> str:
-    """The first line a command prints, or nothing if it fails."""
+    """First line of a command's output; empty if it fails."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,6 +1,6 @@
-"""`tiny-llm COMMAND`: the commands of an installed package under one name.
+"""`tiny-llm COMMAND`: entry point of the installed package.
 
-A command's module is imported when that command runs, so that none of them slows the others down.
+Imports a command's module only when it runs, which keeps the start of the others fast.
 """
 
 import argparse
@@ -13,33 +13,33 @@ from ..errors import UserError
 from .parsing.command import CommandParser, run_command
 
 COMMANDS = {
-    "main": "answer one prompt, streaming",
-    "chat": "a conversation in the terminal",
-    "batch": "sixteen prompts through continuous batching, with a live view",
-    "serve": "the HTTP server: OpenAI's and Anthropic's protocols",
-    "bench": "throughput on synthetic token ids; ends in one line of JSON",
-    "check": "what works on this machine, what does not, and the fix",
+    "main": "generate from one prompt, streaming",
+    "chat": "interactive chat in the terminal",
+    "batch": "continuous batching of sixteen prompts, with a live view",
+    "serve": "HTTP server with OpenAI- and Anthropic-compatible APIs",
+    "bench": "throughput and latency on random token ids, as JSON",
+    "check": "check the installation and suggest fixes",
 }
 SHELLS = ("bash", "zsh", "tcsh")
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "tiny-llm") -> int:
-    """Runs the command that the first argument names, and returns its exit status.
+    """Runs the command named by the first argument; returns its exit status.
 
     Args:
-        argv: the arguments; those of the process if None.
-        prog: how the program was called, for messages.
+        argv: arguments; `sys.argv[1:]` if None.
+        prog: program name in messages.
     """
-    given = list(sys.argv[1:] if argv is None else argv)
-    if given and given[0] in COMMANDS:
-        name, *arguments = given
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in COMMANDS:
+        name = arguments.pop(0)
         status: int = command_module(name).main(arguments, f"{prog} {name}")
         return status
-    return run_command(prog, lambda: _without_command(given, prog))
+    return run_command(prog, lambda: _without_command(arguments, prog))
 
 
 def command_module(command: str) -> ModuleType:
-    """The module with a command's `main(argv, prog)` and `make_parser(prog)`."""
+    """Module with a command's `main(argv, prog)` and `make_parser(prog)`."""
     match command:
         case "main":
             from . import main
@@ -68,7 +68,7 @@ def command_module(command: str) -> ModuleType:
 
 
 def completion(shell: str) -> str:
-    """A script that completes commands and flags in a shell.
+    """Shell completion script for commands and flags.
 
     Args:
         shell: one of `SHELLS`.
@@ -85,37 +85,32 @@ def completion(shell: str) -> str:
 
 
 def _without_command(argv: Sequence[str], prog: str) -> int:
-    """--help, --version, --print-completion; anything else is refused."""
+    """Handles --help, --version and --print-completion; rejects anything else."""
     parser = _root_parser(prog)
     parser.add_argument("command", metavar="COMMAND", nargs="?", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.print_completion is not None:
-        if args.print_completion not in SHELLS:
-            raise UserError(
-                f"--print-completion '{args.print_completion}' is unknown; give bash, zsh or tcsh."
-            )
         print(completion(args.print_completion))
         return 0
-    problem = "no command was given"
-    if args.command is not None:
-        problem = f"there is no command '{args.command}'"
+    problem = "no command was given" if args.command is None else f"unknown command {args.command}"
     raise UserError(f"{problem}; give one of {', '.join(COMMANDS)} (--help lists them).")
 
 
 def _root_parser(prog: str) -> CommandParser:
     width = max(map(len, COMMANDS))
-    listed = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+    commands = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
     parser = CommandParser(
         prog,
-        "Qwen3 on MLX: a course that builds an LLM engine, and the engine.\n\n"
-        f"commands:\n{listed}\n\n`{prog} COMMAND --help` lists a command's flags.",
+        "LLM inference on MLX: a serving engine, and a course that builds it.\n\n"
+        f"commands:\n{commands}\n\n`{prog} COMMAND --help` lists a command's flags.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tiny-llm {version('tiny-llm')}")
     parser.add_argument(
         "--print-completion",
+        choices=SHELLS,
         metavar="SHELL",
-        help="print a script that completes commands and flags in bash, zsh or tcsh",
+        help="print the completion script for bash, zsh or tcsh",
     )
     return parser
 

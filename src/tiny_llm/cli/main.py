@@ -1,4 +1,4 @@
-"""Answers one prompt, streaming."""
+"""Streaming generation for one prompt."""
 
 import argparse
 import sys
@@ -14,15 +14,15 @@ from .parsing.input_text import read_prompt
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "main") -> int:
-    """Runs the command; the exit status is 0, or 2 if the flags ask for what cannot be."""
+    """Runs the command. Exit status: 0, or 2 for a user error."""
     return run_command(prog, lambda: _answer(make_parser(prog).parse_args(argv)))
 
 
 def make_parser(prog: str) -> CommandParser:
-    """The command's flags."""
+    """Parser of the command's flags."""
     parser = CommandParser(prog, __doc__, "tiny_llm.cli.main")
     parser.add_argument(
-        "--prompt", default=INTRODUCTION_PROMPT, metavar="TEXT", help="- reads standard input"
+        "--prompt", default=INTRODUCTION_PROMPT, metavar="TEXT", help="prompt; - reads stdin"
     )
     add_model_arguments(parser)
     add_sampling_arguments(parser)
@@ -32,7 +32,7 @@ def make_parser(prog: str) -> CommandParser:
 def statistics_line(
     response: GenerationResponse, drafts: SpeculationStatistics | None = None
 ) -> str:
-    """Speed and memory, from the last response of a generation, and what drafts were good for."""
+    """Throughput, peak memory and accepted drafts, from a generation's last response."""
     return (
         f"prompt: {response.prompt_tokens} tokens, {response.prompt_tps:.1f} tokens/s | "
         f"generation: {response.generation_tokens} tokens, {response.generation_tps:.1f} tokens/s "
@@ -44,7 +44,7 @@ def statistics_line(
 def _answer(args: argparse.Namespace) -> int:
     prompt = read_prompt(args.prompt)
     if not prompt.strip():
-        raise UserError("the prompt is empty; give some text after --prompt.")
+        raise UserError("the prompt is empty; give --prompt a text.")
 
     backend = open_backend(args)
     for response in backend.stream(backend.encode_chat([{"role": "user", "content": prompt}])):

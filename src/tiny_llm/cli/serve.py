@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI's and Anthropic's protocols in front of the engine."""
+"""HTTP server with OpenAI- and Anthropic-compatible APIs."""
 
 import argparse
 import logging
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .. import demo, kernels
-from ..engine.llm import LLM
+from ..engine.llm import DEFAULT_KV_CACHE_BYTES, LLM
 from ..errors import UserError
 from ..models import default_model
 from ..models.checkpoint.layout import has_tokenizer
@@ -17,15 +17,10 @@ from ..models.hub import find_config, find_model
 from .backends.checkpoint import set_device
 from .parsing.arguments import (
     API_KEY_VARIABLE,
-    add_attention_backend,
-    add_load_format,
-    add_speculative_argument,
-    add_tensor_parallel_size,
+    DEFAULT_BLOCK_SIZE,
+    add_engine_arguments,
     api_key,
-    check_attention_backend,
-    check_load_format,
-    check_speculative,
-    check_tensor_parallel_size,
+    in_range,
 )
 from .parsing.command import CommandParser, console, run_command
 
@@ -34,116 +29,142 @@ LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "serve") -> int:
-    """Runs the command; the exit status is 0, 1 if the engine failed, 2 for a user's mistake."""
+    """Runs the command. Exit status: 0, 1 if the engine failed, 2 for a user error."""
     return run_command(prog, lambda: _serve(make_parser(prog).parse_args(argv)))
 
 
 def make_parser(prog: str) -> CommandParser:
-    """The command's flags."""
+    """Parser of the command's flags."""
     parser = CommandParser(prog, __doc__)
-    _add_engine_arguments(parser)
+    _add_model_arguments(parser)
     _add_access_arguments(parser)
     _add_limits(parser)
     return parser
 
 
-def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME", help="as for `main`: a name, hub id or folder")
-    parser.add_argument("--draft-model", metavar="NAME", help="a smaller model that guesses tokens")
-    add_load_format(parser)
-    add_speculative_argument(parser)
-    add_attention_backend(parser)
-    add_tensor_parallel_size(parser)
-    parser.add_argument("--device", metavar="{cpu,gpu}", help="where to compute")
+    add_engine_arguments(parser)
     parser.add_argument(
         "--kv-cache-bytes",
         type=int,
-        default=2**29,
+        default=DEFAULT_KV_CACHE_BYTES,
         metavar="N",
-        help="memory for keys and values",
+        help="memory for the KV cache",
     )
     parser.add_argument(
-        "--max-num-seqs", type=int, default=32, metavar="N", help="answers that run together"
+        "--max-num-seqs", type=int, default=32, metavar="N", help="maximum running sequences"
     )
     parser.add_argument(
-        "--max-num-batched-tokens", type=int, default=256, metavar="N", help="tokens of a step"
+        "--max-num-batched-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="maximum tokens per step",
     )
     parser.add_argument(
-        "--served-model-name", metavar="NAME", help="what clients call the model; --model's name"
+        "--served-model-name",
+        metavar="NAME",
+        help="model name in the API; by default, the last part of --model",
     )
     parser.add_argument(
         "--generation-config",
+        choices=["auto", "vllm"],
         default="auto",
-        metavar="{auto,vllm}",
-        help="defaults of sampling: the model's generation_config.json, or vLLM's",
+        help="default sampling parameters: the model's generation_config.json, or vLLM's",
     )
 
 
 def _add_access_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", metavar="HOST", help="address to listen on")
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 takes a free one")
     parser.add_argument(
-        "--api-key", metavar="KEY", help=f"what clients must send; {API_KEY_VARIABLE} is the same"
+        "--port",
+        type=in_range(0, 65535),
+        default=8000,
+        metavar="N",
+        help="port to listen on; 0 picks a free one",
     )
     parser.add_argument(
-        "--allow-anonymous", action="store_true", help="listen on another host without a key"
+        "--api-key",
+        metavar="KEY",
+        help=f"API key required from clients; or set {API_KEY_VARIABLE}",
+    )
+    parser.add_argument(
+        "--allow-anonymous",
+        action="store_true",
+        help="listen on a non-local host without an API key",
     )
     parser.add_argument(
         "--allowed-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a name by which clients may call a server without a key, such as tiny.example; "
-        "several times for several, '*' for any",
+        help="accepted Host header of requests without an API key, such as tiny.example; "
+        "repeatable, '*' for any",
     )
     parser.add_argument(
         "--cors-origin",
         action="append",
         default=[],
         metavar="URL",
-        help="a web page's origin that may ask; several times for several",
+        help="allowed CORS origin; repeatable",
     )
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="write what the engine does; the page plays it"
+        "--record", type=Path, metavar="FILE", help="write engine events, for replay in the web UI"
     )
     parser.add_argument(
         "--prefix-warmup",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="compute a conversation's next turn while there is nothing else to do",
+        help="prefill a conversation's next turn while the engine is idle",
     )
     parser.add_argument(
-        "--max-queue", type=int, default=256, metavar="N", help="answers that may wait"
+        "--max-queue",
+        type=in_range(0),
+        default=256,
+        metavar="N",
+        help="maximum queued requests; more get status 429",
     )
     parser.add_argument(
-        "--max-body-bytes", type=int, default=2**24, metavar="N", help="size of a request"
+        "--max-body-bytes",
+        type=in_range(1),
+        default=2**24,
+        metavar="N",
+        help="maximum size of a request body",
     )
     parser.add_argument(
-        "--request-timeout", type=float, metavar="S", help="seconds for an answer, with the queue"
+        "--request-timeout",
+        type=in_range(1e-3, convert=float),
+        metavar="S",
+        help="seconds per request, queueing included; unlimited by default",
     )
     parser.add_argument(
-        "--drain-timeout", type=float, default=30.0, metavar="S", help="seconds after SIGTERM"
+        "--drain-timeout",
+        type=in_range(0, convert=float),
+        default=30.0,
+        metavar="S",
+        help="seconds for running requests after SIGTERM",
     )
     parser.add_argument(
-        "--watchdog", type=float, default=120.0, metavar="S", help="seconds that a step may take"
+        "--watchdog",
+        type=in_range(1e-3, convert=float),
+        default=120.0,
+        metavar="S",
+        help="maximum seconds per engine step; then the process exits",
     )
 
 
 def _serve(args: argparse.Namespace) -> int:
-    check_load_format(args)
-    _check(args)
-    check_speculative(args)
-    check_attention_backend(args)
-    check_tensor_parallel_size(args)
+    _check_host(args)
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise UserError(
-            f"the server needs {', '.join(missing)}; `pip install 'tiny-llm[serve]'` installs it."
+            f"serve requires {', '.join(missing)}; run `pip install 'tiny-llm[serve]'`."
         )
-    kernels.extension()  # if it is missing, better said now than after loading
+    kernels.extension()  # fails before loading if it is not built
     name, reason = (args.model, None) if args.model is not None else default_model()
     console.print(f"model: {name}" + (f" ({reason})" if reason else ""), soft_wrap=True)
     find = find_config if args.load_format == "dummy" else find_model
@@ -171,10 +192,10 @@ def _serve(args: argparse.Namespace) -> int:
         record=args.record,
         prefix_warmup=args.prefix_warmup,
     )
-    texts = folder if has_tokenizer(folder) else demo.TARGET_PATH  # as `load_weights` has it
-    # Other ranks look for the model by themselves, on their own machines.
-    found = str(folder) if args.tensor_parallel_size == 1 else name
-    return ServerProcess(settings, texts, lambda: _load(args, found), listening).run()
+    tokenizer_folder = folder if has_tokenizer(folder) else demo.TARGET_PATH  # as `load_weights`
+    # Other ranks resolve the name on their own machines.
+    model = str(folder) if args.tensor_parallel_size == 1 else name
+    return ServerProcess(settings, tokenizer_folder, lambda: _load(args, model), listening).run()
 
 
 def _load(args: argparse.Namespace, model: str) -> LLM:
@@ -184,12 +205,14 @@ def _load(args: argparse.Namespace, model: str) -> LLM:
         kv_cache_bytes=args.kv_cache_bytes,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
+        block_size=args.block_size or DEFAULT_BLOCK_SIZE,
         draft_model=args.draft_model,
+        num_drafts=args.num_drafts,
         load_format=args.load_format,
         speculative=args.speculative,
         attention_backend=args.attention_backend or "paged",
         tensor_parallel_size=args.tensor_parallel_size,
-        seed=None,  # answers without a seed of their own differ from run to run
+        seed=None,  # unseeded requests differ from run to run
     )
 
 
@@ -202,33 +225,22 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise UserError(
-            f"the server cannot listen on {host}:{port} ({error.strerror}); give another --port."
+            f"cannot listen on {host}:{port} ({error.strerror}); give another --port."
         ) from error
     return listening
 
 
-def _check(args: argparse.Namespace) -> None:
-    """Refuses flags out of their range, and a server that is open to the network by mistake.
+def _check_host(args: argparse.Namespace) -> None:
+    """Rejects an unintentionally public server.
 
     Raises:
-        UserError: the first such flag.
+        UserError: the host is not local, and neither --api-key nor --allow-anonymous is given.
     """
-    if args.generation_config not in ("auto", "vllm"):
-        raise UserError(
-            f"--generation-config '{args.generation_config}' is unknown; give auto or vllm."
-        )
-    if not 0 <= args.port <= 65535:
-        raise UserError(f"--port is {args.port}; it must be between 0 and 65535.")
-    for flag in ("max-queue", "max-body-bytes", "drain-timeout", "watchdog", "request-timeout"):
-        value = getattr(args, flag.replace("-", "_"))
-        least = 0 if flag in ("max-queue", "drain-timeout") else 1e-3
-        if value is not None and not value >= least:
-            raise UserError(f"--{flag} is {value}; it must be at least {least:g}.")
     has_key = api_key(args.api_key) is not None
     if args.host not in LOCAL_HOSTS and not has_key and not args.allow_anonymous:
         raise UserError(
-            f"--host {args.host} lets other machines in, and there is no key; give --api-key, or "
-            "--allow-anonymous if everyone may ask."
+            f"--host {args.host} is reachable from other machines without an API key; give "
+            "--api-key, or --allow-anonymous for a public server."
         )
 
 

@@ -1,4 +1,4 @@
-"""Default prompts: one for `main`, sixteen for `batch-main`.
+"""Default prompts: one for `main`, sixteen for `batch`.
 
 Eight of the sixteen share their first paragraph, for prefix cache hits. The demo model, like larger
 models, answers all of them correctly.

@@ -1,6 +1,6 @@
-"""From command-line flags to a backend that answers one prompt at a time.
+"""Backends: from command-line flags to streaming generation for one prompt.
 
-Must not know how output is displayed.
+Must not depend on how output is displayed.
 
 Reading order: checkpoint, engine, backend, remote.
 """

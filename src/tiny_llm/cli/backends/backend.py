@@ -1,4 +1,4 @@
-"""From the flags to something that answers one prompt after another, streaming."""
+"""Streaming generation for one prompt at a time: engine, course model or mlx_lm."""
 
 import argparse
 import time
@@ -34,12 +34,13 @@ Stream = Callable[[Sequence[int]], Iterator[GenerationResponse]]
 
 @dataclass(frozen=True)
 class Backend:
-    """A model ready to answer.
+    """A loaded model.
 
     Attributes:
-        stream: prompt ids -> one response a token.
-        encode_chat: a conversation -> prompt ids.
-        speculation_statistics: accepted and proposed draft tokens, if this package verifies them.
+        stream: prompt ids -> one response per token.
+        encode_chat: messages -> prompt ids.
+        speculation_statistics: draft token counters; None without speculative decoding or with
+            mlx_lm's.
     """
 
     stream: Stream
@@ -47,13 +48,13 @@ class Backend:
     speculation_statistics: Callable[[], SpeculationStatistics | None] = lambda: None
 
     def stream_chat(self, messages: list[dict[str, str]]) -> Iterator[str]:
-        """The next turn of a conversation, as it comes; thoughts stand before </think>."""
+        """Yields the assistant's next message in deltas; reasoning precedes </think>."""
         for response in self.stream(self.encode_chat(messages)):
             yield response.text
 
 
 def open_backend(args: argparse.Namespace) -> Backend:
-    """Checks the flags, says which model is used, and loads it.
+    """Validates the flags, prints the model's name and loads it.
 
     Raises:
         UserError: see `check_model_arguments`, `sampler_from_args` and `models.load`.
@@ -81,9 +82,9 @@ def open_backend(args: argparse.Namespace) -> Backend:
 
 
 class EngineBackend:
-    """An engine that serves one request at a time, and keeps the pages of earlier ones.
+    """An engine with one running request.
 
-    The turns of a conversation begin alike, so a turn computes only what is new in it.
+    Each turn of a chat hits the prefix cache for the history and computes only its new tokens.
 
     Args:
         args: flags, checked by `check_model_arguments`.
@@ -100,7 +101,7 @@ class EngineBackend:
         self._llm = self._open()
 
     def _open(self) -> LLM:
-        """Memory for a whole context is declared. What an answer does not need is not taken."""
+        """Opens an engine with room for a whole context; pages are allocated on demand."""
         return open_llm(
             self._args,
             self._checkpoint,
@@ -110,10 +111,10 @@ class EngineBackend:
         )
 
     def stream(self, prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
-        """One response a token.
+        """Yields one response per token.
 
         Raises:
-            UserError: see `resolve_max_tokens`; a step failed.
+            UserError: the prompt is too long (`resolve_max_tokens`), or a step failed.
         """
         budget = resolve_max_tokens(len(prompt_ids), self._args.max_tokens, self._context)
         started, count = time.perf_counter(), 0
@@ -126,9 +127,9 @@ class EngineBackend:
                 now = time.perf_counter()
                 if count == 0:
                     first_token_at = now
-                for place, token in enumerate(output.token_ids, start=1):
+                for position, token in enumerate(output.token_ids, start=1):
                     count += 1
-                    is_last = place == len(output.token_ids)  # right guesses come with their text
+                    is_last = position == len(output.token_ids)  # it carries the text of all
                     yield GenerationResponse(
                         text=output.text if is_last else "",
                         token=token,
@@ -140,25 +141,25 @@ class EngineBackend:
                         peak_memory=mx.get_peak_memory() / 1e9,
                     )
         except KeyboardInterrupt:
-            self._llm = self._open()  # the interrupt may have come in the middle of a step
+            self._llm = self._open()  # a step may have been interrupted
             raise
 
     def speculation_statistics(self) -> SpeculationStatistics | None:
-        """How many guesses were right in all answers; None if none were asked for."""
+        """Draft token counters over all requests; None without speculative decoding."""
         if self._args.draft_model is None and self._args.speculative is None:
             return None
-        found = self._llm.runner.statistics
-        return SpeculationStatistics(found.steps, found.num_draft_tokens, found.num_accepted_tokens)
+        total = self._llm.runner.statistics
+        return SpeculationStatistics(total.steps, total.num_draft_tokens, total.num_accepted_tokens)
 
 
 def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:
-    """The model of the week that `args.loader` names.
+    """Builds the model of the week in `args.loader`.
 
-    A learner's model that cannot read quantized weights yet gets plain ones, and one line says so.
+    Dequantizes the weights, with a message, for a learner's model without quantized layers.
 
     Raises:
         UserError: see `dispatch_model`.
-        TaskNotImplemented: the learner has still to write what builds that model.
+        TaskNotImplemented: the learner's model is not implemented yet.
     """
     options = {"enable_flash_attn": args.enable_flash_attn} if args.loader == "week2" else {}
 
@@ -168,7 +169,7 @@ def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:
 
     try:
         return build()
-    except TaskNotImplemented as unwritten:
+    except TaskNotImplemented as missing:
         if args.solution != "mine":
             raise
         from mlx_lm.utils import dequantize_model
@@ -177,16 +178,16 @@ def build_model(args: argparse.Namespace, checkpoint: Checkpoint) -> Any:
         try:
             model = build()
         except TaskNotImplemented:
-            raise unwritten from None
-        what = str(unwritten).partition(" is yours")[0]
-        console.print(f"weights: dequantized ({what} is yours to write)", soft_wrap=True)
+            raise missing from None
+        task = str(missing).partition(" is yours")[0]
+        console.print(f"weights: dequantized ({task} is yours to write)", soft_wrap=True)
         return model
 
 
 def _course_backend(
     args: argparse.Namespace, checkpoint: Checkpoint, draft: Checkpoint | None, sampler: Sampler
 ) -> Backend:
-    """A week's model, and the course's loop."""
+    """A week's model with the course's decoding loop."""
     model = build_model(args, checkpoint)
     decode: DecodingLoop = decode_by_recomputing if args.loader == "week1" else decode_with_cache
     speculation = None
@@ -194,8 +195,8 @@ def _course_backend(
         decode = speculation = SpeculativeDecoding(build_model(args, draft))
 
     def stream(prompt_ids: Sequence[int]) -> Iterator[GenerationResponse]:
-        tokenizer, most = checkpoint.tokenizer, args.max_tokens
-        return stream_generate(decode, model, tokenizer, prompt_ids, sampler, most)
+        tokenizer, max_tokens = checkpoint.tokenizer, args.max_tokens
+        return stream_generate(decode, model, tokenizer, prompt_ids, sampler, max_tokens)
 
     def speculation_statistics() -> SpeculationStatistics | None:
         return None if speculation is None else speculation.statistics
@@ -206,7 +207,7 @@ def _course_backend(
 def _mlx_stream(
     checkpoint: Checkpoint, draft: Checkpoint | None, sampler: Sampler, max_tokens: int | None
 ) -> Stream:
-    """The baseline: mlx_lm's own generation, with our sampler."""
+    """Baseline: mlx_lm's generation with our sampler."""
     import mlx_lm
 
     mlx_model = checkpoint.mlx_model

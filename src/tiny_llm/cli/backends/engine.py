@@ -1,4 +1,4 @@
-"""From the flags to an engine, and to what it is asked for."""
+"""Builds an `LLM` and its sampling parameters from the flags."""
 
 import argparse
 import secrets
@@ -7,10 +7,10 @@ from typing import Any
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.llm import DEFAULT_NUM_DRAFTS, LLM
 from ...engine.scheduling.events import Listener
+from ...engine.spec_decode.ngram_proposer import MAX_NGRAM_DRAFT_TOKENS
 from ...models.families.registry import config_of
+from ..parsing.arguments import DEFAULT_BLOCK_SIZE
 from .checkpoint import Checkpoint, load_for_solution
-
-PAGE_SIZE = 32
 
 
 def open_llm(
@@ -22,36 +22,42 @@ def open_llm(
     prefill_step: int,
     listener: Listener | None = None,
 ) -> LLM:
-    """An `LLM` with the checkpoint, and the draft model that the flags name.
+    """Builds an `LLM` from the checkpoint and the draft model of the flags.
 
     Args:
-        args: flags. Memory for keys and values is what `kv_cache_bytes` says, if it does.
+        args: flags; `kv_cache_bytes`, if set, overrides the size derived from `kv_tokens`.
         checkpoint: the model.
-        max_num_seqs: how many requests run at a time.
-        kv_tokens: how many tokens each of them may have in memory.
-        prefill_step: how many tokens of prompts a step may have besides.
+        max_num_seqs: maximum number of running requests.
+        kv_tokens: maximum number of tokens per request in the KV cache.
+        prefill_step: token budget for prompts in a step, in addition to decoding.
         listener: see `LLM`.
 
     Raises:
         UserError: see `LLM` and `load_for_solution`.
     """
     draft = None if args.draft_model is None else load_for_solution(args, args.draft_model)
+    page_size = args.block_size or DEFAULT_BLOCK_SIZE
     memory = getattr(args, "kv_cache_bytes", None)
     if memory is None:
         models = [checkpoint.mlx_model] if draft is None else [checkpoint.mlx_model, draft[0]]
-        pages = max_num_seqs * (-(-kv_tokens // PAGE_SIZE) + 1)
-        memory = pages * PAGE_SIZE * sum(map(kv_bytes_per_token, models))
-    per_request = 1 if draft is None else 1 + DEFAULT_NUM_DRAFTS
+        pages = max_num_seqs * (-(-kv_tokens // page_size) + 1)
+        memory = pages * page_size * sum(map(kv_bytes_per_token, models))
+    num_drafts = 0
+    if draft is not None:
+        num_drafts = args.num_drafts or DEFAULT_NUM_DRAFTS
+    elif args.speculative is not None:
+        num_drafts = args.num_drafts or MAX_NGRAM_DRAFT_TOKENS
     return LLM(
         (checkpoint.mlx_model, checkpoint.tokenizer),
         kv_cache_bytes=memory,
-        block_size=PAGE_SIZE,
+        block_size=page_size,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs * per_request + prefill_step,
+        max_num_batched_tokens=max_num_seqs * (1 + num_drafts) + prefill_step,
         draft_model=draft,
+        num_drafts=args.num_drafts,
         speculative=args.speculative,
         attention_backend=args.attention_backend or "paged",
-        seed=secrets.randbits(63),  # for requests that have none
+        seed=secrets.randbits(63),  # of unseeded requests
         listener=listener,
     )
 
@@ -59,7 +65,7 @@ def open_llm(
 def sampling_params_from_args(
     args: argparse.Namespace, max_tokens: int | None, ignore_eos: bool = False
 ) -> SamplingParams:
-    """What the flags ask for; `bench` has none, and is greedy."""
+    """Sampling parameters of the flags; greedy for `bench`, which has none."""
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=getattr(args, "sampler_temp", 0.0),
@@ -71,6 +77,6 @@ def sampling_params_from_args(
 
 
 def kv_bytes_per_token(mlx_model: Any) -> int:
-    """As the model's `kv_bytes_per_token` will be, before it is built."""
+    """The serving model's `kv_bytes_per_token`, before that model is built."""
     args, item_bytes = config_of(mlx_model.args), mlx_model.model.norm.weight.dtype.size
     return 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim * item_bytes

@@ -1,6 +1,6 @@
-"""Many prompts at once: batch runs, progress and the live view.
+"""Batch runs over many prompts, their progress and the live view.
 
-Must not parse flags.
+Must not define flags.
 
 Reading order: progress, workload, engine_run, runs, view.
 """

@@ -1,4 +1,4 @@
-"""Prompts through the engine, seen as a batch run."""
+"""Batch run of the engine."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -14,19 +14,19 @@ from .progress import EngineState, RequestProgress
 
 
 class EngineBatchRun:
-    """An `LLM` that serves a fixed set of prompts.
+    """`BatchRun` of an `LLM`.
 
     Args:
-        args: flags, checked by `check_batch_arguments`. `batch_size` requests run at a time, and a
-            step has a token for each of them and `prefill_step` of prompts. Memory is what
-            `batch_size` of the longest take, if `kv_cache_bytes` does not say.
+        args: flags, checked by `check_batch_arguments`. At most `batch_size` requests run; a step
+            has a token for each of them and up to `prefill_step` prompt tokens. Without
+            `kv_cache_bytes`, the KV cache holds `batch_size` requests of the longest length.
         checkpoint: the model.
         prompts: token ids.
-        max_tokens: how many tokens each answer may have.
-        ignore_eos: go on after end tokens.
+        max_tokens: maximum output length of each prompt.
+        ignore_eos: whether to continue after EOS tokens.
 
     Raises:
-        UserError: what `LLM` refuses, and a prompt that the memory cannot hold.
+        UserError: invalid arguments of `LLM`, or a prompt too long for the KV cache.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class EngineBatchRun:
         max_tokens: Sequence[int],
         ignore_eos: bool,
     ):
-        described: dict[str, Any] = {}  # known once there is an engine
-        self._recorder = Recorder(described)
+        metadata: dict[str, Any] = {}  # filled in once the engine exists
+        self._recorder = Recorder(metadata)
         self._is_recorded = getattr(args, "record", None) is not None
         self._next_snapshot = 0.0  # on the recorder's clock
         longest = max((len(p) + n for p, n in zip(prompts, max_tokens, strict=True)), default=1)
@@ -51,8 +51,8 @@ class EngineBatchRun:
             listener=self._recorder if self._is_recorded else None,
         )
         if ignore_eos:
-            self._llm.reserve()  # each answer has its full length, and needs what was declared
-        described.update(self._llm.describe())
+            self._llm.reserve()  # every output reaches its maximum length
+        metadata.update(self._llm.describe())
         self.outputs: dict[int, str] = {}
         self._slots: list[str | None] = [None] * args.batch_size  # request ids
         self._started: dict[str, RequestProgress] = {}
@@ -67,17 +67,17 @@ class EngineBatchRun:
 
     @property
     def waiting(self) -> list[int]:
-        """See `BatchRun`; those that were preempted come first."""
+        """See `BatchRun`; preempted requests come first."""
         return [int(request.request_id) for request in self._llm.scheduler.waiting]
 
     @property
     def slots(self) -> list[RequestProgress | None]:
-        """See `BatchRun`; the engine does not number its places, so these are ours."""
-        return [None if name is None else self._started[name] for name in self._slots]
+        """See `BatchRun`; numbered here, since the engine has no slot numbers."""
+        return [None if slot is None else self._started[slot] for slot in self._slots]
 
     @property
     def prefilling(self) -> list[RequestProgress]:
-        """See `BatchRun`: none, for a request has its slot from its first chunk on."""
+        """See `BatchRun`; empty, since a request has a slot from its first chunk on."""
         return []
 
     def all_progress(self) -> Iterator[RequestProgress]:
@@ -119,7 +119,7 @@ class EngineBatchRun:
         )
 
     def write_recording(self, file: Path) -> None:
-        """Writes what happened.
+        """Writes the recorded events as JSON.
 
         Raises:
             UserError: the file cannot be written.
@@ -133,10 +133,10 @@ class EngineBatchRun:
         return self._started.setdefault(request_id, RequestProgress(int(request_id), prompt_tokens))
 
     def _place_running(self) -> None:
-        """Who runs keeps its place; who came gets one that is idle."""
+        """Keeps the slots of running requests and assigns idle slots to new ones."""
         running = self._llm.scheduler.running
-        names = {request.request_id for request in running}
-        self._slots = [name if name in names else None for name in self._slots]
+        ids = {request.request_id for request in running}
+        self._slots = [slot if slot in ids else None for slot in self._slots]
         for request in running:
             progress = self._progress(request.request_id, request.num_prompt_tokens)
             progress.prefilled = min(request.num_computed, request.num_prompt_tokens)

@@ -1,4 +1,4 @@
-"""What can be seen of prompts on their way through a batch, whoever serves them."""
+"""Progress of a batch run, independent of the implementation."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from ...engine.scheduling.events import PageCounts
 
 @dataclass
 class RequestProgress:
-    """How far a prompt is.
+    """Progress of one prompt.
 
     Attributes:
-        index: its place among the prompts.
+        index: index of the prompt.
         prompt_tokens: length of the prompt.
-        prefilled: how many of them are computed.
-        new_tokens: of the answer so far, the end token included.
-        text: the answer so far.
+        prefilled: number of computed prompt tokens.
+        new_tokens: number of output tokens so far, EOS included.
+        text: output so far.
     """
 
     index: int
@@ -25,20 +25,20 @@ class RequestProgress:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether its answer has begun."""
+        """Whether the first token has been generated."""
         return self.new_tokens > 0
 
 
 @dataclass(frozen=True)
 class EngineState:
-    """What only the engine has.
+    """Engine counters.
 
     Attributes:
-        pages: where they are.
-        prompt_tokens: of the requests that were admitted.
-        cached_tokens: how many of them were found in the prefix cache.
-        preemptions: how often a request gave up its pages.
-        num_draft_tokens, num_accepted_tokens: of speculative decoding.
+        pages: pages by state.
+        prompt_tokens: prompt tokens of the admitted requests.
+        cached_tokens: prefix cache hits among them.
+        preemptions: number of preemptions.
+        num_draft_tokens, num_accepted_tokens: counters of speculative decoding.
     """
 
     pages: PageCounts
@@ -51,7 +51,7 @@ class EngineState:
     def __str__(self) -> str:
         share = self.cached_tokens / max(self.prompt_tokens, 1)
         text = (
-            f"prefix cache: {self.cached_tokens} of {self.prompt_tokens} prompt tokens found "
+            f"prefix cache hits: {self.cached_tokens} of {self.prompt_tokens} prompt tokens "
             f"({share:.0%}) | preemptions: {self.preemptions}"
         )
         if self.num_draft_tokens:

@@ -1,7 +1,7 @@
-"""Many prompts at once: the engine, continuous batching of Week 2 or 3, or mlx_lm.
+"""Batch runs: the engine, Week 2 or 3's continuous batching, or mlx_lm.
 
-All look the same from outside: `step` until `is_done`, and between steps see how far each prompt
-is. `batch-main` shows it, `bench` measures it.
+One interface for all: call `step` until `is_done`, and read the progress between steps. `batch`
+displays it, `bench` measures it.
 """
 
 import argparse
@@ -19,38 +19,38 @@ from .progress import EngineState, RequestProgress
 
 
 class BatchRun(Protocol):
-    """Prompts on their way through a batch.
+    """A fixed set of prompts in a batch.
 
     Attributes:
-        outputs: of those that are finished, by index.
+        outputs: text of the finished prompts, by index.
     """
 
     outputs: dict[int, str]
 
     @property
     def is_done(self) -> bool:
-        """Whether every prompt has its answer."""
+        """Whether all prompts are finished."""
 
     @property
     def waiting(self) -> list[int]:
-        """The indices of prompts that were not begun."""
+        """Indices of the prompts not yet started."""
 
     @property
     def slots(self) -> list[RequestProgress | None]:
-        """Who has which place in the batch."""
+        """Prompt in each slot of the batch, or None."""
 
     @property
     def prefilling(self) -> list[RequestProgress]:
-        """Those whose prompt is being computed, and those that then wait for a slot."""
+        """Prompts in prefill, and prefilled ones without a slot."""
 
     def all_progress(self) -> Iterator[RequestProgress]:
-        """Of every prompt that was begun."""
+        """Progress of all started prompts."""
 
     def step(self) -> None:
-        """As little work as can be done at a time."""
+        """Runs one step."""
 
     def state(self) -> EngineState | None:
-        """Of the engine, if that is what serves."""
+        """State of the engine; None for other runs."""
 
 
 def open_batch_run(
@@ -61,15 +61,15 @@ def open_batch_run(
     sampler: Sampler,
     ignore_eos: bool = False,
 ) -> BatchRun:
-    """The run that `args` asks for: solution, loader, batch size, prefill step.
+    """Opens the batch run selected by `--solution` and `--loader`.
 
     Args:
         args: flags, checked by `check_batch_arguments`.
-        checkpoint: the model; its tokenizer turns the answers' tokens into text.
+        checkpoint: the model and the tokenizer that detokenizes its output.
         prompts: token ids.
-        max_tokens: how many tokens each answer may have.
-        sampler: called for all rows of a step together; the engine makes its own of `args`.
-        ignore_eos: go on after end tokens.
+        max_tokens: maximum output length of each prompt.
+        sampler: called once per step with all rows; the engine builds its own from `args`.
+        ignore_eos: whether to continue after EOS tokens.
     """
     if args.solution == "mlx":
         return MlxBatchRun(
@@ -94,7 +94,7 @@ def open_batch_run(
 
 
 class CourseBatchRun:
-    """This package's `BatchGeneration`, seen as a `BatchRun`."""
+    """`BatchRun` of the course's `BatchGeneration`."""
 
     def __init__(self, batch: BatchGeneration):
         self._batch = batch
@@ -117,7 +117,7 @@ class CourseBatchRun:
 
     @property
     def prefilling(self) -> list[RequestProgress]:
-        """See `BatchRun`: at most one."""
+        """See `BatchRun`; at most one."""
         request = self._batch.prefilling
         return [] if request is None else [_progress(request)]
 
@@ -143,14 +143,14 @@ def _progress(request: Request) -> RequestProgress:
 
 @dataclass
 class _MlxRequest:
-    """What mlx_lm's generator told of a prompt so far."""
+    """Progress and detokenizer of one prompt."""
 
     progress: RequestProgress
     detokenizer: Any = field(repr=False)
 
 
 class MlxBatchRun:
-    """mlx_lm's `BatchGenerator`, seen as a `BatchRun`. It prefills several prompts at once.
+    """`BatchRun` of mlx_lm's `BatchGenerator`, which prefills several prompts at once.
 
     Args: see `open_batch_run`.
     """
@@ -192,26 +192,26 @@ class MlxBatchRun:
     @property
     def waiting(self) -> list[int]:
         """See `BatchRun`."""
-        every = (request.progress for request in self._requests.values())
-        return [one.index for one in every if one.prefilled == 0]
+        progress = (request.progress for request in self._requests.values())
+        return [each.index for each in progress if each.prefilled == 0]
 
     @property
     def slots(self) -> list[RequestProgress | None]:
-        """See `BatchRun`; mlx_lm does not number its places, so these are ours."""
+        """See `BatchRun`; numbered here, since mlx_lm has no slot numbers."""
         return list(self._slots)
 
     @property
     def prefilling(self) -> list[RequestProgress]:
         """See `BatchRun`."""
-        return [one for one in self.all_progress() if not one.is_decoding]
+        return [each for each in self.all_progress() if not each.is_decoding]
 
     def all_progress(self) -> Iterator[RequestProgress]:
         """See `BatchRun`."""
-        every = (request.progress for request in self._requests.values())
-        return (one for one in every if one.prefilled > 0)
+        progress = (request.progress for request in self._requests.values())
+        return (each for each in progress if each.prefilled > 0)
 
     def step(self) -> None:
-        """A token for every active request, and a chunk of every prompt that is prefilled."""
+        """Decodes a token per active request and a chunk of each prompt in prefill."""
         prefills, tokens = self._generator.next()
         for response in prefills:
             self._requests[response.uid].progress.prefilled = response.progress[0]
@@ -222,18 +222,18 @@ class MlxBatchRun:
         """See `BatchRun`."""
 
     def _add_token(self, request: _MlxRequest, token: int, finish_reason: str | None) -> None:
-        one = request.progress
-        if not one.is_decoding:
+        progress = request.progress
+        if not progress.is_decoding:
             if None not in self._slots:
-                # Prompts that it prefilled meanwhile join beyond the batch size.
+                # mlx_lm adds prefilled prompts beyond the batch size.
                 self._slots.append(None)
-            self._slots[self._slots.index(None)] = one
-        one.new_tokens += 1
+            self._slots[self._slots.index(None)] = progress
+        progress.new_tokens += 1
         if finish_reason != "stop":
             request.detokenizer.add_token(token)
         if finish_reason is not None:
             request.detokenizer.finalize()
-        one.text = request.detokenizer.text
+        progress.text = request.detokenizer.text
         if finish_reason is not None:
-            self.outputs[one.index] = one.text
-            self._slots[self._slots.index(one)] = None
+            self.outputs[progress.index] = progress.text
+            self._slots[self._slots.index(progress)] = None

@@ -1,4 +1,4 @@
-"""What a batch looks like while it runs: a live table, or plain lines."""
+"""Display of a running batch: a live table or plain lines."""
 
 from collections.abc import Sequence
 
@@ -15,23 +15,22 @@ PAGES_WIDTH = 30  # characters of the bar
 
 
 def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
-    """The state of a run: a row a slot, those on their way there, the queue, and the speed.
+    """Renders a run: slots, prompts in prefill, queue, pages, and throughput.
 
     Args:
-        run: between two steps.
-        num_prompts: how many there are in all.
-        seconds: since the run began.
+        run: a run between two steps.
+        num_prompts: total number of prompts.
+        seconds: time since the start of the run.
     """
     table = Table(expand=True, box=None, header_style="bold", padding=(0, 1))
     for name, width, justify in (("slot", 6, "right"), ("prompt", 6, "right")):
         table.add_column(name, width=width, justify=justify)  # type: ignore[arg-type]
     table.add_column("state", width=17)
     table.add_column("tokens", width=6, justify="right")
-    table.add_column("answer so far", ratio=1)
+    table.add_column("output so far", ratio=1)
     for slot, progress in enumerate(run.slots):
         table.add_row(str(slot), *_cells(progress, "decoding"))
-    # At least one line, so that the table does not jump when there is none. The engine's requests
-    # have their slots at once.
+    # An idle row keeps the table's height constant. The engine's requests never wait for a slot.
     idle: Sequence[None] = [None] if run.state() is None else []
     upcoming: Sequence[RequestProgress | None] = run.prefilling or idle
     for progress in upcoming:
@@ -50,7 +49,7 @@ def batch_table(run: BatchRun, num_prompts: int, seconds: float) -> Group:
 
 
 def _cells(progress: RequestProgress | None, prefilled_state: str) -> list[RenderableType]:
-    """A row's cells after the first, with what is going on once the prompt is computed."""
+    """Cells of a row after the first; `prefilled_state` is the label after prefill."""
     if progress is None:
         return [Text("–", style="dim"), Text("idle", style="dim"), "", ""]
     if progress.prefilled < progress.prompt_tokens:
@@ -67,7 +66,7 @@ def _queue(run: BatchRun) -> Text:
 
 
 def _pages(state: EngineState) -> Text:
-    """A bar of the pages: shared, one request's, kept for later, free."""
+    """Bar of the pages: shared, exclusive, cached, free."""
     pages = state.pages
     total = pages.used + pages.cached + pages.free
     kinds = (
@@ -98,7 +97,7 @@ def _speed(run: BatchRun, seconds: float) -> Text:
 
 
 def speed_line(begun: Sequence[RequestProgress], seconds: float) -> str:
-    """Tokens, and tokens per second of the whole run: prefill and decode share its steps."""
+    """Tokens and tokens/s over the whole run, since prefill and decode share its steps."""
     prompt = sum(progress.prefilled for progress in begun)
     generated = sum(progress.new_tokens for progress in begun)
     seconds = max(seconds, 1e-9)
@@ -109,11 +108,11 @@ def speed_line(begun: Sequence[RequestProgress], seconds: float) -> str:
 
 
 class PlainLines:
-    """A line when a request starts, and one with its answer when it ends.
+    """Prints a line when a request starts, and its output when it ends.
 
     Args:
-        console: where they go.
-        questions: what each prompt is called.
+        console: destination.
+        questions: label of each prompt.
     """
 
     def __init__(self, console: Console, questions: Sequence[str]):
@@ -123,23 +122,23 @@ class PlainLines:
         self._ended: set[int] = set()
 
     def update(self, run: BatchRun) -> None:
-        """Says what happened in the last step."""
+        """Prints the events of the last step."""
         waiting = set(run.waiting)
         for index, question in enumerate(self._questions):
             if index not in waiting | self._started:
                 self._started.add(index)
                 self._print(f"[{index}] starts: {question}")
-        for index, answer in run.outputs.items():
+        for index, output in run.outputs.items():
             if index not in self._ended:
                 self._ended.add(index)
-                self._print(f"[{index}] ends: {' '.join(answer.split())}")
+                self._print(f"[{index}] ends: {' '.join(output.split())}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)
 
 
 class _Tail:
-    """The end of a text, as much as a line of its cell holds."""
+    """Single-line tail of a text, cropped to the cell's width."""
 
     def __init__(self, text: str):
         self._text = " ".join(text.split())

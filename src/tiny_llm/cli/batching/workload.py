@@ -1,4 +1,4 @@
-"""A synthetic workload, and the clock that measures how it is served."""
+"""Synthetic workload, and a tokenizer that timestamps its tokens."""
 
 import time
 from collections.abc import Sequence
@@ -12,34 +12,35 @@ from ...errors import UserError
 
 @dataclass(frozen=True)
 class LengthRange:
-    """Lengths are drawn from `low` to `high`, both included.
+    """Range of lengths, bounds included.
 
     Args:
-        what: named in messages, as in the flags --min-<what>-len and --max-<what>-len.
+        kind: "input" or "output", as in the flags --min-<kind>-len and --max-<kind>-len.
+        low, high: bounds; `low` is at least 1.
 
     Raises:
-        UserError: `low` is below 1 or above `high`.
+        UserError: `low` is above `high`.
     """
 
-    what: str
+    kind: str
     low: int
     high: int
 
     def __post_init__(self) -> None:
-        low, high = f"--min-{self.what}-len", f"--max-{self.what}-len"
-        if self.low < 1:
-            raise UserError(f"{low} is {self.low}; it must be at least 1.")
         if self.high < self.low:
-            raise UserError(f"{high} is {self.high}; it must be at least {low}, {self.low}.")
+            raise UserError(
+                f"--max-{self.kind}-len must be at least --min-{self.kind}-len, {self.low}, got "
+                f"{self.high}."
+            )
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Sequences to serve.
+    """Sequences of a benchmark.
 
     Attributes:
         prompts: token ids.
-        output_lens: how many tokens to generate after each.
+        output_lens: output length of each prompt.
     """
 
     prompts: list[list[int]]
@@ -47,19 +48,19 @@ class Workload:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts."""
+        """Total length of the prompts."""
         return sum(map(len, self.prompts))
 
     @property
     def output_tokens(self) -> int:
-        """Of all answers."""
+        """Total length of the outputs."""
         return sum(self.output_lens)
 
 
 def synthetic_workload(
     num_seqs: int, inputs: LengthRange, outputs: LengthRange, vocab_size: int, seed: int
 ) -> Workload:
-    """`num_seqs` sequences of random ids; the same arguments give the same ones everywhere."""
+    """Draws `num_seqs` sequences of random ids; deterministic across platforms."""
     rng = np.random.default_rng(seed)
     input_lens = rng.integers(inputs.low, inputs.high, num_seqs, endpoint=True)
     output_lens = rng.integers(outputs.low, outputs.high, num_seqs, endpoint=True)
@@ -68,11 +69,11 @@ def synthetic_workload(
 
 
 class TimestampTokenizer:
-    """Stands in for a tokenizer, and notes when each token comes instead of what it says.
+    """Tokenizer stub that records the time of each token instead of its text.
 
     Attributes:
-        eos_token_ids: none; a sequence goes on to the length it was given.
-        sequences: for each sequence that was begun, the times of its tokens, in seconds.
+        eos_token_ids: empty; every sequence runs to its output length.
+        sequences: token times of each started sequence, in seconds.
     """
 
     eos_token_ids: frozenset[int] = frozenset()
@@ -82,13 +83,13 @@ class TimestampTokenizer:
 
     @property
     def detokenizer(self) -> "_TimestampDetokenizer":
-        """A new one for each sequence, as mlx_lm's tokenizers give."""
+        """A new detokenizer per access, as with mlx_lm's tokenizers."""
         self.sequences.append([])
         return _TimestampDetokenizer(self.sequences[-1])
 
 
 class _TimestampDetokenizer:
-    """A detokenizer that notes the time."""
+    """Detokenizer that records the time of each token."""
 
     text = last_segment = ""
 
@@ -99,25 +100,26 @@ class _TimestampDetokenizer:
         self._times.append(time.perf_counter())
 
     def finalize(self) -> None:
-        """There is no text to end."""
+        """No-op."""
 
 
 def latencies(sequences: Sequence[Sequence[float]], started: float) -> dict[str, Any]:
-    """Milliseconds to the first token and between tokens: median and 95th percentile.
+    """Time to first token and inter-token latency: median and 95th percentile.
 
     Args:
-        sequences: the times of each one's tokens.
-        started: when all of them arrived, so that waiting for a slot counts; on the same clock.
+        sequences: token times of each sequence.
+        started: arrival time of all sequences, on the same clock; queueing counts.
 
     Returns:
-        `ttft_ms_median`, `ttft_ms_p95`, `itl_ms_median` and `itl_ms_p95`; the gaps are None if no
-        sequence has two tokens.
+        `ttft_ms_median`, `ttft_ms_p95`, `itl_ms_median` and `itl_ms_p95` in milliseconds; the
+        latter two are None if no sequence has two tokens.
     """
     first = [times[0] - started for times in sequences if times]
     gaps = [gap for times in sequences for gap in np.diff(times)]
     result = {}
     for name, seconds in (("ttft_ms", first), ("itl_ms", gaps)):
         for key, percent in (("median", 50), ("p95", 95)):
-            found = round(float(np.percentile(seconds, percent)) * 1e3, 3) if seconds else None
-            result[f"{name}_{key}"] = found
+            ms = round(float(np.percentile(seconds, percent)) * 1e3, 3) if seconds else None
+            result[f"{name}_{key}"] = ms
+
     return result

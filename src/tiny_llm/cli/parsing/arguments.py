@@ -1,8 +1,10 @@
-"""The flags that commands share, and their checks."""
+"""Command-line flags shared by several commands, and their validation."""
 
 import argparse
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable
+from typing import Any
 
 from ... import kernels
 from ...errors import UserError
@@ -13,8 +15,20 @@ from .input_text import validate_utf8
 
 SOLUTIONS = {"tiny_llm": "tiny_llm", "ref": "tiny_llm", "mine": "mine", "mlx": "mlx"}
 LOADERS = {f"week{week}": week for week in WEEK_MODELS}
-ENGINE = "engine"  # what answers where no --loader is given
+ENGINE = "engine"  # the default loader
 
+# Flags that only the engine supports, by their names in the namespace.
+ENGINE_FLAGS = {
+    "speculative": "only the engine drafts tokens from the text",
+    "num_drafts": "only the engine has a configurable number of draft tokens",
+    "attention_backend": "only the engine has several attention backends",
+    "block_size": "only the engine has a configurable page size",
+    "tensor_parallel_size": "only the engine shards a model across processes",
+    "kv_cache_bytes": "only the engine has a memory budget for the KV cache",
+    "record": "only the engine records events",
+}
+
+DEFAULT_BLOCK_SIZE = 32  # tokens; `LLM`'s default
 API_KEY_VARIABLE = "TINY_LLM_API_KEY"
 
 
@@ -28,306 +42,286 @@ def api_key(argument: str | None) -> str | None:
     return validate_utf8("the API key", key) if key else None
 
 
+def in_range(
+    low: float, high: float = math.inf, convert: type[int] | type[float] = int
+) -> Callable[[str], Any]:
+    """Argument type: a number in [low, high].
+
+    Args:
+        low, high: bounds, inclusive.
+        convert: int or float.
+    """
+
+    def parse(text: str) -> Any:
+        value = convert(text)
+        if low <= value <= high:
+            return value
+        allowed = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+        raise argparse.ArgumentTypeError(f"must be {allowed}, got {text}")
+
+    parse.__name__ = convert.__name__  # for argparse's "invalid int value"
+    return parse
+
+
+def rank_count(text: str) -> int:
+    """Argument type: a positive number of ranks, equal to the launcher's if it started several."""
+    size: int = in_range(1)(text)
+    launched = num_launched_ranks()
+    if launched not in (1, size):
+        raise argparse.ArgumentTypeError(
+            f"must be {launched}, the number of launched ranks, got {size}; leave it out"
+        )
+    return size
+
+
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which model, whose code runs it, and where."""
+    """Adds the choice of model, implementation and device."""
     parser.add_argument(
         "--model",
         metavar="NAME",
         help=f"{', '.join([*BUNDLED_MODELS, *SHORT_NAMES])}, a hub id (owner/name) or a folder",
     )
-    parser.add_argument(
-        "--draft-model", metavar="NAME", help="a smaller model that drafts tokens to be verified"
-    )
-    add_load_format(parser)
-    add_speculative_argument(parser)
-    parser.add_argument(
+    _add_choice(
+        parser,
         "--solution",
-        metavar="{" + ",".join(SOLUTIONS) + "}",
-        help="tiny_llm (or ref): this package; mine: the learner's tree, the default where there "
-        "is one; mlx: mlx_lm, as a baseline",
+        SOLUTIONS,
+        "tiny_llm (or ref): this package; mine: the learner's tree, the default where it exists; "
+        "mlx: mlx_lm, as a baseline",
     )
-    parser.add_argument(
+    _add_choice(
+        parser,
         "--loader",
-        metavar="{" + ",".join([*LOADERS, ENGINE]) + "}",
-        help="the model and the loop of a week, whose samplers filter before the temperature; or "
-        "the engine, which filters after it, and is the default but for --solution mine",
-    )
-    parser.add_argument(
-        "--device", metavar="{cpu,gpu}", help="where to compute (gpu where there is one)"
+        [*LOADERS, ENGINE],
+        "a week's model and decoding loop, which filter before the temperature; or the engine, "
+        "which filters after it, the default except with --solution mine",
     )
     parser.add_argument(
         "--enable-flash-attn",
         action=argparse.BooleanOptionalAction,
-        help="attend without an L×S matrix (week2); the default where it is faster: on the CPU",
+        help="attention without an L×S matrix (week2); default on the CPU, where it is faster",
     )
-    add_attention_backend(parser)
-    add_tensor_parallel_size(parser)
+    add_engine_arguments(parser)
 
 
-def add_attention_backend(parser: argparse.ArgumentParser) -> None:
-    """How the engine attends."""
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the engine's options that every command has, `serve` included."""
+    drafts = parser.add_mutually_exclusive_group()
+    drafts.add_argument(
+        "--draft-model", metavar="NAME", help="draft model for speculative decoding"
+    )
+    _add_choice(
+        drafts,
+        "--speculative",
+        ["ngram"],
+        "speculative decoding without a draft model: n-gram lookup in the prompt and output",
+    )
     parser.add_argument(
+        "--num-drafts",
+        type=in_range(1),
+        metavar="N",
+        help="maximum draft tokens per request and step (engine; 4 with --draft-model, 7 with "
+        "ngram)",
+    )
+    parser.add_argument(
+        "--block-size", type=in_range(1), metavar="N", help="tokens per KV cache page (engine; 32)"
+    )
+    _add_choice(
+        parser,
         "--attention-backend",
-        metavar="{" + ",".join(ATTENTION_BACKENDS) + "}",
-        help="how the engine attends: paged reads pages where they are; flash and reference gather "
-        "them first, and are slower, for comparing",
+        ATTENTION_BACKENDS,
+        "attention of the engine: paged (default) reads pages in place; flash and reference gather "
+        "them first, and are slower, for comparison",
     )
-
-
-def check_attention_backend(args: argparse.Namespace) -> None:
-    """Refuses an unknown `--attention-backend`.
-
-    Raises:
-        UserError: it is unknown.
-    """
-    if args.attention_backend not in (None, *ATTENTION_BACKENDS):
-        raise UserError(
-            f"--attention-backend '{args.attention_backend}' is unknown; give "
-            f"{_listed(ATTENTION_BACKENDS)}."
-        )
-
-
-def add_load_format(parser: argparse.ArgumentParser) -> None:
-    """What the weights are."""
-    parser.add_argument(
-        "--load-format",
-        default="auto",
-        metavar="{" + ",".join(LOAD_FORMATS) + "}",
-        help="auto reads the weights; dummy draws random ones in the shapes of config.json",
-    )
-
-
-def add_tensor_parallel_size(parser: argparse.ArgumentParser) -> None:
-    """On how many processes the engine computes a model."""
     parser.add_argument(
         "--tensor-parallel-size",
-        type=int,
+        type=rank_count,
         default=num_launched_ranks(),
         metavar="N",
-        help="split the model among N processes of this machine, or the N that mlx.launch or "
-        "mpirun has started (engine only)",
+        help="shard the model across N processes of this machine, or the N that mlx.launch or "
+        "mpirun started (engine)",
     )
-
-
-def check_tensor_parallel_size(args: argparse.Namespace) -> None:
-    """Refuses a `--tensor-parallel-size` below 1, and one of a part of the ranks that there are.
-
-    Raises:
-        UserError: it is.
-    """
-    if num_launched_ranks() not in (1, args.tensor_parallel_size):
-        raise UserError(
-            f"--tensor-parallel-size is {args.tensor_parallel_size}, but the launcher started "
-            f"{num_launched_ranks()} ranks; leave it out."
-        )
-    if args.tensor_parallel_size < 1:
-        raise UserError(
-            f"--tensor-parallel-size is {args.tensor_parallel_size}; it must be at least 1."
-        )
-
-
-def add_speculative_argument(parser: argparse.ArgumentParser) -> None:
-    """Guesses without a second model."""
-    parser.add_argument(
-        "--speculative",
-        metavar="{ngram}",
-        help="guess what followed the same tokens earlier in the text, to be verified",
+    _add_choice(
+        parser,
+        "--load-format",
+        LOAD_FORMATS,
+        "auto reads the weights; dummy draws random ones in the shapes of config.json",
+        default="auto",
     )
+    _add_choice(parser, "--device", ["cpu", "gpu"], "device to run on; gpu if available")
 
 
-def check_speculative(args: argparse.Namespace) -> None:
-    """Refuses other kinds of guesses than there are, and two at a time.
-
-    Raises:
-        UserError: it is as said.
-    """
-    if args.speculative not in (None, "ngram"):
-        raise UserError(f"--speculative '{args.speculative}' is unknown; give ngram.")
-    if args.speculative is not None and args.draft_model is not None:
-        raise UserError(
-            "--speculative and --draft-model would guess the same tokens; leave one of them out."
-        )
+def _add_choice(
+    parser: Any, flag: str, choices: Any, text: str, default: str | None = None
+) -> None:
+    metavar = "{" + ",".join(choices) + "}"  # argparse leaves it out of --help if None
+    parser.add_argument(flag, choices=choices, default=default, metavar=metavar, help=text)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """How tokens are chosen, and how many."""
+    """Adds sampling parameters and the output's length."""
     parser.add_argument(
-        "--sampler-temp", type=float, default=0.0, metavar="T", help="temperature; 0 is greedy"
+        "--sampler-temp",
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="sampling temperature; 0 is greedy",
     )
     parser.add_argument(
-        "--sampler-top-p", type=float, metavar="P", help="keep the likeliest tokens of mass P"
+        "--sampler-top-p",
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="sample from the smallest set of most likely tokens with total probability P",
     )
     parser.add_argument(
-        "--sampler-top-k", type=int, metavar="K", help="keep the K likeliest tokens"
+        "--sampler-top-k",
+        "--top-k",
+        type=int,
+        metavar="K",
+        help="sample from the K most likely tokens",
     )
     parser.add_argument(
-        "--seed", type=int, metavar="N", help="makes sampling repeatable; random if not given"
+        "--seed",
+        type=in_range(0, 2**64 - 1),
+        metavar="N",
+        help="makes sampling reproducible; random by default",
     )
     parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help="stop after N new tokens (none: context's end)"
+        "--max-tokens",
+        type=in_range(1),
+        metavar="N",
+        help="maximum number of new tokens; by default, the end of the context",
     )
     parser.add_argument(
-        "--enable-thinking", action="store_true", help="let the model think before it answers"
+        "--enable-thinking", action="store_true", help="let the model reason before it answers"
     )
 
 
 def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
-    """How a batch is made up."""
+    """Adds the batch's shape."""
     parser.add_argument(
-        "--batch-size", type=int, default=5, metavar="N", help="how many requests decode together"
+        "--batch-size", type=in_range(1), default=5, metavar="N", help="maximum running requests"
     )
     parser.add_argument(
-        "--prefill-step", type=int, default=128, metavar="N", help="tokens of a prompt's chunk"
+        "--prefill-step",
+        type=in_range(1),
+        default=128,
+        metavar="N",
+        help="maximum prompt tokens per step",
     )
 
 
 def check_model_arguments(args: argparse.Namespace, needs_cache: bool = False) -> None:
-    """Refuses what is unknown, and what does not work together, with a sentence that says why.
+    """Rejects unsupported combinations of flags and resolves defaults.
 
-    Afterwards `args.solution` has its full name and `args.loader` a value, if it can have one. Our
-    own code answers with the engine, `ENGINE`, unless a flag asks for a week's loop.
+    Resolves aliases in `args.solution` and the default of `args.loader`: the engine, unless a
+    flag requires a week's loop (mlx_lm has no loader).
 
     Args:
-        args: with the flags of `add_model_arguments`.
-        needs_cache: Week 1, which has none, cannot do what the command does.
+        args: flags of `add_model_arguments`.
+        needs_cache: whether the command excludes Week 1, which has no KV cache.
 
     Raises:
-        UserError: the first flag that cannot be honoured.
+        UserError: the first unsupported flag.
     """
-    if args.solution not in SOLUTIONS:
-        raise UserError(f"--solution '{args.solution}' is unknown; give {_listed(SOLUTIONS)}.")
     args.solution = SOLUTIONS[args.solution]
-    check_speculative(args)
-    check_attention_backend(args)
-    check_load_format(args)
-    check_tensor_parallel_size(args)
-    if args.load_format == "dummy" and args.solution == "mlx":
-        raise UserError(
-            "--load-format dummy draws weights for tiny-llm's own models, which --solution mlx "
-            "does not use; leave one of the two out."
-        )
-    if args.loader is not None and args.loader not in (*LOADERS, ENGINE):
-        raise UserError(
-            f"--loader '{args.loader}' is unknown; this version has {', '.join(LOADERS)} or "
-            f"{ENGINE}."
-        )
     if args.solution == "mlx":
-        if args.loader is not None:
-            raise UserError(
-                "--loader chooses a week's model of tiny-llm, or its engine, which --solution mlx "
-                "does not use; "
-                "leave one of the two out."
-            )
-        for flag in ("enable_flash_attn", "speculative", "attention_backend"):
-            if getattr(args, flag) is not None:
-                name = flag.replace("_", "-")
-                raise UserError(f"--{name} has no effect on --solution mlx; leave it out.")
-        if args.tensor_parallel_size > 1:
-            raise UserError("--tensor-parallel-size has no effect on --solution mlx; leave it out.")
+        _check_mlx_arguments(args)
         return
     beyond_week1 = needs_cache or args.draft_model is not None
     if args.loader == ENGINE and args.enable_flash_attn is not None:
         raise UserError(
-            "--enable-flash-attn: the engine attends through paged attention, or as "
-            "--attention-backend says; leave it out, or use --loader week2."
+            "--enable-flash-attn has no effect on the engine, which has --attention-backend; "
+            "leave it out, or use --loader week2."
         )
     is_free = args.loader is None and args.enable_flash_attn is None
     is_ours = args.solution == "tiny_llm" and (beyond_week1 or kernels.is_built())
     if args.loader == ENGINE or (is_free and is_ours):
-        kernels.extension()  # if it is missing, better said now than after loading
+        kernels.extension()  # fails before loading if it is not built
         args.loader, args.enable_flash_attn = ENGINE, False
         return
-    if args.speculative is not None:
-        raise UserError(
-            "--speculative: only the engine guesses from the text; leave out --loader, --solution "
-            "and --enable-flash-attn, or give --draft-model instead."
-        )
-    if args.attention_backend is not None:
-        raise UserError(
-            "--attention-backend: only the engine can choose; leave out --loader, --solution and "
-            "--enable-flash-attn."
-        )
-    if args.tensor_parallel_size > 1:
-        raise UserError(
-            "--tensor-parallel-size: only the engine splits a model among processes; leave out "
-            "--loader, --solution and --enable-flash-attn."
-        )
+    for name, reason in ENGINE_FLAGS.items():
+        if _is_set(args, name):
+            raise UserError(
+                f"{flag_of(name)}: {reason}; leave it out, or --loader, --solution and "
+                "--enable-flash-attn."
+            )
     if args.loader is None:
         wants_week2 = beyond_week1 or args.enable_flash_attn or kernels.is_built()
         args.loader = "week2" if wants_week2 else "week1"
     if needs_cache and args.loader == "week1":
         raise UserError(
-            "--loader week1 has no cache, and so no batches; use --loader week2, week3 or "
+            "--loader week1 has no KV cache and cannot batch; use --loader week2, week3 or "
             "--solution mlx."
         )
     if args.enable_flash_attn and args.loader != "week2":
         raise UserError(
-            f"--enable-flash-attn: {args.loader} does not attend through that kernel; leave it "
-            "out, or use --loader week2."
+            f"--enable-flash-attn: {args.loader} does not have this kernel; leave it out, or use "
+            "--loader week2."
         )
     if args.draft_model is not None and args.loader == "week1":
         raise UserError(
-            "--draft-model: week1 has no cache to rewind when a draft is wrong; leave it out, or "
-            "use --loader week2 or week3."
+            "--draft-model: week1 has no KV cache to rewind after a rejected draft token; leave it "
+            "out, or use --loader week2 or week3."
         )
     if args.enable_flash_attn is False and args.loader == "week3":
         raise UserError(
-            "--no-enable-flash-attn: week3 attends through paged attention alone; leave it out, or "
-            "use --loader week2."
+            "--no-enable-flash-attn: week3 has only paged attention; leave it out, or use "
+            "--loader week2."
         )
     if args.loader != "week1":
-        kernels.extension()  # if it is missing, better said now than after loading
+        kernels.extension()  # fails before loading if it is not built
     if args.enable_flash_attn is None:
         args.enable_flash_attn = args.loader == "week2" and kernels.runs_on_default_device()
 
 
-def check_load_format(args: argparse.Namespace) -> None:
-    """Refuses an unknown `--load-format`.
-
-    Raises:
-        UserError: it is unknown.
-    """
-    if args.load_format not in LOAD_FORMATS:
+def _check_mlx_arguments(args: argparse.Namespace) -> None:
+    """Rejects flags that mlx_lm does not have."""
+    if args.load_format == "dummy":
         raise UserError(
-            f"--load-format '{args.load_format}' is unknown; give {' or '.join(LOAD_FORMATS)}."
+            "--load-format dummy is for tiny-llm's models, not --solution mlx; leave one of the "
+            "two out."
         )
+    for name in ("loader", "enable_flash_attn", *ENGINE_FLAGS):
+        if _is_set(args, name):
+            raise UserError(f"{flag_of(name)} has no effect on --solution mlx; leave it out.")
+
+
+def _is_set(args: argparse.Namespace, name: str) -> bool:
+    """Whether a flag without a default, or `tensor_parallel_size`, was given."""
+    value = getattr(args, name, None)
+    return value is not None and not (name == "tensor_parallel_size" and value == 1)
+
+
+def flag_of(name: str) -> str:
+    """Flag of an attribute of the namespace: "block_size" → "--block-size"."""
+    return "--" + name.replace("_", "-")
 
 
 def check_batch_arguments(args: argparse.Namespace) -> None:
-    """As `check_model_arguments`, and refuses what a batch cannot do.
+    """Rejects what `check_model_arguments` rejects, and what a batch cannot do.
 
     Raises:
-        UserError: the first flag that cannot be honoured.
+        UserError: the first unsupported flag.
     """
     check_model_arguments(args, needs_cache=True)
     if args.draft_model is not None and args.loader != ENGINE:
         raise UserError(
-            "--draft-model: drafts are verified for one request at a time, not for a batch, except "
-            "by the engine; leave it out, or --loader, --solution and --enable-flash-attn."
+            "--draft-model: only the engine verifies draft tokens in a batch; leave it out, or "
+            "--loader, --solution and --enable-flash-attn."
         )
-    for flag, value in (("--batch-size", args.batch_size), ("--prefill-step", args.prefill_step)):
-        if value < 1:
-            raise UserError(f"{flag} is {value}; it must be at least 1.")
 
 
 def sampler_from_args(args: argparse.Namespace) -> Sampler:
-    """The sampler that the flags ask for.
+    """Sampler of the given flags.
 
     Raises:
-        UserError: a flag outside its range.
+        UserError: a flag is out of range.
     """
-    if args.max_tokens is not None and args.max_tokens < 1:
-        raise UserError(f"--max-tokens is {args.max_tokens}; it must be at least 1.")
-    if args.seed is not None and not 0 <= args.seed < 2**64:
-        raise UserError(f"--seed is {args.seed}; it must be between 0 and 2**64 - 1.")
     try:
         return make_sampler(
             args.sampler_temp, top_p=args.sampler_top_p, top_k=args.sampler_top_k, seed=args.seed
         )
     except ValueError as error:
         raise UserError(str(error)) from error
-
-
-def _listed(names: Iterable[str]) -> str:
-    *head, last = names
-    return f"{', '.join(head)} or {last}" if head else last

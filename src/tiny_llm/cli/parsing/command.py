@@ -1,7 +1,7 @@
-"""What all commands share: how they parse, how they fail, and where they print.
+"""Common base of the commands: parser, exit statuses, console.
 
-Standard output carries the answer and its statistics; everything said on the way (which model,
-a progress bar, an error) goes to standard error.
+Generated text and statistics go to standard output; everything else (the model's name, progress
+bars, errors) goes to standard error.
 """
 
 import argparse
@@ -16,19 +16,27 @@ from ...errors import TaskNotImplemented, UserError
 from .learner_tree import exec_in_learner_tree, find_learner_tree, is_running_mine
 
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130  # as shells report a command ended by Ctrl-C
+EXIT_INTERRUPTED = 130  # shells' status after Ctrl-C
 
 console = Console(stderr=True, highlight=False, emoji=False)
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Appends the default to a flag's help, if it has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        has_default = action.default not in (None, False, [])
+        return super()._get_help_string(action) if has_default else action.help
+
+
 class CommandParser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose errors are one sentence, without the usage in front of it.
+    """`ArgumentParser` that reports errors as one sentence, without the usage.
 
     Args:
-        prog: how the command was called, for its help.
-        description: what it does.
-        module: the command's, which --solution mine runs once more; None without that flag.
-        formatter_class: lays out the help.
+        prog: program name in the help.
+        description: description in the help.
+        module: module that --solution mine re-executes; None for commands without that flag.
+        formatter_class: formatter of the help.
     """
 
     def __init__(
@@ -36,7 +44,7 @@ class CommandParser(argparse.ArgumentParser):
         prog: str,
         description: str | None,
         module: str | None = None,
-        formatter_class: Any = argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class: Any = HelpFormatter,
     ):
         super().__init__(
             prog=prog,
@@ -49,16 +57,18 @@ class CommandParser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
-        """Parses; with --solution mine the command goes on in a process of the learner's code.
+        """Parses the flags; re-executes the command in the learner's tree for --solution mine.
 
-        Without --solution that is done if there is a learner's tree, and one line says so.
+        Without --solution, an existing learner's tree is used, with a message.
         """
         parsed = super().parse_args(args, namespace)
         if self._module is None:
             return parsed
         if has_rank_environment():
             if parsed.solution == "mine":
-                raise UserError("--solution mine runs in one process; start it without a launcher.")
+                raise UserError(
+                    "--solution mine supports one process; start it without a launcher."
+                )
             parsed.solution = parsed.solution or "tiny_llm"
         if parsed.solution is None:
             tree = find_learner_tree()
@@ -74,22 +84,22 @@ class CommandParser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        """Leaves through `run_command`, as every other user's mistake does."""
+        """Raises a `UserError`, which `run_command` reports."""
         raise UserError(f"{message} (--help lists the flags).")
 
 
 def has_rank_environment() -> bool:
-    """Whether this process may be a rank: `mlx.launch` or `mpirun` has started it."""
+    """Whether `mlx.launch` or `mpirun` started this process."""
     return "MLX_RANK" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ
 
 
 def _join_ranks() -> None:
-    """Connects the ranks that a launcher has started. Returns in rank 0 alone, or if there is one.
+    """Connects the launched ranks. Returns only in rank 0 or in a single process.
 
     Raises:
-        UserError: they cannot be connected.
+        UserError: the connection failed.
     """
-    # Imported here, because a process that is alone needs nothing of it.
+    # Imported here to keep the start of a single process fast.
     from ...engine.execution.tp_worker import serve_launched
     from ...models.parallel.default_group import init_default_group
     from ...models.parallel.launcher import is_launched, is_rank_0
@@ -101,24 +111,24 @@ def _join_ranks() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Opens /dev/null for each standard stream that the parent process has closed.
+    """Opens /dev/null for each standard stream closed by the parent process.
 
-    Otherwise a model's file or a socket takes its descriptor, and MLX opens no file as number 0.
+    Otherwise a model file or socket gets that descriptor, and MLX cannot open a file as number 0.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor
             setattr(sys, name, os.fdopen(null, mode, encoding="utf-8"))
 
 
 def run_command(prog: str, command: Callable[[], int]) -> int:
-    """Runs a command's body and turns its ways to fail into an exit status.
+    """Runs a command's body and maps its exceptions to an exit status.
 
-    Of several ranks, all run the same command: rank 0 its body, the others what rank 0 says.
+    With several ranks, rank 0 runs the body, and the others run its worker loop.
 
     Returns:
-        The body's status; 2 after a `UserError` or a task of the course that is still to be
-        written, printed as one line; 130 after Ctrl-C.
+        The body's status; 2 after a `UserError` or an unimplemented task of the course, printed
+        as one line; 130 after Ctrl-C.
     """
     _open_closed_streams()
     try:
@@ -135,7 +145,7 @@ def run_command(prog: str, command: Callable[[], int]) -> int:
         print(file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader (`| head`) has seen enough. Python would complain again when it flushes
-        # standard output at exit, so give it somewhere to flush to.
+        # The reader (`| head`) has closed the pipe. Redirect stdout, since Python's flush at exit
+        # would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -1,4 +1,4 @@
-"""Texts that a command is given as an argument or on standard input: UTF-8, or refused."""
+"""UTF-8 validation of arguments and standard input."""
 
 import io
 import sys
@@ -8,7 +8,7 @@ from ...errors import UserError
 
 
 def read_prompt(argument: str) -> str:
-    """The prompt that `--prompt` means: all of standard input for "-", else the argument itself.
+    """Resolves `--prompt`: all of standard input for "-", else the argument.
 
     Raises:
         UserError: it is not UTF-8.
@@ -16,22 +16,22 @@ def read_prompt(argument: str) -> str:
     if argument != "-":
         return validate_utf8("the prompt", argument)
     stream = sys.stdin
-    # Bytes if there are any: the locale of the terminal may be another encoding's.
-    given = stream.buffer.read() if hasattr(stream, "buffer") else stream.read().encode()
+    # Raw bytes, since the locale's encoding may differ.
+    data = stream.buffer.read() if hasattr(stream, "buffer") else stream.read().encode()
     try:
-        return given.decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(
-            f"the prompt is not UTF-8: byte {error.start} is 0x{given[error.start]:02x}; convert "
+            f"the prompt is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}; convert "
             "it, with iconv for example."
         ) from error
 
 
 def validate_utf8(what: str, text: str) -> str:
-    """The same text; Python keeps bytes of the command line that are not UTF-8 as surrogates.
+    """Returns the text unchanged.
 
     Raises:
-        UserError: it has such bytes.
+        UserError: it has surrogates, which stand for non-UTF-8 bytes of the command line.
     """
     try:
         text.encode("utf-8")
@@ -43,6 +43,6 @@ def validate_utf8(what: str, text: str) -> str:
 
 
 def reconfigure_as_utf8(stream: TextIO) -> None:
-    """From now on a stream is UTF-8 whatever the locale says; `validate_utf8` finds what is not."""
-    if isinstance(stream, io.TextIOWrapper):  # a test's may be another
+    """Sets a stream to UTF-8 regardless of the locale; invalid bytes become surrogates."""
+    if isinstance(stream, io.TextIOWrapper):  # not the StringIO of a test
         stream.reconfigure(encoding="utf-8", errors="surrogateescape")

@@ -1,4 +1,4 @@
-"""`--solution mine`: the same command once more, with the learner's tiny_llm for this one."""
+"""`--solution mine`: re-executes the command with the learner's tiny_llm package."""
 
 import os
 import sys
@@ -7,35 +7,35 @@ from pathlib import Path
 
 from ...errors import UserError
 
-TREE_VARIABLE = "TINY_LLM_MINE"  # the folder of the learner's tree; `mine`, where the command runs
+TREE_VARIABLE = "TINY_LLM_MINE"  # the learner's tree; by default `mine/` in the working directory
 
 
 def find_learner_tree() -> Path | None:
-    """The learner's tree, or None if there is none."""
-    tree = _folder()
+    """Path of the learner's tree, or None if it does not exist."""
+    tree = _tree_path()
     return tree if (tree / "site" / "sitecustomize.py").is_file() else None
 
 
 def is_running_mine(tree: Path) -> bool:
-    """Whether this process has imported the tiny_llm of that tree."""
+    """Whether this process imported tiny_llm from that tree."""
     return sys.modules["tiny_llm"].__file__ == str(tree / "src" / "tiny_llm" / "__init__.py")
 
 
 def exec_in_learner_tree(module: str, argv: Sequence[str] | None) -> None:
-    """Replaces this process by one that imports the learner's tiny_llm; returns if it is that one.
+    """Replaces this process by one that imports the learner's tiny_llm; no-op in the latter.
 
     Args:
-        module: of the command, such as "tiny_llm.cli.main".
-        argv: its arguments; those of the process if None.
+        module: module of the command, such as "tiny_llm.cli.main".
+        argv: arguments; `sys.argv[1:]` if None.
 
     Raises:
-        UserError: there is no learner's tree.
+        UserError: the learner's tree does not exist.
     """
     tree = find_learner_tree()
     if tree is None:
         raise UserError(
-            f"--solution mine runs a learner's tree, and there is none in {_folder()}; "
-            "`pdm run start-course` writes one."
+            f"--solution mine requires a learner's tree, but {_tree_path()} has none; "
+            "`pdm run start-course` creates it."
         )
     if is_running_mine(tree):
         return
@@ -46,6 +46,6 @@ def exec_in_learner_tree(module: str, argv: Sequence[str] | None) -> None:
     os.execve(sys.executable, command, environment)
 
 
-def _folder() -> Path:
-    """Where the learner's tree is, or would be."""
+def _tree_path() -> Path:
+    """Configured path of the learner's tree."""
     return Path(os.environ.get(TREE_VARIABLE, "mine")).resolve()
