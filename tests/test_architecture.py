@@ -72,8 +72,16 @@ def test_array_free_modules_exist(modules):
             "import mlx.core",
             "request imports mlx; it must be plain",
         ),
-        ("engine.scheduling.batch", "from ..core import x", "batch imports engine.core; it must be"),
-        ("engine.scheduling.batch", "from ...sampler import x", "batch imports sampler; it must be"),
+        (
+            "engine.scheduling.batch",
+            "from ..core import x",
+            "batch imports engine.core; it must be",
+        ),
+        (
+            "engine.scheduling.batch",
+            "from ...sampler import x",
+            "batch imports sampler; it must be",
+        ),
         (
             "engine.inputs.prompts",
             "from ..scheduling.config import x",

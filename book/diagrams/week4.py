@@ -50,26 +50,26 @@ def lanes() -> str:
     return d.svg()
 
 
-def interleaving() -> str:
-    """Four rows of three words: as they lie by row, and interleaved."""
+def prepacking() -> str:
+    """Four rows of three words: row-major and prepacked."""
     d = Drawing(470, 236)
     kinds = "abcd"
-    d.text(10, 18, "by row: what is multiplied together lies a row apart", "strong")
+    d.text(10, 18, "row-major: words multiplied together are a row apart", "strong")
     for row in range(4):
         for word in range(3):
             label = f"{row}.{word}"
             x = 10 + (row * 3 + word) * 37.5
             kind = kinds[row] if word == 0 else "n"
             d.box(x, 28, 35, 28, kind, label, "small mono")
-    d.text(10, 92, "interleaved: the first words of all rows, then the second", "strong")
+    d.text(10, 92, "prepacked: the first words of all rows, then the second", "strong")
     for word in range(3):
         for row in range(4):
             x = 10 + (word * 4 + row) * 37.5
             d.box(x, 102, 35, 28, kinds[row] if word == 0 else "n", f"{row}.{word}", "small mono")
     for lane in range(4):
         d.text(27.5 + lane * 37.5, 146, f"lane {lane}", "small soft", "middle")
-    d.text(10, 180, "row.word: the first four are one vector, an output in each lane.", "small")
-    d.text(10, 200, "All of them want the same activation, and their sums stay apart.", "small")
+    d.text(10, 180, "row.word: the first four are one vector, one output per lane.", "small")
+    d.text(10, 200, "All lanes need the same activation; each has its own sum.", "small")
     d.text(10, 220, "The next vector is the next 16 bytes, to the end of the matrix.", "small")
     return d.svg()
 

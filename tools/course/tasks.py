@@ -274,10 +274,10 @@ REQUIRED_DAYS = (
     Day(
         4,
         3,
-        "weights in the order they are read, prefetching",
+        "prepacked weights, prefetching",
         (
-            Task("4.3.1", "interleaved weights"),
-            Task("4.3.2", "the product in that order"),
+            Task("4.3.1", "prepacked weights"),
+            Task("4.3.2", "the product of prepacked weights"),
             Task("4.3.3", "prefetching, and how far ahead"),
         ),
     ),
@@ -314,11 +314,11 @@ REQUIRED_DAYS = (
     Day(
         4,
         7,
-        "recording a step",
+        "graph capture",
         (
             Task("4.7.1", "what a node costs"),
-            Task("4.7.2", "what varies, and how long it is needed"),
-            Task("4.7.3", "replaying what was recorded"),
+            Task("4.7.2", "steps, constants and liveness"),
+            Task("4.7.3", "replaying a captured graph"),
             Task("4.7.4", "a model's step as one node"),
         ),
     ),

@@ -169,7 +169,10 @@ def test_logprobs(client, effort):
         ({"stream_options": {}}, "stream_options requires stream: true."),
         ({"background": True}, "background is not supported"),
         ({"colour": "red"}, "colour is not a field"),
-        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema is required."),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a"}}},
+            "text.format.schema is required.",
+        ),
         ({"tool_choice": "required"}, "tools is empty."),
         ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice must be 'auto'"),
         ({"tools": [TOOL], "tool_choice": {**SOME, "tools": "x"}}, "requires mode"),
