@@ -297,7 +297,7 @@ class CompletionSerializer:
         With prompt logprobs, a prompt's outputs are held back until these arrive, with the prompt's
         completion 0.
         """
-        if self._body.max_tokens == 0:  # the engine computes one token, which nobody asked for
+        if self._body.max_tokens == 0:  # the engine generates at least one token
             reason = output.finish_reason and "length"
             output = replace(output, text="", token_ids=(), logprobs=(), finish_reason=reason)
         first = number * self._n
