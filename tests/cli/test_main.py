@@ -223,7 +223,7 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
             ["--loader", "week9"],
             "--loader 'week9' is unknown; this version has week1, week2, week3 or engine",
         ),
-        (["--device", "tpu"], "--device must be cpu or gpu, got 'tpu'"),
+        (["--device", "tpu"], "--device 'tpu' is unknown; give cpu or gpu"),
         (["--solution", "theirs"], "--solution 'theirs' is unknown"),
         (["--solution", "mine"], "--solution mine runs a learner's tree"),
         (["--solution", "mlx", "--loader", "week1"], "--loader chooses a week's model"),

@@ -1,4 +1,4 @@
-"""Sampling parameters: vLLM's names and defaults, range checks."""
+"""Sampling parameters: vLLM's names and defaults, and a sentence for what is out of range."""
 
 import numpy as np
 import pytest
@@ -16,14 +16,14 @@ def test_defaults_are_vllms():
     assert not params.is_greedy
 
 
-def test_stop_string_or_list():
+def test_one_stop_or_several():
     assert SamplingParams(stop="a").stop_strings == ("a",)
     assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
     assert SamplingParams().stop_strings == ()
     assert SamplingParams(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)
 
 
-def test_numpy_numbers():
+def test_numbers_of_numpy_are_numbers():
     params = SamplingParams(stop_token_ids=np.array([0, 7]), seed=np.int64(2**62))
     assert params == SamplingParams(stop_token_ids=(0, np.int64(7)), seed=2**62)
     assert {type(number) for number in (*params.stop_token_ids, params.seed)} == {int}
@@ -71,7 +71,7 @@ def test_boundaries_are_allowed():
         ({"n": 2, "temperature": 0}, "greedy answers would all be the same"),
     ],
 )
-def test_out_of_range_value_is_rejected(fields, message):
+def test_out_of_range_is_a_sentence(fields, message):
     with pytest.raises(UserError) as raised:
         SamplingParams(**fields)
     assert message in str(raised.value)

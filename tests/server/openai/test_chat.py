@@ -217,7 +217,7 @@ def test_errors_are_json_for_any_body(server: RunningServer):
     assert server.get(url).status_code == 405
 
 
-def test_unknown_model(client):
+def test_a_model_that_is_not_served(client):
     with pytest.raises(openai.NotFoundError, match="this server has 'demo'"):
         client.chat.completions.create(**{**PLAIN, "model": "gpt-4"})
 

@@ -166,7 +166,7 @@ def test_logprobs(client, effort):
         ({"include": ["everything"]}, "include[0] is not valid"),
         ({"text": {"verbosity": "high"}}, "the model does not know it"),
         ({"reasoning": {"summary": "detailed"}}, "the thoughts themselves are told"),
-        ({"stream_options": {}}, "stream_options requires stream: true."),
+        ({"stream_options": {}}, "stream_options needs stream"),
         ({"background": True}, "background is not supported"),
         ({"colour": "red"}, "colour is not a field"),
         (

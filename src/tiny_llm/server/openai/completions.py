@@ -237,7 +237,7 @@ class CompletionSerializer:
 
     def delta_events(self, number: int, output: OutputDelta) -> bytes:
         """See `Reply`."""
-        if self._is_passthrough and output.finish_reason is None:  # the common case
+        if self._is_passthrough and output.finish_reason is None:  # most pieces
             index = number * self._n + output.index
             self._outputs[index].take(output)
             return self._text_event(index, output.text) if output.text else b""
