@@ -1,4 +1,4 @@
-"""Request schema of `POST /v1/responses`. Stateless: responses are not stored."""
+"""Request schema of `POST /v1/responses`; nothing is stored between requests."""
 
 import logging
 from typing import Annotated, Any, Literal
