@@ -251,7 +251,7 @@ def test_prompt_from_standard_input(capsys, monkeypatch):
         (["--block-size", "0"], "--block-size: must be at least 1, got 0"),
         (["--block-size", "16", "--loader", "week2"], "--block-size: only the engine has a"),
         (["--num-drafts", "2", "--solution", "mlx"], "--num-drafts has no effect on"),
-        (["--num-drafts", "2"], "num_drafts is 2"),
+        (["--num-drafts", "2"], "num_drafts=2 requires draft_model or speculative='ngram'"),
         (["--temperatur", "1"], "unrecognized arguments: --temperatur 1"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",

@@ -1,4 +1,4 @@
-"""Prompts: accepted types, and one error per invalid prompt without failing the batch."""
+"""Prompts: accepted types, and errors that do not fail the rest of a batch."""
 
 import mlx.core as mx
 import numpy as np

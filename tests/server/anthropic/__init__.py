@@ -1,1 +1,1 @@
-"""Anthropic's messages protocol."""
+"""Anthropic's Messages API."""

@@ -1,4 +1,4 @@
-"""Messages, with Anthropic's own client."""
+"""Messages, tested with Anthropic's client."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def claude(server):
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
-def test_an_answer(claude):
+def test_message(claude):
     message = claude.messages.create(**BODY)
     (block,) = message.content
     assert block.text == "The capital of France is Paris."
@@ -32,7 +32,7 @@ def test_an_answer(claude):
     assert message.usage.output_tokens == 8
 
 
-def test_the_first_event_tells_what_was_found_in_the_cache(claude):
+def test_message_start_has_cached_tokens(claude):
     content = "Which of these words is the longest? " + " ".join(map(str, range(40)))
     body = {**BODY, "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
     found = []
@@ -46,7 +46,7 @@ def test_the_first_event_tells_what_was_found_in_the_cache(claude):
     assert found[0] < found[1]
 
 
-def test_a_stream_of_blocks(claude):
+def test_stream_blocks(claude):
     body = {**BODY, "max_tokens": 1500, "thinking": {"type": "enabled", "budget_tokens": 1024}}
     whole = claude.messages.create(**body)
     assert [block.type for block in whole.content] == ["thinking", "text"]
@@ -78,7 +78,7 @@ def test_a_stream_of_blocks(claude):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_budget_and_the_display_of_thoughts(claude, stream):
+def test_thinking_budget_and_display(claude, stream):
     def ask(**thinking):
         body = {**BODY, "thinking": {"type": "enabled", **thinking}}
         if not stream:
@@ -88,7 +88,7 @@ def test_a_budget_and_the_display_of_thoughts(claude, stream):
 
     bounded = ask(budget_tokens=4)
     assert bounded.content[-1].type == "text"
-    # The two tags, and what is between them; the line break before the answer is not counted.
+    # Both tags and the reasoning; the line break after them is not counted.
     assert bounded.usage.output_tokens_details.thinking_tokens <= 4 + 2
     free = ask(budget_tokens=1024)
     omitted = ask(budget_tokens=1024, display="omitted")
@@ -99,7 +99,7 @@ def test_a_budget_and_the_display_of_thoughts(claude, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_says_nothing_has_an_empty_text(claude, stream):
+def test_empty_message_has_an_empty_text_block(claude, stream):
     body = {**BODY, "stop_sequences": ["The"]}
     if stream:
         with claude.messages.stream(**body) as answer:
@@ -109,7 +109,7 @@ def test_an_answer_that_says_nothing_has_an_empty_text(claude, stream):
     assert [block.text for block in message.content] == [""]
 
 
-def test_the_model_is_told_that_a_tool_failed():
+def test_tool_error_is_in_the_prompt():
     def told(**more):
         result = {"type": "tool_result", "tool_use_id": "t", "content": "no such city", **more}
         messages = [{"role": "user", "content": [result]}]
@@ -119,7 +119,7 @@ def test_the_model_is_told_that_a_tool_failed():
     assert told(is_error=True) == "Error: no such city"
 
 
-def test_the_asynchronous_client(server):
+def test_async_client(server):
     async def ask():
         client = anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0)
         async with client.messages.stream(**BODY) as stream:
@@ -128,7 +128,7 @@ def test_the_asynchronous_client(server):
     assert asyncio.run(ask()) == "The capital of France is Paris."
 
 
-def test_a_stop_sequence_and_a_limit(claude):
+def test_stop_sequence_and_max_tokens(claude):
     stopped = claude.messages.create(**BODY, stop_sequences=[" France"])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " France")
     assert stopped.content[0].text == "The capital of"
@@ -136,7 +136,7 @@ def test_a_stop_sequence_and_a_limit(claude):
     assert cut.stop_reason == "max_tokens"
 
 
-def test_counting_needs_no_max_tokens(claude):
+def test_count_tokens(claude):
     messages = BODY["messages"]
     short = claude.messages.count_tokens(model="demo", messages=messages).input_tokens
     system = [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]
@@ -151,7 +151,7 @@ def test_counting_needs_no_max_tokens(claude):
     assert with_line.input_tokens == long.input_tokens
 
 
-def test_tools_and_their_results_are_in_the_prompt(claude):
+def test_tools_and_results_are_in_the_prompt(claude):
     use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Paris"}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "sunny"}
     messages = [
@@ -166,7 +166,7 @@ def test_tools_and_their_results_are_in_the_prompt(claude):
     assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == counted.input_tokens
 
 
-def test_what_claude_code_sends(claude):
+def test_claude_code_request(claude):
     answer = claude.messages.create(
         **{**BODY, "messages": [*BODY["messages"], {"role": "system", "content": "Be brief."}]},
         extra_body={
@@ -178,7 +178,7 @@ def test_what_claude_code_sends(claude):
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
-def test_a_call_that_is_demanded(claude, choice):
+def test_required_tool_call(claude, choice):
     schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}}
     schema |= {"required": ["city"], "additionalProperties": False}
     choice = {**choice, "disable_parallel_tool_use": True}
@@ -190,7 +190,7 @@ def test_a_call_that_is_demanded(claude, choice):
     assert claude.messages.create(**body).stop_reason == "tool_use"
 
 
-def test_an_answer_by_a_schema(claude):
+def test_json_schema(claude):
     schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}}
     schema |= {"required": ["city"], "additionalProperties": False}
     form = {"format": {"type": "json_schema", "schema": schema}}
@@ -198,7 +198,7 @@ def test_an_answer_by_a_schema(claude):
     assert json.loads(block.text)["city"] in ("Paris", "Rome")
 
 
-def test_only_the_line_that_changes_is_left_out(claude):
+def test_only_the_billing_header_is_removed(claude):
     def count(system):
         messages = BODY["messages"]
         body = {"model": "demo", "messages": messages, "system": system}
@@ -209,13 +209,13 @@ def test_only_the_line_that_changes_is_left_out(claude):
     assert count([{"type": "text", "text": f"{line}\nBe kind."}]) == count("Be kind.")
 
 
-def test_a_turn_that_was_begun_is_continued(claude):
+def test_prefill(claude):
     messages = [*BODY["messages"], {"role": "assistant", "content": "The capital of"}]
     answer = claude.messages.create(**{**BODY, "messages": messages})
     assert answer.content[0].text == " France is Paris."
 
 
-def test_documents_that_are_texts_and_thoughts_that_cannot_be_read(claude):
+def test_text_documents_and_redacted_thinking(claude):
     def count(content):
         messages = [*BODY["messages"], {"role": "assistant", "content": content}]
         messages += BODY["messages"]
@@ -228,7 +228,7 @@ def test_documents_that_are_texts_and_thoughts_that_cannot_be_read(claude):
     assert count([{"type": "redacted_thinking", "data": "x"}, answer]) == count([answer])
 
 
-def test_the_tool_runner_goes_on_without_a_thread(claude):
+def test_tool_runner_falls_back_without_thread(claude):
     @anthropic.beta_tool
     def weather(city: str) -> str:
         """The weather of a city."""
@@ -238,7 +238,7 @@ def test_the_tool_runner_goes_on_without_a_thread(claude):
     assert [message.stop_reason for message in runner] == ["end_turn"]
 
 
-def test_there_is_a_server(server):
+def test_head_request(server):
     assert httpx2.head(server.url + "/").status_code == 200
 
 
@@ -267,7 +267,7 @@ def test_there_is_a_server(server):
         ),
     ],
 )
-def test_what_cannot_be_is_400_in_anthropic_s_form(claude, change, sentence):
+def test_invalid_request_is_400(claude, change, sentence):
     with pytest.raises(anthropic.BadRequestError) as refused:
         claude.messages.create(**BODY, extra_body=change)
     assert refused.value.body["type"] == "error"

@@ -1,1 +1,1 @@
-"""OpenAI's protocols."""
+"""OpenAI's APIs."""

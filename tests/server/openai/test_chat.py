@@ -1,4 +1,4 @@
-"""Chat completions, with OpenAI's own client."""
+"""Chat completions, tested with OpenAI's client."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PLAIN = {"model": "demo", "messages": FRANCE, "reasoning_effort": "none"}
 
 
-def test_an_answer(client):
+def test_completion(client):
     answer = client.chat.completions.create(**PLAIN)
     (choice,) = answer.choices
     assert choice.message.content == "The capital of France is Paris."
@@ -22,7 +22,7 @@ def test_an_answer(client):
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_a_stream_has_a_beginning_one_end_and_the_same_text(client):
+def test_stream_matches_the_full_response(client):
     whole = client.chat.completions.create(**PLAIN)
     chunks = list(
         client.chat.completions.create(**PLAIN, stream=True, stream_options={"include_usage": True})
@@ -39,19 +39,19 @@ def test_a_stream_has_a_beginning_one_end_and_the_same_text(client):
     assert last.usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_usage_is_only_told_if_asked_for(client):
+def test_stream_usage_is_opt_in(client):
     chunks = list(client.chat.completions.create(**PLAIN, stream=True))
     assert all(chunk.usage is None and chunk.choices for chunk in chunks)
 
 
-def test_a_stream_ends_with_done(server: RunningServer):
+def test_stream_ends_with_done(server: RunningServer):
     response = server.post("/v1/chat/completions", {**PLAIN, "stream": True})
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["x-accel-buffering"] == "no"
     assert response.text.endswith("data: [DONE]\n\n")
 
 
-def test_thoughts_are_apart_from_the_answer(client):
+def test_reasoning_is_separate_from_content(client):
     body = {"model": "demo", "messages": FRANCE, "reasoning_effort": "high"}
     answer = client.chat.completions.create(**body)
     message = answer.choices[0].message
@@ -66,7 +66,7 @@ def test_thoughts_are_apart_from_the_answer(client):
 
 
 @pytest.mark.parametrize("effort", ["none", "high"])
-def test_the_texts_of_logprobs_are_the_content(client, effort):
+def test_logprob_texts_concatenate_to_the_content(client, effort):
     answer = client.chat.completions.create(
         model="demo", messages=FRANCE, reasoning_effort=effort, logprobs=True, top_logprobs=2
     )
@@ -83,7 +83,7 @@ def test_the_texts_of_logprobs_are_the_content(client, effort):
     assert all(entry.top_logprobs == [] for entries in found for entry in entries)
 
 
-def test_several_answers(client):
+def test_n_choices(client):
     answer = client.chat.completions.create(**PLAIN, n=3, temperature=8.0, seed=-5, max_tokens=8)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len({choice.message.content for choice in answer.choices}) > 1
@@ -97,7 +97,7 @@ def test_several_answers(client):
         assert "".join(one.delta.content or "" for one in mine) == choice.message.content
 
 
-def test_a_stop_string_and_a_limit(client):
+def test_stop_string_and_max_tokens(client):
     stopped = client.chat.completions.create(**PLAIN, stop=[" France"])
     assert stopped.choices[0].message.content == "The capital of"
     assert stopped.choices[0].finish_reason == "stop"
@@ -106,12 +106,12 @@ def test_a_stop_string_and_a_limit(client):
     assert cut.usage.completion_tokens == 2
 
 
-def test_max_tokens_beyond_the_context_is_cut_to_it(client):
+def test_max_tokens_is_clamped_to_the_context_length(client):
     answer = client.chat.completions.create(**PLAIN, max_tokens=32_000)
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_many_at_once_have_the_tokens_of_each_alone(client, async_client):
+def test_concurrent_requests_match_sequential_ones(client, async_client):
     def body(seed):
         return {**PLAIN, "temperature": 1.5, "seed": seed, "max_tokens": 24}
 
@@ -127,7 +127,7 @@ def test_many_at_once_have_the_tokens_of_each_alone(client, async_client):
     assert said[0] == said[1]
 
 
-def test_parts_of_a_content_and_a_system_message(client):
+def test_content_parts_and_developer_message(client):
     parts = [
         {"type": "text", "text": "What is the capital "},
         {"type": "text", "text": "of France?"},
@@ -195,7 +195,7 @@ def test_parts_of_a_content_and_a_system_message(client):
         ),
     ],
 )
-def test_what_cannot_be_is_400_with_a_sentence(client, change, sentence):
+def test_invalid_request_is_400(client, change, sentence):
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**PLAIN, extra_body=change)
     assert refused.value.type == "invalid_request_error"
@@ -203,7 +203,7 @@ def test_what_cannot_be_is_400_with_a_sentence(client, change, sentence):
     assert refused.value.message.endswith(".")
 
 
-def test_errors_are_json_whatever_is_sent(server: RunningServer):
+def test_errors_are_json_for_any_body(server: RunningServer):
     url = "/v1/chat/completions"
     half = b'{"messages": [{"role": "user", "content": "\\ud800"}], "\\ud800": 1}'
     long = b'{"seed": ' + b"9" * 5000 + b"}"
@@ -233,7 +233,7 @@ PAINT = {"type": "function", "function": {"name": "paint", "parameters": COLOUR}
 
 
 @pytest.mark.parametrize("effort", ["none", "high"])
-def test_an_answer_by_a_schema(client, effort):
+def test_json_schema(client, effort):
     form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR}}
     answer = client.chat.completions.create(
         model="demo", messages=FRANCE, reasoning_effort=effort, response_format=form
@@ -241,7 +241,7 @@ def test_an_answer_by_a_schema(client, effort):
     assert json.loads(answer.choices[0].message.content)["colour"] in ("red", "blue")
 
 
-def test_an_answer_by_a_choice(client):
+def test_structured_choice(client):
     body = {"structured_outputs": {"choice": ["tea", "coffee"]}}
     answer = client.chat.completions.create(**PLAIN, extra_body=body)
     assert answer.choices[0].message.content in ("tea", "coffee")
@@ -252,7 +252,7 @@ SOME = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": 
 OTHER = {"type": "function", "function": {"name": "sing", "parameters": {"type": "object"}}}
 
 
-def test_some_of_the_tools(client):
+def test_allowed_tools(client):
     def prompt_tokens(tools, mode):
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [PAINT_ALONE]}}
         body = {**PLAIN, "tools": tools, "tool_choice": choice, "max_tokens": 80}
@@ -270,7 +270,7 @@ def test_some_of_the_tools(client):
 
 
 @pytest.mark.parametrize("effort", ["none", "high"])
-def test_a_turn_that_was_begun_is_continued(client, effort):
+def test_continue_final_message(client, effort):
     messages = [*FRANCE, {"role": "assistant", "content": "The capital of"}]
     body = {"model": "demo", "messages": messages, "reasoning_effort": effort}
     extra = {"continue_final_message": True, "add_generation_prompt": False}
@@ -278,7 +278,7 @@ def test_a_turn_that_was_begun_is_continued(client, effort):
     assert answer.choices[0].message.content == " France is Paris."
 
 
-def test_a_free_answer_s_calls_keep_to_the_tools():
+def test_optional_tool_calls_are_constrained():
     body = {"messages": FRANCE, "tools": [PAINT, OTHER]}
     form = ChatCompletionRequest(**body).constraint()
     assert (form.choice, len(form.tools), form.parallel) == ("auto", 2, True)
@@ -287,7 +287,7 @@ def test_a_free_answer_s_calls_keep_to_the_tools():
     assert ChatCompletionRequest(**body, ignore_eos=True).constraint() is None
 
 
-def test_a_schema_that_cannot_be_kept_is_refused_only_if_a_call_is_demanded(server):
+def test_unsupported_schema_is_rejected_only_for_required_calls(server):
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)"}}}
     tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
     body = {**PLAIN, "tools": [tool]}
@@ -298,7 +298,7 @@ def test_a_schema_that_cannot_be_kept_is_refused_only_if_a_call_is_demanded(serv
     assert refused.status_code == 400
 
 
-def test_what_an_assistant_refused(client):
+def test_refusal_part(client):
     parts = [{"type": "refusal", "refusal": "No."}]
     messages = [*FRANCE, {"role": "assistant", "content": parts}, *FRANCE]
     answer = client.chat.completions.create(**{**PLAIN, "messages": messages})
@@ -309,7 +309,7 @@ def test_what_an_assistant_refused(client):
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "paint"}}, SOME]
 )
-def test_a_call_that_is_demanded(client, choice, stream):
+def test_required_tool_call(client, choice, stream):
     body = {**PLAIN, "tools": [PAINT], "tool_choice": choice, "parallel_tool_calls": False}
     if stream:
         deltas = [c.choices[0] for c in client.chat.completions.create(**body, stream=True)]

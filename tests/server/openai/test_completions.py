@@ -1,13 +1,13 @@
-"""Completions, with OpenAI's own client."""
+"""Completions, tested with OpenAI's client."""
 
 import openai
 import pytest
 
 RICE = {"model": "demo", "prompt": "The capital of France is", "max_tokens": 6}
-TO_THE_END = {"ignore_eos": True}  # of max_tokens
+IGNORE_EOS = {"ignore_eos": True}
 
 
-def test_a_text_and_its_tokens_lead_to_the_same(client, server):
+def test_text_and_token_ids_give_the_same_completion(client, server):
     tokens = server.post("/tokenize", {"prompt": RICE["prompt"]}).json()["tokens"]
     assert server.post("/detokenize", {"tokens": tokens}).json() == {"prompt": RICE["prompt"]}
     texts = [
@@ -17,7 +17,7 @@ def test_a_text_and_its_tokens_lead_to_the_same(client, server):
     assert "Paris" in texts[0][0].text
 
 
-def test_several_prompts_with_several_answers(client):
+def test_multiple_prompts_with_n(client):
     body = {**RICE, "prompt": [RICE["prompt"], "Hello"], "n": 2, "seed": 3, "temperature": 1.0}
     answer = client.completions.create(**body)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
@@ -36,7 +36,7 @@ def test_echo(client):
     assert "".join(chunk.choices[0].text for chunk in chunks) == RICE["prompt"] + plain
 
 
-def test_logprobs_have_a_place_for_each_token(client):
+def test_logprobs_have_one_entry_per_token(client):
     choice = client.completions.create(**RICE, logprobs=2).choices[0]
     found = choice.logprobs
     assert len(found.tokens) == len(found.token_logprobs) == len(found.text_offset)
@@ -47,7 +47,7 @@ def test_logprobs_have_a_place_for_each_token(client):
 
 @pytest.mark.parametrize("limit", [0, 6])
 @pytest.mark.parametrize("n", [1, 2])
-def test_echo_scores_the_prompt(client, limit, n):
+def test_echo_with_logprobs_scores_the_prompt(client, limit, n):
     sampled = {} if n == 1 else {"n": n, "temperature": 1.0, "seed": 2}
     body = {
         **RICE,
@@ -55,7 +55,7 @@ def test_echo_scores_the_prompt(client, limit, n):
         "max_tokens": limit,
         "echo": True,
         "logprobs": 1,
-        "extra_body": TO_THE_END,
+        "extra_body": IGNORE_EOS,
     }
     whole = client.completions.create(**body)
     assert whole.usage.completion_tokens == limit * n
@@ -78,7 +78,7 @@ def test_echo_scores_the_prompt(client, limit, n):
         assert mine[-1].finish_reason == choice.finish_reason == "length"
 
 
-def test_scores_are_those_that_the_answer_had(client):
+def test_echo_logprobs_match_generation_logprobs(client):
     answer = client.completions.create(**RICE, logprobs=0).choices[0]
     again = {**RICE, "prompt": RICE["prompt"] + answer.text, "max_tokens": 0}
     scored = client.completions.create(**again, echo=True, logprobs=0).choices[0].logprobs
@@ -87,10 +87,10 @@ def test_scores_are_those_that_the_answer_had(client):
     assert [len(top) for top in scored.top_logprobs[1:]] == [1] * (len(scored.tokens) - 1)
 
 
-def test_usage_so_far(client):
+def test_continuous_usage_stats(client):
     options = {"include_usage": True, "continuous_usage_stats": True}
     *told, last = client.completions.create(
-        **RICE, stream=True, stream_options=options, extra_body=TO_THE_END
+        **RICE, stream=True, stream_options=options, extra_body=IGNORE_EOS
     )
     assert [one.usage.completion_tokens for one in told] == list(range(1, 7))
     assert last.usage == told[-1].usage
@@ -111,7 +111,7 @@ def test_usage_so_far(client):
         ({"messages": []}, "messages is not a field"),
     ],
 )
-def test_what_cannot_be_is_400(client, change, sentence):
+def test_invalid_request_is_400(client, change, sentence):
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(**RICE, extra_body=change)
     assert sentence in refused.value.message

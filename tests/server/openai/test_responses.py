@@ -1,4 +1,4 @@
-"""Responses, with OpenAI's own client."""
+"""Responses, tested with OpenAI's client."""
 
 import json
 
@@ -17,7 +17,7 @@ PAINT_ALONE = [{"type": "function", "name": "paint"}]
 SOME = {"type": "allowed_tools", "mode": "required", "tools": PAINT_ALONE}
 
 
-def test_a_response(client):
+def test_response(client):
     response = client.responses.create(**BODY)
     assert response.output_text == "The capital of France is Paris."
     assert response.status == "completed"
@@ -25,7 +25,7 @@ def test_a_response(client):
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
 
 
-def test_a_thinking_model_s_response_has_an_item_for_its_thoughts(client):
+def test_reasoning_item(client):
     response = client.responses.create(**{**BODY, "reasoning": {"effort": "high"}})
     assert [item.type for item in response.output] == ["reasoning", "message"]
     assert "Paris" in response.output[0].content[0].text
@@ -33,7 +33,7 @@ def test_a_thinking_model_s_response_has_an_item_for_its_thoughts(client):
 
 
 @pytest.mark.parametrize("effort", ["none", "high"])
-def test_a_stream_tells_how_items_grow(client, effort):
+def test_stream_events_match_the_final_response(client, effort):
     events = list(client.responses.create(**{**BODY, "reasoning": {"effort": effort}}, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type.removeprefix("response.") for event in events]
@@ -46,19 +46,19 @@ def test_a_stream_tells_how_items_grow(client, effort):
     assert deltas == final.output_text == "The capital of France is Paris."
 
 
-def test_the_client_s_own_stream(client):
+def test_sdk_stream_helper(client):
     with client.responses.stream(**BODY) as stream:
         for _ in stream:
             pass
         assert stream.get_final_response().output_text == "The capital of France is Paris."
 
 
-def test_input_tokens_are_counted(client):
+def test_input_token_count(client):
     counted = client.responses.input_tokens.count(**BODY)
     assert counted.input_tokens == client.responses.create(**BODY).usage.input_tokens
 
 
-def test_a_limit_makes_it_incomplete(client):
+def test_max_output_tokens_gives_an_incomplete_response(client):
     response = client.responses.create(**BODY, max_output_tokens=2)
     assert response.status == "incomplete"
     assert response.incomplete_details.reason == "max_output_tokens"
@@ -66,7 +66,7 @@ def test_a_limit_makes_it_incomplete(client):
     assert last.type == "response.incomplete"
 
 
-def test_a_conversation_with_tools_goes_back_whole(client):
+def test_output_items_can_be_sent_back(client):
     items = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
@@ -86,7 +86,7 @@ def test_a_conversation_with_tools_goes_back_whole(client):
     assert response.store is False
 
 
-def test_thoughts_come_back_in_the_field_for_it(client):
+def test_encrypted_content_round_trip(client):
     body = {**BODY, "reasoning": {"effort": "high"}, "include": ["reasoning.encrypted_content"]}
     thought, _ = client.responses.create(**body).output
     *_, last = client.responses.create(**body, stream=True)
@@ -106,7 +106,7 @@ def test_thoughts_come_back_in_the_field_for_it(client):
     )
 
 
-def test_a_text_and_the_calls_after_it_are_one_turn():
+def test_text_and_following_calls_are_one_message():
     said = {"role": "assistant", "content": "Let me see."}
     calls = [
         {"type": "function_call", "call_id": name, "name": name, "arguments": "{}"} for name in "fg"
@@ -118,7 +118,7 @@ def test_a_text_and_the_calls_after_it_are_one_turn():
     assert [call["function"]["name"] for call in messages[1]["tool_calls"]] == ["f", "g"]
 
 
-def test_a_response_that_says_nothing_has_an_empty_message(client):
+def test_empty_response_has_an_empty_message(client):
     for stream in (False, True):
         response = client.responses.create(**BODY, extra_body={"stop": "The"}, stream=stream)
         if stream:
@@ -128,7 +128,7 @@ def test_a_response_that_says_nothing_has_an_empty_message(client):
         assert [item.type for item in response.output] == ["message"]
 
 
-def test_sampling_fields_of_vllm(client):
+def test_vllm_sampling_fields(client):
     free = {"temperature": 1.5, "max_output_tokens": 12}
     extra = {"seed": 7, "top_k": 20, "min_p": 0.01}
     first, second = (client.responses.create(**BODY, **free, extra_body=extra) for _ in range(2))
@@ -166,7 +166,7 @@ def test_logprobs(client, effort):
         ({"include": ["everything"]}, "include[0] is not valid"),
         ({"text": {"verbosity": "high"}}, "the model has no such setting"),
         ({"reasoning": {"summary": "detailed"}}, "the full reasoning is returned"),
-        ({"stream_options": {}}, "stream_options requires stream: true."),
+        ({"stream_options": {}}, "stream_options needs stream"),
         ({"background": True}, "background is not supported"),
         ({"colour": "red"}, "colour is not a field"),
         (
@@ -179,7 +179,7 @@ def test_logprobs(client, effort):
         ({"tools": [TOOL], "tool_choice": SOME}, "subset of the request's tools."),
     ],
 )
-def test_what_cannot_be_is_400(client, change, sentence):
+def test_invalid_request_is_400(client, change, sentence):
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(**BODY, extra_body=change)
     assert sentence in refused.value.message
@@ -189,7 +189,7 @@ COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}}
 COLOUR |= {"required": ["colour"], "additionalProperties": False}
 
 
-def test_a_response_by_a_schema(client):
+def test_json_schema(client):
     form = {"type": "json_schema", "name": "colour", "schema": COLOUR, "strict": True}
     response = client.responses.create(**BODY, text={"format": form})
     assert json.loads(response.output_text)["colour"] in ("red", "blue")
@@ -197,7 +197,7 @@ def test_a_response_by_a_schema(client):
 
 
 @pytest.mark.parametrize("choice", ["required", PAINT_ALONE[0], SOME])
-def test_a_call_that_is_demanded(client, choice):
+def test_required_tool_call(client, choice):
     tool = {**TOOL, "name": "paint", "parameters": COLOUR}
     body = {**BODY, "tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
     (call,) = client.responses.create(**body).output

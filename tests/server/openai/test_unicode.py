@@ -1,4 +1,4 @@
-"""Characters that several tokens share: log-probabilities, streams, tokens and texts."""
+"""Multi-token characters: logprobs, streams, tokenization."""
 
 import pytest
 
@@ -8,7 +8,7 @@ ASK = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_texts_of_tokens_are_the_content(client, stream):
+def test_logprob_texts_concatenate_to_the_content(client, stream):
     body = {"model": "demo", "messages": ASK, "reasoning_effort": "none", "extra_body": FORM}
     body |= {"logprobs": True, "top_logprobs": 1, "stream": stream}
     if stream:
@@ -24,7 +24,7 @@ def test_the_texts_of_tokens_are_the_content(client, stream):
     assert any(not one.token for one in entries), "no character takes several tokens"
 
 
-def test_a_completion(client):
+def test_completion_logprobs(client):
     body = {"model": "demo", "prompt": "Hello", "extra_body": FORM, "max_tokens": 60}
     (choice,) = client.completions.create(**body, logprobs=1).choices
     assert "".join(choice.logprobs.tokens) == choice.text == TEXT
@@ -32,7 +32,7 @@ def test_a_completion(client):
     assert "".join(chunk.choices[0].text for chunk in chunks) == TEXT
 
 
-def test_tokens_of_a_text_and_of_a_chat(server, client):
+def test_tokenize_text_and_chat(server, client):
     found = server.post("/tokenize", {"prompt": TEXT, "return_token_strs": True}).json()
     assert len(found["token_strs"]) == found["count"] == len(found["tokens"])
     assert server.post("/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": TEXT}
@@ -49,7 +49,7 @@ def test_tokens_of_a_text_and_of_a_chat(server, client):
     assert "either prompt or messages" in neither.json()["error"]["message"]
 
 
-def test_another_content_type_is_refused_with_its_name(server):
+def test_other_content_type_is_rejected(server):
     headers = {"content-type": "text/plain"}
     refused = server.post("/v1/messages", {"max_tokens": 1, "messages": ASK}, headers=headers)
     assert refused.status_code == 415

@@ -1,4 +1,4 @@
-"""Fields that vLLM has beyond OpenAI's protocol, in every form of an answer."""
+"""vLLM's extensions of OpenAI's API, streaming and non-streaming."""
 
 import json
 
@@ -24,7 +24,7 @@ def chunks_of(server, path, body):
     return [json.loads(one) for one in events]
 
 
-def test_token_ids_of_a_completion(server: RunningServer, client):
+def test_completion_token_ids(server: RunningServer, client):
     more = {"return_token_ids": True, "return_tokens_as_token_ids": True}
     (choice,) = client.completions.create(**TEXT, logprobs=0, extra_body=more).choices
     assert choice.prompt_token_ids == ids_of(server, TEXT["prompt"])
@@ -39,7 +39,7 @@ def test_token_ids_of_a_completion(server: RunningServer, client):
     assert (plain.token_ids, plain.prompt_token_ids, plain.prompt_logprobs) == (None, None, None)
 
 
-def test_token_ids_of_a_chat(server: RunningServer, client):
+def test_chat_token_ids(server: RunningServer, client):
     more = {"return_token_ids": True}
     answer = client.chat.completions.create(**CHAT, extra_body=more)
     (choice,) = answer.choices
@@ -56,7 +56,7 @@ def test_token_ids_of_a_chat(server: RunningServer, client):
 
 
 @pytest.mark.parametrize("top", [0, 2])
-def test_log_probabilities_of_a_prompt(server: RunningServer, client, top):
+def test_prompt_logprobs(server: RunningServer, client, top):
     more = {"prompt_logprobs": top, "return_token_ids": True}
     chat = client.chat.completions.create(**CHAT, max_tokens=1, extra_body=more)
     completion = client.completions.create(
@@ -83,21 +83,21 @@ def test_log_probabilities_of_a_prompt(server: RunningServer, client, top):
     assert echoed == own
 
 
-def test_log_probabilities_of_a_prompt_are_not_streamed(server: RunningServer):
+def test_prompt_logprobs_are_rejected_with_stream(server: RunningServer):
     for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
         response = server.post(path, {**body, "stream": True, "prompt_logprobs": 1})
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "prompt_logprobs"
 
 
-def test_as_many_alternatives_as_were_asked_for(client):
+def test_number_of_alternatives(client):
     (choice,) = client.completions.create(**TEXT, logprobs=20).choices
     for text, top in zip(choice.logprobs.tokens, choice.logprobs.top_logprobs, strict=True):
         assert 20 <= len(top) <= 21
         assert text in top
 
 
-def test_a_stop_string_that_is_kept(client):
+def test_include_stop_str_in_output(client):
     kept = {"include_stop_str_in_output": True}
     for extra, said in ((kept, "The capital of France"), ({}, "The capital of")):
         (choice,) = client.chat.completions.create(
@@ -107,7 +107,7 @@ def test_a_stop_string_that_is_kept(client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_budget_of_thoughts(server: RunningServer, client, stream):
+def test_thinking_token_budget(server: RunningServer, client, stream):
     body = {"model": "demo", "messages": FRANCE, "reasoning_effort": "high", "temperature": 0}
     extra = {"thinking_token_budget": 3, "return_token_ids": True}
     start, end = ids_of(server, "<think>") + ids_of(server, "</think>")
@@ -127,7 +127,7 @@ def test_a_budget_of_thoughts(server: RunningServer, client, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_thoughts_that_are_not_told(server: RunningServer, stream):
+def test_include_reasoning_false(server: RunningServer, stream):
     body = {"messages": FRANCE, "include_reasoning": False, "reasoning_effort": "high"}
     if stream:
         told = json.dumps(chunks_of(server, "/v1/chat/completions", body))
@@ -138,19 +138,19 @@ def test_thoughts_that_are_not_told(server: RunningServer, stream):
     assert "reasoning_content" not in told
 
 
-def test_special_tokens_are_added_if_the_tokenizer_has_them(server: RunningServer):
-    for add in (True, False):  # the demo's adds none
+def test_add_special_tokens(server: RunningServer):
+    for add in (True, False):  # the demo's tokenizer adds none
         answer = server.post("/v1/completions", {**TEXT, "add_special_tokens": add}).json()
         assert answer["usage"]["prompt_tokens"] == len(ids_of(server, TEXT["prompt"]))
 
 
-def test_a_form_of_a_completion(client):
+def test_completion_response_format(client):
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["a", "b"]}}}
     (choice,) = client.completions.create(**TEXT, extra_body={"response_format": form}).choices
     assert json.loads(choice.text) in ("a", "b")
 
 
-def test_the_last_chunk_with_text_says_why_it_ends(server: RunningServer):
+def test_final_text_chunk_has_the_finish_reason(server: RunningServer):
     chunks = chunks_of(server, "/v1/chat/completions", {**CHAT, "max_tokens": 3})
     last = chunks[-1]["choices"][0]
     assert last["delta"]["content"]
@@ -161,7 +161,7 @@ def test_the_last_chunk_with_text_says_why_it_ends(server: RunningServer):
     assert tokens == sorted(set(tokens))
 
 
-def test_a_chat_into_tokens(server: RunningServer, client):
+def test_tokenize_chat(server: RunningServer, client):
     begun = [*FRANCE, {"role": "assistant", "content": "The capital"}]
     more = {"continue_final_message": True, "add_generation_prompt": False}
     ids = server.post("/tokenize", {"messages": begun, **more}).json()["tokens"]
@@ -182,12 +182,12 @@ def test_a_chat_into_tokens(server: RunningServer, client):
         ("service_tier", "this server has a single service tier"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_with_the_reason(client, field, reason):
+def test_unsupported_field_is_rejected_with_a_reason(client, field, reason):
     with pytest.raises(openai.BadRequestError, match=f"{field} .*{reason}"):
         client.chat.completions.create(**CHAT, extra_body={field: "low"})
 
 
-def test_a_request_has_an_id(server: RunningServer, client):
+def test_request_id_headers(server: RunningServer, client):
     answer = client.chat.completions.create(**CHAT, max_tokens=1)
     assert answer._request_id.startswith("req_")
     assert answer.system_fingerprint.startswith("tiny-llm-")

@@ -92,7 +92,7 @@ def set_device(name: str | None) -> None:
     if name is None:
         return
     if name not in ("cpu", "gpu"):
-        raise UserError(f"--device must be cpu or gpu, got '{name}'.")
+        raise UserError(f"--device '{name}' is unknown; give cpu or gpu.")
     if name == "cpu":
         kernels.use_cpu()
     elif kernels.computes_on_cpu():

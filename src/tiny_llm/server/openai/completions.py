@@ -294,7 +294,7 @@ class CompletionSerializer:
         With prompt logprobs, a prompt's outputs are held back until these arrive, with the prompt's
         completion 0.
         """
-        if self._body.max_tokens == 0:  # the engine computes one token, which nobody asked for
+        if self._body.max_tokens == 0:  # the engine generates at least one token
             reason = output.finish_reason and "length"
             output = replace(output, text="", token_ids=(), logprobs=None, finish_reason=reason)
         number = self._handle.prompt_index[output.request_id]

@@ -180,5 +180,5 @@ def check_token_ids(engine_info: Any, tokens: list[int]) -> None:
     for token in tokens:
         if token >= engine_info.vocab_size:
             raise bad_request(
-                f"token ids must be at most {engine_info.vocab_size - 1}, got {token}."
+                f"token {token} is out of range; ids are 0 to {engine_info.vocab_size - 1}."
             )

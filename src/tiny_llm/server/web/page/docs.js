@@ -37,7 +37,7 @@ function describe(schema, schemas) {
     if ("const" in one) return JSON.stringify(one.const);
     if (one.anyOf || one.oneOf) return describe(one, schemas);
     if (one.type === "array") return `list of ${describe(one.items ?? {}, schemas)}`;
-    const limits = LIMITS.filter(([name]) => name in one).map(([name, text]) => text.replace("#", one[name]));
+    const limits = LIMITS.filter(([name]) => name in one && Math.abs(one[name]) <= Number.MAX_SAFE_INTEGER).map(([name, text]) => text.replace("#", one[name]));
     return [one.type ?? "any", ...limits].join(", ");
   }).join(" or ");
 }
