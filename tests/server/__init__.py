@@ -1,1 +1,1 @@
-"""The HTTP server, over real sockets and with the official clients."""
+"""HTTP server tests over real sockets, with the official clients."""

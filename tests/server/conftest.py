@@ -1,4 +1,4 @@
-"""Servers that tests share, and the official clients."""
+"""Shared servers and official clients."""
 
 from collections.abc import Iterator
 
@@ -21,11 +21,11 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="session")
 def client(server: RunningServer) -> openai.OpenAI:
-    """OpenAI's client for it."""
+    """OpenAI's client of the server."""
     return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="session")
 def async_client(server: RunningServer) -> openai.AsyncOpenAI:
-    """The same client, for coroutines."""
+    """OpenAI's asynchronous client of the server."""
     return openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)

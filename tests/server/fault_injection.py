@@ -1,7 +1,7 @@
-"""`python -m tests.server.fault_injection FAULT …`: the server with an engine that fails.
+"""`python -m tests.server.fault_injection FAULT …`: a server with a faulty engine.
 
-`raises`, `hangs` and `dies` concern steps with a request whose prompt is `UNLUCKY`; other steps
-succeed. `slow` makes every step take a while. `impatient` is a server that drops slow readers soon.
+`raises`, `hangs` and `dies` affect steps with a request whose prompt is `UNLUCKY`. `slow` delays
+every step. `impatient` has slow steps and drops slow readers after half a second.
 """
 
 import functools

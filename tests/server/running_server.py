@@ -1,4 +1,4 @@
-"""A server in a process of its own, as a user starts it."""
+"""Server in a subprocess, started as a user would."""
 
 import re
 import signal
@@ -18,8 +18,8 @@ class RunningServer:
     """`tiny-llm serve` on a free port, until `stop`.
 
     Args:
-        flags: besides the model and the port.
-        fault: a name in `fault_injection.py`, for an engine that fails.
+        flags: flags of `serve`, besides --model and --port.
+        fault: a fault of `fault_injection.py`.
     """
 
     def __init__(self, *flags: str | bytes, fault: str | None = None, ready: bool = True):
@@ -44,7 +44,7 @@ class RunningServer:
             self._arrived.notify_all()
 
     def wait_for(self, pattern: str) -> str:
-        """Waits for a line of the log; returns the pattern's group, or all that matched."""
+        """Waits for a log line; returns the pattern's group, or the whole match."""
         seen = 0
         with self._arrived:
             while True:
@@ -57,34 +57,34 @@ class RunningServer:
                 assert self._arrived.wait(120), "".join(self.lines)
 
     def get(self, path: str) -> httpx2.Response:
-        """A GET request."""
+        """Sends a GET request."""
         return httpx2.get(self.url + path, timeout=30)
 
     def post(self, path: str, body: object, **options: object) -> httpx2.Response:
-        """A POST request with JSON."""
+        """Sends a POST request with a JSON body."""
         return httpx2.post(self.url + path, json=body, timeout=120, **options)
 
     def metric(self, name: str) -> float:
-        """A number of `/metrics`."""
+        """Value of a metric of `/metrics`."""
         found = re.search(rf"^tiny_llm:{name}{{[^}}]*}} (\S+)", self.get("/metrics").text, re.M)
-        assert found, f"there is no {name}"
+        assert found, f"no metric {name}"
         return float(found[1])
 
     @property
     def is_empty(self) -> bool:
-        """Whether no request has a place in the engine, a place in the queue, or a page."""
+        """Whether there are no running or waiting requests and no used pages."""
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
         return all(self.metric(name) == 0 for name in names)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Sends a signal, waits for the end, and returns the exit status."""
+        """Sends a signal, waits for the exit, and returns the status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(60)
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether something becomes true within half a minute."""
+    """Whether a condition becomes true within 30 s."""
     deadline = time.monotonic() + 30
     while not condition():
         if time.monotonic() > deadline:

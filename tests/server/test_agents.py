@@ -1,4 +1,4 @@
-"""What Codex 0.169.0 and Claude Code 2.1.197 send unasked: all their fields, with shorter texts."""
+"""Default requests of Codex 0.169.0 and Claude Code 2.1.197, with shortened texts."""
 
 import json
 
@@ -73,7 +73,7 @@ def test_what_an_agent_sends_is_answered_with_a_whole_stream(server, path):
     assert "error" not in kinds
 
 
-# Claude Code reads both numbers from the sentence, and Codex looks for the code.
+# Claude Code parses both numbers from the sentence; Codex checks the code.
 @pytest.mark.parametrize(
     ("path", "body"),
     [

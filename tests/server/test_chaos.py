@@ -1,4 +1,4 @@
-"""Clients of every kind at once, drawn by a seed: the server survives, and answers stay the same.
+"""Random concurrent clients from a seed: the server survives, and outputs stay the same.
 
 Among them: some leave in the queue, in the prompt, in the answer, with FIN and with RST; some read
 slowly; some send nonsense; some make a step raise. At the end nothing is left in the engine, and
@@ -18,11 +18,11 @@ from tests.server.fault_injection import UNLUCKY
 from tests.server.running_server import RunningServer, eventually
 
 PROMPTS = ("The capital of France is", "RoPE is", "A long story: " + "word " * 300)
-CLIENTS = 12  # at a time
+CLIENTS = 12  # concurrent clients
 
 
 class Chaos:
-    """Many clients of one server.
+    """Concurrent clients of one server.
 
     Args:
         server: of them all.
@@ -32,10 +32,10 @@ class Chaos:
     def __init__(self, server: RunningServer, seed: int):
         self.server = server
         self.random = random.Random(seed)
-        self.finished: list[tuple[str, str]] = []  # body as JSON, answer
+        self.finished: list[tuple[str, str]] = []  # body as JSON, output
 
     async def run(self, count: int) -> None:
-        """Lets `count` clients come, some at a time."""
+        """Runs `count` clients, `CLIENTS` at a time."""
         kinds = [self.whole, self.stream, self.leaves, self.reads_slowly, self.nonsense]
         weights = [4, 4, 4, 1, 2]
         places = asyncio.Semaphore(CLIENTS)
@@ -50,7 +50,7 @@ class Chaos:
             await asyncio.gather(*clients)
 
     def body(self, draw: random.Random, stream: bool) -> dict:
-        """A request: seeded, or one that makes its step raise."""
+        """Creates a request: seeded, or one whose step raises."""
         prompt = UNLUCKY if draw.random() < 0.03 else draw.choice(PROMPTS)
         return {
             "prompt": prompt,
@@ -75,7 +75,7 @@ class Chaos:
         self.note_stream(body, response.text)
 
     def note_stream(self, body, text) -> None:
-        """A stream ends once, with its protocol's end; it may have failed before."""
+        """Checks that a stream, failed or not, ends once, with its protocol's end event."""
         assert text.count("[DONE]") == 1
         assert text.endswith("data: [DONE]\n\n")
         data = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
@@ -96,7 +96,7 @@ class Chaos:
         if draw.random() < 0.5:  # RST
             connection = writer.get_extra_info("socket")
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        elif draw.random() < 0.5:  # half of the connection
+        elif draw.random() < 0.5:  # half-close
             writer.write_eof()
             await reader.read(100)
         writer.close()
@@ -131,7 +131,7 @@ class Chaos:
 
 
 def survive(count: int, seed: int, *flags: str) -> int:
-    """Runs chaos and checks what must hold; returns the server's memory after it, in bytes."""
+    """Runs chaos and checks the invariants; returns the server's memory afterwards, in bytes."""
     server = RunningServer("--max-num-seqs", "6", "--max-queue", "4", *flags, fault="raises")
     chaos = Chaos(server, seed)
     asyncio.run(chaos.run(count))
@@ -168,6 +168,6 @@ def test_five_hundred_clients_with_drafts():
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_ten_thousand_clients_leave_memory_flat():
-    """At most 1 MB for each thousand after the first thousand."""
+    """At most 1 MB per thousand requests after the first thousand."""
     after_one = survive(1000, 4, "--kv-cache-bytes", "8000000")
     assert survive(10_000, 5, "--kv-cache-bytes", "8000000") - after_one < 9 * 2**20

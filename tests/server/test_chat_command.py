@@ -1,4 +1,4 @@
-"""`chat --url`: our own server, servers that fail, and flags that have no effect."""
+"""`chat --url`: our server, failing servers, flags without effect."""
 
 import http.server
 import io
@@ -21,7 +21,7 @@ FRANCE = "What is the capital of France?\n"
 
 
 def converse(capsys, monkeypatch, lines, *flags):
-    """Runs the command; returns its status, and what it wrote."""
+    """Runs the command; returns its status and output."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     status = chat.main(flags)
     out, err = capsys.readouterr()
@@ -56,7 +56,7 @@ def test_a_refusal_is_a_sentence_and_the_conversation_goes_on(server, capsys, mo
 
 
 class Endless(http.server.BaseHTTPRequestHandler):
-    """A server whose answers go on until the client leaves, which is then noted."""
+    """A server that streams until the client disconnects, and records that."""
 
     left = threading.Event()
 
@@ -79,7 +79,7 @@ class Endless(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_):
-        """Says nothing."""
+        """Suppresses the log."""
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_without_its_library_the_command_says_so(capsys, monkeypatch):
 
 
 def stub(content, status=200, *flags, seen=None):
-    """The model of a server whose every answer is this."""
+    """The model of a server with a fixed response."""
 
     def answer(request):
         if seen is not None:

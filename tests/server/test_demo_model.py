@@ -1,4 +1,4 @@
-"""What the demo model makes of tools and JSON, through the server with OpenAI's own client.
+"""Tool calls and JSON output of the demo model, through OpenAI's client.
 
 The form of these answers is held by grammars, and other tests look at it. Here it is the content:
 the model has learnt to call the tool that fits, with what the user said.
@@ -35,7 +35,7 @@ ADD = {
 
 
 def answer(client, question, **body):
-    """The assistant's message; a question is a text, or a conversation."""
+    """Returns the assistant's message; `question` is a text or a conversation."""
     messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
     whole = client.chat.completions.create(
         model="demo", messages=messages, reasoning_effort="none", temperature=0, **body
@@ -44,7 +44,7 @@ def answer(client, question, **body):
 
 
 def called(message):
-    """The one call of an answer: its tool and its arguments."""
+    """Returns name and arguments of a message's only tool call."""
     (call,) = message.tool_calls
     return call.function.name, json.loads(call.function.arguments)
 

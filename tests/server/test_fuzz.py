@@ -1,4 +1,4 @@
-"""Requests made from the server's own OpenAPI document, valid and not: no 5xx, no hang."""
+"""Valid and invalid requests generated from the OpenAPI document: no 5xx, no hang."""
 
 import hypothesis
 import pytest
@@ -24,13 +24,13 @@ ERROR_STATUSES = range(400, 600)
 
 @pytest.fixture(scope="module")
 def operations(server):
-    """All endpoints of the document."""
+    """All operations of the document."""
     schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
     return [one.ok() for one in schema.get_all_operations()]
 
 
 def fuzz(operation, examples):
-    """Sends requests for one endpoint and checks their answers."""
+    """Sends requests to one operation and checks the responses."""
 
     @hypothesis.given(
         case=operation.as_strategy()
@@ -47,7 +47,7 @@ def fuzz(operation, examples):
         if isinstance(case.body, dict):
             for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
                 if isinstance(case.body.get(name), int) and case.body[name] > 4:
-                    case.body[name] = 4  # long answers find nothing more
+                    case.body[name] = 4  # long completions test nothing more
         response = case.call(timeout=60)
         case.validate_response(response, checks=CHECKS)
         if response.status_code in ERROR_STATUSES and response.request.method != "HEAD":
@@ -68,5 +68,5 @@ def test_a_sample(server, operations):
 @pytest.mark.slow
 def test_many(server, operations, exhaustive):
     for operation in operations:
-        fuzz(operation, 2300 if exhaustive else 60)  # 20,000 in all; those without a body are few
+        fuzz(operation, 2300 if exhaustive else 60)  # 20,000 in all; few without a body
     assert server.is_empty

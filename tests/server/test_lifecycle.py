@@ -1,4 +1,4 @@
-"""From the start to the end: flags that are refused, drain, an engine that fails."""
+"""Lifecycle: rejected flags, drain, engine failures."""
 
 import signal
 import threading
@@ -48,7 +48,7 @@ def test_a_port_that_is_taken(capsys, server):
 
 
 def test_a_pause_and_then_sigterm():
-    """Ctrl-Z in the middle of a step, and on again after more than a step may take.
+    """Ctrl-Z during a step, and SIGCONT after more than the watchdog's limit.
 
     The watchdog does not count the pause. Then SIGTERM: requests finish, and new ones are refused.
     """
@@ -141,4 +141,4 @@ def test_an_engine_that_computes_nothing_is_given_up(fault):
         received += data
     assert b"The engine failed" in received
     assert server.process.wait(30) == 1
-    assert 'File "' in "".join(server.lines), "no stack is in the log"
+    assert 'File "' in "".join(server.lines), "no stack in the log"

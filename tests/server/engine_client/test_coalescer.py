@@ -1,4 +1,4 @@
-"""News that come quickly are read together; the first, an end and an error at once."""
+"""Coalescing: mid-stream tokens are delayed; the first, an end and an error are not."""
 
 import asyncio
 import threading
@@ -12,33 +12,33 @@ from tiny_llm.server.engine_client.messages import EngineStats, RequestAccepted,
 from tiny_llm.server.engine_client.output_queue import OutputQueue
 from tiny_llm.server.http.errors import ApiError
 
-LONG = 1000.0  # seconds that no test waits for
+LONG = 1000.0  # seconds; longer than any test waits
 
 
 class Rig:
-    """A pacer whose news go to two mailboxes, and what is read from them together."""
+    """A coalescer that feeds two output queues, and the batches read from them."""
 
     def __init__(self, pace):
-        self.pacer = Coalescer(self._take, lambda: pace)
-        self.pacer.start()
-        self.boxes = [OutputQueue(10, 10, self.pacer.schedule_wake) for _ in range(2)]
+        self.coalescer = Coalescer(self._take, lambda: pace)
+        self.coalescer.start()
+        self.queues = [OutputQueue(10, 10, self.coalescer.schedule_wake) for _ in range(2)]
         self.seen = [[], []]
         self.tasks = [asyncio.ensure_future(self._read(number)) for number in range(2)]
 
     async def _read(self, number):
         while True:
-            items = await self.boxes[number].get()
+            items = await self.queues[number].get()
             self.seen[number].append([getattr(item, "text", "error") for item in items])
 
     def _take(self, report):
         for item in report.updates:
             if not isinstance(item, RequestAccepted):
-                self.boxes[int(item.request_id)].put(item)
+                self.queues[int(item.request_id)].put(item)
 
     async def post(self, *updates):
-        """Posts a report from another thread, as the engine does, and gives readers a moment."""
+        """Posts a report from another thread and lets the readers run."""
         report = StepReport(updates, EngineStats())
-        thread = threading.Thread(target=self.pacer.post, args=(report,))
+        thread = threading.Thread(target=self.coalescer.post, args=(report,))
         thread.start()
         thread.join()
         await asyncio.sleep(0.005)
@@ -71,7 +71,7 @@ def run(body, pace=LONG):
     asyncio.run(main())
 
 
-def test_what_is_first_is_read_at_once_and_quick_news_wait():
+def test_the_first_output_is_read_at_once_and_later_ones_wait():
     async def body(rig):
         await rig.begin()
         await rig.post(of("0", "a"), of("1", "b"))
@@ -81,7 +81,7 @@ def test_what_is_first_is_read_at_once_and_quick_news_wait():
     run(body)
 
 
-def test_an_end_brings_what_waits_for_the_same_reader_at_once_and_in_order():
+def test_an_end_delivers_the_pending_outputs_of_its_reader_in_order():
     async def body(rig):
         await rig.begin()
         await rig.post(of("0", "a"), of("1", "x"))
@@ -95,7 +95,7 @@ def test_an_end_brings_what_waits_for_the_same_reader_at_once_and_in_order():
 def test_an_error_is_read_at_once():
     async def body(rig):
         await rig.begin()
-        rig.boxes[0].put(ApiError(500, "It failed."))
+        rig.queues[0].put(ApiError(500, "It failed."))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert rig.seen[0] == [["first"], ["error"]]
@@ -119,11 +119,11 @@ def test_all_readers_are_woken_together_by_one_timer():
     run(body, pace=0.5)
 
 
-def test_news_after_a_pause_are_read_at_once():
+def test_an_output_after_a_pause_is_read_at_once():
     async def body(rig):
         await rig.begin()
-        await asyncio.sleep(0.02)  # a look that finds nothing; no other follows
-        rig.pacer._delay = lambda: LONG
+        await asyncio.sleep(0.02)  # an empty flush, which schedules no other
+        rig.coalescer._delay = lambda: LONG
         await rig.post(of("0", "a"))
         assert rig.seen[0] == [["first"], ["a"]]
         await rig.post(of("0", "b"))
@@ -139,9 +139,9 @@ def test_nothing_is_lost_between_two_threads(pace):
 
         def engine():
             for text in texts:
-                rig.pacer.post(StepReport((of("0", text),), EngineStats()))
+                rig.coalescer.post(StepReport((of("0", text),), EngineStats()))
 
-        rig.boxes[0]._limit = len(texts)
+        rig.queues[0]._limit = len(texts)
         await asyncio.to_thread(engine)
         while sum(map(len, rig.seen[0])) < len(texts):
             await asyncio.sleep(0.001)

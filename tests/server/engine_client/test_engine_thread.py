@@ -1,4 +1,4 @@
-"""The engine's side of the seam: a grammar that is being compiled holds up no one."""
+"""Engine thread: grammar compilation delays no other request."""
 
 import queue
 import threading
@@ -19,14 +19,14 @@ FORMED = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputs(choic
 
 
 class Running:
-    """An engine's thread whose grammars are compiled when `go` is set."""
+    """An engine thread whose grammars are compiled once `go` is set."""
 
     def __init__(self):
         self.go = threading.Event()
         self.error = None
         self.command_queue = queue.SimpleQueue()
-        self._news = queue.SimpleQueue()
-        self.thread = EngineThread(self._load, self.command_queue, self._take)
+        self._updates = queue.SimpleQueue()
+        self.thread = EngineThread(self._load, self.command_queue, self._on_message)
         self.thread.start()
 
     def _load(self):
@@ -42,33 +42,33 @@ class Running:
         llm.compile_grammar = wait_and_compile
         return llm
 
-    def _take(self, message):
+    def _on_message(self, message):
         if isinstance(message, messages.StepReport):
-            for one in message.updates:
-                self._news.put(one)
+            for update in message.updates:
+                self._updates.put(update)
 
     def submit(self, name, params):
         self.command_queue.put(messages.AddRequest(name, (1, 2, 3), params))
 
     def until(self, kind, name):
-        """The next news of a kind about a request; news of others are dropped."""
+        """Waits for an update of a type; the request's other updates are dropped."""
         while True:
-            one = self._news.get(timeout=60)
-            assert one.request_id == name, one
-            if isinstance(one, kind):
-                return one
+            update = self._updates.get(timeout=60)
+            assert update.request_id == name, update
+            if isinstance(update, kind):
+                return update
 
 
 @pytest.fixture
 def running():
-    """An engine's thread."""
-    found = Running()
-    yield found
-    found.command_queue.put(messages.Shutdown())
-    found.thread.join(60)
+    """An engine thread."""
+    thread = Running()
+    yield thread
+    thread.command_queue.put(messages.Shutdown())
+    thread.thread.join(60)
 
 
-def test_others_are_answered_meanwhile(running):
+def test_other_requests_are_not_delayed(running):
     running.submit("formed", FORMED)
     running.submit("plain", PLAIN)
     while running.until(StreamOutput, "plain").finish_reason is None:
@@ -79,7 +79,7 @@ def test_others_are_answered_meanwhile(running):
         pass
 
 
-def test_a_request_that_is_cancelled_meanwhile_is_not_begun(running):
+def test_a_request_aborted_during_compilation_is_not_started(running):
     running.submit("formed", FORMED)
     running.command_queue.put(messages.AbortRequest("formed"))
     running.until(messages.RequestRejected, "formed")
@@ -100,7 +100,7 @@ def test_a_grammar_that_fails_ends_its_request_alone(running, error):
     running.until(messages.RequestAccepted, "plain")
 
 
-def test_free_memory_is_given_back_when_there_is_nothing_to_do(monkeypatch, running):
+def test_unused_memory_is_released_when_idle(monkeypatch, running):
     given = threading.Event()
     monkeypatch.setattr("tiny_llm.models.memory.TRIM_INTERVAL", 2)
     monkeypatch.setattr("tiny_llm.models.memory.trim_heap", given.set)

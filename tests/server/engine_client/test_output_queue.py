@@ -1,4 +1,4 @@
-"""A slow reader holds up nobody, and is dropped in the end."""
+"""Output queue: a slow reader blocks nobody and is dropped after a timeout."""
 
 import json
 import socket
@@ -16,39 +16,41 @@ def output(text, index=0):
     return StreamOutput("1", index, text, (len(text),), None, None)
 
 
-def test_a_full_mailbox_joins_pieces_and_loses_nothing():
-    box = OutputQueue(limit=2, stall_timeout=10, schedule_wake=lambda wake: None)
+def test_a_full_queue_merges_outputs_and_loses_nothing():
+    queue = OutputQueue(limit=2, stall_timeout=10, schedule_wake=lambda wake: None)
     for number in range(6):
-        box.put(output(str(number), index=number % 2))
+        queue.put(output(str(number), index=number % 2))
     items = []
-    while box._items:
-        items.append(box._items.popleft())
+    while queue._items:
+        items.append(queue._items.popleft())
     assert [(item.index, item.text, len(item.token_ids)) for item in items] == [
         (0, "024", 3),
         (1, "135", 3),
     ]
 
 
-def test_a_mailbox_that_stays_full_is_overdue():
+def test_a_queue_that_stays_full_is_stalled():
     now = 0.0
-    box = OutputQueue(limit=1, stall_timeout=10, schedule_wake=lambda wake: None, clock=lambda: now)
-    box.put(output("a"))
-    box.put(output("b"))
+    queue = OutputQueue(
+        limit=1, stall_timeout=10, schedule_wake=lambda wake: None, clock=lambda: now
+    )
+    queue.put(output("a"))
+    queue.put(output("b"))
     now = 9.0
-    assert not box.is_stalled
+    assert not queue.is_stalled
     now = 11.0
-    assert box.is_stalled
+    assert queue.is_stalled
 
 
 @pytest.fixture(scope="module")
 def impatient():
-    """A server that drops slow readers after half a second, with slow steps."""
+    """A server with slow steps that drops slow readers after 0.5 s."""
     running = RunningServer(fault="impatient")
     yield running
     assert running.stop() == 0
 
 
-@pytest.mark.slow  # it waits for buffers to fill, and then for the bound
+@pytest.mark.slow  # waits for buffers to fill, then for the timeout
 def test_a_reader_that_reads_nothing_is_dropped(impatient):
     body = {
         **LONG,

@@ -1,4 +1,4 @@
-"""Errors have the form of their protocol, and a reason for what cannot be honoured."""
+"""Errors have the format of their protocol; unsupported fields have a reason."""
 
 from inspect import signature
 
@@ -60,7 +60,7 @@ def test_a_field_that_the_protocols_have_is_refused_with_the_reason(server, fiel
 
 
 def test_the_official_clients_have_no_field_without_an_answer():
-    """Each is known here, or refused with a reason."""
+    """Each is supported, or rejected with a reason."""
     chat_client = openai.OpenAI(api_key="none")
     claude = anthropic.Anthropic(api_key="none")
     of_the_client = {"self", "extra_headers", "extra_query", "extra_body", "timeout", "betas"}

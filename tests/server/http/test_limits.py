@@ -1,4 +1,4 @@
-"""Limits: the queue, the body's size, the time, the key."""
+"""Limits: queue, body size, timeout, API key."""
 
 import socket
 
@@ -14,7 +14,7 @@ KEY = "a key with é"
 
 @pytest.fixture(scope="module")
 def limited():
-    """A server that allows little."""
+    """A server with low limits."""
     running = RunningServer(
         *("--max-num-seqs", "1", "--max-queue", "1", "--max-body-bytes", "5000"),
         *("--request-timeout", "2", "--cors-origin", "https://page.example"),
@@ -65,7 +65,7 @@ def test_an_answer_that_takes_too_long_ends_with_an_error(limited):
     assert response.status_code == 504
     assert response.json()["error"]["type"] == "timeout_error"
     response = limited.post("/v1/chat/completions", {**LONG, "stream": True})
-    assert response.status_code == 200  # it began in time
+    assert response.status_code == 200  # it started in time
     *_, error, end, rest = response.text.split("\n\n")
     assert "timeout_error" in error
     assert (end, rest) == ("data: [DONE]", "")
@@ -113,7 +113,7 @@ def test_with_a_key_every_name_may_be_used(guarded):
 
 @pytest.fixture(scope="module")
 def guarded():
-    """A server with a key."""
+    """A server with an API key."""
     running = RunningServer("--api-key", KEY.encode())  # whatever the locale
     yield running
     assert running.stop() == 0

@@ -1,18 +1,20 @@
-"""Connections: old and hostile requests, and how often an answer is sent."""
+"""Connections: HTTP/1.0, hostile requests, socket options."""
 
 import asyncio
 import json
 import socket
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
-from tiny_llm.server.http.uvicorn_protocol import MAX_HEADER_BYTES, CoalescingTransport
+from tiny_llm.server.http.uvicorn_protocol import MAX_HEADER_BYTES, HttpProtocol
 
 BODY = {"prompt": "Once", "max_tokens": 3, "temperature": 0}
 
 
 def exchange(server, request: bytes) -> bytes:
-    """All that the server answers on a new connection, until it closes it."""
+    """Sends a request on a new connection; returns everything until the server closes it."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(request)
@@ -49,13 +51,13 @@ def test_the_head_of_a_request_is_bounded(server, line_ends):
     request += filling.encode() * (5 * MAX_HEADER_BYTES // len(filling))
     try:
         answer = exchange(server, request)
-    except ConnectionError:  # it is closed before all was sent
+    except ConnectionError:  # closed before everything was sent
         answer = b"HTTP/1.1 400"
     assert answer.startswith(b"HTTP/1.1 400")
     assert server.get("/health").status_code == 200
 
 
-def test_half_of_a_character_takes_the_long_way_and_is_refused_with_the_reason(server):
+def test_a_lone_surrogate_is_rejected_with_the_reason(server):
     answer = exchange(server, post(rb'{"prompt": "\ud800"}'))
     assert b" 400 " in answer
     assert b"an unpaired surrogate" in answer
@@ -65,7 +67,7 @@ def test_half_of_a_character_takes_the_long_way_and_is_refused_with_the_reason(s
     ("body", "told"),
     [(b'{"prompt": "a", "nothing": 1}', b"nothing is not a field"), (b"{", b"is not valid JSON")],
 )
-def test_what_is_not_valid_is_told_as_everywhere(server, body, told):
+def test_an_invalid_body_is_rejected_with_the_reason(server, body, told):
     answer = exchange(server, post(body))
     assert b" 400 " in answer
     assert told in answer
@@ -79,29 +81,21 @@ def test_a_body_in_chunks_is_read_whole(server):
     assert b" 200 " in exchange(server, request + chunks + b"0\r\n\r\n")
 
 
-class Transport:
-    def __init__(self):
-        self.sent = []
-
-    def write(self, data):
-        self.sent.append(data)
-
-    def close(self):
-        self.sent.append("closed")
-
-
-def test_what_is_written_in_a_turn_is_sent_once_and_before_the_end():
+def test_a_connection_has_no_nagle_delay():
     async def run():
-        transport = Transport()
-        gathering = CoalescingTransport(transport, asyncio.get_running_loop())
-        gathering.write(b"head")
-        gathering.write(b"body")
-        assert transport.sent == []
-        await asyncio.sleep(0)
-        assert transport.sent == [b"headbody"]
-        gathering.write(b"end")
-        gathering.close()
-        await asyncio.sleep(0)
-        assert transport.sent == [b"headbody", b"end", "closed"]
+        config = uvicorn.Config(app=lambda *_: None, log_config=None)
+        config.load()
+        protocol = HttpProtocol(config, ServerState(), {})
+        listening = socket.socket()  # without a protocol number, as `serve` creates it
+        listening.bind(("127.0.0.1", 0))
+        server = await asyncio.get_running_loop().create_server(lambda: protocol, sock=listening)
+        _, writer = await asyncio.open_connection(*listening.getsockname())
+        while protocol.transport is None:
+            await asyncio.sleep(0)
+        connection = protocol.transport.get_extra_info("socket")
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        writer.close()
+        protocol.transport.close()
+        server.close()
 
     asyncio.run(run())

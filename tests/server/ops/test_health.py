@@ -1,4 +1,4 @@
-"""What is not an answer: metrics, the state of the engine, the document of the interface."""
+"""Metrics, engine state, OpenAPI document."""
 
 import json
 
@@ -51,7 +51,7 @@ def test_the_state_says_who_has_which_pages(server, client):
     found = server.get("/engine/state").json()["snapshot"]
     stream.close()
     (own,) = [one for one in found["requests"] if one["state"] == "running"]
-    computed = own["prompt_tokens"] + own["output_tokens"] - 1  # the last token is still to be read
+    computed = own["prompt_tokens"] + own["output_tokens"] - 1  # the last token is never an input
     assert len(own["pages"]) * found["page_size"] >= computed > 0
     assert set(own["pages"][: own["shared_pages"]]) <= set(found["tree"]["pages"])
 

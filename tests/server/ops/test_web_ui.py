@@ -1,4 +1,4 @@
-"""The page, without a browser: what is served, to whom, and recordings for it."""
+"""Web UI without a browser: static files, authentication, event logs."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The page in Chromium, as people use it. Needs `playwright` and a browser: `pdm run test-page`."""
+"""Web UI in Chromium. Needs `playwright` and a browser: `pdm run test-page`."""
 
 import json
 import os
@@ -27,7 +27,7 @@ HOSTILE = (
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as started:
-        # As root, Chromium runs only without its own sandbox; it sees no page but ours.
+        # Chromium as root requires --no-sandbox; it loads our page only.
         flags = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = started.chromium.launch(executable_path=CHROMIUM, args=flags)
         yield browser
@@ -36,7 +36,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser) -> Iterator:
-    """Opens the page of a server; nothing may go wrong in it that a test does not expect."""
+    """Opens a server's page; unexpected errors fail the test."""
     contexts, mistakes = [], []
 
     def open_page(
@@ -71,7 +71,7 @@ def ask(page, text: str) -> None:
 
 
 def go_on_forever(route) -> None:
-    """Sends a request on, for an answer without an end."""
+    """Forwards a request with an endless completion."""
     route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
 
 
@@ -80,7 +80,7 @@ def test_a_conversation(server, open_page):
     page.wait_for_selector(".status.ready")
     assert page.evaluate("document.activeElement.tagName") == "BODY"
     page.keyboard.press("Tab")
-    page.keyboard.press("Enter")  # the first link leads to the message
+    page.keyboard.press("Enter")  # the first link skips to the message
     page.keyboard.type("What is a cat?")
     page.keyboard.press("Enter")
     page.wait_for_selector(".message footer")
@@ -113,7 +113,7 @@ def test_the_engine_while_it_works(server, open_page):
     page.wait_for_selector(".status.ready")
     ask(page, "What is a cat?")
     page.wait_for_selector(".requests tr.ended")
-    page.wait_for_selector(".tree li q")  # the text of a branch, asked of the server
+    page.wait_for_selector(".tree li q")  # a branch's text, from /detokenize
     label = page.get_by_role("img", name="Pages:").get_attribute("aria-label")
     assert "cached" in label
     assert "free" in label

@@ -1,4 +1,4 @@
-"""A client that leaves frees its place and its pages, wherever its request is."""
+"""A disconnect releases the request's slot and pages at any stage."""
 
 import json
 import socket
@@ -16,14 +16,14 @@ LONG = {
 
 @pytest.fixture(scope="module")
 def slow():
-    """A server whose steps take a while, with places for two answers."""
+    """A server with slow steps and two slots."""
     running = RunningServer("--max-num-seqs", "2", "--max-num-batched-tokens", "16", fault="slow")
     yield running
     assert running.stop() == 0
 
 
 def connect(server: RunningServer, body: object, path: str = "/v1/chat/completions"):
-    """A connection on which a request was sent, and nothing read."""
+    """Opens a connection and sends a request, without reading the response."""
     host, port = server.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=60)
     content = json.dumps(body).encode()
@@ -41,7 +41,7 @@ def test_while_it_decodes(slow, stream, reset):
     connection = connect(slow, {**LONG, "stream": stream})
     before = slow.metric("generation_tokens_total")
     assert eventually(lambda: slow.metric("generation_tokens_total") > before + 2)
-    if reset:  # the system sends RST, where an orderly end is FIN
+    if reset:  # RST instead of FIN
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     connection.close()
     assert eventually(lambda: slow.is_empty)

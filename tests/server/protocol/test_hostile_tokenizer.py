@@ -1,4 +1,4 @@
-"""A text that the model's tokenizer cannot cut into words is refused like any other mistake."""
+"""A text that the tokenizer's pre-tokenizer cannot split is a 400 error."""
 
 import json
 import shutil

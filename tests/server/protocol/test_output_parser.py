@@ -1,4 +1,4 @@
-"""An answer's text split into thoughts, text and tool calls, however it is cut."""
+"""Parsing into reasoning, content and tool calls, for every chunking of the text."""
 
 import json
 
@@ -16,7 +16,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
 
 
 def parse(text, size, thinking_enabled=True, reasoning_open=False, parse_tool_calls=True):
-    """What is found if the text comes `size` characters at a time: (kind, text or call)."""
+    """Parses a text in chunks of `size` characters; returns (kind, text or call)."""
     parser = OutputParser(thinking_enabled, reasoning_open, parse_tool_calls)
     parts = []
     for start in range(0, len(text), size):
@@ -80,7 +80,7 @@ def test_text_is_given_out_as_soon_as_it_is_certain():
 
 
 def pieces(text, size):
-    """What a stream tells: texts, and for each call its name and the pieces of its arguments."""
+    """Parses in streaming mode; returns texts and, per call, its name and argument deltas."""
     parser = OutputParser(True, False, True, stream_tool_calls=True)
     parts = []
     for start in range(0, len(text), size):

@@ -1,4 +1,4 @@
-"""The next turn of a conversation: computed while the server has nothing to do."""
+"""Prefix warm-up: the next turn is precomputed while the server is idle."""
 
 import time
 
@@ -42,11 +42,11 @@ def num_cached(server, messages):
 
 
 def come_to_rest(server):
-    """Waits until the engine has not done a step for a while."""
+    """Waits until the engine has been idle for a while."""
 
     def is_at_rest():
         before = server.metric("engine_steps_total")
-        time.sleep(0.15)  # longer than the pause before it begins
+        time.sleep(0.15)  # longer than IDLE_DELAY
         return server.metric("engine_steps_total") == before
 
     assert eventually(is_at_rest)
@@ -64,7 +64,7 @@ def test_the_second_turn_finds_the_first_answer(server):
             known = server.post("/tokenize", {"messages": told, "add_generation_prompt": False})
             found = num_cached(server, [*told, QUESTION])
             assert found >= known.json()["count"] - PAGE, (path, stream)
-    # What nobody asked for is no prompt, and takes nothing from those who ask.
+    # Precomputed tokens are not counted as prompt tokens and delay no request.
     asked = server.metric("prompt_tokens_total")
     assert server.metric("prefix_cache_hits_total") < asked
 

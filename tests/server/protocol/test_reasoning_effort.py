@@ -1,4 +1,4 @@
-"""Levels of effort bound the thoughts; fields that ask for nothing are accepted, others refused."""
+"""Effort levels set thinking budgets; no-op values of fields are accepted."""
 
 import json
 
@@ -22,12 +22,12 @@ ASK = [{"role": "user", "content": "What is the capital of France?"}]
         (None, "minimal", None, 128),
         (None, "low", 2000, 512),
         (None, "medium", 32_000, 2048),
-        (None, "medium", 101, 50),  # half of the answer is left
+        (None, "medium", 101, 50),  # half is left for the content
         (None, "minimal", 1, 0),
         (None, "high", 100, None),
         (None, "max", 100, None),
         (None, "none", 100, None),
-        (7, "minimal", 10, 7),  # what is named wins
+        (7, "minimal", 10, 7),  # an explicit budget takes precedence
         (0, "high", 10, 0),
         (-1, "minimal", 10, None),
     ],
@@ -42,7 +42,7 @@ def test_every_protocol_hands_the_budget_on():
     response = ResponsesRequest(input="Hello", reasoning={"effort": "minimal"})
     assert response.shared_params(None)["thinking_token_budget"] == 128
     body = {"messages": ASK, "max_tokens": 4000, "output_config": {"effort": "low"}}
-    assert MessagesRequest(**body).thinking_budget is None  # it does not think
+    assert MessagesRequest(**body).thinking_budget is None  # thinking is off
     assert MessagesRequest(**body, thinking={"type": "adaptive"}).thinking_budget == 512
     named = {"type": "enabled", "budget_tokens": 1024}
     assert MessagesRequest(**body, thinking=named).thinking_budget == 1024

@@ -1,4 +1,4 @@
-"""Tool calls while they are generated: their arguments come in pieces, and are never taken back."""
+"""Streamed tool calls: argument deltas, which are never retracted."""
 
 import json
 
@@ -8,7 +8,7 @@ FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 CITIES = {"type": "array", "items": {"enum": ["Paris", "Rome"]}, "minItems": 3, "maxItems": 3}
 SCHEMA = {"type": "object", "properties": {"cities": CITIES}, "required": ["cities"]}
 SCHEMA |= {"additionalProperties": False}
-CUT = 42  # tokens: the answer ends in the middle of the arguments
+CUT = 42  # tokens: the completion ends inside the arguments
 
 
 def pieces_of_chat(client, **more):

@@ -1,4 +1,4 @@
-"""The gateway, with replicas that are lost, slow, or answer: no engine and no Ray."""
+"""Gateway with scripted replicas (lost, slow, healthy); no engine, no Ray."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def body(data, more=False):
 
 
 class Scripted:
-    """Replicas that answer by a script: a list of messages or an exception for each attempt."""
+    """Scripted replicas: a list of messages or an exception per attempt."""
 
     def __init__(self, *attempts):
         self.attempts = list(attempts)
@@ -44,7 +44,7 @@ class Scripted:
 
 
 def call(replicas, path="/v1/chat/completions", leaves=False):
-    """What a client gets for one request."""
+    """Returns the messages that a client receives for one request."""
     sent = []
     asked = [{"type": "http.request", "body": b'{"prompt": "Once"}', "more_body": False}]
 
@@ -63,7 +63,7 @@ def call(replicas, path="/v1/chat/completions", leaves=False):
         "path": path,
         "query_string": b"",
         "headers": [],
-        "app": object(),  # something that cannot cross processes
+        "app": object(),  # not picklable
     }
     asyncio.run(Gateway(replicas)(scope, receive, send))
     return sent

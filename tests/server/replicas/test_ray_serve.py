@@ -1,4 +1,4 @@
-"""Two replicas on Ray Serve: an answer, a stream, a replica that is lost. CI has no Ray."""
+"""Two replicas on Ray Serve: response, stream, lost replica. CI has no Ray."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ ASK = {"messages": [{"role": "user", "content": "What is RoPE?"}], "temperature"
 
 
 def processes() -> set[int]:
-    """The replicas' processes."""
+    """Process ids of the replicas."""
     command = ["pgrep", "-f", "^ray::ServeReplica:default:replica"]
     told = subprocess.run(command, capture_output=True, check=False)
     return {int(pid) for pid in told.stdout.split()}
@@ -50,7 +50,7 @@ def test_replicas_answer_and_one_that_is_lost_comes_back():
         with client.stream("POST", "/v1/chat/completions", json=long) as streamed:
             lines = streamed.iter_lines()
             assert "data: " in next(line for line in lines if line)
-            for process in before:  # one of them has the stream
+            for process in before:  # one of them serves the stream
                 os.kill(process, signal.SIGKILL)
             rest = [line for line in lines if line]
         assert "The replica that computed this answer was lost" in rest[-2]

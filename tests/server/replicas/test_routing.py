@@ -1,4 +1,4 @@
-"""The text by which requests are routed: equal for as long as prompts are equal."""
+"""Routing keys share a prefix where prompts do."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""HTTP: connection limits, authentication, error responses, validation messages, OpenAPI.
+"""HTTP: connections, middleware, errors, validation messages, OpenAPI.
 
 Must not know about prompts or the engine.
 

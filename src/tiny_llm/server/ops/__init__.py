@@ -1,4 +1,4 @@
-"""Operations: health, metrics, tokenization, the engine view, the event log and the web UI.
+"""Operations: health, metrics, tokenize, engine view, event log, web UI.
 
 Must not know how completions are generated.
 

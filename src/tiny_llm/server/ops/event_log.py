@@ -1,4 +1,4 @@
-"""Event log of `--record FILE`, in the format of `engine/scheduling/events.py`.
+"""Event log of `--record FILE`: `engine/scheduling/events.py` as JSON.
 
 The web page replays event logs. Events are streamed to `FILE.part`, which is renamed at the end, so
 that FILE is always complete.

@@ -1,4 +1,4 @@
-"""Code shared by all protocols: prompts, sampling parameters, output parsing, streaming.
+"""Shared by all protocols: prompts, sampling, output parsing, streaming.
 
 Must not know any single protocol's schema.
 

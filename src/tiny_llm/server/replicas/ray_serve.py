@@ -1,4 +1,4 @@
-"""Ray Serve deployment: placement, health checks, autoscaling, rolling updates.
+"""Ray Serve deployment: placement, health checks, autoscaling, updates.
 
     serve run tiny_llm.server.replicas.ray_serve:build model=demo replicas=2
 
