@@ -183,7 +183,7 @@ class RankShard:
         return mx.array(numbers).view(dtype).reshape(shape)
 
     def is_rank_0_bias(self, name: str) -> bool:
-        """Whether the tensor is the bias of an all-reduced layer and zero here: only rank 0 adds it."""
+        """Whether a tensor is an all-reduced layer's bias, which only rank 0 adds: zero here."""
         # [task 5.2.2 bias]
         return self.rank > 0 and name.endswith(tuple(f".{layer}.bias" for layer in BY_COLUMN))
         # [/task 5.2.2 bias]
