@@ -1,4 +1,4 @@
-"""Names of models: short names, hub ids and folders; and downloads of what is not here yet."""
+"""Model names (short names, hub ids, folders) and downloads."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from .checkpoint.layout import check_checkpoint
 from .checkpoint.safe_io import ModelError
 
 if TYPE_CHECKING:
-    from rich.console import Console  # some megabytes, for what is seldom said
+    from rich.console import Console  # takes megabytes and is rarely needed
 
 SHORT_NAMES = {
     "qwen3-0.6b": "Qwen/Qwen3-0.6B-MLX-4bit",
@@ -21,13 +21,13 @@ SHORT_NAMES = {
 BUNDLED_MODELS = {"demo": demo.TARGET_PATH, "demo-draft": demo.DRAFT_PATH}
 PREFERRED_MODEL = "qwen3-0.6b"
 
-# Of a hub repository: what loading needs, and nothing else (other formats can be twice the size).
+# Files that loading needs; other formats in a hub repository can double the download.
 CONFIG_PATTERNS = ["*.json", "*.txt", "*.jinja"]
 DOWNLOAD_PATTERNS = [*CONFIG_PATTERNS, "*.safetensors"]
 
 
 def shortcut_name_to_full_name(name: str) -> str:
-    """The hub id (or, for a shipped model, the folder) behind a short name.
+    """Expands a short name to the hub id, or the folder of a bundled model.
 
     Args:
         name: `qwen3-0.6b`, `qwen3-1.7b`, `qwen3-4b`, `qwen3-8b`, `demo` or `demo-draft`, in any
@@ -39,14 +39,14 @@ def shortcut_name_to_full_name(name: str) -> str:
 
 
 def default_model() -> tuple[str, str]:
-    """The model to use where none was named, and why: (name, reason)."""
+    """Default model and the reason: (name, reason)."""
     if find_in_cache(SHORT_NAMES[PREFERRED_MODEL]) is not None:
         return PREFERRED_MODEL, "it is in the local hub cache"
     return "demo", f"it ships with tiny-llm, and {PREFERRED_MODEL} is not in the local hub cache"
 
 
 def find_in_cache(hub_id: str) -> Path | None:
-    """The folder of a hub model if all of it is on this machine; None otherwise."""
+    """Folder of a fully cached hub model; None otherwise."""
     from huggingface_hub import constants  # quick; the names of the package itself take longer
 
     if not (Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir():
@@ -67,7 +67,7 @@ def find_in_cache(hub_id: str) -> Path | None:
 
 
 def find_model(name: str, console: "Console | None") -> Path:
-    """The folder of a model's checkpoint, checked; downloads it if it is not on this machine.
+    """Finds and checks a model's folder, downloading the model if necessary.
 
     Args:
         name: a short name, a hub id or a local folder.
@@ -88,7 +88,7 @@ def find_model(name: str, console: "Console | None") -> Path:
 
 
 def find_config(name: str, console: "Console | None") -> Path:
-    """A folder with a model's `config.json`, and its tokenizer if it has one; no weights.
+    """Finds a folder with a model's `config.json` and tokenizer; weights are not downloaded.
 
     Args:
         name, console: see `find_model`.
@@ -127,12 +127,12 @@ def _is_dir(path: Path) -> bool:
 
 
 def is_terminal() -> bool:
-    """Whether standard error is one. Most programs have none, and then need not import `rich`."""
+    """Whether standard error is a terminal; without one `rich` need not be imported."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 def stderr_console() -> "Console":
-    """The console where messages and progress bars go if no other is given."""
+    """Default console for messages and progress bars."""
     from rich.console import Console
 
     return Console(stderr=True)
@@ -141,7 +141,7 @@ def stderr_console() -> "Console":
 def download(
     hub_id: str, console: "Console | None", patterns: list[str] = DOWNLOAD_PATTERNS
 ) -> Path:
-    """Fetches a model from the Hugging Face hub, after saying how big it is.
+    """Downloads a model from the Hugging Face hub, printing its size first.
 
     Args:
         hub_id: owner/name.

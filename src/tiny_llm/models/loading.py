@@ -1,4 +1,4 @@
-"""Loading: a checkpoint's weights and tokenizer, by the model's name."""
+"""Loading of weights and tokenizer by model name."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,10 +26,10 @@ from .tokenizer.tokenizer import open_tokenizer
 if TYPE_CHECKING:
     from rich.console import Console
 
-# What `load_weights` may load; vLLM's names.
+# Named as in vLLM.
 LOAD_FORMATS = ("auto", "dummy")
 
-# What takes longer shows a progress bar from then on.
+# Delay before a progress bar appears.
 PROGRESS_DELAY_SECONDS = 1.0
 
 
@@ -57,7 +57,7 @@ def load_weights(
     num_ranks: int = 1,
     with_tokenizer: bool = True,
 ) -> tuple[Any, Any]:
-    """Loads what our models need of a checkpoint: its weights and tokenizer, in a second.
+    """Loads weights and tokenizer for tiny-llm's models, without `mlx_lm`, in a second.
 
     Quantized weights are stored in the order in which this machine's kernels read them, which need
     not be by row: see `kernels/prepack.py`. The models of all weeks take them so.
@@ -120,7 +120,7 @@ def _read_with_mlx_lm(folder: Path) -> tuple[Any, Any]:
 
 
 def _rank_shard(folder: Path, rank: int, num_ranks: int) -> RankShard | None:
-    """What a rank has of a model; None for the whole."""
+    """A rank's shard; None for a single rank."""
     if num_ranks == 1:
         return None
     return RankShard(read_config(read_model_config(folder)), rank, num_ranks)
@@ -139,7 +139,7 @@ def _read_checkpoint(folder: Path, part: RankShard | None, with_tokenizer: bool)
 def _read_dummy(
     folder: Path, console: "Console | None", part: RankShard | None, with_tokenizer: bool
 ) -> tuple[Any, Any]:
-    """Random weights for a config, and a tokenizer if one is wanted."""
+    """Creates random weights for a config, and optionally a tokenizer."""
     config = read_json(folder, "config.json")
     model = random_checkpoint(config, part=part)
     if not with_tokenizer:
@@ -156,7 +156,7 @@ def _read_dummy(
 
 
 def evaluate(model: Any, console: "Console | None") -> None:
-    """Reads the weights, which are lazy so far, part by part with a progress bar.
+    """Evaluates lazy weights layer by layer, with a progress bar.
 
     The largest come first, the table of tokens and the head: what is being interleaved may be in
     memory twice. `mlx_lm`'s own model, which can be called, keeps its rows.
@@ -181,7 +181,7 @@ def evaluate(model: Any, console: "Console | None") -> None:
 
 
 def _with_progress(parts: Sequence[Any], console: "Console | None") -> Iterator[Any]:
-    """The same, with a progress bar on a terminal once it takes `PROGRESS_DELAY_SECONDS`."""
+    """Yields the parts, on a terminal with a progress bar after `PROGRESS_DELAY_SECONDS`."""
     if not (is_terminal() if console is None else console.is_terminal):
         yield from parts
         return

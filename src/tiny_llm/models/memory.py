@@ -1,26 +1,25 @@
-"""Memory that was freed goes back to the system.
+"""Returning freed memory to the system.
 
-MLX keeps what a step used for the next step. Beyond that, requests of many lengths leave holes
-between the blocks that stay, as MLX's cache and the prefix tree do. glibc keeps whole free pages in
-such holes, so that the process looks larger than it is, by up to a quarter with the demo model
-after some thousand requests. It gives them back if asked.
+MLX caches a step's buffers for the next step. Beyond that, requests of many lengths fragment the
+heap, and glibc keeps whole free pages between live blocks: up to a quarter of the process's memory
+with the demo model after some thousand requests. `malloc_trim` returns them.
 """
 
 import ctypes
 
 import mlx.core as mx
 
-TRIM_INTERVAL = 256  # after so many, there may be holes worth looking for
+TRIM_INTERVAL = 256  # requests between trims
 
 
 def trim_heap() -> None:
-    """Gives free pages back: about 2 ms with the demo. Does nothing without glibc."""
+    """Returns free heap pages to the system: about 2 ms with the demo; a no-op without glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def release_free_memory() -> None:
-    """Gives back what MLX keeps for the next step, too."""
+    """Clears MLX's buffer cache and trims the heap."""
     mx.clear_cache()
     trim_heap()

@@ -1,7 +1,7 @@
-"""What a checkpoint's JSON files may not say, whatever the family of the model.
+"""Checks of config fields that all families share.
 
-`transformers` and `mlx_lm` run Python that some of these fields name. tiny-llm runs none, and hands
-no folder with such fields to them.
+`transformers` and `mlx_lm` execute Python code that some fields name. tiny-llm executes none, and
+does not pass a folder with those fields to them.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from ..families.config_fields import reject_unknown_fields
 from .quantization import Quantization
 from .safe_io import ModelError
 
-# Each names Python code: in the folder (model_file), or in a repository of the hub.
+# Python code in the folder (model_file) or in a hub repository.
 CODE_FIELDS = ("model_file", "auto_map", "custom_pipelines", "trust_remote_code")
 
-# Each makes the model another than the one that the other fields describe.
+# Fields that change the model from what the other fields describe.
 UNSUPPORTED_FIELDS = ("text_config", "vision_config", "audio_config", "quantize_activations")
 
-MAX_INT32 = 2**31 - 1  # what kernels count with
+MAX_INT32 = 2**31 - 1  # the kernels' index type
 
 QUANTIZATION_FIELDS = ("group_size", "bits", "mode")
 
@@ -26,33 +26,32 @@ EXPECTED_TOKEN_IDS = "a token id, or a list of them"
 
 
 def reject_code(fields: Mapping[str, Any], where: str) -> None:
-    """Refuses fields that name code to be run.
+    """Rejects fields that name code to execute.
 
     Args:
-        fields: a JSON object of the checkpoint.
-        where: its file, for the sentence.
+        fields: JSON object of the checkpoint.
+        where: its file, for the error message.
 
     Raises:
-        ModelError: there is one.
+        ModelError: a field names code.
     """
     for name in CODE_FIELDS:
         if fields.get(name):
             raise ModelError(
                 f"{where} has {name} {short_repr(fields[name])}, which names code; tiny-llm runs "
-                "no "
-                f"code of a model's: remove {name} if the model works without it."
+                f"no code of a model's: remove {name} if the model works without it."
             )
 
 
 def check_config(config: Mapping[str, Any], where: str) -> None:
-    """Refuses what no family has, and fields that are not what they must be in every family.
+    """Rejects fields that no family supports, and invalid values of common fields.
 
     Args:
-        config: a parsed `config.json`.
-        where: the file, for the sentence.
+        config: parsed `config.json`.
+        where: the file, for the error message.
 
     Raises:
-        ModelError: the first such field.
+        ModelError: the first invalid field.
     """
     reject_code(config, where)
     for name in UNSUPPORTED_FIELDS:
@@ -72,17 +71,17 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
         if not isinstance(config.get(name), dict | None):
             raise ModelError(f"{where} has {name} {short_repr(config[name])}, expected an object.")
     if not isinstance(config.get("tie_word_embeddings"), bool | None):
-        found = short_repr(config["tie_word_embeddings"])
-        raise ModelError(f"{where} has tie_word_embeddings {found}, expected true or false.")
+        value = short_repr(config["tie_word_embeddings"])
+        raise ModelError(f"{where} has tie_word_embeddings {value}, expected true or false.")
     check_token_id_field(config, "eos_token_id", where)
     _check_quantization(config.get("quantization") or {}, where)
 
 
 def check_token_id_field(fields: Mapping[str, Any], name: str, where: str) -> None:
-    """Refuses a field that is neither a token id, nor several, nor missing.
+    """Rejects a field unless it is a token id, a list of token ids or missing.
 
     Raises:
-        ModelError: it is something else.
+        ModelError: the value is invalid.
     """
     value = fields.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
@@ -91,15 +90,17 @@ def check_token_id_field(fields: Mapping[str, Any], name: str, where: str) -> No
 
 
 def _check_quantization(quantization: Mapping[str, Any], where: str) -> None:
-    """The format of all layers, and what is said of single ones, by their paths."""
-    own = {name: value for name, value in quantization.items() if isinstance(value, dict | bool)}
-    for path, fields in {"": quantization, **own}.items():
+    """Checks the default format and the formats of single layers, keyed by path."""
+    overrides = {
+        name: value for name, value in quantization.items() if isinstance(value, dict | bool)
+    }
+    for path, fields in {"": quantization, **overrides}.items():
         if isinstance(fields, bool):
             continue
         try:
             Quantization.from_config(fields)
             reject_unknown_fields(
-                fields, {*QUANTIZATION_FIELDS, *own}, "the quantization of config.json"
+                fields, {*QUANTIZATION_FIELDS, *overrides}, "the quantization of config.json"
             )
         except ValueError as error:
             of = f" for {short_repr(path)}" if path else ""

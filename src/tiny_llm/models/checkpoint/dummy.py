@@ -1,7 +1,7 @@
-"""Random weights in the shapes and formats of a config, for measuring without a checkpoint.
+"""Dummy weights: random tensors in a config's shapes and formats.
 
-Speed and memory depend on shapes and formats, not on what the weights say. The text of such a model
-is noise. Each matrix has about the variance 1/I, which keeps activations near unit size.
+Speed and memory depend on shapes and formats, not on values, so benchmarks need no checkpoint. Each
+matrix has a variance of about 1/I, which keeps activations near unit scale.
 """
 
 import math
@@ -18,17 +18,17 @@ from .weights import CheckpointModel, build_model_tree, layer_quantization
 
 DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32}
 
-# The exponents of a group's scale: 2^(e − 127) for mxfp4 and mxfp8; 8 bits of floating point, E4M3,
-# for nvfp4. They are chosen for values of about one over the square root of I.
+# Codes of a group's scale: 2^(e − 127) for mxfp4 and mxfp8, E4M3 for nvfp4; chosen for weights of
+# about 1/√I.
 E4M3_ONE_CODE = 0x38
 
 
 def random_checkpoint(
     config: Mapping[str, Any], seed: int = 0, part: RankShard | None = None
 ) -> CheckpointModel:
-    """A model of the config's sizes; arguments and errors as `random_tensors`.
+    """Builds a model with random weights; arguments and errors as in `random_tensors`.
 
-    Of a `part`, what it has of the whole model's weights, which are drawn one after the other.
+    With `part`, that rank's shard of the same weights; only one full tensor exists at a time.
     """
     weights, formats = random_tensors(config, seed)
     if part is None:
@@ -41,19 +41,17 @@ def random_checkpoint(
 def random_tensors(
     config: Mapping[str, Any], seed: int = 0
 ) -> tuple[dict[str, mx.array], dict[str, Quantization]]:
-    """The tensors of a checkpoint, which are drawn when they are evaluated.
-
-    All layers with a matrix are quantized as the config says; none, if it does not.
+    """Creates the lazy random tensors of a checkpoint, quantized as the config says.
 
     Args:
-        config: a parsed `config.json`.
-        seed: of the weights.
+        config: parsed `config.json`.
+        seed: seed of the weights.
 
     Returns:
-        (tensors by name, the formats of quantized layers by path).
+        (tensor name -> array, layer path -> quantization format).
 
     Raises:
-        ValueError: the config makes no sense.
+        ValueError: the config is invalid.
     """
     args, quantization = read_config(config), config.get("quantization")
     dtype = _dtype(config)
@@ -62,16 +60,16 @@ def random_tensors(
     names = [*matrix_shapes(args), *vector_shapes(args)]
     keys = iter(mx.random.split(mx.random.key(seed), len(names)))
     for path, matrix in matrix_shapes(args):
-        found = None
+        quantized = None
         if quantization is not None:
-            found = layer_quantization(
+            quantized = layer_quantization(
                 Quantization.from_config(quantization), quantization.get(path, True)
             )
-        if found is None:
+        if quantized is None:
             weights[f"{path}.weight"] = _random_normal(matrix, matrix[-1], next(keys)).astype(dtype)
             continue
-        formats[path] = found
-        for name, array in _random_quantized(matrix, found, dtype, next(keys)).items():
+        formats[path] = quantized
+        for name, array in _random_quantized(matrix, quantized, dtype, next(keys)).items():
             weights[f"{path}.{name}"] = array
     for name, shape in vector_shapes(args):
         if name.endswith(".bias"):
@@ -82,7 +80,7 @@ def random_tensors(
 
 
 def _dtype(config: Mapping[str, Any]) -> mx.Dtype:
-    """What `torch_dtype`, or `dtype` in newer checkpoints, says; bfloat16 if there is none."""
+    """Dtype of `dtype` (newer checkpoints) or `torch_dtype`; bfloat16 by default."""
     name = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     if name not in DTYPES:
         raise ValueError(f"config.json has dtype {name!r}; tiny-llm knows {', '.join(DTYPES)}")
@@ -96,7 +94,7 @@ def _random_normal(shape: Shape, inputs: int, key: mx.array) -> mx.array:
 def _random_quantized(
     matrix: Shape, form: Quantization, dtype: mx.Dtype, key: mx.array
 ) -> dict[str, mx.array]:
-    """Random integers, and scales that give them the variance 1/I."""
+    """Random integers with scales for a variance of 1/I."""
     shapes = form.shapes(matrix)
     size = matrix[-1] ** -0.5
     *rows, words = shapes["weight"]
@@ -104,16 +102,16 @@ def _random_quantized(
     stored = {"weight": halves.view(mx.uint32)}
     if form.mode == "affine":
         # Uniform integers from 0 to n − 1 have a standard deviation of √((n² − 1)/12).
-        most = 2**form.bits - 1
-        scale = size / math.sqrt(((most + 1) ** 2 - 1) / 12)
+        max_code = 2**form.bits - 1
+        scale = size / math.sqrt(((max_code + 1) ** 2 - 1) / 12)
         stored["scales"] = mx.full(shapes["scales"], scale, dtype)
-        stored["biases"] = mx.full(shapes["biases"], -scale * most / 2, dtype)
+        stored["biases"] = mx.full(shapes["biases"], -scale * max_code / 2, dtype)
         return stored
     exponent = round(math.log2(size))
     if form.mode == "nvfp4":
         code = max(E4M3_ONE_CODE + 8 * (exponent - 2), 8)
     else:
         code = 127 + exponent - (2 if form.bits == 4 else -1)
-    if form.bits == 8:  # a byte with all bits of the exponent set may be no number
+    if form.bits == 8:  # a byte with all exponent bits set may be NaN
         stored["weight"] = stored["weight"] & 0xBFBFBFBF
     return {**stored, "scales": mx.full(shapes["scales"], code, mx.uint8)}

@@ -1,7 +1,7 @@
-"""What a folder must hold to be a Qwen3 checkpoint, checked before anything is loaded.
+"""Checkpoint folders: required files and their validation before loading.
 
-The checks read headers only: a few kilobytes, however large the weights are. They exist to turn
-a half-finished download or a wrong folder into one sentence.
+The checks read only headers, a few kilobytes for weights of any size. They turn an incomplete
+download or a wrong folder into one clear error.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 def check_checkpoint(folder: Path) -> dict[str, Any]:
-    """Checks that a folder can be loaded: config, model type, tokenizer, every shard complete.
+    """Checks that a folder can be loaded: config, model type, tokenizer, complete weight files.
 
     Args:
         folder: an MLX or Hugging Face checkpoint.
@@ -27,7 +27,7 @@ def check_checkpoint(folder: Path) -> dict[str, Any]:
         The parsed `config.json`.
 
     Raises:
-        ModelError: the first thing found wrong.
+        ModelError: the first problem found.
     """
     config = read_model_config(folder)
     if not has_tokenizer(folder):
@@ -39,10 +39,10 @@ def check_checkpoint(folder: Path) -> dict[str, Any]:
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
-    """The `config.json` of a checkpoint that a family of ours can be.
+    """Reads and checks `config.json`.
 
     Raises:
-        ModelError: it cannot be read, names code, or is another family's.
+        ModelError: the file is unreadable, names code, or is of an unsupported family.
     """
     config = read_json(folder, "config.json")
     check_config(config, f"{folder / 'config.json'}")
@@ -54,15 +54,15 @@ def read_model_config(folder: Path) -> dict[str, Any]:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has the files of a tokenizer."""
+    """Whether a folder has tokenizer files."""
     return (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists()
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: those that its index names; all, if it has no index.
+    """Safetensors files of a checkpoint: those in its index, or all without an index.
 
     Raises:
-        ModelError: there are none, or one that the index names is missing.
+        ModelError: there are no files, or a file in the index is missing.
     """
     if (folder / INDEX_FILE).exists():
         names = sorted(set(_read_weight_map(folder).values()))
@@ -80,10 +80,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_tensor_headers(folder: Path) -> dict[str, TensorInfo]:
-    """What the headers of a checkpoint's files say of its tensors, by name.
+    """Reads the headers of all weight files: tensor name -> `TensorInfo`.
 
     Raises:
-        ModelError: see `weight_files` and `read_header`; a tensor is there twice.
+        ModelError: see `weight_files` and `read_header`; or a duplicate tensor.
     """
     tensors: dict[str, TensorInfo] = {}
     file_of: dict[str, str] = {}
@@ -99,18 +99,18 @@ def read_tensor_headers(folder: Path) -> dict[str, TensorInfo]:
 
 
 def weight_bytes(folder: Path) -> int:
-    """The size of a checkpoint's weights on disk, in bytes."""
+    """Bytes of a checkpoint's weight files."""
     return sum(file.stat().st_size for file in weight_files(folder))
 
 
-def _summarize(names: list[str], most: int = 4) -> str:
-    """Names for a sentence, the first of many."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _summarize(names: list[str], limit: int = 4) -> str:
+    """The first few names, and the number of the others."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def _read_weight_map(folder: Path) -> dict[str, str]:
-    """The file of each tensor, by the tensor's name; each in the folder if it exists."""
+    """Reads the index: tensor name -> file name; all names stay within the folder."""
     listed = read_json(folder, INDEX_FILE).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
         raise ModelError(

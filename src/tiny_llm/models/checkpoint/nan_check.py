@@ -1,11 +1,11 @@
-"""Weights that are no numbers: NaN and infinity, which turn every answer into one token repeated.
+"""Check for NaN and infinite weights.
 
-Each floating-point array is read once, where it lies. Integers are always numbers, so of a layer
-of 4-bit weights only the scales and biases are read.
+Each floating-point array is read once, without a copy. Integers need no check: of a layer with
+4-bit weights, only scales and biases are read.
 
-Among the bit patterns of one sign, infinity and all NaN are the largest. So two maxima tell whether
-an array has any: that of its bits as signed integers, where positive numbers are the largest, and
-that of its bits as unsigned ones, where negative numbers are.
+Among the bit patterns of one sign, infinity and all NaN are the largest. So two maxima detect them:
+that of the bits as signed integers, whose maximum is a positive number, and that of the bits as
+unsigned integers, whose maximum is a negative number.
 """
 
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ from mlx.utils import tree_flatten
 
 @dataclass(frozen=True)
 class _Format:
-    """How numbers are stored: integers of their size, and where each sign's numbers end."""
+    """Bit layout of a floating-point format."""
 
     signed: mx.Dtype
     unsigned: mx.Dtype
-    positive_end: int  # the first pattern that is no finite number
+    positive_end: int  # the first non-finite pattern
     negative_end: int
 
 
@@ -35,7 +35,7 @@ FORMATS = {
 E4M3 = _Format(mx.int8, mx.uint8, 0x7F, 0xFF)
 E8M0 = _Format(mx.uint8, mx.uint8, 0xFF, 0xFF)  # powers of two, without a sign
 
-# Floating point of 8 bits, which MLX stores as integers: the formats of a layer, by its mode.
+# 8-bit floating point, which MLX stores as integers: array name -> format, by mode.
 FLOAT8_ARRAYS = {
     "mxfp4": {"scales": E8M0},
     "mxfp8": {"scales": E8M0, "weight": E4M3},
@@ -44,9 +44,9 @@ FLOAT8_ARRAYS = {
 
 
 class FiniteCheck:
-    """Reads the parts of a model one after the other, while the next is loaded.
+    """Checks a model layer by layer while the next layer is loading.
 
-    It has a stream of MLX's to itself, which is a thread. So most of its time is not waited for.
+    Runs on a dedicated MLX stream, and so on a separate thread: most of its time overlaps.
     """
 
     def __init__(self) -> None:
@@ -54,11 +54,11 @@ class FiniteCheck:
         self._checked: list[tuple[str, _Format, mx.array, mx.array]] = []
 
     def add(self, path: str, module: Any) -> None:
-        """Begins to read a module.
+        """Starts the check of a module.
 
         Args:
-            path: of the module, for the sentence; "" for a whole model.
-            module: evaluated.
+            path: the module's path, for the error message; "" for a whole model.
+            module: an evaluated module.
         """
         to, first = self._stream, len(self._checked)
         for name, array, form in _float_arrays(path, module):
@@ -68,10 +68,10 @@ class FiniteCheck:
         mx.async_eval([maxima for _, _, *maxima in self._checked[first:]])
 
     def finish(self) -> None:
-        """Waits for all of it.
+        """Waits for all checks.
 
         Raises:
-            ValueError: a weight, scale or bias is NaN or infinite; it names the first such array.
+            ValueError: names the first array with a NaN or infinite weight, scale or bias.
         """
         for name, form, positive, negative in self._checked:
             if _as_int(positive) >= form.positive_end or _as_int(negative) >= form.negative_end:
@@ -85,7 +85,7 @@ _thread_local = local()
 
 
 def _stream() -> mx.Stream:
-    """One for all models that a thread loads. Another thread cannot use it."""
+    """The calling thread's stream for checks; MLX streams are bound to a thread."""
     if not hasattr(_thread_local, "stream"):
         _thread_local.stream = mx.new_stream(mx.cpu)
     stream: mx.Stream = _thread_local.stream
@@ -97,7 +97,7 @@ def _as_int(scalar: mx.array) -> int:
 
 
 def _float_arrays(path: str, module: Any) -> Iterator[tuple[str, mx.array, _Format]]:
-    """Each array that is not empty and can have such numbers, with its name and format."""
+    """Yields name, array and format of each non-empty floating-point array."""
     modes = {
         f"{where}.{name}" if where else name: form
         for where, layer in module.named_modules()

@@ -1,12 +1,12 @@
-"""How a matrix is quantized: the formats of MLX's checkpoints, and what each is stored as.
+"""Quantization formats of MLX checkpoints and their stored arrays.
 
-    mode     bits                groups        a group has
+    mode     bits                group size    per group
     affine   2, 3, 4, 5, 6, 8    32, 64, 128   a scale and a bias: weight = q · scale + bias
     mxfp4    4, floating point   32            a power of two
     mxfp8    8, floating point   32            a power of two
     nvfp4    4, floating point   16            a scale of 8 bits, floating point
 
-The integers of a row lie one after the other in 32-bit words, the lowest bits first.
+A row's integers are packed into 32-bit words, lowest bits first.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from ..families.config_fields import positive_int
 
 Shape = tuple[int, ...]
 
-# Bits and group sizes of each mode; the first is what a config means that does not say.
+# Bits and group sizes of each mode, the default first.
 MODES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "affine": ((4, 2, 3, 5, 6, 8), (64, 32, 128)),
     "mxfp4": ((4,), (32,)),
@@ -31,7 +31,7 @@ MODES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a matrix is quantized; see the module."""
+    """Quantization format of a matrix; see the module docstring."""
 
     group_size: int
     bits: int
@@ -39,10 +39,10 @@ class Quantization:
 
     @classmethod
     def from_config(cls, fields: Mapping[str, Any]) -> "Quantization":
-        """From `config["quantization"]`, or from what is written there for one layer.
+        """Parses `config["quantization"]`, or its entry for a single layer.
 
         Raises:
-            ValueError: a format that is not known; the message names what is wrong with it.
+            ValueError: an unsupported format; the message names the field.
         """
         mode = fields.get("mode") or "affine"
         if not isinstance(mode, str) or mode not in MODES:
@@ -62,7 +62,7 @@ class Quantization:
         return cls(group_size, bits, mode)
 
     def shapes(self, matrix: Shape) -> dict[str, Shape]:
-        """The shapes of what a matrix N..×O×I is stored as."""
+        """Shapes of the stored arrays of a matrix N..×O×I."""
         *N, I = matrix
         groups = I // self.group_size
         stored = {"weight": (*N, I * self.bits // 32), "scales": (*N, groups)}
@@ -70,12 +70,12 @@ class Quantization:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits of a stored weight, its share of the group's scale and bias included."""
+        """Bits per stored weight, including its share of the group's scale and bias."""
         return self.bits + (32 if self.mode == "affine" else 8) / self.group_size
 
 
 def dequantize_layer(layer: Any, dtype: mx.Dtype) -> mx.array:
-    """The plain weight of a quantized layer whose weights are by row: N..×O×I."""
+    """Dequantizes a layer with row-major weights: N..×O×I."""
     weight: mx.array = mx.dequantize(
         layer.weight,
         layer.scales,

@@ -1,17 +1,16 @@
-"""Quantized weights in a form that the CPU's kernels read, with the same values.
+"""Repacking: quantized weights in a format of the CPU kernels, with the same values.
 
-The kernels read affine weights of 4 and 8 bits, and floating-point ones of 4 bits, in groups of 32,
-64 and 128, with scales of 16 bits. On a CPU, MLX's own product takes hundreds of times as long, so
-other formats are written in one of these when a model is loaded. No weight changes:
+The kernels support affine weights of 4 and 8 bits, and floating-point ones of 4 bits, in groups of
+32, 64 and 128, with 16-bit scales. MLX's own product on a CPU takes hundreds of times as long, so
+loading converts other formats to one of these. No weight changes its value:
 
     affine 2, 3 bits   affine 4 bits: the same integers, scales and biases
     affine 5, 6 bits   affine 8 bits, likewise
-    mxfp4              the same, but that a scale is a bfloat16 (`kernels/mxfp4.py`)
-    mxfp8, nvfp4       plain bfloat16: products of two short mantissas have room in it
+    mxfp4              the same, with bfloat16 scales (`kernels/mxfp4.py`)
+    mxfp8, nvfp4       unquantized bfloat16, which represents weight · scale exactly
 
-The kernels have no floating-point weights of 8 bits, and no groups of 16, as nvfp4's are. What is
-written with more bits takes more memory than it did in the file. On a GPU, weights stay as they
-are: MLX's kernels there are fast in each of these formats.
+The kernels support neither 8-bit floating point nor nvfp4's groups of 16. Wider formats take more
+memory than the file. On a GPU weights keep their format: MLX's kernels there are fast in all.
 """
 
 import copy
@@ -27,33 +26,33 @@ from .quantization import dequantize_layer
 
 
 def repack(module: Any) -> None:
-    """Writes the layers of a module whose format the CPU's kernels do not read in one they read.
+    """Converts, lazily, a module's layers in formats that the CPU kernels do not support.
 
-    Nothing is computed yet. No effect where a GPU computes, or where the kernels were not built.
+    A no-op on a GPU, or if the kernels are not built.
     """
     for layer in _repackable_layers(module):
         _REPACK_BY_MODE[getattr(layer, "mode", "affine")](layer)
 
 
 def repacked(mlx_model: Any) -> Any:
-    """A model like the given one, repacked; itself if there is nothing to do."""
+    """Returns a repacked copy of a model; the model itself if there is nothing to repack."""
     if not _repackable_layers(mlx_model):
         return mlx_model
     arrays: Any = tree_flatten(mlx_model)
-    own = copy.deepcopy(mlx_model, {id(array): array for _, array in arrays})
-    repack(own)
-    return own
+    model = copy.deepcopy(mlx_model, {id(array): array for _, array in arrays})
+    repack(model)
+    return model
 
 
 def unpack_integers(weight: mx.array, bits: int, group_size: int) -> mx.array:
-    """The integers of packed weights, N..×(I·bits/32) -> N..×I, as uint32."""
+    """Unpacks weights to uint32 integers: N..×(I·bits/32) -> N..×I."""
     groups = (*weight.shape[:-1], weight.shape[-1] * 32 // bits // group_size)
     ones, zeros = mx.ones(groups), mx.zeros(groups)
     return mx.dequantize(weight, ones, zeros, group_size=group_size, bits=bits).astype(mx.uint32)
 
 
 def pack_integers(integers: mx.array, bits: int) -> mx.array:
-    """N..×I integers -> N..×(I·bits/32) words, for 4 or 8 bits."""
+    """Packs integers of 4 or 8 bits into words: N..×I -> N..×(I·bits/32)."""
     *N, I = integers.shape
     per_word = 32 // bits
     shifts = mx.arange(per_word, dtype=mx.uint32) * bits
@@ -76,14 +75,14 @@ def _is_repackable(layer: Any) -> bool:
 
 
 def _widen(layer: Any) -> None:
-    """Affine of few bits."""
+    """Widens affine codes to 4 or 8 bits."""
     wide = 4 if layer.bits < 4 else 8
     layer.weight = pack_integers(unpack_integers(layer.weight, layer.bits, layer.group_size), wide)
     layer.bits = wide
 
 
 def _widen_scales(layer: Any) -> None:
-    """mxfp4."""
+    """Converts mxfp4 scales to bfloat16."""
     layer.scales = e8m0_to_bfloat16(layer.scales)
     layer.biases, layer.mode = None, E2M1
 

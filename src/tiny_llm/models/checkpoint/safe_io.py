@@ -1,8 +1,7 @@
-"""The files of a checkpoint's folder, read within bounds.
+"""Bounded reads of checkpoint files.
 
-A folder comes from somewhere else. So a file of it is read only if its name leads nowhere else, if
-it is a plain file, and only up to a size that is enough for every real checkpoint: see
-`resolve_file`.
+A checkpoint is untrusted: a file is read only if its name stays within the folder, if it is a
+regular file, and up to a size that suffices for every real checkpoint. See `resolve_file`.
 """
 
 import json
@@ -15,8 +14,8 @@ from ...errors import UserError, short_repr
 # Python's objects take up to 25 times the memory of their JSON.
 MAX_JSON_BYTES = 5_000_000
 MAX_TEXT_BYTES = 1_000_000
-MAX_TOKENIZER_BYTES = 100_000_000  # of tokenizer.json, which Rust reads
-MAX_NAME_CHARS = 255  # characters of a file's name
+MAX_TOKENIZER_BYTES = 100_000_000  # tokenizer.json is parsed in Rust
+MAX_NAME_CHARS = 255
 
 
 class ModelError(UserError):
@@ -24,16 +23,16 @@ class ModelError(UserError):
 
 
 def resolve_file(folder: Path, name: str) -> Path:
-    """A plain file of a checkpoint's folder.
+    """Path of a regular file in a checkpoint's folder.
 
-    Links are followed: the hub's cache is made of them, and a download cannot bring one along.
+    Symbolic links are followed: the hub's cache consists of them, and downloads contain none.
 
     Args:
-        folder: the checkpoint's.
-        name: of the file, with no folder in front.
+        folder: the checkpoint's folder.
+        name: file name without directories.
 
     Raises:
-        ModelError: the name leads out of the folder, or there is something that is no plain file.
+        ModelError: the name leaves the folder, or is not a regular file.
     """
     check_file_name(folder, name)
     file = folder / name
@@ -47,10 +46,10 @@ def resolve_file(folder: Path, name: str) -> Path:
 
 
 def check_file_name(folder: Path, name: str) -> None:
-    """Refuses a file's name that is absolute, leads through folders, or is no name at all.
+    """Rejects a file name that is absolute, contains directories or is not printable.
 
     Raises:
-        ModelError: the name is refused.
+        ModelError: the name is invalid.
     """
     if not is_plain_file_name(name):
         raise ModelError(
@@ -60,17 +59,17 @@ def check_file_name(folder: Path, name: str) -> None:
 
 
 def is_plain_file_name(name: str) -> bool:
-    """Whether a text can be the name of a file in a folder, and leads nowhere else."""
+    """Whether a text is a file name that stays within its folder."""
     return (
         0 < len(name) <= MAX_NAME_CHARS and name == Path(name).name != ".." and name.isprintable()
     )
 
 
 def read_limited(folder: Path, name: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """The text of a checkpoint's file.
+    """Reads a text file of a checkpoint.
 
     Raises:
-        ModelError: see `resolve_file`; the file is larger, cannot be read, or is not UTF-8.
+        ModelError: see `resolve_file`; the file is too large, unreadable or not UTF-8.
     """
     file = resolve_file(folder, name)
     try:
@@ -88,20 +87,20 @@ def read_limited(folder: Path, name: str, max_bytes: int = MAX_TEXT_BYTES) -> st
 
 
 def check_file_size(file: Path, max_bytes: int) -> None:
-    """Refuses a file that is too large to be read.
+    """Rejects a file that is too large.
 
     Raises:
-        ModelError: it has more than `max_bytes`.
+        ModelError: the file has more than `max_bytes`.
     """
     if file.stat().st_size > max_bytes:
         raise _too_large(file, max_bytes)
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON object that a checkpoint must have.
+    """Reads a required JSON object of a checkpoint.
 
     Raises:
-        ModelError: the file is missing, or holds something else; see also `read_limited`.
+        ModelError: the file is missing or is not a JSON object; see also `read_limited`.
     """
     if not (folder / name).exists():
         raise ModelError(f"{folder} has no {name}; is it a model's folder?")
@@ -117,10 +116,10 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text in which no object has a name twice.
+    """Parses JSON, rejecting duplicate keys.
 
     Raises:
-        ValueError: it is not JSON, or is no checkpoint's; the message says where.
+        ValueError: the text is not valid JSON for a checkpoint; the message has the position.
     """
     try:
         return json.loads(text, object_pairs_hook=_reject_duplicate_keys)
@@ -144,13 +143,13 @@ def _too_large(file: Path, max_bytes: int) -> ModelError:
 
 
 class _DuplicateKeyError(Exception):
-    """A name that a JSON object has twice: readers differ in which of the values they take."""
+    """Duplicate key in a JSON object: parsers differ in which value they keep."""
 
 
 def _reject_duplicate_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in fields:
             raise _DuplicateKeyError(short_repr(name))
-        found[name] = value
-    return found
+        fields[name] = value
+    return fields

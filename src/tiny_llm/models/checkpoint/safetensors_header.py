@@ -1,7 +1,7 @@
-"""What a safetensors file says it holds, checked before a tensor is read.
+"""Safetensors headers, validated before any tensor is read.
 
-Layout: 8 bytes of header length (little-endian), the header (JSON: a tensor's name -> dtype, shape
-and its two offsets into what follows), then the tensors, one after the other and nothing else.
+Layout: 8 bytes of header length (little-endian); the header (JSON: tensor name -> dtype, shape and
+two offsets into the data); the data, the tensors one after the other without gaps.
 
 Source: the safetensors format, https://github.com/huggingface/safetensors#format
 """
@@ -16,27 +16,27 @@ from typing import Any
 from ...errors import short_repr
 from .safe_io import MAX_JSON_BYTES, ModelError, parse_json
 
-# Bytes of a number of each dtype.
+# Bytes per element.
 DTYPE_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
-FLOAT_DTYPES = ("F32", "F16", "BF16")  # of weights that are not quantized
+FLOAT_DTYPES = ("F32", "F16", "BF16")  # of unquantized weights
 MAX_NDIM = 8
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor of a file.
+    """A tensor's entry in a file header.
 
     Attributes:
-        dtype: as the file names it.
-        shape: of it.
-        begin, end: its bytes are [begin, end) of those after the header.
-        file: has it.
-        header_end: where the file's header ends.
+        dtype: dtype name of the safetensors format.
+        shape: the tensor's shape.
+        begin, end: byte range [begin, end), relative to the end of the header.
+        file: file with the tensor.
+        header_end: offset of the end of the file's header.
     """
 
     dtype: str
@@ -48,11 +48,11 @@ class TensorInfo:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """The tensors of a file, by name. Reads the header only, at most `MAX_JSON_BYTES`.
+    """Reads a file's header, at most `MAX_JSON_BYTES`: tensor name -> `TensorInfo`.
 
     Raises:
-        ModelError: the file is cut off or is no safetensors file; its tensors overlap or leave
-            gaps; a tensor's shape, dtype and bytes contradict each other.
+        ModelError: the file is truncated or not a safetensors file, tensors overlap or leave gaps,
+            or a tensor's shape, dtype and size are inconsistent.
     """
     try:
         size = file.stat().st_size
@@ -89,16 +89,16 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 
 
 def check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
-    """Refuses weights of a dtype that no layer computes with.
+    """Rejects weights of unsupported dtypes.
 
-    A layer's `weight` is floating point, or packed in U32 beside `scales`. `scales` and `biases`
+    A layer's `weight` is floating point, or packed in U32 with `scales`. `scales` and `biases`
     are floating point and of one dtype; scales without biases may be U8 (mxfp4, nvfp4).
 
     Args:
-        tensors: all of a checkpoint's.
+        tensors: all tensors of a checkpoint.
 
     Raises:
-        ValueError: it names the first such tensor.
+        ValueError: names the first tensor with an unsupported dtype.
     """
     for name, tensor in tensors.items():
         path, _, kind = name.rpartition(".")
@@ -130,7 +130,7 @@ def _tensors(header: Any, file: Path, header_end: int) -> dict[str, TensorInfo]:
 
 
 def _tensor(name: str, entry: Any, file: Path, header_end: int) -> TensorInfo:
-    """A tensor from its entry of the header."""
+    """Validates a header entry."""
     what = short_repr(name)
     if not name.isprintable():
         raise ValueError(f"the name {what} is not plain text")
@@ -153,7 +153,7 @@ def _tensor(name: str, entry: Any, file: Path, header_end: int) -> TensorInfo:
 
 
 def _check_offsets(tensors: Mapping[str, TensorInfo]) -> None:
-    """Tensors must lie one after the other from the beginning, without overlap or gap."""
+    """Checks that tensors are contiguous from offset 0, without overlaps or gaps."""
     at, before = 0, "the header"
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != at:
@@ -163,7 +163,7 @@ def _check_offsets(tensors: Mapping[str, TensorInfo]) -> None:
 
 
 def _are_sizes(numbers: Any) -> bool:
-    """Whether it is a list of whole numbers ≥ 0."""
+    """Whether a value is a list of non-negative integers."""
     return isinstance(numbers, list) and all(
         isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers
     )

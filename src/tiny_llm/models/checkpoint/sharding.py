@@ -1,16 +1,15 @@
-"""What one of several ranks has of a model, when a layer's matrices are split among them.
+"""Sharding: each rank's slices of a model's tensors.
 
     query, key, value, gate, up    rows: each rank computes some heads, some features of the MLP
-    output, down                   columns: each rank multiplies what it computed; the sum is whole
-    table, head                    rows: each rank has a part of the vocabulary
-    router, norms                  whole, on every rank
+    output, down                   columns: each rank computes a partial sum
+    embedding, LM head             rows: each rank has a part of the vocabulary
+    router, norms                  replicated
 
-Experts are split as the MLP is, each of them. The features of an MLP go to ranks by whole groups of
-quantized weights, so some may have a group more than others. A rank has the config of a smaller
-model, whose tensors have the shapes that `tensor_shapes.py` gives; only norms and router are as
-large as before. A part of the rows lies together in its file, and nothing else is read. A part of
-the columns is a piece of each row: where rows are short, a rank reads whole ones, a matrix at a
-time.
+Each expert is split as the MLP. An MLP's features are split by whole quantization groups, so ranks
+may differ by one group. A rank has the config of a smaller model, whose tensors have the shapes of
+`tensor_shapes.py`; only norms and router keep their size. A shard of rows is contiguous in its
+file, and nothing else is read. A shard of columns is a piece of each row: where rows are short, a
+rank reads whole matrices, one at a time.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism" (2019).
@@ -32,10 +31,10 @@ BY_COLUMN = {"o_proj", "down_proj"}
 BY_VOCAB = {"embed_tokens", "lm_head"}
 MLP_LAYERS = {"gate_proj", "up_proj", "down_proj"}
 
-# How many quantized weights may share a scale. What is a multiple of none is split evenly.
+# Possible quantization group sizes. A width that is a multiple of none is split evenly.
 GROUP_SIZES = (128, 64, 32)
 
-# Numbers of a file as Python's memory has them, and as MLX has them.
+# dtype in the file -> `memoryview` format code, MLX dtype.
 BUFFER_DTYPES: dict[str, tuple[Literal["f", "H", "I", "B"], mx.Dtype]] = {
     "F32": ("f", mx.float32),
     "F16": ("H", mx.float16),
@@ -47,15 +46,15 @@ BUFFER_DTYPES: dict[str, tuple[Literal["f", "H", "I", "B"], mx.Dtype]] = {
 
 @dataclass(frozen=True)
 class RankShard:
-    """A rank's part of a model.
+    """A rank's shard of a model.
 
     Args:
-        full_config: the config of the whole model.
-        rank: from 0.
-        size: how many ranks there are.
+        full_config: config of the whole model.
+        rank: rank, from 0.
+        size: number of ranks.
 
     Raises:
-        ValueError: the model cannot be split among so many.
+        ValueError: the model cannot be split among that many ranks.
     """
 
     full_config: DecoderConfig
@@ -86,7 +85,7 @@ class RankShard:
 
     @property
     def config(self) -> DecoderConfig:
-        """The rank's own: as of a model with fewer heads, a narrower MLP and fewer tokens."""
+        """The shard's config: fewer heads, a narrower MLP and a smaller vocabulary."""
         full, size, experts = self.full_config, self.size, self.full_config.experts
         if experts is not None:
             experts = replace(
@@ -103,12 +102,12 @@ class RankShard:
 
     @property
     def vocab_per_rank(self) -> int:
-        """How many tokens a rank has; the last one may have fewer."""
+        """Vocabulary size per rank; the last rank's may be smaller."""
         return -(-self.full_config.vocab_size // self.size)
 
     @property
     def vocab_range(self) -> range:
-        """The tokens of this rank, `vocab_per_rank` in order; the last rank has what is left."""
+        """This rank's token ids: `vocab_per_rank` in order; the last rank has the remainder."""
         # [task 5.2.1 tokens]
         first = self.rank * self.vocab_per_rank
         return range(first, min(first + self.vocab_per_rank, self.full_config.vocab_size))
@@ -116,10 +115,10 @@ class RankShard:
 
     @property
     def kv_head_range(self) -> range:
-        """The key/value heads of this rank: those of its query heads.
+        """This rank's key/value heads: those of its query heads.
 
-        Of two numbers, heads and ranks, one is a multiple of the other. Where there are fewer heads
-        than ranks, neighbouring ranks share one.
+        Of the numbers of heads and ranks, one is a multiple of the other. With fewer heads than
+        ranks, neighbouring ranks share one.
         """
         # [task 5.2.1 heads]
         H = self.full_config.num_key_value_heads
@@ -128,10 +127,10 @@ class RankShard:
         # [/task 5.2.1 heads]
 
     def slice_tensor(self, name: str, array: mx.array) -> mx.array:
-        """This rank's part of a tensor, in memory of its own once it is evaluated.
+        """Slices a tensor for this rank; a contiguous copy once evaluated.
 
         Args:
-            name: of the tensor in the checkpoint.
+            name: the tensor's name in the checkpoint.
             array: the whole tensor.
         """
         if self.is_rank_0_bias(name):
@@ -139,11 +138,11 @@ class RankShard:
         return mx.contiguous(array[self._local_slices(name, array.shape)])
 
     def byte_ranges(self, name: str, tensor: TensorInfo) -> list[range]:
-        """Which bytes of a file are this rank's part of a tensor: pieces, in order.
+        """Byte ranges in the file of this rank's slice of a tensor, in order.
 
         Args:
-            name: of the tensor.
-            tensor: where it lies.
+            name: the tensor's name.
+            tensor: the tensor's header entry.
         """
         shape, start = tensor.shape, tensor.header_end + tensor.begin
         place, itemsize = self._local_slices(name, shape), DTYPE_BYTES[tensor.dtype]
@@ -157,11 +156,11 @@ class RankShard:
         return [range(row + first, row + last) for row in rows]
 
     def read_tensor(self, name: str, tensor: TensorInfo) -> mx.array:
-        """This rank's part of a tensor in a file, of which nothing else is read.
+        """Reads only this rank's slice of a tensor from its file.
 
         Args:
-            name: of the tensor.
-            tensor: where it lies; of a dtype that weights have (`check_dtypes`).
+            name: the tensor's name.
+            tensor: the tensor's header entry, of a dtype of weights (`check_dtypes`).
         """
         place = self._local_slices(name, tensor.shape)
         shape = [len(range(n)[own]) for n, own in zip(tensor.shape, place, strict=True)]
@@ -169,7 +168,7 @@ class RankShard:
         data = memoryview(bytearray(sum(map(len, runs))))
         done = 0
         with tensor.file.open("rb", buffering=0) as file:
-            if hasattr(os, "posix_fadvise"):  # the disk is to read nothing ahead
+            if hasattr(os, "posix_fadvise"):  # no readahead
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             for run in runs:
                 file.seek(run.start)
@@ -184,7 +183,7 @@ class RankShard:
         return mx.array(numbers).view(dtype).reshape(shape)
 
     def is_rank_0_bias(self, name: str) -> bool:
-        """Whether it is the bias of a sum over ranks, which only rank 0 adds."""
+        """Whether a tensor is an all-reduced layer's bias, which only rank 0 adds: zero here."""
         # [task 5.2.2 bias]
         return self.rank > 0 and name.endswith(tuple(f".{layer}.bias" for layer in BY_COLUMN))
         # [/task 5.2.2 bias]
@@ -193,14 +192,14 @@ class RankShard:
         """How a tensor is split.
 
         Args:
-            layer: its layer's name, such as "q_proj", or "input_layernorm".
-            kind: which of the layer's tensors it is: "weight", "scales", "biases", or "bias".
+            layer: name of its layer, such as "q_proj" or "input_layernorm".
+            kind: the layer's tensor: "weight", "scales", "biases" or "bias".
 
         Returns:
-            (the axis along which it is split, −1 or −2; into how many equal pieces; which of them
-            are this rank's), or None if every rank has all of it. A bias is a vector: its only axis
-            is −1, and it goes with the rows. An MLP's pieces are then taken by whole groups of
-            quantized weights (`_mlp_pieces`), which changes nothing where ranks divide the groups.
+            (axis, −1 or −2; number of equal pieces; range of this rank's pieces), or None for a
+            replicated tensor. A bias is a vector: its only axis is −1, and it is split with the
+            rows. For an MLP, whole quantization groups replace the pieces (`_mlp_pieces`), with the
+            same result if the number of ranks divides the groups.
         """
         # [task 5.2.2 split]
         own = range(self.rank, self.rank + 1)
@@ -217,7 +216,7 @@ class RankShard:
         # [/task 5.2.2 split]
 
     def _local_slices(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """Where this rank's part lies in a tensor: a slice for each dimension."""
+        """This rank's slice of a tensor, for each dimension."""
         layer, _, kind = name.rpartition(".")
         layer = layer.rpartition(".")[2]
         found = self.split(layer, kind)
@@ -241,16 +240,16 @@ class RankShard:
         return tuple(place)
 
     def _mlp_width(self, name: str) -> int:
-        """I of the MLP that a tensor belongs to: an expert's, or a layer's."""
+        """I of the expert or MLP that a tensor belongs to."""
         experts = self.full_config.experts
         if experts is not None and (".switch_mlp." in name or ".experts." in name):
             return experts.intermediate_size
         return self.full_config.intermediate_size
 
     def _mlp_pieces(self, width: int) -> tuple[int, range]:
-        """Of how many pieces an MLP of so many features is made, and which are this rank's.
+        """Number of pieces of an MLP with I = `width`, and the range of this rank's.
 
-        The pieces are whole groups of quantized weights, where there are enough of them.
+        Pieces are whole quantization groups if there are at least as many as ranks.
         """
         fitting = [width // group for group in GROUP_SIZES if width % group == 0]
         pieces = next((number for number in fitting if number >= self.size), self.size)
@@ -258,6 +257,6 @@ class RankShard:
         return pieces, range(first, last)
 
     def _local_width(self, width: int) -> int:
-        """How many of so many features are this rank's."""
+        """This rank's share of I = `width` features."""
         pieces, own = self._mlp_pieces(width)
         return width // pieces * len(own)

@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint and their shapes, which follow from the sizes in its `config.json`.
+"""Names and shapes of a checkpoint's tensors, derived from its config.
 
-A weight matrix O×I is stored plain, as `weight`, or quantized; `quantization_formats.py` has what
-it then is stored as. Norms and biases are always plain.
+A weight matrix O×I is stored unquantized as `weight`, or in the arrays of `quantization.py`. Norms
+and biases are never quantized.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from .quantization import Shape
 
 
 def matrix_shapes(config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
-    """The path of each layer that has a matrix, and the matrix's shape O×I; X×O×I of X experts."""
+    """Yields the path of each layer with a matrix and its shape: O×I, or X×O×I for X experts."""
     E, D = config.hidden_size, config.head_dim
     H_q, H = config.num_attention_heads, config.num_key_value_heads
     yield "model.embed_tokens", (config.vocab_size, E)
@@ -35,7 +35,7 @@ def matrix_shapes(config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
 
 
 def vector_shapes(config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
-    """The name of each norm's weight and of each bias, and its shape."""
+    """Yields the name and shape of each norm weight and each bias."""
     E, D, I = config.hidden_size, config.head_dim, config.intermediate_size
     H_q, H = config.num_attention_heads, config.num_key_value_heads
     for index in range(config.num_hidden_layers):

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its tokenizer outside `tokenizer.json`: special tokens, end tokens."""
+"""Tokenizer settings outside `tokenizer.json`: special tokens, EOS tokens."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,10 +22,10 @@ FILE_FIELDS = ("vocab_file", "merges_file", "tokenizer_file")
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """A checkpoint's `tokenizer_config.json`, checked; {} if it has none.
+    """Reads and checks `tokenizer_config.json`; {} if missing.
 
     Raises:
-        ModelError: it names code, or a field is of a wrong kind.
+        ModelError: the file names code, or a field has an invalid type.
     """
     settings = read_optional_json(folder, TOKENIZER_CONFIG)
     where = str(folder / TOKENIZER_CONFIG)
@@ -55,21 +55,21 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def read_eos_token_ids(folder: Path, config: Mapping[str, Any]) -> set[int]:
-    """The end tokens: those of `generation_config.json`, else of `config.json`.
+    """EOS token ids of `generation_config.json`, else of `config.json`.
 
     Raises:
-        ModelError: they are no token ids.
+        ModelError: the values are not token ids.
     """
     generation = read_optional_json(folder, GENERATION_CONFIG)
     check_token_id_field(generation, "eos_token_id", str(folder / GENERATION_CONFIG))
-    found = generation.get("eos_token_id") or config.get("eos_token_id")
-    if found is None:
+    ids = generation.get("eos_token_id") or config.get("eos_token_id")
+    if ids is None:
         return set()
-    return {found} if isinstance(found, int) else set(found)
+    return {ids} if isinstance(ids, int) else set(ids)
 
 
 def special_tokens(settings: Mapping[str, Any]) -> list[str]:
-    """The texts of all special tokens that the settings name."""
+    """Texts of all special tokens in the settings."""
     tokens = [settings.get(name) for name in SPECIAL_TOKEN_FIELDS]
     for name in SPECIAL_TOKEN_LIST_FIELDS:
         tokens += _listed(settings.get(name))
@@ -77,18 +77,18 @@ def special_tokens(settings: Mapping[str, Any]) -> list[str]:
 
 
 def token_text(token: str | Mapping[str, Any]) -> str:
-    """A token's text, which files store alone or with the token's properties."""
+    """A token's text; files store it as a string or in an object of properties."""
     text: str = token if isinstance(token, str) else token["content"]
     return text
 
 
 def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON object that a checkpoint may have; {} if it has none."""
+    """Reads an optional JSON object of a checkpoint; {} if missing."""
     return read_json(folder, name) if (folder / name).exists() else {}
 
 
 def _listed(tokens: Any) -> list[Any]:
-    """The tokens of a list, or of an object that names each; a wrong one, if it is neither."""
+    """Tokens of a list or of an object's values; any other value as the only item."""
     if tokens is None:
         return []
     if isinstance(tokens, dict):

@@ -1,7 +1,7 @@
-"""A checkpoint's weights as a tree of layers, without `mlx_lm`: names and arrays, no more.
+"""Checkpoint weights as a tree of layers, read without `mlx_lm`.
 
-The tree has those parts of `mlx_lm`'s model that the weeks' models read: they take the weights out
-and bring their own layers. Formats that are not read here are left to `mlx_lm`.
+The tree has the attributes of `mlx_lm`'s model that the weeks' models and `Decoder` read; they use
+its arrays in their own layers. `mlx_lm` loads formats that are not supported here.
 """
 
 from collections.abc import Mapping
@@ -24,24 +24,24 @@ from .safetensors_header import TensorInfo, check_dtypes
 from .sharding import RankShard
 from .tensor_shapes import matrix_shapes, vector_shapes
 
-# A config with one of these asks for something that only mlx_lm can do.
+# Config fields of features that only mlx_lm supports.
 MLX_LM_ONLY_FIELDS = ("model_file", "quantize_activations", "text_config")
 
-# Shorter pieces of a matrix, in bytes, are cut out of it after all of it was read: a disk reads
-# pages, and some ahead.
+# Column shards with shorter pieces, in bytes, are sliced from the whole matrix: disks read pages,
+# with readahead.
 MIN_READ_BYTES = 2**14
 
-# In old checkpoints of Llama: RoPE's frequencies, which follow from the config.
+# RoPE frequencies in old Llama checkpoints; the config determines them.
 ROPE_BUFFER_SUFFIX = ".rotary_emb.inv_freq"
 
 
 class TreeNode(Module):
-    """A node of the tree: its parts by name, or a layer's arrays.
+    """A node of the tree: named children, or a layer's arrays.
 
     Attributes:
-        weight, scales, biases: of a layer; the last two if it is quantized.
-        bias: of a layer that has one.
-        group_size, bits, mode: of a quantized layer.
+        weight: a layer's weight.
+        scales, biases, group_size, bits, mode: a quantized layer's.
+        bias: a layer's bias, if any.
     """
 
 
@@ -109,7 +109,7 @@ def read_checkpoint(
     if part is not None:
         weights = {name: part.slice_tensor(name, array) for name, array in weights.items()}
     if args.tie_word_embeddings:
-        weights.pop("lm_head.weight", None)  # the table once more; some converters write it
+        weights.pop("lm_head.weight", None)  # a copy of the embedding that some converters write
     weights = {
         name: array for name, array in weights.items() if not name.endswith(ROPE_BUFFER_SUFFIX)
     }
@@ -134,7 +134,7 @@ def _register_source(
     tensor: TensorInfo,
     part: RankShard,
 ) -> None:
-    """Notes where a rank's part of a tensor lies, so that nothing else need be read."""
+    """Registers the location of a rank's slice, so that nothing else is read."""
     runs = part.byte_ranges(name, tensor)
     if len(runs) == 1:
         weight_locations.add(array, tensor.file, runs[0].start, exclusive=True)
@@ -145,12 +145,12 @@ def _register_source(
 def build_model_tree(
     args: DecoderConfig, weights: Mapping[str, mx.array], formats: Mapping[str, Quantization]
 ) -> CheckpointModel:
-    """The tree of named tensors, repacked as this machine's kernels read them (`repack.py`).
+    """Builds the tree from named tensors, repacked for this machine's kernels (`repack.py`).
 
     Args:
-        args: the configuration.
-        weights: all tensors of the model, by name.
-        formats: of each quantized layer, by its path.
+        args: the model's config.
+        weights: tensor name -> array, for all tensors.
+        formats: path of a quantized layer -> format.
     """
     tree: Any = tree_unflatten(list(weights.items()))
     parts = {name: _build_node(part, name, formats) for name, part in tree.items()}
@@ -162,7 +162,7 @@ def build_model_tree(
 def _check_tensors(
     weights: Mapping[str, mx.array], args: DecoderConfig, quantization: Mapping[str, Any] | None
 ) -> dict[str, Quantization]:
-    """The format of each quantized layer, by its path, if all tensors are what they should be."""
+    """Checks all names and shapes; returns path of a quantized layer -> format."""
     formats: dict[str, Quantization] = {}
     known = set()
     for path, matrix in matrix_shapes(args):
@@ -182,7 +182,7 @@ def _check_tensors(
 
 
 def layer_quantization(common: Quantization, own: Any) -> Quantization | None:
-    """A layer's format, by what the config says of it: true, false, or a format of its own."""
+    """A layer's format from its config entry: true, false or a format; None if unquantized."""
     if isinstance(own, dict):
         return Quantization.from_config(own)
     return common if own else None
@@ -194,9 +194,9 @@ def _quantization(
     weights: Mapping[str, mx.array],
     quantization: Mapping[str, Any] | None,
 ) -> Quantization | None:
-    """How a layer is quantized: what the config says of it, else what its tensors' shapes tell.
+    """A layer's format from the config, or inferred from its tensors' shapes.
 
-    None if it is not.
+    None if the layer is not quantized.
     """
     if quantization is None:
         return None
@@ -211,8 +211,8 @@ def _quantization(
         return common
     if weight.ndim != len(matrix) or not 0 < scales.shape[-1] <= I:
         return common
-    told = Quantization(I // scales.shape[-1], weight.shape[-1] * 32 // I)
-    return told if told.shapes(matrix)["weight"] == weight.shape else common
+    inferred = Quantization(I // scales.shape[-1], weight.shape[-1] * 32 // I)
+    return inferred if inferred.shapes(matrix)["weight"] == weight.shape else common
 
 
 def _check_shape(
@@ -234,7 +234,7 @@ def _format_shape(shape: Shape) -> str:
 
 
 def _build_node(tree: Any, path: str, formats: Mapping[str, Quantization]) -> Any:
-    """The tree of names below `path`, as parts."""
+    """Converts the tree of names below `path` to nodes."""
     if isinstance(tree, mx.array):
         return tree
     if isinstance(tree, list):

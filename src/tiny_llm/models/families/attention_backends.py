@@ -1,12 +1,12 @@
-"""How the decoder attends to keys and values in pages: what `LLM(attention_backend=…)` chooses.
+"""Attention backends over paged KV, selected by `LLM(attention_backend=…)`.
 
-    paged        a kernel that walks the block table and gathers nothing
-    flash        a sequence's pages are gathered into one array, then `flash_attention`
-    reference    the readable functions: pages are gathered, then plain MLX attends, in float32
+    paged        a kernel that reads the pages through the block table, without a gather
+    flash        gathers a sequence's pages into one array, then `flash_attention`
+    reference    gathers pages, then attends in plain MLX in float32
 
-"flash" has the bits of "paged". "reference" is the oracle of both, and where it rounds may depend
-on how a prompt is cut into chunks. Both copy all keys and values of a sequence in each layer of
-each step, and their steps are not recorded: they are for comparing and for finding errors.
+"flash" has the bits of "paged". "reference" is the oracle of both; its rounding may depend on the
+chunks of a prompt. Both copy all keys and values of a sequence in each layer of each step, and
+their steps are not captured: they serve comparison and debugging.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from ...qwen3_week3 import attend_paged
 def attend_flash(
     query: mx.array, key: mx.array, value: mx.array, cache: Any, scale: float
 ) -> mx.array:
-    """`AttentionFn` by `flash_attention`, one sequence after the other."""
+    """`AttentionFn` over `flash_attention`, sequence by sequence."""
     metadata = cache.update_and_fetch_paged(key, value, mask="causal")
     lengths: list[int] = metadata.context_lens.tolist()
     if metadata.cu_seqlens_q is None:
@@ -75,7 +75,7 @@ ATTENTION_BACKENDS = tuple(ATTENTION_FUNCTIONS)
 def _attend_sequence(
     query: mx.array, metadata: PagedKvMetadata, index: int, length: int, scale: float
 ) -> mx.array:
-    """One sequence's queries, 1×H_q×L×D, to its `length` keys."""
+    """Attends from one sequence's queries, 1×H_q×L×D, to its `length` keys."""
     if length == 0:
         return mx.zeros_like(query)
     page_ids = metadata.block_table[index]

@@ -1,4 +1,4 @@
-"""What a decoder is made of: its sizes and parts, settled once and then frozen."""
+"""Decoder configuration: sizes and parts of a model of any family."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from .rope import RopeScaling
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """A mixture of experts in the place of the MLP.
+    """Mixture of experts in place of the MLP.
 
     Attributes:
-        num_experts: how many there are.
-        top_k: how many of them a token goes through.
-        intermediate_size: I of each.
-        norm_topk_prob: whether the chosen experts' probabilities are scaled to a sum of 1.
-        layers: which layers have experts; the others have an MLP.
+        num_experts: number of experts per layer.
+        top_k: number of experts per token.
+        intermediate_size: I of an expert.
+        norm_topk_prob: whether the chosen experts' probabilities are normalized to a sum of 1.
+        layers: indices of the layers with experts; the others have an MLP.
     """
 
     num_experts: int
@@ -28,20 +28,20 @@ class MoEConfig:
 class DecoderConfig:
     """A decoder's configuration; sizes have the names of `config.json`.
 
-    `registry.read_config` makes it.
+    Created by `registry.read_config`.
 
     Attributes:
-        model_type: the family, as `config.json` names it.
-        max_position_embeddings: positions that the model serves: as far as RoPE is stretched, and
-            no sliding window hides a token.
+        model_type: the family's `model_type` in `config.json`.
+        max_position_embeddings: context length served: within scaled RoPE's context and any sliding
+            window.
         rope_theta: RoPE's base.
-        rope_scaling: how RoPE is stretched; None for plain RoPE.
-        tie_word_embeddings: whether the table that reads tokens also scores them.
-        qkv_bias: whether queries, keys and values have a bias.
-        o_proj_bias: whether attention's output has one.
-        mlp_bias: whether the three layers of the MLP have one.
-        qk_norm: whether each query and key head is normalized before RoPE.
-        experts: what is in the place of the MLP; None for an MLP in every layer.
+        rope_scaling: RoPE scaling; None for plain RoPE.
+        tie_word_embeddings: whether the embedding is also the LM head.
+        qkv_bias: whether q_proj, k_proj and v_proj have a bias.
+        o_proj_bias: whether o_proj has a bias.
+        mlp_bias: whether the MLP's three layers have a bias.
+        qk_norm: whether query and key heads are normalized before RoPE.
+        experts: mixture of experts; None for an MLP in every layer.
     """
 
     model_type: str
@@ -64,5 +64,5 @@ class DecoderConfig:
     experts: MoEConfig | None = None
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer has experts in the place of an MLP."""
+        """Whether a layer has experts in place of the MLP."""
         return self.experts is not None and layer in self.experts.layers

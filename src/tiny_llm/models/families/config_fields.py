@@ -1,4 +1,4 @@
-"""Fields of `config.json`: numbers and switches that make sense, or a sentence that says why."""
+"""Validated access to fields of `config.json`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,14 +7,14 @@ from ...errors import short_repr
 
 Fields = Mapping[str, Any]
 
-MAX_NUMBER = 1e30  # of a config; float32 ends at 3e38
+MAX_NUMBER = 1e30  # float32's maximum is 3e38
 
 
 def required_field(fields: Fields, name: str) -> Any:
-    """A field that must be there.
+    """Value of a required field.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the field is missing.
     """
     if name not in fields:
         raise ValueError(f"config.json has no {name}")
@@ -22,15 +22,15 @@ def required_field(fields: Fields, name: str) -> Any:
 
 
 def positive_int(fields: Fields, name: str, default: int | None = None) -> int:
-    """A positive whole number.
+    """Value of a positive integer field.
 
     Args:
-        fields: those of an object in `config.json`.
-        name: which.
-        default: for a field that is missing or null; None if it must be there.
+        fields: an object of `config.json`.
+        name: the field's name.
+        default: value of a missing or null field; None if the field is required.
 
     Raises:
-        ValueError: it is missing, or something else.
+        ValueError: the field is missing or invalid.
     """
     if default is not None and fields.get(name) is None:
         return default
@@ -43,7 +43,7 @@ def positive_int(fields: Fields, name: str, default: int | None = None) -> int:
 
 
 def positive_float(fields: Fields, name: str, default: float | None = None) -> float:
-    """A positive number; arguments and errors as `positive_int`."""
+    """Value of a positive number field; arguments and errors as in `positive_int`."""
     if default is not None and fields.get(name) is None:
         return default
     value = required_field(fields, name)
@@ -54,10 +54,10 @@ def positive_float(fields: Fields, name: str, default: float | None = None) -> f
 
 
 def boolean(fields: Fields, name: str, default: bool = False) -> bool:
-    """true or false; the default for a field that is missing or null.
+    """Value of a boolean field; the default if missing or null.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the value is invalid.
     """
     value = fields.get(name)
     if value is None:
@@ -68,10 +68,10 @@ def boolean(fields: Fields, name: str, default: bool = False) -> bool:
 
 
 def reject_unknown_fields(fields: Fields, known: set[str], where: str = "config.json") -> None:
-    """Refuses fields that are not known, unless they are off: null, false or empty.
+    """Rejects unknown fields unless they are null, false or empty.
 
     Raises:
-        ValueError: it names the first.
+        ValueError: names the first unknown field.
     """
     for name, value in fields.items():
         if name not in known and value not in (None, False, [], {}, ""):

@@ -1,11 +1,10 @@
-"""How chosen experts are multiplied: three ways, by where and in what form their weights are.
+"""Products of the selected experts, by device and weight format.
 
     GroupedExperts     the extension's grouped product: 4 or 8 bits, on a CPU
-    SeparateExperts    an MLP an expert: plain weights and float32, on a CPU
-    GatheredExperts    MLX's products, which look experts up: on a GPU
+    SeparateExperts    one MLP per expert: unquantized weights and float32, on a CPU
+    GatheredExperts    MLX's gathered products: on a GPU
 
-Each is a function of tokens N..×E and of their experts N..×K, and returns N..×K×E: what each of a
-token's experts makes of it.
+Each maps tokens N..×E and their experts N..×K to the experts' outputs N..×K×E.
 """
 
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from .mlp import Mlp
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
-# From so many products on, a GPU's are sorted by expert: neighbours then read the same weights.
+# Number of products from which a GPU's are sorted by expert: neighbours then read the same weights.
 MIN_SORTED_PRODUCTS = 64
 
 
@@ -67,8 +66,8 @@ def expert_segments(experts: mx.array) -> list[tuple[int, int, int]]:
 class GroupedExperts:
     """Experts whose matrices the extension reads: X×O×I each, quantized.
 
-    A step reads the matrices that some token has chosen and no others, each of them once. Which
-    those are is found out when the step is computed, so its graph can be recorded.
+    A step reads each selected matrix once, and no others. The kernel reads the selection, so the
+    step's graph can be captured.
 
     Attributes:
         gate, up: X×I×E.
@@ -93,13 +92,13 @@ class GroupedExperts:
 
 
 class SeparateExperts:
-    """Experts that are MLPs of their own, each with the products that an MLP has.
+    """Experts as separate MLPs.
 
-    Which experts are chosen must be known before the products begin, so a step is not recorded.
+    The host reads the selection before the products start, so a step cannot be captured.
 
     Args:
-        stacked: the layers of all experts, with matrices X×O×I.
-        dtype: of the activations.
+        stacked: layers with the stacked matrices X×O×I of all experts.
+        dtype: dtype of the activations.
     """
 
     needs_host_sync = True
@@ -127,10 +126,10 @@ class SeparateExperts:
 
 
 class GatheredExperts:
-    """Experts that MLX multiplies; nothing is waited for.
+    """Experts that MLX multiplies, without a host sync.
 
     Args:
-        stacked: the layers of all experts, with matrices X×O×I.
+        stacked: layers with the stacked matrices X×O×I of all experts.
     """
 
     needs_host_sync = False
@@ -158,11 +157,11 @@ Experts = GroupedExperts | SeparateExperts | GatheredExperts
 
 
 def make_experts(stacked: Any, dtype: mx.Dtype) -> Experts:
-    """The fastest of the three for these weights on this machine.
+    """Builds the fastest implementation for these weights on this machine.
 
     Args:
-        stacked: of the checkpoint: `gate_proj` and its like with the matrices of all experts.
-        dtype: of the activations.
+        stacked: layers with the stacked matrices of all experts, by the names `PROJECTIONS`.
+        dtype: dtype of the activations.
     """
     if not kernels.computes_on_cpu():
         return GatheredExperts(stacked)
@@ -176,14 +175,14 @@ def make_experts(stacked: Any, dtype: mx.Dtype) -> Experts:
 
 
 def _grouped(x: mx.array, w: QuantizedWeights, experts: mx.array) -> mx.array:
-    """Each row times its expert's matrix: N..×I or N..×K×I -> N..×K×O."""
+    """Multiplies each row by its experts' matrices: N..×I or N..×K×I -> N..×K×O."""
     return kernels.grouped_quantized_matmul(
         w.scales, w.biases, w.group_size, w.bits, x, w.weight, experts
     )
 
 
 def _gathered(x: mx.array, layer: Any, experts: mx.array, is_sorted: bool) -> mx.array:
-    """N×1×I through the matrix of N experts: N×1×O."""
+    """Multiplies each row by its expert's matrix: N×1×I -> N×1×O."""
     if "scales" not in layer:
         weight = layer.weight.astype(x.dtype).swapaxes(-1, -2)
         return mx.gather_mm(x, weight, rhs_indices=experts, sorted_indices=is_sorted)
@@ -208,7 +207,7 @@ def _nbytes(stacked: Any) -> int:
 
 
 def _expert(stacked: Any, index: int) -> "_Node":
-    """One expert's layers, whose matrices are views of the stacked ones."""
+    """One expert's layers, as views of the stacked matrices."""
     return _Node(**{name: _slice(stacked[name], index) for name in PROJECTIONS})
 
 
@@ -221,7 +220,7 @@ def _slice(layer: Any, index: int) -> "_Node":
 
 
 class _Node(Module):
-    """A layer, or a few by name."""
+    """A layer's arrays, or layers by name."""
 
     def __init__(self, **parts: Any):
         super().__init__()

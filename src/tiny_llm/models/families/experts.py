@@ -1,10 +1,10 @@
-"""A mixture of experts: a router sends each token through a few of many MLPs.
+"""Mixture of experts: a router selects a few of many MLPs for each token.
 
     probabilities = softmax(router · x), in float32
     y = Σ probability · expert(x), over the top k experts
 
-`expert_matmul.py` has the products. The choice and the sum are defined here, in MLX's operations.
-A GPU runs them so; on a CPU each of the two is one operation of the extension.
+`expert_matmul.py` has the products. Selection and sum are defined here in MLX operations, which a
+GPU runs; on a CPU each is one operation of the extension.
 
 Source: Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
 Layer" (2017).
@@ -23,11 +23,11 @@ from .linear import linear_from
 
 
 def select_experts(logits: mx.array, k: int, normalized: bool) -> tuple[mx.array, mx.array]:
-    """The router's choice: which experts each token goes through, and with what shares.
+    """Routing: selects each token's experts and their shares.
 
     Args:
         logits: N..×X, of X experts, in any dtype; they are compared in float32.
-        k: how many experts a token goes through, 1 to X.
+        k: number of experts per token, 1 to X.
         normalized: whether the k shares are divided by their sum, so that they add up to 1.
 
     Returns:
@@ -45,7 +45,7 @@ def select_experts(logits: mx.array, k: int, normalized: bool) -> tuple[mx.array
 
 
 def combine_experts(outputs: mx.array, shares: mx.array) -> mx.array:
-    """What a token's experts say together: Σ_k shares[…, k] · outputs[…, k, :].
+    """Weighted sum of a token's experts: Σ_k shares[…, k] · outputs[…, k, :].
 
     Args:
         outputs: N..×K×E, in any dtype; they are multiplied and added in float32.
@@ -61,13 +61,13 @@ def combine_experts(outputs: mx.array, shares: mx.array) -> mx.array:
 
 
 class SparseMoE:
-    """The experts of one layer, and their router.
+    """The router and experts of one layer.
 
     Args:
-        config: how many there are, and how they are chosen.
-        layer: of the checkpoint: `gate` is the router; `switch_mlp` has the matrices of all
-            experts, X×I×E or X×E×I each.
-        dtype: of the activations.
+        config: number of experts and their selection.
+        layer: the checkpoint's layer: `gate` is the router; `switch_mlp` has the stacked matrices
+            of all experts, X×I×E or X×E×I each.
+        dtype: dtype of the activations.
     """
 
     def __init__(self, config: MoEConfig, layer: Any, dtype: mx.Dtype):
@@ -86,7 +86,7 @@ class SparseMoE:
         return combine_experts(outputs, shares)
 
     def choose(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Which experts each token goes through, likeliest first, and with what share.
+        """Selects the experts of each token, likeliest first, and their shares.
 
         Args:
             x: N..×E.
@@ -103,24 +103,24 @@ class SparseMoE:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the matrices that a token goes through: the router's and the chosen experts'."""
-        of_experts = self.experts.nbytes * self.config.top_k // self.config.num_experts
-        return self.router.nbytes + of_experts
+        """Bytes of the matrices that a token uses: the router's and the selected experts'."""
+        selected = self.experts.nbytes * self.config.top_k // self.config.num_experts
+        return self.router.nbytes + selected
 
 
 def stack_experts(weights: dict[str, mx.array], layers: Sequence[int], num_experts: int) -> None:
-    """Puts the matrices of a checkpoint's single experts together, as MLX's checkpoints have them.
+    """Stacks the matrices of single experts, the layout of MLX's checkpoints, in place.
 
     Args:
-        weights: all tensors by name; `mlp.experts.3.up_proj.weight` and its like are replaced.
-        layers: which layers have experts.
-        num_experts: how many each has.
+        weights: tensor name -> array; names such as `mlp.experts.3.up_proj.weight` are replaced.
+        layers: indices of the layers with experts.
+        num_experts: number of experts per layer.
     """
     for index in layers:
         mlp = f"model.layers.{index}.mlp"
         for name in PROJECTIONS:
             for part in QUANTIZED_ARRAYS:
-                own = [f"{mlp}.experts.{e}.{name}.{part}" for e in range(num_experts)]
-                if all(each in weights for each in own):
-                    stacked = mx.stack([weights.pop(each) for each in own])
+                names = [f"{mlp}.experts.{e}.{name}.{part}" for e in range(num_experts)]
+                if all(each in weights for each in names):
+                    stacked = mx.stack([weights.pop(each) for each in names])
                     weights[f"{mlp}.switch_mlp.{name}.{part}"] = stacked

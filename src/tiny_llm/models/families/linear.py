@@ -1,11 +1,11 @@
-"""Linear layers and tables, in whatever form a checkpoint stores them: which code multiplies what.
+"""Linear layers and embeddings: the kernel for each weight format.
 
     4 or 8 bits, scales of 16 bits    the extension     `QuantizedWeights`
-    plain                             the extension on a CPU, MLX on a GPU and in float32
-    everything else                   MLX               `MlxQuantizedWeights`
+    unquantized                       the extension on a CPU, MLX on a GPU and in float32
+    other formats                     MLX               `MlxQuantizedWeights`
 
-On a CPU, `repack.py` has written most other formats in one of the first two when they were loaded.
-What is left there are scales or activations in float32.
+On a CPU, `repack.py` converts most other formats to one of the first two during loading; scales or
+activations in float32 remain.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ class MlxQuantizedWeights:
     """A quantized matrix O×I that MLX multiplies.
 
     Attributes:
-        weight, scales, biases: as `mx.quantize` makes them; biases for mode "affine" alone.
-        group_size, bits, mode: see `quantization_formats.py`.
-        dtype: of a row that is looked up.
+        weight, scales, biases: arrays of `mx.quantize`; biases only in mode "affine".
+        group_size, bits, mode: see `checkpoint/quantization.py`.
+        dtype: dtype of embedded rows.
     """
 
     weight: mx.array
@@ -47,8 +47,8 @@ class MlxQuantizedWeights:
     def multiply(self, x: mx.array) -> mx.array:
         """N..×I -> N..×O, in the dtype of `x`.
 
-        On a CPU in float32: there MLX adds up in the dtype of `x`, and a bfloat16 loses the tail of
-        a long sum.
+        In float32 on a CPU: there MLX accumulates in the dtype of `x`, and bfloat16 loses the tail
+        of a long sum.
         """
         wide = x.astype(mx.float32) if kernels.computes_on_cpu() else x
         product = mx.quantized_matmul(
@@ -64,7 +64,7 @@ class MlxQuantizedWeights:
         return product.astype(x.dtype)
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """Rows of the table: ids N.. -> N..×I."""
+        """Embeds token ids: N.. -> N..×I."""
         rows = mx.dequantize(
             self.weight[ids],
             self.scales[ids],
@@ -86,7 +86,7 @@ class Linear:
 
     Attributes:
         weight: O×I.
-        bias: O; None if it has none.
+        bias: O; None for no bias.
     """
 
     weight: Weight
@@ -102,23 +102,23 @@ class Linear:
         return self.with_bias(_multiply(x, self.weight))
 
     def with_bias(self, product: mx.array) -> mx.array:
-        """The product with the bias, if there is one."""
+        """Adds the bias, if any, to a product."""
         return product if self.bias is None else kernels.add_bias(product, self.bias)
 
 
 def linear_from(layer: Any, dtype: mx.Dtype) -> Linear:
-    """A linear layer of a checkpoint.
+    """Builds a linear layer from a checkpoint's.
 
     Args:
-        layer: with `weight`, and `scales`, `biases`, `bias` where it has them.
-        dtype: of the activations; a plain weight and a bias are cast to it.
+        layer: has `weight`, and optionally `scales`, `biases` and `bias`.
+        dtype: dtype of the activations; an unquantized weight and a bias are cast to it.
     """
     bias = layer.bias.astype(dtype) if "bias" in layer else None
     return Linear(weight_from(layer, dtype), bias)
 
 
 def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
-    """The matrix of a layer; arguments as `linear_from`."""
+    """Builds a layer's weight; arguments as in `linear_from`."""
     if "scales" not in layer:
         return layer.weight.astype(dtype)
     if is_kernel_supported(layer) and dtype != mx.float32:
@@ -139,7 +139,7 @@ def weight_from(layer: Any, dtype: mx.Dtype) -> Weight:
 
 
 def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> Table:
-    """The table of tokens, V×E; arguments otherwise as `linear_from`."""
+    """Builds an embedding of shape V×E; other arguments as in `linear_from`."""
     weight = weight_from(layer, dtype)
     if isinstance(weight, QuantizedWeights):
         return QuantizedEmbedding(*shape, weight)
@@ -147,18 +147,18 @@ def embedding_from(layer: Any, shape: tuple[int, int], dtype: mx.Dtype) -> Table
 
 
 def activation_dtype(table: Any, norm: Any) -> mx.Dtype:
-    """The dtype in which a model computes: that of its table, or of what scales it.
+    """Dtype of a model's activations: that of its embedding or the embedding's scales.
 
     Args:
-        table: the layer with the table of tokens.
-        norm: the last norm; it decides if the table's scales are no floating-point numbers.
+        table: the embedding layer.
+        norm: the final norm; its dtype applies if the scales are not floating point.
     """
     dtype: mx.Dtype = table.scales.dtype if "scales" in table else table.weight.dtype
     return dtype if mx.issubdtype(dtype, mx.floating) else norm.weight.dtype
 
 
 def linear_each(x: mx.array, layers: Sequence[Linear]) -> list[mx.array]:
-    """Several linear layers of one input; matrices of one format are multiplied together."""
+    """Applies several linear layers to one input, fusing the products of equal formats."""
     weights = [layer.weight for layer in layers]
     if any(isinstance(weight, MlxQuantizedWeights) for weight in weights):
         return [layer(x) for layer in layers]

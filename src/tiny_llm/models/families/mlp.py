@@ -1,4 +1,4 @@
-"""The feed-forward layer that every family has."""
+"""SwiGLU feed-forward layer."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ class Mlp:
     """The SwiGLU feed-forward layer: w_down(silu(w_gate x) * (w_up x)).
 
     Args:
-        layer: of the checkpoint, with `gate_proj` and its like.
-        dtype: of the activations.
+        layer: the checkpoint's layer, with `gate_proj`, `up_proj` and `down_proj`.
+        dtype: dtype of the activations.
     """
 
     def __init__(self, layer: Any, dtype: mx.Dtype):

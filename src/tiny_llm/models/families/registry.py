@@ -1,7 +1,7 @@
-"""The families, by `model_type`: which parts each has, and what its `config.json` leaves unsaid.
+"""Registry of model families: `config.json` to `DecoderConfig`.
 
-All quirks of Hugging Face's configs are settled here. A field that is not known is refused by its
-name: it may change what the model computes.
+All quirks of Hugging Face's configs are normalized here. An unknown field is rejected by name: it
+may change what the model computes.
 """
 
 from collections.abc import Mapping
@@ -12,22 +12,22 @@ from .config import DecoderConfig, MoEConfig
 from .config_fields import Fields, boolean, positive_float, positive_int, reject_unknown_fields
 from .rope import RopeScaling
 
-# What a sliding window would hide: nothing; the past of every layer, wherever the config has one;
-# or that of some layers, if a switch is on.
+# Sliding windows of a family: never; in every layer if the config has a size; or in some layers if
+# `use_sliding_window` is on.
 SlidingWindow = Literal["none", "always", "switched"]
 
 
 @dataclass(frozen=True)
 class Family:
-    """What the configs of a family do not say themselves.
+    """Properties of a family that its configs do not state.
 
     Attributes:
         qk_norm: see `DecoderConfig`.
-        bias: which linear layers of the attention have a bias: "qkv" always queries, keys and
-            values; "switched" all four if `attention_bias` is on; "none" never.
-        mlp_bias: whether `mlp_bias` may be on.
+        bias: attention biases: "qkv" for q, k and v; "switched" for all four projections if
+            `attention_bias` is on; "none".
+        mlp_bias: whether `mlp_bias` is supported.
         window: see `SlidingWindow`.
-        head_dim: where `head_dim` is missing; None for hidden_size / num_attention_heads.
+        head_dim: default of `head_dim`; None for hidden_size / num_attention_heads.
         has_experts: whether layers may have experts.
     """
 
@@ -47,7 +47,7 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": Family(window="always"),
 }
 
-# transformers' default for Mistral, whose first configs rely on it; a null switches it off.
+# transformers' default for Mistral, which early configs rely on; null disables it.
 MISTRAL_WINDOW = 4096
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 ACTIVATIONS = ("silu", "swish")  # two names of one function
@@ -84,11 +84,11 @@ SUPPORTED_MOE_FIELDS = SUPPORTED_FIELDS | {
     "norm_topk_prob",
     "decoder_sparse_step",
     "mlp_only_layers",
-    "router_aux_loss_coef",  # of the training, as the next one
+    "router_aux_loss_coef",  # training only, as the next one
     "output_router_logits",
 }
 
-# Fields that other files read, that concern training, or that say what is known anyway.
+# Fields that other modules read, that only affect training, or that are redundant.
 IGNORED_FIELDS = {
     "architectures",
     "attention_dropout",
@@ -100,7 +100,7 @@ IGNORED_FIELDS = {
     "keys_to_ignore_at_inference",
     "name_or_path",
     "pad_token_id",
-    "pretraining_tp",  # in how many parts a product is computed
+    "pretraining_tp",  # number of partial products
     "quantization",
     "quantization_config",
     "tokenizer_class",
@@ -113,11 +113,10 @@ IGNORED_PREFIXES = ("_", "unsloth_")
 
 
 def read_config(config: Fields) -> DecoderConfig:
-    """A decoder's configuration from a parsed `config.json`, or from the args of `mlx_lm`'s model.
+    """Parses a `config.json`, or the args of `mlx_lm`'s model.
 
     Raises:
-        ValueError: a family or field that is not known, or a field that is missing or makes no
-            sense; the message names it.
+        ValueError: names the unknown family, or the unknown, missing or invalid field.
     """
     family = family_of(config)
     fields = {
@@ -162,15 +161,15 @@ def read_config(config: Fields) -> DecoderConfig:
 
 
 def config_of(args: Any) -> DecoderConfig:
-    """A model's configuration: its args, as `load_weights` or `mlx_lm` reads them."""
+    """A model's config, from the args of `load_weights` or `mlx_lm`."""
     return args if isinstance(args, DecoderConfig) else read_config(vars(args))
 
 
 def family_of(config: Fields) -> Family:
-    """The family of a config.
+    """Family of a config.
 
     Raises:
-        ValueError: it is not known.
+        ValueError: the family is unknown.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
@@ -188,7 +187,7 @@ class _Rope:
 
 
 def _rope_fields(fields: Fields) -> _Rope:
-    """RoPE's base and scaling. Newer checkpoints have both in one object."""
+    """RoPE base and scaling; newer checkpoints have both in one object."""
     both = fields.get("rope_parameters") or {}
     if not isinstance(both, Mapping):
         raise ValueError(f"config.json has rope_parameters {both!r}, expected an object")
@@ -200,9 +199,10 @@ def _rope_fields(fields: Fields) -> _Rope:
 
 
 def _window(fields: Fields, family: Family) -> int | None:
-    """How many tokens a layer sees at most; None if every layer sees all.
+    """Size of the smallest sliding window; None without one.
 
-    The kernels know no window. Up to its length it hides nothing, so the context ends there.
+    The kernels do not support windows. Within the window nothing is hidden, so it limits the
+    context.
     """
     types = fields.get("layer_types")
     if types is not None and not LAYER_TYPES.issuperset(types):
@@ -215,14 +215,14 @@ def _window(fields: Fields, family: Family) -> int | None:
             return None
         if types is not None and "sliding_attention" not in types:
             return None
-        first = positive_int(fields, "max_window_layers", 1)  # the layers before it see all
+        first = positive_int(fields, "max_window_layers", 1)  # the layers before it have no window
         if types is None and first >= fields["num_hidden_layers"] > 1:
             return None
     return None if fields.get("sliding_window") is None else positive_int(fields, "sliding_window")
 
 
 def _experts(fields: Fields) -> MoEConfig | None:
-    """The experts; None if no layer has any."""
+    """Parses the mixture of experts."""
     step, num_layers = (
         positive_int(fields, "decoder_sparse_step", 1),
         positive_int(fields, "num_hidden_layers"),

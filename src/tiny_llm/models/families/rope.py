@@ -1,10 +1,10 @@
-"""RoPE stretched beyond the context that a model was trained with.
+"""RoPE scaling beyond the context that a model was trained with.
 
-Every kind changes how fast the pairs of a head turn, and one also how large they are:
+All types change the frequencies of a head's pairs, and one also their magnitude:
 
-    linear   all pairs turn more slowly, by one factor
-    llama3   slow pairs turn more slowly, fast ones as before, with a ramp between them
-    yarn     the same with another ramp, and queries and keys grow a little
+    linear   divides all frequencies by one factor
+    llama3   divides low frequencies, keeps high ones, with a ramp in between
+    yarn     the same with another ramp; scales queries and keys slightly
 
 Sources: Chen et al., "Extending Context Window of Large Language Models via Positional
 Interpolation" (2023), for linear; Meta's Llama 3.1 for llama3; Peng et al., "YaRN: Efficient
@@ -23,7 +23,7 @@ from ...positional_encoding import RoPE
 from .config_fields import boolean, positive_float, positive_int, reject_unknown_fields
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-# What each kind reads, besides its name and factor.
+# Fields of each type, besides type and factor.
 FIELDS_BY_TYPE = {
     "linear": ("original_max_position_embeddings",),
     "llama3": ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -41,16 +41,16 @@ FIELDS_BY_TYPE = {
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How RoPE is stretched.
+    """Parameters of RoPE scaling.
 
     Attributes:
         rope_type: "linear", "llama3" or "yarn".
-        factor: how much longer the context gets.
-        original_context: positions that the model was trained with.
-        low, high: rotations within that context, between which the ramp is: pairs with fewer than
-            `low` turn more slowly by the whole factor, pairs with more than `high` as before.
+        factor: scaling factor of the context.
+        original_context: context length of the training.
+        low, high: bounds of the ramp, in rotations within that context: frequencies of pairs below
+            `low` are divided by the factor, those above `high` are kept.
         attention_factor: multiplies queries and keys.
-        truncate: whether yarn's ramp begins and ends at whole pairs.
+        truncate: whether yarn's ramp starts and ends at whole pairs.
     """
 
     rope_type: str
@@ -63,17 +63,17 @@ class RopeScaling:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any] | None, context: int) -> "RopeScaling | None":
-        """From `rope_scaling`, or `rope_parameters`, of a `config.json`.
+        """Parses `rope_scaling`, or `rope_parameters`, of a `config.json`.
 
         Args:
-            fields: None if there is no such field.
+            fields: the object; None if missing.
             context: `max_position_embeddings`.
 
         Returns:
             None for plain RoPE.
 
         Raises:
-            ValueError: a kind or field that is not known, or makes no sense.
+            ValueError: an unknown type or field, or an invalid value.
         """
         if fields is None:
             return None
@@ -118,16 +118,16 @@ class RopeScaling:
         return cls(rope_type, factor, original)
 
     def scaled_context(self, context: int) -> int:
-        """How many positions the model has, where `max_position_embeddings` says `context`.
+        """Context length of a model with `max_position_embeddings` = `context`.
 
-        With llama3 that is the longer context already; with the others it may be the shorter one.
+        For llama3, `context` is already the scaled one; for other types it may be the original.
         """
         if self.rope_type == "llama3":
             return context
         return max(context, int(self.original_context * self.factor))
 
     def inv_freq(self, inv_freq: mx.array, base: float) -> mx.array:
-        """How far each pair turns from one position to the next: from plain RoPE's, D/2."""
+        """Scaled inverse frequencies D/2, from plain RoPE's."""
         if self.rope_type == "linear":
             return inv_freq / self.factor
         if self.rope_type == "llama3":
@@ -138,10 +138,10 @@ class RopeScaling:
         return inv_freq / self.factor * (1 - kept) + inv_freq * kept
 
     def _yarn_ramp(self, num_pairs: int, base: float) -> mx.array:
-        """0 for the pairs that turn as before, 1 for those that turn slowest, D/2."""
+        """Ramp D/2: 0 for pairs that keep their frequency, 1 for those fully scaled."""
 
         def pair_with(rotations: float) -> float:
-            """Which pair, of any number, rotates so often in the original context."""
+            """Fractional index of the pair with that many rotations in the original context."""
             wave = self.original_context / (rotations * 2 * math.pi)
             return num_pairs * math.log(wave) / math.log(base)
 
@@ -154,11 +154,11 @@ class RopeScaling:
 
 
 class ScaledRoPE(RoPE):
-    """`RoPE`, stretched.
+    """`RoPE` with scaling.
 
     Args:
-        dims, seq_len, base: see `RoPE`; the pairs are halves.
-        scaling: how; None for plain RoPE.
+        dims, seq_len, base: see `RoPE`; pairs are split in halves.
+        scaling: scaling parameters; None for plain RoPE.
     """
 
     def __init__(self, dims: int, seq_len: int, base: float, scaling: RopeScaling | None):
@@ -176,7 +176,7 @@ class ScaledRoPE(RoPE):
         return inv_freq
 
     def cos_sin_at(self, positions: mx.array) -> tuple[mx.array, mx.array]:
-        """See `RoPE`. Cosines and sines carry the factor of queries and keys."""
+        """See `RoPE`. Cosines and sines include the attention factor."""
         cos, sin = super().cos_sin_at(positions)
         if self.scaling is None or self.scaling.attention_factor == 1:
             return cos, sin

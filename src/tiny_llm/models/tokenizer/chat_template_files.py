@@ -1,4 +1,4 @@
-"""Chat templates: where a checkpoint keeps them, and which one a conversation takes."""
+"""Chat template lookup: a checkpoint's templates and their selection."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from ...errors import short_repr
 from ..checkpoint.safe_io import ModelError, read_limited
 
-# One template, or several by name: "default", and for example "tool_use".
+# One template, or name -> template, such as "default" and "tool_use".
 Templates = str | dict[str, str]
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -15,17 +15,17 @@ ADDITIONAL_TEMPLATES = "additional_chat_templates"  # a folder
 
 
 def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Templates | None:
-    """A checkpoint's templates: those in files of their own, else the tokenizer's.
+    """Reads a checkpoint's chat templates, from template files or else the tokenizer's config.
 
     Args:
-        folder: of the checkpoint.
+        folder: the checkpoint's folder.
         tokenizer_config: its `tokenizer_config.json`.
 
     Returns:
-        None if it has none.
+        The templates; None if there are none.
 
     Raises:
-        ModelError: a file that cannot be read; templates that are no texts.
+        ModelError: a file is unreadable, or a template is not a string.
     """
     found = (
         {"default": read_limited(folder, TEMPLATE_FILE)}
@@ -45,10 +45,10 @@ def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> Tem
 
 
 def choose_template(templates: Templates, has_tools: bool) -> str:
-    """The template to use.
+    """Selects the template of a conversation.
 
     Raises:
-        ValueError: there are several and none is the default.
+        ValueError: there are several templates without a default.
     """
     if isinstance(templates, str):
         return templates
@@ -62,7 +62,7 @@ def choose_template(templates: Templates, has_tools: bool) -> str:
 
 
 def _parse_entry(entry: Any, folder: Path) -> tuple[str, str]:
-    """A template and its name, from an entry of the settings."""
+    """Name and template of a config entry."""
     if isinstance(entry, dict):
         name, template = entry.get("name"), entry.get("template")
         if isinstance(name, str) and isinstance(template, str):

@@ -1,8 +1,9 @@
-"""Chat templates: how a conversation goes through one.
+"""Program that renders chat templates for `chat_template_sandbox.py`.
 
-A template is a Jinja program that came with the weights. It runs in Jinja's sandbox, with the
-settings and functions that `transformers` gives it; checkpoints are written for those. This file is
-also the program that `chat_template_sandbox.py` starts, which bounds time and memory.
+    python chat_template_main.py MAX_BYTES
+
+A template is an untrusted Jinja program. It runs in Jinja's sandbox with the settings and functions
+of `transformers`, which checkpoints are written for.
 """
 
 import json
@@ -16,15 +17,15 @@ from typing import Any, NoReturn
 
 
 def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-    """A conversation as the text that the model was trained to continue.
+    """Renders a conversation to the prompt.
 
     Args:
-        template: Jinja.
-        messages: {"role": …, "content": …}; a value of None is the same as no entry.
-        variables: what else the template reads: `add_generation_prompt`, `enable_thinking`, …
+        template: Jinja source.
+        messages: messages {"role": …, "content": …}; entries with value None are dropped.
+        variables: template variables such as `add_generation_prompt` and `enable_thinking`.
 
     Raises:
-        jinja2.TemplateError: the template is not valid, or refuses the conversation.
+        jinja2.TemplateError: the template is invalid or rejects the conversation.
     """
     given = [{key: value for key, value in m.items() if value is not None} for m in messages]
     text: str = _compile(template).render(messages=given, **variables)
@@ -72,10 +73,10 @@ def _strftime_now(pattern: str) -> str:
 
 
 def main() -> None:
-    """Renders what comes as JSON, a line each, until there is no more: see `template_process`."""
+    """Renders the conversations on standard input, one line of JSON each."""
     num_bytes = int(sys.argv[1])
-    _compile("")  # imports Jinja, which is not the template's time
-    with suppress(ValueError, OSError):  # macOS does not have this bound
+    _compile("")  # imports Jinja before the time limit applies
+    with suppress(ValueError, OSError):  # macOS does not support this limit
         resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
     print("{}", flush=True)
     for line in sys.stdin:
@@ -86,7 +87,7 @@ def main() -> None:
             response = {"error": "it takes too much memory"}
         except RecursionError:
             response = {"error": "it calls itself without end"}
-        except Exception as error:  # a template is a program, which can fail in any way
+        except Exception as error:  # a template can raise anything
             response = {"error": str(error) or type(error).__name__}
         print(json.dumps(response), flush=True)
 

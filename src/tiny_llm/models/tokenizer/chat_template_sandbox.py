@@ -1,8 +1,8 @@
-"""Chat templates in a process of their own, with bounds on time and memory.
+"""Sandboxed rendering of chat templates, with time and memory limits.
 
-A template is a program that came with the weights. Jinja's sandbox keeps it from files and from
-Python's insides, but not from running for ever or taking all memory: `{% for i in range(99999) %}`
-inside itself is enough. The process runs `chat_template_main.py` and nothing else of this package.
+A template is an untrusted program. Jinja's sandbox blocks files and Python's internals, but neither
+infinite loops nor memory exhaustion: nested `{% for i in range(99999) %}` suffice. The process runs
+`chat_template_main.py` and nothing else of this package.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,19 +12,19 @@ from typing import Any
 
 from .sandbox import SandboxedProcess
 
-TIMEOUT_SECONDS = 2.0  # for a conversation
-MAX_MEMORY_BYTES = 2**29  # of the process
+TIMEOUT_SECONDS = 2.0  # per conversation
+MAX_MEMORY_BYTES = 2**29
 
 PROGRAM = Path(__file__).with_name("chat_template_main.py")
 
 
 class ChatTemplateSandbox:
-    """Renders conversations. May be used by several threads, which wait for each other.
+    """Renders conversations. Thread-safe; calls are serialized.
 
     Args:
-        seconds: that a conversation may take.
-        num_bytes: memory of the process. macOS does not enforce it; there only time is bounded.
-        max_bytes: of the text that comes out, as JSON.
+        seconds: time limit of a conversation.
+        num_bytes: memory limit of the process; not enforced on macOS.
+        max_bytes: size limit of the rendered text, as JSON.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class ChatTemplateSandbox:
         self.process = SandboxedProcess(PROGRAM, [str(num_bytes)], seconds, max_bytes)
 
     def render(self, template: str, messages: Sequence[Mapping[str, Any]], **rest: Any) -> str:
-        """As `chat_template.render_chat`, within the bounds.
+        """As `chat_template_main.render_chat`, within the limits.
 
         Raises:
-            ValueError: the template refuses the conversation, or takes too much time or memory.
-            TypeError: the conversation is more than plain data.
+            ValueError: the template rejects the conversation, or exceeds the limits.
+            TypeError: the conversation is not JSON-serializable.
         """
         payload = {"template": template, "messages": list(messages), "rest": rest}
         text: str = self.process.request(payload)["text"]
@@ -48,14 +48,14 @@ class ChatTemplateSandbox:
 
 
 def render_sandboxed(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-    """A conversation as text, in the process that all tokenizers share.
+    """Renders a conversation in the process that all tokenizers share.
 
-    Arguments and errors as `ChatTemplateSandbox.render`. The process starts with the first one.
+    Arguments and errors as in `ChatTemplateSandbox.render`.
     """
     return default_sandbox().render(template, messages, **variables)
 
 
 @cache
 def default_sandbox() -> ChatTemplateSandbox:
-    """The process of `render_sandboxed`."""
+    """The shared sandbox of `render_sandboxed`."""
     return ChatTemplateSandbox()

@@ -1,36 +1,36 @@
-"""Tokens into text as they come, where a token may be a part of a character.
+"""Streaming detokenizer for byte-level BPE.
 
-A byte-level BPE can cut UTF-8 anywhere: `é` can be two tokens, an emoji four. Bytes that are not a
-whole character yet are held back, so text that was given out never changes.
+A token may end within a UTF-8 sequence: `é` can be two tokens, an emoji four. Incomplete sequences
+are held back, so emitted text never changes.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-REPLACEMENT_CHARACTER = "\ufffd"  # what bytes that are no character become
+REPLACEMENT_CHARACTER = "\ufffd"  # replaces invalid UTF-8
 
 
 class StreamingDetokenizer:
-    """Assembles one answer; each answer has its own.
+    """Detokenizes one output incrementally.
 
-    As in `mlx_lm`, the first space of the answer is left out, and a lone space waits for what
-    follows it.
+    As in `mlx_lm`, a leading space is removed, and a single space is held back until the next
+    token.
 
     Args:
-        token_bytes: the UTF-8 of a token, by its id.
+        token_bytes: token id -> bytes.
 
     Attributes:
-        text: the whole characters so far.
+        text: the complete characters so far.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]):
         self.text = ""
         self._token_bytes = token_bytes
         self._pending = b""
-        self._num_emitted = 0  # characters of `text` that `last_segment` has given
+        self._num_emitted = 0  # characters of `text` returned by `last_segment`
 
     def add_token(self, token: int) -> None:
-        """Takes the next token's id."""
+        """Appends a token."""
         new = self._token_bytes(token)
         self._pending += new
         is_whole = not self._pending.decode(errors="replace").endswith(REPLACEMENT_CHARACTER)
@@ -38,36 +38,36 @@ class StreamingDetokenizer:
             self.finalize()
 
     def finalize(self) -> None:
-        """Makes text of the held bytes; a character that is cut off becomes U+FFFD."""
+        """Flushes the pending bytes; an incomplete character becomes U+FFFD."""
         text = self._pending.decode(errors="replace")
         self.text += text if self.text else text.removeprefix(" ")
         self._pending = b""
 
     @property
     def last_segment(self) -> str:
-        """The text since this was last asked for."""
+        """Text since the last access."""
         segment = self.text[self._num_emitted :]
         self._num_emitted = len(self.text)
         return segment
 
 
 def detokenizer_keeping_space(tokenizer: Any) -> Any:
-    """A new detokenizer of a tokenizer, which gives the first space of an answer too.
+    """Creates a detokenizer that keeps a leading space.
 
-    Its `last_segment`s joined are the tokens' text; its `text` has a letter more at the beginning.
+    The concatenated `last_segment`s are the tokens' text; `text` has an extra leading letter.
     """
     detokenizer = tokenizer.detokenizer
-    if hasattr(tokenizer, "encode"):  # a stand-in for benchmarks knows no text
+    if hasattr(tokenizer, "encode"):  # benchmarks' stub tokenizer has no text
         for token in tokenizer.encode("a"):
-            detokenizer.add_token(token)  # what follows it is not the beginning of a text
+            detokenizer.add_token(token)  # the next token is not the first
         detokenizer.finalize()
-        letter = detokenizer.last_segment  # not inside the assertion, which `python -O` removes
-        assert letter, "the letter is still to come"
+        letter = detokenizer.last_segment  # outside the assertion, which `python -O` removes
+        assert letter, "the letter is pending"
     return detokenizer
 
 
 def with_detokenizer(tokenizer: Any) -> Any:
-    """A tokenizer as `mlx_lm.load` returns it: itself, or one of `transformers` wrapped into it."""
+    """Wraps a tokenizer of `transformers` as `mlx_lm.load` does; returns others unchanged."""
     if hasattr(tokenizer, "detokenizer"):
         return tokenizer
     from mlx_lm.tokenizer_utils import TokenizerWrapper  # takes seconds
@@ -76,11 +76,11 @@ def with_detokenizer(tokenizer: Any) -> Any:
 
 
 def decode_byte_level(characters: str) -> bytes:
-    """What a token of a byte-level vocabulary stands for.
+    """Decodes a token of a byte-level vocabulary.
 
-    Printable characters of Latin-1 stand for their own byte; the other 68 bytes have the
-    characters from U+0100 on, in order, so that no token contains a space or a control character.
-    Characters that stand for no byte are text.
+    Printable Latin-1 characters encode their own byte; the other 68 bytes are encoded by the
+    characters from U+0100, in order, so that no token contains a space or a control character. All
+    other characters are text.
 
     Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), and its
     published tokenizer.
@@ -89,7 +89,7 @@ def decode_byte_level(characters: str) -> bytes:
 
 
 class _ByteLevelMap(dict[int, str]):
-    """Bytes by the code point of a character, each written as the character of Latin-1."""
+    """Code point of a character -> its bytes, written as Latin-1 characters."""
 
     def __missing__(self, code_point: int) -> str:
         return chr(code_point).encode().decode("latin-1")

@@ -1,8 +1,7 @@
-"""Tokenizers that `transformers` has to read, within the same bounds as our own.
+"""Fallback to tokenizers of `transformers`, within the same limits as `Tokenizer`.
 
-`transformers` bounds neither chat templates nor regular expressions. So each conversation goes
-through its template once in the bounded process, and each text through an unknown expression
-likewise, before `transformers` gets them.
+`transformers` limits neither chat templates nor regular expressions. So each conversation is first
+rendered, and each text with an unknown regular expression first encoded, in a sandboxed process.
 """
 
 import json
@@ -19,11 +18,11 @@ from .sandboxed_encode import SandboxedEncoder, find_unknown_regex
 
 
 def load_mlx_lm_tokenizer(folder: Path, eos_token_ids: set[int]) -> Any:
-    """The tokenizer of a folder as `mlx_lm.load` returns it, within bounds. Takes seconds.
+    """Loads a folder's tokenizer by `mlx_lm`, with limits. Takes seconds.
 
     Args:
-        folder: a checkpoint's, whose settings were checked.
-        eos_token_ids: those that end an answer.
+        folder: checkpoint folder with validated settings.
+        eos_token_ids: ids of the EOS tokens.
     """
     from mlx_lm.utils import load_tokenizer
 
@@ -33,13 +32,13 @@ def load_mlx_lm_tokenizer(folder: Path, eos_token_ids: set[int]) -> Any:
 
 
 def sandbox_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Makes a tokenizer of `mlx_lm`'s refuse what takes too much time or memory.
+    """Adds time and memory limits to a tokenizer of `mlx_lm`.
 
-    Its `apply_chat_template` then raises a ValueError, its `encode` a UserError.
+    Beyond the limits, `apply_chat_template` raises ValueError and `encode` UserError.
 
     Args:
-        tokenizer: as `mlx_lm` loads it; two methods of what it wraps are replaced.
-        folder: the checkpoint's.
+        tokenizer: as loaded by `mlx_lm`; two methods of the wrapped object are replaced.
+        folder: the checkpoint's folder.
     """
     inner = tokenizer._tokenizer
     apply, encode = inner.apply_chat_template, inner.encode
@@ -62,7 +61,7 @@ def sandbox_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def _encoder(folder: Path) -> SandboxedEncoder | None:
-    """For the texts of a folder's tokenizer; None if all its regular expressions are known."""
+    """Sandboxed encoder of a folder's tokenizer; None if all its regular expressions are known."""
     if not (folder / "tokenizer.json").exists():
         return None
     file = resolve_file(folder, "tokenizer.json")
@@ -73,7 +72,7 @@ def _encoder(folder: Path) -> SandboxedEncoder | None:
 def _render(
     tokenizer: Any, templates: str | dict[str, str], chat: Any, variables: Mapping[str, Any]
 ) -> str:
-    """A conversation as text. What is not plain data is replaced by its name."""
+    """Renders a conversation; values that are not plain data are replaced by their repr."""
     plain = json.loads(json.dumps({"chat": chat, "variables": variables}, default=repr))
     messages = plain["chat"][0] if isinstance(plain["chat"][0], list) else plain["chat"]
     named = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}

@@ -1,12 +1,12 @@
-"""`tokenizer.json`, read so that its vocabulary lies densely in memory.
+"""Loading of `tokenizer.json` without heap fragmentation.
 
-The `tokenizers` library reads the file into a tree of small objects, makes the vocabulary while the
-tree is still there, and frees the tree. What is freed lies between what stays, so the system gets
-little of it back. Vocabulary and merges that are given to the library as lists leave no such holes.
-So the model is made first, and the small rest of the file is read around it. Python keeps thousands
-of freed pairs for later use, and with each the megabyte around it, until it collects garbage. So it
-collects it before it makes what stays. For 151,643 tokens and as many merges, as Qwen3 has them,
-34 MB stay instead of 48, after what is free was given back (`memory.py`); 32 are in use.
+The `tokenizers` library parses the file into a tree of small objects, builds the vocabulary while
+the tree exists, and frees the tree. The freed blocks lie between live ones, so little is returned
+to the system. Vocabulary and merges passed as lists leave no such holes, so the BPE model is built
+first, and the small rest of the file is parsed around it. Python keeps thousands of freed tuples in
+free lists, and with each the megabyte around it, until a garbage collection, which therefore runs
+in between. For 151,643 tokens and as many merges, as in Qwen3, 34 MB remain instead of 48 after
+trimming the heap (`memory.py`); 32 are in use.
 """
 
 import gc
@@ -16,7 +16,7 @@ from typing import Any
 
 import tokenizers
 
-# What `tokenizer.json` may say of a model of byte-pair encoding besides its vocabulary and merges.
+# Supported fields of a BPE model besides vocabulary and merges.
 BPE_FIELDS = {
     "dropout",
     "unk_token",
@@ -29,46 +29,46 @@ BPE_FIELDS = {
 
 
 class UnsupportedFormatError(Exception):
-    """The file is not of the form that is read here."""
+    """The file has a layout that is not supported here."""
 
 
 def load_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
-    """What `tokenizers.Tokenizer.from_file` returns, in less memory where it can be.
+    """Equivalent of `tokenizers.Tokenizer.from_file` with less memory for BPE models.
 
     Args:
         file: a `tokenizer.json`.
 
     Raises:
-        Exception: the library's, for a file that it does not read.
+        Exception: the library's error for an invalid file.
     """
     try:
         return _build_tokenizer(json.loads(file.read_bytes()))
-    except Exception:  # whatever is wrong, the library says it, or reads the file nevertheless
+    except Exception:  # the library reports the error, or supports the file
         return tokenizers.Tokenizer.from_file(str(file))
 
 
 def _build_tokenizer(content: dict[str, Any]) -> tokenizers.Tokenizer:
-    """A tokenizer of a model that is made first, and of what else the file says."""
+    """Builds the model first, then the tokenizer around it."""
     model, added = content.pop("model"), content["added_tokens"]
-    # The ids of added tokens are looked up in the model while the rest is read.
+    # Parsing looks up the ids of added tokens in the model.
     known = _added_token_ids([token["content"] for token in added], model["vocab"])
-    made = _bpe_model(model)
+    bpe = _bpe_model(model)
     _clear_free_lists()
     content["model"] = {"type": "BPE", "vocab": known, "merges": []}
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
-    tokenizer.model = made
+    tokenizer.model = bpe
     return tokenizer
 
 
 def _clear_free_lists() -> None:
-    """What a collection of garbage does besides, without looking at every object there is."""
-    gc.freeze()  # none is looked at
+    """Clears Python's free lists by a garbage collection that skips all objects."""
+    gc.freeze()  # exempts all objects
     gc.collect()
     gc.unfreeze()
 
 
 def _bpe_model(model: dict[str, Any]) -> tokenizers.models.BPE:
-    """The vocabulary and the merges, which are emptied here."""
+    """Builds the BPE model; empties the parsed vocabulary and merges."""
     vocab, merges = model.pop("vocab"), model.pop("merges")
     if model.pop("type") != "BPE" or not model.keys() <= BPE_FIELDS:
         raise UnsupportedFormatError
@@ -79,11 +79,11 @@ def _bpe_model(model: dict[str, Any]) -> tokenizers.models.BPE:
 
 
 def _added_token_ids(added: list[str], vocab: dict[str, int]) -> dict[str, int]:
-    """The ids that the library gives to added tokens, which need not be those that a file names."""
+    """Ids that the library assigns to added tokens, which may differ from the file's."""
     ids: dict[str, int] = {}
-    behind = len(vocab)  # of what is in no vocabulary
+    next_id = len(vocab)  # of tokens outside the vocabulary
     for token in added:
         if token not in ids:
-            ids[token] = vocab.get(token, behind)
-            behind = max(behind, ids[token] + 1)
+            ids[token] = vocab.get(token, next_id)
+            next_id = max(next_id, ids[token] + 1)
     return ids

@@ -1,7 +1,7 @@
-"""A program in a process of its own, which is stopped when it takes too long.
+"""Sandboxed process with a time limit per request.
 
-A server cannot stop a thread, but it can stop a process. Questions and answers are JSON, a line
-each. The process starts with the first question, and again after it had to be stopped.
+A thread cannot be killed, but a process can. Requests and responses are lines of JSON. The process
+starts with the first request, and again after it was killed.
 """
 
 import json
@@ -15,18 +15,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-STARTUP_TIMEOUT_SECONDS = 30.0  # on a busy machine Python takes its time
+STARTUP_TIMEOUT_SECONDS = 30.0  # for Python on a busy machine
 
 
 class SandboxedProcess:
-    """Asks a program. May be used by several threads, which wait for each other.
+    """Client of a sandboxed program. Thread-safe; requests are serialized.
 
     Args:
-        program: a file in Python. It writes a line when it is ready, and then one for each that it
-            reads: an object, with "error" if there is no answer.
-        arguments: of the program.
-        seconds: that an answer may take.
-        max_bytes: of an answer.
+        program: Python file. Writes a line when it is ready, then a response for each request: an
+            object, with "error" on failure.
+        arguments: command-line arguments.
+        seconds: time limit of a response.
+        max_bytes: size limit of a response.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class SandboxedProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def request(self, payload: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
-        """The answer to a question.
+        """Sends a request and returns the response.
 
         Args:
-            payload: plain data.
-            seconds: that this answer may take; those of the process if None.
+            payload: JSON-serializable request.
+            seconds: time limit of this response; None for the default.
 
         Raises:
-            ValueError: the program has no answer, or takes too much time or memory.
-            TypeError: the question is more than plain data.
+            ValueError: the program failed or exceeded its time or memory limit.
+            TypeError: the payload is not JSON-serializable.
         """
         line = json.dumps(payload).encode() + b"\n"
         with self._lock:
@@ -59,14 +59,14 @@ class SandboxedProcess:
                     self._exchange(line, seconds or self._seconds)
                 )
             except (ValueError, BrokenPipeError):
-                self._stop()  # it is in the middle of something
+                self._stop()  # its state is undefined
                 raise
         if "error" in response:
             raise ValueError(response["error"])
         return response
 
     def close(self) -> None:
-        """Ends the process."""
+        """Kills the process."""
         with self._lock:
             self._stop()
 
@@ -77,10 +77,10 @@ class SandboxedProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            # A sanitizer that was loaded first needs more memory than the program may have.
+            # A preloaded sanitizer needs more memory than the limit.
             env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
         )
-        self._exchange(b"", STARTUP_TIMEOUT_SECONDS)  # it says that it is ready
+        self._exchange(b"", STARTUP_TIMEOUT_SECONDS)  # waits until ready
 
     def _stop(self) -> None:
         if self._process is not None:
@@ -89,7 +89,7 @@ class SandboxedProcess:
             self._process = None
 
     def _exchange(self, line: bytes, seconds: float) -> bytes:
-        """Sends a line and returns the one that comes back."""
+        """Sends a line and receives one."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None

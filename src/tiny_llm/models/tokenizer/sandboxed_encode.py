@@ -1,9 +1,9 @@
-"""Texts into tokens with regular expressions that are not known to end.
+"""Sandboxed encoding for tokenizers with unknown regular expressions.
 
-`tokenizer.json` may cut a text into words with any regular expression. Some take exponential time
-on some texts, and the library either works on or panics. The expressions below are those of common
-models, which need a few steps a character. A tokenizer with any other encodes in a process of its
-own, within a time that grows with the text: slower, but it ends.
+`tokenizer.json` may pre-tokenize with any regular expression. Some take exponential time on some
+texts, and the library hangs or panics. The known expressions below are those of common models and
+take a few steps per character. A tokenizer with any other encodes in a sandboxed process with a
+time limit proportional to the text: slower, but bounded.
 """
 
 import json
@@ -18,8 +18,8 @@ from .sandbox import SandboxedProcess
 
 PROGRAM = Path(__file__).with_name("sandboxed_encode_main.py")
 BASE_TIMEOUT_SECONDS = 3.0  # for a short text
-MIN_CHARACTERS_PER_SECOND = 200_000  # what a slow machine encodes
-MAX_MEMORY_BYTES = 2**30  # of the process; a tokenizer of 250,000 tokens takes a third
+MIN_CHARACTERS_PER_SECOND = 200_000  # on a slow machine
+MAX_MEMORY_BYTES = 2**30  # a vocabulary of 250,000 tokens takes a third
 MAX_RESPONSE_BYTES = 2**27
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -40,11 +40,11 @@ KNOWN_REGEXES = {
 
 
 class SandboxedEncoder:
-    """Encodes texts within bounds. May be used by several threads, which wait for each other.
+    """Encodes within time and memory limits. Thread-safe; calls are serialized.
 
     Args:
         file: the `tokenizer.json`.
-        expression: of the file, for the sentence.
+        expression: the unknown regular expression, for error messages.
     """
 
     def __init__(self, file: Path, expression: str):
@@ -55,10 +55,10 @@ class SandboxedEncoder:
         )
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """The token ids of a text.
+        """Encodes a text.
 
         Raises:
-            UserError: it takes too much time or memory, or the library gives up.
+            UserError: the time or memory limit is exceeded, or the library fails.
         """
         seconds = BASE_TIMEOUT_SECONDS + len(text) / MIN_CHARACTERS_PER_SECOND
         payload = {"text": text, "special": add_special_tokens}
@@ -74,7 +74,7 @@ class SandboxedEncoder:
 
 
 def find_unknown_regex(tokenizer: tokenizers.Tokenizer) -> str | None:
-    """A regular expression that a tokenizer applies to texts, and that is not known; or None."""
+    """First regular expression of a tokenizer that is not known; None if all are."""
     for part in (tokenizer.normalizer, tokenizer.pre_tokenizer):
         if part is not None:
             for expression in _regexes(json.loads(part.__getstate__())):
@@ -84,7 +84,7 @@ def find_unknown_regex(tokenizer: tokenizers.Tokenizer) -> str | None:
 
 
 def _regexes(part: Any) -> Iterator[str]:
-    """The regular expressions in the JSON of a tokenizer's part."""
+    """Yields the regular expressions in a component's JSON."""
     if isinstance(part, dict):
         if isinstance(part.get("Regex"), str):
             yield part["Regex"]

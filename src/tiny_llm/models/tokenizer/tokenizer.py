@@ -1,8 +1,8 @@
-"""A checkpoint's tokenizer, without `transformers`: text into token ids and back.
+"""Tokenizer of a checkpoint, without `transformers`.
 
-The work is done by the `tokenizers` library, as in `transformers`, which takes seconds to import.
-Ids, texts and end tokens are those of `mlx_lm`'s tokenizer for the same folder. What this one does
-not do is left to that one, which is loaded when it is first needed.
+Uses the `tokenizers` library directly, because importing `transformers` takes seconds. Token ids,
+texts and EOS tokens equal those of `mlx_lm`'s tokenizer for the same folder, which is loaded lazily
+as the fallback for unsupported features.
 """
 
 import re
@@ -28,7 +28,7 @@ from .hf_fallback import load_mlx_lm_tokenizer
 from .low_memory_load import load_tokenizer_json
 from .sandboxed_encode import SandboxedEncoder, find_unknown_regex
 
-# Classes of `transformers` that use tokenizer.json as it stands; others may change it.
+# Classes of `transformers` that use tokenizer.json unchanged.
 SUPPORTED_CLASSES = {
     "PreTrainedTokenizerFast",
     "Qwen2Tokenizer",
@@ -37,7 +37,7 @@ SUPPORTED_CLASSES = {
 }
 THINK_TAGS = {"<think>", "</think>"}
 
-# Settings that change what a tokenizer does, if they are on; Qwen3's has none of them on.
+# Settings that require `transformers` if they are on; Qwen3's are all off.
 TRANSFORMERS_ONLY_FIELDS = (
     "add_prefix_space",
     "chat_template_type",
@@ -45,7 +45,7 @@ TRANSFORMERS_ONLY_FIELDS = (
     "split_special_tokens",
 )
 
-# Arguments of `apply_chat_template` that do not concern the template.
+# Arguments of `apply_chat_template` that only `transformers` implements.
 TRANSFORMERS_ONLY_ARGUMENTS = {
     "chat_template",
     "continue_final_message",
@@ -61,18 +61,18 @@ TRANSFORMERS_ONLY_ARGUMENTS = {
 
 
 class Tokenizer:
-    """What `mlx_lm.load` would return, as far as serving needs it; see the module.
+    """Replacement for `mlx_lm.load`'s tokenizer; see the module docstring.
 
     Args:
-        folder: a checkpoint's.
+        folder: the checkpoint's folder.
         tokenizer: its `tokenizer.json`.
         config: its `tokenizer_config.json`.
         eos_token_ids: see `read_eos_token_ids`.
 
     Attributes:
-        eos_token_ids: those that end an answer.
-        chat_template: see `find_chat_template`; None if there is none.
-        has_thinking: whether the model can think before it answers.
+        eos_token_ids: ids of the EOS tokens.
+        chat_template: see `find_chat_template`; None if missing.
+        has_thinking: whether the vocabulary has the reasoning tags.
     """
 
     def __init__(
@@ -103,21 +103,21 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `apply_chat_template` can be called."""
+        """Whether the checkpoint has a chat template."""
         return self.chat_template is not None
 
     @property
     def backend_tokenizer(self) -> tokenizers.Tokenizer:
-        """The library's tokenizer, under the name that `transformers` gives it."""
+        """The `tokenizers` object, named as in `transformers`."""
         return self._tokenizer
 
     @property
     def detokenizer(self) -> StreamingDetokenizer:
-        """A new one, for one answer."""
+        """A new streaming detokenizer for one output."""
         return StreamingDetokenizer(self.token_bytes)
 
     def token_bytes(self, token: int) -> bytes:
-        """A token's UTF-8; empty for an id without a token, as models with padded tables have."""
+        """A token's bytes; empty for an id beyond the vocabulary, in a padded embedding."""
         added = self._added_tokens.get(token)
         return (
             added
@@ -126,16 +126,15 @@ class Tokenizer:
         )
 
     def encode(self, text: str, add_special_tokens: bool = True, **others: Any) -> list[int]:
-        """The token ids of a text.
+        """Encodes a text.
 
         Args:
-            text: special tokens that are written in it become those tokens.
-            add_special_tokens: whether to add those that `tokenizer.json` puts around a text, if
-                it does.
+            text: special tokens in the text are recognized.
+            add_special_tokens: whether to apply `tokenizer.json`'s post-processor.
             others: see `transformers`.
 
         Raises:
-            UserError: a regular expression of the tokenizer's does not end with this text; see
+            UserError: an uncommon regular expression of the tokenizer exceeds its time limit; see
                 `sandboxed_encode.py`.
         """
         if self._encoder is not None and not others:
@@ -147,18 +146,18 @@ class Tokenizer:
     def decode(
         self, ids: int | Sequence[int], skip_special_tokens: bool = False, **others: Any
     ) -> str:
-        """The text of token ids; bytes that are no character become U+FFFD."""
+        """Decodes token ids; invalid UTF-8 becomes U+FFFD."""
         if others:
             return self._mlx_lm.decode(ids, skip_special_tokens=skip_special_tokens, **others)
         ids = [ids] if isinstance(ids, int) else [int(token) for token in ids]
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def get_vocab(self) -> dict[str, int]:
-        """All tokens, as `tokenizer.json` spells them, and their ids."""
+        """Vocabulary: token, spelled as in `tokenizer.json`, -> id."""
         return self._tokenizer.get_vocab(with_added_tokens=True)
 
     def add_eos_token(self, token: str | int) -> None:
-        """Makes one more token end an answer: by its text, or by its id."""
+        """Adds an EOS token, given by text or id."""
         is_id = str(token).isdecimal()
         token_id = int(token) if is_id else self._tokenizer.token_to_id(str(token))
         if token_id is None:
@@ -173,21 +172,21 @@ class Tokenizer:
         tokenize: bool = True,
         **variables: Any,
     ) -> Any:
-        """A conversation through the chat template, which runs in a process with bounds.
+        """Renders a conversation with the chat template in a sandboxed process.
 
         Args:
-            conversation: {"role": …, "content": …}, and what else the template knows.
-            tools: what the model may call, each a JSON schema.
-            tokenize: whether to encode the text.
-            variables: of the template: `add_generation_prompt`, `enable_thinking` (True where the
-                model can, if not given), …; other arguments as in `transformers`.
+            conversation: messages {"role": …, "content": …} with further keys of the template.
+            tools: JSON schemas of the available tools.
+            tokenize: whether to encode the rendered text.
+            variables: template variables such as `add_generation_prompt` and `enable_thinking`
+                (default: `has_thinking`); other arguments as in `transformers`.
 
         Returns:
-            Token ids; the text if not `tokenize`.
+            Token ids, or the text without `tokenize`.
 
         Raises:
-            ValueError: the template refuses the conversation, or takes too much time or memory;
-                there is no chat template, or no message.
+            ValueError: the template rejects the conversation or exceeds its limits; or there is no
+                chat template or no message.
         """
         variables["tools"] = tools
         if not self._can_render(conversation, variables):
@@ -214,11 +213,11 @@ class Tokenizer:
 
     @cached_property
     def _mlx_lm(self) -> Any:
-        """The same tokenizer as `mlx_lm` loads it."""
+        """The same tokenizer loaded by `mlx_lm`."""
         return load_mlx_lm_tokenizer(self._folder, self.eos_token_ids)
 
     def _can_render(self, messages: Any, variables: Mapping[str, Any]) -> bool:
-        """Whether it is one conversation of plain data; `transformers` takes more than that."""
+        """Whether one conversation of plain data can be rendered without `transformers`."""
         return (
             self.chat_template is not None
             and not TRANSFORMERS_ONLY_ARGUMENTS & set(variables)
@@ -233,14 +232,14 @@ class Tokenizer:
 
 
 def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
-    """The tokenizer of a checkpoint: a `Tokenizer`, or `mlx_lm`'s where that cannot read it.
+    """Loads a checkpoint's tokenizer: a `Tokenizer`, or `mlx_lm`'s if unsupported.
 
     Args:
-        folder: with `tokenizer.json`, or what else `transformers` reads.
+        folder: folder with `tokenizer.json` or other files that `transformers` reads.
         config: its `config.json`.
 
     Raises:
-        ValueError: a file is broken; the message names it (`ModelError`, if it is not JSON).
+        ValueError: names the malformed file (`ModelError` if it is not JSON).
     """
     eos_token_ids = read_eos_token_ids(folder, config)
     settings = read_tokenizer_config(folder)
@@ -250,7 +249,7 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
     check_file_size(file, MAX_TOKENIZER_BYTES)
     try:
         tokenizer = load_tokenizer_json(file)
-    except Exception as error:  # the library has no class of its own for it
+    except Exception as error:  # the library raises plain Exception
         raise ValueError(f"tokenizer.json cannot be read: {error}") from error
     if not _is_supported(folder, tokenizer, settings):
         return load_mlx_lm_tokenizer(folder, eos_token_ids)
@@ -264,9 +263,9 @@ def open_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
 
 
 def _is_supported(folder: Path, tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> bool:
-    """Whether `transformers` would use `tokenizer.json` as it stands.
+    """Whether `transformers` would use `tokenizer.json` unchanged.
 
-    It adds tokens that only other files name, and has default end tokens where no file names one.
+    It adds tokens that only other files name, and a default EOS token if no file names one.
     """
     ids = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     listed = settings.get("added_tokens_decoder")
