@@ -157,7 +157,10 @@ def test_task_1_misuse_is_refused():
         (lambda: pool.write_page_slice(page, 4, token, token), "do not fit into one page of 4"),
         (lambda: pool.write_page_slice(page, -1, token, token), "do not fit into one page of 4"),
         (lambda: pool.write_page_slice(page, 0, token, token[:, :1]), "must have the same shape"),
-        (lambda: pool.write_page_slice(page, 0, token[:, :1], token[:, :1]), "must have 2 heads of"),
+        (
+            lambda: pool.write_page_slice(page, 0, token[:, :1], token[:, :1]),
+            "must have 2 heads of",
+        ),
         (
             lambda: pool.write_page_slice(page, 0, *[token.astype(mx.float16)] * 2),
             "heads of size 8 in mlx.core.float32",
@@ -226,7 +229,11 @@ def test_task_2_misuse_is_refused_and_changes_nothing():
         (lambda: cache.rewind(-1), ValueError, "cannot rewind -1 of 3 tokens"),
         (lambda: cache.append(row, row[:, :1]), ValueError, "must have the same shape"),
         (lambda: cache.append(row[:, :1], row[:, :1]), ValueError, "must have 2 heads of size 8"),
-        (lambda: cache.append(*[mx.zeros((2, 2, 1, 8))] * 2), ValueError, "must have 1 sequence, got 2"),
+        (
+            lambda: cache.append(*[mx.zeros((2, 2, 1, 8))] * 2),
+            ValueError,
+            "must have 1 sequence, got 2",
+        ),
         (
             lambda: cache.update_and_fetch_paged(row, row, mask=mx.zeros((1, 4))),
             ValueError,
