@@ -246,5 +246,5 @@ def test_recording_is_on_or_off(monkeypatch):
         monkeypatch.setenv("TINY_LLM_GRAPH_CAPTURE", wanted)
         assert len(node_names(recorded(*given))) == nodes
     monkeypatch.setenv("TINY_LLM_GRAPH_CAPTURE", "always")
-    with pytest.raises(UserError, match='TINY_LLM_GRAPH_CAPTURE is "always"; it may be on or off'):
+    with pytest.raises(UserError, match='TINY_LLM_GRAPH_CAPTURE must be on or off, got "always"'):
         recorded(*given)

@@ -69,7 +69,7 @@ def test_task_1_masks_broadcast(device, shape):
 
 
 def test_task_1_heads_must_divide():
-    with pytest.raises(ValueError, match="5 query heads cannot share 2"):
+    with pytest.raises(ValueError, match="got 2 and 5"):
         scaled_dot_product_attention_grouped(
             mx.zeros((1, 5, 1, 8)), mx.zeros((1, 2, 1, 8)), mx.zeros((1, 2, 1, 8))
         )
@@ -95,7 +95,7 @@ def test_task_2_causal_attention(device, dtype, H_q, H, L, S):
 
 def test_task_2_unknown_mask():
     x = mx.zeros((1, 1, 1, 8))
-    with pytest.raises(ValueError, match='mask "casual" is unknown'):
+    with pytest.raises(ValueError, match='or an array, got "casual"'):
         scaled_dot_product_attention_grouped(x, x, x, mask="casual")
 
 

@@ -38,7 +38,7 @@ def test_task_1_eps_keeps_zero_at_zero(device, dtype):
 
 
 def test_task_1_weight_of_the_wrong_shape():
-    with pytest.raises(ValueError, match="expected \\(8,\\)"):
+    with pytest.raises(ValueError, match="must have shape \\(8,\\)"):
         RMSNorm(8, mx.ones(9))
 
 

@@ -52,7 +52,7 @@ def test_task_2_embedding(device, dtype):
 
 
 def test_task_2_embedding_of_the_wrong_shape():
-    with pytest.raises(ValueError, match="expected \\(10, 4\\)"):
+    with pytest.raises(ValueError, match="must have shape \\(10, 4\\)"):
         Embedding(10, 4, mx.zeros((4, 10)))
 
 

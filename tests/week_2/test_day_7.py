@@ -59,7 +59,7 @@ def test_task_3_offsets_of_a_batch(device):
     by_array = model(ids, mx.array([0, 0]), model.create_kv_cache())
     by_numpy = model(ids, np.int64(0), model.create_kv_cache())
     assert by_number.tolist() == by_list.tolist() == by_array.tolist() == by_numpy.tolist()
-    with pytest.raises(ValueError, match="3 offsets were given for a batch of 2"):
+    with pytest.raises(ValueError, match="expected 2 offsets, one per sequence, got 3"):
         model(ids, [0, 0, 0], model.create_kv_cache())
 
 
@@ -123,7 +123,10 @@ def test_task_4_what_cannot_be_run_is_answered_and_the_others_go_on(small_model)
         batch_generate(small_model, ByteTokenizer(), ["ok", "y" * 90, "", "fine"], max_seq_len=30)
     )
     assert answers[0] == alone(small_model, "ok", 30)
-    assert answers[1] == "[the prompt has 90 tokens; with its answer it may have 30.]"
+    assert (
+        answers[1]
+        == "[the prompt must have fewer than 30 tokens, the limit for prompt and output, got 90.]"
+    )
     assert answers[2] == "[the prompt is empty; give at least one token.]"
     assert answers[3] == alone(small_model, "fine", 30)
 
@@ -137,7 +140,7 @@ def test_task_4_prompt_and_answer_have_room_together(small_model, room):
 
 
 def test_task_4_one_text_is_no_list_of_prompts(small_model):
-    with pytest.raises(UserError, match="prompts is one text"):
+    with pytest.raises(UserError, match="prompts must be a list"):
         batch_generate(small_model, ByteTokenizer(), "abc")
 
 
@@ -220,7 +223,10 @@ def test_task_4_max_tokens_ends_an_answer(small_model, max_tokens):
 
 
 def test_task_4_max_tokens_that_cannot_be(small_model):
-    for max_tokens, message in ((0, "max_tokens is 0"), ([1], "1 max_tokens were given for 2")):
+    for max_tokens, message in (
+        (0, "max_tokens is 0"),
+        ([1], "expected 2 max_tokens, one per prompt, got 1"),
+    ):
         with pytest.raises(UserError, match=message):
             BatchGeneration(small_model, ByteTokenizer(), ["a", "b"], max_tokens=max_tokens)
 

@@ -95,7 +95,7 @@ def test_task_1_rewind_and_release():
     batch, pool, _ = batch_of([4, None, 9])
     batch.rewind(3)
     assert batch.lengths == [1, None, 6]
-    with pytest.raises(ValueError, match="cannot forget 2 of slot 0's 1 tokens"):
+    with pytest.raises(ValueError, match="cannot rewind 2 of slot 0's 1 tokens"):
         batch.rewind(2)
     assert batch.lengths == [1, None, 6]
     batch.release()
@@ -117,28 +117,31 @@ def test_task_1_too_few_pages_for_all_is_too_few_for_any():
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        (lambda batch, new: batch.append(new, new), "paged requests are in no buffer"),
-        (lambda batch, new: batch.update_and_fetch(new, new), "paged requests are in no buffer"),
+        (lambda batch, new: batch.append(new, new), "paged requests have no buffer"),
+        (lambda batch, new: batch.update_and_fetch(new, new), "paged requests have no buffer"),
         (
             lambda batch, new: batch.update_and_fetch_paged(new, new, mask=mx.zeros((1, 4))),
             "paged attention has no array masks",
         ),
-        (lambda batch, new: batch.update_and_fetch_paged(new[:1], new[:1]), "1 rows were given"),
+        (
+            lambda batch, new: batch.update_and_fetch_paged(new[:1], new[:1]),
+            "expected 2 rows, one per slot, got 1",
+        ),
         (
             lambda batch, new: batch.update_and_fetch_paged(*[mx.zeros((2, 2, 7, 8))] * 2),
-            "slot 0 has 4 tokens; 7 more are beyond 10",
+            "slot 0 has 4 tokens; 7 more exceed max_seq_len 10",
         ),
         (
             lambda batch, new: batch.update_and_fetch_paged(*[mx.zeros((2, 2, 1, 9))] * 2),
-            "the pages hold 2 heads of size 8",
+            "must have 2 heads of size 8",
         ),
         (lambda batch, new: batch.add_request(TinyKvFullCache(), 1), "all dense or all in the"),
         (
             lambda batch, new: batch.add_request(ShadowedCache(TinyKvPagedPool()).cache, 1),
             "all dense or all in the pages of one pool",
         ),
-        (lambda batch, new: batch.add_request(batch._slots[0], 1), "has a slot already"),
-        (lambda batch, new: batch.add_request("cache", 1), "takes a TinyKvFullCache or a TinyKv"),
+        (lambda batch, new: batch.add_request(batch._slots[0], 1), "already has a slot"),
+        (lambda batch, new: batch.add_request("cache", 1), "must be a TinyKvFullCache or a TinyKv"),
     ],
 )
 def test_task_1_misuse_is_refused_and_loses_nothing(action, message):
@@ -152,10 +155,10 @@ def test_task_1_misuse_is_refused_and_loses_nothing(action, message):
 def test_task_1_a_dense_batch_has_no_pages():
     batch = BatchingKvCache(1, 10)
     row = mx.zeros((1, 2, 1, 8))
-    with pytest.raises(ValueError, match="there are no paged requests"):
+    with pytest.raises(ValueError, match="no slot is paged"):
         batch.update_and_fetch_paged(row, row)
     batch.add_request(TinyKvFullCache(), 0)
-    with pytest.raises(ValueError, match="there are no paged requests"):
+    with pytest.raises(ValueError, match="no slot is paged"):
         batch.update_and_fetch_paged(row, row)
 
 
@@ -319,7 +322,7 @@ def test_task_3_a_dense_batch_is_refused():
     batch = [BatchingKvCache(1, 64) for _ in cache]
     for layer, dense in zip(batch, cache, strict=True):
         layer.add_request(dense, 0)
-    with pytest.raises(ValueError, match="there are no paged requests"):
+    with pytest.raises(ValueError, match="no slot is paged"):
         model(mx.array([[3]]), 2, batch)
     assert batch[0].lengths == [2]
 

@@ -187,20 +187,20 @@ def test_task_1_storage_is_written_in_place():
 
 
 def test_task_1_misuse_is_refused():
-    with pytest.raises(ValueError, match="3 positions and 2 slots"):
+    with pytest.raises(ValueError, match="require 3 slots, .* got 2, 2 and 1"):
         RaggedBatch([0, 1, 2], [0, 1], [0, 3], [3], [[0]])
-    with pytest.raises(ValueError, match="1 context_lens, 3 cu_seqlens_q and 1 rows"):
+    with pytest.raises(ValueError, match="2 cu_seqlens_q and 1 rows .* got 2, 3 and 1"):
         RaggedBatch([0, 1], [0, 1], [0, 1, 2], [2], [[0]])
-    with pytest.raises(ValueError, match="0 pages of 8 tokens; both must be at least 1"):
+    with pytest.raises(ValueError, match="must be at least 1, got 0 and 8"):
         PagedStorage(1, 0, 2, 8, 16, mx.float32)
     model = Qwen3ModelWeek3(quantized(), 8)
     storage = model.create_paged_storage(1)
     batch = RaggedBatch([0, 1], [0, 1], [0, 2], [2], [[0]])
     assert (batch.num_tokens, batch.num_seqs) == (2, 1)
-    with pytest.raises(ValueError, match="ids of shape .* were given for a batch of 2 tokens"):
+    with pytest.raises(ValueError, match="ids must have shape \\(2,\\), .* got"):
         model.ragged_logits([1], batch, [0], storage)
     row, plan = mx.zeros((1, 2, 2, 16), mx.bfloat16), storage.plan(batch)
-    with pytest.raises(ValueError, match="a ragged batch is causal"):
+    with pytest.raises(ValueError, match="for a ragged batch, got None"):
         layer_cache_views(plan.attention_metadata, plan.buffers, 3)[0].update_and_fetch_paged(
             row, row
         )

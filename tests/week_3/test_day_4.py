@@ -31,7 +31,7 @@ class TokenCache:
         self.released = False
 
     def rewind(self, n: int) -> None:
-        assert 0 <= n <= len(self.tokens), f"cannot forget {n} of {len(self.tokens)} tokens"
+        assert 0 <= n <= len(self.tokens), f"cannot rewind {n} of {len(self.tokens)} tokens"
         del self.tokens[len(self.tokens) - n :]
 
     def release(self) -> None:
@@ -268,7 +268,7 @@ def test_task_1_tokenizers_must_agree():
     pair = WordTokenizer("a", "b", "c"), WordTokenizer("a", "x", "c")
     with pytest.raises(UserError, match="differ at token 1 .* must share one vocabulary"):
         speculative_generate(model, model, *pair, "hello")
-    with pytest.raises(UserError, match="has 1 tokens and the target's 2, .* at token 1 \\('b'\\)"):
+    with pytest.raises(UserError, match="have 1 and 2 tokens, .* at token 1 \\('b'\\)"):
         speculative_generate(model, model, WordTokenizer("a"), WordTokenizer("a", "b"), "hello")
 
 

@@ -1,11 +1,11 @@
-"""The course's machinery: the learner's tree, cut from the solution by the markers in it.
+"""Course tooling: generates the learner's tree from the marked solution.
 
-tasks     which tasks there are, of which day, in which chapter
-markers   which lines of the solution a task is
-starter   those lines left out
-tree      where the learner's tree is, and what is in it
-outcomes  how tests end; kept and results: those of a day, run again when something changed
-mistakes  the solution with a mistake of tests/course/wrong; mutants asks which it is
-history   what a learner has reached, by date
-brief     how `pdm run test` shows them
+tasks            table of days and tasks
+markers          parser for task markers in the sources
+starter          replaces task blocks by errors
+tree             layout of the learner's tree
+runner           runs tests and collects outcomes; result_cache and results rerun only changes
+wrong_solutions  applies the mistakes of tests/course/wrong; mutants is a quiz about them
+history          a learner's results by date
+pytest_summary   summary of unwritten tasks in `pdm run test`
 """

@@ -1,4 +1,4 @@
-"""Builds a learner's extension, into the learner's own tree."""
+"""Builds the learner's C++ extension in the learner's tree."""
 
 import os
 import shutil
@@ -11,23 +11,22 @@ from pathlib import Path
 from .tree import EXTENSION
 
 STALE = "your extension's sources were changed after it was built: `pdm run build-ext`"
-# What is compiled into the module. Without a Mac, Metal kernels are compiled by the tests.
+# Suffixes of build inputs. Without a Mac, the tests compile the Metal kernels.
 COMPILED = {".cpp", ".h", ".cmake", ".txt"} | ({".metal"} if sys.platform == "darwin" else set())
 
-# Options for a build whose speed does not matter: it takes two thirds of the time, and the bits are
-# the same.
+# CMake options for tests of correctness: two thirds of the build time, the same bits.
 LESS_OPTIMIZED = ("-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG", "-DTINY_LLM_KERNEL_OPTIMIZATION=-O1")
 
 
 def build_tree(tree: Path, *options: str) -> str | None:
-    """Compiles what changed since the last time; the solution's build is left alone.
+    """Builds a learner's extension incrementally; does not touch the solution's build.
 
     Args:
-        tree: the learner's.
-        options: for CMake.
+        tree: learner's tree.
+        options: CMake options.
 
     Returns:
-        None if it built, otherwise what the tools said.
+        None on success, else the build output.
     """
     source, objects, package = tree / EXTENSION, tree / "build" / "objects", tree / "build/package"
     configure = ["cmake", "-S", str(source), "-B", str(objects), "-G", "Ninja"]
@@ -52,9 +51,9 @@ def build_tree(tree: Path, *options: str) -> str | None:
 
 
 def is_stale(tree: Path) -> bool:
-    """Whether a learner's extension was built, and its sources were changed since.
+    """Whether a learner's extension is older than its sources.
 
-    Its tests then run what was built, and say of a task that was written that it is not.
+    Tests would then run old code and report written tasks as unwritten.
     """
     if not _stamp(tree).exists():
         return False
@@ -64,20 +63,20 @@ def is_stale(tree: Path) -> bool:
 
 
 def _stamp(tree: Path) -> Path:
-    """An empty file, as old as the beginning of the build that made the module."""
+    """Path of an empty file whose mtime is the start of the last successful build."""
     return tree / "build" / "built"
 
 
 def solution_module() -> Path | None:
-    """The compiled module of the solution, if it is installed in this environment."""
+    """Returns the solution's compiled module, if installed in this environment."""
     return next((Path(sysconfig.get_path("platlib")) / "tiny_llm_ext").glob("_ext.*"), None)
 
 
 def built_module(tree: Path) -> Path | None:
-    """The compiled module of a learner's tree, if it was built."""
+    """Returns the compiled module of a learner's tree, if built."""
     return next((tree / "build" / "package" / "tiny_llm_ext").glob("_ext.*"), None)
 
 
 def num_cores() -> int:
-    """How many processors this process may use."""
+    """Returns the number of processors available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,9 +1,9 @@
-"""Runs many pytest sessions without importing the world for each: a process that forks.
+"""Fork server: runs pytest sessions with preloaded imports.
 
-What tests import besides tiny_llm (MLX, mlx_lm, scipy) takes seconds, several times as long as a
-task's tests. This process has imported it once; each session is a fork of it, which then imports
-tiny_llm from the tree that it is told. It reads a job a line from standard input, and writes a line
-when one has ended. Only on Linux: what Metal has begun does not survive a fork.
+Importing the tests' dependencies (MLX, mlx_lm, scipy) takes seconds, several times as long as a
+task's tests. This process imports them once; each session is a fork that imports tiny_llm from the
+given tree. Reads one JSON job per line from stdin and writes one line per finished session. Linux
+only: Metal does not survive a fork.
 """
 
 import gc
@@ -18,23 +18,23 @@ PRELOADED = ("pytest", "mlx.core", "mlx.nn", "mlx_lm.models.qwen3", "scipy.stats
 
 
 def main() -> None:
-    """Serves until standard input ends."""
+    """Serves jobs until stdin is closed."""
     for name in PRELOADED:
         importlib.import_module(name)
     assert "tiny_llm" not in sys.modules
-    gc.freeze()  # pytest collects garbage twice in each session, which would look at all of this
+    gc.freeze()  # excludes the preloaded modules from pytest's garbage collections
     for line in sys.stdin:
         job = json.loads(line)
         pid = os.fork()
         if pid == 0:
             run(job)
-        # One session at a time; for two at once, start this twice.
+        # One session at a time; for concurrency, start several servers.
         _, status = os.waitpid(pid, 0)
         print(json.dumps({"status": os.waitstatus_to_exitcode(status)}), flush=True)
 
 
 def run(job: dict[str, Any]) -> None:
-    """In the fork: becomes a pytest session, and ends."""
+    """Runs a pytest session in the forked child and exits."""
     status = 3
     try:
         output = os.open(job["output"], os.O_WRONLY | os.O_CREAT)
@@ -54,7 +54,7 @@ def run(job: dict[str, Any]) -> None:
 
 
 def use_tree(tree: Path) -> None:
-    """What Python does at its start if the tree's site/ is on PYTHONPATH."""
+    """Loads the tree's sitecustomize, as Python does at startup with site/ on PYTHONPATH."""
     spec = importlib.util.spec_from_file_location(
         "sitecustomize", tree / "site" / "sitecustomize.py"
     )

@@ -1,13 +1,13 @@
-"""Markers in the sources: which lines are a task's, and which are the solution's alone.
+"""Task markers in the sources: which lines the learner writes.
 
-    # [task 1.1.1 softmax]        the lines up to [/task 1.1.1 softmax] are what the learner writes;
-    # [/task 1.1.1 softmax]       the name tells several blocks of a task apart
+    # [task 1.1.1 softmax]        the learner writes the lines up to [/task 1.1.1 softmax];
+    # [/task 1.1.1 softmax]       the name distinguishes several blocks of a task
 
-    // [solution only]            these lines are not in the learner's tree
+    // [solution only]            lines that are omitted from the learner's tree
     // [/solution only]
 
-A marker is a comment on a line of its own: `#` in Python and CMake, `//` in C++ and Metal. A
-task's markers stay in the learner's tree, so that its blocks are found there again.
+A marker is a comment on a separate line: `#` in Python and CMake, `//` in C++ and Metal. Task
+markers are kept in the learner's tree to locate its blocks.
 """
 
 import re
@@ -23,7 +23,7 @@ LABEL = re.compile(r"task (?P<task>\d+\.\d+\.\d+)(?: (?P<name>[a-z0-9-]+))?")
 
 
 class MarkerError(ValueError):
-    """A marker that does not make sense, with file and line."""
+    """An invalid marker; the message has the file and line number."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Block:
     """The lines between two markers.
 
     Attributes:
-        task: such as "1.1.1"; None for what the solution has alone.
-        name: what tells it from the task's other blocks, or "".
+        task: task id such as "1.1.1"; None for a solution-only block.
+        name: name among the task's blocks, or "".
         start: index of the first line after the opening marker.
         end: index of the closing marker's line.
     """
@@ -44,20 +44,19 @@ class Block:
 
     @property
     def label(self) -> str:
-        """Such as "1.1.1 softmax"; unique among all blocks of tasks."""
+        """Unique label such as "1.1.1 softmax"."""
         return f"{self.task} {self.name}".strip()
 
 
 def find_blocks(text: str, where: str | Path) -> list[Block]:
-    """The blocks of a file, in order.
+    """Parses the blocks of a file, in order.
 
     Args:
-        text: its contents.
-        where: named in errors.
+        text: file contents.
+        where: file name for error messages.
 
     Raises:
-        MarkerError: a marker that is not closed, closes nothing, lies in another block, names no
-            task of the course, or is spelt so that it would be overlooked.
+        MarkerError: an unclosed, unmatched, nested or misspelled marker, or an unknown task.
     """
     blocks: list[Block] = []
     opened: tuple[str, int] | None = None
@@ -92,7 +91,7 @@ def find_blocks(text: str, where: str | Path) -> list[Block]:
 
 
 def _split(label: str, where: str) -> tuple[str | None, str]:
-    """A label's task and name."""
+    """Splits a label into task and name."""
     if label == "solution only":
         return None, ""
     match = LABEL.fullmatch(label)
@@ -106,7 +105,7 @@ def _split(label: str, where: str) -> tuple[str | None, str]:
 
 
 def marked_files(root: Path) -> list[Path]:
-    """The files below a folder that may have markers, sorted."""
+    """Returns the files below a folder that may have markers, sorted."""
     return sorted(
         path
         for path in root.rglob("*")
@@ -115,10 +114,10 @@ def marked_files(root: Path) -> list[Path]:
 
 
 def all_blocks(root: Path) -> dict[str, tuple[Path, Block]]:
-    """Every task's blocks below a folder: label -> (file, block).
+    """Returns all task blocks below a folder: label -> (file, block).
 
     Raises:
-        MarkerError: see `find_blocks`; or two blocks with one label.
+        MarkerError: see `find_blocks`; also for a duplicate label.
     """
     found: dict[str, tuple[Path, Block]] = {}
     for path in marked_files(root):

@@ -1,6 +1,6 @@
-"""A plugin of pytest: of each test function, the first case alone.
+"""Pytest plugin: runs only the first case of each test function.
 
-A task that is not written fails in every case, and with the same line.
+An unwritten task fails in every case with the same message.
 """
 
 import pytest
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.hookimpl(trylast=True)  # after `-m` has chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out all other cases."""
+    """Deselects all other cases."""
     first: dict[str, pytest.Item] = {}
     for item in items:
         first.setdefault(item.nodeid.partition("[")[0], item)

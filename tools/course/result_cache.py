@@ -1,8 +1,8 @@
-"""Results of tests, kept by what they depend on: `pdm run progress` runs only what changed.
+"""Test result cache: `pdm run progress` reruns only what changed.
 
-A day's tests run the code of its tasks, of those before and of those that they need. So a day's
-results hold as long as these stay the same: the learner's files without the blocks of later tasks,
-the extension that was built, the solution's package, and the tests.
+A day's tests depend on its tasks, earlier tasks and their prerequisites. The cache key covers the
+learner's files without the blocks of later tasks, the built extension, the solution's package and
+the tests.
 """
 
 import ast
@@ -23,17 +23,17 @@ from .runner import Outcome
 from .tasks import DAYS, Day, with_needs
 from .tree import EXTENSION, PACKAGE, ROOT
 
-# What tests run besides a learner's files, and what says which versions of it.
+# Other inputs of the tests: folders, and libraries by version.
 SHARED = ("src/tiny_llm", "src/extensions", "tests", "tools")
 LIBRARIES = ("mlx", "mlx-lm", "numpy", "pytest")
-EMULATED = (".metal", ".h")  # what the emulator compiles when a test runs
+EMULATED = (".metal", ".h")  # compiled by the emulator at test time
 
 
 class ResultCache:
-    """What a day's tests said, and for which contents of the files.
+    """Cached outcomes of each day, with the hash of their inputs.
 
     Args:
-        tree: the learner's, or None for the solution.
+        tree: learner's tree, or None for the solution.
     """
 
     def __init__(self, tree: Path | None):
@@ -45,14 +45,14 @@ class ResultCache:
             self._days = {}
 
     def of(self, day: Day) -> list[Outcome] | None:
-        """The day's results; None if there are none, or something that they depend on changed."""
+        """Returns the day's outcomes; None if missing or out of date."""
         kept = self._days.get(day.id, {})
         if kept.get("contents") != contents_of(self._tree, day):
             return None
         return [Outcome(**outcome) for outcome in kept["outcomes"]]  # type: ignore[attr-defined]
 
     def keep(self, day: Day, outcomes: Iterable[Outcome]) -> None:
-        """Writes a day's results, unless a session ended before its tests did."""
+        """Stores a day's outcomes, unless a session was aborted."""
         outcomes = list(outcomes)
         if not all(outcome.test for outcome in outcomes):
             return
@@ -65,11 +65,11 @@ class ResultCache:
 
 
 def contents_of(tree: Path | None, day: Day) -> str:
-    """A hash of all that a day's results depend on.
+    """Hashes all inputs of a day's tests.
 
     Args:
-        tree: the learner's, or None for the solution.
-        day: its tests and those before it may need code of later days, which then counts, too.
+        tree: learner's tree, or None for the solution.
+        day: the day; includes later tasks that its tests need.
     """
     digest = hashlib.sha256(shared_contents().encode())
     module = solution_module() if tree is None else built_module(tree)
@@ -87,9 +87,9 @@ def contents_of(tree: Path | None, day: Day) -> str:
 
 
 def without_later_tasks(path: Path, tasks: set[str]) -> str:
-    """A learner's file without the blocks of other tasks than these.
+    """Returns a learner's file without the blocks of tasks outside `tasks`.
 
-    It is whole if another day's code could matter: it cannot be parsed, or its markers are lost.
+    Returns the whole file if it has a syntax error or broken markers, where any line could matter.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
@@ -107,7 +107,7 @@ def without_later_tasks(path: Path, tasks: set[str]) -> str:
 
 @cache
 def shared_contents() -> str:
-    """A hash of the solution's files, the tests, and the versions of the libraries."""
+    """Hashes the solution's files, the tests and the library versions."""
     digest = hashlib.sha256(f"{sys.version} {has_clang()}".encode())
     for library in LIBRARIES:
         digest.update(f"{library} {version(library)}".encode())

@@ -1,4 +1,4 @@
-"""The tests of some days, run where their results are not known: see result_cache.py."""
+"""Runs the tests of days without cached results (see result_cache.py)."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from .tasks import TASKS, Day
 
 
 def is_done(outcomes: Sequence[Outcome]) -> bool:
-    """Whether a task's tests pass, and not only because none could be run."""
+    """Whether a task's tests pass, with at least one not skipped."""
     passed = [outcome.passed for outcome in outcomes]
     return any(passed) and False not in passed
 
@@ -23,13 +23,13 @@ def is_done(outcomes: Sequence[Outcome]) -> bool:
 def outcomes_by_task(
     tree: Path | None, days: list[Day], console: Console, again: bool = False
 ) -> dict[str, list[Outcome]]:
-    """Runs the tests of some days, as many days at a time as there are cores (at most four).
+    """Runs the tests of several days, one thread per core (at most four).
 
     Args:
-        tree: the learner's, or None for the solution.
-        days: whose tests.
-        console: says how far it is: a line at once for each day.
-        again: run tests whose results are known, too.
+        tree: learner's tree, or None for the solution.
+        days: days to test.
+        console: console for progress output.
+        again: ignore cached results.
     """
     kept = ResultCache(tree)
     by_day = {day.id: None if again else kept.of(day) for day in days}

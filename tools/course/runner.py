@@ -1,4 +1,4 @@
-"""Runs tests in a process of their own and tells how each task fared."""
+"""Runs tests in separate processes and reports outcomes per task."""
 
 import json
 import os
@@ -16,19 +16,19 @@ from typing import Any
 from .tasks import DAYS
 from .tree import ROOT, environment
 
-# What errors say of a task that is to be written, and of an extension that is to be built.
+# Substrings of the errors of unwritten tasks and of an unbuilt extension.
 NOT_WRITTEN = "is yours to write"
 NOT_BUILT = "the C++ extension cannot be used"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one test ended.
+    """Outcome of one test.
 
     Attributes:
         test: its pytest id.
-        passed: True, False, or None if it was skipped.
-        message: the last line of its error, or "".
+        passed: True, False, or None if skipped.
+        message: error message, or "".
     """
 
     test: str
@@ -37,22 +37,22 @@ class Outcome:
 
     @property
     def task(self) -> str | None:
-        """The task that it tests."""
+        """Id of the tested task."""
         return task_of_test(self.test)
 
     @property
     def is_unwritten(self) -> bool:
-        """Whether it failed because a task is still to be written."""
+        """Whether the test failed on an unwritten task."""
         return NOT_WRITTEN in self.message
 
     @property
     def is_not_built(self) -> bool:
-        """Whether it failed because there is no extension to call."""
+        """Whether the test failed because the extension is not built."""
         return NOT_BUILT in self.message
 
 
 def task_of_test(test: str) -> str | None:
-    """Of "tests/week_1/test_day_3.py::test_task_2_causal_mask[…]": "1.3.2"."""
+    """Maps "tests/week_1/test_day_3.py::test_task_2_causal_mask[…]" to "1.3.2"."""
     file, _, name = test.partition("::")
     number = re.match(r"test_task_(\d+)_", name)
     for day in DAYS:
@@ -62,10 +62,10 @@ def task_of_test(test: str) -> str | None:
 
 
 class Runner:
-    """Runs tests, on a learner's tree or on the solution, each time in a new process.
+    """Runs tests on a learner's tree or the solution, each session in a new process.
 
-    On Linux these are forks of one that has imported what all tests need: see fork_server.py. Use
-    it in a `with`; several threads need one each.
+    On Linux, sessions are forks of a preloaded process: see fork_server.py. A context manager; not
+    thread-safe.
     """
 
     def __init__(self) -> None:
@@ -86,14 +86,13 @@ class Runner:
         """Runs tests.
 
         Args:
-            tree: the learner's, or None.
-            tests: files or ids, from the root of the project.
-            options: for pytest.
-            timeout: seconds; a session that takes longer is ended.
+            tree: learner's tree, or None for the solution.
+            tests: files or test ids, relative to the project's root.
+            options: pytest options.
+            timeout: timeout of the session in seconds.
 
         Returns:
-            Outcomes in the order of the tests. One of the test "" tells of a session that failed as
-            a whole.
+            Outcomes in the order of the tests. An outcome with test "" reports a failed session.
         """
         with tempfile.TemporaryDirectory() as folder:
             report, output = Path(folder) / "report.jsonl", Path(folder) / "output"
@@ -154,5 +153,5 @@ def _in_new_process(job: dict[str, Any], timeout: float | None) -> int | None:
 
 
 def first_line(message: str) -> str:
-    """What a person needs of an error."""
+    """Returns the first non-blank line of a message."""
     return next((line for line in message.split("\n") if line.strip()), "")

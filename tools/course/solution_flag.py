@@ -1,15 +1,15 @@
-"""`--solution mine|ref`: whose code a command of the course works on."""
+"""`--solution mine|ref`: selects the learner's tree or the solution."""
 
 import argparse
 from pathlib import Path
 
 from .tree import default_folder, find_tree, shown
 
-SOLUTIONS = ("mine", "ref", "tiny_llm")  # tiny_llm is another name of ref, as in `main`
+SOLUTIONS = ("mine", "ref", "tiny_llm")  # tiny_llm is an alias of ref, as in `main`
 
 
 def add_solution_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag; if it is not given, `args.solution` is None."""
+    """Adds the flag; `args.solution` defaults to None."""
     parser.add_argument(
         "--solution",
         choices=SOLUTIONS,
@@ -18,11 +18,11 @@ def add_solution_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def selected_tree(parser: argparse.ArgumentParser, solution: str | None) -> Path | None:
-    """The learner's tree to work on, or None for the solution. Ends the command if there is none.
+    """Returns the selected learner's tree, or None for the solution.
 
     Args:
-        parser: says so.
-        solution: what was asked for; None takes the learner's tree if there is one.
+        parser: parser that reports a missing learner's tree and exits.
+        solution: value of the flag; None prefers the learner's tree if it exists.
     """
     tree = find_tree()
     if solution == "mine" and tree is None:

@@ -1,6 +1,6 @@
-"""What the learner's tree has in place of a block: an error that names the task.
+"""Generates starter code: replaces task blocks by errors that name the task.
 
-Everything around a block stays: signature, docstring, shapes, checks of arguments, and the markers.
+Everything around a block is kept: signature, docstring, argument checks and markers.
 """
 
 import ast
@@ -16,14 +16,15 @@ WIDTH = 100
 
 
 def starter_text(text: str, path: Path) -> str:
-    """A file of the solution as the learner gets it.
+    """Converts a file of the solution to starter code.
 
     Args:
-        text: the solution's.
-        path: tells the language, and is named in errors.
+        text: contents of the solution's file.
+        path: path, for the language and for error messages.
 
     Raises:
-        MarkerError: see `find_blocks`; a block in Python that is not statements of a function.
+        MarkerError: see `find_blocks`; also for a Python block that is not whole statements of a
+            function.
     """
     lines = text.split("\n")
     blocks = find_blocks(text, path)
@@ -40,12 +41,12 @@ def starter_text(text: str, path: Path) -> str:
 
 
 def placeholder(text: str, block: Block, path: Path) -> list[str]:
-    """The lines that stand in a block until the learner writes it.
+    """Returns the placeholder lines of an unwritten block.
 
     Args:
-        text: the file's, the solution's or the learner's.
-        block: one of its blocks, of a task.
-        path: tells the language.
+        text: contents of the solution's or the learner's file.
+        block: a task's block in the file.
+        path: path, for the language.
     """
     assert block.task is not None
     lines = text.split("\n")

@@ -1,7 +1,7 @@
-"""The course's days and tasks: the one table that the starter, the tests and the book go by.
+"""Table of the course's days and tasks, used by starter, tests and book.
 
-A day is a chapter of the book, a file of tests, `tests/week_N/test_day_M.py`, and a few tasks. The
-tests of task K are called `test_task_K_…`. A task is written 1.3.2: week, day, number.
+A day is a chapter of the book, a test file `tests/week_N/test_day_M.py` and a few tasks. Tests of
+task K are named `test_task_K_…`. A task id such as 1.3.2 is week, day and number.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The learner's tree: where it is, what is in it, and how Python finds it.
+"""Layout of the learner's tree and its import mechanism.
 
     mine/
       README.md             for the learner
@@ -7,8 +7,8 @@
       site/                 makes `import tiny_llm` mean this tree: see sitecustomize.py there
       build/                what build-ext made
 
-A module that is not in the learner's tree is the solution's own: commands, loading, the demo model.
-So there is one of each, and what the learner reads is what the learner writes.
+Modules missing from the learner's tree (commands, loading, the demo model) are imported from the
+solution.
 """
 
 import os

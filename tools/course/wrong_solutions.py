@@ -1,7 +1,7 @@
-"""The mistakes of tests/course/wrong, put into the solution, and what the tests say of them.
+"""Applies the mistakes of tests/course/wrong and runs the tests on them.
 
-A mistake is put into a copy of the one file that it is made in. One in Python or Metal runs with
-the solution's other modules; one in C++ is compiled into a learner's tree that is else complete.
+A mistake is applied to a copy of its file. A Python or Metal file runs with the solution's other
+modules; a C++ file is compiled in an otherwise complete learner's tree.
 """
 
 import shutil

@@ -1,9 +1,8 @@
-"""The C++ extension: its only importer, loaded lazily.
+"""Python bindings of the C++ extension's operations, loaded lazily.
 
-Week 1 runs without a build; every other operation says how to build the extension. The operations
-are functions here, with their names and defaults. Each operation's contract (shapes, dtypes,
-errors) is in its C++ header; `help(tiny_llm_ext.rms_norm)` shows it. They raise ValueError if an
-argument breaks that contract, and UserError if the extension is not built.
+No other module imports the extension. Week 1 does not need it. Each operation's contract (shapes,
+dtypes, errors) is in its C++ header and shown by, e.g., `help(tiny_llm_ext.rms_norm)`. Operations
+raise ValueError for a contract violation, and UserError if the extension is not built.
 
 Reading order: prepack, mxfp4, graph_capture, roofline.
 """
@@ -22,23 +21,23 @@ StreamOrDevice = mx.Stream | mx.Device | mx.DeviceType | None
 
 
 def extension() -> ModuleType:
-    """The module `tiny_llm_ext`.
+    """Imports the module `tiny_llm_ext`.
 
     Raises:
-        UserError: it was not built, or was built for another MLX.
+        UserError: the extension is not built, or was built for another MLX version.
     """
     try:
         import tiny_llm_ext
     except ImportError as error:
         raise UserError(
-            f"the C++ extension cannot be used ({error}); `pdm run build-ext` builds it."
+            f"the C++ extension cannot be used ({error}); run `pdm run build-ext` to build it."
         ) from error
     return tiny_llm_ext
 
 
 @functools.cache
 def is_built() -> bool:
-    """Whether the extension can be used here."""
+    """Whether the extension can be imported."""
     try:
         extension()
     except UserError:
@@ -47,10 +46,10 @@ def is_built() -> bool:
 
 
 def check_num_threads() -> None:
-    """Refuses a TINY_LLM_NUM_THREADS that is no number of threads. No effect without the extension.
+    """Validates TINY_LLM_NUM_THREADS; a no-op without the extension.
 
     Raises:
-        UserError: it is refused.
+        UserError: the value is invalid.
     """
     if is_built():
         try:
@@ -60,22 +59,22 @@ def check_num_threads() -> None:
 
 
 def supports_quantization(bits: int, group_size: int, dtype: mx.Dtype) -> bool:
-    """Whether the kernels read affine weights of this kind, whose scales have this dtype."""
+    """Whether the kernels support affine weights of this format and dtype of the scales."""
     halves = (mx.float16, mx.bfloat16)
     return bits in (4, 8) and group_size in (32, 64, 128) and dtype in halves
 
 
 def prepack_rows() -> int:
-    """How many rows of weights the CPU's kernels want interleaved (see `prepack.py`).
+    """Number of weight rows that the CPU kernels read interleaved (see `prepack.py`).
 
     Returns:
-        Their number; 0 where the kernels, MLX instead of them or a GPU read weights by row.
+        The number; 0 where weights are read row-major: older CPUs, GPUs, no extension.
     """
     return extension().prepack_rows() if computes_on_cpu() and is_built() else 0
 
 
 def _is_installed() -> bool:
-    """Whether the extension was built; nothing is imported."""
+    """Whether the extension is built, without importing it."""
     package = importlib.util.find_spec("tiny_llm_ext")
     folders = (package.submodule_search_locations or []) if package else []
     return any(any(Path(folder).glob("_ext.*")) for folder in folders)
@@ -86,21 +85,21 @@ def _emulation_requested() -> bool:
 
 
 def _default_stream() -> StreamOrDevice:
-    """MLX's default device (None) where our kernels run on it, and the CPU elsewhere."""
+    """Returns None (MLX's default device) where the kernels support it, else the CPU."""
     if _emulation_requested():
-        emulated = extension().emulated_gpu  # for tests: an emulator, as slow as that sounds
+        emulated = extension().emulated_gpu  # slow; for tests
         if emulated.is_wanted():
             return emulated.attach(extension())
     return None if mx.metal.is_available() and _is_installed() else mx.cpu
 
 
 def report_emulator_faults() -> bool:
-    """Whether an emulated GPU found faults that nothing has reported; now they are, on stderr."""
+    """Prints unreported faults of the emulated GPU to stderr; returns whether there were any."""
     return _emulation_requested() and bool(extension().emulated_gpu.report_faults())
 
 
-# Where an operation runs if a caller names no stream. On a machine without Metal that is the CPU,
-# wherever the rest of the graph runs; memory is shared, so nothing is copied.
+# Default stream of the operations. Without Metal, the CPU, regardless of where the rest of the
+# graph runs; memory is shared, so nothing is copied.
 _stream = _default_stream()
 
 
@@ -109,17 +108,17 @@ def _stream_or_default(stream: StreamOrDevice) -> StreamOrDevice:
 
 
 def computes_on_cpu() -> bool:
-    """Whether MLX's operations and ours run on the CPU where no stream is named."""
+    """Whether MLX's operations and the extension's run on the CPU by default."""
     return mx.default_device() == mx.cpu and (_stream is None or _stream == mx.cpu)
 
 
 def runs_on_default_device() -> bool:
-    """Whether our operations run on MLX's default device: not beside a GPU without Metal."""
+    """Whether the extension's operations run on MLX's default device (not on a CUDA GPU)."""
     return is_built() and (_stream is None or mx.default_device() == mx.cpu)
 
 
 def use_cpu() -> None:
-    """Everything runs on the CPU from now on."""
+    """Sets the CPU as the default device for MLX and the extension."""
     global _stream
     mx.set_default_device(mx.cpu)
     _stream = mx.cpu
@@ -128,17 +127,17 @@ def use_cpu() -> None:
 def axpby(
     x: mx.array, y: mx.array, alpha: float, beta: float, stream: StreamOrDevice = None
 ) -> mx.array:
-    """alpha · x + beta · y: `help(tiny_llm_ext.axpby)`."""
+    """Computes alpha · x + beta · y: `help(tiny_llm_ext.axpby)`."""
     return extension().axpby(x, y, alpha, beta, stream=_stream_or_default(stream))
 
 
 def argmax(x: mx.array, stream: StreamOrDevice = None) -> mx.array:
-    """The likeliest tokens: `help(tiny_llm_ext.argmax)`."""
+    """Index of the maximum in each row: `help(tiny_llm_ext.argmax)`."""
     return extension().argmax(x, stream=_stream_or_default(stream))
 
 
 def matmul(a: mx.array, b: mx.array, stream: StreamOrDevice = None) -> mx.array:
-    """a · bᵀ, not quantized: `help(tiny_llm_ext.matmul)`."""
+    """Computes a · bᵀ for plain matrices: `help(tiny_llm_ext.matmul)`."""
     return extension().matmul(a, b, stream=_stream_or_default(stream))
 
 
@@ -152,7 +151,7 @@ def quantized_matmul(
     transpose_b: bool = True,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """a · bᵀ with a quantized b: `help(tiny_llm_ext.quantized_matmul)`."""
+    """Computes a · bᵀ with a quantized b: `help(tiny_llm_ext.quantized_matmul)`."""
     return extension().quantized_matmul(
         scales, biases, group_size, bits, a, b, transpose_b, stream=_stream_or_default(stream)
     )
@@ -167,7 +166,7 @@ def multi_quantized_matmul(
     b: list[mx.array],
     stream: StreamOrDevice = None,
 ) -> list[mx.array]:
-    """One input times several quantized matrices: `help(tiny_llm_ext.multi_quantized_matmul)`."""
+    """Multiplies one input by several matrices: `help(tiny_llm_ext.multi_quantized_matmul)`."""
     return extension().multi_quantized_matmul(
         scales, biases, group_size, bits, a, b, stream=_stream_or_default(stream)
     )
@@ -183,7 +182,7 @@ def grouped_quantized_matmul(
     experts: mx.array,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Each row times its expert's matrix: `help(tiny_llm_ext.grouped_quantized_matmul)`."""
+    """Multiplies each row by its expert's matrix: `help(tiny_llm_ext.grouped_quantized_matmul)`."""
     return extension().grouped_quantized_matmul(
         scales, biases, group_size, bits, a, b, experts, stream=_stream_or_default(stream)
     )
@@ -198,7 +197,7 @@ def quantized_embedding(
     weight: mx.array,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Rows of a quantized table: `help(tiny_llm_ext.quantized_embedding)`."""
+    """Looks up rows of a quantized table: `help(tiny_llm_ext.quantized_embedding)`."""
     return extension().quantized_embedding(
         ids, scales, biases, group_size, bits, weight, stream=_stream_or_default(stream)
     )
@@ -212,29 +211,29 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice =
 def add_rms_norm(
     x: mx.array, y: mx.array, weight: mx.array, eps: float, stream: StreamOrDevice = None
 ) -> tuple[mx.array, mx.array]:
-    """x + y, and its `rms_norm`: `help(tiny_llm_ext.add_rms_norm)`."""
+    """Computes x + y and its RMSNorm: `help(tiny_llm_ext.add_rms_norm)`."""
     return extension().add_rms_norm(x, y, weight, eps, stream=_stream_or_default(stream))
 
 
 def swiglu(gate: mx.array, up: mx.array, stream: StreamOrDevice = None) -> mx.array:
-    """silu(gate) · up: `help(tiny_llm_ext.swiglu)`."""
+    """Computes silu(gate) · up: `help(tiny_llm_ext.swiglu)`."""
     return extension().swiglu(gate, up, stream=_stream_or_default(stream))
 
 
 def add_bias(x: mx.array, bias: mx.array, stream: StreamOrDevice = None) -> mx.array:
-    """x + bias: `help(tiny_llm_ext.add_bias)`."""
+    """Computes x + bias: `help(tiny_llm_ext.add_bias)`."""
     return extension().add_bias(x, bias, stream=_stream_or_default(stream))
 
 
 def topk_softmax(
     logits: mx.array, k: int, normalize: bool, stream: StreamOrDevice = None
 ) -> tuple[mx.array, mx.array]:
-    """The likeliest experts and their weights: `help(tiny_llm_ext.topk_softmax)`."""
+    """Selects the top-k experts and their weights: `help(tiny_llm_ext.topk_softmax)`."""
     return extension().topk_softmax(logits, k, normalize, stream=_stream_or_default(stream))
 
 
 def weighted_sum(x: mx.array, weights: mx.array, stream: StreamOrDevice = None) -> mx.array:
-    """What the experts of each token add up to: `help(tiny_llm_ext.weighted_sum)`."""
+    """Weighted sum of each token's expert outputs: `help(tiny_llm_ext.weighted_sum)`."""
     return extension().weighted_sum(x, weights, stream=_stream_or_default(stream))
 
 
@@ -246,10 +245,10 @@ def qk_norm_rope(
     sin: mx.array,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """`rms_norm` of each head, then RoPE, laid out for attention: no `swapaxes` to copy.
+    """RMSNorm of each head, then RoPE, in attention's memory layout: no transpose needed.
 
-    See `help(tiny_llm_ext.qk_norm_rope)`; cos and sin are from `RoPE.cos_sin`. Without a weight
-    nothing is normalized.
+    See `help(tiny_llm_ext.qk_norm_rope)`; cos and sin are from `RoPE.cos_sin`. A weight of None
+    skips the norm.
     """
     return extension().qk_norm_rope(x, weight, eps, cos, sin, stream=_stream_or_default(stream))
 
@@ -280,7 +279,7 @@ def paged_attention(
     causal: bool = True,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """Attention to pages: `help(tiny_llm_ext.paged_attention)`."""
+    """Paged attention: `help(tiny_llm_ext.paged_attention)`."""
     return extension().paged_attention(
         query,
         key_pages,
@@ -303,7 +302,7 @@ def paged_attention_varlen(
     scale: float | None = None,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """The same for a ragged batch: `help(tiny_llm_ext.paged_attention_varlen)`."""
+    """Paged attention over a ragged batch: `help(tiny_llm_ext.paged_attention_varlen)`."""
     pages = (key_pages, value_pages, cu_seqlens_q, context_lens, block_table)
     return extension().paged_attention_varlen(
         query, *pages, scale, stream=_stream_or_default(stream)
@@ -317,9 +316,9 @@ def cache_write(
     overwrite: bool = False,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """New keys or values into a cache's buffer: `help(tiny_llm_ext.cache_write)`.
+    """Writes new keys or values to a cache's buffer: `help(tiny_llm_ext.cache_write)`.
 
-    They are written in place if the caller keeps no other reference:
+    Writes in place if there is no other reference to the buffer:
     `buffer = cache_write(buffer, …)`.
     """
     return extension().cache_write(
@@ -334,7 +333,7 @@ def paged_cache_write(
     overwrite: bool = False,
     stream: StreamOrDevice = None,
 ) -> mx.array:
-    """New keys or values into pages, as `cache_write`: `help(tiny_llm_ext.paged_cache_write)`."""
+    """Writes new keys or values to pages: `help(tiny_llm_ext.paged_cache_write)`."""
     return extension().paged_cache_write(
         pages, tokens, slots, overwrite, stream=_stream_or_default(stream)
     )

@@ -1,9 +1,8 @@
-"""Functions whose graph is recorded once, and is one node of every later graph.
+"""Graph capture: replays a function's graph as one node.
 
-A decode step has twenty small operations in each block, and MLX needs more time to schedule most of
-them than they take. From one token to the next the operations and their order stay the same; only
-the numbers change. `CapturedFunction` writes down what a function does with arrays of certain
-shapes, and replays it. CUDA calls this a graph; vLLM and others decode on GPUs with it.
+A decode step has about twenty small operations per block, most of which take MLX longer to schedule
+than to run. The operations and their order are the same for every token; only the values change.
+`CapturedFunction` captures a function's graph for given shapes and replays it, like a CUDA graph.
 """
 
 import os
@@ -15,47 +14,47 @@ import mlx.core as mx
 from .. import kernels
 from ..errors import TaskNotImplemented, UserError
 
-# With more tokens the operations outweigh their scheduling. And each shape is recorded separately:
-# prompts come in any length, decode steps in a few.
+# With more tokens, computation outweighs scheduling. Each shape needs a separate capture, and
+# prompts have arbitrary lengths, decode steps only a few shapes.
 MAX_CAPTURE_TOKENS = 32
 
-# "off": functions are called as they are. "on": where recording is still to be written, as in a
-# learner's tree, that is an error. Without it, such a function is called as it is.
+# "off" disables capture. "on" makes an unwritten capture task, in a learner's tree, an error; when
+# unset, the function is called directly instead.
 CAPTURE_VARIABLE = "TINY_LLM_GRAPH_CAPTURE"
 
 
 def is_decode_step(x: mx.array) -> bool:
-    """Whether x B×L×E is a token or a few of each sequence, and no prompt."""
+    """Whether x B×L×E has few enough tokens to be a decode step and not a prompt."""
     B, L, _ = x.shape
     return 0 < B * L <= MAX_CAPTURE_TOKENS
 
 
 class CapturedFunction:
-    """A function of arrays, the first B×L×E, that becomes one node of the graph where that pays.
+    """A function of arrays, the first B×L×E, that runs as one captured node where beneficial.
 
-    On a GPU, for more than `MAX_CAPTURE_TOKENS` tokens, and if it has an operation that cannot be
-    recorded (one that is not the extension's), the function is called as it is; so it is if
-    TINY_LLM_GRAPH_CAPTURE is off. The results are the same to the last bit.
+    The function is called directly on a GPU, for more than `MAX_CAPTURE_TOKENS` tokens, if it
+    contains an operation that cannot be captured (one of MLX's), and if TINY_LLM_GRAPH_CAPTURE is
+    off. Results have the same bits either way.
 
-    Arrays that the function writes into and returns, as the buffers of a KV cache, are overwritten
-    in place if the caller keeps no reference to them, and copied otherwise.
+    Arrays that the function updates and returns, such as KV cache buffers, are written in place if
+    the caller holds no reference to them, and copied otherwise.
 
     Args:
-        function: returns arrays. It computes them from its arguments and from arrays that do not
-            change, because it is not called for every input. It may not look at values.
-        on_first_call: record shapes when they are first seen. Otherwise the second time: recording
-            takes longer than a call, and a short prompt's shapes may never come again.
+        function: function that returns arrays. They may depend only on its arguments and on
+            constant arrays, because a replay does not call it. It must not read values.
+        on_first_call: capture a shape on its first call instead of its second. A capture takes
+            longer than a call, and a short prompt's shape may never recur.
     """
 
     def __init__(self, function: Callable[..., tuple[mx.array, ...]], on_first_call: bool = True):
         self._function = function
-        self._at_once = on_first_call
+        self._on_first_call = on_first_call
         self._graph_cache: Any = None
         self._is_capturable = True
         self._seen_once: set[tuple[Any, ...]] = set()
 
     def __call__(self, *inputs: mx.array) -> Any:
-        """What the function returns for `inputs`."""
+        """Returns the function's outputs for `inputs`."""
         if (
             not self._is_capturable
             or not self.should_capture(inputs[0])
@@ -73,10 +72,7 @@ class CapturedFunction:
         return self._function(*inputs) if outputs is None else outputs
 
     def _replay(self, inputs: Sequence[mx.array]) -> Any:
-        """The function's outputs from one node; None if nothing is recorded for these inputs.
-
-        If there is no recording, one is made first, if it is time for that and can be done.
-        """
+        """Replays the captured graph, capturing it first if due; None if there is no capture."""
         # [task 4.7.3 replayed]
         outputs = self._graph_cache.replay(inputs)
         if outputs is None and self._should_capture_now(inputs) and self._capture(inputs):
@@ -86,26 +82,26 @@ class CapturedFunction:
 
     @staticmethod
     def should_capture(x: mx.array) -> bool:
-        """Whether it may pay for x B×L×E."""
+        """Whether capture is beneficial for x B×L×E: a decode step on the CPU."""
         return is_decode_step(x) and kernels.computes_on_cpu()
 
     def _should_capture_now(self, inputs: Sequence[mx.array]) -> bool:
-        """Whether inputs of these shapes are to be recorded now."""
-        kind = tuple((x.dtype, *x.shape) for x in inputs)
-        if self._at_once or kind in self._seen_once:
-            self._seen_once.discard(kind)  # if the recording is dropped, it all begins anew
+        """Whether to capture inputs of these shapes now."""
+        signature = tuple((x.dtype, *x.shape) for x in inputs)
+        if self._on_first_call or signature in self._seen_once:
+            self._seen_once.discard(signature)  # start over if the capture is evicted
             return True
-        self._seen_once.add(kind)
+        self._seen_once.add(signature)
         return False
 
     def _capture(self, inputs: Sequence[mx.array]) -> bool:
-        """Records the function for inputs of these shapes, if it can be.
+        """Captures the function for inputs of these shapes.
 
-        It is called once, with arrays of these shapes that have no data. A ValueError of the
-        recorder says that it never can be.
+        Calls it once with placeholder arrays without data. A ValueError from the graph cache means
+        that the function cannot be captured for any shape.
 
         Returns:
-            Whether it was recorded.
+            Whether the capture succeeded.
         """
         # [task 4.7.3 capture]
         blanks = self._graph_cache.placeholders(inputs)
@@ -124,12 +120,12 @@ def capture_required() -> bool:
 
 
 def _capture_mode() -> str:
-    """What `CAPTURE_VARIABLE` says, "" without it.
+    """Returns the value of `CAPTURE_VARIABLE`, "" if unset.
 
     Raises:
-        UserError: another word.
+        UserError: the value is invalid.
     """
-    wanted = os.environ.get(CAPTURE_VARIABLE, "")
-    if wanted not in ("", "off", "on"):
-        raise UserError(f'{CAPTURE_VARIABLE} is "{wanted}"; it may be on or off.')
-    return wanted
+    mode = os.environ.get(CAPTURE_VARIABLE, "")
+    if mode not in ("", "off", "on"):
+        raise UserError(f'{CAPTURE_VARIABLE} must be on or off, got "{mode}".')
+    return mode

@@ -1,14 +1,13 @@
-"""Quantized weights in the order in which the CPU's kernels read them.
+"""Weight prepacking: interleaves quantized rows for the CPU kernels.
 
-The kernels for AVX-512 and AMX multiply a word of sixteen outputs at once, or of a few times as
-many. In MLX's layout those words are a row apart in memory. *Interleaved*, the rows are stored word
-by word, and words that are multiplied together are neighbours. Results have the same bits, and the
-weights take as much memory. An array's shape says which it is: by row it is O×W, interleaved
-(O/R)×W×R, where R is how many rows the kernels want together. The matrices of X experts have X in
-front of either.
+The AVX-512 and AMX kernels multiply one word of sixteen (or a multiple of sixteen) outputs at once.
+In MLX's row-major layout, those words are a row apart. *Interleaved* rows are stored word by word,
+so words that are multiplied together are adjacent. Results have the same bits, and the size is the
+same. The layout follows from the shape: row-major O×W, interleaved (O/R)×W×R, where R is the number
+of rows that the kernels read together. The matrices of X experts have a leading axis X.
 
-`load_weights` interleaves while it reads. Any other model is laid out when Week 2's or Week 3's is
-built from it: `prepack_model`. So both have the same speed.
+`load_weights` prepacks while reading. Other models are prepacked by `prepack_model` when a Week 2
+or Week 3 model is built from them, for the same speed.
 """
 
 import copy
@@ -24,25 +23,25 @@ from mlx.utils import tree_flatten
 from . import extension, prepack_rows, supports_quantization
 from .mxfp4 import E2M1, bfloat16_to_e8m0
 
-CACHE_LINE_BYTES = 64  # bytes
+CACHE_LINE_BYTES = 64
 QUANTIZED_ARRAYS = ("weight", "scales", "biases")
 
 T = TypeVar("T")
-# What is known of arrays, by their ids; an id may come again once its array is gone.
+# Keyed by `id(array)`; the weak reference detects ids that were reused by another array.
 WeakIdMap: TypeAlias = dict[int, tuple[weakref.ref[mx.array], T]]
 
 
 def prepack_weight(matrix: mx.array, rows: int) -> mx.array:
-    """O×W -> (O/R)×W×R, for words as for scales and biases.
+    """Interleaves a matrix of packed words, scales or biases: O×W -> (O/R)×W×R.
 
-    What the extension does when it loads a model, in one line of MLX.
+    Reference in MLX for what the extension does when it loads a model.
 
     Args:
         matrix: O×W.
-        rows: R, how many go together: `kernels.prepack_rows()`.
+        rows: R, from `kernels.prepack_rows()`.
 
     Raises:
-        ValueError: O is no multiple of R.
+        ValueError: O is not a multiple of R.
     """
     O, W = matrix.shape
     if O % rows != 0:
@@ -53,7 +52,7 @@ def prepack_weight(matrix: mx.array, rows: int) -> mx.array:
 
 
 def to_row_major(matrix: mx.array) -> mx.array:
-    """N..×(O/R)×W×R -> N..×O×W. Any thread may evaluate the result."""
+    """Inverse of `prepack_weight`: N..×(O/R)×W×R -> N..×O×W. Any thread may evaluate the result."""
     *N, blocks, W, rows = matrix.shape
     stream = _any_thread_stream()
     return mx.reshape(
@@ -62,12 +61,12 @@ def to_row_major(matrix: mx.array) -> mx.array:
 
 
 def is_row_major(mlx_layer: Any) -> bool:
-    """Whether a quantized layer is as MLX has it: a row of scales for each row of words."""
+    """Whether a quantized layer has MLX's row-major layout."""
     return mlx_layer.weight.shape[:-1] == mlx_layer.scales.shape[:-1]
 
 
 def row_major_layer(mlx_layer: Any) -> Any:
-    """A layer as MLX reads it: by row, and its scales in mxfp4's form. Itself, or a copy of it."""
+    """Returns a layer in MLX's layout, row-major with E8M0 scales: the same one, or a copy."""
     if not hasattr(mlx_layer, "scales"):
         return mlx_layer
     is_floating = getattr(mlx_layer, "mode", "affine") == E2M1
@@ -83,130 +82,132 @@ def row_major_layer(mlx_layer: Any) -> Any:
 
 
 def is_kernel_supported(mlx_layer: Any) -> bool:
-    """Whether the kernels read a quantized layer, by its format and the dtype of its scales."""
+    """Whether the kernels support a quantized layer's format and dtype of the scales."""
     return getattr(mlx_layer, "mode", "affine") in ("affine", E2M1) and supports_quantization(
         mlx_layer.bits, mlx_layer.group_size, mlx_layer.scales.dtype
     )
 
 
 def prepack_model(mlx_model: Any) -> Any:
-    """A model's weights in the order in which this machine's kernels read them.
+    """Returns a copy of a model with weights in the layout of this machine's kernels.
 
-    The given model stays usable, and its weights stay by row. But its own arrays are let go, layer
-    by layer: it gets new ones, which MLX computes from the interleaved weights when they are first
-    used. So the weights are in memory once, and a second time only if both models are used.
+    The given model stays usable and row-major. Its arrays are replaced, layer by layer, by lazy
+    arrays that are computed from the prepacked weights on first use. Weights are therefore in
+    memory once, and twice only if both models are used.
 
     Args:
-        mlx_model: a model as `mlx_lm.load` returns it, or what `load_weights` returned.
+        mlx_model: model from `mlx_lm.load` or `load_weights`.
 
     Returns:
-        A tree of the same shape with interleaved arrays, in memory of its own; `mlx_model` itself
-        if there is nothing to interleave.
+        A model tree with prepacked arrays in separate memory; `mlx_model` if no layer needs
+        prepacking.
     """
-    given = prepackable_layers(mlx_model)
-    if not given:
+    layers = prepackable_layers(mlx_model)
+    if not layers:
         return mlx_model
     memory = PrepackedWeights(mlx_model)
-    laid_out = _copy_tree(mlx_model)
-    for layer, own in zip(given, prepackable_layers(laid_out), strict=True):
-        memory.prepack_layers(own)
-        for name in _array_names(own):
-            setattr(layer, name, to_row_major(own[name]))
-    return laid_out
+    prepacked_model = _copy_tree(mlx_model)
+    for layer, prepacked in zip(layers, prepackable_layers(prepacked_model), strict=True):
+        memory.prepack_layers(prepacked)
+        for name in _array_names(prepacked):
+            setattr(layer, name, to_row_major(prepacked[name]))
+    return prepacked_model
 
 
-def _lookup(notes: WeakIdMap[T], array: mx.array) -> T | None:
-    """What was noted of an array; None if that is nothing, or was of one that is gone."""
-    reference, note = notes.get(id(array), (None, None))
-    return note if reference is not None and reference() is array else None
+def _lookup(mapping: WeakIdMap[T], array: mx.array) -> T | None:
+    """Returns the value of a live array; None if there is no entry."""
+    reference, value = mapping.get(id(array), (None, None))
+    return value if reference is not None and reference() is array else None
 
 
 class WeightLocations:
-    """Where the arrays of a model that were not read yet lie in files.
-
-    It keeps none of them: an array that nobody else has is not looked for any more.
-    """
+    """File locations of a model's lazy arrays. Holds only weak references to them."""
 
     def __init__(self) -> None:
         self._locations: WeakIdMap[tuple[Path, int, bool]] = {}
         self._readers: WeakIdMap[Callable[[], mx.array]] = {}
 
     def add(self, array: mx.array, file: Path, begin: int, exclusive: bool = False) -> None:
-        """Notes that a lazy array is stored by row in a file, from its byte `begin` on.
+        """Registers a lazy array that is stored row-major in a file.
 
         Args:
-            array, file, begin: see above.
-            exclusive: whether this process reads nothing of what follows it there.
+            array: lazy array.
+            file: file path.
+            begin: byte offset in the file.
+            exclusive: whether this process reads none of the bytes after it.
         """
         self._locations[id(array)] = weakref.ref(array), (file, begin, exclusive)
 
     def add_reader(self, array: mx.array, read: Callable[[], mx.array]) -> None:
-        """Notes how a lazy array is read with less effort than by evaluating it."""
+        """Registers a function that reads a lazy array more cheaply than evaluating it."""
         self._readers[id(array)] = weakref.ref(array), read
 
     def read(self, array: mx.array) -> mx.array:
-        """An array's numbers, read now if it is known how; itself if that is not."""
+        """Reads an array with its registered reader; returns it unchanged without one."""
         read = _lookup(self._readers, array)
         return array if read is None else read()
 
     def materialize(self, module: Any) -> None:
-        """Puts what was read in the place of a module's arrays that were not."""
+        """Reads a module's lazy arrays and replaces them."""
         for part in module.modules():
             for name, array in list(part.items()):
                 if isinstance(array, mx.array):
                     setattr(part, name, self.read(array))
 
     def location_of(self, array: mx.array) -> tuple[Path, int, bool] | None:
-        """The file of an array, and the rest of what `add` was told; None if that is not known."""
+        """Returns (file, begin, exclusive) from `add`; None if the array is not registered."""
         return _lookup(self._locations, array)
 
 
 class PrepackedWeights:
-    """One piece of memory, in large pages, for a model's quantized layers that our kernels read.
+    """Memory in large pages for a model's prepacked layers.
 
-    Afterwards only the extension can look them up and multiply them. Other layers stay as they are,
-    and so does everything where the kernels want rows.
+    Prepacked layers can be used only by the extension. Layers that the kernels do not support are
+    unchanged, and so are all layers where the kernels read row-major weights.
 
     Args:
-        model: an `mlx.nn` module; its weights may still have to be read from a file.
-        weight_locations: of those that are, the places; they are read a few rows at a time.
+        model: an `mlx.nn` module; weights may be lazy.
+        weight_locations: file locations of lazy weights, which are read a few rows at a time.
     """
 
     def __init__(self, model: Any, weight_locations: WeightLocations | None = None):
         self._rows = prepack_rows()
-        self._in_files = weight_locations or WeightLocations()
-        room = sum(map(_aligned_nbytes, _prepackable_arrays(model)))
-        self._memory = extension().large_pages(room) if room else None
-        self._used = 0
+        self._locations = weight_locations or WeightLocations()
+        nbytes = sum(map(_aligned_nbytes, _prepackable_arrays(model)))
+        self._memory = extension().large_pages(nbytes) if nbytes else None
+        self._used = 0  # bytes
 
     def prepack_layers(self, part: Any) -> None:
-        """Moves the layers of a part of the model here, each part once.
+        """Prepacks the layers of a part of the model; call once per part.
 
-        One array after the other: where it is not in a file, it is in memory twice meanwhile.
+        Arrays are moved one at a time; an array that is not in a file is briefly in memory twice.
 
         Args:
-            part: a layer of the model, or the whole.
+            part: a layer of the model, or the whole model.
         """
         for layer in prepackable_layers(part):
             for name in _array_names(layer):
                 setattr(layer, name, self._interleave(layer[name]))
 
     def _interleave(self, matrix: mx.array) -> mx.array:
-        """N..×O×W -> N..×(O/R)×W×R; the matrices of experts are one tall matrix meanwhile."""
+        """N..×O×W -> N..×(O/R)×W×R; experts are processed as one tall matrix."""
         *N, O, W = matrix.shape
-        tall, to = matrix.reshape(-1, W), (self._rows, self._memory, self._used)
-        place = self._in_files.location_of(matrix)
-        if place is None:
-            moved = extension().prepack_weight(self._in_files.read(matrix).reshape(-1, W), *to)
+        tall, target = matrix.reshape(-1, W), (self._rows, self._memory, self._used)
+        location = self._locations.location_of(matrix)
+        if location is None:
+            rows = self._locations.read(matrix).reshape(-1, W)
+            packed = extension().prepack_weight(rows, *target)
         else:
-            file, begin, exclusive = place
-            moved = extension().prepack_weight_from_file(tall, str(file), begin, *to, exclusive)
+            file, begin, exclusive = location
+            packed = extension().prepack_weight_from_file(
+                tall, str(file), begin, *target, exclusive
+            )
         self._used += _aligned_nbytes(matrix)
-        return moved.reshape(*N, O // self._rows, W, self._rows)
+        return packed.reshape(*N, O // self._rows, W, self._rows)
 
 
 def prepackable_layers(module: Any) -> list[Any]:
-    """The layers of a module that are by row, and that this machine's kernels want interleaved."""
+    """Returns a module's row-major layers that this machine's kernels read interleaved."""
     rows = prepack_rows()
     if rows == 0:
         return []
@@ -221,28 +222,28 @@ def prepackable_layers(module: Any) -> list[Any]:
 
 
 def _prepackable_arrays(module: Any) -> list[mx.array]:
-    """The arrays of a module that are to be interleaved."""
+    """Returns the arrays of a module's prepackable layers."""
     layers = prepackable_layers(module)
     return [layer[name] for layer in layers for name in _array_names(layer)]
 
 
 def _array_names(layer: Any) -> list[str]:
-    """The names of a quantized layer's arrays."""
+    """Returns the names of a quantized layer's arrays."""
     return [name for name in QUANTIZED_ARRAYS if name in layer]
 
 
 def _copy_tree(mlx_model: Any) -> Any:
-    """A second tree with the same arrays."""
+    """Copies the module tree; arrays are shared."""
     arrays: Any = tree_flatten(mlx_model)
     return copy.deepcopy(mlx_model, {id(array): array for _, array in arrays})
 
 
 def _aligned_nbytes(array: mx.array) -> int:
-    """How many bytes an array takes, in whole cache lines."""
+    """Returns an array's size in bytes, rounded up to whole cache lines."""
     return -(-array.nbytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
 
 
 @functools.cache
 def _any_thread_stream() -> mx.Stream:
-    """A stream whose operations any thread may evaluate; other streams belong to one thread."""
+    """A stream usable from any thread; MLX's other streams belong to one thread."""
     return mx.new_thread_unsafe_stream(mx.cpu)

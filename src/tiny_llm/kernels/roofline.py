@@ -1,6 +1,6 @@
-"""How fast a kernel is: a clock, a fair comparison, and the least time that the machine allows.
+"""Roofline analysis: kernel timing, comparison and hardware limits.
 
-Nothing here knows a kernel: what is measured is a function without arguments that returns arrays.
+Independent of any kernel: a benchmark is a function without arguments that returns arrays.
 """
 
 import statistics
@@ -16,11 +16,11 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of several runs of the same thing.
+    """Statistics of repeated runs, in seconds.
 
     Attributes:
-        median: what to expect.
-        minimum: what the kernel can do when nothing disturbs it.
+        median: typical time.
+        minimum: time without interference from other work.
     """
 
     median: float
@@ -28,17 +28,17 @@ class Timings:
 
     @classmethod
     def of(cls, seconds: list[float]) -> "Timings":
-        """Summarizes measured seconds, at least one."""
+        """Summarizes one or more times in seconds."""
         return cls(statistics.median(seconds), min(seconds))
 
 
 @dataclass(frozen=True)
 class HardwareLimits:
-    """What a machine can do at most.
+    """Peak rates of a machine.
 
     Attributes:
-        read_bytes_per_s: reading memory, all threads.
-        flops_per_s: multiplications and additions, all threads.
+        read_bytes_per_s: memory read bandwidth, all threads.
+        flops_per_s: multiplications and additions per second, all threads.
     """
 
     read_bytes_per_s: float
@@ -47,10 +47,10 @@ class HardwareLimits:
 
 @dataclass(frozen=True)
 class KernelCost:
-    """What no implementation of an operation can avoid.
+    """Minimum work of an operation, for any implementation.
 
     Attributes:
-        num_bytes: read or written, each number once.
+        num_bytes: memory traffic with each number read or written once.
         flops: multiplications and additions.
     """
 
@@ -64,10 +64,10 @@ def time_runs(
     """Times a function that returns lazy arrays.
 
     Args:
-        run: what is measured; its result is evaluated, and that counts.
-        repeats: how many runs count, at least one.
-        warm_up: how many are run before, and do not count.
-        clock: tells seconds.
+        run: function to measure, including the evaluation of its result.
+        repeats: number of measured runs, at least one.
+        warm_up: number of unmeasured runs before them.
+        clock: clock in seconds.
     """
     # [task 4.1.1 time-runs]
     for _ in range(warm_up):
@@ -84,15 +84,15 @@ def time_runs(
 def compare(
     runs: Mapping[str, Run], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, Timings]:
-    """Times several functions in turns, so that a slow minute of the machine is everybody's.
+    """Times several functions in alternation, so that interference affects all of them equally.
 
-    Each is run once before, which does not count. Then a round runs every one of them once; every
-    other round goes through them backwards, so that none always has the same neighbour.
+    After a warm-up run of each function, a round runs each of them once; every other round runs in
+    reverse order, so that no function always follows the same one.
 
     Args:
-        runs: by name; see `time_runs`.
-        rounds: how many, at least one.
-        clock: tells seconds.
+        runs: functions by name; see `time_runs`.
+        rounds: number of rounds, at least one.
+        clock: clock in seconds.
     """
     # [task 4.1.2 compare]
     names = list(runs)
@@ -102,15 +102,15 @@ def compare(
     for number in range(rounds):
         for name in names if number % 2 == 0 else reversed(names):
             seconds[name].append(time_runs(runs[name], 1, warm_up=0, clock=clock).minimum)
-    return {name: Timings.of(found) for name, found in seconds.items()}
+    return {name: Timings.of(times) for name, times in seconds.items()}
     # [/task 4.1.2 compare]
 
 
 def matmul_cost(M: int, O: int, I: int, bits: int, group_size: int) -> KernelCost:
-    """The cost of a · wᵀ with quantized w: bytes of w, of a (M×I) and of the result (M×O).
+    """Computes the cost of a · wᵀ with quantized w: traffic of w, a (M×I) and the result (M×O).
 
-    Scales, biases, activations and results have 16 bits. An output takes a multiplication and an
-    addition for each weight; what is needed once a group does not count.
+    Scales, biases, activations and results have 16 bits. Each output takes a multiplication and an
+    addition per weight; work per group is neglected.
     """
     # [task 4.1.3 product]
     weights = O * I * bits / 8 + O * (I / group_size) * 2 * 2
@@ -119,10 +119,10 @@ def matmul_cost(M: int, O: int, I: int, bits: int, group_size: int) -> KernelCos
 
 
 def attention_cost(H_q: int, H: int, D: int, S: int) -> KernelCost:
-    """The cost of attending with one query token to S keys and values, H×S×D each, of 16 bits.
+    """Computes the cost of attention with one query token over 16-bit K and V, H×S×D each.
 
-    Queries and results are too small to count. Every query head multiplies and adds with all keys
-    of its key head, and with all values.
+    Queries and results are neglected. Each query head takes a multiplication and an addition per
+    element of its key head and of its value head.
     """
     # [task 4.1.3 attention]
     return KernelCost(2 * H * S * D * 2, 2 * 2 * H_q * S * D)
@@ -130,14 +130,14 @@ def attention_cost(H_q: int, H: int, D: int, S: int) -> KernelCost:
 
 
 def roofline_seconds(cost: KernelCost, limits: HardwareLimits) -> float:
-    """The least time that the machine allows: memory and arithmetic work at once."""
+    """Returns the minimum time: memory traffic and arithmetic overlap."""
     # [task 4.1.3 least-seconds]
     return max(cost.num_bytes / limits.read_bytes_per_s, cost.flops / limits.flops_per_s)
     # [/task 4.1.3 least-seconds]
 
 
 def roofline_fraction(times: Timings, cost: KernelCost, limits: HardwareLimits) -> float:
-    """Which part of the machine's limit a kernel reaches, at its best: 1 is the limit."""
+    """Returns the fraction of the roofline that a kernel's best run reaches; at most 1."""
     # [task 4.1.4 share]
     return roofline_seconds(cost, limits) / times.minimum
     # [/task 4.1.4 share]
@@ -146,12 +146,12 @@ def roofline_fraction(times: Timings, cost: KernelCost, limits: HardwareLimits) 
 def furthest_from_roofline(
     measured: Mapping[str, Timings], costs: Mapping[str, KernelCost], limits: HardwareLimits
 ) -> str:
-    """The kernel with the most to gain for what it does: the smallest share of its limit.
+    """Returns the kernel with the lowest roofline fraction.
 
     Args:
-        measured: by name.
-        costs: of the same names.
-        limits: the machine's.
+        measured: timings by kernel name.
+        costs: costs by kernel name.
+        limits: the machine's limits.
     """
     # [task 4.1.4 slowest]
     return min(measured, key=lambda name: roofline_fraction(measured[name], costs[name], limits))
@@ -159,11 +159,11 @@ def furthest_from_roofline(
 
 
 def bytes_in_flight(latency: float, bytes_per_s: float) -> float:
-    """How much memory must be on its way at any time for it to arrive at a given speed.
+    """Returns the bytes in flight needed to sustain a bandwidth.
 
     Args:
-        latency: seconds from asking for a line of memory to having it.
-        bytes_per_s: the speed.
+        latency: memory latency in seconds.
+        bytes_per_s: bandwidth.
 
     Source: Little, "A proof for the queuing formula L = λW", 1961.
     """
@@ -173,13 +173,13 @@ def bytes_in_flight(latency: float, bytes_per_s: float) -> float:
 
 
 def best_prefetch_distance(measured: Mapping[int, Timings], tolerance: float = 0.02) -> int:
-    """The shortest distance of prefetching that is as good as the best, but for noise.
+    """Returns the shortest prefetch distance with the best time, within a tolerance.
 
-    A longer one gains nothing, and fetches more that is never used at the end of the weights.
+    A longer distance gains nothing and fetches more unused bytes past the end of the weights.
 
     Args:
-        measured: by distance in bytes; minima count.
-        tolerance: how much longer than the best time still counts as equal, as a share of it.
+        measured: timings by distance in bytes; minima are compared.
+        tolerance: relative tolerance of the best time.
     """
     # [task 4.3.3 nearest]
     best = min(times.minimum for times in measured.values())
@@ -190,13 +190,13 @@ def best_prefetch_distance(measured: Mapping[int, Timings], tolerance: float = 0
 
 
 def seconds_per_node(measured: Mapping[int, Timings]) -> float:
-    """What a node of the graph costs, from graphs of different lengths: seconds for one node more.
+    """Estimates the cost of a graph node in seconds.
 
-    Evaluating a graph costs something even if it has one node. So the slope counts, of the straight
-    line that is nearest to all measurements (least squares).
+    Returns the slope of a least-squares line through the measurements, because evaluating a graph
+    also has a fixed cost.
 
     Args:
-        measured: by number of nodes, at least two numbers; minima count.
+        measured: timings by number of nodes, at least two; minima are used.
     """
     # [task 4.7.1 node]
     mean_nodes = statistics.mean(measured)
@@ -207,16 +207,16 @@ def seconds_per_node(measured: Mapping[int, Timings]) -> float:
 
 
 def captured_time_fraction(nodes: int, captured_nodes: int, node: float, seconds: float) -> float:
-    """Which part of its time a step should still take once it is recorded.
+    """Predicts a captured step's time as a fraction of the uncaptured step's.
 
     Args:
-        nodes: of the step's graph as it is.
-        captured_nodes: of the graph once it is recorded.
-        node: seconds that a node costs, from `seconds_per_node`.
-        seconds: the step as it is.
+        nodes: nodes of the step's graph.
+        captured_nodes: nodes of the graph with capture.
+        node: seconds per node, from `seconds_per_node`.
+        seconds: time of the step without capture.
 
     Returns:
-        1 if recording gains nothing, and never below 0.
+        The fraction, at least 0; 1 if capture gains nothing.
     """
     # [task 4.7.1 share]
     return max(0.0, 1 - (nodes - captured_nodes) * node / seconds)

@@ -1,15 +1,12 @@
-"""The KV cache in pages: a request has as many as its tokens need, and they may be anywhere.
+"""Paged KV cache of one request, and paged attention metadata.
 
-A dense cache needs room in one piece, for the longest that a request may become. Here memory is
-cut into pages of some tokens each, and one pool hands them out: a request wastes less than a page,
-and what it returns fits every other. A request knows its pages by their ids, in order.
+A contiguous cache needs one piece of memory for a request's maximum length. A paged cache takes
+fixed-size pages from a shared pool (`page_pool.py`): a request wastes less than one page, and a
+freed page fits any other request. A request stores its page ids in token order.
 
     pool     page 0  [a a a a]     page 1  [b b . .]     page 2  [a a a .]     page 3  free
     request a    page_ids [0, 2]   7 tokens
     request b    page_ids [1]      2 tokens
-
-The pool is in `page_pool.py`; here is what one request does with it, and what paged attention is
-told of one or several.
 """
 
 from dataclasses import dataclass
@@ -27,17 +24,17 @@ __all__ = ["OutOfPagesError", "PagedKvMetadata", "TinyKvPagedCache", "TinyKvPage
 
 @dataclass(frozen=True, eq=False)
 class PagedKvMetadata:
-    """Where the keys and values of B sequences are: what `paged_attention` is told.
+    """Inputs of `paged_attention` for B sequences.
 
-    Drop it before the next write to the pages, or that write copies them.
+    Release it before the next write to the pages; otherwise the write copies them.
 
     Attributes:
         key_pages, value_pages: P×H×page_size×D.
-        block_table: B×max_pages int32, each sequence's pages in order, then −1.
-        context_lens: B int32, how many tokens each has; 0 where there is no sequence.
-        page_size: tokens a page holds.
+        block_table: B×max_pages int32, each sequence's pages in order, padded with −1.
+        context_lens: B int32, cached tokens of each sequence; 0 for an idle row.
+        page_size: tokens per page.
         mask: None or "causal".
-        cu_seqlens_q: B+1 int32 if the queries are a ragged batch, for `paged_attention_varlen`.
+        cu_seqlens_q: B+1 int32 for a ragged batch (`paged_attention_varlen`), else None.
     """
 
     key_pages: mx.array
@@ -53,12 +50,12 @@ class TinyKvPagedCache(TinyKvCache):
     """The keys and values of one layer of one request, in pages of a pool.
 
     Args:
-        pool: where its pages come from, shared with others.
+        pool: page pool, shared with other caches.
 
     Attributes:
-        pool: the same.
-        page_ids: its pages, in the order of the tokens. All but the last are full.
-        offset: how many tokens it holds; the next token's position.
+        pool: page pool.
+        page_ids: the cache's pages in token order; all but the last are full.
+        offset: number of cached tokens, which is the next token's position.
     """
 
     def __init__(self, pool: TinyKvPagedPool):
@@ -68,12 +65,12 @@ class TinyKvPagedCache(TinyKvCache):
 
     @property
     def num_pages(self) -> int:
-        """How many pages it has."""
+        """Number of allocated pages."""
         return len(self.page_ids)
 
     @property
     def page_lens(self) -> list[int]:
-        """How many tokens each of its pages holds."""
+        """Number of tokens in each page."""
         size = self.pool.page_size
         return [min(size, self.offset - page * size) for page in range(self.num_pages)]
 
@@ -84,17 +81,17 @@ class TinyKvPagedCache(TinyKvCache):
         mask_length: int | None = None,
         mask: Mask = None,
     ) -> PagedKvMetadata:
-        """Appends new keys and values and says where all are. Nothing is gathered.
+        """Appends new keys and values and returns metadata for paged attention, without gathering.
 
         Args:
-            key: 1×H×L×D, the new tokens'.
+            key: 1×H×L×D, keys of the new tokens.
             value: 1×H×L×D.
-            mask_length: not used; the causal rule needs no mask of some length.
-            mask: None or "causal", passed through.
+            mask_length: unused; paged attention builds no mask.
+            mask: None or "causal", returned in the metadata.
 
         Raises:
-            ValueError: an array as mask, or key and value that the pages cannot hold.
-            OutOfPagesError: the pool has too few; nothing was appended.
+            ValueError: an array mask, or key and value do not match the pages.
+            OutOfPagesError: too few free pages; nothing was appended.
         """
         check_paged_mask(mask)
         self._write(key, value)
@@ -107,22 +104,19 @@ class TinyKvPagedCache(TinyKvCache):
         mask_length: int | None = None,
         mask: Mask = None,
     ) -> tuple[mx.array, mx.array, int | None, Mask]:
-        """See `TinyKvCache`: a dense copy of everything, for comparison.
-
-        The mask is passed through; errors are those of `append`.
-        """
+        """See `TinyKvCache`: returns a dense copy, for comparison, and the mask unchanged."""
         keys, values, (S, *_) = self.append(key, value)
         return keys, values, S, mask
 
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, list[int]]:
-        """See `TinyKvCache`, but a copy: keys and values in pages are in no buffer."""
+        """See `TinyKvCache`: returns a dense copy, because pages are not contiguous."""
         self._write(key, value)
         gathered = self.gather_dense()
         assert gathered is not None
         return *gathered, [self.offset]
 
     def gather_dense(self) -> tuple[mx.array, mx.array] | None:
-        """The keys and values in one array each, 1×H×offset×D; None while nothing is held."""
+        """Copies keys and values to one array each, 1×H×offset×D; None if empty."""
         # [task 3.1.3 gather]
         pool = self.pool
         if pool.key_pages is None or pool.value_pages is None or self.offset == 0:
@@ -136,13 +130,13 @@ class TinyKvPagedCache(TinyKvCache):
 
     @property
     def state(self) -> list[mx.array]:
-        """See `TinyKvCache`: the pool's pages, which other caches' tokens are in too."""
+        """See `TinyKvCache`: the pool's arrays, shared with other caches."""
         return self.pool.state
 
     def rewind(self, n: int) -> None:
-        """See `TinyKvCache`: pages that hold nothing any more go back to the pool."""
+        """See `TinyKvCache`: frees pages that become empty."""
         if not 0 <= n <= self.offset:
-            raise ValueError(f"TinyKvPagedCache: cannot forget {n} of {self.offset} tokens.")
+            raise ValueError(f"TinyKvPagedCache: cannot rewind {n} of {self.offset} tokens.")
         # [task 3.1.2 rewind]
         self.offset -= n
         while self.num_pages > self._pages_for(self.offset):
@@ -150,21 +144,21 @@ class TinyKvPagedCache(TinyKvCache):
         # [/task 3.1.2 rewind]
 
     def release(self) -> None:
-        """See `TinyKvCache`: every page goes back to the pool, once; again does nothing."""
+        """See `TinyKvCache`: frees all pages. Idempotent."""
         self.rewind(self.offset)
 
     def reserve(self, L: int) -> list[int]:
-        """Makes room for L more tokens, which are the cache's from now on: to be written next.
+        """Extends the cache by L tokens, allocating pages; the caller must write the tokens next.
 
         Returns:
-            Their places in the pool, as `TinyKvPagedPool.write` takes them.
+            The tokens' slots, as `TinyKvPagedPool.write` takes them.
 
         Raises:
-            ValueError: no token.
-            OutOfPagesError: the pool has too few; nothing was changed.
+            ValueError: L is below 1.
+            OutOfPagesError: too few free pages; nothing was changed.
         """
         if L < 1:
-            raise ValueError(f"TinyKvPagedCache: room for {L} tokens; give at least one.")
+            raise ValueError(f"TinyKvPagedCache: must reserve at least 1 token, got {L}.")
         # [task 3.1.2 reserve]
         new_pages: list[int] = []
         try:
@@ -185,7 +179,7 @@ class TinyKvPagedCache(TinyKvCache):
         self.pool.check_tokens(key, value)
         B, _, L, _ = key.shape
         if B != 1:
-            raise ValueError(f"TinyKvPagedCache: it is for one sequence, {B} were given.")
+            raise ValueError(f"TinyKvPagedCache: key and value must have 1 sequence, got {B}.")
         # [task 3.1.2 write]
         self.pool.write(mx.array([self.reserve(L)], dtype=mx.int32), key, value)
         # [/task 3.1.2 write]
@@ -197,7 +191,7 @@ class TinyKvPagedCache(TinyKvCache):
 def paged_metadata(
     pool: TinyKvPagedPool, caches: list[TinyKvPagedCache | None], mask: Mask
 ) -> PagedKvMetadata:
-    """What `paged_attention` is told of some caches of a pool; None is a row without a sequence."""
+    """Builds the metadata of several caches of one pool; None is an idle row."""
     assert pool.key_pages is not None
     assert pool.value_pages is not None
     # [task 3.2.1 metadata]
@@ -215,12 +209,12 @@ def paged_metadata(
 
 
 def check_paged_mask(mask: Any) -> None:
-    """Refuses a mask that paged attention does not have.
+    """Rejects masks that paged attention does not support.
 
     Raises:
-        ValueError: neither None nor "causal".
+        ValueError: the mask is neither None nor "causal".
     """
     if not is_none_or_causal(mask):
         raise ValueError(
-            "paged KV cache: paged attention has no array masks; give None or 'causal'."
+            "paged KV cache: mask must be None or 'causal'; paged attention has no array masks."
         )

@@ -1,9 +1,9 @@
-"""Pages for all layers under one block table, and the ragged batches that are run over them.
+"""Page storage with one block table for all layers; ragged batches.
 
-A `TinyKvPagedPool` gives every layer of every request pages of its own. An engine plans with fewer
-numbers: page p of a request is page p in each layer's arrays, so one block table serves all layers,
-and a page is allocated once for all of them. Which page belongs to whom is the engine's business;
-this file has the memory, and the arrays that tell a step where to write and what to read.
+In a `TinyKvPagedPool`, every layer of every request has separate page ids. In a `PagedStorage`, a
+page id refers to the same page in every layer's arrays: one block table serves all layers, and a
+page is allocated once for all of them. The engine allocates page ids; this module holds the memory
+and builds a step's metadata.
 """
 
 from collections.abc import Sequence
@@ -20,22 +20,22 @@ Integers = Sequence[int] | mx.array
 
 
 class RaggedBatch:
-    """One step's tokens, T of B sequences, one sequence after the other without padding.
+    """One step's tokens: T tokens of B sequences, concatenated without padding.
 
     Args:
-        positions: T, the position of each token in its sequence.
-        slot_mapping: T, where its key and value go: page_id · page_size + position % page_size.
+        positions: T, each token's position in its sequence.
+        slot_mapping: T, each token's slot: page_id · page_size + position % page_size.
         cu_seqlens_q: B+1: sequence s has tokens cu_seqlens_q[s] to cu_seqlens_q[s + 1] − 1.
-        context_lens: B, how many tokens each sequence has in the pages with this step's.
-        block_table: B×max_pages, the pages of each sequence in order, then −1. As lists, rows may
-            have different lengths.
+        context_lens: B, each sequence's length including this step's tokens.
+        block_table: B×max_pages, each sequence's pages in order, padded with −1. As lists, rows may
+            differ in length.
 
     Attributes:
         positions, slot_mapping, cu_seqlens_q, context_lens, block_table: as int32 arrays.
-        max_slot: the largest of `slot_mapping`; −1 if there is none.
+        max_slot: maximum of `slot_mapping`; −1 if empty.
 
     Raises:
-        ValueError: numbers of tokens or of sequences that contradict each other.
+        ValueError: the arguments' lengths are inconsistent.
     """
 
     def __init__(
@@ -60,45 +60,44 @@ class RaggedBatch:
         T, B = self.num_tokens, self.num_seqs
         if (self.slot_mapping.size, self.cu_seqlens_q.size, block_table.shape[0]) != (T, B + 1, B):
             raise ValueError(
-                f"RaggedBatch: {T} positions and {self.slot_mapping.size} slots, {B} context_lens, "
-                f"{self.cu_seqlens_q.size} cu_seqlens_q and {block_table.shape[0]} rows of the "
-                "block table; there must be a slot for each position, and of the latter one row "
-                "more and as many as sequences."
+                f"RaggedBatch: {T} tokens of {B} sequences require {T} slots, {B + 1} cu_seqlens_q "
+                f"and {B} rows of the block table, got {self.slot_mapping.size}, "
+                f"{self.cu_seqlens_q.size} and {block_table.shape[0]}."
             )
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """Number of tokens T."""
         return self.positions.size
 
     @property
     def num_seqs(self) -> int:
-        """B."""
+        """Number of sequences B."""
         return self.context_lens.size
 
 
 class PagedStorage:
-    """Key and value pages for each layer, up to a declared number of them.
+    """Key and value pages of each layer, allocated on demand up to a limit.
 
-    A page has memory from the first step on that writes to it or to one after it. Memory is taken
-    in steps, as `TinyKvFullCache` takes it, and not given back. Whoever hands out pages therefore
-    saves memory by handing out low numbers first.
+    Writing to a page allocates it and all pages with lower ids. Memory grows in steps, as in
+    `TinyKvFullCache`, and never shrinks, so a page allocator should prefer low ids.
 
     Args:
-        num_layers: how many layers there are.
-        num_pages: how many pages each layer may have.
+        num_layers: number of layers.
+        num_pages: maximum pages per layer.
         num_kv_heads: H.
-        page_size: tokens a page holds.
+        page_size: tokens per page.
         head_dim: D.
-        dtype: of keys and values.
+        dtype: dtype of keys and values.
 
     Attributes:
-        num_pages, page_size: as given.
-        key_pages, value_pages: a P×H×page_size×D array for each layer, of the P pages that have
-            memory. They are written in place; do not keep references to the arrays.
+        num_pages: maximum pages per layer.
+        page_size: tokens per page.
+        key_pages, value_pages: a P×H×page_size×D array per layer, with the P allocated pages.
+            Written in place; do not keep references to the arrays.
 
     Raises:
-        ValueError: a number below 1.
+        ValueError: `num_pages` or `page_size` is below 1.
     """
 
     def __init__(
@@ -112,7 +111,8 @@ class PagedStorage:
     ):
         if num_pages < 1 or page_size < 1:
             raise ValueError(
-                f"PagedStorage: {num_pages} pages of {page_size} tokens; both must be at least 1."
+                "PagedStorage: num_pages and page_size must be at least 1, got "
+                f"{num_pages} and {page_size}."
             )
         self.num_pages = num_pages
         self.page_size = page_size
@@ -122,25 +122,25 @@ class PagedStorage:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the pages of all layers take so far."""
+        """Allocated bytes of all layers' pages."""
         return sum(pages.nbytes for pages in (*self.key_pages, *self.value_pages))
 
     def ensure_capacity(self, num_pages: int) -> None:
-        """Gives the first `num_pages` pages memory, as far as they were declared."""
+        """Allocates memory for the first `num_pages` pages, up to the limit."""
         existing, *shape = self.value_pages[-1].shape
         if existing >= min(num_pages, self.num_pages):
             return
         tokens = GROWTH_TOKENS if existing else INITIAL_TOKENS
         growth = max(num_pages - existing, existing // 2, -(-tokens // self.page_size))
-        enough = min(existing + growth, self.num_pages)
+        capacity = min(existing + growth, self.num_pages)
         for pages in (self.key_pages, self.value_pages):
             for layer in range(len(pages)):
-                room = (enough - len(pages[layer]), *shape)
+                room = (capacity - len(pages[layer]), *shape)
                 pages[layer] = grow_pages(pages[layer], room, pages[layer].dtype)
-                mx.eval(pages[layer])  # the smaller copy is let go before the next one is made
+                mx.eval(pages[layer])  # frees the old array before the next one is copied
 
     def plan(self, batch: RaggedBatch) -> StepPlan:
-        """A step's plan: the batch's tokens, each at its own place, the same in every layer."""
+        """Plans a step over a ragged batch; slots are the same in every layer."""
         self.ensure_capacity(batch.max_slot // self.page_size + 1)
         attention_metadata = AttentionMetadata(
             batch.slot_mapping, batch.context_lens, batch.block_table, batch.cu_seqlens_q

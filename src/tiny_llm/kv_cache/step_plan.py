@@ -1,16 +1,16 @@
-"""Where the tokens of one step go, in all layers: planned once, before the first layer runs.
+"""Step plans: KV cache writes of all layers, planned before the first runs.
 
-A plan separates what changes from step to step from what stays:
+A plan separates the step's metadata from the buffers:
 
-    places    the numbers: where each new token is written, and how many tokens each sequence has
-    buffers   the keys and values themselves, which the step overwrites in place
+    attention_metadata   slots of the new tokens and length of each sequence: new in every step
+    buffers              keys and values, which the step overwrites in place
 
-During the step each layer has a writer in place of its cache. Afterwards the buffers, which now
-have the new tokens, go back to where they came from (`StepPlan.commit`).
+During the step, each layer gets a `LayerCacheView` instead of its cache. Afterwards,
+`StepPlan.commit` stores the updated buffers in the caches.
 
-So the layers are a function of arrays alone, and a function of arrays can be recorded: a decode
-step then is one node of MLX's graph (`kernels/graph_capture.py`). The plans themselves are in
-`planning.py` and, for an engine's ragged batches, in `paged_storage.py`.
+This makes the layers a pure function of arrays that can be captured: a decode step becomes one
+node of MLX's graph (`kernels/graph_capture.py`). `planning.py` builds plans for per-request caches,
+`paged_storage.py` for the engine's ragged batches.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,58 +26,61 @@ from ..kernels.graph_capture import CapturedFunction
 from .paged import PagedKvMetadata, check_paged_mask
 
 CosSin = tuple[mx.array, mx.array]
-# (x B×L×E, cosines and sines, a cache or writer for each layer) -> (x, update), both B×L×E
+# (x B×L×E, cosines and sines, one cache or view per layer) -> (x, update), both B×L×E
 Layers = Callable[[mx.array, CosSin, Sequence[Any]], tuple[mx.array, mx.array]]
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMetadata:
-    """Where the new tokens go: int32 arrays.
+    """Slots and lengths of a step, as int32 arrays.
 
-    Layers that write to different places have one more dimension in front.
+    If layers write to different slots, `slot_mapping` and `block_table` have a leading layer axis.
 
     Attributes:
-        slots: in buffers B, each sequence's first new place; in pages B×L, each token's place as
-            `TinyKvPagedPool.write` takes it; T for a ragged batch. −1 writes nothing.
-        context_lens: B, how many tokens each sequence has with the new ones.
-        block_table: B×max_pages, as in `PagedKvMetadata`; None for buffers.
-        cu_seqlens_q: B+1, as in `PagedKvMetadata`; None but for a ragged batch.
+        slot_mapping: dense: B, offset of each sequence's first new token; paged: B×L, each token's
+            slot as in `TinyKvPagedPool.write`; ragged batch: T. −1 skips the write.
+        context_lens: B, each sequence's length including the new tokens.
+        block_table: B×max_pages, as in `PagedKvMetadata`; None for dense caches.
+        cu_seqlens_q: B+1, as in `PagedKvMetadata`; None unless a ragged batch.
     """
 
-    slots: mx.array
+    slot_mapping: mx.array
     context_lens: mx.array
     block_table: mx.array | None = None
     cu_seqlens_q: mx.array | None = None
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The fields that are not None, in order; `AttentionMetadata(*arrays)` restores it."""
+        """Fields other than None, in order; `AttentionMetadata(*arrays)` is the inverse."""
         values = (getattr(self, field.name) for field in fields(self))
         return [value for value in values if value is not None]
 
     def for_layer(self, layer: int) -> "AttentionMetadata":
-        """One layer's."""
+        """Returns one layer's metadata."""
         if self.cu_seqlens_q is not None:
-            return replace(self, slots=self.slots[None])  # 1×T, as a batch of one
+            return replace(self, slot_mapping=self.slot_mapping[None])  # 1×T, a batch of one
         if self.block_table is None or self.block_table.ndim == 2:
             return self
-        own = slice(layer, layer + 1)
-        slots, block_table = self.slots[own].squeeze(0), self.block_table[own].squeeze(0)
-        return replace(self, slots=slots, block_table=block_table)
+        row = slice(layer, layer + 1)
+        return replace(
+            self,
+            slot_mapping=self.slot_mapping[row].squeeze(0),
+            block_table=self.block_table[row].squeeze(0),
+        )
 
 
-NUM_RAGGED_ARRAYS = len(fields(AttentionMetadata))  # only a ragged batch has all of them
+NUM_RAGGED_ARRAYS = len(fields(AttentionMetadata))  # only a ragged batch sets all fields
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step's plan.
+    """The cache updates of one step.
 
     Attributes:
-        attention_metadata: where the new tokens go.
-        buffers: keys and values of each layer in turn; or one pair that all layers share.
-        commit: takes the buffers back, with the new tokens.
-        rollback: makes the caches what they were before the plan, if the step fails.
+        attention_metadata: slots and lengths.
+        buffers: keys and values of each layer in turn, or one pair shared by all layers.
+        commit: stores the updated buffers in the caches.
+        rollback: restores the caches' state before the plan, if the step fails.
     """
 
     attention_metadata: AttentionMetadata
@@ -87,12 +90,12 @@ class StepPlan:
 
 
 class LayerCacheView:
-    """What attention asks of a cache, for one layer and one step.
+    """Stands in for a layer's cache during one planned step.
 
     Args:
-        buffers: what the layer writes into; the new arrays replace the old ones in this list.
-        index: of the layer's keys in `buffers`; its values are the next.
-        attention_metadata: where the new tokens go, in this layer.
+        buffers: all layers' buffers; writes replace the arrays in this list.
+        index: index of the layer's keys in `buffers`; the values follow.
+        attention_metadata: the layer's slots and lengths.
     """
 
     def __init__(self, buffers: list[mx.array], index: int, attention_metadata: AttentionMetadata):
@@ -102,12 +105,12 @@ class LayerCacheView:
 
     @property
     def attention_metadata(self) -> AttentionMetadata:
-        """Where the new tokens go."""
+        """The layer's slots and lengths."""
         return self._attention_metadata
 
     @property
     def buffers(self) -> list[mx.array]:
-        """The layer's keys and values; may be set to those with the new tokens."""
+        """The layer's keys and values; can be set to updated arrays."""
         return [self._buffers[self._keys], self._buffers[self._values]]
 
     @buffers.setter
@@ -115,13 +118,9 @@ class LayerCacheView:
         self._buffers[self._keys], self._buffers[self._values] = pair
 
     def append(self, key: mx.array, value: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """See `TinyKvCache`: for buffers B×H×C×D."""
-        buffers, keys, values, slots = (
-            self._buffers,
-            self._keys,
-            self._values,
-            self._attention_metadata.slots,
-        )
+        """See `TinyKvCache`: writes to dense buffers B×H×C×D."""
+        buffers, keys, values = self._buffers, self._keys, self._values
+        slots = self._attention_metadata.slot_mapping
         buffers[keys] = kernels.cache_write(buffers[keys], key, slots, overwrite=True)
         buffers[values] = kernels.cache_write(buffers[values], value, slots, overwrite=True)
         return buffers[keys], buffers[values], self._attention_metadata.context_lens
@@ -133,76 +132,73 @@ class LayerCacheView:
         mask_length: int | None = None,
         mask: Mask = None,
     ) -> PagedKvMetadata:
-        """See `TinyKvPagedCache`: for pages P×H×page_size×D.
+        """See `TinyKvPagedCache`: writes to pages P×H×page_size×D.
 
         Args:
             key: B×H×L×D; 1×H×T×D for a ragged batch.
             value: as `key`.
-            mask_length: not used.
-            mask: None or "causal", passed through; "causal" for a ragged batch.
+            mask_length: unused.
+            mask: None or "causal", returned in the metadata; "causal" for a ragged batch.
 
         Raises:
-            ValueError: another mask, or keys and values that the pages cannot hold.
+            ValueError: an unsupported mask, or key and value do not match the pages.
         """
         check_paged_mask(mask)
-        attention_metadata = self._attention_metadata
-        if mask is None and attention_metadata.cu_seqlens_q is not None:
-            raise ValueError("paged KV cache: a ragged batch is causal; give mask='causal'.")
-        assert attention_metadata.block_table is not None
+        metadata = self._attention_metadata
+        if mask is None and metadata.cu_seqlens_q is not None:
+            raise ValueError("paged KV cache: mask must be 'causal' for a ragged batch, got None.")
+        assert metadata.block_table is not None
         # [task 3.3.1 ragged]
-        buffers, keys, values, slots = (
-            self._buffers,
-            self._keys,
-            self._values,
-            attention_metadata.slots,
-        )
+        buffers, keys, values = self._buffers, self._keys, self._values
+        slots = metadata.slot_mapping
         buffers[keys] = kernels.paged_cache_write(buffers[keys], key, slots, overwrite=True)
         buffers[values] = kernels.paged_cache_write(buffers[values], value, slots, overwrite=True)
         return PagedKvMetadata(
             buffers[keys],
             buffers[values],
-            attention_metadata.block_table,
-            attention_metadata.context_lens,
+            metadata.block_table,
+            metadata.context_lens,
             buffers[keys].shape[2],
             mask,
-            attention_metadata.cu_seqlens_q,
+            metadata.cu_seqlens_q,
         )
         # [/task 3.3.1 ragged]
 
 
 class PlannedLayers:
-    """A model's layers, run by plan.
+    """Runs a model's layers with a step plan.
 
     Args:
-        layers: runs all layers.
-        num_layers: how many there are.
+        layers: function that runs all layers.
+        num_layers: number of layers.
     """
 
     def __init__(self, layers: Layers, num_layers: int):
         self._layers = layers
         self._num_layers = num_layers
-        self._functions: dict[int, Callable[..., Any]] = {}  # by how many arrays the places are
+        self._functions: dict[int, Callable[..., Any]] = {}  # by number of metadata arrays
 
     def __call__(
         self, x: mx.array, cos_sin: CosSin, step_plan: StepPlan
     ) -> tuple[mx.array, mx.array]:
-        """What the layers return; the new keys and values are where `step_plan` says."""
-        attention_metadata = step_plan.attention_metadata.arrays
+        """Runs the layers and commits the plan; rolls it back on an error."""
+        metadata_arrays = step_plan.attention_metadata.arrays
         try:
-            function = self._function_of(len(attention_metadata))
-            x, update, *buffers = function(x, *cos_sin, *attention_metadata, *step_plan.buffers)
+            function = self._function_for(len(metadata_arrays))
+            x, update, *buffers = function(x, *cos_sin, *metadata_arrays, *step_plan.buffers)
         except BaseException:
             step_plan.rollback()
             raise
         step_plan.commit(buffers)
         return x, update
 
-    def _function_of(self, num_metadata_arrays: int) -> Callable[..., Any]:
-        """The layers as a function of arrays, for plans of one kind."""
+    def _function_for(self, num_metadata_arrays: int) -> Callable[..., Any]:
+        """Returns the layers as a capturable function of arrays, for one kind of plan."""
         if num_metadata_arrays not in self._functions:
-            # A ragged batch may be a short prompt alone. Other plans are those of decode steps, and
-            # layers that share their pages have to be recorded at once: as single nodes, each of
-            # them would copy the pages, which the attention before it is still to read.
+            # A ragged batch may be a single short prompt, so it is captured on the second call.
+            # All other plans are decode steps. With shared pages, they must be captured on the
+            # first call: as separate nodes, each layer would copy the pages, which the previous
+            # layer's attention has yet to read.
             self._functions[num_metadata_arrays] = CapturedFunction(
                 partial(self._run, num_metadata_arrays),
                 on_first_call=num_metadata_arrays < NUM_RAGGED_ARRAYS,
@@ -212,22 +208,20 @@ class PlannedLayers:
     def _run(
         self, num_metadata_arrays: int, x: mx.array, cos: mx.array, sin: mx.array, *rest: mx.array
     ) -> tuple[mx.array, ...]:
-        attention_metadata, buffers = (
-            AttentionMetadata(*rest[:num_metadata_arrays]),
-            list(rest[num_metadata_arrays:]),
-        )
-        writers = layer_cache_views(attention_metadata, buffers, self._num_layers)
-        return *self._layers(x, (cos, sin), writers), *buffers
+        attention_metadata = AttentionMetadata(*rest[:num_metadata_arrays])
+        buffers = list(rest[num_metadata_arrays:])
+        views = layer_cache_views(attention_metadata, buffers, self._num_layers)
+        return *self._layers(x, (cos, sin), views), *buffers
 
 
 def layer_cache_views(
     attention_metadata: AttentionMetadata, buffers: list[mx.array], num_layers: int
 ) -> list[LayerCacheView]:
-    """What each layer is given as its cache.
+    """Creates one cache view per layer.
 
     Args:
-        attention_metadata, buffers: as in `StepPlan`; the list is changed by the writers.
-        num_layers: how many layers there are.
+        attention_metadata, buffers: as in `StepPlan`; the views modify the list.
+        num_layers: number of layers.
     """
     is_shared = len(buffers) == 2
     return [

@@ -223,7 +223,7 @@ WRONG = [
     ),
     Wrong("3.2.3", "no mask", '"causal",\n    )', "None,\n    )"),
     Wrong("3.2.3", "scaled by 1/√D whatever the model says", "        scale,\n", "        1.0,\n"),
-    Wrong("3.2.3", "values are keys", "found.value_pages", "found.key_pages"),
+    Wrong("3.2.3", "values are keys", "metadata.value_pages", "metadata.key_pages"),
     Wrong(
         "3.2.4 add",
         "a copy of the cache, whose pages have two owners",
