@@ -145,5 +145,5 @@ def test_a_task_that_is_not_closed_is_an_error(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(BookError, match="there is no file"):
+    with pytest.raises(BookError, match="does not exist"):
         piece(tmp_path / "none.py", "file")

@@ -248,7 +248,7 @@ def test_reveal_finds_its_way_by_the_markers(tree, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--week", "1", "--day", "9"], "there is no day 1.9"),
+        (["--week", "1", "--day", "9"], "unknown day 1.9"),
         (["--week", "1", "--day", "1", "--task", "7"], "week 1, day 1 has no task 7; it has 1, 2"),
     ],
 )

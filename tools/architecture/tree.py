@@ -128,5 +128,4 @@ def tree() -> str:
 
 def page(text: str) -> str:
     """The page with an up-to-date tree."""
-
     return BLOCK.sub(lambda _: tree(), text, count=1)

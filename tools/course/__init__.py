@@ -1,11 +1,11 @@
-"""The course's machinery: the learner's tree, cut from the solution by the markers in it.
+"""Course tooling: learner's trees, tests per task, progress and mutants.
 
-tasks     which tasks there are, of which day, in which chapter
-markers   which lines of the solution a task is
-starter   those lines left out
-tree      where the learner's tree is, and what is in it
-outcomes  how tests end; kept and results: those of a day, run again when something changed
-mistakes  the solution with a mistake of tests/course/wrong; mutants asks which it is
-history   what a learner has reached, by date
-brief     how `pdm run test` shows them
+tasks       days and tasks, with their chapters
+markers     blocks of the solution that belong to a task
+starter     sources with these blocks removed
+tree        location and contents of the learner's tree
+runner      runs tests; result_cache and results: per day, rerun after changes
+wrong_solutions  the solution with a mistake of tests/course/wrong; mutants is the quiz
+history     scores by date
+pytest_summary   output of `pdm run test`
 """

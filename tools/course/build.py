@@ -1,4 +1,4 @@
-"""Builds a learner's extension, into the learner's own tree."""
+"""Builds a learner's extension inside the learner's tree."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from pathlib import Path
 from .tree import EXTENSION
 
 STALE = "your extension's sources were changed after it was built: `pdm run build-ext`"
-# What is compiled into the module. Without a Mac, Metal kernels are compiled by the tests.
+# Sources of the module. Without a Mac, the tests compile the Metal kernels.
 COMPILED = {".cpp", ".h", ".cmake", ".txt"} | ({".metal"} if sys.platform == "darwin" else set())
 
 # Options for a build whose speed does not matter: it takes two thirds of the time, and the bits are
@@ -20,14 +20,14 @@ LESS_OPTIMIZED = ("-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG", "-DTINY_LLM_KERNEL_O
 
 
 def build_tree(tree: Path, *options: str) -> str | None:
-    """Compiles what changed since the last time; the solution's build is left alone.
+    """Builds incrementally; the solution's build is untouched.
 
     Args:
-        tree: the learner's.
-        options: for CMake.
+        tree: the learner's tree.
+        options: CMake options.
 
     Returns:
-        None if it built, otherwise what the tools said.
+        None on success, else the build's output.
     """
     source, objects, package = tree / EXTENSION, tree / "build" / "objects", tree / "build/package"
     configure = ["cmake", "-S", str(source), "-B", str(objects), "-G", "Ninja"]
@@ -52,9 +52,9 @@ def build_tree(tree: Path, *options: str) -> str | None:
 
 
 def is_stale(tree: Path) -> bool:
-    """Whether a learner's extension was built, and its sources were changed since.
+    """Whether the sources of a learner's built extension have changed.
 
-    Its tests then run what was built, and say of a task that was written that it is not.
+    Its tests would run the old build and report an implemented task as missing.
     """
     if not _stamp(tree).exists():
         return False
@@ -64,20 +64,20 @@ def is_stale(tree: Path) -> bool:
 
 
 def _stamp(tree: Path) -> Path:
-    """An empty file, as old as the beginning of the build that made the module."""
+    """Empty file with the time at which the module's build began."""
     return tree / "build" / "built"
 
 
 def solution_module() -> Path | None:
-    """The compiled module of the solution, if it is installed in this environment."""
+    """The solution's compiled module, if installed in this environment."""
     return next((Path(sysconfig.get_path("platlib")) / "tiny_llm_ext").glob("_ext.*"), None)
 
 
 def built_module(tree: Path) -> Path | None:
-    """The compiled module of a learner's tree, if it was built."""
+    """The compiled module of a learner's tree, if built."""
     return next((tree / "build" / "package" / "tiny_llm_ext").glob("_ext.*"), None)
 
 
 def num_cores() -> int:
-    """How many processors this process may use."""
+    """Number of processors available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

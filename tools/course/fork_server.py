@@ -1,9 +1,9 @@
-"""Runs many pytest sessions without importing the world for each: a process that forks.
+"""Runs pytest sessions in forks of a process that has imported the dependencies.
 
-What tests import besides tiny_llm (MLX, mlx_lm, scipy) takes seconds, several times as long as a
-task's tests. This process has imported it once; each session is a fork of it, which then imports
-tiny_llm from the tree that it is told. It reads a job a line from standard input, and writes a line
-when one has ended. Only on Linux: what Metal has begun does not survive a fork.
+Importing MLX, mlx_lm and scipy takes seconds, several times as long as a task's tests. This process
+imports them once; each session is a fork, which then imports tiny_llm from the given tree. Reads
+one job per line from standard input, and writes one line per finished session. Linux only: Metal's
+state does not survive a fork.
 """
 
 import gc
@@ -18,7 +18,7 @@ PRELOADED = ("pytest", "mlx.core", "mlx.nn", "mlx_lm.models.qwen3", "scipy.stats
 
 
 def main() -> None:
-    """Serves until standard input ends."""
+    """Serves jobs until EOF."""
     for name in PRELOADED:
         importlib.import_module(name)
     assert "tiny_llm" not in sys.modules
@@ -28,13 +28,13 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             run(job)
-        # One session at a time; for two at once, start this twice.
+        # One session at a time; start several servers for concurrency.
         _, status = os.waitpid(pid, 0)
         print(json.dumps({"status": os.waitstatus_to_exitcode(status)}), flush=True)
 
 
 def run(job: dict[str, Any]) -> None:
-    """In the fork: becomes a pytest session, and ends."""
+    """Runs a pytest session in the forked child, and exits."""
     status = 3
     try:
         output = os.open(job["output"], os.O_WRONLY | os.O_CREAT)
@@ -54,7 +54,7 @@ def run(job: dict[str, Any]) -> None:
 
 
 def use_tree(tree: Path) -> None:
-    """What Python does at its start if the tree's site/ is on PYTHONPATH."""
+    """Equivalent of starting Python with the tree's site/ on PYTHONPATH."""
     spec = importlib.util.spec_from_file_location(
         "sitecustomize", tree / "site" / "sitecustomize.py"
     )

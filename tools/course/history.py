@@ -1,4 +1,4 @@
-"""What a learner has reached, by date: a line of JSON for each scoreboard and each guess.
+"""Learner's history: one JSON line per scoreboard run and quiz round.
 
 The file is `history.jsonl` in the learner's tree, or in build/ for the solution.
 """
@@ -13,16 +13,16 @@ from .tree import ROOT
 
 
 def history_file(tree: Path | None) -> Path:
-    """Where it is.
+    """Path of the history.
 
     Args:
-        tree: the learner's, or None for the solution.
+        tree: the learner's tree, or None for the solution.
     """
     return (tree or ROOT / "build") / "history.jsonl"
 
 
 def append(tree: Path | None, kind: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds an entry of some kind with the time of now, and returns it as it was written."""
+    """Appends a timestamped entry; returns it."""
     file = history_file(tree)
     file.parent.mkdir(parents=True, exist_ok=True)
     written = {"kind": kind, "when": datetime.now().isoformat(timespec="seconds"), **entry}
@@ -32,10 +32,10 @@ def append(tree: Path | None, kind: str, entry: Mapping[str, Any]) -> dict[str, 
 
 
 def entries(tree: Path | None, kind: str) -> list[dict[str, Any]]:
-    """All entries of a kind, the oldest first.
+    """All entries of a kind, oldest first.
 
     Raises:
-        ValueError: a line that is not JSON; the message names file and line.
+        ValueError: a line is not JSON; the message has file and line.
     """
     file = history_file(tree)
     found = []
@@ -44,7 +44,7 @@ def entries(tree: Path | None, kind: str) -> list[dict[str, Any]]:
             try:
                 entry = json.loads(line)
             except ValueError as error:
-                raise ValueError(f"{file}:{number} is not a line of JSON; remove it.") from error
+                raise ValueError(f"{file}:{number} is not JSON; remove the line.") from error
             if entry["kind"] == kind:
                 found.append(entry)
     return found

@@ -1,13 +1,12 @@
-"""Markers in the sources: which lines are a task's, and which are the solution's alone.
+"""Markers in the sources: blocks of tasks, and solution-only blocks.
 
-    # [task 1.1.1 softmax]        the lines up to [/task 1.1.1 softmax] are what the learner writes;
-    # [/task 1.1.1 softmax]       the name tells several blocks of a task apart
-
-    // [solution only]            these lines are not in the learner's tree
+    # [task 1.1.1 softmax]        the lines up to [/task 1.1.1 softmax] are the learner's;
+    # [/task 1.1.1 softmax]       the name distinguishes several blocks of a task
+    // [solution only]            these lines are omitted from the learner's tree
     // [/solution only]
 
-A marker is a comment on a line of its own: `#` in Python and CMake, `//` in C++ and Metal. A
-task's markers stay in the learner's tree, so that its blocks are found there again.
+A marker is a comment on its own line: `#` in Python and CMake, `//` in C++ and Metal. A task's
+markers stay in the learner's tree, to locate its blocks later.
 """
 
 import re
@@ -23,16 +22,16 @@ LABEL = re.compile(r"task (?P<task>\d+\.\d+\.\d+)(?: (?P<name>[a-z0-9-]+))?")
 
 
 class MarkerError(ValueError):
-    """A marker that does not make sense, with file and line."""
+    """An invalid marker, with file and line."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """The lines between two markers.
+    """Lines between two markers.
 
     Attributes:
-        task: such as "1.1.1"; None for what the solution has alone.
-        name: what tells it from the task's other blocks, or "".
+        task: task id such as "1.1.1"; None for solution-only blocks.
+        name: name of the block within the task, or "".
         start: index of the first line after the opening marker.
         end: index of the closing marker's line.
     """
@@ -44,20 +43,19 @@ class Block:
 
     @property
     def label(self) -> str:
-        """Such as "1.1.1 softmax"; unique among all blocks of tasks."""
+        """Label such as "1.1.1 softmax"; unique among all blocks of tasks."""
         return f"{self.task} {self.name}".strip()
 
 
 def find_blocks(text: str, where: str | Path) -> list[Block]:
-    """The blocks of a file, in order.
+    """Blocks of a file, in order.
 
     Args:
-        text: its contents.
-        where: named in errors.
+        text: contents of the file.
+        where: file name for errors.
 
     Raises:
-        MarkerError: a marker that is not closed, closes nothing, lies in another block, names no
-            task of the course, or is spelt so that it would be overlooked.
+        MarkerError: a marker is unclosed, unopened, nested, names an unknown task, or is misspelt.
     """
     blocks: list[Block] = []
     opened: tuple[str, int] | None = None
@@ -66,8 +64,8 @@ def find_blocks(text: str, where: str | Path) -> list[Block]:
         if marker is None:
             if re.search(r"\[/?\s*(task\s+\d|solution\s+only)", line, re.IGNORECASE):
                 raise MarkerError(
-                    f"{where}:{index + 1}: this looks like a marker, which is a comment on a line "
-                    f"of its own: {line.strip()!r}"
+                    f"{where}:{index + 1}: a marker must be a comment on its own line: "
+                    f"{line.strip()!r}"
                 )
             continue
         label = marker["label"]
@@ -75,7 +73,7 @@ def find_blocks(text: str, where: str | Path) -> list[Block]:
             if opened is not None:
                 raise MarkerError(
                     f"{where}:{index + 1}: [{label}] begins inside [{opened[0]}] of line "
-                    f"{opened[1] + 1}; blocks do not overlap."
+                    f"{opened[1] + 1}; blocks must not overlap."
                 )
             _split(label, f"{where}:{index + 1}")
             opened = label, index
@@ -92,21 +90,21 @@ def find_blocks(text: str, where: str | Path) -> list[Block]:
 
 
 def _split(label: str, where: str) -> tuple[str | None, str]:
-    """A label's task and name."""
+    """Splits a label into task and name."""
     if label == "solution only":
         return None, ""
     match = LABEL.fullmatch(label)
     if match is None:
         raise MarkerError(
-            f"{where}: [{label}] is not of the form [task 1.2.3] or [task 1.2.3 some-name]."
+            f"{where}: [{label}] must have the form [task 1.2.3] or [task 1.2.3 some-name]."
         )
     if match["task"] not in TASKS:
-        raise MarkerError(f"{where}: the course has no task {match['task']}.")
+        raise MarkerError(f"{where}: unknown task {match['task']}.")
     return match["task"], match["name"] or ""
 
 
 def marked_files(root: Path) -> list[Path]:
-    """The files below a folder that may have markers, sorted."""
+    """Files below a folder that may have markers, sorted."""
     return sorted(
         path
         for path in root.rglob("*")
@@ -115,10 +113,10 @@ def marked_files(root: Path) -> list[Path]:
 
 
 def all_blocks(root: Path) -> dict[str, tuple[Path, Block]]:
-    """Every task's blocks below a folder: label -> (file, block).
+    """Blocks of all tasks below a folder: label -> (file, block).
 
     Raises:
-        MarkerError: see `find_blocks`; or two blocks with one label.
+        MarkerError: see `find_blocks`; or a duplicate label.
     """
     found: dict[str, tuple[Path, Block]] = {}
     for path in marked_files(root):

@@ -1,14 +1,14 @@
-"""A plugin of pytest: of each test function, the first case alone.
+"""pytest plugin: runs only the first case of each test function.
 
-A task that is not written fails in every case, and with the same line.
+An unimplemented task fails in every case with the same message.
 """
 
 import pytest
 
 
-@pytest.hookimpl(trylast=True)  # after `-m` has chosen
+@pytest.hookimpl(trylast=True)  # after the selection by `-m`
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out all other cases."""
+    """Deselects all other cases."""
     first: dict[str, pytest.Item] = {}
     for item in items:
         first.setdefault(item.nodeid.partition("[")[0], item)

@@ -1,4 +1,4 @@
-"""A plugin of pytest that writes one line of JSON a test: see runner.py."""
+"""pytest plugin that writes one JSON line per test: see runner.py."""
 
 import json
 import os
@@ -9,7 +9,7 @@ REPORT = os.environ.get("TINY_LLM_REPORT")
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """A test counts once: where it failed or was skipped, or else where it was called."""
+    """Reports each test once: at the failing or skipped phase, else at the call."""
     if REPORT is None or (report.passed and report.when != "call"):
         return
     message = ""

@@ -1,7 +1,7 @@
-"""A plugin of pytest for `pdm run test --week N`: a task that is not written is one line.
+"""pytest plugin of `pdm run test --week N`: one line per unimplemented task.
 
-Its tests fail, and are counted, but they show no traceback: there is nothing in it to learn. Of a
-test that fails for another reason the first case is shown, and how many others do.
+Tests of an unimplemented task fail and are counted, without their uninformative tracebacks. Of
+tests failing for another reason, the first case is shown with the number of the others.
 """
 
 import re
@@ -19,12 +19,12 @@ TOLD = re.compile(rf"(week \d+, day \d+, task \d+): (\S+) {NOT_WRITTEN}; (see th
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers what counts the tests."""
+    """Registers the plugin."""
     config.pluginmanager.register(SummaryPlugin(), "brief")
 
 
 class SummaryPlugin:
-    """Counts the tests that wait, by what they wait for, and the cases of each that failed."""
+    """Counts tests of unimplemented tasks by message, and failing cases by function."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
@@ -34,7 +34,7 @@ class SummaryPlugin:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, Any, Any]:
-        """Keeps the sentence of an unwritten task instead of the way to it."""
+        """Replaces the traceback of an unimplemented task by its message."""
         report = yield
         report.unwritten, report.is_again = None, False
         if report.failed and call.excinfo is not None:
@@ -45,16 +45,16 @@ class SummaryPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str] | None:
-        """Gives these tests lists of their own, apart from failures that are shown."""
+        """Puts these tests into separate categories, apart from reported failures."""
         if getattr(report, "unwritten", None) is not None:
             return "unwritten", "w", "UNWRITTEN"
         if getattr(report, "is_again", False):
             return "failed alike", "F", "FAILED"
         return None
 
-    @pytest.hookimpl(tryfirst=True)  # the terminal asks for the status in its own
+    @pytest.hookimpl(tryfirst=True)  # before the terminal reporter's own hook
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Counts them, also those that another process ran."""
+        """Counts the tests, those of xdist workers included."""
         if getattr(report, "unwritten", None) is not None:
             begin, function, end = report.unwritten
             self._waiting[begin, end][function] += 1
@@ -64,7 +64,7 @@ class SummaryPlugin:
             self._failed[function].append(case.removesuffix("]"))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Prints a line a function that failed more than once, and a line a task."""
+        """Prints a line per repeatedly failing function, and a line per unimplemented task."""
         for function, cases in self._failed.items():
             if len(cases) > 1:
                 named = [*cases[:SHOWN_CASES], *(["…"] if len(cases) > SHOWN_CASES else [])]
@@ -78,10 +78,10 @@ class SummaryPlugin:
 
 
 def summary_of(message: str) -> tuple[str, str, str] | None:
-    """What an error says of an unwritten task, or of an extension that is not built.
+    """Message parts of an unimplemented task or an unbuilt extension.
 
     Returns:
-        Beginning, function and end of a line; None of any other error.
+        Beginning, function and end of a line; None for any other error.
     """
     message = " ".join(message.split())
     told = TOLD.search(message)

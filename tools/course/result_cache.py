@@ -1,8 +1,8 @@
-"""Results of tests, kept by what they depend on: `pdm run progress` runs only what changed.
+"""Test results cached by their dependencies, for `pdm run progress`.
 
-A day's tests run the code of its tasks, of those before and of those that they need. So a day's
-results hold as long as these stay the same: the learner's files without the blocks of later tasks,
-the extension that was built, the solution's package, and the tests.
+A day's tests run the code of its tasks, of earlier tasks and of those they need. Its results are
+valid as long as these are unchanged: the learner's files without the blocks of later tasks, the
+built extension, the solution's package, and the tests.
 """
 
 import ast
@@ -23,17 +23,17 @@ from .runner import Outcome
 from .tasks import DAYS, Day, with_needs
 from .tree import EXTENSION, PACKAGE, ROOT
 
-# What tests run besides a learner's files, and what says which versions of it.
+# Dependencies of the tests besides the learner's files, and their versions.
 SHARED = ("src/tiny_llm", "src/extensions", "tests", "tools")
 LIBRARIES = ("mlx", "mlx-lm", "numpy", "pytest")
-EMULATED = (".metal", ".h")  # what the emulator compiles when a test runs
+EMULATED = (".metal", ".h")  # compiled by the emulator at test time
 
 
 class ResultCache:
-    """What a day's tests said, and for which contents of the files.
+    """Results of each day, with a hash of the contents they depend on.
 
     Args:
-        tree: the learner's, or None for the solution.
+        tree: the learner's tree, or None for the solution.
     """
 
     def __init__(self, tree: Path | None):
@@ -45,14 +45,14 @@ class ResultCache:
             self._days = {}
 
     def of(self, day: Day) -> list[Outcome] | None:
-        """The day's results; None if there are none, or something that they depend on changed."""
+        """The day's results; None if missing or outdated."""
         kept = self._days.get(day.id, {})
         if kept.get("contents") != contents_of(self._tree, day):
             return None
         return [Outcome(**outcome) for outcome in kept["outcomes"]]  # type: ignore[attr-defined]
 
     def keep(self, day: Day, outcomes: Iterable[Outcome]) -> None:
-        """Writes a day's results, unless a session ended before its tests did."""
+        """Stores a day's results, unless a session ended before its tests."""
         outcomes = list(outcomes)
         if not all(outcome.test for outcome in outcomes):
             return
@@ -65,15 +65,15 @@ class ResultCache:
 
 
 def contents_of(tree: Path | None, day: Day) -> str:
-    """A hash of all that a day's results depend on.
+    """Hash of the dependencies of a day's results.
 
     Args:
-        tree: the learner's, or None for the solution.
-        day: its tests and those before it may need code of later days, which then counts, too.
+        tree: the learner's tree, or None for the solution.
+        day: the day; if its tests need code of later days, that code is included.
     """
     digest = hashlib.sha256(shared_contents().encode())
     module = solution_module() if tree is None else built_module(tree)
-    # Week 1's Python runs without the extension. What was built may be older than its sources.
+    # Week 1 runs without the extension. The built module may be older than its sources.
     if module is not None and (day.week, day.day) >= (1, 7):
         digest.update(module.read_bytes())
     if tree is None:
@@ -87,9 +87,9 @@ def contents_of(tree: Path | None, day: Day) -> str:
 
 
 def without_later_tasks(path: Path, tasks: set[str]) -> str:
-    """A learner's file without the blocks of other tasks than these.
+    """A learner's file without the blocks of other tasks.
 
-    It is whole if another day's code could matter: it cannot be parsed, or its markers are lost.
+    Returns the whole file if it cannot be parsed or has lost its markers.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
@@ -107,7 +107,7 @@ def without_later_tasks(path: Path, tasks: set[str]) -> str:
 
 @cache
 def shared_contents() -> str:
-    """A hash of the solution's files, the tests, and the versions of the libraries."""
+    """Hash of the solution's files, the tests, and the libraries' versions."""
     digest = hashlib.sha256(f"{sys.version} {has_clang()}".encode())
     for library in LIBRARIES:
         digest.update(f"{library} {version(library)}".encode())

@@ -1,4 +1,4 @@
-"""The tests of some days, run where their results are not known: see result_cache.py."""
+"""Runs the tests of days without cached results: see result_cache.py."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from .tasks import TASKS, Day
 
 
 def is_done(outcomes: Sequence[Outcome]) -> bool:
-    """Whether a task's tests pass, and not only because none could be run."""
+    """Whether a task's tests pass, at least one of them executed."""
     passed = [outcome.passed for outcome in outcomes]
     return any(passed) and False not in passed
 
@@ -23,13 +23,13 @@ def is_done(outcomes: Sequence[Outcome]) -> bool:
 def outcomes_by_task(
     tree: Path | None, days: list[Day], console: Console, again: bool = False
 ) -> dict[str, list[Outcome]]:
-    """Runs the tests of some days, as many days at a time as there are cores (at most four).
+    """Runs the tests of some days, one day per core and at most four at a time.
 
     Args:
-        tree: the learner's, or None for the solution.
-        days: whose tests.
-        console: says how far it is: a line at once for each day.
-        again: run tests whose results are known, too.
+        tree: the learner's tree, or None for the solution.
+        days: days to test.
+        console: progress output, one line per day.
+        again: whether to ignore cached results.
     """
     kept = ResultCache(tree)
     by_day = {day.id: None if again else kept.of(day) for day in days}
@@ -55,9 +55,7 @@ def outcomes_by_task(
                     status.update(f"testing what has changed: {left} of {len(days)} days left")
 
     if not to_run.empty():
-        console.print(
-            f"testing what has changed: {to_run.qsize()} of {len(days)} days", style="dim"
-        )
+        console.print(f"testing changed days: {to_run.qsize()} of {len(days)}", style="dim")
     with console.status("testing what has changed") as status:
         workers = [Thread(target=work) for _ in range(min(4, num_cores(), to_run.qsize()))]
         for worker in workers:
@@ -69,7 +67,7 @@ def outcomes_by_task(
         for outcome in by_day[day.id] or []:
             if outcome.task in TASKS:
                 found[outcome.task].append(outcome)
-            elif not outcome.test:  # the process died: none of the day's tasks is done
+            elif not outcome.test:  # the process died: all of the day's tasks fail
                 for task in day.tasks:
                     found[task.id].append(outcome)
     return found

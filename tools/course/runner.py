@@ -1,4 +1,4 @@
-"""Runs tests in a process of their own and tells how each task fared."""
+"""Runs tests in a subprocess and reports the outcome of each task."""
 
 import json
 import os
@@ -16,19 +16,19 @@ from typing import Any
 from .tasks import DAYS
 from .tree import ROOT, environment
 
-# What errors say of a task that is to be written, and of an extension that is to be built.
+# Substrings of the errors of an unimplemented task and of an unbuilt extension.
 NOT_WRITTEN = "is yours to write"
 NOT_BUILT = "the C++ extension cannot be used"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one test ended.
+    """Outcome of one test.
 
     Attributes:
-        test: its pytest id.
-        passed: True, False, or None if it was skipped.
-        message: the last line of its error, or "".
+        test: pytest id.
+        passed: True, False, or None if skipped.
+        message: last line of the error, or "".
     """
 
     test: str
@@ -37,22 +37,22 @@ class Outcome:
 
     @property
     def task(self) -> str | None:
-        """The task that it tests."""
+        """Task under test."""
         return task_of_test(self.test)
 
     @property
     def is_unwritten(self) -> bool:
-        """Whether it failed because a task is still to be written."""
+        """Whether it failed because a task is not implemented."""
         return NOT_WRITTEN in self.message
 
     @property
     def is_not_built(self) -> bool:
-        """Whether it failed because there is no extension to call."""
+        """Whether it failed because the extension is not built."""
         return NOT_BUILT in self.message
 
 
 def task_of_test(test: str) -> str | None:
-    """Of "tests/week_1/test_day_3.py::test_task_2_causal_mask[…]": "1.3.2"."""
+    """Task of "tests/week_1/test_day_3.py::test_task_2_causal_mask[…]": "1.3.2"."""
     file, _, name = test.partition("::")
     number = re.match(r"test_task_(\d+)_", name)
     for day in DAYS:
@@ -62,10 +62,10 @@ def task_of_test(test: str) -> str | None:
 
 
 class Runner:
-    """Runs tests, on a learner's tree or on the solution, each time in a new process.
+    """Runs tests on a learner's tree or on the solution, each session in a new process.
 
-    On Linux these are forks of one that has imported what all tests need: see fork_server.py. Use
-    it in a `with`; several threads need one each.
+    On Linux these are forks of a process with preloaded imports: see fork_server.py. Use it in a
+    `with`; one per thread.
     """
 
     def __init__(self) -> None:
@@ -86,19 +86,19 @@ class Runner:
         """Runs tests.
 
         Args:
-            tree: the learner's, or None.
-            tests: files or ids, from the root of the project.
-            options: for pytest.
-            timeout: seconds; a session that takes longer is ended.
+            tree: the learner's tree, or None.
+            tests: files or ids, relative to the project's root.
+            options: pytest options.
+            timeout: seconds after which the session is killed.
 
         Returns:
-            Outcomes in the order of the tests. One of the test "" tells of a session that failed as
-            a whole.
+            Outcomes in the order of the tests. One with the test "" reports a failure of the
+            session.
         """
         with tempfile.TemporaryDirectory() as folder:
             report, output = Path(folder) / "report.jsonl", Path(folder) / "output"
             arguments = ["-q", "-p", "tools.course.pytest_json", "-p", "no:cacheprovider"]
-            arguments.append("--disable-plugin-autoload")  # it takes longer than a task's tests
+            arguments.append("--disable-plugin-autoload")  # slower than a task's tests
             job = {
                 "arguments": [*arguments, *options, *tests],
                 "environment": {**environment(tree), "TINY_LLM_REPORT": str(report)},
@@ -154,5 +154,5 @@ def _in_new_process(job: dict[str, Any], timeout: float | None) -> int | None:
 
 
 def first_line(message: str) -> str:
-    """What a person needs of an error."""
+    """The informative line of an error."""
     return next((line for line in message.split("\n") if line.strip()), "")

@@ -1,15 +1,15 @@
-"""`--solution mine|ref`: whose code a command of the course works on."""
+"""`--solution mine|ref`: tree that a command of the course works on."""
 
 import argparse
 from pathlib import Path
 
 from .tree import default_folder, find_tree, shown
 
-SOLUTIONS = ("mine", "ref", "tiny_llm")  # tiny_llm is another name of ref, as in `main`
+SOLUTIONS = ("mine", "ref", "tiny_llm")  # tiny_llm is an alias of ref, as in `main`
 
 
 def add_solution_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag; if it is not given, `args.solution` is None."""
+    """Adds the flag, with the default None."""
     parser.add_argument(
         "--solution",
         choices=SOLUTIONS,
@@ -18,16 +18,16 @@ def add_solution_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def selected_tree(parser: argparse.ArgumentParser, solution: str | None) -> Path | None:
-    """The learner's tree to work on, or None for the solution. Ends the command if there is none.
+    """The selected learner's tree, or None for the solution. Exits if it is missing.
 
     Args:
-        parser: says so.
-        solution: what was asked for; None takes the learner's tree if there is one.
+        parser: reports the error.
+        solution: value of the flag; None selects the learner's tree if it exists.
     """
     tree = find_tree()
     if solution == "mine" and tree is None:
         parser.error(
-            f"--solution mine: there is no learner's tree in {shown(default_folder())}; "
-            "`pdm run start-course` writes one"
+            f"--solution mine requires a learner's tree, but {shown(default_folder())} has none; "
+            "`pdm run start-course` creates it"
         )
     return None if solution in ("ref", "tiny_llm") else tree

@@ -1,6 +1,6 @@
-"""What the learner's tree has in place of a block: an error that names the task.
+"""Starter files: an error naming the task in place of each block.
 
-Everything around a block stays: signature, docstring, shapes, checks of arguments, and the markers.
+Everything around a block stays: signature, docstring, shapes, argument checks and markers.
 """
 
 import ast
@@ -16,21 +16,21 @@ WIDTH = 100
 
 
 def starter_text(text: str, path: Path) -> str:
-    """A file of the solution as the learner gets it.
+    """Starter version of a solution's file.
 
     Args:
-        text: the solution's.
-        path: tells the language, and is named in errors.
+        text: the solution's contents.
+        path: for the language and for errors.
 
     Raises:
-        MarkerError: see `find_blocks`; a block in Python that is not statements of a function.
+        MarkerError: see `find_blocks`; a Python block is not a sequence of a function's statements.
     """
     lines = text.split("\n")
     blocks = find_blocks(text, path)
     for block in reversed(blocks):
         if block.task is None:
             around = lines[max(0, block.start - 2) : block.start - 1] + lines[block.end + 1 :][:1]
-            both_empty = around == ["", ""]  # one of them is enough
+            both_empty = around == ["", ""]  # keep one
             del lines[block.start - 1 : block.end + 1 + both_empty]
         else:
             lines[block.start : block.end] = placeholder(text, block, path)
@@ -40,12 +40,12 @@ def starter_text(text: str, path: Path) -> str:
 
 
 def placeholder(text: str, block: Block, path: Path) -> list[str]:
-    """The lines that stand in a block until the learner writes it.
+    """Placeholder lines of a block.
 
     Args:
-        text: the file's, the solution's or the learner's.
-        block: one of its blocks, of a task.
-        path: tells the language.
+        text: contents of the solution's or the learner's file.
+        block: a block of a task.
+        path: for the language.
     """
     assert block.task is not None
     lines = text.split("\n")
@@ -59,16 +59,16 @@ def placeholder(text: str, block: Block, path: Path) -> list[str]:
             f"{indent})",
         ]
     message = unwritten_message(block.task, _c_function(lines, block))
-    if path.suffix == ".metal":  # a kernel can raise nothing: its encoder in C++ does
+    if path.suffix == ".metal":  # kernels cannot raise; their encoder in C++ does
         return [f"{indent}// {line}" for line in _wrapped(message, WIDTH - len(indent) - 3)]
     quoted = _quoted(message, indent + "    ")
     return [f"{indent}throw std::runtime_error(", *quoted[:-1], f"{quoted[-1]});"]
 
 
 def first_unwritten(text: str, path: Path) -> str | None:
-    """What the starter says in the first block of a Metal file that has no code yet, or None.
+    """Message of the first unimplemented block of a Metal file, or None.
 
-    A block is written when it has anything but comments, so that the starter's need not be deleted.
+    A block counts as implemented if it has anything but comments; the starter's may stay.
     """
     lines = text.split("\n")
     for block in find_blocks(text, path):
@@ -83,7 +83,7 @@ def has_code(lines: Iterable[str]) -> bool:
 
 
 def _quoted(message: str, indent: str) -> list[str]:
-    """A message as string literals that follow each other, a line each."""
+    """A message as adjacent string literals, one per line."""
     assert '"' not in message
     pieces = _wrapped(message, WIDTH - len(indent) - 3)
     return [
@@ -93,17 +93,17 @@ def _quoted(message: str, indent: str) -> list[str]:
 
 
 def _wrapped(message: str, width: int) -> list[str]:
-    """Lines that make the message again when a space is put between each two."""
+    """Lines that form the message when joined by spaces."""
     return textwrap.wrap(message, width, break_on_hyphens=False)
 
 
 def _python_function(text: str, block: Block, path: Path) -> str:
-    """The qualified name of the function that a block is in.
+    """Qualified name of the function that contains a block.
 
     Raises:
-        MarkerError: it is in none, or cuts a statement in two.
+        MarkerError: no function contains it, or it splits a statement.
     """
-    first, last = block.start + 1, block.end  # as ast counts lines, both inclusive
+    first, last = block.start + 1, block.end  # ast's line numbers, inclusive
     where = f"{path}:{block.start}"
     function, statements = _innermost(ast.parse(text).body, first, last)
     if function is None:
@@ -118,7 +118,7 @@ def _python_function(text: str, block: Block, path: Path) -> str:
 def _innermost(
     statements: list[ast.stmt], first: int, last: int, name: str = "", function: str | None = None
 ) -> tuple[str | None, list[ast.stmt]]:
-    """The innermost function around some lines, and the innermost list of statements."""
+    """Innermost function around some lines, and the innermost list of statements."""
     for outer in statements:
         if not (outer.lineno < first and last <= (outer.end_lineno or 0)):
             continue
@@ -137,7 +137,7 @@ def _innermost(
 
 
 def _c_function(lines: list[str], block: Block) -> str:
-    """The function that a block of C++ or Metal is in: the last one that begins a line."""
+    """C++ or Metal function that contains a block: the last one at the beginning of a line."""
     for line in reversed(lines[: block.start]):
         line = re.sub(r"^\[\[.*?\]\]\s*", "", line)
         match = re.match(r"(?!template|namespace|//)\w.*?([\w:]+)\(", line)
@@ -147,7 +147,7 @@ def _c_function(lines: list[str], block: Block) -> str:
 
 
 def _with_import(lines: list[str], path: Path) -> list[str]:
-    """The lines, and what the placeholders need and the file does not have."""
+    """The lines plus the placeholders' missing import."""
     if path.suffix == ".py":
         tree = ast.parse("\n".join(lines))
         imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
@@ -164,7 +164,7 @@ def _with_import(lines: list[str], path: Path) -> list[str]:
 
 
 def _with_include(lines: list[str], needed: str) -> list[str]:
-    """The lines, and one more header of the standard library in its place among those."""
+    """The lines plus one standard header, in its sorted place."""
     depth, at = 0, None
     for index, line in enumerate(lines):
         depth += line.startswith("#if") - line.startswith("#endif")

@@ -1,13 +1,13 @@
-"""The course's days and tasks: the one table that the starter, the tests and the book go by.
+"""Days and tasks of the course, shared by the starter, the tests and the book.
 
-A day is a chapter of the book, a file of tests, `tests/week_N/test_day_M.py`, and a few tasks. The
-tests of task K are called `test_task_K_…`. A task is written 1.3.2: week, day, number.
+A day is a chapter of the book with a few tasks and a test file, `tests/week_N/test_day_M.py`. Tests
+of task K are named `test_task_K_…`. A task id is week.day.number, such as 1.3.2.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-OPTIONAL_WEEKS = {5}  # its days are not needed for the course to be complete
+OPTIONAL_WEEKS = {5}  # the course is complete without them
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,11 @@ class Task:
 
     Attributes:
         id: such as "1.3.2".
-        title: what is written.
-        needs: tasks of this or of a later day without which its tests cannot pass. What comes
-            before is needed anyway.
-        metal: a kernel in Metal; without a Mac it runs in the emulator.
-        optional: the course is complete without it; so it is without an optional week's tasks.
+        title: what to implement.
+        needs: tasks of this or a later day that its tests require. Earlier tasks are required
+            anyway.
+        metal: whether it is a Metal kernel; without a Mac it runs in the emulator.
+        optional: whether the course is complete without it, as without an optional week.
     """
 
     id: str
@@ -36,7 +36,7 @@ class Task:
 
     @property
     def day(self) -> int:
-        """The day it is filed under."""
+        """Day of the task."""
         return int(self.id.split(".")[1])
 
     @property
@@ -54,14 +54,14 @@ class Task:
 class Day:
     """One chapter of the book and its tests.
 
-    Days 2.2 and 2.3, 2.4 and 2.5, 2.6 and 2.7 belong together: the numbers of the second day's
-    tasks go on from the first's.
+    Days 2.2 and 2.3, 2.4 and 2.5, 2.6 and 2.7 are pairs: the second day's tasks continue the
+    first's numbers.
 
     Attributes:
         week: 1 to 5.
-        day: its number in the week.
-        title: the chapter's heading, after its number.
-        tasks: in the order of the chapter.
+        day: number within the week.
+        title: heading of the chapter, after its number.
+        tasks: tasks in the order of the chapter.
     """
 
     week: int
@@ -81,12 +81,12 @@ class Day:
 
     @property
     def chapter(self) -> str:
-        """The chapter's heading: "Day 2.2: quantized matmul on the CPU"."""
+        """Heading of the chapter: "Day 2.2: quantized matmul on the CPU"."""
         return f"Day {self.id}: {self.title}"
 
     @property
     def test_file(self) -> str:
-        """Where its tests are, from the root of the project."""
+        """Test file relative to the project's root."""
         return f"tests/week_{self.week}/test_day_{self.day}.py"
 
 
@@ -113,7 +113,7 @@ REQUIRED_DAYS = (
         (
             Task("1.3.1", "grouped attention"),
             Task("1.3.2", "the causal mask"),
-            # Qwen3 norms its heads, and the norm is the next chapter's.
+            # Qwen3 has QK norm, which is in the next chapter.
             Task("1.3.3", "Qwen3's attention", needs=("1.4.1",)),
         ),
     ),
@@ -355,23 +355,23 @@ TASKS = {task.id: task for day in DAYS for task in day.tasks}
 
 
 def day_of(week: int, day: int) -> Day:
-    """The chapter that has this day.
+    """Chapter of a day.
 
     Raises:
-        LookupError: there is none; the message lists those there are.
+        LookupError: unknown day; the message lists the known ones.
     """
     for chapter in DAYS:
         if (chapter.week, chapter.day) == (week, day):
             return chapter
     known = ", ".join(chapter.id for chapter in DAYS)
-    raise LookupError(f"there is no day {week}.{day}; the days: {known}.")
+    raise LookupError(f"unknown day {week}.{day}; give one of {known}.")
 
 
 def day_with_task(day: Day, number: int) -> Day:
-    """The day that has task K where a day was named: that one, or the other of its pair.
+    """Day with task K, given a day: that day, or the other of its pair.
 
     Returns:
-        `day` itself if neither has such a task.
+        `day` itself if neither has this task.
     """
     place = DAYS.index(day)
     for other in DAYS[max(0, place - 1) : place + 2]:
@@ -383,13 +383,13 @@ def day_with_task(day: Day, number: int) -> Day:
 
 
 def day_of_task(task_id: str) -> Day:
-    """The chapter that has a task."""
+    """Chapter of a task."""
     week, day, _ = task_id.split(".")
     return day_of(int(week), int(day))
 
 
 def with_needs(tasks: Iterable[str]) -> set[str]:
-    """Tasks, and all that their tests need of the same or of later days."""
+    """Tasks and the tasks of the same or later days that their tests need."""
     found: set[str] = set()
     waiting = list(tasks)
     while waiting:
@@ -401,11 +401,11 @@ def with_needs(tasks: Iterable[str]) -> set[str]:
 
 
 def unwritten_message(task_id: str, what: str) -> str:
-    """The sentence that stands where a learner is to write.
+    """Message of an unimplemented task.
 
     Args:
         task_id: such as "1.1.1".
-        what: the function, such as "softmax".
+        what: function, such as "softmax".
     """
     task, day = TASKS[task_id], day_of_task(task_id)
     return (

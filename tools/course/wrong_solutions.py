@@ -1,7 +1,7 @@
-"""The mistakes of tests/course/wrong, put into the solution, and what the tests say of them.
+"""Mutated solutions of tests/course/wrong, and their test results.
 
-A mistake is put into a copy of the one file that it is made in. One in Python or Metal runs with
-the solution's other modules; one in C++ is compiled into a learner's tree that is else complete.
+A mistake is applied to a copy of one file. Python and Metal mistakes run with the solution's other
+modules; C++ mistakes are compiled in a learner's tree with all other tasks solved.
 """
 
 import shutil
@@ -21,19 +21,19 @@ from .tasks import TASKS, day_of_task
 from .tree import ROOT, import_files
 
 BLOCKS = all_blocks(ROOT / "src")
-SECONDS = 120  # for the tests of one task
+SECONDS = 120  # per task
 
-# What the emulator runs needs no build; with Metal there is a library of kernels, which does.
+# The emulator needs no build; real Metal has a library of kernels, which does.
 INTERPRETED = {".py"} if mx.metal.is_available() else {".py", ".metal"}
 
 
 def suffix_of(wrong: Wrong) -> str:
-    """The ending of the file in which a mistake is made, such as ".cpp"."""
+    """Suffix of a mistake's file, such as ".cpp"."""
     return BLOCKS[wrong.block][0].suffix
 
 
 def apply_mistake(wrong: Wrong) -> tuple[Path, str]:
-    """The file of a mistake, below the project's root, and its contents with the mistake."""
+    """Path of a mistake's file relative to the project's root, and its mutated contents."""
     path, block = BLOCKS[wrong.block]
     lines = path.read_text(encoding="utf-8").split("\n")
     code = "\n".join(lines[block.start : block.end])
@@ -55,24 +55,24 @@ def run_task(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Ou
 
 
 def run_interpreted(runner: Runner, folder: Path, wrong: Wrong, *options: str) -> list[Outcome]:
-    """A tree that has nothing but the wrong file; all else is the solution's, the extension too.
+    """Runs a mistake in a tree with only the mutated file, on the solution's extension.
 
     Args:
-        runner: for the tests.
-        folder: a new one.
+        runner: runs the tests.
+        folder: new folder.
         wrong: a mistake in Python or, without a Mac, in Metal.
-        options: for pytest.
+        options: pytest options.
     """
     write_tree_of(folder, *apply_mistake(wrong))
     return run_task(runner, folder, wrong, *options)
 
 
 def write_tree_of(folder: Path, path: Path, text: str) -> None:
-    """Writes a learner's tree with one module; all others are the solution's, as is the extension.
+    """Writes a learner's tree with one module; everything else is the solution's.
 
     Args:
-        folder: a new one.
-        path: of the module, below the project's root.
+        folder: new folder.
+        path: module, relative to the project's root.
         text: its contents.
     """
     for name, contents in {**import_files(folder, [path]), path: text}.items():
@@ -86,19 +86,19 @@ def write_tree_of(folder: Path, path: Path, text: str) -> None:
 
 
 def write_complete_tree(tree: Path) -> None:
-    """Writes a learner's tree with every task solved; what is the same already keeps its time."""
+    """Writes a learner's tree with all tasks solved; identical files keep their times."""
     write_tree(tree)
     apply_tasks(tree, {block.task for _, block in BLOCKS.values() if block.task is not None})
 
 
 def run_compiled(runner: Runner, tree: Path, wrong: Wrong, *options: str) -> list[Outcome]:
-    """Compiles a mistake in C++ into a complete tree, runs the tests, and takes it out again.
+    """Compiles a C++ mistake in a complete tree, runs the tests, and reverts it.
 
     Args:
-        runner: for the tests.
-        tree: from `write_complete_tree`.
+        runner: runs the tests.
+        tree: output of `write_complete_tree`.
         wrong: the mistake.
-        options: for pytest.
+        options: pytest options.
     """
     path, text = apply_mistake(wrong)
     right = (tree / path).read_text(encoding="utf-8")

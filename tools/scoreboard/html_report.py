@@ -1,4 +1,4 @@
-"""The scoreboard as a page: one HTML file with its drawings in it, light or dark."""
+"""HTML report of the scoreboard: one self-contained file, light or dark."""
 
 import html
 import math

@@ -1,4 +1,4 @@
-"""Runs what the scoreboard shows: the course's tests, and engines in processes of their own."""
+"""Measurements of the scoreboard: tests, and engines in worker processes."""
 
 import importlib.util
 import subprocess
@@ -41,7 +41,7 @@ IN_CACHE = 64e6  # bytes of weights that a processor's cache may hold
 
 
 def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
-    """The outcomes of all tasks that are begun; what has not changed is not run again."""
+    """Outcomes of all begun tasks; unchanged days come from the cache."""
     begun = TASKS.keys() if tree is None else tasks_begun(tree)
     days = [day for day in DAYS if any(task.id in begun for task in day.tasks)]
     found = outcomes_by_task(tree, days, console)
@@ -119,16 +119,16 @@ def furthest_week(outcomes: Mapping[str, Sequence[Outcome]]) -> int:
 
 @dataclass(frozen=True)
 class Engine:
-    """Something that answers, and how to start it.
+    """An engine and how to start it.
 
     Attributes:
-        name: of its row.
-        python: the interpreter.
-        module: its worker, in `benchmark.systems`.
-        arguments: the worker's.
-        tree: whose `tiny_llm` it imports; None for the solution's.
-        product: the kernel of products with quantized weights, if not the tree's best.
-        attention: that of attention.
+        name: label of its row.
+        python: interpreter.
+        module: its worker in `benchmark.systems`.
+        arguments: arguments of the worker.
+        tree: tree of its `tiny_llm`; None for the solution's.
+        product: quantized matmul kernel, if not the tree's best.
+        attention: attention kernel, if not the tree's best.
     """
 
     name: str
@@ -184,9 +184,9 @@ def llama_engine(python: str, folder: Path, work: Path, threads: int) -> Engine:
 
 
 def measure_engines(engines: Sequence[Engine], console: Console) -> list[Row]:
-    """Each metric goes through all engines before the next: a slow minute is everybody's.
+    """Runs each metric through all engines before the next, so that slow minutes affect all.
 
-    Only one engine runs at a time; the processes of the others are stopped.
+    Only one engine runs at a time; the others' processes are stopped.
     """
     rows = [Row(engine.name) for engine in engines]
     with _workers(engines, rows) as workers:
@@ -237,7 +237,7 @@ def _workers(
 
 
 def roofline_row(machine: Machine, costs: ModelCosts) -> Row:
-    """The speeds that this machine's memory and arithmetic allow."""
+    """Row with the machine's limits."""
     speeds = {metric.name: metric.bound(costs, machine) for metric in METRICS}
     row = Row("this machine's limit", speeds)
     if costs.weight_bytes() < IN_CACHE:

@@ -1,4 +1,4 @@
-"""What a run of the scoreboard found, and how it stands beside earlier ones."""
+"""Results of a scoreboard run, and comparison with earlier runs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ METRICS = (
 
 @dataclass(frozen=True)
 class Row:
-    """One engine's speeds.
+    """Speeds of one engine.
 
     Attributes:
-        name: whose, such as "yours, week 2".
-        speeds: tokens per second, by the metric's name; what is not there was not measured.
-        notes: why one was not, or how it was.
+        name: label, such as "yours, week 2".
+        speeds: tokens per second by metric; unmeasured ones are missing.
+        notes: remarks on a measurement or its absence.
     """
 
     name: str
@@ -35,15 +35,15 @@ class Score:
     """One run.
 
     Attributes:
-        when: date and time, ISO 8601; "" before it is kept.
-        model: its name.
+        when: date and time, ISO 8601; "" before it is stored.
+        model: name of the model.
         machine: processor and threads.
-        week: whose model of the learner's ran; 0 if none can.
-        tasks: done and all, by week.
+        week: week of the learner's model; 0 if none runs.
+        tasks: done and total, by week.
         tests: passed and run, by week.
         yours: the learner's engine.
-        others: what else was measured, the limit last.
-        remarks: what else there is to know, in sentences.
+        others: other rows, the limit last.
+        remarks: further remarks, in sentences.
     """
 
     when: str

@@ -1,4 +1,4 @@
-"""The scoreboard in the terminal."""
+"""Terminal output of the scoreboard."""
 
 from collections.abc import Sequence
 

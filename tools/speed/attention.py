@@ -92,7 +92,7 @@ def measure_on(
         run = attention.with_kernel(name)
         try:
             run()
-        except (RuntimeError, ValueError) as error:  # yours to write, or not for this machine
+        except (RuntimeError, ValueError) as error:  # not implemented, or not for this machine
             unwritten[name or "best"] = str(error)
         else:
             runs[name or "best"] = run
