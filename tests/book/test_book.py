@@ -51,7 +51,7 @@ def test_a_solution_is_folded(chapter):
         ("{{ include src/nothing.py file }}", "does not exist"),
         ("{{ figure nothing: a picture }}", "book/diagrams has no function nothing"),
         ("{{ paste something }}", "unknown directive 'paste'"),
-        ("text {{ include x }}", "a line of its own"),
+        ("text {{ include x }}", "must be on its own line"),
         ("[file](src:src/nothing.py)", "file src/nothing.py does not exist"),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_function_of_cpp_is_its_definition_with_the_comment_above(cpp_file):
         ("function", "triple", "no function or class triple"),
         ("function", "Circle.diameter", "no function or class Circle.diameter"),
         ("task", "1.1.1", r"no marker \[task 1.1.1\]"),
-        ("paragraph", "", "no kind of piece"),
+        ("paragraph", "", "unknown kind 'paragraph'"),
     ],
 )
 def test_what_is_not_there_is_an_error(python_file, kind, name, message):

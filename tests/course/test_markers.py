@@ -65,7 +65,7 @@ def test_days_and_tasks_are_numbered_in_order():
 
 
 def test_a_day_that_is_not():
-    with pytest.raises(LookupError, match=r"no day 1\.9; the days: 1\.1, 1\.2"):
+    with pytest.raises(LookupError, match=r"unknown day 1\.9; give one of 1\.1, 1\.2"):
         day_of(1, 9)
 
 

@@ -96,7 +96,7 @@ def test_answers_from_the_keyboard(tree, monkeypatch, capsys, without_tests):
     ("argv", "told"),
     [
         (["--day", "9.9"], "unknown day 9.9"),
-        (["--day", "two"], "--day is 'two'; it is week and day, such as 2.4"),
+        (["--day", "two"], "--day must be week.day, such as 2.4, got 'two'"),
         (["--day", "2.1", "--count", "0"], "--count must be at least 1, got 0"),
         (["--day", "2.1", "--answer", "b"], "must be numbers such as 2,1,4, got 'b'"),
     ],
