@@ -1,4 +1,4 @@
-"""`pdm run test-sanitizers`: the extension's tests under GCC's address and UB sanitizers (Linux).
+"""`pdm run test-sanitizers`: the extension's tests under GCC's ASan and UBSan.
 
 The extension is built once more, into build/sanitized, so that the first access beyond an array,
 use after release or undefined operation ends the process with a report, and the tests that call
