@@ -239,7 +239,7 @@ def tell(result: dict[str, Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """All experiments; prints them as tables."""
+    """Runs all experiments and prints their tables."""
     folder = find_model(args.model, Console(stderr=True))
     config = json.loads((folder / "config.json").read_text())
     vocab_size = DEMO_VOCABULARY if args.model == DEMO else config["vocab_size"]

@@ -1,18 +1,17 @@
-"""Whether a second machine helps: a step's time on N ranks, on paper, before buying anything.
+"""Cost model of tensor parallelism: step time on N ranks.
 
     python -m benchmark.parallel_cost --model llama-3-70b --link thunderbolt5-rdma --ranks 1,2,4,8
 
-Tensor parallelism gives each rank 1/N of every matrix and of the keys and values, so a rank reads
-and computes 1/N. In exchange, ranks add up their parts of a layer's result twice a layer, after
-attention's output and after the MLP's. Each of them gets what all others have, in N − 1 messages
-(`tiny_llm.models.parallel.layers` says why). A step takes
+Each rank holds 1/N of every matrix and of the KV cache, so it reads and computes 1/N. In exchange,
+the ranks sum their partial results twice per layer, after the attention output and after the MLP.
+Each rank receives all others' partial sums, in N − 1 messages (`tiny_llm.models.parallel.layers`
+explains why). A step takes
 
     max(bytes / bandwidth, operations / peak) / N + collectives(N)
 
-The first term is `benchmark.model_costs` over a machine's limits. It is the least time that the
-machine allows, not what a program reaches. The second is `collectives` below; `all_reduce` measures
-it where there is a link to measure. Nothing overlaps in this model: a layer needs the sum before it
-can go on.
+The first term is `benchmark.model_costs` over a machine's limits: a lower bound, not what a program
+reaches. The second is `collectives` below; `all_reduce` measures it on a real link. The model
+assumes no overlap: a layer needs the sum before it can continue.
 """
 
 import argparse
@@ -43,12 +42,12 @@ LLAMA_70B = {
 
 @dataclass(frozen=True)
 class Link:
-    """What connects two neighbours of the ring.
+    """Link between two neighbours of the ring.
 
     Attributes:
-        latency: seconds until the first byte of a message is there, a program's share included.
+        latency: seconds until a message's first byte arrives, software overhead included.
         bandwidth: bytes per second in each direction.
-        source: where the figures come from, and which of them are nominal.
+        source: origin of the figures, and which of them are nominal.
     """
 
     latency: float
@@ -79,12 +78,12 @@ LINKS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a machine can do at best.
+    """Upper bounds of a machine.
 
     Attributes:
-        read: bytes of memory per second.
+        read: memory bandwidth in bytes per second.
         peak: operations per second.
-        source: where the figures come from.
+        source: origin of the figures.
     """
 
     read: float
@@ -92,7 +91,7 @@ class Limits:
     source: str
 
     def seconds(self, n_bytes: float, flops: float) -> float:
-        """The least time in which so much can be read and computed."""
+        """Roofline: lower bound of the time for these bytes and operations."""
         return max(n_bytes / self.read, flops / self.peak)
 
 
@@ -107,46 +106,46 @@ MACHINES = {
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step: in memory and arithmetic, and in collectives."""
+    """Seconds of a step: memory and arithmetic, and collectives."""
 
     compute: float
     collectives: float
 
     @property
     def total(self) -> float:
-        """Seconds from a step's beginning to its end."""
+        """Seconds per step."""
         return self.compute + self.collectives
 
 
 def all_reduce_seconds(n_bytes: float, ranks: int, link: Link) -> float:
-    """The sum of an array of `n_bytes` over all ranks, each of which gets all parts and adds them.
+    """Time to sum an array of `n_bytes` over all ranks; each receives and adds all partial sums.
 
-    The parts go around the ring in N - 1 messages. A ring's own sum has 2(N - 1) messages of
-    bytes/N each: twice the latency, and less to send if N is more than 2.
+    The partial sums go around the ring in N - 1 messages. A ring all-reduce has 2(N - 1) messages
+    of bytes/N each: twice the latency, and less traffic if N is more than 2.
     """
     return (ranks - 1) * (link.latency + n_bytes / link.bandwidth)
 
 
 def all_gather_seconds(n_bytes: float, ranks: int, link: Link) -> float:
-    """Until each rank has all N parts of an array, which are `n_bytes` together: N - 1 messages."""
+    """Time until each rank has all N parts of an array of `n_bytes` in total: N - 1 messages."""
     return (ranks - 1) * (link.latency + n_bytes / ranks / link.bandwidth)
 
 
 def collectives(
     costs: ModelCosts, rows: int, scored: int, ranks: int, link: Link, item_bytes: int = KV_BYTES
 ) -> float:
-    """Seconds that a step spends in collectives.
+    """Seconds per step in collectives.
 
-    Two all-reduces of rows · hidden size a layer, one more after the embedding, whose table is
-    split by tokens, and the logits of the scored rows gathered from all ranks.
+    Two all-reduces of rows · hidden size per layer, one after the embedding, whose table is split
+    by tokens, and an all-gather of the scored rows' logits.
 
     Args:
-        costs: of the model.
-        rows: tokens that the step computes.
-        scored: rows whose logits are computed.
+        costs: the model's costs.
+        rows: tokens computed in the step.
+        scored: rows with logits.
         ranks: N.
-        link: between neighbours.
-        item_bytes: of a number that is sent; 2 for bfloat16.
+        link: link between neighbours.
+        item_bytes: bytes per number sent; 2 for bfloat16.
     """
     args = costs.args
     reduces = 2 * args.num_hidden_layers + 1
@@ -160,10 +159,10 @@ def collectives(
 def decode_step(
     costs: ModelCosts, machine: Limits, link: Link, ranks: int, batch: int, context: int
 ) -> StepTime:
-    """A step that continues `batch` sequences, each after `context` tokens.
+    """A decoding step of `batch` sequences with `context` tokens each.
 
     Raises:
-        ValueError: the attention heads cannot be dealt out to so many ranks.
+        ValueError: the attention heads are not divisible by the number of ranks.
     """
     _check_ranks(costs, ranks)
     past = batch * context * costs.kv_bytes_per_token
@@ -175,10 +174,10 @@ def decode_step(
 def prefill_step(
     costs: ModelCosts, machine: Limits, link: Link, ranks: int, tokens: int
 ) -> StepTime:
-    """A step that reads a prompt of `tokens` at once, and scores the last of them.
+    """A prefill of `tokens` at once, with logits of the last.
 
     Raises:
-        ValueError: the attention heads cannot be dealt out to so many ranks.
+        ValueError: the attention heads are not divisible by the number of ranks.
     """
     _check_ranks(costs, ranks)
     compute = machine.seconds(costs.weight_bytes() / ranks, costs.prefill_flops(tokens) / ranks)
@@ -186,24 +185,26 @@ def prefill_step(
 
 
 def _kv_parts(costs: ModelCosts, ranks: int) -> int:
-    """Into how many parts keys and values are split: ranks beyond the heads share them."""
+    """Number of KV shards: ranks beyond the number of heads replicate them."""
     return min(ranks, costs.args.num_key_value_heads)
 
 
 def _check_ranks(costs: ModelCosts, ranks: int) -> None:
     heads = costs.args.num_attention_heads
     if ranks < 1 or heads % ranks:
-        raise ValueError(f"{ranks} ranks cannot share {heads} attention heads; give a divisor.")
+        raise ValueError(
+            f"{heads} attention heads are not divisible by {ranks} ranks; give a divisor."
+        )
 
 
 def model_config(name: str, bits: int, group_size: int) -> dict[str, Any]:
-    """The `config.json` of a known shape, quantized; 16 bits leave it plain.
+    """`config.json` of a known shape, quantized; 16 bits leaves it unquantized.
 
     Raises:
         ValueError: the name is unknown.
     """
     if name != "llama-3-70b" and name not in SHAPES:
-        raise ValueError(f"model '{name}' is unknown; give {', '.join([*SHAPES, 'llama-3-70b'])}.")
+        raise ValueError(f"unknown model '{name}'; give {', '.join([*SHAPES, 'llama-3-70b'])}.")
     config = dict(LLAMA_70B) if name == "llama-3-70b" else qwen3_config(*SHAPES[name])
     if bits != 16:
         config["quantization"] = {"bits": bits, "group_size": group_size}
@@ -219,7 +220,7 @@ def table(
     context: int,
     prompt: int,
 ) -> list[dict[str, Any]]:
-    """One row a case and a number of ranks; `speedup` is over one rank of the same case."""
+    """One row per case and number of ranks; `speedup` is relative to one rank."""
     rows = []
     cases = [(f"decode, batch {batch}", batch) for batch in batches]
     for name, batch in [*cases, (f"prefill of {prompt}", 0)]:
@@ -249,21 +250,21 @@ def _numbers(text: str) -> list[int]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the table, and the same in one line of JSON."""
+    """Prints the table, and the same as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", default="qwen3-8b", help=f"{', '.join(SHAPES)} or llama-3-70b")
-    parser.add_argument("--bits", type=int, default=4, help="of a weight; 16 is bfloat16")
+    parser.add_argument("--bits", type=int, default=4, help="bits per weight; 16 is bfloat16")
     parser.add_argument("--group-size", type=int, default=64)
     parser.add_argument("--link", choices=LINKS, default="thunderbolt5-rdma")
-    parser.add_argument("--latency-us", type=float, help="of a message, instead of the link's")
-    parser.add_argument("--link-gbit", type=float, help="Gbit/s each way, instead of the link's")
+    parser.add_argument("--latency-us", type=float, help="message latency, overrides --link")
+    parser.add_argument("--link-gbit", type=float, help="Gbit/s per direction, overrides --link")
     parser.add_argument("--machine", choices=MACHINES, default="m4-max")
-    parser.add_argument("--read-gb", type=float, help="GB/s of memory, instead of the machine's")
-    parser.add_argument("--peak-tflop", type=float, help="TFLOP/s, instead of the machine's")
+    parser.add_argument("--read-gb", type=float, help="memory GB/s, overrides --machine")
+    parser.add_argument("--peak-tflop", type=float, help="TFLOP/s, overrides --machine")
     parser.add_argument("--ranks", type=_numbers, default=[1, 2, 4, 8], metavar="N,N,…")
     parser.add_argument("--batch", type=_numbers, default=[1, 16], metavar="B,B,…")
-    parser.add_argument("--context", type=int, default=1024, help="tokens before the one decoded")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prefill")
+    parser.add_argument("--context", type=int, default=1024, help="context of the decoding step")
+    parser.add_argument("--prompt", type=int, default=512, help="length of the prefill")
     args = parser.parse_args(argv)
     link, machine = _chosen(args)
     try:
@@ -271,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows = table(costs, machine, link, args.ranks, args.batch, args.context, args.prompt)
     except ValueError as error:
         parser.error(str(error))
-    print(f"{args.model}, {costs.weight_bits:g} bits a weight, context {args.context}")
+    print(f"{args.model}, {costs.weight_bits:g} bits per weight, context {args.context}")
     print(
         f"machine: {machine.read / 1e9:g} GB/s, {machine.peak / 1e12:.1f} TFLOP/s: {machine.source}"
     )
@@ -287,7 +288,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _chosen(args: argparse.Namespace) -> tuple[Link, Limits]:
-    """The link and the machine, with what flags replace."""
+    """The link and the machine, with overrides from the flags."""
     link, machine = LINKS[args.link], MACHINES[args.machine]
     if args.latency_us is not None or args.link_gbit is not None:
         latency = link.latency if args.latency_us is None else args.latency_us * 1e-6

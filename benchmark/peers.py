@@ -42,17 +42,17 @@ WORKERS = {
 }
 GROUP_SIZE, BITS = 128, 4
 Q4_0_BITS = 4.5
-# What takes seconds a token is measured in the first round only.
+# Systems at seconds per token are measured in the first round only.
 ONCE = {"mlx-lm"}
-# Those that quantize a plain folder with an exporter of their own.
+# Systems with their own exporter for unquantized folders.
 EXPORTED = {"openvino", "onnxruntime"}
 
 
 class Checkpoints:
-    """One model's weights in the formats that the systems read, each made when first needed.
+    """One model's weights in the systems' formats, each created on first use.
 
     Args:
-        work: the folder they are kept in.
+        work: cache folder.
         shape: a key of `make_checkpoint.SHAPES`.
     """
 
@@ -63,26 +63,26 @@ class Checkpoints:
         work.mkdir(parents=True, exist_ok=True)
 
     def mlx(self) -> Path:
-        """4 bits in groups of 128, as the hub's MLX checkpoints are."""
+        """4 bits in groups of 128, as in the hub's MLX checkpoints."""
         return self._folder(f"{self._shape}-{BITS}bit-g{GROUP_SIZE}", BITS)
 
     def bfloat16(self) -> Path:
-        """A plain Hugging Face folder."""
+        """An unquantized Hugging Face folder."""
         return self._folder(f"{self._shape}-bf16", None)
 
     def gguf(self) -> Path:
-        """The 4-bit weights made plain and quantized to Q4_0."""
+        """The 4-bit weights, dequantized and quantized to Q4_0."""
         file = self._work / f"{self._shape}-Q4_0.gguf"
         if not file.exists():
             write_gguf(self.mlx(), file, "q4_0")
         return file
 
     def exported(self, system: str, python: str, exact: bool) -> Path:
-        """The plain weights quantized by a system's own exporter, to 4 bits in groups of 128.
+        """The unquantized weights, exported by a system to 4 bits in groups of 128.
 
         Args:
             system: "openvino" or "onnxruntime".
-            python: an interpreter that has the exporter.
+            python: an interpreter with the exporter.
             exact: whether activations stay float32.
         """
         name = f"{self._shape}-{system}-int4-g{GROUP_SIZE}"
@@ -92,13 +92,13 @@ class Checkpoints:
 
     def _folder(self, name: str, bits: int | None) -> Path:
         folder = self._work / name
-        if not (folder / "model.safetensors.index.json").exists():  # what is written last
+        if not (folder / "model.safetensors.index.json").exists():  # written last
             write_checkpoint(folder, self._config, bits, GROUP_SIZE)
         return folder
 
 
 class Fleet:
-    """The running workers; one that failed is not asked for the same metric again."""
+    """The running workers; a failed measurement is not retried."""
 
     def __init__(self, args: argparse.Namespace, checkpoints: Checkpoints, results: Results):
         self._args = args
@@ -107,7 +107,7 @@ class Fleet:
         self._workers: dict[str, WorkerProcess] = {}
 
     def measure(self, system: str, metric: Metric) -> None:
-        """Adds one measurement, or why there is none, to the results."""
+        """Adds a measurement, or its failure, to the results."""
         if self._results.reason(system, metric) is not None:
             return
         try:
@@ -127,7 +127,7 @@ class Fleet:
             self._results.give_up(system, metric, str(error))
 
     def close(self) -> None:
-        """Ends all workers."""
+        """Stops all workers."""
         for worker in self._workers.values():
             worker.close()
 
@@ -139,7 +139,7 @@ class Fleet:
         return self._checkpoints.gguf() if system == "llama.cpp" else self._checkpoints.mlx()
 
     def _python(self, system: str) -> str:
-        """The interpreter that has a system."""
+        """Interpreter with a system."""
         options = {
             "transformers": self._args.torch_python,
             "llama.cpp": self._args.llama_python,
@@ -160,7 +160,7 @@ class Fleet:
 
 
 def run_rounds(args: argparse.Namespace, results: Results, checkpoints: Checkpoints) -> None:
-    """All rounds of all metrics through all systems, the machine's limits before each."""
+    """Runs all rounds, metrics and systems; measures the machine's limits before each round."""
     try:
         probe = build_probe(args.work, args.isa)
     except ProbeError as error:
@@ -185,35 +185,37 @@ def run_rounds(args: argparse.Namespace, results: Results, checkpoints: Checkpoi
 
 
 def show(text: str | Machine) -> None:
-    """Tells how far the run is."""
+    """Prints the progress."""
     print(text, file=sys.stderr, flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    add("--work", type=Path, required=True, help="keeps the checkpoints, 2 GB for qwen3-0.6b")
-    add("--output", type=Path, help="folder of peers.md, .json and .png; --work if not given")
+    add("--work", type=Path, required=True, help="cache of checkpoints, 2 GB for qwen3-0.6b")
+    add("--output", type=Path, help="folder of peers.md, .json and .png (--work)")
     add("--shape", choices=SHAPES, default="qwen3-0.6b")
     add("--systems", type=names(WORKERS), default=list(WORKERS), metavar="NAME,…")
     add("--metrics", type=names(METRICS), default=list(METRICS), metavar="NAME,…")
     add("--rounds", type=int, default=3)
-    add("--limit", type=float, default=120, help="seconds that a measurement may take")
-    add("--llama-python", default=sys.executable, help="interpreter that has llama-cpp-python")
-    add("--torch-python", default=sys.executable, help="interpreter that has torch, transformers")
-    add("--openvino-python", default=sys.executable, help="interpreter that has openvino-genai")
-    add("--onnx-python", default=sys.executable, help="interpreter that has onnxruntime-genai")
+    add("--limit", type=float, default=120, help="timeout per measurement, in seconds")
+    add("--llama-python", default=sys.executable, help="interpreter with llama-cpp-python")
+    add("--torch-python", default=sys.executable, help="interpreter with torch, transformers")
+    add("--openvino-python", default=sys.executable, help="interpreter with openvino-genai")
+    add("--onnx-python", default=sys.executable, help="interpreter with onnxruntime-genai")
     add("--flash", action=argparse.BooleanOptionalAction, help="tiny-llm's flash attention")
-    add("--exact", action="store_true", help="OpenVINO, ONNX Runtime: activations not in 8 bits")
-    add("--isa", choices=ISA_FLAGS, default="native", help="of the arithmetic peaks")
+    add("--exact", action="store_true", help="OpenVINO, ONNX Runtime: float32 activations")
+    add(
+        "--isa", choices=ISA_FLAGS, default="native", help="instruction set of the arithmetic peaks"
+    )
     return parser.parse_args()
 
 
 def main() -> int:
-    """Measures, writes table, data and figure; ends in one JSON line."""
+    """Runs the command; writes table, data and figure; the last line of output is JSON."""
     args = parse_arguments()
     exit_on_sigterm()
     checkpoints = Checkpoints(args.work, args.shape)

@@ -1,4 +1,4 @@
-"""The comparison as a figure: decoding and prefill of each system under the machine's limits."""
+"""Figure of the comparison: decoding and prefill under the machine's limits."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from .metrics import Metric
 from .peers_results import Results
 from .roofline import Machine
 
-# Okabe and Ito's colours, which people who see fewer can tell apart; and what reads on them.
+# Okabe and Ito's colour-blind-safe palette, and text colours with contrast on it.
 COLOURS = {
     "tiny-llm": ("#0072B2", "white"),
     "llama.cpp": ("#E69F00", "black"),
@@ -20,7 +20,7 @@ GROUP_WIDTH = 0.8
 
 
 def write_plot(results: Results, file: Path) -> None:
-    """Writes the figure; without matplotlib, says so and does not."""
+    """Writes the figure; skipped with a message without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -51,7 +51,7 @@ def write_plot(results: Results, file: Path) -> None:
     for axis in axes[0]:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    labels = sorted(handles, key=lambda label: label not in COLOURS)  # the systems first
+    labels = sorted(handles, key=lambda label: label not in COLOURS)  # systems first
     figure.legend(
         [handles[label] for label in labels],
         labels,
@@ -91,7 +91,7 @@ def _panel(axis: Any, results: Results, metrics: list[Metric]) -> None:
             axis.annotate(
                 text + scaled,
                 (group + left, throughput[0]),
-                (0, -3),  # inside: above the bar are the limits
+                (0, -3),  # inside the bar: the limits are above it
                 textcoords="offset points",
                 ha="center",
                 va="top",
@@ -125,7 +125,7 @@ def _tick(metric: Metric) -> str:
 
 
 def _limits(results: Results, metric: Metric) -> list[tuple[str, float, str]]:
-    """The lines over a metric's bars: (label, tokens per second, line style)."""
+    """Limit lines over a metric's bars: (label, tokens per second, line style)."""
     machine = results.machine
     if machine is None:
         return []

@@ -1,4 +1,4 @@
-"""What a comparison found: seconds by system and metric, and what follows from them."""
+"""Results of a comparison: seconds by system and metric, and derived figures."""
 
 import statistics
 from dataclasses import asdict, dataclass, field
@@ -16,14 +16,14 @@ OURS = "tiny-llm"
 
 @dataclass
 class Results:
-    """The measurements of one run, collected as they come.
+    """Measurements of one run, collected incrementally.
 
     Attributes:
-        shape: of the model.
-        costs: of its checkpoint.
-        systems: in the order of the tables.
-        metrics: likewise.
-        machines: the limits, once for each round.
+        shape: shape of the model.
+        costs: costs of its checkpoint.
+        systems: systems in the order of the tables.
+        metrics: metrics in the order of the tables.
+        machines: the machine's limits, once per round.
     """
 
     shape: str
@@ -39,11 +39,11 @@ class Results:
     missing: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def describe(self, system: str, ready: Ready) -> None:
-        """What a worker said of itself."""
+        """Stores a worker's description."""
         self.ready[system] = ready
 
     def add(self, system: str, metric: Metric, reply: dict[str, Any]) -> None:
-        """A worker's reply: a time, or why there is none."""
+        """Stores a worker's reply: a time or a failure."""
         if "seconds" not in reply:
             self.give_up(system, metric, reply.get("unsupported") or reply["failed"])
             return
@@ -52,22 +52,22 @@ class Results:
             self.notes[system, metric.name] = reply["note"]
 
     def add_load(self, system: str, ready: Ready, checkpoint_bytes: int) -> None:
-        """A process that was started to see how long it takes, and what it had to read."""
+        """Stores the time and memory of a process started for the load metric."""
         self.checkpoint_bytes[system] = checkpoint_bytes
         self.loads.setdefault(system, []).append(ready)
         self.seconds.setdefault((system, "load"), []).append(ready.process_seconds)
         self.ready.setdefault(system, ready)
 
     def give_up(self, system: str, metric: Metric, reason: str) -> None:
-        """This metric is not measured again for this system."""
+        """Excludes a metric from further measurements of a system."""
         self.missing[system, metric.name] = reason
 
     def reason(self, system: str, metric: Metric) -> str | None:
-        """Why a metric is not measured; None if it is."""
+        """Reason why a metric is excluded, or None."""
         return self.missing.get((system, metric.name))
 
     def latest(self, system: str, metric: Metric) -> str:
-        """The last measurement in words."""
+        """Last measurement as text."""
         reason = self.reason(system, metric)
         if reason is not None:
             return f"{metric.label}: {reason}"
@@ -78,34 +78,34 @@ class Results:
 
     @property
     def machine(self) -> Machine | None:
-        """The limits: the best of all rounds. None if they could not be measured."""
+        """The machine's limits, best of all rounds. None if unmeasured."""
         return best(self.machines)
 
     def times(self, system: str, metric: Metric) -> Times | None:
-        """Median and minimum of the rounds; None if it was not measured."""
+        """Median and minimum of the rounds; None if unmeasured."""
         seconds = self.seconds.get((system, metric.name))
         return Times.of(seconds) if seconds else None
 
     def throughput(self, system: str, metric: Metric) -> tuple[float, float] | None:
-        """Tokens per second by the median and by the minimum; None if it was not measured."""
+        """Tokens per second by median and by minimum; None if unmeasured."""
         times = self.times(system, metric)
         if times is None or metric.kind == "load":
             return None
         return metric.tokens_per_second(times.median), metric.tokens_per_second(times.minimum)
 
     def ratio(self, peer: str, metric: Metric) -> float | None:
-        """How many times as fast as a peer tiny-llm is, by medians; None if either is missing."""
+        """Speed of tiny-llm relative to a peer by medians; None if either is missing."""
         ours, theirs = self.times(OURS, metric), self.times(peer, metric)
         return theirs.median / ours.median if ours and theirs else None
 
     def share(self, system: str, metric: Metric, own_weights: bool = False) -> float | None:
-        """Which fraction of the machine's limit a system reaches; None if either is unknown.
+        """Fraction of the machine's limit; None if either is unknown.
 
         Args:
-            system: its name.
-            metric: which limit.
-            own_weights: the limit for the weights as that system stores them; otherwise for those
-                of the checkpoint, which is the same for all.
+            system: name of the system.
+            metric: metric of the limit.
+            own_weights: whether the limit is for the system's weight format; otherwise for the
+                checkpoint's, which is the same for all systems.
         """
         throughput, machine = self.throughput(system, metric), self.machine
         if throughput is None or machine is None:
@@ -114,10 +114,10 @@ class Results:
         return throughput[0] / metric.bound(self.costs, machine, bits)
 
     def share_in_its_round(self, system: str, metric: Metric) -> float | None:
-        """The median of the rounds' fractions, each of the limits measured in that same round.
+        """Median of the rounds' fractions of the limits measured in the same round.
 
-        Where memory is faster in one minute than in the next, this says what a system made of what
-        there was; `share`, of the best that there ever was.
+        With variable memory bandwidth, this compares a system with what was available at the time;
+        `share` compares it with the best of all rounds.
         """
         seconds = self.seconds.get((system, metric.name))
         if not seconds or not self.machines:
@@ -153,7 +153,7 @@ class Results:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that was measured, and the summary."""
+        """All measurements, and the summary."""
         return {
             "summary": self.summary(),
             "costs": asdict(self.costs),
@@ -170,12 +170,12 @@ class Results:
 
 
 def _rounded(values: dict[str, float | None]) -> dict[str, float]:
-    """What there is, to four digits."""
+    """Values rounded to four digits, without Nones."""
     return {name: float(f"{value:.4g}") for name, value in values.items() if value is not None}
 
 
 def _by_system(values: dict[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
-    """(system, metric) keys as two levels."""
+    """Nests (system, metric) keys."""
     nested: dict[str, dict[str, Any]] = {}
     for (system, metric), value in values.items():
         nested.setdefault(system, {})[metric] = value

@@ -1,4 +1,4 @@
-"""The comparison as Markdown."""
+"""The comparison as a Markdown table."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from .timing import Times
 
 
 def write_table(results: Results, file: Path) -> str:
-    """Writes the report to a file, and returns it."""
+    """Writes the report to a file; returns its text."""
     timed = [metric for metric in results.metrics if metric.kind != "load"]
     peers = [system for system in results.systems if system != OURS]
     sections = [
@@ -98,7 +98,7 @@ def _loads(results: Results) -> str:
 
 
 def _remarks(results: Results) -> list[str]:
-    """What each system is, how it was set, and why something is missing."""
+    """Settings of each system, and reasons for missing figures."""
     lines = [f"- {system}: {ready.about}" for system, ready in results.ready.items()]
     labels = {metric.name: metric.label for metric in results.metrics}
     for (system, metric), note in results.notes.items():

@@ -1,12 +1,12 @@
-"""Decoding by how weights are quantized: tokens/s and the share of the bandwidth, in one run.
+"""Decoding speed by quantization format: tokens/s and share of the bandwidth.
 
     python -m benchmark.quantization_formats --shape qwen3-0.6b
     python -m benchmark.quantization_formats --model FOLDER --formats 4 mxfp4
 
-The weights are random, in a real model's shapes; of a folder, `config.json` is all that is needed.
-All formats are in memory together and decode in turns, after a measurement of the bandwidth. The
-share is of the bytes that a step reads from memory, where some formats take more than in a file:
-the last column counts those of the file.
+The weights are random, in a real model's shapes; of a folder, only `config.json` is needed. All
+formats are in memory together and decode in turns, after a measurement of the bandwidth. The share
+counts the bytes that a step reads from memory, which for some formats are more than in the file;
+the last column counts the file's bytes.
 """
 
 import argparse
@@ -49,12 +49,12 @@ FORMATS: dict[str, dict[str, Any] | None] = {
 
 @dataclass
 class Decoding:
-    """A model of one format that decodes one sequence.
+    """A model in one format that decodes one sequence.
 
     Args:
-        name: of the format.
-        config: with its quantization.
-        context: tokens before the first that is measured.
+        name: name of the format.
+        config: configuration with its quantization.
+        context: context length.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Decoding:
         self._length += len(ids)
 
     def row(self, machine: Machine | None) -> dict[str, Any]:
-        """The figures for the table."""
+        """Figures for the table."""
         times = Times.of(self.seconds)
         in_memory = self.costs.decode_bytes(1, self.context)
         in_file = self.costs.decode_bytes(1, self.context, weight_bits=self.file_bits)
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     rows = [decoding.row(machine) for decoding in decodings]
     print(f"{machine}\n" if machine is not None else "")
     print(
-        "| format | bits of a weight in memory | tokens/s, median | best | of the bandwidth |",
+        "| format | bits per weight in memory | tokens/s, median | best | of the bandwidth |",
         end="",
     )
     print(" of the file's bytes |\n|---|---:|---:|---:|---:|---:|")
@@ -148,17 +148,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Prints a table and ends in one JSON line."""
+    """Runs the command; the last line of output is JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="qwen3-0.6b")
-    add("--model", help="a folder whose config.json has the shape, in the place of --shape")
-    add("--formats", nargs="+", choices=FORMATS, default=list(FORMATS), help="all if not given")
-    add("--context", type=int, default=128, help="tokens before those that are measured")
+    add("--model", help="folder with a config.json, instead of --shape")
+    add("--formats", nargs="+", choices=FORMATS, default=list(FORMATS), help="default: all")
+    add("--context", type=int, default=128, help="context length")
     add("--rounds", type=int, default=5)
-    add("--steps", type=int, default=8, help="of a format in a round")
+    add("--steps", type=int, default=8, help="steps per format and round")
     try:
         print(json.dumps(run(parser.parse_args())))
     except (UserError, ValueError) as error:

@@ -1,11 +1,11 @@
-"""What this machine allows: its read bandwidth and its arithmetic peaks, measured now.
+"""Measures this machine's roofline: read bandwidth and arithmetic peaks.
 
     python -m benchmark.roofline
 
-A step of a model has to read its bytes and to compute its operations. Neither can go faster than
-the machine, so the slower of the two bounds the step: that is the roofline. Machines differ, and
-one that is shared differs from minute to minute, so a benchmark measures its roofline in its own
-run and reports a fraction of it. The measuring itself is `probe.cpp`, compiled for this machine.
+A model's step must read its bytes and compute its operations; the slower of the two bounds the
+step: the roofline. Machines differ, and shared ones vary from minute to minute, so each benchmark
+measures the roofline in its own run and reports a fraction of it. The measurement itself is
+`probe.cpp`, compiled for this machine.
 """
 
 import json
@@ -23,7 +23,7 @@ PROBE = Path(__file__).with_name("probe.cpp")
 # Some servers have caches of hundreds of megabytes. A limit has to hold for a model that fits in
 # one, so the faster of the two counts.
 READ_BYTES = (5 << 26, 1 << 30)
-SECONDS = 0.4  # for each quantity
+SECONDS = 0.4  # per quantity
 
 # The instruction set that a kernel may be held to with TINY_LLM_CPU_ISA, as the compiler knows it.
 ISA_FLAGS = {
@@ -33,17 +33,17 @@ ISA_FLAGS = {
 
 
 class ProbeError(Exception):
-    """The machine cannot be measured; the sentence says why."""
+    """The machine's limits could not be measured; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What was measured, of all threads together. A peak is 0 where there is no such instruction.
+    """Measured limits with all threads. A peak is 0 if the machine lacks the instruction.
 
     Attributes:
-        cpu: the processor's name.
-        threads: that measured.
-        read_gb_per_s: reading memory, 10⁹ bytes per second.
+        cpu: name of the processor.
+        threads: number of threads.
+        read_gb_per_s: memory read bandwidth, 10⁹ bytes per second.
         f32_gflop_per_s: float32 fused multiply-add.
         bf16_gflop_per_s: bfloat16 dot products (`vdpbf16ps`, `bfmmla`).
         amx_gflop_per_s: bfloat16 tiles (`tdpbf16ps`).
@@ -58,20 +58,20 @@ class Machine:
 
     @property
     def vector_gflop_per_s(self) -> float:
-        """The peak of the vector instructions: float32 or bfloat16, whichever is higher."""
+        """Peak of the vector instructions, the higher of float32 and bfloat16."""
         return max(self.f32_gflop_per_s, self.bf16_gflop_per_s)
 
     @property
     def peak_gflop_per_s(self) -> float:
-        """The highest of all peaks."""
+        """Highest of all peaks."""
         return max(self.vector_gflop_per_s, self.amx_gflop_per_s)
 
     def seconds(self, n_bytes: float, flops: float) -> float:
-        """The least time in which so much can be read and computed."""
+        """Lower bound of the time for these bytes and operations."""
         return max(n_bytes / self.read_gb_per_s, flops / self.peak_gflop_per_s) / 1e9
 
     def __str__(self) -> str:
-        """One line to print above a table."""
+        """One line above a table."""
         peaks = [
             f"{name} {value:,.0f}"
             for name, value in (
@@ -88,21 +88,21 @@ class Machine:
 
 
 def usable_threads() -> int:
-    """How many cores this process may use."""
+    """Number of cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def build_probe(folder: Path, isa: str = "native") -> Callable[[], Machine]:
-    """Compiles the probe into `folder`; what it returns measures, each time it is called.
+    """Compiles the probe into `folder`; returns a function that measures.
 
     Args:
-        folder: where the program goes; it has to be there as long as the function is used.
+        folder: location of the program, kept as long as the function is used.
         isa: a key of `ISA_FLAGS`.
 
     Raises:
-        ProbeError: there is no compiler, or it cannot compile the probe; also when measuring.
+        ProbeError: no compiler, or it fails; also raised by the returned function.
     """
     candidates = [os.environ.get("CXX"), "c++", "g++", "clang++"]
     compiler = next((name for name in candidates if name and shutil.which(name)), None)
@@ -138,7 +138,7 @@ def measure(isa: str = "native") -> Machine:
 
 
 def measure_best(rounds: int) -> Machine:
-    """The best of several measurements: others may use the machine during one of them.
+    """Best of several measurements, since other processes may interfere with one.
 
     Raises:
         ProbeError: see `build_probe`.
@@ -151,7 +151,7 @@ def measure_best(rounds: int) -> Machine:
 
 
 def measure_or_warn(isa: str = "native") -> Machine | None:
-    """`measure`, saying on standard error what was measured, or why nothing was."""
+    """`measure`, with the result or the error printed to standard error."""
     try:
         machine = measure(isa)
     except ProbeError as error:
@@ -162,7 +162,7 @@ def measure_or_warn(isa: str = "native") -> Machine | None:
 
 
 def best(machines: list[Machine]) -> Machine | None:
-    """The highest of each quantity: a limit is what was possible, not what was usual."""
+    """Highest value of each quantity: a limit is the best case."""
     if not machines:
         return None
     fields = [asdict(machine) for machine in machines]
@@ -173,7 +173,7 @@ def best(machines: list[Machine]) -> Machine | None:
 
 
 def cpu_name() -> str:
-    """The processor's name as the system tells it."""
+    """Name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -185,7 +185,7 @@ def cpu_name() -> str:
 
 
 def _run(command: list[str]) -> str:
-    """A command's output, or `ProbeError` with the first line of what it complained about."""
+    """A command's output; on failure, raises `ProbeError` with its first line of errors."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
@@ -197,7 +197,7 @@ def _run(command: list[str]) -> str:
 
 
 def main() -> int:
-    """Prints what was measured, and in one JSON line."""
+    """Prints the measurement; the last line of output is JSON."""
     machine = measure_or_warn()
     if machine is None:
         return 1

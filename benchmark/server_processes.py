@@ -1,4 +1,4 @@
-"""Servers in processes of their own, each stopped (SIGSTOP) while another is measured."""
+"""Server processes, each paused (SIGSTOP) while another is measured."""
 
 import asyncio
 import contextlib
@@ -23,15 +23,15 @@ class ServerProcess:
     """A running server.
 
     Args:
-        command: starts it; `{port}` stands for its port.
-        path: answers 200 when it is ready.
+        command: command line; `{port}` is replaced by its port.
+        path: path that answers 200 when the server is ready.
 
     Attributes:
-        url: of it.
-        ready_seconds: from the start of the process until it was ready.
+        url: base URL.
+        ready_seconds: time from the start of the process until ready.
 
     Raises:
-        UserError: it ended, or did not get ready.
+        UserError: the process exited or did not become ready.
     """
 
     def __init__(self, command: Sequence[str], path: str):
@@ -45,7 +45,9 @@ class ServerProcess:
         while not self._is_ready(path):
             if self._process.poll() is not None or time.perf_counter() - started > START_SECONDS:
                 self.close()
-                raise UserError(f"`{' '.join(command)}` does not get ready; see BENCHMARK_DEBUG=1.")
+                raise UserError(
+                    f"`{' '.join(command)}` did not become ready (BENCHMARK_DEBUG=1 shows why)."
+                )
             time.sleep(POLL_SECONDS)
         self.ready_seconds = time.perf_counter() - started
 
@@ -58,19 +60,19 @@ class ServerProcess:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of the process."""
+        """Resident memory of the process."""
         told = subprocess.run(
             ["ps", "-o", "rss=", "-p", str(self._process.pid)], capture_output=True, check=True
         )
         return int(told.stdout) * 1024
 
     def pause(self) -> None:
-        """Stops it until `running`."""
+        """Pauses it until `running`."""
         self._process.send_signal(signal.SIGSTOP)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[str]:
-        """Lets it run, and gives its address."""
+        """Resumes it; returns its URL."""
         self._process.send_signal(signal.SIGCONT)
         try:
             yield self.url
@@ -78,7 +80,7 @@ class ServerProcess:
             self.pause()
 
     def close(self) -> None:
-        """Ends it."""
+        """Stops it."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
@@ -89,13 +91,13 @@ class ServerProcess:
 
 
 def our_server(model: str, *flags: str) -> ServerProcess:
-    """`tiny-llm serve`. Its watchdog must not take a pause for a step that hangs."""
+    """`tiny-llm serve`, with a watchdog that tolerates pauses."""
     command = [sys.executable, "-m", "tiny_llm", "serve", "--model", model, "--port", "{port}"]
     return ServerProcess([*command, "--watchdog", "86400", *flags], "/ready")
 
 
 def llama_server(binary: str, file: Path, slots: int, context: int, threads: int) -> ServerProcess:
-    """llama.cpp's `llama-server`, with a slot for each client."""
+    """llama.cpp's `llama-server` with one slot per client."""
     command = [binary, "--model", str(file), "--port", "{port}", "--host", "127.0.0.1"]
     command += ["--parallel", str(slots), "--ctx-size", str(slots * context)]
     command += ["--threads", str(threads), "--threads-batch", str(threads)]

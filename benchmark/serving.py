@@ -1,12 +1,12 @@
-"""The engine under load: throughput beside Week 2's batching and llama.cpp's, gaps, hits, guesses.
+"""The engine under load, beside Week 2's batching and llama.cpp.
 
     python -m benchmark.serving --model FOLDER
     python -m benchmark.serving --model FOLDER --gguf FILE --llama-python PYTHON
 
-All requests arrive at once. The systems take turns, round after round, on the same requests; the
-figures are those of the median round. Answers go on to the length that was drawn for them. The
-engine runs twice: with as many requests at a time as the others, and with as many as find room in
-the same memory, which is what pages are for.
+Measures throughput, inter-token gaps, prefix cache hits, scheduling overhead and draft tokens. All
+requests arrive at once, with fixed output lengths. The systems run in turns, round after round, on
+the same requests; the figures are the median round's. The engine runs twice: with the others' batch
+size, and with as many requests as fit into the same memory, which is the purpose of paging.
 """
 
 import argparse
@@ -35,11 +35,11 @@ LLAMA_SECONDS = 3600  # the first round tries several settings
 
 
 class LlamaServer:
-    """llama.cpp in a process of its own.
+    """llama.cpp in a worker process.
 
     Args:
-        file: the GGUF of the same weights.
-        python: the interpreter that has llama-cpp-python.
+        file: GGUF of the same weights.
+        python: interpreter with llama-cpp-python.
     """
 
     def __init__(self, file: Path, python: str):
@@ -62,12 +62,12 @@ class LlamaServer:
         return {**reply, "output_tokens_per_s": workload.output_tokens / reply["seconds"]}
 
     def close(self) -> None:
-        """Ends the process."""
+        """Stops the worker."""
         self._worker.close()
 
 
 def compare(args: argparse.Namespace, mlx_model: Any, options: ServingOptions) -> dict[str, Any]:
-    """All systems on the same requests, in turns."""
+    """Runs all systems on the same requests, in turns."""
     workload = options.workload(mlx_model.args.vocab_size)
     in_same_memory = dataclasses.replace(options, max_num_seqs=args.max_num_seqs)
     systems = {
@@ -93,7 +93,7 @@ def compare(args: argparse.Namespace, mlx_model: Any, options: ServingOptions) -
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """All experiments; prints them as tables."""
+    """Runs all experiments and prints their tables."""
     mlx_model, _ = load_weights(args.model)
     options = ServingOptions(
         args.requests,
@@ -146,28 +146,28 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Prints tables and ends in one JSON line."""
+    """Runs the command; the last line of output is JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    add("--model", default="demo", help="a folder or a name; demo if not given")
+    add("--model", default="demo", help="name or folder (demo)")
     add("--requests", type=int, default=64)
-    add("--min-len", type=int, default=32, help="tokens of a prompt, and of an answer")
+    add("--min-len", type=int, default=32, help="minimum length of prompts and outputs")
     add("--max-len", type=int, default=256)
-    add("--batch-size", type=int, default=16, help="requests at a time; memory is for as many")
-    add("--max-num-seqs", type=int, default=32, help="where the engine may use all that memory")
-    add("--max-num-batched-tokens", type=int, default=128, help="of a step of the engine")
-    add("--prefill-step", type=int, default=128, help="of a chunk of Week 2's")
+    add("--batch-size", type=int, default=16, help="running requests, and size of the KV cache")
+    add("--max-num-seqs", type=int, default=32, help="running requests of the second engine run")
+    add("--max-num-batched-tokens", type=int, default=128, help="tokens per engine step")
+    add("--prefill-step", type=int, default=128, help="chunk size of Week 2")
     add("--page-size", type=int, default=32)
     add("--rounds", type=int, default=3)
-    add("--many", type=int, default=64, help="requests, for the share of bookkeeping")
-    add("--steps", type=int, default=16, help="steps that are timed for it")
+    add("--many", type=int, default=64, help="requests, for the scheduling overhead")
+    add("--steps", type=int, default=16, help="timed steps of the scheduling overhead")
     add("--prefix-tokens", type=int, default=1024)
-    add("--repeats", type=int, default=3, help="prefix hits that are timed")
-    add("--max-tokens", type=int, default=80, help="of an answer with guesses")
+    add("--repeats", type=int, default=3, help="timed prefix cache hits")
+    add("--max-tokens", type=int, default=80, help="output length with draft tokens")
     add("--gguf", type=Path, help="the same weights for llama.cpp, from `benchmark.peers`")
-    add("--llama-python", default=sys.executable, help="interpreter that has llama-cpp-python")
+    add("--llama-python", default=sys.executable, help="interpreter with llama-cpp-python")
     try:
         print(json.dumps(run(parser.parse_args())))
     except UserError as error:

@@ -1,4 +1,4 @@
-"""What `serving.py` measures: each function is one experiment and returns its figures."""
+"""Experiments of `serving.py`: one function each, returning its figures."""
 
 import statistics
 import time
@@ -25,16 +25,16 @@ from .systems.worker import token_ids
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """How the engine is set up, and what is served.
+    """Engine configuration and workload.
 
     Attributes:
-        num_requests: how many arrive at once.
-        low, high: prompts and answers have so many tokens, at random.
-        batch_size: requests that run at a time; memory is for as many of the longest.
-        max_num_seqs: requests that the engine may run in that memory.
-        max_num_batched_tokens: of an engine's step.
-        prefill_step: tokens of Week 2's chunks.
-        page_size: of the engine.
+        num_requests: number of requests, all arriving at once.
+        low, high: bounds of the random prompt and output lengths.
+        batch_size: running requests; the KV cache holds as many of the longest.
+        max_num_seqs: maximum running requests of the engine in that memory.
+        max_num_batched_tokens: maximum tokens per engine step.
+        prefill_step: chunk size of Week 2.
+        page_size: page size of the engine.
     """
 
     num_requests: int
@@ -47,19 +47,19 @@ class ServingOptions:
     page_size: int
 
     def workload(self, vocab_size: int) -> Workload:
-        """The same one for every system."""
+        """The workload; the same for every system."""
         inputs = LengthRange("input", self.low, self.high)
         outputs = LengthRange("output", self.low, self.high)
         return synthetic_workload(self.num_requests, inputs, outputs, vocab_size, seed=1)
 
     def kv_tokens(self) -> int:
-        """What the declared memory holds, in whole pages."""
+        """Capacity of the KV cache in tokens, in whole pages."""
         longest = -(-2 * self.high // self.page_size) * self.page_size
         return self.batch_size * longest
 
 
 def build_engine(mlx_model: Any, options: ServingOptions, **changes: Any) -> LLM:
-    """An engine for token ids, with the memory that `options` declares."""
+    """Builds an engine for token ids with the memory of `options`."""
     args = mlx_model.args
     per_token = 2 * args.num_hidden_layers * args.num_key_value_heads * args.head_dim * 2
     settings: dict[str, Any] = {
@@ -74,7 +74,7 @@ def build_engine(mlx_model: Any, options: ServingOptions, **changes: Any) -> LLM
 
 
 def serve_with_engine(mlx_model: Any, workload: Workload, options: ServingOptions) -> dict:
-    """Throughput of the engine, and the gaps between tokens while prompts are computed."""
+    """Throughput of the engine, and inter-token gaps during prefills."""
     llm = build_engine(mlx_model, options)
     steps: list[SchedulerOutput] = []
     _watch_steps(llm, steps)
@@ -132,7 +132,7 @@ def serve_with_week_2(mlx_model: Any, workload: Workload, options: ServingOption
 
 
 def bookkeeping(mlx_model: Any, options: ServingOptions, num_seqs: int, steps: int) -> dict:
-    """The share of a step that is neither model nor sampling, while `num_seqs` requests decode."""
+    """Share of a decoding step of `num_seqs` requests outside model and sampling."""
     context = 64
     llm = build_engine(
         mlx_model,
@@ -160,7 +160,7 @@ def bookkeeping(mlx_model: Any, options: ServingOptions, num_seqs: int, steps: i
 
 
 def prefix_hit(mlx_model: Any, options: ServingOptions, tokens: int, repeats: int) -> dict:
-    """Time to the first token after a prompt of which `tokens` tokens are cached, and are not."""
+    """Time to first token with `tokens` prompt tokens cached, and with none."""
     question = 16
     budget = _kv_bytes(mlx_model, (tokens + 2 * question + 4 * options.page_size) * (repeats + 1))
     llm = build_engine(mlx_model, options, kv_cache_bytes=budget, max_num_batched_tokens=512)
@@ -185,7 +185,7 @@ def prefix_hit(mlx_model: Any, options: ServingOptions, tokens: int, repeats: in
 
 
 def speculation(max_tokens: int) -> dict:
-    """Steps of the demo model with and without its draft, on the sixteen prompts."""
+    """Steps of the demo model with and without its draft model, on the sixteen prompts."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     prompts = [[{"role": "user", "content": prompt}] for prompt in BATCH_PROMPTS]
     figures: dict[str, Any] = {}
@@ -205,14 +205,14 @@ def speculation(max_tokens: int) -> dict:
 
 
 def summary(rounds: Sequence[dict]) -> dict:
-    """The median round by throughput, and the best throughput."""
+    """Median round by throughput, and the best throughput."""
     ordered = sorted(rounds, key=lambda one: one["output_tokens_per_s"])
     best = ordered[-1]["output_tokens_per_s"]
     return {**ordered[len(ordered) // 2], "best_output_tokens_per_s": best}
 
 
 def _watch_steps(llm: LLM, steps: list[SchedulerOutput]) -> None:
-    """Notes every step that is scheduled."""
+    """Records every scheduled step."""
     schedule = llm.scheduler.schedule
 
     def scheduled() -> SchedulerOutput:

@@ -1,8 +1,8 @@
-"""One request: prefill and decoding speed of Week 2's model, under this machine's roofline.
+"""Prefill and decoding speed of Week 2's model for one request.
 
     python -m benchmark.single_request --model FOLDER [--flash | --no-flash]
 
-Decoding is measured with a past of random keys and values, so that a long one costs no prefill.
+Decoding contexts are random keys and values, so a long one needs no prefill.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from .timing import Times, measure, step_seconds
 PREFILL_TOKENS = (128, 512, 4096)
 CONTEXTS = (128, 1024, 4096, 16384)
 DECODE_SECONDS = 3.0
-SLOW_PREFILL_S = 20.0  # such a prompt is run once
+SLOW_PREFILL_S = 20.0  # slower prompts run once
 
 
 def prefill_times(model: Week2, tokens: int, repeats: int) -> Times:
-    """Seconds of a prompt, up to the choice of the first new token."""
+    """Seconds per prompt, up to the choice of the first new token."""
     first = measure(lambda: model.prefill(tokens), repeats=1, warm_up=0)
     if first.median > SLOW_PREFILL_S:
         return first
@@ -37,7 +37,7 @@ def prefill_times(model: Week2, tokens: int, repeats: int) -> Times:
 
 
 def decode_times(model: Week2, context: int, steps: int) -> Times:
-    """Seconds of one token after a past of `context`."""
+    """Seconds per token after a context of `context` tokens."""
     sequences = model.sequences(1, context, room=steps + 2)
     return Times.of(
         step_seconds(lambda: model.step(sequences), steps, limit_s=DECODE_SECONDS, warm_up=2)
@@ -45,7 +45,7 @@ def decode_times(model: Week2, context: int, steps: int) -> Times:
 
 
 def result(metric: Metric, times: Times, costs: ModelCosts, machine: Machine | None) -> Any:
-    """A row of the table, for the JSON; it is printed too."""
+    """A row for the JSON, also printed."""
     figures, share = throughput(metric, times, costs, machine)
     row = {"metric": metric.kind, "tokens": metric.tokens, **figures}
     print(
@@ -57,14 +57,14 @@ def result(metric: Metric, times: Times, costs: ModelCosts, machine: Machine | N
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures everything the model's context has room for."""
+    """Measures everything that fits into the model's context."""
     if args.device is not None:
         mx.set_default_device(mx.cpu if args.device == "cpu" else mx.gpu)
     costs = ModelCosts.from_folder(find_model(args.model, Console(stderr=True)))
     model = Week2(args.model, args.flash)
     machine = measure_or_warn()
     room = model.model.max_seq_len
-    model.prefill(16)  # the first run of a kernel does not count
+    model.prefill(16)  # warm-up
     rows = []
     print("| | tokens/s, median | tokens/s, best | of the roofline |\n|---|---:|---:|---:|")
     for tokens in (n for n in PREFILL_TOKENS if n <= min(room, args.max_prefill)):
@@ -80,18 +80,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Prints a table and ends in one JSON line."""
+    """Runs the command; the last line of output is JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    add("--model", default="demo", help="a folder or a name; demo if not given")
-    add("--flash", action=argparse.BooleanOptionalAction, help="the default")
-    add("--device", choices=("cpu", "gpu"), help="MLX's own choice if not given")
-    add("--repeats", type=int, default=3, help="of a prefill")
+    add("--model", default="demo", help="name or folder (demo)")
+    add("--flash", action=argparse.BooleanOptionalAction, help="use the flash kernel (default)")
+    add("--device", choices=("cpu", "gpu"), help="default: MLX's choice")
+    add("--repeats", type=int, default=3, help="repeats per prefill")
     add("--steps", type=int, default=32, help="tokens to decode")
-    add("--max-prefill", type=int, default=PREFILL_TOKENS[-1], help="leaves out longer prompts")
-    add("--max-context", type=int, default=CONTEXTS[-1] + 256, help="leaves out longer contexts")
+    add("--max-prefill", type=int, default=PREFILL_TOKENS[-1], help="longest prompt")
+    add("--max-context", type=int, default=CONTEXTS[-1] + 256, help="longest context")
     try:
         print(json.dumps(run(parser.parse_args())))
     except UserError as error:

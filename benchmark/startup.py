@@ -1,13 +1,13 @@
-"""From nothing to the first token: seconds and memory, for tiny-llm.
+"""Time and memory from process start to the first token.
 
     python -m benchmark.startup --model FOLDER
 
-Each repeat is a process of its own: it starts, imports, loads and runs a prompt of one token. The
-page cache is warm, so this is what starting again costs. Memory is the most that was resident,
-beside the size of the checkpoint's files.
+Each repeat is a new process that imports, loads and runs a one-token prompt. The page cache is
+warm, so this is the cost of a restart. Memory is the peak resident size, beside the size of the
+checkpoint.
 
-Then the weights alone: how long they take, interleaving included, beside a plain copy of their
-files' bytes; and how much more was resident meanwhile, beside what the weights take.
+Then the weights alone: load time, prepacking included, beside a plain copy of the files' bytes; and
+the growth of the peak resident size, beside the size of the weights.
 """
 
 import argparse
@@ -27,17 +27,17 @@ from .systems.client import WorkerError, WorkerProcess, checkpoint_bytes
 
 
 def main() -> int:
-    """Prints the figures and ends in one JSON line."""
+    """Prints the figures; the last line of output is JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--model", default="demo", help="a folder or a name; demo if not given")
+    parser.add_argument("--model", default="demo", help="name or folder (demo)")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     loads = []
     try:
         folder = find_model(args.model, Console(stderr=True))
-        for _ in range(1 + args.repeats):  # the first fills the page cache
+        for _ in range(1 + args.repeats):  # the first run fills the page cache
             worker = WorkerProcess(sys.executable, "tiny_llm_worker", [str(folder)])
             worker.close()
             loads.append(worker.ready)
@@ -52,12 +52,12 @@ def main() -> int:
     peak, size = max(load.peak_bytes for load in loads), checkpoint_bytes(folder)
     print(
         f"first token after {statistics.median(seconds):.2f} s (median; best {min(seconds):.2f}), "
-        f"{peak / 1e6:,.0f} MB resident at most, checkpoint {size / 1e6:,.0f} MB"
+        f"{peak / 1e6:,.0f} MB peak resident, checkpoint {size / 1e6:,.0f} MB"
     )
     most = max(run["peak_bytes"] / run["bytes"] for run in weights)
     print(
         f"weights after {_times(weights)}, a plain copy after {_times(copies)}; "
-        f"at most {most:.2f} × the weights' bytes became resident"
+        f"peak resident growth: {most:.2f} × the weights' bytes"
     )
     result = {
         "model": args.model,

@@ -1,4 +1,4 @@
-"""How a time is taken: several runs after one that does not count, their median and minimum."""
+"""Timing: warm-up, then the median and minimum of several runs."""
 
 import statistics
 import time
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of several runs of the same thing.
+    """Seconds of several runs.
 
     Attributes:
-        median: what to expect.
-        minimum: what the machine can do when nothing else disturbs it.
+        median: expected time.
+        minimum: time without interference.
     """
 
     median: float
@@ -25,14 +25,14 @@ class Times:
 
 
 def measure(run: Callable[[], object], repeats: int, warm_up: int = 1) -> Times:
-    """Times `repeats` runs after `warm_up` that do not count."""
+    """Times `repeats` runs after `warm_up` uncounted ones."""
     return Times.of(step_seconds(run, repeats, warm_up=warm_up))
 
 
 def step_seconds(
     step: Callable[[], object], steps: int, limit_s: float = float("inf"), warm_up: int = 1
 ) -> list[float]:
-    """The seconds of each of at most `steps` steps; stops after `limit_s`, but not before three."""
+    """Seconds of at most `steps` steps; stops after `limit_s`, but not before three."""
     for _ in range(warm_up):
         step()
     seconds: list[float] = []
@@ -44,5 +44,5 @@ def step_seconds(
 
 
 def percent(part: float, whole: float) -> str:
-    """`part` of `whole` as it stands in a table."""
+    """`part` of `whole` as a table cell."""
     return f"{100 * part / whole:.0f} %"

@@ -1,10 +1,10 @@
-"""What each day of Week 4 gains: tokens per second with the kernels of one day after another.
+"""Tokens per second with the kernels of each day of Week 4.
 
     python -m benchmark.week4 --model FOLDER
 
-The kernels are the solution's of each day, chosen by the variables that the chapters name; all else
-is Week 2's model. For each metric one process a day runs, all but one of them stopped, and they
-take turns. What the plain loops do not finish within --limit is shown as less than that allows.
+The kernels are the solution's, selected by the environment variables of the chapters; the rest is
+Week 2's model. Each day has a worker process; they run in turns, and all others are stopped. If the
+plain loops exceed --limit, the table shows an upper bound.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from .timing import Times
 
 @dataclass(frozen=True)
 class Day:
-    """What a learner has at a day's end.
+    """State at the end of a day.
 
     Attributes:
-        name: as in the book.
-        product: of `quantized_matmul`: `TINY_LLM_MATMUL`.
-        others: the variables of what lies between the products; ours where they are not set.
+        name: name in the book.
+        product: `quantized_matmul` kernel: `TINY_LLM_MATMUL`.
+        others: variables of the other kernels; ours where unset.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Day:
 
     @property
     def environment(self) -> dict[str, str]:
-        """A process's, with this day's kernels."""
+        """Environment of a worker with this day's kernels."""
         product = {"TINY_LLM_MATMUL": self.product} if self.product else {}
         kept = {name: text for name, text in os.environ.items() if name not in OURS}
         return {**kept, **product, **self.others}
@@ -63,7 +63,7 @@ CHOSEN = ["prefill-512", "decode-128", "decode-4096", "decode-128-batch-4"]
 def run_interleaved(
     model: Path, metric: Metric, rounds: int, limit_s: float
 ) -> dict[str, Times | None]:
-    """Seconds by day; None for one that takes longer than the limit."""
+    """Seconds by day; None beyond the limit."""
     workers: dict[str, WorkerProcess] = {}
     seconds: dict[str, list[float]] = {day.name: [] for day in DAYS}
     slow: set[str] = set()
@@ -77,7 +77,7 @@ def run_interleaved(
             for name in list(workers)[:: 1 if number % 2 == 0 else -1]:
                 try:
                     reply = workers[name].ask(metric.request, limit_s)
-                except WorkerError:  # it is gone
+                except WorkerError:  # the worker was stopped
                     del workers[name]
                     slow.add(name)
                     continue
@@ -89,7 +89,7 @@ def run_interleaved(
 
 
 def cell(metric: Metric, times: Times | None, limit_s: float) -> str:
-    """Tokens per second, as they stand in the table."""
+    """Tokens per second as a table cell."""
     if times is None:
         return f"< {metric.tokens_per_second(limit_s):.1f}"
     speed = metric.tokens_per_second(times.median)
@@ -97,11 +97,11 @@ def cell(metric: Metric, times: Times | None, limit_s: float) -> str:
 
 
 def main() -> int:
-    """Prints a table of tokens per second and ends in one JSON line."""
+    """Prints the table; the last line of output is JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--model", type=Path, required=True, help="a checkpoint's folder")
+    parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
     args = parse_ab_args(parser, CHOSEN, rounds=3, limit_s=60)
     exit_on_sigterm()
     figures: dict[str, dict[str, Times | None]] = {}

@@ -1,8 +1,8 @@
-"""`pdm run build-ext`: builds the C++ extension in place, or removes it (`pdm run clean-ext`).
+"""`pdm run build-ext`: builds the C++ extension; `pdm run clean-ext` removes it.
 
-Installing the package builds the solution's too. This command is for after a change to the sources:
-only what changed is compiled again, with the tools of the project's own environment. If there is a
-learner's tree it builds that one's; --solution mine or ref chooses.
+Installing the package also builds the solution's extension. This command rebuilds it incrementally
+after a change, with the tools of the project's environment. It builds a learner's tree if there is
+one; --solution mine or ref chooses.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from tools.course.tree import ROOT
 
 
 def main() -> int:
-    """Exit status 0 if the extension is there (or, with --clean, gone)."""
+    """Exit status: 0 if the extension is built or, with --clean, removed."""
     parser = argparse.ArgumentParser(prog="build-ext", description=__doc__)
-    parser.add_argument("--clean", action="store_true", help="remove what was built")
+    parser.add_argument("--clean", action="store_true", help="remove the build")
     add_solution_argument(parser)
     args = parser.parse_args()
     tree = selected_tree(parser, args.solution)
@@ -44,14 +44,14 @@ def main() -> int:
 
 
 def install_solution() -> str | None:
-    """Builds the solution's by installing the package again; the tools' output if that fails."""
+    """Reinstalls the package; returns the build's output on failure."""
     command = [sys.executable, "-m", "pip", "install", "--verbose", "--disable-pip-version-check"]
     command += ["--no-build-isolation", "--no-deps", "--editable", "."]
     run = subprocess.run(
         command,
         cwd=ROOT,
         check=False,
-        # Without it an installation goes on where the extension does not build: see pyproject.toml.
+        # Otherwise a failing build of the extension is not an error: see pyproject.toml.
         env={**os.environ, "TINY_LLM_BUILD_EXT": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -73,7 +73,7 @@ def clean(tree: Path | None) -> int:
 
 
 def built_modules() -> list[Path]:
-    """The compiled modules of the solution's `tiny_llm_ext` in this environment."""
+    """Compiled modules of the solution's `tiny_llm_ext` in this environment."""
     return list((Path(sysconfig.get_path("platlib")) / "tiny_llm_ext").glob("_ext.*"))
 
 

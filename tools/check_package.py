@@ -1,9 +1,9 @@
-"""`pdm run check-package`: what a user installs builds, has what it needs, and answers.
+"""`pdm run check-package`: builds, installs and runs the package.
 
-Builds an sdist, from it a wheel, and installs that wheel with its dependencies into a new
-environment outside the tree. There the program and an example answer from an empty folder, with
-nothing in the environment but PATH and HOME. A wheel built from the tree itself must have the same
-files. Needs uv, which `./pdmw` brings.
+Builds an sdist, a wheel from it, and installs the wheel with its dependencies into a new
+environment outside the tree. The program and an example run there in an empty folder, with only
+PATH and HOME in the environment. A wheel built from the tree itself must have the same files.
+Requires uv, which `./pdmw` installs.
 """
 
 import os
@@ -19,7 +19,7 @@ from pathlib import Path
 from tools.course.build import LESS_OPTIMIZED
 
 ROOT = Path(__file__).resolve().parents[1]
-SDIST_LIMIT = 12_000_000  # bytes; the models that ship take half of it
+SDIST_LIMIT = 12_000_000  # bytes; half of it is bundled models
 SDIST_FOLDERS = {"src"}
 IN_THE_WHEEL = (
     "tiny_llm/py.typed",
@@ -35,13 +35,13 @@ QUESTION = ("--model", "demo", "--prompt", "What is the capital of France?")
 
 
 class PackageError(Exception):
-    """What is wrong with the package, in a sentence."""
+    """A defect of the package, in one sentence."""
 
 
 def main() -> int:
-    """Exit status 0 if everything holds."""
+    """Exit status: 0 if the package is correct."""
     if shutil.which("uv") is None:
-        print("check-package: there is no uv; `./pdmw run check-package` brings it.")
+        print("check-package: uv is missing; run `./pdmw run check-package`.")
         return 2
     with tempfile.TemporaryDirectory(prefix="tiny-llm-package-") as folder:
         try:
@@ -56,7 +56,7 @@ def check(folder: Path) -> None:
     """Builds in `folder`, installs there, and runs the program there.
 
     Raises:
-        PackageError: the first thing that is wrong.
+        PackageError: the first defect.
     """
     # From the tree with the environment's tools, which finds its extension compiled already.
     run("uv", "build", "--wheel", "--no-build-isolation", "--python", sys.executable,
@@ -95,10 +95,10 @@ def check(folder: Path) -> None:
 
 
 def check_sdist(sdist: Path) -> None:
-    """Refuses what belongs to the repository alone, and a size that says so.
+    """Rejects repository-only files and an excessive size.
 
     Raises:
-        PackageError: as said.
+        PackageError: the defect.
     """
     with tarfile.open(sdist) as archive:
         paths = [Path(*Path(name).parts[1:]) for name in archive.getnames()]
@@ -112,10 +112,10 @@ def check_sdist(sdist: Path) -> None:
 
 
 def check_wheel(wheel: Path, direct: Path) -> None:
-    """Refuses a wheel that lacks a file, or differs from one that was built from the tree.
+    """Rejects a wheel with missing files, or other files than one built from the tree.
 
     Raises:
-        PackageError: as said.
+        PackageError: the defect.
     """
     names, others = (set(zipfile.ZipFile(file).namelist()) for file in (wheel, direct))
     for name in IN_THE_WHEEL:
@@ -128,20 +128,20 @@ def check_wheel(wheel: Path, direct: Path) -> None:
 
 
 def run(*command: str, cwd: Path, environment: dict[str, str] | None = None) -> str:
-    """The standard output of a command.
+    """Standard output of a command.
 
     Args:
-        command: the program and its arguments.
-        cwd: the folder in which it runs.
-        environment: its variables; this process's if None, without those that name a tree.
+        command: program and arguments.
+        cwd: working directory.
+        environment: variables; None for this process's without those that point to a tree.
 
     Raises:
-        PackageError: it failed; with all that it said.
+        PackageError: it failed; with its output.
     """
     if environment is None:
         hidden = ("PYTHONPATH", "VIRTUAL_ENV", "TINY_LLM_MINE")
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
-        # Without it an installation goes on where the extension does not build: see pyproject.toml.
+        # Otherwise a failing build of the extension is not an error: see pyproject.toml.
         environment["TINY_LLM_BUILD_EXT"] = "1"
     result = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, check=False

@@ -1,7 +1,7 @@
-"""`pdm run compare-layers`: Week 1's model beside mlx_lm's, to find the first part that differs.
+"""`pdm run compare-layers`: finds the first module that differs from mlx_lm's.
 
-Everything is float32, and each part of ours is given what mlx_lm's part was given. So an error
-shows in the part that makes it, and in no other.
+Everything is float32, and each module of Week 1 gets the input of mlx_lm's module, so an error
+appears only in the module that causes it.
 """
 
 import argparse
@@ -16,23 +16,23 @@ import mlx.core as mx
 from tools.course.solution_flag import add_solution_argument, selected_tree
 from tools.course.tree import environment
 
-# Rounding in float32 is about 1e-6 of the largest number; a mistake is hardly ever below 1e-3.
+# Relative rounding error in float32 is about 1e-6; mistakes are rarely below 1e-3.
 ALLOWED = 1e-4
 
 Part = tuple[str, Callable[[mx.array], mx.array], Callable[[mx.array], mx.array]]
 
 
 def difference(ours: mx.array, theirs: mx.array) -> float:
-    """The largest difference, relative to the largest number; infinite if shapes or NaN differ."""
+    """Maximum difference relative to the maximum value; infinite if shapes or NaNs differ."""
     if ours.shape != theirs.shape or bool(mx.any(mx.isnan(ours))):
         return float("inf")
     return float(mx.max(mx.abs(ours - theirs)) / mx.max(mx.abs(theirs)))
 
 
 def parts(ours: Any, theirs: Any) -> Iterator[Part]:
-    """The parts of both models from the embedding to the head: name, ours, theirs.
+    """Modules of both models from embedding to head: name, ours, theirs.
 
-    A block is two parts: x plus the attention of its norm, and x plus the MLP of its norm.
+    A block has two parts: x plus attention of its norm, and x plus MLP of its norm.
     """
     yield "embedding", ours.embedding, theirs.model.embed_tokens
     for index, (our, their) in enumerate(zip(ours.layers, theirs.model.layers, strict=True)):
@@ -45,7 +45,7 @@ def parts(ours: Any, theirs: Any) -> Iterator[Part]:
         yield "head", partial(_multiply, ours.w_lm_head), theirs.lm_head
 
 
-# The parts of a block have the same names in both models.
+# A block's modules have the same names in both models.
 def _attention(block: Any, x: mx.array) -> mx.array:
     return x + block.self_attn(block.input_layernorm(x), mask="causal")
 
@@ -59,11 +59,11 @@ def _multiply(weight: mx.array, x: mx.array) -> mx.array:
 
 
 def compare(ours: Any, theirs: Any, ids: mx.array) -> Iterator[tuple[str, float]]:
-    """The difference of each part on the same input.
+    """Difference of each module on the same input.
 
     Args:
         ours: a `Qwen3ModelWeek1` made from `theirs`.
-        theirs: the model of mlx_lm, not quantized, in float32.
+        theirs: mlx_lm's model, unquantized, in float32.
         ids: 1×L.
     """
     x = ids
@@ -74,7 +74,7 @@ def compare(ours: Any, theirs: Any, ids: mx.array) -> Iterator[tuple[str, float]
 
 
 def main() -> int:
-    """Exit status 1 if a part differs by more than rounding."""
+    """Exit status: 0, or 1 if a module differs by more than rounding."""
     parser = argparse.ArgumentParser(prog="compare-layers", description=__doc__)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--prompt", default="The capital of France is")

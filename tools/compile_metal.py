@@ -1,13 +1,12 @@
-"""`pdm run compile-metal`: each Metal file by itself through Apple's compiler, on a Mac with Xcode.
+"""`pdm run compile-metal`: compiles each Metal file with Apple's compiler (Xcode).
 
     pdm run compile-metal
     python3 -m tools.compile_metal --std metal3.2
 
-It needs nothing that is installed by this project. A file is compiled as the extension carries it:
-with our headers inlined, so that a message names our file and line. Each is compiled in every
-version of the language that is asked for, and a file that fails does not stop the others.
-
-A Mac without Xcode has the same compiler in the driver: `pdm run check-installation` uses that one.
+Needs nothing installed by this project. Files are compiled as embedded in the extension, with our
+headers inlined, and messages name our file and line. Each file is compiled in every requested
+language version, and failures do not stop the others. Without Xcode, the driver has the same
+compiler: `pdm run check-installation` uses it.
 """
 
 import argparse
@@ -23,13 +22,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 EXTENSION = Path(__file__).resolve().parent.parent / "src" / "extensions"
-# What MLX asks for on macOS 14 and on macOS 15.
+# MLX's language versions on macOS 14 and macOS 15.
 VERSIONS = ["metal3.1", "metal3.2"]
 METAL = ["xcrun", "--sdk", "macosx", "metal"]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status 0 if all files compile, 1 if one does not, 2 if there is no compiler."""
+    """Exit status: 0 if all files compile, 1 if one does not, 2 without a compiler."""
     parser = argparse.ArgumentParser(
         prog="compile-metal",
         description=__doc__,
@@ -59,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def what_is_missing() -> str | None:
-    """A sentence if there is no compiler for Metal."""
+    """A sentence if Metal's compiler is missing."""
     if shutil.which("xcrun") is None:
         return "Apple's compiler runs on a Mac; elsewhere `pdm run metal-check` checks the kernels."
     found = subprocess.run([*METAL, "--version"], check=False, capture_output=True, text=True)
@@ -74,7 +73,7 @@ def what_is_missing() -> str | None:
 
 @contextmanager
 def in_folder(folder: Path) -> Iterator[None]:
-    """The current folder: the headers' paths in the sources are relative to it."""
+    """The current folder: header paths in the sources are relative to it."""
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -84,7 +83,7 @@ def in_folder(folder: Path) -> Iterator[None]:
 
 
 def write_text(file: Path, folder: Path) -> Path:
-    """A Metal file with our headers inlined, as a file in the folder."""
+    """Writes a Metal file with our headers inlined into the folder."""
     spec = importlib.util.spec_from_file_location("metal_sources", EXTENSION / "metal_sources.py")
     assert spec is not None
     assert spec.loader is not None
@@ -96,7 +95,7 @@ def write_text(file: Path, folder: Path) -> Path:
 
 
 def compile_text(text: Path, versions: list[str]) -> dict[str, str]:
-    """What the compiler says in each version in which the file does not compile."""
+    """Compiler output by language version in which the file fails."""
     messages = {}
     for version in versions:
         command = [*METAL, f"-std={version}", "-c", str(text), "-o", os.devnull]

@@ -1,4 +1,4 @@
-"""Formats the C++ and Metal sources with clang-format, or checks that they are formatted."""
+"""Formats the C++ and Metal sources with clang-format, or checks them."""
 
 import argparse
 import subprocess
@@ -10,9 +10,9 @@ PATTERNS = ("*.cpp", "*.h", "*.metal")
 
 
 def main() -> int:
-    """Exit status 0 if every file is formatted (now)."""
+    """Exit status: 0 if every file is formatted."""
     parser = argparse.ArgumentParser(prog="format_cpp", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only report, change nothing")
+    parser.add_argument("--check", action="store_true", help="check without writing")
     args = parser.parse_args()
     files = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", *PATTERNS],

@@ -1,20 +1,19 @@
-"""`pdm run test`: a quick run over everything, all tests, or those of one day of the course.
+"""`pdm run test`: quick tests, all tests, or one day's of the course.
 
     pdm run test                            every layer, on up to four cores, in a few minutes
-    pdm run test --all                      all tests, as CI runs them
-    pdm run test --week 1 --day 3           one day's
+    pdm run test --all                      all tests, as in CI
+    pdm run test --week 1 --day 3           one day
     pdm run test --week 1 --day 3 -- -k task_2
-    pdm run test tests/ops/test_matmul.py   all of a file's
+    pdm run test tests/ops/test_matmul.py   one file
 
-The quick run leaves out what is marked `slow` (long tests: each of the course's days and wrong
-solutions, `transformers` beside ours), `thorough` (more combinations of values that other cases
-have) and `other_isa` (instruction sets between plain C++ and this machine's best): see
-tests/quick.py. --rest runs only those. Files, -k and -m choose from all tests. `-n 0` keeps them in
-one process.
+The quick run omits tests marked `slow` (each of the course's days and wrong solutions,
+`transformers` beside ours), `thorough` (more parameter combinations) and `other_isa` (instruction
+sets between plain C++ and this machine's best): see tests/quick.py. --rest runs only those. Files,
+-k and -m select from all tests. `-n 0` runs them in one process.
 
 The tests of a week or a day run on the learner's tree if there is one (`pdm run start-course`
-writes it), without the slow ones, and otherwise on the solution; --solution mine or ref chooses.
-All other flags go to pytest, with or without `--` in front.
+creates it), without the slow ones, otherwise on the solution; --solution mine or ref chooses. All
+other flags are pytest's, with or without `--` in front.
 """
 
 import argparse
@@ -37,7 +36,7 @@ BRIEF = ("-p", "tools.course.pytest_summary", "--tb=short", "--no-header", "-rN"
 
 
 def main() -> int:
-    """Replaces this process by pytest on the chosen tests."""
+    """Replaces this process by pytest on the selected tests."""
     parser = argparse.ArgumentParser(
         prog="test",
         description=__doc__,
@@ -47,13 +46,17 @@ def main() -> int:
     parser.add_argument("--week", type=int, metavar="N")
     parser.add_argument("--day", type=int, metavar="M")
     extent = parser.add_mutually_exclusive_group()
-    extent.add_argument("--all", action="store_true", help="what the quick run leaves out too")
-    extent.add_argument("--rest", action="store_true", help="only what the quick run leaves out")
+    extent.add_argument(
+        "--all", action="store_true", help="include the tests omitted by the quick run"
+    )
+    extent.add_argument(
+        "--rest", action="store_true", help="only the tests omitted by the quick run"
+    )
     add_solution_argument(parser)
     args, rest = parser.parse_known_args()
     rest = [argument for argument in rest if argument != "--"]
     if args.day is not None and args.week is None:
-        parser.error("--day needs --week")
+        parser.error("--day requires --week")
     # Without a week they are the project's tests, which check the solution.
     tree = selected_tree(parser, args.solution or ("ref" if args.week is None else None))
     if args.week is not None:
@@ -83,12 +86,12 @@ def main() -> int:
 
 
 def tests_of(week: int, day: int | None, tasks: Sequence[int]) -> list[str]:
-    """The files of a week's or a day's tests.
+    """Test files of a week or a day.
 
     Args:
         week: N.
         day: M, or None for the whole week.
-        tasks: the numbers of the tasks that -k names; some may be of the other day of a pair.
+        tasks: task numbers in -k; some may belong to the other day of a pair.
 
     Raises:
         LookupError: there are none.
@@ -105,24 +108,24 @@ def tests_of(week: int, day: int | None, tasks: Sequence[int]) -> list[str]:
     files = [file for file in files if Path(ROOT, file).exists()]
     if not files:
         what = f"week {week}" if day is None else f"week {week}, day {day}"
-        raise LookupError(f"there are no tests of {what}")
+        raise LookupError(f"{what} has no tests")
     return files
 
 
 def tasks_in(arguments: list[str]) -> list[int]:
-    """The numbers of the tasks that -k names: of `-k "task_1 or task_3"`, 1 and 3."""
+    """Task numbers in -k: of `-k "task_1 or task_3"`, 1 and 3."""
     flags = [n for n, argument in enumerate(arguments) if argument.startswith("-k")]
     named = " ".join(" ".join(arguments[n : n + 2]) for n in flags)
     return [int(number) for number in re.findall(r"task_(\d+)", named)]
 
 
 def names_tests(argument: str) -> bool:
-    """Whether an argument is a file, a folder or one test: few begin sooner in one process."""
+    """Whether an argument is a file, folder or test; a few tests start faster in one process."""
     return Path(ROOT, argument.partition("::")[0]).exists()
 
 
 def has_flag(arguments: list[str], *flags: str) -> bool:
-    """Whether one of pytest's flags was given, with its value behind it or in it."""
+    """Whether a pytest flag was given, as `--flag value` or `--flag=value`."""
     return any(argument.startswith(flags) for argument in arguments)
 
 

@@ -1,7 +1,7 @@
-"""Runs commands in a terminal and draws what they printed as SVG: the picture in the README.
+"""Renders terminal output of our commands as SVG, for the README.
 
-`./pdmw run python -m tools.terminal_screenshot` writes it again. Of the live view, the picture has
-the frame of several runs in which most requests decode; of `main`, what is there at the end.
+`./pdmw run python -m tools.terminal_screenshot` regenerates it. Of the live view it takes the frame
+of several runs with the most decoding requests; of `main`, the final output.
 """
 
 import argparse
@@ -36,11 +36,11 @@ _CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 
 @dataclass
 class Terminal:
-    """What a terminal shows, as far as our commands use one: lines, moving up, erasing a line.
+    """Minimal terminal emulator: lines, cursor up, erase line.
 
     Attributes:
-        lines: with their colours, as escape sequences.
-        frames: the lines before a live view was erased to be drawn again, each time.
+        lines: lines with colour escape sequences.
+        frames: lines before each redraw of a live view.
     """
 
     lines: list[str] = field(default_factory=lambda: [""])
@@ -49,7 +49,7 @@ class Terminal:
     _is_drawing: bool = False
 
     def feed(self, output: str) -> None:
-        """Shows a piece of a program's output; a control sequence must not be cut in two."""
+        """Processes output; a control sequence must not be split."""
         end = 0
         for match in _CONTROL.finditer(output):
             self._write(output[end : match.start()])
@@ -79,7 +79,7 @@ class Terminal:
 
 
 def run_in_terminal(command: str) -> Terminal:
-    """Runs a command line in a terminal of `COLUMNS` by `ROWS`, from the root of the tree.
+    """Runs a command line in a terminal of `COLUMNS` by `ROWS`, in the root of the tree.
 
     Raises:
         subprocess.CalledProcessError: it failed.
@@ -112,7 +112,7 @@ def run_in_terminal(command: str) -> Terminal:
 
 
 def draw(screens: Iterable[tuple[str, list[str]]], title: str) -> str:
-    """An SVG of commands and what they printed. It loads nothing from other sites."""
+    """SVG of commands and their output, without external resources."""
     console = Console(width=COLUMNS, record=True, file=io.StringIO(), highlight=False)
     for number, (command, lines) in enumerate(screens):
         if number:
@@ -128,7 +128,7 @@ def draw(screens: Iterable[tuple[str, list[str]]], title: str) -> str:
 
 
 def main() -> None:
-    """Runs both commands of the picture and writes it."""
+    """Runs the commands and writes the SVG."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()

@@ -1,6 +1,6 @@
-"""`pdm run build-ext-test`: calls the extension once and compares with MLX's own arithmetic.
+"""`pdm run build-ext-test`: calls the extension once and compares with MLX.
 
-The learner's, if there is a learner's tree; --solution mine or ref chooses.
+Uses the learner's extension if there is a learner's tree; --solution mine or ref chooses.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from tools.course.tree import environment
 
 
 def main() -> int:
-    """Prints `correct: True` and exits with 0 if the extension computes what it should."""
+    """Prints `correct: True` and exits with 0 if the result is correct."""
     parser = argparse.ArgumentParser(prog="build-ext-test", description=__doc__)
     add_solution_argument(parser)
     tree = selected_tree(parser, parser.parse_args().solution)

@@ -1,11 +1,11 @@
-"""`pdm run test-kernels`: tests the CPU kernels by themselves, without MLX or Python around them.
+"""`pdm run test-kernels`: tests the CPU kernels without MLX and Python.
 
-    pdm run test-kernels               what this processor has, and 64-bit ARM in an emulator
+    pdm run test-kernels               this processor's kernels, and 64-bit ARM in an emulator
     pdm run test-kernels --isa neon    one instruction set
     pdm run test-kernels --sanitize    stops at memory errors and undefined behaviour
 
-The program is built from src/extensions/tests with the compiler alone, so it can be built for a
-processor that is not here: NEON is compiled by aarch64-linux-gnu-g++ and run by qemu-aarch64.
+The program is built from src/extensions/tests with only a compiler, so it can be cross-compiled:
+NEON by aarch64-linux-gnu-g++, run by qemu-aarch64.
 """
 
 import argparse
@@ -29,11 +29,13 @@ Run: TypeAlias = tuple[list[str], str]
 
 
 def main() -> int:
-    """Exit status 0 if all tests pass, 1 if one fails, 2 if a tool is missing."""
+    """Exit status: 0 if all tests pass, 1 if one fails, 2 if a tool is missing."""
     parser = argparse.ArgumentParser(
         prog="test-kernels", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--isa", choices=["avx2", "avx512", "amx", "neon"], help="one set alone")
+    parser.add_argument(
+        "--isa", choices=["avx2", "avx512", "amx", "neon"], help="only this instruction set"
+    )
     parser.add_argument("--sanitize", action="store_true", help="with GCC's or Clang's sanitizers")
     args = parser.parse_args()
     neon_alone = args.isa == "neon" and not ARM
@@ -51,13 +53,13 @@ def main() -> int:
 
 
 def native(isa: str | None, sanitize: bool) -> list[Run]:
-    """Builds for this machine; the runs of its tests."""
+    """Builds for this machine; returns the runs of its tests."""
     program = build("native-sanitized" if sanitize else "native", sanitize=sanitize)
     return runs_of([str(program)], isa or "")
 
 
 def emulated() -> list[Run]:
-    """Builds for 64-bit ARM; the runs of its tests in an emulator."""
+    """Builds for 64-bit ARM; returns the runs of its tests in an emulator."""
     program = build(
         "neon",
         "-DCMAKE_SYSTEM_NAME=Linux",
@@ -68,7 +70,7 @@ def emulated() -> list[Run]:
 
 
 def lacking() -> str | None:
-    """What is missing to test NEON on another processor, in a sentence."""
+    """A sentence on the tools missing for testing NEON."""
     missing = [tool for tool in (CROSS_COMPILER, EMULATOR) if shutil.which(tool) is None]
     if not missing:
         return None
@@ -79,13 +81,13 @@ def lacking() -> str | None:
 
 
 def runs_of(command: Sequence[str], isa: str) -> list[Run]:
-    """A run for each test of the program, so that they can go side by side."""
+    """One run per test of the program, so that they can run in parallel."""
     names = subprocess.run([*command, "--list"], capture_output=True, text=True, check=True)
     return [([*command, name], isa) for name in names.stdout.split()]
 
 
 def passes(run: Run) -> bool:
-    """Runs one test, and prints what it says."""
+    """Runs one test and prints its output."""
     command, isa = run
     environment = {**os.environ, "TINY_LLM_CPU_ISA": isa}
     result = subprocess.run(
@@ -103,7 +105,7 @@ def passes(run: Run) -> bool:
 
 
 def build(name: str, *options: str, sanitize: bool = False) -> Path:
-    """Compiles the program in a folder of its own; ends this process if that fails."""
+    """Compiles the program in a new folder; exits on failure."""
     folder = ROOT / "build" / "kernel-tests" / name
     configure = ["cmake", "-S", str(SOURCES), "-B", str(folder), "-G", "Ninja", *options]
     configure += [

@@ -1,4 +1,4 @@
-"""`pdm run test-sanitizers`: the extension's tests under GCC's address and UB sanitizers (Linux).
+"""`pdm run test-sanitizers`: the extension's tests under GCC's ASan and UBSan.
 
 The extension is built once more, into build/sanitized, so that the first access beyond an array,
 use after release or undefined operation ends the process with a report, and the tests that call
@@ -32,7 +32,7 @@ TESTS = (
 
 
 def main() -> int:
-    """Exit status 0 if the tests pass and nothing was reported."""
+    """Exit status: 0 if the tests pass without reports."""
     if sys.platform != "linux" or shutil.which("g++") is None:
         print("test-sanitizers: skipped: it needs Linux and GCC.", file=sys.stderr)
         return 0
@@ -50,11 +50,11 @@ def main() -> int:
     }
     tests = [test for test in TESTS if (ROOT / test).exists()]
     command = [sys.executable, "-S", "-m", "pytest", "-p", "tools.test_sanitizers", "-q", "-x"]
-    # A report is written past Python, and would be lost with the process.
+    # Reports bypass Python's output capture, and would be lost with the process.
     command += ["--capture=sys"]
     # Of these days the third task is Metal's, which the emulator runs, or the scheduler's.
     command += ["-k", "not task_3"]
-    # Few cases, on every instruction set: an access beyond an array does not need all combinations.
+    # Few cases on every instruction set suffice for out-of-bounds accesses.
     command += ["-m", "not slow and not thorough"]
     command += ["--dist", "load", "--tx", f"2*popen//python={shlex.quote(sys.executable)} -S"]
     command += [*tests, *sys.argv[1:]]
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def pytest_configure() -> None:
-    """Of the plugin: these tests must run on no other extension."""
+    """pytest hook: requires the sanitized extension."""
     import tiny_llm_ext
 
     found = Path(tiny_llm_ext.__file__)
@@ -70,7 +70,7 @@ def pytest_configure() -> None:
 
 
 def build() -> bool:
-    """Compiles the extension with the sanitizers, into a package of its own."""
+    """Compiles the extension with the sanitizers into a separate package."""
     configure = ["cmake", "-S", "src/extensions", "-B", str(BUILD), "-G", "Ninja"]
     configure += [
         "-DTINY_LLM_SANITIZE=ON",

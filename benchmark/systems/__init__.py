@@ -1,5 +1,5 @@
-"""The systems that `benchmark.peers` compares, each in a process of its own.
+"""Systems compared by `benchmark.peers`, one worker process each.
 
-A worker may run in another interpreter: at its top it imports nothing but the standard library
-and what needs nothing else.
+A worker may run in another interpreter: at the top it imports only the standard library and modules
+without dependencies.
 """

@@ -1,4 +1,4 @@
-"""The outside of a worker's process: starts it, asks it, and stops it while others are measured."""
+"""Parent side of a worker: starts it, sends requests, stops it in between."""
 
 import json
 import os
@@ -19,18 +19,18 @@ START_SECONDS = 180
 
 
 class WorkerError(Exception):
-    """A worker did not start, ended, or took too long; the sentence says which."""
+    """A worker failed to start, exited, or timed out; the message says which."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """What a worker said when its first token was there.
+    """A worker's message after its first token.
 
     Attributes:
-        process_seconds: since the process was started.
-        peak_bytes: the most memory resident until then.
+        process_seconds: time since the start of the process.
+        peak_bytes: peak resident memory until then.
         about: version and settings.
-        weight_bits: of a weight in memory.
+        weight_bits: bits per weight in memory.
     """
 
     process_seconds: float
@@ -40,19 +40,19 @@ class Ready:
 
 
 class WorkerProcess:
-    """A running worker. It is stopped (SIGSTOP) whenever it is not asked anything.
+    """A running worker, stopped (SIGSTOP) between requests.
 
-    So its threads cannot disturb another system's measurement, whatever they wait for and how.
+    Its threads then cannot disturb another system's measurement, even if they busy-wait.
 
     Args:
-        python: the interpreter.
-        module: the worker's name in `benchmark.systems`.
+        python: interpreter.
+        module: name of the worker in `benchmark.systems`.
         arguments: its command line.
-        root: the tree whose worker it is.
-        environment: of the process; this one's if not given.
+        root: checkout with the worker.
+        environment: its environment; this process's by default.
 
     Raises:
-        WorkerError: it did not get ready.
+        WorkerError: it did not become ready.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class WorkerProcess:
         """Sends a request and waits for its reply.
 
         Raises:
-            WorkerError: the worker ended or took longer than `limit_s`; it is gone then.
+            WorkerError: the worker exited or exceeded `limit_s`; it is then stopped for good.
         """
         assert self._process.stdin is not None
         self._process.send_signal(signal.SIGCONT)
@@ -116,23 +116,23 @@ class WorkerProcess:
         _, complaint = self._process.communicate()
         self._selector.close()
         lines = (complaint or b"").decode(errors="replace").strip().splitlines()
-        raise WorkerError(f"{self._name} ended: {lines[-1] if lines else 'it said nothing'}")
+        raise WorkerError(f"{self._name} ended: {lines[-1] if lines else 'no output'}")
 
 
 def export_once(python: str, module: str, source: Path, folder: Path, exact: bool = False) -> None:
-    """Has a system's own exporter quantize a plain folder, if it has not yet.
+    """Quantizes an unquantized folder with a system's exporter, unless already done.
 
     Args:
-        python: an interpreter that has the exporter.
-        module: the worker's name in `benchmark.systems`.
-        source: a plain Hugging Face folder.
-        folder: is made.
-        exact: whether the system is to keep activations in float32.
+        python: an interpreter with the exporter.
+        module: name of the worker in `benchmark.systems`.
+        source: unquantized Hugging Face folder.
+        folder: output.
+        exact: whether activations stay float32.
 
     Raises:
         WorkerError: the exporter failed.
     """
-    if (folder / "exported").exists():  # what is written last
+    if (folder / "exported").exists():  # written last
         return
     folder.mkdir(exist_ok=True)
     command = [python, "-m", f"benchmark.systems.{module}", str(folder), "--export", str(source)]
@@ -144,12 +144,12 @@ def export_once(python: str, module: str, source: Path, folder: Path, exact: boo
 
 
 def checkpoint_bytes(path: Path) -> int:
-    """The size of a checkpoint's weights: a folder's files, or one file."""
+    """Size of a checkpoint's weights: a folder's files, or one file."""
     endings = {".safetensors", ".bin", ".data"}  # the last two: OpenVINO's and ONNX's
     files = [f for f in path.iterdir() if f.suffix in endings] if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files)
 
 
 def exit_on_sigterm() -> None:
-    """Has a SIGTERM unwind this process: its workers are stopped, and would stay so for ever."""
+    """Turns SIGTERM into an exception, so that stopped workers are ended too."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

@@ -1,10 +1,10 @@
-"""A week's model of the course as a worker, the learner's or ours.
+"""Worker of a week's course model, the learner's or ours.
 
     python -m benchmark.systems.course_worker FOLDER --week 2 --solution mine
 
-Whose it is depends on the `tiny_llm` that this process imports. A learner's kernels may be plain
-loops, a hundred times as slow as ours, so every measurement here stops after a few seconds: a
-prompt that would take longer is measured by its first tokens, and the note says so.
+The owner depends on the `tiny_llm` that this process imports. A learner's kernels may be plain
+loops, a hundred times slower than ours, so every measurement stops after a few seconds; a longer
+prompt is measured by its first tokens, and the note says so.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from tiny_llm.sampler import make_sampler
 
 from .worker import DECODE_STEPS, UnsupportedError, serve, token_ids
 
-LIMIT_SECONDS = 2.0  # of one measurement, once it has a result
-PROMPT_SECONDS = 15.0  # a prompt that would take longer is not run whole
-SHORT_PROMPT = 4  # tokens of it that are run instead
+LIMIT_SECONDS = 2.0  # limit of a measurement that has a result
+PROMPT_SECONDS = 15.0  # longer prompts are truncated
+SHORT_PROMPT = 4  # tokens of a truncated prompt
 
 
 def best_seconds(run: Callable[[], object], most: int) -> float:
-    """The least seconds of at most `most` runs; no new one begins after the limit."""
+    """Minimum of at most `most` runs; none starts after the limit."""
     seconds: list[float] = []
     while len(seconds) < most and sum(seconds) < LIMIT_SECONDS:
         start = time.perf_counter()
@@ -42,25 +42,25 @@ def best_seconds(run: Callable[[], object], most: int) -> float:
 
 
 class Recomputing:
-    """Week 1's model: no cache, so a step computes the whole sequence again."""
+    """Week 1's model: no cache, each step recomputes the whole sequence."""
 
     def __init__(self, model: Any, args: Any):
         self._model = model
         self._vocab_size = args.vocab_size
 
     def prefill(self, tokens: int) -> None:
-        """Runs a prompt, up to the choice of its first new token."""
+        """Runs a prompt up to the choice of its first new token."""
         ids = token_ids(tokens, self._vocab_size)
         next(decode_by_recomputing(self._model, ids, make_sampler(0)))
 
     def step_of(self, batch: int, context: int) -> Callable[[], object]:
-        """A step of decoding.
+        """A decoding step.
 
         Raises:
             UnsupportedError: more than one sequence.
         """
         if batch > 1:
-            raise UnsupportedError("Week 1 answers one request at a time")
+            raise UnsupportedError("Week 1 supports one sequence")
         return lambda: self.prefill(context + 1)
 
 
@@ -68,16 +68,16 @@ class Cached(CachedModel):
     """Week 2's or Week 3's model."""
 
     def step_of(self, batch: int, context: int) -> Callable[[], object]:
-        """A step of decoding for sequences with a past."""
+        """A decoding step for sequences with a context."""
         sequences = self.sequences(batch, context, room=DECODE_STEPS + 2)
         return lambda: self.step(sequences)
 
 
 class CourseEngine:
-    """What the scoreboard measures of one tree at one week; see `System`.
+    """System of the scoreboard: one tree at one week; see `System`.
 
     Args:
-        folder: the checkpoint's.
+        folder: checkpoint folder.
         week: 1, 2 or 3.
         solution: "mine" or "tiny_llm".
     """
@@ -110,7 +110,7 @@ class CourseEngine:
         return {"seconds": best_seconds(lambda: self._model.prefill(tokens), 3)}
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
-        """See `System`. The mean of the steps, but for the first where there is time for more."""
+        """See `System`. Mean of the steps, without the first if time allows."""
         step = self._model.step_of(batch, context)
         try:
             start = time.perf_counter()

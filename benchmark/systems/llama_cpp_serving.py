@@ -1,7 +1,7 @@
-"""Serving with llama.cpp: continuous batching as its parallel example and its server do it.
+"""Continuous batching with llama.cpp, as in its parallel example and server.
 
-Every step has one token for each sequence that decodes, and fills up with prompts that are being
-computed, to the size of a batch. A sequence that ends leaves its place to the next request.
+Every step has one token per decoding sequence, and fills the batch with prompts in prefill. The
+slot of a finished sequence goes to the next request.
 """
 
 import time
@@ -15,13 +15,13 @@ from .llama_cpp_worker import UBATCH, Context
 
 @dataclass
 class Slot:
-    """A request in its place.
+    """A request in a slot.
 
     Attributes:
-        prompt: what of it is not computed yet.
-        remaining: tokens of the answer that are still to come.
-        token: the latest one.
-        length: tokens that llama.cpp has of it.
+        prompt: prompt tokens not yet computed.
+        remaining: output tokens still to generate.
+        token: latest token.
+        length: tokens in llama.cpp's cache.
     """
 
     prompt: list[int]
@@ -33,7 +33,7 @@ class Slot:
 def serve_requests(
     context: Context, prompts: Sequence[Sequence[int]], output_lens: Sequence[int], places: int
 ) -> dict[str, Any]:
-    """Serves all requests; the seconds it took and the tokens that came."""
+    """Runs all requests; returns the seconds and the number of output tokens."""
     waiting = deque(zip(prompts, output_lens, strict=True))
     slots: list[Slot | None] = [None] * places
     started = time.perf_counter()
@@ -55,7 +55,7 @@ def serve_requests(
 
 
 def plan(slots: Sequence[Slot | None]) -> tuple[list[tuple[int, int, int]], list[int], list[int]]:
-    """One step: (token, position, sequence) entries, which of them say a token, and whose it is."""
+    """One step: (token, position, sequence) entries, indices with outputs, and their slots."""
     entries: list[tuple[int, int, int]] = []
     outputs, speaking = [], []
     for place, slot in enumerate(slots):

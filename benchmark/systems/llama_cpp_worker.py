@@ -17,16 +17,16 @@ from typing import Any
 
 from .worker import DECODE_STEPS, decode_seconds, serve, token_ids
 
-UBATCH = 512  # llama.cpp's default: tokens computed together
+UBATCH = 512  # llama.cpp's default: tokens per micro-batch
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is tried out.
+    """A configuration to try.
 
     Attributes:
         flash: flash attention.
-        unified: one KV buffer for all sequences; of no consequence for one.
+        unified: one KV buffer for all sequences; irrelevant for one sequence.
     """
 
     flash: bool
@@ -38,7 +38,7 @@ class Setting:
 
 
 class Context:
-    """A context of llama.cpp: a KV cache for `batch` sequences of at most `length` tokens each."""
+    """A llama.cpp context: KV cache for `batch` sequences of at most `length` tokens."""
 
     def __init__(self, model: Any, threads: int, setting: Setting, batch: int, length: int):
         import llama_cpp
@@ -61,15 +61,15 @@ class Context:
         self._batch = llama_cpp.llama_batch_init(UBATCH, 0, 1)
 
     def prefill(self, tokens: int, sequence: int = 0) -> None:
-        """Replaces what a sequence holds by so many tokens, up to the choice of the next one."""
+        """Replaces a sequence by so many tokens, up to the choice of the next one."""
         self.run(token_ids(tokens, self._vocab_size), sequence)
 
     def run(self, ids: Sequence[int], sequence: int = 0, every: bool = False) -> list[int]:
-        """Replaces what a sequence holds by these tokens; the most likely token after the last.
+        """Replaces a sequence by these tokens; returns the most likely next token.
 
         Args:
             ids: tokens.
-            sequence: which one.
+            sequence: index of the sequence.
             every: return the most likely token after each of them.
         """
         self.cut(0, sequence)
@@ -83,27 +83,27 @@ class Context:
         return predicted
 
     def step(self, tokens: list[int]) -> list[int]:
-        """One token for each sequence; returns the next ones."""
+        """Appends one token per sequence; returns the next ones."""
         entries = [
             (token, self.length(sequence), sequence) for sequence, token in enumerate(tokens)
         ]
         return self.decode(entries, range(len(tokens)))
 
     def length(self, sequence: int = 0) -> int:
-        """How many tokens a sequence has."""
+        """Number of tokens of a sequence."""
         return self._api.llama_memory_seq_pos_max(self._memory, sequence) + 1
 
     def cut(self, length: int, sequence: int = 0) -> None:
-        """Forgets a sequence's tokens beyond `length`."""
+        """Truncates a sequence to `length` tokens."""
         self._api.llama_memory_seq_rm(self._memory, sequence, length, -1)
 
     def free(self) -> None:
-        """Gives up the memory."""
+        """Frees the memory."""
         self._api.llama_batch_free(self._batch)
         self._api.llama_free(self._context)
 
     def decode(self, entries: list[tuple[int, int, int]], outputs: Sequence[int]) -> list[int]:
-        """Runs (token, position, sequence) entries; the likeliest token after each of `outputs`."""
+        """Runs (token, position, sequence) entries; returns each output's most likely token."""
         import numpy as np
 
         batch = self._batch
@@ -162,7 +162,7 @@ class LlamaCpp:
         return self._measure_fastest("prefill", 1, tokens, measure)
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
-        """See `System`. A past that is there already, from a prefill or before, is used again."""
+        """See `System`. Reuses the context of an earlier prefill or decode."""
 
         def measure(setting: Setting) -> float:
             sequences = self._context(setting, batch, context)
@@ -183,7 +183,7 @@ class LlamaCpp:
     def serve(self, prompts: Any, output_lens: Any, places: int) -> dict[str, Any]:
         """Requests through continuous batching: {"seconds": …, "tokens": …, "note": …}.
 
-        The setting is the one that is fastest on as many requests as there are places.
+        Uses the fastest setting for one request per slot.
         """
         from .llama_cpp_serving import serve_requests
 
@@ -201,12 +201,12 @@ class LlamaCpp:
         return {"seconds": seconds, "note": str(fastest), "tokens": sum(output_lens)}
 
     def predict(self, ids: list[int]) -> dict[str, Any]:
-        """The most likely token after each of a text's tokens."""
+        """Most likely token after each of a text's tokens."""
         context = self._context(Setting(flash=True, unified=False), 1, 512)
         return {"tokens": context.run(ids, every=True)}
 
     def _measure_fastest(self, kind: str, batch: int, tokens: int, measure: Any) -> dict[str, Any]:
-        """Measures with the setting that was fastest the first time, or tries them all."""
+        """Measures with the setting that was fastest before, or tries all."""
         key = (kind, batch, tokens)
         if key in self._fastest:
             return {"seconds": measure(self._fastest[key]), "note": self._notes[key]}
@@ -234,7 +234,7 @@ class LlamaCpp:
 
 
 def silence(llama_cpp: Any) -> Any:
-    """Keeps llama.cpp from reporting each tensor; what is returned must live as long as it runs."""
+    """Silences llama.cpp's log; keep the returned object alive."""
 
     @llama_cpp.llama_log_callback
     def ignore(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:

@@ -17,7 +17,7 @@ FEW_TOKENS = 8
 
 
 class MlxLm:
-    """The model of a checkpoint's folder."""
+    """Model of a checkpoint folder."""
 
     def __init__(self, folder: Path):
         import mlx.core as mx

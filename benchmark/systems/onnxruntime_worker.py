@@ -19,7 +19,7 @@ SCALE_BITS = 32
 
 
 class OnnxRuntime:
-    """A folder of the model builder's."""
+    """Model in a folder of the model builder."""
 
     def __init__(self, folder: Path, exact: bool = False):
         import numpy as np
@@ -48,11 +48,11 @@ class OnnxRuntime:
         return {"seconds": time.perf_counter() - start}
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
-        """See `System`; the past is a prompt that was prefilled."""
+        """See `System`; the context is a prefilled prompt."""
         return {"seconds": decode_seconds(self._begin(batch, context).generate_next_token)}
 
     def answer(self, ids: list[int], tokens: int) -> dict[str, Any]:
-        """The greedy answer to a prompt: {"tokens": …, "never": tokens that it cannot have}."""
+        """Greedy answer to a prompt: {"tokens": …, "never": tokens that cannot occur}."""
         generator = self._generator([ids], tokens)
         for _ in range(tokens - 1):
             generator.generate_next_token()
@@ -61,14 +61,14 @@ class OnnxRuntime:
         return {"tokens": chosen, "never": ends if isinstance(ends, list) else [ends]}
 
     def _begin(self, batch: int, tokens: int) -> Any:
-        """A generator for prompts of so many tokens."""
+        """Generator for prompts of so many tokens."""
         return self._generator([token_ids(tokens, self._vocab_size)] * batch, DECODE_STEPS + 8)
 
     def _generator(self, prompts: list[list[int]], new_tokens: int) -> Any:
-        """A generator that has computed prompts of one length and their next tokens."""
+        """Generator that has computed prompts of one length and their next tokens."""
         length = len(prompts[0]) + new_tokens
         parameters = self._api.GeneratorParams(self._model)
-        # The end tokens of the folder mean nothing here: no sequence ends early.
+        # Ignore the folder's EOS tokens: no sequence ends early.
         parameters.set_search_options(
             max_length=length, min_length=length, batch_size=len(prompts), do_sample=False
         )
@@ -79,7 +79,7 @@ class OnnxRuntime:
 
 
 def export(source: Path, folder: Path, exact: bool) -> None:
-    """Writes ONNX Runtime's folder for a plain Hugging Face one."""
+    """Exports an unquantized Hugging Face folder to ONNX Runtime's format."""
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source)]
     command += ["-o", str(folder), "-p", "int4", "-e", "cpu", "-c", str(folder / "cache")]
     level = 1 if exact else 4

@@ -26,7 +26,7 @@ EXACT = {
 
 
 class OpenVino:
-    """A folder of OpenVINO's, through the pipeline that serves batches."""
+    """Model in an OpenVINO folder, through the pipeline for batches."""
 
     def __init__(self, folder: Path, exact: bool = False):
         import numpy as np
@@ -36,9 +36,9 @@ class OpenVino:
         self._np, self._openvino, self._api = np, openvino, openvino_genai
         threads = num_threads()
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.enable_prefix_caching = False  # each prompt is measured more than once
+        scheduler.enable_prefix_caching = False  # prompts are repeated
         scheduler.cache_size = CACHE_GIGABYTES
-        scheduler.max_num_batched_tokens = 8192  # a prompt at once
+        scheduler.max_num_batched_tokens = 8192  # a whole prompt per step
         self._pipeline: Any = openvino_genai.LLMPipeline(
             str(folder),
             "CPU",
@@ -62,12 +62,12 @@ class OpenVino:
         return {"seconds": seconds}
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
-        """See `System`; the past is a prompt that was prefilled."""
+        """See `System`; the context is a prefilled prompt."""
         seconds, first = self._time(batch, context, DECODE_STEPS)
         return {"seconds": (seconds - first) / (DECODE_STEPS - 1)}
 
     def answer(self, ids: list[int], tokens: int) -> dict[str, Any]:
-        """The greedy answer to a prompt: {"tokens": …, "never": tokens that it cannot have}."""
+        """Greedy answer to a prompt: {"tokens": …, "never": tokens that cannot occur}."""
         return {"tokens": list(self._generate([ids], tokens).tokens[0]), "never": []}
 
     def _time(self, batch: int, tokens: int, new_tokens: int) -> tuple[float, float]:
@@ -79,7 +79,7 @@ class OpenVino:
         return seconds, result.perf_metrics.get_ttft().mean / 1000
 
     def _generate(self, prompts: list[list[int]], new_tokens: int) -> Any:
-        """The greedy answers of so many tokens to prompts of one length."""
+        """Greedy answers of a given length to prompts of one length."""
         ids = self._np.array(prompts, self._np.int64)
         mask = self._np.ones_like(ids)
         inputs = self._api.TokenizedInputs(self._openvino.Tensor(ids), self._openvino.Tensor(mask))
@@ -89,7 +89,7 @@ class OpenVino:
 
 
 def export(source: Path, folder: Path, exact: bool) -> None:
-    """Writes OpenVINO's folder for a plain Hugging Face one; it serves both settings."""
+    """Exports an unquantized Hugging Face folder to OpenVINO's format, for both settings."""
     from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
     config = OVWeightQuantizationConfig(

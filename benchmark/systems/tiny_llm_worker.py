@@ -11,10 +11,10 @@ from .worker import DECODE_STEPS, decode_seconds, serve
 
 
 class TinyLlm:
-    """The model of a checkpoint's folder. `flash` is as in `benchmark.model_driver.Week2`."""
+    """Model of a checkpoint folder; `flash` as in `benchmark.model_driver.Week2`."""
 
     def __init__(self, folder: Path, flash: bool | None):
-        # Here, so that loading counts from the call, as in the other workers.
+        # Imported here to count in the load time, as in the other workers.
         from benchmark.model_driver import Week2
         from tiny_llm import kernels
 

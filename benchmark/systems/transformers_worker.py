@@ -10,7 +10,7 @@ from .worker import decode_seconds, serve, token_ids
 
 
 class Transformers:
-    """The model of a plain bfloat16 folder, with transformers' defaults: SDPA, dynamic cache."""
+    """Model of a bfloat16 folder, with transformers' defaults: SDPA, dynamic cache."""
 
     def __init__(self, folder: Path):
         os.environ["HF_HUB_OFFLINE"] = "1"

@@ -1,7 +1,7 @@
-"""The inside of a worker's process: loads a system, then measures what the parent asks for.
+"""Worker side of a process: loads a system and serves measurement requests.
 
-Requests and replies are lines of JSON on standard input and output; whatever a library prints goes
-to standard error.
+Requests and replies are lines of JSON on standard input and output; library output goes to standard
+error.
 """
 
 import argparse
@@ -19,29 +19,29 @@ DECODE_SECONDS = 2.0
 
 
 class System(Protocol):
-    """What a worker can be asked.
+    """Interface of a worker's system.
 
     Attributes:
         about: version and settings, for the report.
-        weight_bits: of a weight in memory, scales included.
+        weight_bits: bits per weight in memory, scales included.
     """
 
     about: str
     weight_bits: float
 
     def prefill(self, tokens: int) -> dict[str, Any]:
-        """Runs a prompt of so many tokens: {"seconds": …}, maybe with a "note"."""
+        """Runs a prompt of so many tokens: {"seconds": …}, optionally with a "note"."""
 
     def decode(self, batch: int, context: int) -> dict[str, Any]:
-        """Decodes tokens for sequences with a past: {"seconds": … a step}, maybe with a "note"."""
+        """Decodes sequences with a context: {"seconds": … per step}, optionally with a "note"."""
 
 
 class UnsupportedError(Exception):
-    """The system is not measured at this; the sentence says why."""
+    """The system does not support this measurement; the message has the reason."""
 
 
 def serve(load: Callable[[], System]) -> None:
-    """Loads, reports that the first token was there, and answers requests until the input ends.
+    """Loads the system, reports the first token, and serves requests until EOF.
 
     Args:
         load: loads the system and computes one token.
@@ -67,13 +67,13 @@ def serve(load: Callable[[], System]) -> None:
             if request["kind"] == "prefill":
                 reply(system.prefill(request["tokens"]))
             elif request["kind"] == "predict":
-                predict: Any = getattr(system, "predict", None)  # llama.cpp's has it
+                predict: Any = getattr(system, "predict", None)  # llama.cpp only
                 reply(predict(request["ids"]))
             elif request["kind"] == "answer":
-                answer: Any = getattr(system, "answer", None)  # OpenVINO and ONNX Runtime have it
+                answer: Any = getattr(system, "answer", None)  # OpenVINO and ONNX Runtime only
                 reply(answer(request["ids"], request["tokens"]))
             elif request["kind"] == "serve":
-                serving: Any = getattr(system, "serve", None)  # llama.cpp's has it
+                serving: Any = getattr(system, "serve", None)  # llama.cpp only
                 reply(serving(request["prompts"], request["output_lens"], request["places"]))
             else:
                 reply(system.decode(request["batch"], request["tokens"]))
@@ -88,17 +88,19 @@ def serve_or_export(
     load: Callable[[Path, bool], System],
     export: Callable[[Path, Path, bool], None],
 ) -> None:
-    """The command of a system that quantizes a plain folder with an exporter of its own.
+    """Command of a system with its own exporter for unquantized folders.
 
     Args:
-        description: for --help.
-        load: (exported folder, exact) -> the system, which has computed one token.
-        export: (plain folder, exported folder, exact) -> writes the second.
+        description: text of --help.
+        load: (exported folder, exact) -> the system, after one token.
+        export: (unquantized folder, exported folder, exact) -> writes the latter.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--export", type=Path, metavar="SOURCE", help="make the folder from this")
-    parser.add_argument("--exact", action="store_true", help="do not round activations to 8 bits")
+    parser.add_argument("--export", type=Path, metavar="SOURCE", help="export this folder first")
+    parser.add_argument(
+        "--exact", action="store_true", help="float32 activations instead of 8 bits"
+    )
     arguments = parser.parse_args()
     if arguments.export is not None:
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -108,23 +110,23 @@ def serve_or_export(
 
 
 def num_threads() -> int:
-    """How many threads the parent wants a system to use."""
+    """Number of threads requested by the parent."""
     return int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had resident so far."""
-    # Not getrusage where that can be: on Linux it counts the parent at the time of the fork.
+    """Peak resident memory of this process."""
+    # On Linux, not getrusage: it includes the parent's memory at the fork.
     return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def resident_bytes() -> int:
-    """The memory that this process has resident now; 0 where the system does not say (macOS)."""
+    """Resident memory of this process; 0 on macOS."""
     return _status_bytes("VmRSS")
 
 
 def _status_bytes(name: str) -> int:
-    """A line of Linux's /proc/self/status; 0 if there is none."""
+    """A line of Linux's /proc/self/status; 0 if missing."""
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():
         if line.startswith(f"{name}:"):
@@ -133,7 +135,7 @@ def _status_bytes(name: str) -> int:
 
 
 def decode_seconds(step: Callable[[], object]) -> float:
-    """Seconds of one decode step: the mean of many, after one that does not count."""
+    """Mean seconds per decoding step, after a warm-up step."""
     step()
     start = time.perf_counter()
     for count in range(1, DECODE_STEPS + 1):
@@ -145,5 +147,5 @@ def decode_seconds(step: Callable[[], object]) -> float:
 
 
 def token_ids(count: int, vocab_size: int) -> list[int]:
-    """Token ids that no tokenizer chose, the same in every system."""
+    """Token ids, the same for every system."""
     return [(13 + 7919 * i) % vocab_size for i in range(count)]

@@ -86,8 +86,8 @@ def test_a_connection_that_the_server_has_closed_is_opened_again():
     ("reply", "reason"),
     [
         (b"HTTP/1.1 429 Too Many\r\n\r\nfull", "429 Too Many"),
-        (HEAD + chunks(EVENTS), "before it was finished"),
-        (HEAD + chunks(EVENTS, END), "before it was finished"),
+        (HEAD + chunks(EVENTS), "before the end of the response"),
+        (HEAD + chunks(EVENTS, END), "before the end of the response"),
     ],
 )
 def test_an_answer_that_is_not_whole_is_an_error(reply, reason):

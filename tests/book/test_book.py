@@ -48,11 +48,11 @@ def test_a_solution_is_folded(chapter):
     ("line", "message"),
     [
         ("{{ include src/tiny_llm/basics.py function nothing }}", "no function or class nothing"),
-        ("{{ include src/nothing.py file }}", "there is no file"),
+        ("{{ include src/nothing.py file }}", "does not exist"),
         ("{{ figure nothing: a picture }}", "book/diagrams has no function nothing"),
-        ("{{ paste something }}", "'paste' is no directive"),
-        ("text {{ include x }}", "a line of its own"),
-        ("[file](src:src/nothing.py)", "there is no file src/nothing.py"),
+        ("{{ paste something }}", "unknown directive 'paste'"),
+        ("text {{ include x }}", "must be on its own line"),
+        ("[file](src:src/nothing.py)", "file src/nothing.py does not exist"),
     ],
 )
 def test_what_cannot_be_expanded_names_chapter_and_line(chapter, line, message):
@@ -157,7 +157,7 @@ def test_blocks_and_their_words(chapter):
 
 
 def test_output_needs_a_command(chapter):
-    with pytest.raises(BookError, match="not runnable"):
+    with pytest.raises(BookError, match="without a runnable block"):
         list(commands_of(chapter("```text output\nx\n```\n")))
 
 
@@ -181,7 +181,7 @@ def test_printed_and_expected(printed, expected, same):
     [
         ("```sh runnable\necho wrong >&2; exit 3\n```\n", "exit status 3\nwrong"),
         ("```python runnable\nprint(1)\n```\n```text output\n2\n```\n", "printed\n1\n"),
-        ("```ruby runnable\nputs 1\n```\n", "'ruby' cannot be run"),
+        ("```ruby runnable\nputs 1\n```\n", "language 'ruby' is not runnable"),
     ],
 )
 def test_commands_that_fail_are_reported_with_their_place(chapter, text, message):

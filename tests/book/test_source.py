@@ -129,7 +129,7 @@ def test_a_function_of_cpp_is_its_definition_with_the_comment_above(cpp_file):
         ("function", "triple", "no function or class triple"),
         ("function", "Circle.diameter", "no function or class Circle.diameter"),
         ("task", "1.1.1", r"no marker \[task 1.1.1\]"),
-        ("paragraph", "", "no kind of piece"),
+        ("paragraph", "", "unknown kind 'paragraph'"),
     ],
 )
 def test_what_is_not_there_is_an_error(python_file, kind, name, message):
@@ -145,5 +145,5 @@ def test_a_task_that_is_not_closed_is_an_error(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(BookError, match="there is no file"):
+    with pytest.raises(BookError, match="does not exist"):
         piece(tmp_path / "none.py", "file")

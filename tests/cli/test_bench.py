@@ -49,7 +49,14 @@ def test_table_and_json(capsys):
     assert 0 < result["ttft_ms_median"] <= result["ttft_ms_p95"]
     assert 0 < result["itl_ms_median"] <= result["itl_ms_p95"]
     assert result["peak_memory_gb"] > 0
-    for word in ("prompt", "output", "total", "first token", "between tokens", "peak memory"):
+    for word in (
+        "prompt",
+        "output",
+        "total",
+        "time to first token",
+        "inter-token latency",
+        "peak memory",
+    ):
         assert word in out
 
 

@@ -21,7 +21,7 @@ def test_as_a_module():
     command = [sys.executable, "-m", "tiny_llm", "main", *FRANCE, "--max-tokens", "0"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2
-    assert result.stderr.startswith("python -m tiny_llm main: --max-tokens is 0")
+    assert result.stderr.startswith("python -m tiny_llm main: argument --max-tokens: must be")
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])

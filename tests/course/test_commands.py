@@ -248,7 +248,7 @@ def test_reveal_finds_its_way_by_the_markers(tree, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--week", "1", "--day", "9"], "there is no day 1.9"),
+        (["--week", "1", "--day", "9"], "unknown day 1.9"),
         (["--week", "1", "--day", "1", "--task", "7"], "week 1, day 1 has no task 7; it has 1, 2"),
     ],
 )
@@ -262,7 +262,7 @@ def test_without_a_tree(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("TINY_LLM_MINE", str(tmp_path / "none"))
     with pytest.raises(SystemExit):
         reveal.main(["--week", "1", "--day", "1"])
-    assert "`pdm run start-course` writes one" in capsys.readouterr().err
+    assert "`pdm run start-course` creates it" in capsys.readouterr().err
 
 
 def test_whose_code(tree, monkeypatch, tmp_path):

@@ -65,7 +65,7 @@ def test_days_and_tasks_are_numbered_in_order():
 
 
 def test_a_day_that_is_not():
-    with pytest.raises(LookupError, match=r"no day 1\.9; the days: 1\.1, 1\.2"):
+    with pytest.raises(LookupError, match=r"unknown day 1\.9; give one of 1\.1, 1\.2"):
         day_of(1, 9)
 
 
@@ -108,11 +108,11 @@ GOOD = "def f(x):\n    # [task 1.1.1 a]\n    y = x\n    return y\n    # [/task 1
         ("# [/task 1.1.1]\n", r"closes nothing; nothing is open"),
         ("# [task 1.1.1]\n# [/task 1.1.2]\n", r"here.py:2: .* closes nothing; \[task 1.1.1\] is"),
         ("# [task 1.1.1]\n# [task 1.1.2]\n", r"begins inside \[task 1.1.1\] of line 1"),
-        ("# [task 1.1.9]\n# [/task 1.1.9]\n", r"the course has no task 1.1.9"),
-        ("# [task 1.1]\n# [/task 1.1]\n", "is not of the form"),
-        ("# [task 1.1.1 Big Name]\n# [/task 1.1.1 Big Name]\n", "is not of the form"),
-        ("x = 1  # [task 1.1.1]\n", "looks like a marker"),
-        ("# [ task 1.1.1]\n", "looks like a marker"),
+        ("# [task 1.1.9]\n# [/task 1.1.9]\n", r"unknown task 1.1.9"),
+        ("# [task 1.1]\n# [/task 1.1]\n", "must have the form"),
+        ("# [task 1.1.1 Big Name]\n# [/task 1.1.1 Big Name]\n", "must have the form"),
+        ("x = 1  # [task 1.1.1]\n", "a marker must be a comment on its own line"),
+        ("# [ task 1.1.1]\n", "a marker must be a comment on its own line"),
         ("# [solution only]\n", r"\[solution only\] is never closed"),
     ],
 )

@@ -95,10 +95,10 @@ def test_answers_from_the_keyboard(tree, monkeypatch, capsys, without_tests):
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["--day", "9.9"], "there is no day 9.9"),
-        (["--day", "two"], "--day is 'two'; it is week and day, such as 2.4"),
-        (["--day", "2.1", "--count", "0"], "--count is 0; it must be at least 1"),
-        (["--day", "2.1", "--answer", "b"], "'b' is not numbers such as 2,1,4"),
+        (["--day", "9.9"], "unknown day 9.9"),
+        (["--day", "two"], "--day must be week.day, such as 2.4, got 'two'"),
+        (["--day", "2.1", "--count", "0"], "--count must be at least 1, got 0"),
+        (["--day", "2.1", "--answer", "b"], "must be numbers such as 2,1,4, got 'b'"),
     ],
 )
 def test_what_cannot_be_asked(argv, told, capsys):

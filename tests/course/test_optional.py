@@ -70,7 +70,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(SystemExit):
         moe_demo.main([str(tmp_path)])
-    assert "is there already, and no checkpoint" in capsys.readouterr().err
+    assert "exists and is not a checkpoint" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

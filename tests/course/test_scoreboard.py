@@ -102,7 +102,7 @@ def test_the_history_gives_back_what_it_was_given(tmp_path):
     (entry,) = history.entries(tmp_path, "scoreboard")
     assert Score.from_json(entry) == Score.from_json({**NOW.as_json(), "when": written["when"]})
     history.history_file(tmp_path).write_text('{"kind": "x"}\nno JSON\n')
-    with pytest.raises(ValueError, match=r"history.jsonl:2 is not a line of JSON"):
+    with pytest.raises(ValueError, match=r"history.jsonl:2 is not JSON"):
         history.entries(tmp_path, "guess")
 
 

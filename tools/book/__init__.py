@@ -1,12 +1,12 @@
-"""How the book is built and checked: chapters in `book/pages`, the site in `build/book/site`.
+"""Builds and checks the book: chapters in `book/pages`, the site in `build/book/site`.
 
-source.py    pieces of the project's source files, by task, function or signature
-chapters.py  the chapters, their headings, code blocks and tasks
-task_locations.py    where a task's learner writes, from the markers
-expand.py    what is written in double braces, replaced by code and figures
-links.py     every link of the built site
-commands.py  code blocks that say they can be run, run
-tasks.py     the chapters' tasks beside the tests'
+source.py    excerpts of source files, by task, function or signature
+chapters.py  chapters: headings, code blocks and tasks
+task_locations.py    files and functions of a task, from the markers
+expand.py    expands directives to code and figures
+links.py     checks the links of the built site
+commands.py  runs runnable code blocks
+tasks.py     compares the chapters' tasks with the tests'
 build.py     pdm run book, pdm run book-build
 check.py     pdm run book-check
 """
@@ -20,4 +20,4 @@ BUILD = ROOT / "build" / "book"
 
 
 class BookError(Exception):
-    """Something in a chapter that cannot be: its message says where, and what."""
+    """An error in a chapter, with its location."""

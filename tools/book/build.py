@@ -1,4 +1,4 @@
-"""`pdm run book-build` builds the book, `pdm run book` also serves it and builds after changes."""
+"""`pdm run book-build` builds the book; `pdm run book` also serves and rebuilds it."""
 
 import argparse
 import importlib.util
@@ -14,17 +14,17 @@ from . import BOOK, BUILD, ROOT, BookError
 from .expand import expand_all
 from .links import broken_links
 
-CONFIG = BUILD / "zensical.toml"  # a copy: Zensical writes nowhere but beside its configuration
+CONFIG = BUILD / "zensical.toml"  # a copy, since Zensical writes beside its configuration
 
 
 def build() -> Path:
-    """Builds the site and checks every link in it.
+    """Builds the site and checks all its links.
 
     Returns:
-        Its folder.
+        The site's folder.
 
     Raises:
-        BookError: a directive, a link or an anchor leads nowhere, or Zensical warns of anything.
+        BookError: a broken directive, link or anchor, or a warning of Zensical.
     """
     prepare()
     done = subprocess.run(
@@ -44,7 +44,7 @@ def build() -> Path:
 
 
 def serve(address: str) -> None:
-    """Serves the book until Ctrl-C; a changed chapter, figure or source file shows at once."""
+    """Serves the book until Ctrl-C and rebuilds on changes of chapters, figures and sources."""
     prepare()
     threading.Thread(target=_expand_after_changes, daemon=True).start()
     subprocess.run(
@@ -54,22 +54,22 @@ def serve(address: str) -> None:
 
 
 def prepare() -> None:
-    """Puts the expanded pages and the configuration where Zensical reads them.
+    """Writes the expanded pages and the configuration for Zensical.
 
     Raises:
         BookError: Zensical is not installed, or a chapter cannot be expanded.
     """
     if importlib.util.find_spec("zensical") is None:
         raise BookError(
-            "the book is built by Zensical, which is not installed here: it needs Python 3.11 or "
-            "later, and `pdm install` brings it."
+            "the book requires Zensical, which is not installed; it needs Python 3.11 or "
+            "later: run `pdm install`."
         )
     expand_all()
     shutil.copyfile(BOOK / "zensical.toml", CONFIG)
 
 
 def _expand_after_changes() -> None:
-    """Expands the chapters whenever one of them, or a file that they may show, has changed."""
+    """Re-expands the chapters when a chapter or an included file changes."""
     watched = [BOOK, ROOT / "src", ROOT / "tools", ROOT / "benchmark"]
     before = time.time()
     while True:
@@ -90,9 +90,9 @@ def _expand_after_changes() -> None:
 
 
 def main() -> int:
-    """Parses the flags; an error is a sentence and exit status 1."""
+    """Runs the command. Exit status: 0, or 1 after an error, printed as one sentence."""
     parser = argparse.ArgumentParser(prog="book", description=__doc__)
-    parser.add_argument("--serve", action="store_true", help="serve it, and build after changes")
+    parser.add_argument("--serve", action="store_true", help="serve and rebuild on changes")
     parser.add_argument("--address", default="localhost:8000", metavar="HOST:PORT")
     args = parser.parse_args()
     try:

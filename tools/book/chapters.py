@@ -1,4 +1,4 @@
-"""The chapters as they are written: code blocks, tasks, and which day a chapter is."""
+"""Source chapters: code blocks, tasks, and the day of each chapter."""
 
 import re
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ TASK = re.compile(r"^## Task (\d+)\b(.*)$")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of code.
+    """A fenced code block.
 
     Attributes:
-        language: the first word after the fence.
-        words: the other words: `runnable`, `output`.
-        text: its lines, without their common indentation.
-        line: of the opening fence, from 1.
+        language: first word after the fence.
+        words: remaining words: `runnable`, `output`.
+        text: lines without their common indentation.
+        line: line number of the opening fence, from 1.
     """
 
     language: str
@@ -30,21 +30,21 @@ class Block:
 
 
 def chapters() -> list[Path]:
-    """All chapters, in the order of their names."""
+    """All chapters, sorted by name."""
     return sorted(PAGES.rglob("*.md"))
 
 
 def where(chapter: Path, line: int) -> str:
-    """`week1/day1.md:12`, for messages."""
+    """Location for messages: `week1/day1.md:12`."""
     name = chapter.relative_to(PAGES) if chapter.is_relative_to(PAGES) else chapter.name
     return f"{name}:{line}"
 
 
 def blocks(chapter: Path) -> Iterator[Block]:
-    """The fenced blocks of a chapter.
+    """Fenced blocks of a chapter.
 
     Raises:
-        BookError: one is not closed.
+        BookError: an unclosed block.
     """
     lines = chapter.read_text(encoding="utf-8").splitlines()
     number = 0
@@ -57,7 +57,7 @@ def blocks(chapter: Path) -> Iterator[Block]:
         while number < len(lines) and lines[number].strip() != opening[2]:
             number += 1
         if number == len(lines):
-            raise BookError(f"{where(chapter, first)}: this block of code is not closed")
+            raise BookError(f"{where(chapter, first)}: unclosed code block")
         words = opening[3].split()
         indent = len(opening[1])
         text = "\n".join(line[indent:] for line in lines[first:number])
@@ -66,13 +66,13 @@ def blocks(chapter: Path) -> Iterator[Block]:
 
 
 def day_of(chapter: Path) -> tuple[int, int] | None:
-    """(week, day) of a chapter of the course; None for the others."""
+    """(week, day) of a course chapter; None for other pages."""
     day = DAY.search(chapter.read_text(encoding="utf-8"))
     return (int(day[1]), int(day[2])) if day else None
 
 
 def tasks_of(chapter: Path) -> dict[int, int]:
-    """The numbers of a chapter's tasks, and the lines of their headings."""
+    """Task numbers of a chapter, with the lines of their headings."""
     lines = chapter.read_text(encoding="utf-8").splitlines()
     found = ((number, TASK.match(line)) for number, line in enumerate(lines, start=1))
     return {int(task[1]): number for number, task in found if task}

@@ -1,4 +1,4 @@
-"""`pdm run book-check`: the book builds, its commands run, its tasks have tests, its spelling."""
+"""`pdm run book-check`: build, links, commands, tasks and spelling of the book."""
 
 import argparse
 import subprocess
@@ -11,10 +11,10 @@ from .tasks import check_all
 
 
 def check_spelling() -> None:
-    """Raises the misspellings that codespell knows.
+    """Runs codespell.
 
     Raises:
-        BookError: there are some.
+        BookError: misspellings.
     """
     done = subprocess.run(
         [
@@ -35,9 +35,9 @@ def check_spelling() -> None:
 
 
 def main() -> int:
-    """Runs every check; the first that fails ends it with exit status 1."""
+    """Runs every check. Exit status: 0, or 1 at the first failure."""
     parser = argparse.ArgumentParser(prog="book-check", description=__doc__)
-    parser.add_argument("--no-run", action="store_true", help="do not run the runnable commands")
+    parser.add_argument("--no-run", action="store_true", help="skip the runnable commands")
     args = parser.parse_args()
     try:
         check_spelling()
@@ -47,7 +47,7 @@ def main() -> int:
     except BookError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"nothing is wrong with the book; {count} of its commands were run")
+    print(f"the book is correct; {count} of its commands ran")
     return 0
 
 

@@ -1,11 +1,11 @@
-"""Runs the code blocks that say they can be run, and compares what they print.
+"""Runs the book's runnable code blocks and compares their output.
 
-    ```sh runnable                 every line has to succeed, from the root of the tree
+    ```sh runnable                 every line must succeed, from the root of the tree
     ```python runnable             the same in Python
-    ```sh runnable clang           the same, where there is a clang for the Metal emulator
-    ```text output                 after one of them: what it must print; … stands for anything
+    ```sh runnable clang           the same, only with a clang for the Metal emulator
+    ```text output                 expected output of the preceding block; … matches anything
 
-Standard output alone is compared. `pdm` is the project's own.
+Only standard output is compared. `pdm` is the project's.
 """
 
 import os
@@ -24,17 +24,17 @@ from tools.metal_emulator import has_clang
 from . import ROOT, BookError
 from .chapters import Block, blocks, chapters, where
 
-TIMEOUT = 120  # seconds for one block
+TIMEOUT = 120  # seconds per block
 
 
 @dataclass(frozen=True)
 class Command:
-    """A block that can be run, and what it must print, if the chapter says.
+    """A runnable block and its expected output, if any.
 
     Attributes:
-        chapter: where it stands.
+        chapter: file of the block.
         block: the code.
-        output: what follows it, or None.
+        output: expected output, or None.
     """
 
     chapter: Path
@@ -43,7 +43,7 @@ class Command:
 
 
 def commands_of(chapter: Path) -> Iterator[Command]:
-    """A chapter's runnable blocks, each with the output block that follows it."""
+    """Runnable blocks of a chapter with their output blocks."""
     found = list(blocks(chapter))
     for index, block in enumerate(found):
         if "runnable" in block.words:
@@ -51,14 +51,14 @@ def commands_of(chapter: Path) -> Iterator[Command]:
             has_output = after is not None and "output" in after.words
             yield Command(chapter, block, after.text if after and has_output else None)
         elif "output" in block.words and (index == 0 or "runnable" not in found[index - 1].words):
-            raise BookError(f"{where(chapter, block.line)}: output of a block that is not runnable")
+            raise BookError(f"{where(chapter, block.line)}: output block without a runnable block")
 
 
 def run(command: Command) -> None:
     """Runs one block.
 
     Raises:
-        BookError: it failed, or printed something else than the chapter says.
+        BookError: it failed, or its output differs.
     """
     place = where(command.chapter, command.block.line)
     if command.block.language == "python":
@@ -66,7 +66,9 @@ def run(command: Command) -> None:
     elif command.block.language == "sh":
         arguments = ["bash", "-euo", "pipefail", "-c", command.block.text]
     else:
-        raise BookError(f"{place}: '{command.block.language}' cannot be run; sh and python can")
+        raise BookError(
+            f"{place}: language '{command.block.language}' is not runnable; use sh or python"
+        )
     with tempfile.TemporaryDirectory() as folder:
         pdm = Path(folder) / "pdm"
         pdm.write_text(f'#!/bin/sh\nexec "{ROOT}/pdmw" "$@"\n')
@@ -74,7 +76,7 @@ def run(command: Command) -> None:
         environment = {
             **os.environ,
             "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
-            "TINY_LLM_MINE": f"{folder}/mine",  # there is none: the commands work on the solution
+            "TINY_LLM_MINE": f"{folder}/mine",  # does not exist: the commands use the solution
         }
         try:
             done = subprocess.run(
@@ -87,7 +89,7 @@ def run(command: Command) -> None:
                 stdin=subprocess.DEVNULL,
             )
         except subprocess.TimeoutExpired as error:
-            raise BookError(f"{place}: not done after {TIMEOUT} seconds") from error
+            raise BookError(f"{place}: timeout after {TIMEOUT} seconds") from error
     if done.returncode != 0:
         raise BookError(f"{place}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
     if command.output is not None and not matches(done.stdout, command.output):
@@ -95,7 +97,7 @@ def run(command: Command) -> None:
 
 
 def matches(printed: str, expected: str) -> bool:
-    """Whether a program printed what was expected; … stands for anything, lines included."""
+    """Whether the output is as expected; … matches anything, newlines included."""
     parts = [re.escape(part) for part in _trimmed(expected).split("…")]
     return re.fullmatch(".*".join(parts), _trimmed(printed), re.DOTALL) is not None
 
@@ -105,16 +107,16 @@ def _trimmed(text: str) -> str:
 
 
 def run_all() -> int:
-    """Runs every runnable block of every chapter, two at a time, and says how long each took.
+    """Runs all runnable blocks, two at a time, and prints their times.
 
     Returns:
-        How many there were.
+        Number of blocks.
     """
     commands = [command for chapter in chapters() for command in commands_of(chapter)]
     if not has_clang():
         needing = [command for command in commands if "clang" in command.block.words]
         commands = [command for command in commands if command not in needing]
-        print(f"{len(needing)} commands need clang 19 and are not run")
+        print(f"{len(needing)} commands require clang 19 and are skipped")
     with ThreadPoolExecutor(max_workers=2) as pool:
         for command, seconds in zip(commands, pool.map(_timed, commands), strict=True):
             print(f"{where(command.chapter, command.block.line)}: {seconds:.1f} s", flush=True)

@@ -1,13 +1,13 @@
-"""Expands the chapters: what stands in double braces becomes code or a figure.
+"""Expands directives in double braces to code, figures and notes.
 
-    {{ include src/tiny_llm/basics.py function softmax }}    a piece of source, see source.py
-    {{ solution src/tiny_llm/basics.py function softmax }}   the same, folded away
+    {{ include src/tiny_llm/basics.py function softmax }}    an excerpt, see source.py
+    {{ solution src/tiny_llm/basics.py function softmax }}   the same, collapsed
     {{ figure attention_shapes: The shapes of attention. }}  a drawing of book/diagrams
     {{ awaited 2.3.3: The kernel is not there yet. }}        a note while a task is in tasks.PENDING
 
-Under the heading of a task comes where to write, from the markers in the sources. A link to
-`src:PATH` becomes one to a page with that file. `runnable`, `clang` and `output` after a fence are
-for commands.py and are taken away. Whatever does not exist is an error that names chapter and line.
+A task's heading is followed by its files and functions, from the markers in the sources. A link to
+`src:PATH` points to a page with that file. `runnable`, `clang` and `output` after a fence, which
+are for commands.py, are removed. Errors have chapter and line.
 """
 
 import html
@@ -28,22 +28,22 @@ from .source import LANGUAGES, piece
 from .task_locations import task_locations_line
 from .tasks import PENDING
 
-# Under the heading of a task whose solution no marker cuts out.
+# Text after the heading of a task without markers.
 UNCUT = (
     "*The starter does not cut this task out yet: your tree has the solution's code. To write it "
     "yourself, empty the functions named here, in a branch of the repository.*"
 )
 
-NARROW = 480  # units: a drawing of this width can be read on a phone without scrolling
+NARROW = 480  # units: drawings up to this width are legible on a phone
 DIRECTIVE = re.compile(r"^(\s*)\{\{\s*(\w+)\s+(.*?)\s*\}\}\s*$")
 SOURCE_LINK = re.compile(r"\]\(src:([^)#\s]+)\)")
 
 
 def expand_all(target: Path = BUILD / "pages") -> None:
-    """Writes every chapter, expanded, and a page for every source file that one links to.
+    """Writes all expanded chapters, and a page per linked source file.
 
     Raises:
-        BookError: the first thing that could not be expanded.
+        BookError: the first error.
     """
     expander = Expander()
     written = {}
@@ -66,10 +66,10 @@ def expand_all(target: Path = BUILD / "pages") -> None:
 
 
 class Expander:
-    """Expands chapters one by one.
+    """Expands chapters.
 
     Attributes:
-        files: the source files that the chapters so far link to.
+        files: source files linked so far.
     """
 
     def __init__(self) -> None:
@@ -77,13 +77,13 @@ class Expander:
         self._figures = _figures()
 
     def expand(self, chapter: Path) -> str:
-        """A chapter's text with nothing left in double braces.
+        """Text of a chapter without directives.
 
         Raises:
             BookError: with chapter and line.
         """
         lines = []
-        fence = ""  # the one that is open
+        fence = ""  # the open fence
         day = day_of(chapter)
         for number, line in enumerate(chapter.read_text(encoding="utf-8").splitlines(), start=1):
             try:
@@ -106,7 +106,7 @@ class Expander:
         directive = DIRECTIVE.match(line)
         if not directive:
             if "{{" in line:
-                raise BookError("'{{' begins a directive, which has a line of its own")
+                raise BookError("a '{{' directive must be on its own line")
             return line
         indent, name, rest = directive.groups()
         if name == "figure":
@@ -117,7 +117,7 @@ class Expander:
             text = _pending_note(rest)
         else:
             known = "include, solution, figure and awaited"
-            raise BookError(f"'{name}' is no directive; there are {known}")
+            raise BookError(f"unknown directive '{name}'; use one of {known}")
         return "\n".join(indent + part if part else part for part in text.splitlines())
 
     def _code(self, rest: str, chapter: Path, folded: bool) -> str:
@@ -150,24 +150,24 @@ class Expander:
         )
 
     def _link(self, path: str, chapter: Path) -> str:
-        """The end of a link, `](…)`, from a chapter to the page of a source file."""
+        """End of a link, `](…)`, from a chapter to a source file's page."""
         if not (ROOT / path).is_file():
-            raise BookError(f"there is no file {path}")
+            raise BookError(f"file {path} does not exist")
         self.files.add(path)
         up = "../" * (len(chapter.relative_to(PAGES).parts) - 1)
         return f"]({up}source/{path}.md)"
 
 
 def _pending_note(rest: str) -> str:
-    """A note on what is not in the tree yet, or nothing once it is."""
+    """Note on a pending task; empty once it has tests."""
     task, _, note = rest.partition(":")
     if task not in TASKS:
-        raise BookError(f"the course has no task {task}")
+        raise BookError(f"unknown task {task}")
     return f'!!! note "Where this stands"\n\n    {note.strip()}' if task in PENDING else ""
 
 
 def _places(line: str, day: tuple[int, int] | None) -> str:
-    """What follows a task's heading: where to write; nothing after any other line."""
+    """Text after a task's heading: files and functions; empty for other lines."""
     task = TASK.match(line)
     if task is None or day is None:
         return ""
@@ -176,7 +176,7 @@ def _places(line: str, day: tuple[int, int] | None) -> str:
 
 
 def _without_own_words(fence: str) -> str:
-    """A fence without the words that are for commands.py."""
+    """A fence without the words for commands.py."""
     return re.sub(r"\s+(runnable|output|clang)\b", "", fence)
 
 
@@ -191,7 +191,7 @@ def _source_page(path: str) -> str:
 
 
 def _figures() -> dict[str, Callable[[], str]]:
-    """The drawings: every public function of book/diagrams that takes nothing."""
+    """Drawings: all public functions of book/diagrams without parameters."""
     package = importlib.import_module("book.diagrams")
     found: dict[str, Callable[[], str]] = {}
     for module_info in pkgutil.iter_modules(package.__path__):

@@ -1,25 +1,25 @@
-"""Checks the built site: links lead somewhere, nothing comes from elsewhere, no markup is left."""
+"""Checks the built site: broken links, external resources, leftover markup."""
 
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# What a browser loads by itself, as against what a reader clicks.
+# Elements that a browser loads automatically, unlike clicked links.
 LOADED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
 
-# How Markdown's extensions begin: in a page's text they are markup that nothing understood.
+# Prefixes of Markdown extensions; in a page's text they are unprocessed markup.
 MARKUP = ('=== "', "!!! ", "??? ", "$$", "{{", "[task ")
 
 
 @dataclass
 class Page(HTMLParser):
-    """The anchors and references of one page.
+    """Anchors and references of a page.
 
     Attributes:
-        anchors: the ids that can be linked to.
-        links: (address, whether the browser loads it by itself).
-        markup: pieces of text that should have become something else.
+        anchors: link targets (ids).
+        links: (address, whether the browser loads it automatically).
+        markup: leftover Markdown markup.
     """
 
     anchors: set[str] = field(default_factory=set)
@@ -31,10 +31,10 @@ class Page(HTMLParser):
         self._in_code = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Notes what the tag names and what it refers to."""
+        """Records ids and references of a tag."""
         self._in_code += tag in ("code", "script", "style")
         values = dict(attrs)
-        # `rel` that only says something: a canonical address is not fetched.
+        # A `rel` that is not fetched, such as canonical.
         silent = tag == "link" and values.get("rel") in ("canonical", "prev", "next")
         for name, value in attrs:
             if value is None:
@@ -47,17 +47,17 @@ class Page(HTMLParser):
                 self.links.append((value, False))
 
     def handle_endtag(self, tag: str) -> None:
-        """Notes where code ends."""
+        """Tracks the end of code."""
         self._in_code -= tag in ("code", "script", "style")
 
     def handle_data(self, data: str) -> None:
-        """Notes markup in the text."""
+        """Records leftover markup."""
         if not self._in_code and data.lstrip().startswith(MARKUP):
             self.markup.append(data.strip().split("\n")[0])
 
 
 def broken_links(site: Path) -> list[str]:
-    """What is wrong with the links of a site, one sentence each."""
+    """Problems of a site's links, one sentence each."""
     pages = {file.resolve(): _read(file) for file in site.rglob("*.html")}
     errors = []
     for file, page in sorted(pages.items()):
@@ -79,7 +79,7 @@ def _read(file: Path) -> Page:
 def _problem(
     link: str, loaded: bool, file: Path, site: Path, pages: dict[Path, Page]
 ) -> str | None:
-    """What is wrong with one link, or None."""
+    """Problem of a link, or None."""
     parts = urlsplit(link)
     if parts.scheme in ("http", "https") or link.startswith("//"):
         return f"loads {link} from another site" if loaded else None
@@ -87,7 +87,7 @@ def _problem(
         return None
     path = unquote(parts.path)
     if file.name == "404.html":
-        return None  # it is shown at any address, so its links are absolute
+        return None  # served at any address, so its links are absolute
     target = (site / path.lstrip("/") if path.startswith("/") else file.parent / path).resolve()
     target = file if not path else target / "index.html" if target.is_dir() else target
     if not target.exists():

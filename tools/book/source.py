@@ -1,13 +1,13 @@
-"""Pieces of source files: what a chapter shows is cut from the tree whenever the book is built.
+"""Excerpts of source files, extracted when the book is built.
 
-A piece is named by its kind and, but for `file` and `header`, by a name:
+An excerpt is given by kind and, except for `file` and `header`, a name:
 
-    task 1.1.1            what lies between the markers `# [task 1.1.1]` and `# [/task 1.1.1]`
-    task 1.1.1 softmax    the same of `# [task 1.1.1 softmax]`
+    task 1.1.1            the lines between `# [task 1.1.1]` and `# [/task 1.1.1]`
+    task 1.1.1 softmax    the lines of `# [task 1.1.1 softmax]`
     function softmax      a function or class with its body; `Class.method` for a method
-    signature softmax     the same with `...` for the body; of a class, every method's signature
-    header                the comment or docstring that a file begins with
-    file                  all of it
+    signature softmax     the same with `...` as body; for a class, all methods' signatures
+    header                the leading comment or docstring of a file
+    file                  the whole file
 """
 
 import ast
@@ -35,12 +35,12 @@ MARKER = re.compile(r"^\s*(?:#|//)\s*\[(/?)(?:task ([^\]]+)|solution only)\]\s*$
 
 @dataclass(frozen=True)
 class Piece:
-    """Some lines of a file.
+    """An excerpt.
 
     Attributes:
-        text: the lines, without common indentation and without task markers.
-        language: for highlighting.
-        first_line: where they begin, from 1.
+        text: lines without common indentation and task markers.
+        language: for syntax highlighting.
+        first_line: first line number, from 1.
     """
 
     text: str
@@ -49,13 +49,13 @@ class Piece:
 
 
 def piece(file: Path, kind: str, name: str = "") -> Piece:
-    """Cuts a piece out of a file.
+    """Extracts an excerpt.
 
     Raises:
-        BookError: there is no such file, kind, marker or function.
+        BookError: unknown file, kind, marker or function.
     """
     if not file.is_file():
-        raise BookError(f"there is no file {file}")
+        raise BookError(f"file {file} does not exist")
     language = LANGUAGES.get(file.suffix, "text")
     text = file.read_text(encoding="utf-8")
     if kind == "file":
@@ -68,18 +68,18 @@ def piece(file: Path, kind: str, name: str = "") -> Piece:
         if language == "python":
             return _python(text, name, kind == "signature", file)
         return _braces(text, name, kind == "signature", language, file)
-    raise BookError(f"'{kind}' is no kind of piece; there are {', '.join(KINDS)}")
+    raise BookError(f"unknown kind '{kind}'; use one of {', '.join(KINDS)}")
 
 
 def _clean(lines: list[str], first_line: int, language: str) -> Piece:
-    """Lines without markers, without common indentation, without blank ends."""
+    """Removes markers, common indentation, and leading and trailing blank lines."""
     kept = [line for line in lines if not MARKER.match(line)]
     text = textwrap.dedent("\n".join(kept)).strip("\n")
     return Piece(text, language, first_line)
 
 
 def _task(text: str, name: str, language: str, file: Path) -> Piece:
-    """All blocks of a task's marker, with a line of dots where something lies between them."""
+    """All blocks of a task's marker, separated by a line of dots where code is omitted."""
     wanted = " ".join(name.split())
     blocks: list[list[str]] = []
     first_line, inside = 0, False
@@ -142,7 +142,7 @@ def _python(text: str, name: str, signature: bool, file: Path) -> Piece:
 
 
 def _signature(node: Definition, lines: list[str]) -> list[str]:
-    """A definition up to the end of its docstring, then dots; a class's methods likewise."""
+    """A definition up to its docstring, then dots; a class's methods likewise."""
     head_end = node.body[0].lineno - 1
     if ast.get_docstring(node) is not None:
         head_end = node.body[0].end_lineno or head_end
@@ -160,7 +160,7 @@ def _signature(node: Definition, lines: list[str]) -> list[str]:
 
 
 def _braces(text: str, name: str, signature: bool, language: str, file: Path) -> Piece:
-    """A function of C++ or Metal: from the comment above it to the brace that closes it."""
+    """A C++ or Metal function: from the comment above it to its closing brace."""
     lines = text.splitlines()
     start = re.compile(rf"(?<![\w.>]){re.escape(name)}\s*\(")
     for number, line in enumerate(lines):
@@ -181,7 +181,7 @@ def _braces(text: str, name: str, signature: bool, language: str, file: Path) ->
 
 
 def _closing_brace(text: str, start: int) -> int:
-    """Where the brace at `start` is closed."""
+    """Position of the brace that closes the one at `start`."""
     depth = 0
     for index in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[index], 0)

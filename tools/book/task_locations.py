@@ -1,4 +1,4 @@
-"""Where a task's learner writes, read from the markers in the sources."""
+"""Files and functions of each task, from the markers in the sources."""
 
 import re
 from functools import cache
@@ -13,13 +13,13 @@ TOLD = re.compile(r"task \d+: (\S+) is yours to write")
 
 @cache
 def functions_of_tasks() -> dict[str, dict[str, list[str]]]:
-    """For each task, such as "1.1.1", its files and the functions in them to write."""
+    """Files of each task, such as "1.1.1", with the functions to implement."""
     found: dict[str, dict[str, list[str]]] = {}
     for path, block in all_blocks(ROOT / "src").values():
         assert block.task is not None
         text = path.read_text(encoding="utf-8")
         said = placeholder(text, block, path)
-        # The message is cut into string literals or comments, a line each.
+        # The message is split into string literals or comments, one per line.
         message = " ".join(line.strip().strip('"/ );') for line in said)
         function = TOLD.search(re.sub(r"\s+", " ", message))
         name = function[1] if function else block.name
@@ -31,7 +31,7 @@ def functions_of_tasks() -> dict[str, dict[str, list[str]]]:
 
 
 def task_locations_line(task_id: str) -> str | None:
-    """A task's places as a line of Markdown; None if no source has its marker."""
+    """A task's locations as a line of Markdown; None without markers."""
     files = functions_of_tasks().get(task_id)
     if files is None:
         return None

@@ -1,4 +1,4 @@
-"""The tasks of the chapters, of the tests and of the course's table: they are the same.
+"""Consistency of tasks between chapters, tests and the course's table.
 
 A task of a chapter is a heading `## Task K…`; one of the tests is a function `test_task_K_…` in the
 file that `pdm run test --week N --day M` runs; the table is tools/course/tasks.py.
@@ -22,7 +22,7 @@ COMMAND = re.compile(r"pdm run test --week (\d) --day (\d)(?: -- -k task_(\d+))?
 
 
 def tasks_of_tests(tests: Path = ROOT / "tests") -> set[str]:
-    """All tasks, such as "1.3.2", for which there is a test."""
+    """Tasks with tests, such as "1.3.2"."""
     found = set()
     for file in tests.glob("week_*/test_day_*.py"):
         day = f"{file.parent.name[5:]}.{file.stem[9:]}"
@@ -35,7 +35,7 @@ def tasks_of_tests(tests: Path = ROOT / "tests") -> set[str]:
 
 
 def check_tasks(tested: set[str]) -> list[str]:
-    """What table, chapters and tests do not have in common, one sentence each."""
+    """Differences between table, chapters and tests, one sentence each."""
     errors: list[str] = []
     described: set[str] = set()
     for chapter in chapters():
@@ -77,10 +77,10 @@ def _wrong_commands(chapter: Path, known: set[str]) -> list[str]:
 
 
 def check_all() -> None:
-    """Raises what `check_tasks` found.
+    """Raises the result of `check_tasks` and `_wrong_commands`.
 
     Raises:
-        BookError: anything.
+        BookError: any difference.
     """
     errors = check_tasks(tasks_of_tests())
     if errors:

@@ -1,1 +1,1 @@
-"""`pdm run check-mac`: compiles and links the extension for a Mac, on Linux. See __main__.py."""
+"""`pdm run check-mac`: cross-compiles the extension for macOS on Linux."""

@@ -1,19 +1,18 @@
-"""`pdm run check-mac`: compiles and links the whole extension for Apple Silicon, on Linux.
+"""`pdm run check-mac`: cross-compiles and links the extension for Apple Silicon.
 
     pdm run check-mac
 
-The extension's own CMakeLists.txt is run with a cross-compiler (the package ziglang), against the
-headers and the libmlx.dylib of MLX's macOS wheel and with nanobind, so the files that only a Mac
-compiles are compiled here: the code that starts kernels on the GPU, and the kernels for NEON. A
-warning is an error, and so is a symbol that neither MLX, the system nor the Python interpreter
-has. The module that comes out is then looked at: see module.py. It is not run.
+Runs the extension's CMakeLists.txt with a cross-compiler (the package ziglang), against the headers
+and the libmlx.dylib of MLX's macOS wheel and with nanobind. This compiles the Mac-only files: the
+GPU launch code and the NEON kernels. Warnings are errors, and so are symbols that neither MLX, the
+system nor the Python interpreter defines. The resulting module is inspected (module.py), not run.
 
-What it needs comes from the Python package index, once. Where that cannot be reached, the check
-says that it was skipped, and why.
+Its packages come from the Python package index, once. If the index is unreachable, the check is
+skipped with the reason.
 
-What it cannot say: whether Apple's own compiler, linker and C++ library agree (clang and libc++
-here are ziglang's; the C++ library is linked into the module), and anything that happens when the
-module runs. Python's headers are those of the Python that runs this.
+Not covered: Apple's own compiler, linker and C++ library (clang and libc++ are ziglang's; the C++
+library is linked statically into the module), and the module's behaviour at run time. Python's
+headers are those of the running interpreter.
 """
 
 import argparse
@@ -31,7 +30,7 @@ WORK = ROOT / "build" / "check-mac"
 
 
 def main() -> int:
-    """Exit status 0 if the module is as a Mac needs it, or cannot be built here; 1 if it is not."""
+    """Exit status: 0 if the module is correct or cannot be built here; 1 if it is not correct."""
     argparse.ArgumentParser(
         prog="check-mac", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     ).parse_args()
@@ -57,7 +56,7 @@ def main() -> int:
 
 
 def skip(reason: str) -> int:
-    """Says why nothing was checked."""
+    """Prints why the check was skipped."""
     print(f"check-mac: skipped, as {reason}.", file=sys.stderr)
     return 0
 

@@ -1,4 +1,4 @@
-"""Runs a CMakeLists.txt for macOS on Apple Silicon: CMake, Ninja, and ziglang as the compiler."""
+"""Runs a CMakeLists.txt for macOS on Apple Silicon, with ziglang as compiler."""
 
 import importlib.util
 import os
@@ -32,16 +32,16 @@ def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
     """Compiles and links the module `_ext` of the CMakeLists.txt in `source`.
 
     Args:
-        source: the folder of the CMakeLists.txt.
-        work: objects, the stubs of the system and the module go there.
-        wheel: the unpacked package `mlx` of the macOS wheel.
+        source: folder of the CMakeLists.txt.
+        work: folder for objects, system stubs and the module.
+        wheel: unpacked package `mlx` of the macOS wheel.
 
     Returns:
-        The module, or None if it does not build; and what the tools said.
+        The module, or None if the build failed; and the build's output.
     """
     write_toolchain(work)
     objects = work / "objects"
-    # What was found before may be another version's. The objects stay.
+    # Cached paths may belong to another version. The objects are kept.
     (objects / "CMakeCache.txt").unlink(missing_ok=True)
     configure = ["cmake", "-G", "Ninja", "-S", str(source), "-B", str(objects)]
     configure += [f"-DCMAKE_TOOLCHAIN_FILE={work / 'toolchain.cmake'}"]
@@ -56,7 +56,7 @@ def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
     # It is not run. The kernels' own flags still say -O3, which decides what clang warns of.
     configure += ["-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"]
     output = ""
-    # The environment's own CMake and Ninja, however this was started.
+    # The environment's CMake and Ninja, regardless of PATH.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     for command in (configure, ["ninja", "-C", str(objects), "-k", "0", "_ext"]):
         run = subprocess.run(
@@ -75,7 +75,7 @@ def build(source: Path, work: Path, wheel: Path) -> tuple[Path | None, str]:
 
 
 def write_toolchain(work: Path) -> None:
-    """Writes CMake's toolchain file, and what it names: ziglang's archiver, the system's stubs."""
+    """Writes CMake's toolchain file, a wrapper of ziglang's archiver, and the system's stubs."""
     zig = package("ziglang") / "zig"
     write_system(work / "system", interpreter_symbols(package("nanobind") / "cmake"))
     for tool in ("ar", "ranlib"):
@@ -94,10 +94,10 @@ def write_toolchain(work: Path) -> None:
 
 
 def python_headers(work: Path) -> Path:
-    """The folder of Python.h.
+    """Folder of Python.h.
 
-    Debian's chooses its pyconfig.h by the processor, and refuses a Mac's. There it is a copy with
-    the one of this machine: both have 64 bits.
+    Debian's selects its pyconfig.h by processor and rejects a Mac's; then a copy with this
+    machine's is used: both have 64 bits.
     """
     installed = Path(sysconfig.get_path("include"))
     architecture = sysconfig.get_config_var("MULTIARCH") or ""
@@ -112,7 +112,7 @@ def python_headers(work: Path) -> Path:
 
 
 def package(name: str) -> Path:
-    """The folder of an installed package."""
+    """Folder of an installed package."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.origin is not None

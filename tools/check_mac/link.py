@@ -1,11 +1,12 @@
-"""Runs ziglang's linker with the flags that CMake and nanobind mean for Apple's.
+"""Translates CMake's and nanobind's flags for Apple's linker to ziglang's.
 
     python link.py ZIG c++ …
 
 CMake calls this in front of the linker (CMAKE_CXX_LINKER_LAUNCHER). Three flags differ:
-  -bundle           ziglang makes dynamic libraries only; Python loads either
-  -Wl,@file         names that may stay open: ziglang finds them in the stub `interpreter` instead
-  -Wl,-x, -Wl,-S    would strip the names that module.py looks for
+
+  -bundle           ziglang makes only dynamic libraries; Python loads either
+  -Wl,@file         names that may be undefined: ziglang finds them in the stub `interpreter`
+  -Wl,-x, -Wl,-S    would strip the names that module.py inspects
 """
 
 import os
@@ -13,7 +14,7 @@ import sys
 
 
 def translate(arguments: list[str]) -> list[str]:
-    """The command as ziglang understands it."""
+    """The command for ziglang."""
     command = []
     for argument in arguments:
         if argument == "-bundle":

@@ -1,6 +1,6 @@
-"""What a linked module must be for a Mac's Python to load it, read from its Mach-O file.
+"""Inspects a linked Mach-O module: requirements for loading it on a Mac.
 
-Apple describes the format in <mach-o/loader.h> and <mach-o/nlist.h>; macholib reads it.
+Apple documents the format in <mach-o/loader.h> and <mach-o/nlist.h>; macholib reads it.
 """
 
 from pathlib import Path
@@ -12,19 +12,19 @@ from .system import INTERPRETER
 
 ARM64 = 0x0100000C
 MLX = "@rpath/libmlx.dylib"
-# Where MLX's library lies, from the folder of our module: the packages are side by side.
+# MLX's library relative to our module's folder: the packages are siblings.
 RPATH = "@loader_path/../mlx/lib"
 ENTRY = "_PyInit__ext"
-# Symbols of no library: the loader looks for them anywhere when the module is loaded.
+# Symbols without a library: resolved anywhere at load time.
 OPEN = "anywhere"
 # In n_desc: one definition of several, as an inline function has in each file that uses it.
 WEAK = 0x80
-# The namespace of the kernels for NEON, as the compiler writes it into a name.
+# Mangled namespace of the NEON kernels.
 NEON = "__ZN12tiny_llm_ext4neon"
 
 
 def examine(module: Path) -> list[str]:
-    """What is wrong with the module, in sentences: architecture, libraries, search path, entry."""
+    """Defects of the module: architecture, libraries, search path, entry point."""
     header = MachO(str(module)).headers[0]
     problems = []
     if header.header.cputype != ARM64:
@@ -45,7 +45,7 @@ def examine(module: Path) -> list[str]:
 
 
 def compare_with_objects(module: Path, objects: list[Path]) -> list[str]:
-    """Which NEON kernels of these object files are not in the module, in sentences."""
+    """NEON kernels of these object files that are missing in the module, in sentences."""
     names = defined(module)
     problems = []
     for file in objects:
@@ -60,7 +60,7 @@ def compare_with_objects(module: Path, objects: list[Path]) -> list[str]:
 
 
 def describe(module: Path) -> str:
-    """What the module is, in a few lines: kernels, and how many symbols come from where."""
+    """Summary of the module in a few lines: kernels, and number of symbols by library."""
     kernels = sum(name.startswith(NEON) for name in defined(module))
     libraries = imported(module).items()
     sources = ", ".join(f"{len(names)} from {library}" for library, names in libraries if names)
@@ -72,7 +72,7 @@ def describe(module: Path) -> str:
 
 
 def strings(module: Path, command: str) -> list[str]:
-    """The paths in the load commands of a kind."""
+    """Paths in the load commands of a kind."""
     return [
         data.rstrip(b"\0").decode()
         for load, _, data in MachO(str(module)).headers[0].commands
@@ -81,13 +81,13 @@ def strings(module: Path, command: str) -> list[str]:
 
 
 def defined(file: Path) -> set[str]:
-    """The names that a module or an object file has for others, but those of inline functions."""
+    """Exported names of a module or object file, without inline functions."""
     symbols = SymbolTable(MachO(str(file))).extdefsyms or []
     return {name.decode() for entry, name in symbols if not entry.n_desc & WEAK}
 
 
 def imported(module: Path) -> dict[str, list[str]]:
-    """The names that come from each library, or OPEN."""
+    """Imported names by library, or OPEN."""
     libraries = strings(module, "LC_LOAD_DYLIB")
     names: dict[str, list[str]] = {library: [] for library in [*libraries, OPEN]}
     for entry, name in SymbolTable(MachO(str(module))).undefsyms or []:

@@ -1,9 +1,9 @@
-"""`pdm run mixture`: writes the demo model as a mixture of experts, to try day 5.1's code on.
+"""`pdm run mixture`: the demo model as a mixture of experts, for day 5.1.
 
-Every MLP becomes eight experts, each a copy of it, and a random router that sends a token through
-two of them. Training would make the copies differ; this is how some mixtures begin ("sparse
-upcycling"). Until then the shares of equal experts add up to 1, so the mixture answers as the demo
-does if routing, sorting and adding up are right, and with noise if they are not.
+Every MLP becomes eight identical experts, with a random router that selects two per token. Some
+mixtures are initialized like this ("sparse upcycling"); training then differentiates the copies.
+Until then, the weights of identical experts sum to 1, so the mixture answers like the demo if
+routing, sorting and summation are correct, and with noise otherwise.
 
 Source: Komatsuzaki et al., "Sparse Upcycling" (2022), arXiv 2212.05055.
 """
@@ -25,11 +25,11 @@ PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 def write_moe_demo(folder: Path, seed: int = 0) -> None:
-    """Writes the checkpoint's folder; what is there is replaced.
+    """Writes the checkpoint, replacing an existing one.
 
     Args:
-        folder: created if need be.
-        seed: of the routers.
+        folder: output, created if needed.
+        seed: seed of the routers.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file in TARGET_PATH.iterdir():
@@ -54,12 +54,12 @@ def write_moe_demo(folder: Path, seed: int = 0) -> None:
 def moe_weights_from(
     weights: dict[str, mx.array], config: dict[str, int], seed: int
 ) -> dict[str, mx.array]:
-    """The tensors of the mixture, from those of a dense model.
+    """Tensors of the mixture, from a dense model's.
 
     Args:
-        weights: by name.
-        config: the model's sizes.
-        seed: of the routers.
+        weights: tensors by name.
+        config: configuration of the model.
+        seed: seed of the routers.
     """
     found: dict[str, mx.array] = {}
     for name, array in weights.items():
@@ -76,18 +76,18 @@ def moe_weights_from(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the folder and says where it is."""
+    """Writes the checkpoint and prints its path."""
     parser = argparse.ArgumentParser(
         prog="mixture", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "mixture")
     args = parser.parse_args(argv)
     if args.folder.exists() and not (args.folder / "config.json").exists():
-        parser.error(f"{args.folder} is there already, and no checkpoint; give another folder")
+        parser.error(f"{args.folder} exists and is not a checkpoint; give another folder")
     write_moe_demo(args.folder)
     print(
-        f"wrote {shown(args.folder.resolve())}: the demo model, each MLP {NUM_EXPERTS} equal "
-        f"experts, of which a token goes through {TOP_K}"
+        f"wrote {shown(args.folder.resolve())}: the demo model, {NUM_EXPERTS} equal experts "
+        f"per MLP, {TOP_K} per token"
     )
     return 0
 

@@ -1,9 +1,9 @@
-"""`pdm run mutants --day 2.4`: our solution with a hidden mistake; name it from what the tests say.
+"""`pdm run mutants --day 2.4`: a quiz on mutations of the solution.
 
-Each question shows which tests fail and what they say, as they would say it of your own code, and
-lists mistakes of that day, one of which was made. After your answer it shows the change. Mistakes
-in C++ are compiled: the first one takes some minutes, each other one some seconds. The score is
-kept in your tree's history. Without --day it lists the days and your best score.
+Each question shows the failing tests and their messages, as they would appear for the learner's
+code, and a list of mistakes of that day, one of which was made. The answer is followed by the diff.
+Mistakes in C++ are compiled: minutes for the first, seconds for the others. The score is stored in
+the tree's history. Without --day it lists the days with their best scores.
 """
 
 import argparse
@@ -35,15 +35,15 @@ from .wrong_solutions import (
 )
 
 KIND = "mutants"
-QUESTIONS = 4  # of a round
-CHOICES = 5  # of a question
-SHOWN_TESTS = 8  # names of tests that fail, and of tests that pass
-SHOWN_MESSAGES = 2  # the first of each test that fails
-SHOWN_LINES = 10  # of a message
+QUESTIONS = 4  # per round
+CHOICES = 5  # per question
+SHOWN_TESTS = 8  # names of failing tests, and of passing ones
+SHOWN_MESSAGES = 2  # messages, one per failing test
+SHOWN_LINES = 10  # per message
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit status is 0, whatever the score, or 2 if there is nothing to ask."""
+    """Exit status: 0, or 2 if there are no questions."""
     parser = argparse.ArgumentParser(
         prog="mutants", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         day = day_of(*_day(args.day))
         if args.count < 1:
-            raise LookupError(f"--count is {args.count}; it must be at least 1")
+            raise LookupError(f"--count must be at least 1, got {args.count}")
         mistakes = mistakes_of(day)
     except LookupError as error:
         parser.error(str(error))
@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def mistakes_of(day: Day) -> list[Wrong]:
-    """The mistakes of a day that can be shown on this machine.
+    """Mistakes of a day that can run on this machine.
 
     Raises:
         LookupError: there are none.
@@ -96,16 +96,16 @@ def mistakes_of(day: Day) -> list[Wrong]:
     shown = [wrong for wrong in mistakes if suffix_of(wrong) != ".metal" or has_clang()]
     if not shown:
         raise LookupError(
-            f"day {day.id} has mistakes in Metal only, and they run in the emulator, which needs "
+            f"day {day.id} has only Metal mistakes, which run in the emulator and require "
             "clang: `apt install clang-19 libclang-rt-19-dev`"
         )
     return shown
 
 
 def questions(mistakes: Sequence[Wrong], count: int, seed: int) -> list[tuple[Wrong, list[Wrong]]]:
-    """Which mistakes are made, each with what to choose from, it included; the seed decides.
+    """Draws mistakes and their multiple-choice options; deterministic per seed.
 
-    The choices are mistakes of the same task first: they are the hardest to tell apart.
+    The options prefer mistakes of the same task, which are the hardest to distinguish.
     """
     order = random.Random(seed)
     found = []
@@ -127,12 +127,12 @@ def play(
     """Asks the questions.
 
     Args:
-        round_of: from `questions`.
-        ask: number of choices -> the chosen one, from 1, or None to stop.
-        console: where questions and answers are shown.
+        round_of: output of `questions`.
+        ask: number of options -> the chosen one, from 1, or None to stop.
+        console: output.
 
     Returns:
-        How many were named, and how many were answered.
+        Numbers of correct answers and of answers.
     """
     named = asked = 0
     for number, ((made, choices), outcomes) in enumerate(test_failures(round_of, console), 1):
@@ -157,7 +157,7 @@ def play(
 def test_failures(
     round_of: Sequence[tuple[Wrong, list[Wrong]]], console: Console
 ) -> Iterator[tuple[tuple[Wrong, list[Wrong]], list[Outcome]]]:
-    """Makes the mistakes one by one, each when it is asked for, and runs the tests of its task."""
+    """Applies the mistakes one by one, on demand, and runs the tests of each task."""
     complete = ROOT / "build" / "mutants" / "mine"
     with Runner() as runner, tempfile.TemporaryDirectory() as folder:
         for number, question in enumerate(round_of):
@@ -174,7 +174,7 @@ def test_failures(
 
 
 def show_symptoms(outcomes: Sequence[Outcome], console: Console) -> None:
-    """What a learner would see: which tests fail, and what the first of them say."""
+    """Prints the failing tests and their first messages."""
     failed = [outcome for outcome in outcomes if outcome.passed is False]
     functions = list(dict.fromkeys(_function(outcome.test) for outcome in failed if outcome.test))
     passing = {_function(outcome.test) for outcome in outcomes if outcome.passed} - {*functions}
@@ -190,13 +190,13 @@ def show_symptoms(outcomes: Sequence[Outcome], console: Console) -> None:
 
 
 class PromptedAnswers:
-    """Asks for a number until there is one."""
+    """Interactive input of a number."""
 
     def __init__(self, console: Console):
         self._console = console
 
     def __call__(self, choices: int) -> int | None:
-        """The number, or None at the end of the input or after `q`."""
+        """The number, or None at EOF or after `q`."""
         while True:
             try:
                 text = self._console.input(f"1 to {choices}, or q to stop: ").strip()
@@ -209,18 +209,18 @@ class PromptedAnswers:
 
 
 class ScriptedAnswers:
-    """Answers that are known before the questions, one after the other."""
+    """Predefined answers, in order."""
 
     def __init__(self, answers: Sequence[int]):
         self._answers = iter(answers)
 
     def __call__(self, choices: int) -> int | None:
-        """The next one; None after the last."""
+        """The next answer; None after the last."""
         return next(self._answers, None)
 
 
 def overview(tree: Path | None) -> Table:
-    """The days, how many mistakes each has, and the best score."""
+    """Days with their numbers of mistakes and best scores."""
     table = Table("day", "", "mistakes", "best round")
     played = history.entries(tree, KIND)
     for day in DAYS:
@@ -233,20 +233,20 @@ def overview(tree: Path | None) -> Table:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The first of some names, and how many there are besides."""
+    """The first names, and the number of the others."""
     more = len(names) - SHOWN_TESTS
     return ", ".join(names[:SHOWN_TESTS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _function(test: str) -> str:
-    """The name of a test's function, without its file and its case."""
+    """Name of a test function, without file and parameters."""
     return test.partition("::")[2].partition("[")[0]
 
 
 def _day(text: str) -> tuple[int, int]:
     week, _, day = text.partition(".")
     if not (week.isdecimal() and day.isdecimal()):
-        raise LookupError(f"--day is '{text}'; it is week and day, such as 2.4")
+        raise LookupError(f"--day must be week.day, such as 2.4, got '{text}'")
     return int(week), int(day)
 
 
@@ -254,7 +254,7 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not numbers such as 2,1,4") from None
+        raise argparse.ArgumentTypeError(f"must be numbers such as 2,1,4, got '{text}'") from None
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""`pdm run progress`: which tasks of the course pass their tests.
+"""`pdm run progress`: passing tasks of the course.
 
-A day is tested if something of it is written, and has changed since the last time: see
-result_cache.py.
+Runs only the days with changes since the last run: see result_cache.py.
 """
 
 import argparse
@@ -21,17 +20,17 @@ from .tree import ROOT
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the table; the exit status is 0, or 1 if some tests could not be run."""
+    """Prints the table. Exit status: 0, or 1 if some tests could not run."""
     parser = argparse.ArgumentParser(prog="progress", description=__doc__)
-    parser.add_argument("--week", type=int, metavar="N", help="one week alone")
-    parser.add_argument("--again", action="store_true", help="test also what has not changed")
+    parser.add_argument("--week", type=int, metavar="N", help="only this week")
+    parser.add_argument("--again", action="store_true", help="also run unchanged days")
     add_solution_argument(parser)
     args = parser.parse_args(argv)
     tree = selected_tree(parser, args.solution)
     days = [day for day in DAYS if args.week in (None, day.week)]
     days = [day for day in days if (ROOT / day.test_file).exists()]
     if not days:
-        parser.error(f"there are no tests of week {args.week}")
+        parser.error(f"week {args.week} has no tests")
     console = Console(highlight=False)
     if tree is not None and is_stale(tree):
         console.print(f"[yellow]{STALE}[/]")
@@ -58,11 +57,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def counts(days: Sequence[Day], done: Set[str]) -> list[str]:
-    """How many tasks are done: those that the course needs, and on a line of their own the others.
+    """Number of completed tasks; optional tasks are on a second line.
 
     Args:
-        days: which tasks there are.
-        done: the ids of those that are done.
+        days: days with their tasks.
+        done: ids of the completed tasks.
     """
     lines = []
     for is_optional, what in ((False, "tasks"), (True, "optional tasks")):
@@ -77,7 +76,7 @@ TO_WRITE = "[dim]to write[/]"
 
 
 def state(outcomes: list[Outcome]) -> tuple[str, str]:
-    """A task's mark, and what to look at next."""
+    """A task's mark, and the next thing to look at."""
     failed = [outcome for outcome in outcomes if outcome.passed is False]
     if not outcomes:
         return "[dim]no tests[/]", ""

@@ -1,7 +1,7 @@
-"""`pdm run reveal --week N --day M [--task K]`: the learner's code beside the solution's.
+"""`pdm run reveal --week N --day M [--task K]`: diff with the solution.
 
-Shows what the solution has instead of the learner's lines, block by block; --apply puts it in, but
-for tasks that pass their tests. What the learner had is kept in the tree, in revealed/.
+Shows the solution's code beside the learner's, block by block. --apply inserts it, except into
+tasks with passing tests; the learner's code is backed up in revealed/.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from .starter import has_code
 from .tasks import TASKS, Day, day_of, day_of_task
 from .tree import ROOT, shown
 
-# What stands in a block until it is written, in Python and in C++.
+# The starter's placeholder, in Python and in C++.
 STARTER = re.compile(
     r"(?:raise TaskNotImplemented|throw std::runtime_error)"
     r'\(\s*"week \d[^"]*"(?:\s*"[^"]*")*\s*\);?'
@@ -32,13 +32,13 @@ STARTER = re.compile(
 
 @dataclass(frozen=True)
 class Difference:
-    """A block of a task, in the learner's tree and in the solution.
+    """A block of a task in the learner's tree and in the solution.
 
     Attributes:
-        file: below both roots.
-        block: where it is in the learner's file.
-        mine, solution: its lines.
-        is_begun: whether the learner has written something there.
+        file: path relative to both roots.
+        block: position in the learner's file.
+        mine, solution: lines of each.
+        is_begun: whether the learner has edited it.
     """
 
     file: Path
@@ -49,23 +49,23 @@ class Difference:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status 0 if there was something to show or to apply, 2 if that cannot be."""
+    """Exit status: 0, or 2 if there is nothing to show or apply."""
     parser = argparse.ArgumentParser(
         prog="reveal", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--week", type=int, required=True, metavar="N")
     parser.add_argument("--day", type=int, required=True, metavar="M")
-    parser.add_argument("--task", type=int, metavar="K", help="all of the day's if not given")
-    parser.add_argument("--apply", action="store_true", help="put the solution's code in")
+    parser.add_argument("--task", type=int, metavar="K", help="default: all tasks of the day")
+    parser.add_argument("--apply", action="store_true", help="insert the solution's code")
     parser.add_argument(
-        "--force", action="store_true", help="also where your code passes its tests"
+        "--force", action="store_true", help="with --apply: replace passing code too"
     )
     args = parser.parse_args(argv)
     tree = selected_tree(parser, "mine")
     assert tree is not None
     console = Console(highlight=False)
     if args.force and not args.apply:
-        parser.error("--force is for --apply")
+        parser.error("--force requires --apply")
     try:
         tasks = tasks_of(day_of(args.week, args.day), args.task)
         found = list(differences(tree, tasks))
@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def tasks_passing(tree: Path, found: list[Difference], console: Console) -> set[str]:
-    """The tasks of these blocks that the learner has written, and whose tests pass."""
+    """Tasks of these blocks with edits and passing tests."""
     begun = {item.block.task for item in found if item.is_begun and item.mine != item.solution}
     tasks = {task for task in begun if task is not None}
     days = {day_of_task(task).id: day_of_task(task) for task in tasks}
@@ -96,7 +96,7 @@ def tasks_passing(tree: Path, found: list[Difference], console: Console) -> set[
 
 
 def tasks_of(day: Day, number: int | None) -> set[str]:
-    """A day's tasks, or the one of that number.
+    """All tasks of a day, or the one with this number.
 
     Raises:
         LookupError: the day has no such task.
@@ -109,10 +109,10 @@ def tasks_of(day: Day, number: int | None) -> set[str]:
 
 
 def differences(tree: Path, tasks: set[str]) -> Iterator[Difference]:
-    """The blocks of some tasks, in the order of the files.
+    """Blocks of some tasks, in file order.
 
     Raises:
-        MarkerError: the learner's file lacks a block's markers, or is not there.
+        MarkerError: the learner's file is missing or has lost the block's markers.
     """
     for path, solution_block in all_blocks(ROOT / "src").values():
         if solution_block.task not in tasks:
@@ -141,7 +141,7 @@ def differences(tree: Path, tasks: set[str]) -> Iterator[Difference]:
 
 
 def tasks_begun(tree: Path) -> set[str]:
-    """The tasks of which the learner has written something; all if that cannot be said."""
+    """Tasks that the learner has edited; all if unknown."""
     try:
         found = list(differences(tree, set(TASKS)))
     except MarkerError:
@@ -150,14 +150,14 @@ def tasks_begun(tree: Path) -> set[str]:
 
 
 def _is_begun(lines: list[str], file: Path) -> bool:
-    """Whether a block has anything but what the starter has there: comments, or an error."""
+    """Whether a block differs from the starter's: more than comments and the error."""
     if file.suffix == ".metal":
         return has_code(lines)
     return bool(STARTER.sub("", "\n".join(lines)).strip())
 
 
 def show(console: Console, tree: Path, difference: Difference, applied: bool) -> None:
-    """Prints one block: the solution if nothing was written, else what differs."""
+    """Prints one block: the solution if the learner's is unedited, else a diff."""
     where = f"{shown(tree / difference.file)}:{difference.block.start}"
     title = f"[bold]task {difference.block.label}[/] in {where}"
     if difference.mine == difference.solution:
@@ -173,17 +173,17 @@ def show(console: Console, tree: Path, difference: Difference, applied: bool) ->
         console.print(f"{title}: {'put in' if applied else 'the solution'}", soft_wrap=True)
         text = "\n".join(difference.solution)
         language = "python" if difference.file.suffix == ".py" else "cpp"
-    # As wide as the code is, whatever the terminal: a line that is cut off cannot be read.
+    # Full width regardless of the terminal, so that no line is cropped.
     width = max(map(len, text.split("\n")), default=0)
     code = Syntax(text, language, background_color="default", code_width=width)
     console.print(code, crop=False, no_wrap=True, overflow="ignore")
 
 
 def apply(tree: Path, found: list[Difference]) -> list[Path]:
-    """Puts the solution's lines into the learner's blocks, the last of a file first.
+    """Inserts the solution's lines into the learner's blocks, from the end of each file.
 
     Returns:
-        The files that have what the learner had, where that was something of their own.
+        Backup files of the learner's edits.
     """
     written = []
     for difference in sorted(found, key=lambda item: -item.block.start):
@@ -199,7 +199,7 @@ def apply(tree: Path, found: list[Difference]) -> list[Path]:
 
 
 def _new_file(folder: Path, difference: Difference) -> Path:
-    """Such as revealed/1.1.2-linear.py, or 1.1.2-linear-2.py if that is there already."""
+    """Unused path such as revealed/1.1.2-linear.py or 1.1.2-linear-2.py."""
     folder.mkdir(exist_ok=True)
     name, suffix = difference.block.label.replace(" ", "-"), difference.file.suffix
     paths = (folder / f"{name}{'' if n == 1 else f'-{n}'}{suffix}" for n in count(1))
@@ -207,7 +207,7 @@ def _new_file(folder: Path, difference: Difference) -> Path:
 
 
 def apply_tasks(tree: Path, tasks: set[str]) -> None:
-    """Puts the solution of some tasks into a tree, without a word.
+    """Inserts the solution of some tasks into a tree, silently.
 
     Raises:
         MarkerError: see `differences`.

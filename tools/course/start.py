@@ -1,4 +1,4 @@
-"""`pdm run start-course [folder]`: writes the learner's tree, cut from the solution."""
+"""`pdm run start-course [folder]`: writes the learner's tree."""
 
 import argparse
 import sys
@@ -8,16 +8,16 @@ from .tree import ROOT, VARIABLE, default_folder, is_tree, shown, starter_files
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status 0 if the tree was written, 2 if there is something already."""
+    """Exit status: 0, or 2 if the folder is in use."""
     parser = argparse.ArgumentParser(prog="start-course", description=__doc__)
     parser.add_argument(
         "folder",
         nargs="?",
         type=lambda text: Path(text).expanduser().resolve(),
         default=default_folder(),
-        help="mine/ if not given",
+        help="folder to create (mine/)",
     )
-    parser.add_argument("--force", action="store_true", help="start again: overwrite what is there")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing tree")
     args = parser.parse_args(argv)
     folder: Path = args.folder
     if folder == ROOT or ROOT.is_relative_to(folder) or (ROOT / "src").resolve() in folder.parents:
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def write_tree(folder: Path) -> None:
-    """Writes a new learner's tree; a file that is the same already keeps its time."""
+    """Writes a new learner's tree; identical files keep their times."""
     for path, text in starter_files(folder).items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Runs Metal kernels on a CPU and finds what is wrong with them: see the README beside this."""
+"""Metal emulator: runs kernels on a CPU and reports their faults."""
 
 from .counts import Counts
 from .device import Device, emulated_gpu

@@ -1,4 +1,4 @@
-"""What a launch binds: NumPy arrays and scalars, checked against the kernel's parameters."""
+"""Launch arguments: NumPy arrays and scalars, checked against the parameters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ INTEGERS = {1: "char", 2: "short", 4: "int", 8: "long"}
 
 @dataclass(frozen=True)
 class Parameter:
-    """A buffer or threadgroup parameter, as the compiled program describes it."""
+    """A buffer or threadgroup parameter of the compiled program."""
 
     name: str
     binding: str
@@ -30,7 +30,7 @@ class Parameter:
 
     @property
     def metal_type(self) -> str:
-        """The element's type as Metal spells it."""
+        """Metal's name of the element type."""
         if self.element in METAL:
             return METAL[self.element]
         if self.element in "iu":
@@ -41,9 +41,9 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Argument:
-    """A bound value: its bytes, and the array that gets them back after the launch.
+    """A bound value: its bytes, and the array that receives them after the launch.
 
-    The kernel's pointer is `lead` bytes behind the first.
+    The kernel's pointer is `lead` bytes past the first.
     """
 
     parameter: Parameter
@@ -54,10 +54,9 @@ class Argument:
 
 @dataclass(frozen=True)
 class Memory:
-    """An array of one dimension as a GPU's buffer with an offset.
+    """A one-dimensional array, as a GPU buffer with an offset.
 
-    The kernel's pointer is `lead` bytes behind its beginning. Two of one array in a launch are the
-    same memory.
+    The kernel's pointer is `lead` bytes past its start. Two with the same array in a launch alias.
     """
 
     array: NDArray[np.generic]
@@ -70,7 +69,7 @@ Bindable = object  # an array, a NumPy scalar, a number, bytes or a Memory
 def bind(
     parameters: Sequence[Parameter], given: Sequence[Bindable] | Mapping[int, Bindable]
 ) -> list[Argument]:
-    """The arguments of a launch; raises `ValueError` with a sentence for what does not fit."""
+    """Arguments of a launch; raises `ValueError` with a sentence for a mismatch."""
     values = dict(given) if isinstance(given, Mapping) else dict(enumerate(given))
     buffers = {p.index: p for p in parameters if p.binding == "buffer"}
     for index, parameter in buffers.items():
@@ -108,7 +107,7 @@ def _bind_one(parameter: Parameter, value: Bindable) -> Argument:
 
 
 def _scalar(parameter: Parameter, where: str, value: float) -> NDArray[np.generic]:
-    """A Python number in the parameter's type."""
+    """A Python number as the parameter's type."""
     if parameter.element == "f":
         return np.array(value, np.float32)
     if parameter.element == "h":
@@ -125,7 +124,7 @@ def _scalar(parameter: Parameter, where: str, value: float) -> NDArray[np.generi
 
 
 def fits(parameter: Parameter, dtype: np.dtype[Any]) -> bool:
-    """Whether elements of a dtype are of the type that the kernel's parameter points at."""
+    """Whether a dtype matches the element type of the kernel's pointer."""
     element = parameter.element
     if element in FLOATS:
         return dtype.name == FLOATS[element]
@@ -135,7 +134,7 @@ def fits(parameter: Parameter, dtype: np.dtype[Any]) -> bool:
 
 
 def _check_type(parameter: Parameter, where: str, array: NDArray[np.generic], raw: bool) -> None:
-    """Elements must be of the kernel's type; integers of one size stand for each other."""
+    """Checks the element type; integers of the same size are interchangeable."""
     element, dtype = parameter.element, array.dtype
     if element == "v" or raw:
         return

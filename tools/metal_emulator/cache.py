@@ -1,4 +1,4 @@
-"""Folders of compiled programs: each is made once and removed when it is not used any more."""
+"""Cache of compiled programs: each is compiled once and evicted when unused."""
 
 import os
 import shutil
@@ -9,19 +9,19 @@ from pathlib import Path
 
 # Programs have about 2 MB each; all tests together use fewer than a hundred.
 KEPT = 200
-# What was used a moment ago may be about to be started.
+# Recently used programs may be about to start.
 MIN_AGE_SECONDS = 3600
 
 
 def fill(folder: Path, make: Callable[[Path], None]) -> None:
-    """Makes a folder's content elsewhere first: it is there whole or not at all."""
+    """Fills a folder atomically, by way of a temporary one."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
         make(temporary)
         try:
             temporary.rename(folder)
-        except OSError:  # another process was faster
+        except OSError:  # lost the race to another process
             if not folder.exists():
                 raise
     finally:
@@ -29,9 +29,9 @@ def fill(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def fetch(folder: Path, make: Callable[[Path], None], kept: int = KEPT) -> None:
-    """The same where it is not there yet; then all but the `kept` last used beside it go.
+    """Fills a missing folder, then evicts all but the `kept` most recently used.
 
-    When a folder was used is its time of modification.
+    A folder's modification time is the time of its last use.
     """
     if folder.exists():
         os.utime(folder)
@@ -44,7 +44,7 @@ def fetch(folder: Path, make: Callable[[Path], None], kept: int = KEPT) -> None:
 
 
 def _last_use(folder: Path) -> float:
-    """Seconds; now, if another process has just deleted it."""
+    """Seconds; the current time if another process has just deleted it."""
     try:
         return folder.stat().st_mtime
     except FileNotFoundError:

@@ -19,7 +19,7 @@ KERNELS = ROOT / "src" / "extensions"
 
 
 def include_dirs() -> list[Path]:
-    """Where the extension's kernels find headers: its own folders and MLX's wheel."""
+    """Include folders of the extension's kernels: its own and MLX's wheel."""
     folders = [KERNELS, KERNELS / "src"]
     try:
         import mlx
@@ -29,7 +29,7 @@ def include_dirs() -> list[Path]:
 
 
 def kernel_files(paths: list[Path]) -> list[Path]:
-    """The .metal files among and under the paths."""
+    """The .metal files among and below the paths."""
     files = []
     for path in paths:
         files += sorted(path.rglob("*.metal")) if path.is_dir() else [path]
@@ -37,7 +37,7 @@ def kernel_files(paths: list[Path]) -> list[Path]:
 
 
 def check_file(path: Path) -> tuple[int, list[Diagnostic], bool]:
-    """The number of kernels, the findings, and whether the file is right."""
+    """Number of kernels, findings, and whether the file is correct."""
     try:
         source = compiler.prepare(path, include_dirs(), {}, {})
         return len(source.kernels), compiler.check(source), True
@@ -46,7 +46,7 @@ def check_file(path: Path) -> tuple[int, list[Diagnostic], bool]:
 
 
 def main() -> int:
-    """Exit status 0 if all files are right, 1 if one is not, 2 if nothing can be checked."""
+    """Exit status: 0 if all files are correct, 1 if one is not, 2 if nothing can be checked."""
     parser = argparse.ArgumentParser(
         prog="metal-check", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Compiles rewritten kernels with the runtime into a program, once for each text and mode."""
+"""Compiles rewritten kernels with the runtime, once per text and mode."""
 
 import functools
 import hashlib
@@ -48,7 +48,7 @@ LANGUAGE = [
     "-Wreturn-type",
     "-Wunused-value",
 ]
-LINES = ["-gdwarf-4", "-gline-tables-only"]  # where a fault is: the file and the line
+LINES = ["-gdwarf-4", "-gline-tables-only"]  # locations of faults
 # Calls of __ubsan_handle_…_minimal, which are ours (runtime/faults.cpp).
 CHECKS = "bounds,integer-divide-by-zero"
 CHECKED = [f"-fsanitize={CHECKS}", f"-fsanitize-recover={CHECKS}", "-fsanitize-minimal-runtime"]
@@ -93,7 +93,7 @@ CHANGED_IR = {"count": instrument, "loose": choose_contraction}
 
 @dataclass(frozen=True)
 class Source:
-    """A .metal file, ready for clang."""
+    """A .metal file prepared for clang."""
 
     path: Path
     text: str
@@ -106,7 +106,7 @@ def prepare(
     defines: Mapping[str, object],
     constants: Mapping[int | str, object],
 ) -> Source:
-    """Preprocesses and rewrites; raises `MetalError` for what is wrong already."""
+    """Preprocesses and rewrites; raises `MetalError` for errors found so far."""
     code: Rewritten = rewrite(preprocess(path, include_dirs, defines, BUILD), constants)
     text = code.text + kernel_table(code.kernels)
     if code.diagnostics:
@@ -135,7 +135,7 @@ def _syntax(text: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
 
 
 def _not_metal(dump: str) -> list[Diagnostic]:
-    """What C++ allows and Metal does not, outside of the emulator's own headers."""
+    """Rejects valid C++ that is invalid in Metal, outside the emulator's headers."""
     found: dict[Diagnostic, None] = {}
     variables = GlobalVariables()
     tree = list(nodes(dump))
@@ -149,7 +149,7 @@ def _not_metal(dump: str) -> list[Diagnostic]:
 
 @functools.cache
 def _precompiled_header() -> Path:
-    """msl/metal.h for the type check, which then reads (and dumps) nothing but the kernels."""
+    """Precompiles msl/metal.h for the type check, which then reads and dumps only the kernels."""
 
     def make(folder: Path) -> None:
         header = str(HERE / "msl" / "metal.h")
@@ -176,14 +176,14 @@ def _sort(output: str) -> tuple[list[Diagnostic], list[Diagnostic]]:
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled library: the executable, and what the type check only warned of."""
+    """A compiled library: the executable, and the warnings of the type check."""
 
     executable: Path
     warnings: list[Diagnostic]
 
 
 def compile_program(source: Source, mode: str) -> Program:
-    """The program for a mode, from the cache if it was compiled before."""
+    """The program for a mode, from the cache if possible."""
     flags = [*LANGUAGE, *LINES, *MODE_FLAGS[mode]]
     key = hashlib.sha256("\0".join([source.text, *flags, _fingerprint()]).encode()).hexdigest()
     folder = BUILD / "programs" / f"{source.path.stem}-{mode}-{key[:16]}"
@@ -222,7 +222,7 @@ def _run_clang(command: list[str]) -> list[Diagnostic]:
 
 @functools.cache
 def _fingerprint() -> str:
-    """Changes with the emulator's own sources and with the compiler."""
+    """Hash of the emulator's sources and the compiler's version."""
     digest = hashlib.sha256(os.path.realpath(clang()).encode())
     for path in sources():
         digest.update(path.read_bytes())
@@ -231,7 +231,7 @@ def _fingerprint() -> str:
 
 @functools.cache
 def _runtime_objects() -> Path:
-    """The folder with the compiled runtime."""
+    """Folder of the compiled runtime."""
 
     def make(folder: Path) -> None:
         files = [str(path) for path in sorted((HERE / "runtime").glob("*.cpp"))]
@@ -242,7 +242,7 @@ def _runtime_objects() -> Path:
 
 
 def _cached(name: str, depends_on: list[Path], make: Callable[[Path], None]) -> Path:
-    """A folder that `make` fills, once for each content of the folders that it depends on."""
+    """Folder filled by `make`, once per content of its dependencies."""
     digest = hashlib.sha256(os.path.realpath(clang()).encode())
     for path in sorted(file for folder in depends_on for file in folder.iterdir()):
         digest.update(str(path).encode() + path.read_bytes())

@@ -1,8 +1,8 @@
-"""Multiply-adds that a compiler may fuse: each of them is, or is not, by the launch's seed.
+"""Fuses multiply-adds or not, per seed, where compilers have the choice.
 
-With -ffp-contract=on clang marks a product to which something is added in the same expression as
-`llvm.fmuladd`: fused or not, as the machine likes. Here each becomes both, and a call chooses
-(runtime/loose.cpp): as a GPU's compiler does, for each place in the code.
+With -ffp-contract=on clang emits `llvm.fmuladd` for a product plus an addend in one expression,
+which may or may not be fused. Here each becomes both, and a call chooses (runtime/loose.cpp), per
+place in the code, as a GPU's compiler does.
 """
 
 import re
@@ -16,7 +16,7 @@ FLAGS = re.compile(r"^(?:(?:nnan|ninf|nsz|arcp|contract|afn|reassoc|fast|noundef
 
 
 def choose_contraction(ir: str) -> str:
-    """The LLVM text in which each multiply-add asks whether it is fused; see the module."""
+    """Replaces each multiply-add in LLVM text by a choice of fusion; see the module."""
     lines, types, place = [], {}, 0
     for line in ir.splitlines():
         match = CALL.match(line)
@@ -47,7 +47,7 @@ def choose_contraction(ir: str) -> str:
 
 
 def _split(operands: str) -> list[str]:
-    """At the commas that are not within a vector's brackets."""
+    """Splits at commas outside a vector's brackets."""
     parts, depth, start = [], 0, 0
     for i, character in enumerate(operands):
         depth += (character in "<({[") - (character in ">)}]")

@@ -1,7 +1,7 @@
-"""Metal does not convert float to bfloat implicitly. clang does, and its syntax tree shows it.
+"""Rejects implicit float-to-bfloat conversions, which Metal does not have.
 
-clang's own warning is silent where the value is a constant that fits. The dump of the syntax tree
-has every implicit conversion, in instances of templates too.
+clang has them, and its own warning ignores constants that fit. The dump of the syntax tree shows
+every implicit conversion, in template instances too.
 """
 
 from .errors import Diagnostic
@@ -11,7 +11,7 @@ NAMES = {"__bf16": "bfloat", "_Float16": "half"}
 
 
 def implicit_conversion(node: Node) -> Diagnostic | None:
-    """A node that converts to bfloat, or bfloat to half, which the source does not ask for."""
+    """Reports a node that converts implicitly to bfloat, or from bfloat to half."""
     if "<FloatingCast>" not in node.text or "part_of_explicit_cast" in node.text:
         return None
     target, origin = _name(node.text), _name(node.child)

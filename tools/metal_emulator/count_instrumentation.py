@@ -1,9 +1,10 @@
-"""Counts arithmetic: every basic block that has some says how much when it is entered.
+"""Counts operations: each basic block reports its numbers when entered.
 
-clang's coverage instrumentation puts a call at the start of each basic block of the LLVM text. Here
-that call becomes one with the block's numbers of operations (runtime/watch_counts.cpp adds them
-up), or disappears where there are none. A multiplication counts whether an addition follows or not:
-a GPU fuses the two. Loads and stores are counted where they are watched (runtime/access.cpp).
+clang's coverage instrumentation inserts a call at the start of each basic block of the LLVM text.
+It is replaced by a call with the block's numbers of operations (summed by
+runtime/watch_counts.cpp), or removed if there are none. A multiplication counts the same with or
+without a following addition: a GPU fuses the two. Loads and stores are counted by
+runtime/access.cpp.
 """
 
 import re
@@ -30,7 +31,7 @@ KINDS = ("multiply_adds", "integer_multiplies", "divisions", "integers", "conver
 
 
 def instrument(ir: str) -> str:
-    """The LLVM text with calls that count; see the module."""
+    """Inserts counting calls into LLVM text; see the module."""
     lines = ir.splitlines()
     guard = -1  # the line of the current block's call
     numbers = dict.fromkeys(KINDS, 0)
@@ -55,7 +56,7 @@ def instrument(ir: str) -> str:
 
 
 def _kind(line: str) -> str:
-    """Which of KINDS an instruction is; none of them: empty."""
+    """An instruction's entry of KINDS; empty if none."""
     if MULTIPLY_ADD.search(line):
         return "multiply_adds"
     if INTEGER_MULTIPLY.search(line):
@@ -70,6 +71,6 @@ def _kind(line: str) -> str:
 
 
 def _width(line: str) -> int:
-    """How many operations an instruction is: a vector's components."""
+    """Number of operations of an instruction: its vector width."""
     vector = VECTOR.search(line)
     return int(vector[1]) if vector else 1

@@ -1,13 +1,13 @@
-"""What a launch did, in numbers."""
+"""Operation and memory counts of a launch."""
 
 from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
 class Counts:
-    """The work of one launch, over all its threads. The README says how each is counted.
+    """Counts of one launch, over all threads; the README defines them.
 
-    Bytes "read" and "written" are what the threads ask for; "unique" counts each byte once.
+    Bytes "read" and "written" are requested by the threads; "unique" counts each byte once.
     """
 
     threads: int
@@ -55,7 +55,7 @@ class Counts:
 
     @property
     def all_integers(self) -> int:
-        """Integer operations of every kind."""
+        """All integer operations."""
         return self.integer_operations + self.integer_multiplies + self.integer_divisions
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class Counts:
 
 
 def read_counts(lines: list[list[str]]) -> Counts | None:
-    """The counts among the lines of a launch, if its library counts."""
+    """Parses the counts in a launch's output, if its library counts."""
     totals: dict[str, int] = {}
     buffers: dict[str, dict[int, int]] = {}
     for line in lines:

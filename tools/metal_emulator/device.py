@@ -1,9 +1,9 @@
-"""The emulator as the extension's GPU: TINY_LLM_EMULATED_METAL=1 on a machine without Metal.
+"""Emulated GPU of the extension: TINY_LLM_EMULATED_METAL=1 without Metal.
 
-The extension's own code for the GPU runs (`eval_gpu`, launches, copies, temporaries), records what
-it would send to Metal, and finds where MLX would put barriers (src/extensions/emulated_metal). Here
-the recorded commands run: in the order in which they were sent, in reverse or in random order, as
-far as barriers allow, each in the emulator with all its checks.
+The extension's own GPU code runs (`eval_gpu`, launches, copies, temporaries), records the commands
+it would send to Metal, and determines where MLX would insert barriers
+(src/extensions/emulated_metal). This module runs the recorded commands in order, in reverse or in
+random order, as far as barriers allow, each in the emulator with all its checks.
 """
 
 import ctypes
@@ -28,19 +28,19 @@ TEXTS = BUILD / "texts"
 
 @dataclass
 class Device:
-    """A GPU made of the emulator.
+    """An emulated GPU.
 
     Attributes:
-        mode: of every launch: "plain", "asan", "race" or "loose".
-        order: in which commands run that no barrier separates, and lanes and threadgroups within
-            one: "forward", "reverse" or "random".
-        seed: of the random order, and of the mode "loose": that has one arithmetic throughout.
-        delay: for how many more operations the GPU counts as busy with one. MLX keeps the
-            operation's inputs for that time.
-        max_threads: how many threads a threadgroup may have, as a pipeline says of itself.
-        launches: how many commands of each kernel ran so far.
-        faults: what was wrong with operations so far, a sentence each. Each was raised too, but
-            whoever evaluates a graph may catch it: an engine ends one request with it and goes on.
+        mode: mode of every launch: "plain", "asan", "race" or "loose".
+        order: order of commands between barriers, and of lanes and threadgroups within one:
+            "forward", "reverse" or "random".
+        seed: seed of the random order, and of the arithmetic of mode "loose".
+        delay: number of further operations until one counts as complete. MLX keeps the operation's
+            inputs until then.
+        max_threads: maximum threads per threadgroup, as reported by a pipeline.
+        launches: number of commands run, by kernel.
+        faults: faults so far, one sentence each. Each was also raised, but the caller of a graph's
+            evaluation may catch it: an engine ends one request and continues.
     """
 
     extension: Any
@@ -56,7 +56,7 @@ class Device:
 
     @classmethod
     def from_environment(cls, extension: Any) -> "Device":
-        """With the settings of TINY_LLM_EMULATED_METAL_MODE, _ORDER, _SEED and _DELAY."""
+        """Device with the settings of TINY_LLM_EMULATED_METAL_MODE, _ORDER, _SEED and _DELAY."""
         settings = {
             name: os.environ[variable]
             for name in ("mode", "order", "seed", "delay")
@@ -73,20 +73,20 @@ class Device:
             raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {self.order!r}")
 
     def attach(self) -> None:
-        """Operations of the extension on `stream()` run here from now on."""
+        """Runs the extension's operations on `stream()` here from now on."""
         self.extension.metal.emulator.set_delay(self.delay)
         self.extension.metal.emulator.attach(self.compile, self.run, self.remember)
 
     def detach(self) -> None:
-        """There is no GPU any more."""
+        """Removes the GPU."""
         self.extension.metal.emulator.attach(None, None)
 
     def stream(self) -> Any:
-        """The stream that counts as the GPU's."""
+        """The stream of the emulated GPU."""
         return self.extension.metal.emulator.stream()
 
     def compile(self, name: str, text: str) -> dict[str, tuple[int, list[int]]]:
-        """Of each kernel of a text: threads in a threadgroup, and the buffers it may write to.
+        """Threads per threadgroup and written buffers of each kernel of a text.
 
         Raises:
             RuntimeError: the text does not compile; the message is the compiler's.
@@ -110,11 +110,12 @@ class Device:
         return described
 
     def run(self, commands: Sequence[dict[str, Any]]) -> None:
-        """Runs what was recorded.
+        """Runs the recorded commands.
 
         Raises:
-            MetalFault: what a kernel must not do; two commands that touch the same memory, one of
-                them writing, without a barrier between them.
+            MetalFault: a fault of a kernel, or a conflicting access to the same memory by two
+            commands
+                without a barrier between them.
         """
         for between_barriers in _epochs(commands):
             _check_hazards(between_barriers, self._written)
@@ -122,20 +123,20 @@ class Device:
                 self._launch(command)
 
     def remember(self, operation: str, why: str) -> None:
-        """An operation did not run: why, with a traceback before what `run` raised."""
+        """Stores the reason why an operation failed, with a traceback before the error of `run`."""
         _, _, sentence = why.rpartition(f"{MetalFault.__name__}: ")
         self.faults.append(f"{operation}: {sentence}")
 
     def take_faults(self) -> list[str]:
-        """The faults so far, which the caller reports; they are forgotten."""
+        """Returns and clears the faults."""
         taken, self.faults = self.faults, []
         return taken
 
     def check_faults(self) -> None:
-        """To be called at the end, whatever caught the faults when they were raised.
+        """Final check, even if the raised faults were caught.
 
         Raises:
-            UnreportedFaultError: there were some, and `take_faults` was not called.
+            UnreportedFaultError: faults not returned by `take_faults`.
         """
         if self.faults:
             raise UnreportedFaultError(self.take_faults())
@@ -184,7 +185,7 @@ class Device:
 
 
 def _epochs(commands: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The commands between one barrier and the next."""
+    """Groups of commands between barriers."""
     epoch: list[dict[str, Any]] = []
     for command in commands:
         if command["has_barrier"] and epoch:
@@ -196,7 +197,7 @@ def _epochs(commands: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]
 
 
 def _check_hazards(commands: Sequence[dict[str, Any]], written: Any) -> None:
-    """Finds commands that may run at the same time and share memory that one of them writes.
+    """Finds unordered commands with conflicting accesses to the same memory.
 
     Raises:
         MetalFault: there are two.
@@ -222,11 +223,10 @@ def _check_hazards(commands: Sequence[dict[str, Any]], written: Any) -> None:
 
 
 def _as_pointed_at(parameter: Parameter | None, array: NDArray[np.generic]) -> NDArray[np.generic]:
-    """An array as a kernel's parameter sees it.
+    """An array as seen through a kernel's pointer.
 
-    A pointer to bytes may point at anything, and one to unsigned integers at what has their size:
-    such kernels move bits. An array of another type stands where a kernel is given nothing: it has
-    no element that could be read or written.
+    A pointer to bytes may point to any type, and one to unsigned integers to any type of the same
+    size, as in kernels that move bits. An array of another type is a placeholder without elements.
     """
     if parameter is None or parameter.element in "vs" or fits(parameter, array.dtype):
         return array
@@ -245,7 +245,7 @@ def _numpy_type(dtype: str) -> np.dtype[Any]:
 
 
 def _array_at(address: int, size: int, dtype: str) -> NDArray[np.generic]:
-    """The memory of an array of MLX, as one of NumPy's."""
+    """Memory of an MLX array as a NumPy array."""
     if size == 0:
         return np.empty(0, _numpy_type(dtype))
     memory = memoryview((ctypes.c_char * size).from_address(address))
@@ -254,10 +254,10 @@ def _array_at(address: int, size: int, dtype: str) -> NDArray[np.generic]:
 
 @contextmanager
 def emulated_gpu(extension: Any, **settings: Any) -> Iterator[Device]:
-    """A device for the time of a `with` block; `settings` are its attributes.
+    """Device for a `with` block; `settings` are its attributes.
 
     Raises:
-        UnreportedFaultError: at the end, if there were faults that the block did not take.
+        UnreportedFaultError: at the end, if the block left faults.
     """
     device = Device(extension, **settings)
     device.attach()

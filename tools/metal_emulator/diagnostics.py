@@ -1,4 +1,4 @@
-"""clang's diagnostics, in Metal's words."""
+"""Translates clang's diagnostics to Metal's terms."""
 
 import re
 

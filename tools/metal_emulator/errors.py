@@ -1,11 +1,11 @@
-"""What the emulator finds: errors in a file that does not compile, faults of a launch."""
+"""The emulator's errors: compilation diagnostics and launch faults."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One finding of the type check, at a line of the .metal file (or of a header of it)."""
+    """A finding of the type check at a line of the .metal file or one of its headers."""
 
     file: str
     line: int
@@ -17,9 +17,9 @@ class Diagnostic:
 
 
 class MetalError(Exception):
-    """A file that is not valid Metal, or that the emulator cannot run.
+    """Invalid Metal, or Metal that the emulator does not support.
 
-    `diagnostics` has the findings in the order of the file; the message lists them.
+    `diagnostics` has the findings in file order; the message lists them.
     """
 
     def __init__(self, diagnostics: list[Diagnostic]):
@@ -28,10 +28,10 @@ class MetalError(Exception):
 
 
 class ToolMissingError(Exception):
-    """The emulator cannot work on this machine; the message says what to install."""
+    """A required tool is missing; the message has installation instructions."""
 
 
-# What to do about each kind of fault.
+# Advice for each kind of fault.
 ADVICE = {
     "divergent-barrier": "Every thread of a threadgroup must reach the same barrier: no barrier in "
     "a branch, a loop or after a return that only some threads take.",
@@ -52,10 +52,10 @@ ADVICE = {
 
 
 class MetalFault(Exception):  # noqa: N818 – a fault of the kernel, the field's word for it
-    """Something that a launch did and must not do.
+    """A fault of a launch.
 
     `kind` is a short name (the keys of `ADVICE`, "wrong-argument", "division-by-zero", "crash"),
-    `file` and `line` are the place in the source, `kernel` is the kernel's name.
+    `file` and `line` are the source location, `kernel` is the kernel's name.
     """
 
     def __init__(self, kind: str, kernel: str, message: str, file: str = "", line: int = 0):
@@ -70,7 +70,7 @@ FAULTS_SHOWN = 5
 
 
 class UnreportedFaultError(Exception):
-    """Faults on an emulated GPU that somebody caught; `faults` has a sentence for each."""
+    """Faults on an emulated GPU whose exceptions were caught; `faults` has one sentence each."""
 
     def __init__(self, faults: list[str]):
         self.faults = faults

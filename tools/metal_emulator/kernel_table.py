@@ -1,4 +1,4 @@
-"""The C++ that lists a library's kernels for the runtime: see msl/kernel_table.h."""
+"""Generates the C++ table of a library's kernels: see msl/kernel_table.h."""
 
 from .rewrite import KernelFunction
 
@@ -6,7 +6,7 @@ KERNEL_TABLE = "kernel_table"  # as a file's name in diagnostics
 
 
 def kernel_table(kernels: list[KernelFunction]) -> str:
-    """Text to append to the rewritten kernels."""
+    """Table to append to the rewritten kernels."""
     lines = [f'\n# 1 "{KERNEL_TABLE}"']
     entries = []
     for i, kernel in enumerate(kernels):

@@ -1,4 +1,4 @@
-"""A .metal file as something to launch kernels from."""
+"""Library of kernels compiled from a .metal file, with launches."""
 
 import os
 import random
@@ -18,7 +18,7 @@ MIN_ALLOWED = 384  # an assumption: what a kernel of many registers is allowed a
 
 
 class Launch:
-    """A launch that went well. Its results are in the arrays that were bound."""
+    """A completed launch. Its results are in the bound arrays."""
 
     def __init__(self, kernel: str, counts: Counts | None):
         self.kernel = kernel
@@ -26,17 +26,17 @@ class Launch:
 
     @property
     def counts(self) -> Counts:
-        """What it did; only a launch with mode="count" knows."""
+        """Operation counts, with mode="count" only."""
         if self._counts is None:
             raise ValueError('counts need mode="count": only that mode compiles them in')
         return self._counts
 
 
 class Library:
-    """The kernels of a .metal file, type-checked and compiled for this machine's CPU.
+    """Kernels of a .metal file, type-checked and compiled for this machine's CPU.
 
     `defines` are macros, `function_constants` the values of `[[function_constant(i)]]` by index or
-    name. Raises `MetalError` with the places of all errors, `ToolMissingError` without clang.
+    name. Raises `MetalError` with the locations of all errors, `ToolMissingError` without clang.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class Library:
 
     @property
     def kernels(self) -> list[str]:
-        """The names by which the host knows the kernels, in the order of the file."""
+        """Host names of the kernels, in file order."""
         return list(self._described)
 
     def parameters(self, kernel: str) -> list[Parameter]:
-        """The buffer and threadgroup parameters of a kernel."""
+        """Buffer and threadgroup parameters of a kernel."""
         return self._kernel(kernel)[2]
 
     def max_threads(self, kernel: str) -> int:
-        """How many threads a kernel says that its threadgroups have at most; 0 if it does not."""
+        """Declared maximum of a kernel's threads per threadgroup; 0 if undeclared."""
         return self._kernel(kernel)[1]
 
     def _kernel(self, name: str) -> tuple[int, int, list[Parameter]]:
@@ -91,14 +91,14 @@ class Library:
         seed: int = 1,
         timeout: float = 600,
     ) -> Launch:
-        """Runs a kernel on NumPy arrays, which it changes in place.
+        """Runs a kernel on NumPy arrays, which are modified in place.
 
-        `grid` counts threadgroups of `threads` threads, as dispatchThreadgroups does;
-        `grid_threads` counts threads, as dispatchThreads does: the last threadgroups may be
-        smaller. `threadgroup_memory` is the size in bytes of each `[[threadgroup(i)]]`. `mode` is
-        "plain", "asan", "race", "count" or "loose" (arithmetic as a GPU may do it, by `seed`);
-        `order` is that of lanes and threadgroups: "forward", "reverse" or "random" (with `seed`).
-        Raises `MetalFault` for what the kernel must not do.
+        `grid` counts threadgroups of `threads` threads, as in dispatchThreadgroups; `grid_threads`
+        counts threads, as in dispatchThreads: the last threadgroups may be smaller.
+        `threadgroup_memory` is the size in bytes of each `[[threadgroup(i)]]`. `mode` is "plain",
+        "asan", "race", "count" or "loose" (relaxed arithmetic as on a GPU, by `seed`); `order` of
+        lanes and threadgroups is "forward", "reverse" or "random" (with `seed`). Raises
+        `MetalFault` for a fault of the kernel.
         """
         number, limit, parameters = self._kernel(kernel)
         if (grid is None) == (grid_threads is None):
@@ -136,9 +136,9 @@ class Library:
             raise MetalFault("too-many-threads", kernel, text)
 
     def threads_allowed(self, kernel: str, seed: int) -> int:
-        """How many threads a GPU may allow the kernel's threadgroups, as mode="loose" has it.
+        """Threads per threadgroup that a GPU may allow the kernel, as in mode="loose".
 
-        A pipeline that needs many registers gets fewer than 1024 (maxTotalThreadsPerThreadgroup).
+        A pipeline with many registers gets fewer than 1024 (maxTotalThreadsPerThreadgroup).
         """
         drawn = random.Random(f"{kernel} {seed}").randrange(MIN_ALLOWED, MAX_THREADS + 1, 32)
         return max(drawn, self.max_threads(kernel))
@@ -189,13 +189,13 @@ class Library:
 
 
 def _three(size: Sequence[int]) -> tuple[int, int, int]:
-    """Sizes of fewer dimensions are of size one in the others."""
+    """Pads sizes to three dimensions by ones."""
     x, y, z = (*size, 1, 1)[:3]
     return int(x), int(y), int(z)
 
 
 def _place_of(executable: Path, address: int) -> tuple[str, int]:
-    """File and line of an instruction: of the innermost function that is not the emulator's own."""
+    """File and line of an instruction, in the innermost function outside the emulator."""
     command = ["addr2line", "-i", "-e", str(executable), hex(address)]
     try:
         output = subprocess.run(command, capture_output=True, text=True, check=False).stdout

@@ -1,4 +1,4 @@
-"""Metal 4.1's rule about `this`, which C++ does not know: it is in no plain address space.
+"""Metal 4.1's address space of `this`, which C++ does not have.
 
 Until Metal 4.0 `this` was in `thread`. Metal 4.1, which MLX asks for from macOS 27 on, has a
 generic address space, and `this` and the object's members are in it; a reference to `thread`

@@ -1,4 +1,4 @@
-"""From a .metal file to one flat text: includes and macros resolved, lines marked."""
+"""Preprocesses a .metal file to flat text with line markers."""
 
 import re
 import subprocess
@@ -22,7 +22,7 @@ DEFINITIONS = ["__METAL__=1", "__METAL_VERSION__=320", "__METAL_MACOS__=1", "__c
 def preprocess(
     path: Path, include_dirs: Sequence[Path], defines: Mapping[str, object], build: Path
 ) -> str:
-    """The flat text of the file; raises `MetalError`, for example for a header that is missing."""
+    """Flat text of the file; raises `MetalError`, for example for a missing header."""
     command = [clang(), "-E", "-x", "c++", "-std=c++20", "-nostdinc", "-undef", "-Wno-everything"]
     command += [f"-D{definition}" for definition in DEFINITIONS]
     command += [f"-D{name}={value}" for name, value in defines.items()]
@@ -38,7 +38,7 @@ def preprocess(
 
 
 def _header_folder(build: Path) -> Path:
-    """A folder with metal_stdlib and its like, each of them the macros alone."""
+    """Folder with Metal's standard headers, each containing only the macros."""
     folder = build / "include"
     content = f'#include "{Path(__file__).parent / "msl" / "macros.h"}"\n'
     for name in STANDARD_HEADERS:

@@ -1,4 +1,4 @@
-"""A compiled library's process: launches go in, faults or counts come out (runtime/server.cpp)."""
+"""Process of a compiled library: sends launches, receives faults or counts."""
 
 import contextlib
 import mmap
@@ -27,9 +27,9 @@ def _round_up(n: int, to: int) -> int:
 
 
 def _places(arguments: Sequence[Argument]) -> tuple[list[int], int]:
-    """Where each argument's pages begin in the file, and where the last ones end.
+    """Offsets of the arguments' pages in the file, and the end.
 
-    An array that is bound twice and written has one place.
+    An array bound twice and written has one place.
     """
     offsets, end = [], 0
     known: dict[tuple[int, int], int] = {}
@@ -45,10 +45,10 @@ def _places(arguments: Sequence[Argument]) -> tuple[list[int], int]:
 
 
 class Process:
-    """Runs launches of one program, each in a child of its own that sees the shared file.
+    """Runs launches of one program, each in a child process with the shared file.
 
-    A buffer takes whole pages of the file and ends at the end of the last one, behind which the
-    child maps a page that must not be touched.
+    A buffer takes whole pages of the file and ends at the end of the last one; the child maps an
+    inaccessible page behind it.
     """
 
     def __init__(self, executable: Path):
@@ -59,7 +59,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # so that its children can be ended with it
+            start_new_session=True,  # to kill its children with it
             pass_fds=[self._file.fileno()],
             env=_environment(),
         )
@@ -79,7 +79,7 @@ class Process:
         seed: int,
         timeout: float,
     ) -> list[list[str]]:
-        """One launch: the lines that it wrote, split. Arrays have their new values afterwards."""
+        """Runs one launch; returns its output lines, split. Updates the arrays."""
         offsets, end = _places(arguments)
         if end > self._size:
             os.ftruncate(self._file.fileno(), end)
@@ -154,7 +154,7 @@ class Process:
             return lines
 
     def _read_line(self, deadline: float) -> str | None:
-        """The next line of the process; None when the time is over."""
+        """Next line of the process; None after a timeout."""
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._output:
@@ -170,7 +170,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it can take another launch."""
+        """Whether it can run another launch."""
         return self._finalizer.alive and self._process.poll() is None
 
     def close(self) -> None:
@@ -183,12 +183,12 @@ ASAN_OPTIONS += ":handle_sigtrap=0:detect_stack_use_after_return=0:symbolize=0:l
 
 
 def _memory_folder() -> str | None:
-    """A file there never reaches a disk."""
+    """Folder for files in memory."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _environment() -> dict[str, str]:
-    """Kernels bring their own sanitizer: one that was loaded into Python would be in its way."""
+    """Environment without sanitizers loaded into Python, which conflict with the kernels'."""
     inherited = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     return {**inherited, "ASAN_OPTIONS": ASAN_OPTIONS}
 
@@ -204,7 +204,7 @@ def _stop(process: subprocess.Popen[bytes], file: object) -> None:
 
 
 def describe(executable: Path) -> dict[str, tuple[int, int, list[Parameter]]]:
-    """Of each kernel: its number, its largest threadgroup (0: not said), its parameters."""
+    """Number, largest threadgroup (0 if undeclared) and parameters of each kernel."""
     command = [str(executable), "describe"]
     output = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment())
     kernels: dict[str, tuple[int, int, list[Parameter]]] = {}

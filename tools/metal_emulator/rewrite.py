@@ -1,7 +1,7 @@
-"""From flat Metal text to C++ that clang accepts: small rewrites that keep every line where it is.
+"""Rewrites flat Metal text to C++ for clang, preserving line numbers.
 
-Each function does one rewrite. What remains of Metal's syntax, address spaces above all, is given a
-meaning by the macros and types of msl/*.h.
+Each function does one rewrite. The remaining syntax of Metal, mainly address spaces, is defined by
+the macros and types of msl/*.h.
 """
 
 import re
@@ -20,7 +20,7 @@ NOT_METAL = re.compile(
 
 @dataclass(frozen=True)
 class KernelFunction:
-    """A kernel as the host names it, and the C++ function that it is: `scale<float>`."""
+    """A kernel's host name and its C++ function, such as `scale<float>`."""
 
     host_name: str
     function: str
@@ -29,20 +29,20 @@ class KernelFunction:
 
 @dataclass
 class Rewritten:
-    """C++ text, its kernels and what is already known to be wrong."""
+    """C++ text, its kernels, and the errors found."""
 
     text: str
     kernels: list[KernelFunction] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def error(self, offset: int, message: str) -> None:
-        """Adds a finding at the line of `offset` in the current text."""
+        """Adds an error at the line of `offset` in the current text."""
         self.diagnostics.append(Diagnostic(*source.place(self.text, offset), message))
 
     def replace(
         self, pattern: str, replacement: Callable[[re.Match[str]], str], flags: int = 0
     ) -> None:
-        """Replaces each match; the replacement must have as many line breaks."""
+        """Replaces each match; the replacement must have as many newlines."""
         self.text = re.sub(pattern, replacement, self.text, flags=flags)
 
 
@@ -67,7 +67,7 @@ def rewrite(flat: str, constants: Mapping[int | str, object]) -> Rewritten:
 
 
 def _refuse_other_languages(code: Rewritten) -> None:
-    """C++ that Metal does not have, which clang would accept."""
+    """Rejects C++ that Metal does not have but clang accepts."""
     for match in NOT_METAL.finditer(code.text):
         line = code.text[code.text.rfind("\n", 0, match.start()) + 1 : match.start()]
         if not line.lstrip().startswith("#"):
@@ -75,7 +75,7 @@ def _refuse_other_languages(code: Rewritten) -> None:
 
 
 def _collect_kernels(code: Rewritten, signatures: list[tuple[int, Signature]]) -> None:
-    """Kernels that are no templates are there under their own name or their host_name."""
+    """Collects non-template kernels by their own name or host_name."""
     for offset, signature in signatures:
         before = code.text[max(0, offset - 400) : offset]
         if re.search(r"template\s*<[^;{}]*>\s*(?:\[\[[^;{}]*\]\]\s*)?$", before):
@@ -86,7 +86,7 @@ def _collect_kernels(code: Rewritten, signatures: list[tuple[int, Signature]]) -
 
 
 def _instantiate(code: Rewritten, signatures: Mapping[str, Signature]) -> None:
-    """`template [[host_name("x")]] [[kernel]] …f<T>…;` names an instance of a template."""
+    """Handles `template [[host_name("x")]] [[kernel]] …f<T>…;`, a named template instance."""
 
     def instance(match: re.Match[str]) -> str:
         host_name = "".join(re.findall(r'"([^"]*)"', match[1]))
@@ -117,7 +117,7 @@ def _instantiate(code: Rewritten, signatures: Mapping[str, Signature]) -> None:
 
 
 def _set_function_constants(code: Rewritten, constants: Mapping[int | str, object]) -> None:
-    """Values that Metal sets when it makes a pipeline are constants of the compilation here."""
+    """Turns function constants, set at pipeline creation in Metal, into compile-time constants."""
     defined: set[str] = set()
 
     def constant(match: re.Match[str]) -> str:
@@ -141,7 +141,7 @@ def _set_function_constants(code: Rewritten, constants: Mapping[int | str, objec
 
 
 def _drop_attributes(code: Rewritten) -> None:
-    """What attributes say is known by now."""
+    """Removes attributes, which are already evaluated."""
     code.replace(r"\[\[(?:[^\[\]]|\[[^\[\]]*\])*\]\]", lambda m: source.blank(m[0]))
     code.replace(r"(^|[;{}>\s])kernel(?=\s+void\b)", lambda m: m[1] + "      ", re.MULTILINE)
 
@@ -156,7 +156,7 @@ THREADGROUP_VARIABLE = re.compile(
 
 
 def _place_threadgroup_variables(code: Rewritten) -> None:
-    """`threadgroup float x[8];` becomes a reference to memory that the runtime keeps by number."""
+    """Turns `threadgroup float x[8];` into a reference to memory that the runtime numbers."""
     number = 0
 
     def variable(match: re.Match[str]) -> str:
@@ -182,7 +182,7 @@ def _place_threadgroup_variables(code: Rewritten) -> None:
 
 
 def _array_parameters(code: Rewritten) -> None:
-    """`device T x[]` as a parameter is a pointer; clang wants it spelt as one."""
+    """Rewrites a parameter `device T x[]` as a pointer, for clang."""
     space = r"(?:const\s+)?(?:constant|device|threadgroup)\s+(?:const\s+)?\w+"
     code.replace(
         rf"(?<=[(,])(\s*)({space})\s+(\w+)\s*\[\w*\](?=\s*[,)])", lambda m: f"{m[1]}{m[2]}* {m[3]}"
@@ -190,7 +190,7 @@ def _array_parameters(code: Rewritten) -> None:
 
 
 def _vector_constructors(code: Rewritten) -> None:
-    """`float4(x, y, z, w)` and `vec<T, 4>(…)` become calls of msl::make."""
+    """Rewrites `float4(x, y, z, w)` and `vec<T, 4>(…)` as calls of msl::make."""
     names = set(re.findall(r"\busing\s+(\w+)\s*=\s*(?:metal::)?vec\s*<", code.text))
     names |= set(re.findall(r"\btypedef\s+(?:metal::)?vec\s*<[^;]*>\s*(\w+)\s*;", code.text))
     vectors = "|".join([rf"(?:{SCALARS})[234]", *sorted(names)])
@@ -224,7 +224,7 @@ def _vector_constructors(code: Rewritten) -> None:
 
 
 def _mark_thread_members(code: Rewritten) -> None:
-    """Marks `T f() const thread {…}` for member_address_spaces.py; C++ has no such qualifier."""
+    """Marks `T f() const thread {…}`, a qualifier C++ lacks, for member_address_spaces.py."""
     code.replace(
         r"(\)\s*(?:const\s+)?)thread(\s*(?:noexcept\s*)?)(?=[:{;])",
         lambda m: f'{m[1]}{m[2]}__attribute__((annotate("thread")))',
@@ -232,7 +232,7 @@ def _mark_thread_members(code: Rewritten) -> None:
 
 
 def _drop_qualified_members(code: Rewritten) -> None:
-    """`T f() const threadgroup {…}`: members for objects in other spaces, which C++ cannot have."""
+    """Removes `T f() const threadgroup {…}`: members for other spaces, impossible in C++."""
     pattern = re.compile(
         r"\)\s*(?:const\s+)?(?:threadgroup|device|constant)\s*(?:noexcept\s*)?(?=[:{])"
     )
@@ -252,7 +252,7 @@ def _drop_qualified_members(code: Rewritten) -> None:
 
 
 def _copyable_structs(code: Rewritten) -> None:
-    """Structs get assignment between address spaces, see msl/structs.h."""
+    """Adds assignment between address spaces to structs, see msl/structs.h."""
 
     def struct(match: re.Match[str]) -> str:
         name = match[1]

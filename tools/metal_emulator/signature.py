@@ -1,4 +1,4 @@
-"""A kernel's signature: which parameter is bound to what, and whether Metal allows that."""
+"""Kernel signatures: parameter bindings and their validity in Metal."""
 
 import re
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ class Parameter:
 
 @dataclass
 class Signature:
-    """A kernel function (or template) as it is declared."""
+    """Declaration of a kernel function or template."""
 
     name: str
     parameters: list[Parameter] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Signature:
 
 @dataclass
 class _Reader:
-    """Reads one signature; collects what is wrong with it."""
+    """Parses one signature and collects its errors."""
 
     kernel: str
     text: str
@@ -68,7 +68,7 @@ class _Reader:
         self.diagnostics.append(Diagnostic(file, line, f"kernel {self.kernel}: {message}"))
 
     def parameter(self, offset: int, declaration: str) -> Parameter:
-        """The binding of one parameter; reports at the line where the parameter starts."""
+        """Binding of one parameter; errors are at its first line."""
         offset += len(declaration) - len(declaration.lstrip())
         plain = ATTRIBUTE.sub(" ", declaration).strip()
         match = re.search(r"(\w+)\s*(?:\[\w*\])?$", plain)
@@ -131,7 +131,7 @@ class _Reader:
             self.error(offset, f"'{name}' must be a pointer or a reference")
 
     def next_free(self, offset: int, name: str, plain: str) -> tuple[str, str]:
-        """Buffers without an index are numbered in their order, as Metal does."""
+        """Numbers buffers without an index in order, as Metal does."""
         if re.search(r"\b(?:device|constant)\b[^&*]*[&*]", plain):
             index = next(i for i in range(64) if f"buffer({i})" not in self.used)
             self.used.add(f"buffer({index})")
@@ -150,7 +150,7 @@ KERNEL = re.compile(
 
 
 def read_signatures(text: str) -> tuple[list[tuple[int, Signature]], list[Diagnostic]]:
-    """All kernel functions of the flat text, with the offset of each, and what is wrong."""
+    """All kernel functions of the flat text, with their offsets and errors."""
     signatures: list[tuple[int, Signature]] = []
     diagnostics: list[Diagnostic] = []
     for match in KERNEL.finditer(text):

@@ -1,4 +1,4 @@
-"""Text with line markers, as the preprocessor leaves it: places in it, and what brackets hold."""
+"""Preprocessed text with line markers: locations and bracket matching."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 
 def place(text: str, offset: int) -> tuple[str, int]:
-    """The file and the line that the character at `offset` comes from."""
+    """File and line of the character at `offset`."""
     last = None
     for marker in MARKER.finditer(text, 0, offset):
         last = marker
@@ -18,7 +18,7 @@ def place(text: str, offset: int) -> tuple[str, int]:
 
 
 def closing(text: str, opening: int) -> int:
-    """The offset just past the bracket that closes the one at `opening`; -1 if nothing does."""
+    """Offset past the bracket that closes the one at `opening`; -1 if unclosed."""
     open_, close = text[opening], CLOSING[text[opening]]
     depth = 0
     for i in range(opening, len(text)):
@@ -32,7 +32,7 @@ def closing(text: str, opening: int) -> int:
 
 
 def split(text: str, separator: str = ",") -> Iterator[tuple[int, str]]:
-    """The parts between separators that are in no bracket, each with its offset."""
+    """Parts between separators outside brackets, with their offsets."""
     depth, start = 0, 0
     for i, character in enumerate(text):
         if character in "([{<":
@@ -47,10 +47,10 @@ def split(text: str, separator: str = ",") -> Iterator[tuple[int, str]]:
 
 
 def blank(text: str) -> str:
-    """As many spaces; lines stay lines, so that places stay what they are."""
+    """Replaces text by spaces and keeps its newlines."""
     return re.sub(r"[^\n]", " ", text)
 
 
 def newlines(text: str) -> str:
-    """The line breaks of `text` alone, behind a replacement that is all on one line."""
+    """The newlines of `text`, to append to a one-line replacement."""
     return "\n" * text.count("\n")

@@ -1,4 +1,4 @@
-"""The dump of clang's syntax tree, node by node."""
+"""Parser of clang's syntax tree dump, node by node."""
 
 import re
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ class Node:
     """A line of the dump.
 
     Attributes:
-        text: the line, without the branches that it hangs from.
-        depth: how far it is indented.
-        place: file and line where it starts.
-        child: the next line, which is that of its first child, if it has one.
+        text: the line without tree branches.
+        depth: indentation.
+        place: file and line of its start.
+        child: the next line, its first child's if it has one.
     """
 
     text: str
@@ -34,7 +34,7 @@ class Node:
 
 
 def nodes(dump: str) -> Iterator[Node]:
-    """All nodes in their order."""
+    """All nodes in order."""
     file, line = "", 0
     lines = dump.splitlines()
     for text, child in zip(lines, [*lines[1:], ""], strict=True):
@@ -51,6 +51,6 @@ def nodes(dump: str) -> Iterator[Node]:
 
 
 def type_of(text: str) -> str:
-    """The type of a node as clang writes it, without aliases: 'const __constant int'."""
+    """A node's type in clang's notation, without aliases: 'const __constant int'."""
     match = TYPE.search(text)
     return (match[2] or match[1]) if match else "?"

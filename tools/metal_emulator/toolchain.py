@@ -1,4 +1,4 @@
-"""The compiler: clang 19 or later, which knows the address spaces and bfloat."""
+"""The compiler: clang 19 or later, with address spaces and bfloat."""
 
 import functools
 import os
@@ -21,7 +21,7 @@ ONLY_LINUX = "the Metal emulator runs on Linux; on a Mac the kernels run on the 
 
 @functools.cache
 def clang() -> str:
-    """The path of clang++; raises `ToolMissingError`, whose message says what to install."""
+    """Path of clang++; raises `ToolMissingError` with installation instructions."""
     if sys.platform != "linux":
         raise ToolMissingError(ONLY_LINUX)
     chosen = os.environ.get("TINY_LLM_CLANG")
@@ -51,6 +51,6 @@ def _version(path: str) -> int:
 
 
 def sources() -> list[Path]:
-    """All files of the emulator that a compiled library depends on."""
+    """Files of the emulator that a compiled library depends on."""
     here = Path(__file__).parent
     return sorted(path for path in here.rglob("*") if path.suffix in (".h", ".cpp", ".py"))

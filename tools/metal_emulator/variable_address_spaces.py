@@ -1,4 +1,4 @@
-"""Metal wants what outlives a function's call in the constant address space; C++ does not ask."""
+"""Requires global variables to be in Metal's constant address space."""
 
 import re
 
@@ -12,7 +12,7 @@ VARIABLE = re.compile(r"VarDecl .*? (\w+) '")
 
 
 class GlobalVariables:
-    """Looks at all nodes in their order, and finds variables that are not in `constant`."""
+    """Visits all nodes in order, and reports global variables outside `constant`."""
 
     def __init__(self) -> None:
         self._function_depth: int | None = None  # of the function that the last node was in

@@ -1,7 +1,7 @@
-"""`pdm run scoreboard`: the learner's engine beside ours, this machine's limit and llama.cpp.
+"""`pdm run scoreboard`: the learner's engine, ours, llama.cpp and the roofline.
 
-score    what one run found, and what earlier runs did
-measure  runs the tests and the engines
-table    the terminal's view
-page     the same as a page
+score        results of a run, and comparison with earlier ones
+measure      runs tests and engines
+table        terminal output
+html_report  HTML report
 """

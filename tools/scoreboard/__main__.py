@@ -1,10 +1,10 @@
-"""`pdm run scoreboard`: the learner's engine beside ours, this machine's limit and llama.cpp.
+"""`pdm run scoreboard`: the learner's engine, ours, llama.cpp and the roofline.
 
-It runs the tests of what has changed, then the model of the last week that works: a prompt of 128
-tokens, decoding after 128, and four sequences at once. Beside it stand the learner's earlier weeks
-(from the history), our engine, llama.cpp if it is installed, and the speed that memory and
-arithmetic of this machine allow. It takes about a minute, and longer the first time, when all tests
-run. The learner's tree keeps the history in history.jsonl and the page in scoreboard.html.
+Runs the tests of changed days, then the model of the last working week: a prompt of 128 tokens,
+decoding after 128, and four sequences at once. Beside it are the learner's earlier weeks (from the
+history), our engine, llama.cpp if installed, and the limits of this machine's memory and
+arithmetic. Takes about a minute, longer the first time, when all tests run. The learner's tree
+keeps the history in history.jsonl and the report in scoreboard.html.
 """
 
 import argparse
@@ -48,22 +48,22 @@ ROOFLINE_ROUNDS = 2  # measurements of the machine's limits, of which the best c
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measures, keeps and shows; the exit status is 0, or 2 if the flags ask for what cannot be."""
+    """Measures, stores and prints. Exit status: 0, or 2 for a user error."""
     parser = argparse.ArgumentParser(
         prog="scoreboard", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     model = parser.add_mutually_exclusive_group()
-    model.add_argument("--model", default="demo", help="a name or a folder; demo if not given")
+    model.add_argument("--model", default="demo", help="name or folder (demo)")
     model.add_argument(
         "--random",
         choices=SHAPES,
         metavar="SHAPE",
         help=f"random weights, some minutes: {', '.join(SHAPES)}",
     )
-    parser.add_argument("--llama-python", metavar="PYTHON", help="one that has llama-cpp-python")
     parser.add_argument(
-        "--show", action="store_true", help="the last run again; nothing is measured"
+        "--llama-python", metavar="PYTHON", help="interpreter with llama-cpp-python"
     )
+    parser.add_argument("--show", action="store_true", help="show the last run again")
     add_solution_argument(parser)
     args = parser.parse_args(argv)
     tree = selected_tree(parser, args.solution)
@@ -86,10 +86,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, tree: Path | None, console: Console) -> Score:
-    """Tests and measures.
+    """Runs tests and engines.
 
     Raises:
-        UserError: the model cannot be had.
+        UserError: the model cannot be loaded.
     """
     if args.random is not None:
         name = f"random weights of {args.random}"

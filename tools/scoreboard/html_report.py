@@ -1,4 +1,4 @@
-"""The scoreboard as a page: one HTML file with its drawings in it, light or dark."""
+"""HTML report of the scoreboard: one self-contained file, light or dark."""
 
 import html
 import math
@@ -32,11 +32,11 @@ WIDTH, LINE = 280, 36
 
 
 def render_page(score: Score, history: Sequence[Score]) -> str:
-    """The page.
+    """The report as HTML.
 
     Args:
-        score: a run's.
-        history: the runs before it, the oldest first.
+        score: the run.
+        history: earlier runs, oldest first.
     """
     rows = all_rows(score, history)
     panels = "".join(
@@ -65,7 +65,7 @@ def render_page(score: Score, history: Sequence[Score]) -> str:
 
 
 def _bars(rows: Sequence[Row], metric: str, score: Score) -> str:
-    """A bar for each row that has the metric: its name above, its speed at the right."""
+    """One bar per row with the metric: name above, speed at the right."""
     measured = [row for row in rows if metric in row.speeds]
     if not measured:
         return "<p>not measured</p>"
@@ -88,7 +88,7 @@ def _bars(rows: Sequence[Row], metric: str, score: Score) -> str:
 
 
 def _runs(score: Score, history: Sequence[Score]) -> str:
-    """The learner's decoding speed, run by run, once there are two runs of this model."""
+    """The learner's decoding speed by run, from two runs of this model on."""
     runs = [
         run
         for run in [*history, score]

@@ -1,4 +1,4 @@
-"""Runs what the scoreboard shows: the course's tests, and engines in processes of their own."""
+"""Measurements of the scoreboard: tests, and engines in worker processes."""
 
 import importlib.util
 import subprocess
@@ -22,7 +22,7 @@ from tools.course.tree import ROOT, environment
 
 from .score import METRICS, Row
 
-# A week's model runs when these tasks are done.
+# Tasks required by each week's model.
 ENGINE_TASKS = {1: ("1.5.3",), 2: ("2.1.3", "2.1.4"), 3: ("3.1.3", "3.2.2", "3.2.3")}
 LAST_MODEL = max(ENGINE_TASKS)
 # Week 4 has no model of its own: its kernels run Week 3's. The task, and what TINY_LLM_MATMUL is,
@@ -36,12 +36,12 @@ PRODUCT_KERNELS = {
 }
 # The same of attention, and TINY_LLM_ATTENTION.
 ATTENTION_KERNELS = {"4.6.3": "split", "4.6.2": "online", "4.6.1": "scores"}
-SECONDS = 90  # that one measurement may take at most
-IN_CACHE = 64e6  # bytes of weights that a processor's cache may hold
+SECONDS = 90  # timeout per measurement
+IN_CACHE = 64e6  # bytes of weights that may fit in a CPU cache
 
 
 def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
-    """The outcomes of all tasks that are begun; what has not changed is not run again."""
+    """Outcomes of all begun tasks; unchanged days come from the cache."""
     begun = TASKS.keys() if tree is None else tasks_begun(tree)
     days = [day for day in DAYS if any(task.id in begun for task in day.tasks)]
     found = outcomes_by_task(tree, days, console)
@@ -49,10 +49,10 @@ def run_tests(tree: Path | None, console: Console) -> dict[str, list[Outcome]]:
 
 
 def tasks_shown(begun: Iterable[str]) -> list[Task]:
-    """The tasks of the course, optional ones if they are begun, or if something of their week is.
+    """Tasks to show; optional ones only if they or their week are begun.
 
     Args:
-        begun: the ids of tasks.
+        begun: ids of begun tasks.
     """
     begun = set(begun)
     weeks = OPTIONAL_WEEKS & {TASKS[task].week for task in begun}
@@ -64,7 +64,7 @@ def tasks_shown(begun: Iterable[str]) -> list[Task]:
 
 
 def count_tasks(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int]]:
-    """Tasks that are done, and all that are shown, by week."""
+    """Completed and shown tasks, by week."""
     counts: dict[str, list[int]] = {}
     for task in tasks_shown(outcomes):
         of_week = counts.setdefault(str(task.week), [0, 0])
@@ -74,7 +74,7 @@ def count_tasks(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int
 
 
 def count_tests(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int]]:
-    """Tests that passed, and tests of begun tasks that could be run, by week."""
+    """Passed tests, and run tests of begun tasks, by week."""
     counts = {str(task.week): [0, 0] for task in tasks_shown(outcomes)}
     for task, found in outcomes.items():
         for outcome in found:
@@ -85,19 +85,19 @@ def count_tests(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[int
 
 
 def matmul_kernel(outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
-    """The best kernel of Week 4 that is done, or None."""
+    """Best completed matmul kernel of Week 4, or None."""
     return _best_done(PRODUCT_KERNELS, outcomes)
 
 
 def attention_kernel(outcomes: Mapping[str, Sequence[Outcome]]) -> str | None:
-    """The same of attention."""
+    """Best completed attention kernel of Week 4, or None."""
     return _best_done(ATTENTION_KERNELS, outcomes)
 
 
 def kernels_of_week_4(
     outcomes: Mapping[str, Sequence[Outcome]],
 ) -> tuple[str | None, str | None]:
-    """Both, the product's first."""
+    """Both kernels, the matmul's first."""
     return matmul_kernel(outcomes), attention_kernel(outcomes)
 
 
@@ -107,7 +107,7 @@ def _best_done(kernels: Mapping[str, str], outcomes: Mapping[str, Sequence[Outco
 
 
 def furthest_week(outcomes: Mapping[str, Sequence[Outcome]]) -> int:
-    """The last week whose model runs, or 0; 4 if it is Week 3's, with a kernel of Week 4."""
+    """Last week whose model runs, or 0; 4 for Week 3's model with a kernel of Week 4."""
     weeks = [
         week
         for week, tasks in ENGINE_TASKS.items()
@@ -119,16 +119,16 @@ def furthest_week(outcomes: Mapping[str, Sequence[Outcome]]) -> int:
 
 @dataclass(frozen=True)
 class Engine:
-    """Something that answers, and how to start it.
+    """An engine and how to start it.
 
     Attributes:
-        name: of its row.
-        python: the interpreter.
-        module: its worker, in `benchmark.systems`.
-        arguments: the worker's.
-        tree: whose `tiny_llm` it imports; None for the solution's.
-        product: the kernel of products with quantized weights, if not the tree's best.
-        attention: that of attention.
+        name: label of its row.
+        python: interpreter.
+        module: its worker in `benchmark.systems`.
+        arguments: arguments of the worker.
+        tree: tree of its `tiny_llm`; None for the solution's.
+        product: quantized matmul kernel, if not the tree's best.
+        attention: attention kernel, if not the tree's best.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Engine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of its process."""
+        """Environment of the worker."""
         chosen = {"TINY_LLM_MATMUL": self.product, "TINY_LLM_ATTENTION": self.attention}
         named = {variable: kernel for variable, kernel in chosen.items() if kernel is not None}
         return {**environment(self.tree), **named}
@@ -155,24 +155,24 @@ def course_engine(
     product: str | None = None,
     attention: str | None = None,
 ) -> Engine:
-    """A week's model, the learner's or ours; of Week 4 it is the last model, with its kernels."""
+    """A week's model, the learner's or ours; Week 4 is the last model with its kernels."""
     solution = "tiny_llm" if tree is None else "mine"
     arguments = (str(folder), "--week", str(min(week, LAST_MODEL)), "--solution", solution)
     return Engine(name, sys.executable, "course_worker", arguments, tree, product, attention)
 
 
 def find_llama(given: str | None) -> str | None:
-    """An interpreter that has llama-cpp-python: the one that was given, or this one, or None."""
+    """Interpreter with llama-cpp-python: the given one, this one, or None."""
     if given is not None:
         return given
     return sys.executable if importlib.util.find_spec("llama_cpp") else None
 
 
 def llama_engine(python: str, folder: Path, work: Path, threads: int) -> Engine:
-    """llama.cpp on the same weights, quantized anew to 4.5 bits; the file is kept in `work`.
+    """llama.cpp on the same weights, requantized to 4.5 bits; the file is cached in `work`.
 
     Raises:
-        ImportError: there is no `gguf` package to write them with.
+        ImportError: the package `gguf` is missing.
         subprocess.CalledProcessError: the interpreter has no llama_cpp.
     """
     subprocess.run([python, "-c", "import llama_cpp"], check=True, capture_output=True)
@@ -184,9 +184,9 @@ def llama_engine(python: str, folder: Path, work: Path, threads: int) -> Engine:
 
 
 def measure_engines(engines: Sequence[Engine], console: Console) -> list[Row]:
-    """Each metric goes through all engines before the next: a slow minute is everybody's.
+    """Runs each metric through all engines before the next, so that slow minutes affect all.
 
-    Only one engine runs at a time; the processes of the others are stopped.
+    Only one engine runs at a time; the others' processes are stopped.
     """
     rows = [Row(engine.name) for engine in engines]
     with _workers(engines, rows) as workers:
@@ -237,7 +237,7 @@ def _workers(
 
 
 def roofline_row(machine: Machine, costs: ModelCosts) -> Row:
-    """The speeds that this machine's memory and arithmetic allow."""
+    """Row with the machine's limits."""
     speeds = {metric.name: metric.bound(costs, machine) for metric in METRICS}
     row = Row("this machine's limit", speeds)
     if costs.weight_bytes() < IN_CACHE:
@@ -249,5 +249,5 @@ def roofline_row(machine: Machine, costs: ModelCosts) -> Row:
 
 
 def work_folder() -> Path:
-    """Where files are kept that are made once."""
+    """Cache folder."""
     return ROOT / "build" / "scoreboard"

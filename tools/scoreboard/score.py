@@ -1,4 +1,4 @@
-"""What a run of the scoreboard found, and how it stands beside earlier ones."""
+"""Results of a scoreboard run, and comparison with earlier runs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ METRICS = (
 
 @dataclass(frozen=True)
 class Row:
-    """One engine's speeds.
+    """Speeds of one engine.
 
     Attributes:
-        name: whose, such as "yours, week 2".
-        speeds: tokens per second, by the metric's name; what is not there was not measured.
-        notes: why one was not, or how it was.
+        name: label, such as "yours, week 2".
+        speeds: tokens per second by metric; unmeasured ones are missing.
+        notes: remarks on a measurement or its absence.
     """
 
     name: str
@@ -35,15 +35,15 @@ class Score:
     """One run.
 
     Attributes:
-        when: date and time, ISO 8601; "" before it is kept.
-        model: its name.
+        when: date and time, ISO 8601; "" before it is stored.
+        model: name of the model.
         machine: processor and threads.
-        week: whose model of the learner's ran; 0 if none can.
-        tasks: done and all, by week.
+        week: week of the learner's model; 0 if none runs.
+        tasks: done and total, by week.
         tests: passed and run, by week.
         yours: the learner's engine.
-        others: what else was measured, the limit last.
-        remarks: what else there is to know, in sentences.
+        others: other rows, the limit last.
+        remarks: further remarks, in sentences.
     """
 
     when: str
@@ -62,7 +62,7 @@ class Score:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> "Score":
-        """From a line of the history."""
+        """From an entry of the history."""
         known = {name: value for name, value in entry.items() if name != "kind"}
         return cls(
             **{
@@ -74,11 +74,11 @@ class Score:
 
 
 def earlier_rows(score: Score, history: Sequence[Score]) -> list[Row]:
-    """The learner's engine as it was: the last run of this week, and of each week before.
+    """The learner's earlier engines: the last run of this and of each earlier week.
 
     Args:
-        score: this run's.
-        history: the runs before, the oldest first. Those of other models or machines do not count.
+        score: this run.
+        history: earlier runs, oldest first; other models and machines are ignored.
     """
     latest = {
         before.week: before
@@ -93,22 +93,22 @@ def earlier_rows(score: Score, history: Sequence[Score]) -> list[Row]:
 
 
 def all_rows(score: Score, history: Sequence[Score]) -> list[Row]:
-    """Every row of the board: the learner's now and before, ours, others, the limit."""
+    """All rows: the learner's now and before, ours, others, the limit."""
     yours = [score.yours] if score.yours.speeds else []
     return [*yours, *earlier_rows(score, history), *score.others]
 
 
 def log_share(speed: float, speeds: Sequence[float]) -> float:
-    """How long a bar is, up to 1 for the fastest: by the logarithm, so that factors are seen."""
+    """Logarithmic length of a bar, 1 for the fastest."""
     lowest = min(speeds) / 10  # the slowest has a bar, too
     return math.log(speed / lowest) / math.log(max(speeds) / lowest)
 
 
 def format_week(week: str) -> str:
-    """A week's number, and that it is optional if it is."""
+    """Week number, marked if optional."""
     return f"{week} (optional)" if int(week) in OPTIONAL_WEEKS else week
 
 
 def format_speed(speed: float) -> str:
-    """Three figures or more: 0.52, 19.4, 119, 10,404."""
+    """At least three digits: 0.52, 19.4, 119, 10,404."""
     return f"{speed:.2f}" if speed < 10 else f"{speed:.1f}" if speed < 100 else f"{speed:,.0f}"

@@ -1,4 +1,4 @@
-"""The scoreboard in the terminal."""
+"""Terminal output of the scoreboard."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,12 @@ BAR = 10  # characters of the longest
 
 
 def print_score(score: Score, history: Sequence[Score], console: Console) -> None:
-    """Prints tasks and tests by week, the engines' speeds, and what there is to say of them.
+    """Prints tasks and tests by week, the engines' speeds, and the remarks.
 
     Args:
-        score: a run's.
-        history: the runs before it.
-        console: where to.
+        score: the run.
+        history: earlier runs.
+        console: output.
     """
     for week, (done, total) in score.tasks.items():
         passed, run = score.tests[week]

@@ -1,8 +1,8 @@
-"""`pdm run speed --day N.M`: Week 4's kernels, measured by the learner's own clock.
+"""`pdm run speed --day N.M`: benchmarks of Week 4's kernels in the learner's tree.
 
-products  what is measured: products with 4-bit weights, in a process of the learner's code
-passes    what lies between the products, in one pass and in several (day 4.5)
-attention what is measured: attention to many keys (day 4.6)
-steps     decoding steps as nodes, and recorded (day 4.7)
-report    the days' tables, and what is kept of them
+matmuls       4-bit matrix products, in a process with the learner's code
+fused_ops     operations between the products, fused and unfused (day 4.5)
+attention     attention to many keys (day 4.6)
+decode_steps  decoding steps as graph nodes, and captured (day 4.7)
+report        tables, and the stored history
 """

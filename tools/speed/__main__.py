@@ -35,15 +35,15 @@ MODULES = {
     "4.6": "attention",
     "4.7": "decode_steps",
 }  # not measured by products.py
-ROOFLINE_ROUNDS = 3  # measurements of the limits, of which the best counts
+ROOFLINE_ROUNDS = 3  # measurements of the limits; the best counts
 
 
 class FailedError(Exception):
-    """What is measured could not be; the sentence says why."""
+    """A measurement failed; the message has the reason."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status 0, whatever the speed; 2 if something is to be written or built first."""
+    """Exit status: 0 whatever the speed; 2 if something must be implemented or built first."""
     parser = argparse.ArgumentParser(
         prog="speed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 def find_planted(
     args: argparse.Namespace, tree: Path | None, machine: Machine, console: Console
 ) -> int:
-    """Day 4.1: shows a step with a slow product in it, and asks which it is."""
+    """Day 4.1: shows a step with a planted slow product, and asks for its name."""
     seed = args.seed
     if seed is None:
         seed = sum(entry["day"] == "4.1" for entry in history.entries(tree, KIND))
@@ -93,7 +93,7 @@ def find_planted(
 
 
 def ask(console: Console) -> str | None:
-    """The name that is typed, until it is one; None at the end of the input."""
+    """Reads a valid name; None at EOF."""
     while True:
         try:
             text = console.input(f"which does its work too often ({', '.join(PRODUCTS)})? ").strip()
@@ -134,10 +134,10 @@ def grade(args: argparse.Namespace, tree: Path | None, machine: Machine, console
 def run_matmuls(
     what: str, tree: Path | None, machine: Machine, rounds: int, *options: str
 ) -> dict[str, Any]:
-    """Measures in a process of its own, which imports the tree's `tiny_llm`.
+    """Measures in a process that imports the tree's `tiny_llm`.
 
     Raises:
-        FailedError: with what the process said.
+        FailedError: with the process's output.
     """
     limits = ("--read", str(machine.read_gb_per_s * 1e9)), ("--peak", str(_peak(machine)))
     module = next((name for day, name in MODULES.items() if day in options), "matmuls")
@@ -146,10 +146,10 @@ def run_matmuls(
 
 
 def result_of(command: Sequence[str], tree: Path | None) -> dict[str, Any]:
-    """The last line of a process, which is JSON. How far it is is shown as soon as it says so.
+    """Last output line of a process, as JSON. Progress lines are shown immediately.
 
     Raises:
-        FailedError: with what the process said.
+        FailedError: with the process's output.
     """
     with (
         tempfile.TemporaryFile("w+") as errors,
@@ -179,12 +179,12 @@ def result_of(command: Sequence[str], tree: Path | None) -> dict[str, Any]:
 
 
 def tell(what: str) -> None:
-    """Shows what is measured now, in a pipe too."""
+    """Prints the current measurement, flushed for pipes."""
     print(f"  {what}", flush=True)
 
 
 def _peak(machine: Machine) -> float:
-    """Operations per second of vector instructions: what Week 4's kernels are made of."""
+    """Operations per second of vector instructions, which Week 4's kernels use."""
     return machine.vector_gflop_per_s * 1e9
 
 

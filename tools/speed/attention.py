@@ -1,10 +1,10 @@
-"""Measures attention of one token to many keys, with the `tiny_llm` of this process: __main__.py.
+"""Day 4.6: measures attention of one token to many keys.
 
     python -m tools.speed.attention kernels --read 40e9 --peak 500e9 --day 4.6 --rounds 5
 
-Two problems: the heads of Qwen3-0.6B, and as many keys of a single head, where threads have nothing
-to share but the keys. Clock, comparison and roofline are those of day 4.1, the learner's if it is a
-learner's process. Output as in products.py.
+Two problems: Qwen3-0.6B's heads, and as many keys of a single head, where threads can only divide
+the keys. Clock, comparison and roofline are day 4.1's, the learner's in a learner's process. Output
+as in matmuls.py.
 """
 
 import argparse
@@ -32,11 +32,11 @@ ONE_HEAD = (8, 1, 128, 4096, 16)
 
 
 class Attention:
-    """One token of H_q query heads, and keys and values of several layers.
+    """One token of H_q query heads, with keys and values of several layers.
 
     Args:
-        H_q, H, D, S: heads of queries and of keys, their size, and the keys of each.
-        copies: how many layers.
+        H_q, H, D, S: query heads, key heads, head size, keys per layer.
+        copies: number of layers.
     """
 
     def __init__(self, H_q: int, H: int, D: int, S: int, copies: int):
@@ -51,7 +51,7 @@ class Attention:
         self.cost = KernelCost(copies * one.num_bytes, copies * one.flops)
 
     def with_kernel(self, kernel: str | None) -> Callable[[], None]:
-        """A run of all layers by a kernel of this name; None for this machine's best."""
+        """Runs all layers with a kernel of this name; None for this machine's best."""
 
         def run() -> None:
             with chosen(kernel):
@@ -62,7 +62,7 @@ class Attention:
 
 @contextmanager
 def chosen(kernel: str | None) -> Iterator[None]:
-    """Attention that is evaluated meanwhile goes through a kernel of this name."""
+    """Selects the attention kernel within a `with` block."""
     before = os.environ.pop(VARIABLE, None)
     try:
         if kernel is not None:
@@ -77,13 +77,13 @@ def chosen(kernel: str | None) -> Iterator[None]:
 def measure_on(
     problem: Sequence[int], names: Sequence[str | None], limits: HardwareLimits, rounds: int
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """(rows of the table by kernel, why the others have none) for one problem.
+    """(rows by kernel, reasons for missing ones) of one problem.
 
     Args:
-        problem: of `Attention`.
-        names: of `KERNELS`; None is this machine's best, by the name "best".
-        limits: the machine's.
-        rounds: of the comparison.
+        problem: arguments of `Attention`.
+        names: names of `KERNELS`; None is this machine's best, labelled "best".
+        limits: the machine's limits.
+        rounds: rounds of the comparison.
     """
     attention = Attention(*problem)
     runs: dict[str, Callable[[], Any]] = {}
@@ -92,7 +92,7 @@ def measure_on(
         run = attention.with_kernel(name)
         try:
             run()
-        except (RuntimeError, ValueError) as error:  # yours to write, or not for this machine
+        except (RuntimeError, ValueError) as error:  # not implemented, or not for this machine
             unwritten[name or "best"] = str(error)
         else:
             runs[name or "best"] = run
@@ -101,14 +101,14 @@ def measure_on(
 
 
 def measure(best: bool, limits: HardwareLimits, rounds: int) -> dict[str, Any]:
-    """Both problems: by this machine's best kernel, or by those of the day that are written."""
+    """Both problems, with this machine's best kernel or the day's implemented ones."""
     rows, unwritten = measure_on(HEADS, (None,) if best else KERNELS, limits, rounds)
     one_head, _ = measure_on(ONE_HEAD, (None,) if best else ON_ONE_HEAD, limits, rounds)
     return {"rows": rows, "one_head": one_head, "unwritten": unwritten, "nearest": None}
 
 
 def main() -> int:
-    """Exit status 2 if something of day 4.1 is to be written first."""
+    """Exit status: 0, or 2 if something of day 4.1 must be implemented first."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("kernels", "best"))
     parser.add_argument("--read", type=float, required=True)

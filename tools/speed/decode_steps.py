@@ -1,8 +1,8 @@
-"""Day 4.7: decoding steps as many nodes of MLX's graph, and recorded as one.
+"""Day 4.7: decoding steps as many nodes of MLX's graph, and captured as one.
 
     python -m tools.speed.decode_steps kernels --read 40e9 --peak 500e9 --day 4.7 --rounds 5
 
-The same arguments and results as products.py, and remarks: what a node costs, how many there are.
+Arguments and results as in matmuls.py, plus remarks: cost and number of nodes.
 """
 
 import io
@@ -29,17 +29,17 @@ from tiny_llm.kernels.roofline import (
 
 from . import matmuls
 
-CONTEXT, STEPS = 64, 8  # tokens before the first step, and steps of a run
+CONTEXT, STEPS = 64, 8  # context, and steps per run
 WAYS = {"nodes": "off", "recorded": "on"}
 PRODUCTS = ("panels", "prefetched", "prepacked", "vectors", "factored")  # the best first
-CHAIN = (1, 64, 128, 256)  # nodes of the graphs that tell what one costs
-CHAIN_ROUNDS = 3  # times as many as of the steps: these runs are short
+CHAIN = (1, 64, 128, 256)  # graph sizes, for the cost of a node
+CHAIN_ROUNDS = 3  # factor of the rounds: these runs are short
 
 
 def best_product() -> str | None:
-    """The last of Week 4's products that is written; the one that is asked for, if one is.
+    """Best implemented matmul kernel of Week 4, or the requested one.
 
-    Without one, this machine's best runs, which are Week 2's loops in a learner's tree.
+    Without one, this machine's best is used, which is Week 2's loops in a learner's tree.
     """
     if os.environ.get(matmuls.VARIABLE):
         return os.environ[matmuls.VARIABLE]
@@ -47,18 +47,18 @@ def best_product() -> str | None:
         with matmuls.chosen(name):
             try:
                 kernels.prepack_rows()
-            except (RuntimeError, ValueError):  # yours to write, or not for this machine
+            except (RuntimeError, ValueError):  # not implemented, or not for this machine
                 continue
         return name
     return None
 
 
 class Decoding:
-    """Steps of the demo model by Week 2's model, whose caches have a buffer for each layer.
+    """Decoding steps of the demo model with Week 2's model and contiguous caches.
 
     Args:
-        wanted: what `CAPTURE_VARIABLE` is.
-        product: what computes the products, as in `best_product`.
+        wanted: value of `CAPTURE_VARIABLE`.
+        product: matmul kernel, as in `best_product`.
     """
 
     def __init__(self, wanted: str, product: str | None):
@@ -71,7 +71,7 @@ class Decoding:
         self._token = mx.array([[1]])
 
     def run(self) -> None:
-        """STEPS steps, which are forgotten afterwards."""
+        """Runs STEPS steps and discards them."""
         with matmuls.with_variables(self._wanted):
             for number in range(STEPS):
                 mx.eval(self._model(self._token, CONTEXT + number, self._caches))
@@ -79,7 +79,7 @@ class Decoding:
             cache.rewind(STEPS)
 
     def num_nodes(self) -> int:
-        """Nodes of a step's graph."""
+        """Number of graph nodes of a step."""
         dot = io.StringIO()
         with matmuls.with_variables(self._wanted):
             logits = self._model(self._token, CONTEXT, self._caches)
@@ -91,7 +91,7 @@ class Decoding:
 
 
 def chain(nodes: int) -> Callable[[], mx.array]:
-    """A graph of so many nodes that hardly compute anything."""
+    """Graph of this many nodes with little computation."""
     x, weight = mx.ones((1, 1, 64)), mx.ones(64)
     mx.eval(x, weight)
 
@@ -105,7 +105,7 @@ def chain(nodes: int) -> Callable[[], mx.array]:
 
 
 def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
-    """Both ways in turns, if they are written; or recorded steps alone, called "best"."""
+    """Both ways in turns if implemented; else only captured steps, labelled "best"."""
     decoding: dict[str, Decoding] = {}
     unwritten: dict[str, str] = {}
     product = None if best else best_product()
@@ -132,7 +132,7 @@ def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
 def remarks_of(
     times: dict[str, Timings], nodes: dict[str, int], rounds: int, unwritten: dict[str, str]
 ) -> list[str]:
-    """What a node costs, and what that says of the steps; tasks to be written go to `unwritten`."""
+    """Cost of a node and its share of a step; unimplemented tasks go to `unwritten`."""
     counted = ", ".join(f"{count} {name}" for name, count in nodes.items())
     remarks = [f"nodes of a step's graph: {counted}"]
     chains = matmuls.run_interleaved({f"{n} nodes": chain(n) for n in CHAIN}, rounds * CHAIN_ROUNDS)

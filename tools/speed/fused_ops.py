@@ -1,9 +1,8 @@
-"""Day 4.5: what lies between the products of a prompt, in one pass over memory and in several.
+"""Day 4.5: operations between a prompt's products, fused and unfused.
 
     python -m tools.speed.fused_ops kernels --read 40e9 --peak 500e9 --day 4.5 --rounds 5
 
-The same arguments and results as products.py. The layers of Week 1 are the learner's, if it is a
-learner's process.
+Arguments and results as in matmuls.py. Week 1's layers are the learner's in a learner's process.
 """
 
 import sys
@@ -21,11 +20,11 @@ from tiny_llm.kernels.roofline import HardwareLimits, KernelCost
 from .matmuls import row, run_interleaved, run_measurement, with_variables
 
 VARIABLE = "TINY_LLM_FUSED"
-# Tokens of a prompt, and the sizes of Qwen3-0.6B: so much that no cache holds it all.
+# Prompt length with Qwen3-0.6B's sizes, larger than any cache.
 TOKENS, E, H_Q, H, D, I = 4096, 1024, 16, 8, 128, 3072
 FEW_TOKENS, FEW_ROUNDS = 512, 8  # and rounds, times those of the others
 EPS = 1e-6
-# What is compared: TINY_LLM_FUSED, and how threads divide the work.
+# Compared settings: TINY_LLM_FUSED, and the schedule.
 WAYS = {
     "loops": ("loops", "static"),
     "vectors": ("vectors", "static"),
@@ -35,7 +34,7 @@ LAYERS = "layers"
 
 
 class FusedOps:
-    """What a block computes between its products, once for each operation.
+    """Each operation between the products of a block, once.
 
     Args:
         L: tokens.
@@ -55,7 +54,7 @@ class FusedOps:
         self.cost = fused_ops_cost(L)
 
     def fused(self) -> list[mx.array]:
-        """By an operation of the extension each, not evaluated."""
+        """Lazy results of the extension's fused operations."""
         heads = (self._query, self._key)
         return [
             *kernels.add_rms_norm(self._x, self._y, self._weight, EPS),
@@ -64,7 +63,7 @@ class FusedOps:
         ]
 
     def layers(self) -> list[mx.array]:
-        """By Week 1's layers, whose operations are MLX's, not evaluated."""
+        """Lazy results of Week 1's layers, built from MLX's operations."""
         total = self._x + self._y
         norm, head_norm = RMSNorm(E, self._weight, EPS), RMSNorm(D, self._head_weight, EPS)
         heads = [
@@ -74,7 +73,7 @@ class FusedOps:
 
 
 def fused_ops_cost(L: int) -> KernelCost:
-    """What cannot be avoided: each number read once, written once. An exponential counts as one."""
+    """Lower bound: each number is read and written once. An exponential is one operation."""
     heads = L * (H_Q + H) * D
     num_bytes = 2 * (4 * L * E + 2 * heads + 3 * L * I) + 2 * 4 * L * D // 2
     flops = 6 * L * E + (4 + 3) * heads + 6 * L * I
@@ -83,10 +82,10 @@ def fused_ops_cost(L: int) -> KernelCost:
 
 @contextmanager
 def way(fused: str, schedule: str) -> Iterator[None]:
-    """What is evaluated meanwhile goes this way.
+    """Selects kernels and schedule within a `with` block.
 
     Raises:
-        RuntimeError: the schedule is still to be written.
+        RuntimeError: the schedule is not implemented.
     """
     extension = kernels.extension()
     try:
@@ -98,7 +97,7 @@ def way(fused: str, schedule: str) -> Iterator[None]:
 
 
 def run_fused(between: FusedOps, name: str) -> Callable[[], None]:
-    """One of `WAYS`, to be timed."""
+    """Runs one of `WAYS`, for timing."""
 
     def run() -> None:
         with way(*WAYS[name]):
@@ -108,7 +107,7 @@ def run_fused(between: FusedOps, name: str) -> Callable[[], None]:
 
 
 def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
-    """The ways in turns, those that are written; or the last one alone, called "best"."""
+    """The implemented ways in turns; or only the last, labelled "best"."""
     between = FusedOps(TOKENS)
     wanted: dict[str, Callable[[], Any]] = {}
     if best:
@@ -131,7 +130,7 @@ def measure(limits: HardwareLimits, rounds: int, best: bool) -> dict[str, Any]:
 
 
 def claims_remark(rounds: int) -> str:
-    """Equal parts beside claims on less work, where a thread that is late shows."""
+    """Compares the static with the dynamic schedule on less work, where a late thread shows."""
     between = FusedOps(FEW_TOKENS)
     times = run_interleaved(
         {name: run_fused(between, name) for name in ("vectors", "dynamic")}, rounds * FEW_ROUNDS

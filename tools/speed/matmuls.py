@@ -1,10 +1,10 @@
-"""Measures products with 4-bit weights, with the `tiny_llm` of this process: see __main__.py.
+"""Measures 4-bit matrix products with this process's `tiny_llm`: see __main__.py.
 
     python -m tools.speed.matmuls planted --read 40e9 --peak 500e9 --name down --rounds 5
     python -m tools.speed.matmuls kernels --read 40e9 --peak 500e9 --day 4.3 --rounds 5
 
-The clock, the comparison and the roofline are those of day 4.1, the learner's if it is a learner's
-process. Prints a line before each part that takes long, and at last one line of JSON.
+Clock, comparison and roofline are day 4.1's, the learner's in a learner's process. Prints a
+progress line before each long part, and one line of JSON at the end.
 """
 
 import argparse
@@ -35,14 +35,14 @@ from tiny_llm.kernels.roofline import (
 BITS, GROUP_SIZE = 4, 128
 VARIABLE = "TINY_LLM_MATMUL"
 AHEAD_VARIABLE = "TINY_LLM_PREFETCH"
-# What each day compares: yesterday's kernel, and the day's own.
+# Kernels compared by each day: yesterday's and the day's.
 DAY_KERNELS = {
     "4.2": ("loops", "factored", "vectors"),
     "4.3": ("vectors", "prepacked", "prefetched"),
     "4.4": ("vectors", "prefetched", "panels", "pairs"),
     "all": ("loops", "factored", "vectors", "prepacked", "prefetched", "panels", "pairs"),
 }
-AHEAD = (256, 1024, 4096, 16384)  # bytes: day 4.3 tries them all
+AHEAD = (256, 1024, 4096, 16384)  # bytes, all measured by day 4.3
 # Outputs and inputs of the products of a decoding step of Qwen3-0.6B, and how many of each are
 # measured together: so many that no cache holds them all.
 PRODUCTS = {
@@ -52,18 +52,18 @@ PRODUCTS = {
     "down": (1024, 3072, 10),
     "head": (151_936, 1024, 1),
 }
-KERNELS_ON = ("gate_up", 14)  # the product that kernels are compared on, and how many
-MANY_ROWS = {"4.4": (64, 2)}  # days whose products have rows, and how many products then
-TIMES_TOO_OFTEN = 4  # what the planted kernel does again and again
-TOLD = "… "  # begins the lines of a process that say how far it is, and are not its result
+KERNELS_ON = ("gate_up", 14)  # product for the comparison, and number of copies
+MANY_ROWS = {"4.4": (64, 2)}  # days with several rows: rows and copies
+TIMES_TOO_OFTEN = 4  # repetitions of the planted kernel
+TOLD = "… "  # prefix of progress lines
 
 
 class Matmuls:
-    """Some products of one shape.
+    """Products of one shape.
 
     Args:
         O, I: outputs and inputs.
-        copies: how many matrices.
+        copies: number of matrices.
         M: rows of activations.
     """
 
@@ -83,26 +83,26 @@ class Matmuls:
         self.cost = KernelCost(copies * one.num_bytes, copies * one.flops)
 
     def __call__(self) -> list[mx.array]:
-        """All of them, not evaluated."""
+        """Lazy results of all products."""
         return [
             quantized_matmul(scales, biases, GROUP_SIZE, BITS, self._a, b)
             for scales, biases, b in self._weights
         ]
 
     def too_often(self) -> list[mx.array]:
-        """The same, with the work done several times: the kernel that day 4.1 plants."""
+        """The same with repeated work: the kernel planted by day 4.1."""
         return [product for _ in range(TIMES_TOO_OFTEN) for product in self()]
 
     def with_kernel(self, kernel: str | None, ahead: int | None = None) -> Callable[[], None]:
-        """The same by a kernel of this name, with weights in the order in which it reads them.
+        """The same with a kernel of this name and its weight layout.
 
         Args:
-            kernel: it is chosen when the product is evaluated; None for this machine's best.
-            ahead: how many bytes ahead it fetches; None leaves that to it.
+            kernel: selected at evaluation; None for this machine's best.
+            ahead: prefetch distance in bytes; None for the kernel's default.
 
         Raises:
-            RuntimeError: the learner has not written it.
-            ValueError: this machine has none of that name.
+            RuntimeError: the learner has not implemented it.
+            ValueError: this machine has no kernel of that name.
         """
         with chosen(kernel, ahead):
             products = self.prepacked(kernels.prepack_rows())
@@ -114,7 +114,7 @@ class Matmuls:
         return run
 
     def prepacked(self, rows: int) -> "Matmuls":
-        """The same products with so many rows of weights interleaved; themselves for 0."""
+        """The same products with weights prepacked by so many rows; unchanged for 0."""
         if rows == 0:
             return self
         if rows not in self._prepacked:
@@ -128,32 +128,32 @@ class Matmuls:
 
 
 def prepacked_part(matrix: mx.array, rows: int) -> mx.array:
-    """Rows interleaved as a model's are when it is loaded, in memory of its own."""
+    """Rows prepacked as at model loading, in newly allocated memory."""
     extension = kernels.extension()
     return extension.prepack_weight(matrix, rows, extension.large_pages(matrix.nbytes), 0)
 
 
 def run_interleaved(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, Timings]:
-    """Day 4.1's comparison, announced by a line."""
+    """Day 4.1's comparison, with a progress line."""
     tell(f"{', '.join(runs)}: in turns; rounds: {rounds}")
     return compare(runs, rounds)
 
 
 def tell(what: str) -> None:
-    """Says at once what is measured next: __main__.py shows it meanwhile."""
+    """Prints a progress line for __main__.py."""
     print(f"{TOLD}{what}", flush=True)
 
 
 @contextmanager
 def chosen(kernel: str | None, ahead: int | None = None) -> Iterator[None]:
-    """Matmuls that are evaluated meanwhile go through a kernel of this name."""
+    """Selects the matmul kernel within a `with` block."""
     with with_variables({VARIABLE: kernel, AHEAD_VARIABLE: None if ahead is None else str(ahead)}):
         yield
 
 
 @contextmanager
 def with_variables(wanted: Mapping[str, str | None]) -> Iterator[None]:
-    """The environment's variables are these meanwhile; None for one that is not set."""
+    """Sets environment variables within a `with` block; None unsets one."""
     before = {name: os.environ.pop(name, None) for name in wanted}
     try:
         os.environ.update({name: value for name, value in wanted.items() if value is not None})
@@ -166,7 +166,7 @@ def with_variables(wanted: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def row(times: Timings, cost: KernelCost, limits: HardwareLimits) -> dict[str, float]:
-    """What the tables show of a measurement."""
+    """Figures of a measurement for the tables."""
     return {
         "median": times.median,
         "minimum": times.minimum,
@@ -178,7 +178,7 @@ def row(times: Timings, cost: KernelCost, limits: HardwareLimits) -> dict[str, f
 
 
 def measure_planted(name: str, limits: HardwareLimits, rounds: int) -> dict[str, Any]:
-    """All products of a step, one of which does its work too often."""
+    """All products of a step, one with repeated work."""
     products = {each: Matmuls(*shape) for each, shape in PRODUCTS.items()}
     runs: dict[str, Callable[[], Any]] = dict(products)
     runs[name] = products[name].too_often
