@@ -19,7 +19,8 @@ namespace mx = mlx::core;
 /// Index of the largest element of each row; the first one on ties.
 ///
 /// x: N..×V, float32, float16 or bfloat16; V from 1 to 2³¹ − 1. NaN is never the largest.
-/// Returns N.. in uint32. Throws std::invalid_argument for anything else. Falls back to mx.argmax on a GPU.
+/// Returns N.. in uint32. Throws std::invalid_argument for anything else. Falls back to mx.argmax
+/// on a GPU.
 mx::array argmax(const mx::array& x, mx::StreamOrDevice s = {});
 
 /// The graph node on the CPU. Input: x.

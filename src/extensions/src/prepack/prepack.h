@@ -6,8 +6,8 @@
 // All weights of a model therefore share one allocation: `large_pages` creates it and
 // `prepack_weight` fills it from the front.
 //
-// `prepack_weight_from_file` reads a matrix from a file a few rows at a time: loading it into memory
-// first would touch twice as many pages.
+// `prepack_weight_from_file` reads a matrix from a file a few rows at a time: loading it into
+// memory first would touch twice as many pages.
 //
 // All three are eager: the loader frees an array's rows as soon as they are prepacked.
 #pragma once

@@ -7,8 +7,8 @@
 // mx.dequantize: the values are equal bit for bit.
 //
 // Ids are known only at evaluation, too late to raise: a negative id counts from the end, as
-// everywhere in MLX, and an id past the table gives a row of NaN, which propagates through all later
-// layers. Nothing outside the table is read.
+// everywhere in MLX, and an id past the table gives a row of NaN, which propagates through all
+// later layers. Nothing outside the table is read.
 #pragma once
 
 #include <optional>
