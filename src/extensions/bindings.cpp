@@ -1,5 +1,5 @@
-// The operations as Python functions. Their docstrings are the contracts in their headers, in the
-// namespace docs (docstrings.py).
+// Python bindings of the operations. Docstrings in the namespace docs are generated from the
+// contracts in the headers (docstrings.py).
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -120,49 +120,49 @@ NB_MODULE(_ext, m) {
     using tiny_llm_ext::GraphCache;
     nb::class_<GraphCache>(
         m, "GraphCache",
-        R"(The graphs of one function of arrays, each replayed as a single node on the CPU.
+        R"(Cache of a function's captured graphs, each replayed as a single CPU node.
 
     graph_cache = GraphCache()
     outputs = graph_cache.replay(inputs)
-    if outputs is None:  # no recording for their shapes and dtypes
-        blanks = graph_cache.placeholders(inputs)
-        graph_cache.capture(blanks, function(*blanks))
+    if outputs is None:  # no graph for these shapes and dtypes
+        placeholders = graph_cache.placeholders(inputs)
+        graph_cache.capture(placeholders, function(*placeholders))
 )")
         .def(nb::init<>())
         .def("replay", &GraphCache::replay, "inputs"_a,
-             R"(The function's outputs for `inputs`, computed by one node of the graph.
+             R"(Replays the graph for `inputs` as one node.
 
 Args:
-    inputs: arrays. Those that the function writes into are overwritten if nothing else refers to
-        them when the node is computed, and are copied otherwise.
+    inputs: arrays. Those that the function writes to are overwritten if nothing else references
+        them when the node is evaluated, and copied otherwise.
 
 Returns:
-    The outputs; None if nothing was recorded for these shapes and dtypes on this thread's stream.
+    The outputs; None if no graph was captured for these shapes and dtypes on this thread's stream.
 )")
         .def_static("placeholders", &GraphCache::placeholders, "inputs"_a,
-                    "Arrays without data, of the shapes and dtypes of `inputs`.")
+                    "Arrays without data, with the shapes and dtypes of `inputs`.")
         .def("capture", &GraphCache::capture, "placeholders"_a, "outputs"_a,
-             R"(Keeps the operations between placeholders and outputs.
+             R"(Captures the operations between placeholders and outputs.
 
 Args:
     placeholders: from `placeholders`.
-    outputs: what a function made of them. Other arrays that it read are constants from now on.
+    outputs: the function's outputs for them. Other arrays that it read become constants.
 
 Raises:
-    ValueError: an operation that is neither the extension's nor a view, or is on a GPU or on another
-        stream; one that writes into what is read afterwards; or none at all.
+    ValueError: an operation is neither the extension's nor a view, is on a GPU or on another
+        stream, or writes to an array that is read afterwards; or there are no operations.
 )")
         .def("steps", &GraphCache::steps,
-             R"(The steps of the recording that was made or replayed last.
+             R"(Steps of the graph last captured or replayed.
 
 Returns:
-    Of each step: the operation; its inputs, None for a constant; its outputs; and the arrays that
-    nothing after it reads. Arrays are numbered: the recording's inputs first, then what steps make.
+    Per step: the operation; its inputs, None for a constant; its outputs; and the arrays without
+    later readers. Arrays are numbered: the graph's inputs first, then the steps' outputs.
 )");
 
     m.def(
         "instruction_set", [] { return tiny_llm_ext::name_of(tiny_llm_ext::instruction_set()); },
-        "The vector instructions that CPU kernels use: TINY_LLM_CPU_ISA, or the best there are.");
+        "Instruction set of the CPU kernels: TINY_LLM_CPU_ISA, or the machine's best.");
     m.def(
         "instruction_sets",
         [] {
@@ -172,9 +172,9 @@ Returns:
             }
             return names;
         },
-        "What TINY_LLM_CPU_ISA may name on this machine, the slowest first.");
+        "Values of TINY_LLM_CPU_ISA supported by this machine, slowest first.");
     m.def("prepack_rows", &tiny_llm_ext::prepack_rows,
-          "How many rows of weights the CPU's kernels want prepacked; 0 if they only read rows.");
+          "Rows per pack of the CPU kernels' weights; 0 if they read row-major weights only.");
     m.def("large_pages", &tiny_llm_ext::large_pages, "bytes"_a, docs::large_pages);
     m.def("prepack_weight", &tiny_llm_ext::prepack_weight, "matrix"_a, "rows"_a, "memory"_a,
           "offset"_a, docs::prepack_weight);
@@ -182,31 +182,31 @@ Returns:
           "begin"_a, "rows"_a, "memory"_a, "offset"_a, "alone"_a = false,
           docs::prepack_weight_from_file);
     m.def("rethrow_task_error", &tiny_llm_ext::rethrow_task_error,
-          "Raises what a kernel has thrown in its stream's thread, if no operation has since.");
+          "Raises the pending exception of a kernel in its stream's thread, if any.");
     m.def("num_threads", &tiny_llm_ext::num_threads,
-          "How many threads a CPU kernel uses: TINY_LLM_NUM_THREADS, or the cores there are.");
+          "Threads per CPU kernel: TINY_LLM_NUM_THREADS, or the number of usable cores.");
     m.def("set_schedule", &tiny_llm_ext::set_schedule, "name"_a,
-          R"(How threads divide a job among themselves from now on, in this process.
+          R"(Sets the thread pool's schedule for this process.
 
 Args:
-    name: "static": each has its part; "dynamic": who is done helps the others; "": the latter, or
-        as long as a learner has to write that one the former.
+    name: "static": equal parts; "dynamic": idle threads steal chunks; "": dynamic, or static in a
+        learner's tree until dynamic is implemented.
 
 Raises:
-    ValueError: another name.
-    RuntimeError: "dynamic" is still to be written.
+    ValueError: unknown name.
+    RuntimeError: "dynamic" is not implemented yet.
 )");
     m.def("simulate_schedule", &tiny_llm_ext::simulate_schedule, "name"_a, "threads"_a, "chunks"_a,
           "held"_a = false,
-          R"(For tests: a job in threads of its own, whose tickets are slow.
+          R"(Runs a job on dedicated threads with slow tickets, for tests.
 
 Args:
     name: "static" or "dynamic".
-    threads, chunks: how many.
-    held: the first thread keeps its first chunk until all others are done, or two seconds.
+    threads, chunks: their numbers.
+    held: holds the first thread's first chunk until all other threads are done, or two seconds.
 
 Returns:
-    The chunks that a thread got which asked for the job before; then each thread's, in order.
+    The chunks of a stale worker, which still has the previous job; then each thread's, in order.
 )");
     tiny_llm_ext::bind_metal(m);
 }

@@ -1,5 +1,5 @@
-// The submodule tiny_llm_ext.metal: the launches of the Metal kernels, on every platform, so that
-// an emulator may run what the GPU would be given.
+// The submodule tiny_llm_ext.metal: launches of the Metal kernels, on every platform, so that the
+// emulator runs exactly what a GPU would.
 #include "bindings_metal.h"
 
 #include <nanobind/stl/array.h>
@@ -48,8 +48,8 @@ std::tuple<int64_t, int64_t, int64_t> as_tuple(const Extent& extent) {
 }
 
 void bind_launch(nb::module_& m) {
-    nb::class_<MetalLaunch>(m, "Launch", "How a kernel is started.")
-        .def_ro("kernel", &MetalLaunch::kernel, "Its name in the library.")
+    nb::class_<MetalLaunch>(m, "Launch", "Launch of a Metal kernel.")
+        .def_ro("kernel", &MetalLaunch::kernel, "Name in the library.")
         .def_prop_ro(
             "groups", [](const MetalLaunch& launch) { return as_tuple(launch.groups); },
             "Threadgroups in the grid: x, y, z.")
@@ -57,47 +57,47 @@ void bind_launch(nb::module_& m) {
             "threads", [](const MetalLaunch& launch) { return as_tuple(launch.threads); },
             "Threads in a threadgroup: x, y, z.")
         .def_ro("threadgroup_bytes", &MetalLaunch::threadgroup_bytes,
-                "Of the kernel's [[threadgroup(0)]]; 0 if it has none.")
+                "Size of the kernel's [[threadgroup(0)]]; 0 if unused.")
         .def_prop_ro(
             "params",
             [](const MetalLaunch& launch) {
                 return nb::bytes(launch.params.data(), launch.params.size());
             },
-            "The bytes of its params struct, the last buffer.");
+            "Bytes of the params struct, the last buffer.");
 }
 
 }  // namespace
 
 void bind_metal(nb::module_& parent) {
-    nb::module_ m = parent.def_submodule("metal", "How each operation starts its Metal kernels.");
+    nb::module_ m = parent.def_submodule("metal", "Metal launches of each operation.");
     bind_launch(m);
-    nb::class_<metal::LibraryState>(m, "LibraryState", "What became of a file's kernels.")
-        .def_ro("file", &metal::LibraryState::file, "The .metal file, without its ending.")
+    nb::class_<metal::LibraryState>(m, "LibraryState", "Compilation state of a file's kernels.")
+        .def_ro("file", &metal::LibraryState::file, "The .metal file, without suffix.")
         .def_ro("state", &metal::LibraryState::state, "compiled, not tried or failed.")
-        .def_ro("message", &metal::LibraryState::message, "The compiler's, if it failed.");
+        .def_ro("message", &metal::LibraryState::message, "Compiler message, if failed.");
     m.def("library_states", &metal::library_states,
-          "What became of the kernels of each file. They are compiled when they are first used.");
+          "Compilation state of each file's kernels, which are compiled on first use.");
     m.def("compile_file", &metal::compile_file, "file"_a,
-          "Compiles a file's kernels; `library_states` knows how it went.");
-    m.def("sources", &metal::sources,
-          "The texts that the GPU's compiler is given, by the names of the files.");
+          "Compiles a file's kernels; `library_states` has the result.");
+    m.def("sources", &metal::sources, "Sources for the GPU's compiler, by file name.");
 
     m.def("run", &metal_run, "launch"_a, "inputs"_a, "outputs"_a, nb::kw_only(),
           "stream"_a = nb::none(),
-          R"(Runs a launch on the GPU: what an emulator does elsewhere.
+          R"(Runs a launch on the GPU, or on the emulated one.
 
 Args:
-    launch: of one of the functions below.
-    inputs: the kernel's input buffers, bound as they lie in memory.
-    outputs: what its output buffers hold before.
-    stream: a GPU's; MLX's default if None.
+    launch: from one of the functions below.
+    inputs: the kernel's input buffers, bound without a copy whatever their strides.
+    outputs: initial contents of its output buffers.
+    stream: a GPU stream; MLX's default if None.
 
 Returns:
-    What the output buffers hold after.
+    Final contents of the output buffers.
 )");
 
     m.def("copy_launch", &copy_launch, "shape"_a, "strides"_a, "item_size"_a,
-          "max_threads"_a = MAX_THREADS, "Any strides into row-major order: source, copy.");
+          "max_threads"_a = MAX_THREADS,
+          "Copy of any strides to row-major order. Buffers: source, copy.");
 
     m.def(
         "axpby_launch",

@@ -1,4 +1,4 @@
-// tiny_llm_ext.metal, in several files.
+// Bindings of the submodule tiny_llm_ext.metal.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -8,19 +8,19 @@
 
 namespace tiny_llm_ext {
 
-/// The submodule `metal`: how each operation would start its Metal kernels.
+/// Adds the submodule `metal`: the Metal launches of each operation.
 void bind_metal(nanobind::module_& parent);
 
-/// Of these, the matrix multiplications.
+/// Adds the launches of the matrix multiplications.
 void bind_metal_matmul(nanobind::module_& m);
 
-/// And attention.
+/// Adds the launches of attention.
 void bind_metal_attention(nanobind::module_& m);
 
-/// The submodule `metal.emulator`, where the build has no Metal: what stands in for a GPU.
+/// Adds the submodule `metal.emulator`, the emulated GPU of builds without Metal.
 void bind_emulator(nanobind::module_& m);
 
-/// A dtype by name. Throws std::invalid_argument if there is none.
+/// A dtype by name. Throws std::invalid_argument for an unknown name.
 Format format_named(const std::string& name);
 
 }  // namespace tiny_llm_ext

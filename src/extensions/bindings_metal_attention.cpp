@@ -1,4 +1,4 @@
-// The launches of attention's kernels, for tiny_llm_ext.metal.
+// Attention launches of tiny_llm_ext.metal.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 
@@ -24,8 +24,7 @@ void copy_strides(const std::array<int64_t, N>& from, long (&to)[N]) {
 
 void bind_params(nb::module_& m) {
     using Params = FlashAttentionParams;
-    nb::class_<Params>(m, "FlashAttentionParams",
-                       "The parameters of the kernels of flash_attention.")
+    nb::class_<Params>(m, "FlashAttentionParams", "Parameters of the flash_attention kernels.")
         .def(
             "__init__",
             [](Params* self, int B, int H_q, int H, int L, int S, int D, float scale, bool causal,
@@ -61,7 +60,7 @@ void bind_params(nb::module_& m) {
         .def_ro("splits", &Params::splits, "Of the keys, in the decode kernel.");
 }
 
-// Launches that are made of params and a dtype.
+// Binds a launch that takes params and a dtype.
 template <typename Params>
 void def_launch(nb::module_& m, const char* name, MetalLaunch (*launch)(const Params&, Format),
                 const char* buffers) {
@@ -75,8 +74,7 @@ void def_launch(nb::module_& m, const char* name, MetalLaunch (*launch)(const Pa
 
 void bind_paged_params(nb::module_& m) {
     using Params = PagedAttentionParams;
-    nb::class_<Params>(m, "PagedAttentionParams",
-                       "The parameters of the kernels of paged_attention.")
+    nb::class_<Params>(m, "PagedAttentionParams", "Parameters of the paged_attention kernels.")
         .def(
             "__init__",
             [](Params* self, int H_q, int H, int D, int B, int max_pages, int P, int page_size,
@@ -90,9 +88,11 @@ void bind_paged_params(nb::module_& m) {
             nb::kw_only(), "H_q"_a, "H"_a, "D"_a, "B"_a, "max_pages"_a, "P"_a, "page_size"_a, "T"_a,
             "L"_a, "scale"_a, "causal"_a, "aligned"_a, "query_strides"_a)
         .def_ro("splits", &Params::splits, "Of the keys, in the decode kernel.")
-        .def_prop_ro("partial_rows", &paged_attention_partial_rows, "Of the decode kernel.")
-        .def_prop_ro("has_decode", &paged_attention_has_decode, "Whether decode is to run.")
-        .def_prop_ro("has_tile", &paged_attention_has_tile, "Whether tile is to run.");
+        .def_prop_ro("partial_rows", &paged_attention_partial_rows,
+                     "Rows of `partial` in the decode kernel.")
+        .def_prop_ro("has_decode", &paged_attention_has_decode,
+                     "Whether the decode kernel is launched.")
+        .def_prop_ro("has_tile", &paged_attention_has_tile, "Whether the tile kernel is launched.");
 }
 
 void bind_paged(nb::module_& m) {
@@ -131,7 +131,7 @@ void bind_metal_attention(nb::module_& m) {
     def_launch(m, "flash_attention_merge_launch", &flash_attention_merge_launch,
                "Buffers: partial, statistics, out.");
     m.def("attention_is_decode", &attention_is_decode, "L"_a,
-          "Whether the decode kernel is for L queries.");
+          "Whether L queries use the decode kernel.");
 }
 
 }  // namespace tiny_llm_ext

@@ -1,4 +1,4 @@
-// The launches of the matrix multiplications, for tiny_llm_ext.metal.
+// Matrix multiplication launches of tiny_llm_ext.metal.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
@@ -61,7 +61,7 @@ void bind_metal_matmul(nb::module_& m) {
             return sum_parts_launch(parts, size, format_named(dtype), max_threads);
         },
         "parts"_a, "size"_a, "dtype"_a, "max_threads"_a = MAX_THREADS,
-        "The sum of the float32 parts of a product. Buffers: parts, out.");
+        "Sum of a product's float32 parts. Buffers: parts, out.");
 }
 
 }  // namespace tiny_llm_ext

@@ -1,9 +1,9 @@
-"""Writes the docstrings of the bindings: the contracts of the operations, from their headers.
+"""Docstrings of the bindings, generated from the operations' headers.
 
     python docstrings.py docstrings.h src/*/*.h
 
-A contract is the comment of three slashes in front of a function that returns arrays. It becomes a
-constant of that function's name in the namespace `docs`; of overloads, the first one's.
+A contract is the `///` comment of a function that returns arrays. It becomes a constant with that
+function's name in the namespace `docs`; the first overload's, if there are several.
 """
 
 import re
@@ -16,23 +16,23 @@ CONTRACT = re.compile(
     r"(?P<name>\w+)\((?P<arguments>[^;]*)\);",
     re.MULTILINE,
 )
-STREAM = "stream: where to compute; MLX's default if there is none."
+STREAM = "stream: stream or device; MLX's default if None."
 
 
 def contracts(header: Path) -> dict[str, str]:
-    """The contracts of a header: name of the function -> docstring."""
-    found: dict[str, str] = {}
+    """Contracts of a header, as {function name: docstring}."""
+    docstrings: dict[str, str] = {}
     for match in CONTRACT.finditer(header.read_text(encoding="utf-8")):
         text = re.sub(r"^/// ?", "", match["comment"], flags=re.MULTILINE).strip()
         text = re.sub(r"Throws\s+std::invalid_argument", "Raises ValueError", text)
         if "StreamOrDevice" in match["arguments"]:
             text += f"\n\n{STREAM}"
-        found.setdefault(match["name"], f"{text}\nMore: src/extensions/{header.as_posix()}\n")
-    return found
+        docstrings.setdefault(match["name"], f"{text}\nMore: src/extensions/{header.as_posix()}\n")
+    return docstrings
 
 
 def main(out: Path, headers: list[Path]) -> None:
-    """Writes `out`; the paths of the headers are shown as they are given."""
+    """Writes `out`; docstrings show the header paths as given."""
     constants = [
         f'constexpr const char* {name} = R"doc({text})doc";'
         for header in headers

@@ -1,4 +1,4 @@
-"""An operation's contract stands once, in its header; `help` of the extension shows it."""
+"""Docstrings of the extension, generated from the operations' headers."""
 
 import ast
 import importlib.util
@@ -14,7 +14,7 @@ from tiny_llm import kernels
 
 
 def parameters_of_extension(name: str) -> dict[str, str | None]:
-    """Names and defaults of an operation's parameters, as the extension says them."""
+    """Names and defaults of an operation's parameters, from the extension's docstring."""
     signature = getattr(kernels.extension(), name).__doc__.splitlines()[0]
     arguments = ast.parse(f"def {signature}: ...").body[0].args
     defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + arguments.defaults
@@ -43,7 +43,7 @@ def test_the_package_has_the_names_and_defaults_of_the_extension(name):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_contract_stands_in_the_header_and_is_shown_by_help(name):
     contract = getattr(kernels.extension(), name).__doc__
-    for part in ("Raises ValueError", "stream: where to compute", "More: src/extensions/src/"):
+    for part in ("Raises ValueError", "stream: stream or device", "More: src/extensions/src/"):
         assert part in contract, f"{name}'s docstring lacks {part!r}"
     assert "std::" not in contract
     assert f"`help(tiny_llm_ext.{name})`" in getattr(kernels, name).__doc__

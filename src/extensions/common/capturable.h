@@ -1,17 +1,15 @@
-// What an operation derives its graph node from, if a recording may have it
-// (src/graph_capture/graph.h).
+// Base class of graph nodes that graph capture accepts (src/graph_capture/graph.h).
 #pragma once
 
 namespace tiny_llm_ext {
 
-/// A graph node on the CPU whose evaluation gives all its work to `add_task` (common/tasks.h), and
-/// takes memory from `allocate` (common/rows.h) alone: then its tasks can be captured and run
-/// again.
+/// A CPU graph node that does all its work in `add_task` (common/tasks.h) and allocates only with
+/// `allocate` (common/rows.h), so that its tasks can be captured and replayed.
 class Capturable {
    public:
     virtual ~Capturable() = default;
 
-    /// Whether it writes its second input into its first, and calls that its output.
+    /// Whether the node writes its second input to its first, which becomes its output.
     virtual bool writes_in_place() const { return false; }
 };
 

@@ -1,4 +1,4 @@
-// How operations refuse arguments: "[operation] expected …, got …".
+// Argument checks of operations: "[operation] expected …, got …".
 #pragma once
 
 #include <sstream>
@@ -10,7 +10,7 @@
 
 namespace tiny_llm_ext {
 
-/// Throws std::invalid_argument with the operation's name in front, if `condition` is false.
+/// Throws std::invalid_argument, prefixed with the operation's name, if `condition` is false.
 template <typename... Parts>
 void check(bool condition, const char* operation, const Parts&... parts) {
     if (!condition) {
@@ -21,17 +21,17 @@ void check(bool condition, const char* operation, const Parts&... parts) {
     }
 }
 
-/// The dtypes that the course's kernels compute in besides float32.
+/// Whether a dtype is a 16-bit floating format.
 inline bool is_half(mlx::core::Dtype dtype) {
     return dtype == mlx::core::float16 || dtype == mlx::core::bfloat16;
 }
 
-/// The dtypes of activations.
+/// Whether a dtype is valid for activations.
 inline bool is_float(mlx::core::Dtype dtype) {
     return dtype == mlx::core::float32 || is_half(dtype);
 }
 
-/// A floating dtype as kernels know it.
+/// The Format of a floating dtype.
 inline Format format_of(mlx::core::Dtype dtype) {
     return dtype == mlx::core::float32   ? Format::float32
            : dtype == mlx::core::float16 ? Format::float16

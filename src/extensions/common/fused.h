@@ -1,4 +1,4 @@
-// Which kernel computes what lies between the products: norms, rotation, SwiGLU.
+// Kernel selection for the fused elementwise operations: norms, RoPE, SwiGLU.
 #pragma once
 
 #include <cstdlib>
@@ -9,15 +9,15 @@
 
 namespace tiny_llm_ext {
 
-/// The kernel with vectors, or the readable one, as the environment variable TINY_LLM_FUSED says:
+/// The kernel selected by the environment variable TINY_LLM_FUSED:
 ///
-///     vectors   with vectors; in a learner's tree this says what is to be written
+///     vectors   the vector kernel; in a learner's tree, throws until it is implemented
 ///     loops     the readable reference
 ///
-/// Without the variable it is the one with vectors, or as long as a learner has to write that one
-/// the readable one. Throws std::invalid_argument for another word.
+/// Default: the vector kernel, or in a learner's tree the reference until the vector kernel is
+/// implemented. Throws std::invalid_argument for any other value.
 ///
-/// vectors: chooses by instruction set.
+/// vectors: returns the vector kernel of an instruction set.
 template <typename Kernel>
 Kernel fused_kernel(Kernel (*vectors)(InstructionSet set), Kernel loops) {
     const char* text = std::getenv("TINY_LLM_FUSED");

@@ -1,7 +1,5 @@
-// Where operations run: the one place that knows what counts as a GPU.
-//
-// On a Mac that is MLX's GPU (common/gpu_metal.cpp). Elsewhere an emulator may stand in for it
-// (emulated_metal/emulated_node.cpp).
+// Device placement of operations: MLX's GPU on a Mac (common/gpu_metal.cpp), or the emulator
+// elsewhere (emulated_metal/emulated_node.cpp).
 #pragma once
 
 #include <memory>
@@ -17,13 +15,12 @@ namespace mx = mlx::core;
 /// Whether operations on this stream run Metal kernels.
 bool is_gpu(mx::Stream stream);
 
-/// The stream for an operation's node: the caller's, or the CPU's if that is a GPU's and the GPU
-/// cannot compile the operation's kernels. That is found out, and said, once.
-/// operation: the name of its folder in src/. dtype: what its kernels are to compute in.
+/// The stream of an operation's node: the caller's, or the CPU's as a fallback if a GPU cannot
+/// compile the operation's kernels, which is checked and logged once.
+/// operation: name of its folder in src/. dtype: compute dtype of its kernels.
 mx::Stream stream_for(const std::string& operation, mx::Dtype dtype, mx::StreamOrDevice s);
 
-/// An operation's node as it goes into the graph: itself, or on an emulated GPU one that evaluates
-/// it there.
+/// The graph node of an operation: itself, or a wrapper that evaluates it on an emulated GPU.
 std::shared_ptr<mx::Primitive> placed(std::shared_ptr<mx::Primitive> operation);
 
 }  // namespace tiny_llm_ext

@@ -1,9 +1,8 @@
-// The 16-bit floating formats, for code that is compiled without MLX's headers.
+// 16-bit floating formats, without MLX headers.
 //
-// Nothing of the standard library's templates is included here: a file that is compiled for newer
-// instructions would leave its copies of inline functions to the whole module, and an older machine
-// would stumble over them. The conversions are for references and for the odd scalar; vectors are
-// converted in common/simd.h.
+// Includes no templates of the standard library: a file compiled for newer instructions would
+// contribute its copies of inline functions to the whole module, and an older machine would fault
+// on them. These conversions serve references and scalars; common/simd.h converts vectors.
 #pragma once
 
 #include <stdint.h>
@@ -11,7 +10,7 @@
 
 namespace tiny_llm_ext {
 
-/// How the elements of an array are stored.
+/// Storage format of an array's elements.
 enum class Format { float32, float16, bfloat16 };
 
 namespace {  // a copy in each file, for the reason above
@@ -52,7 +51,7 @@ namespace {  // a copy in each file, for the reason above
     return bits_to_float(sign | widened << 23 | mantissa << 13);
 }
 
-/// Rounds to nearest, ties to even; beyond the range is infinity; NaN stays NaN.
+/// Rounds to nearest, ties to even; overflows to infinity; NaN stays NaN.
 [[maybe_unused]] inline uint16_t float_to_float16(float x) {
     const uint32_t bits = float_to_bits(x);
     const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
@@ -97,7 +96,7 @@ namespace {  // a copy in each file, for the reason above
     }
 }
 
-/// x as the format stores it.
+/// x rounded to the format.
 [[maybe_unused]] inline float round_to(float x, Format format) {
     switch (format) {
         case Format::float32:

@@ -1,4 +1,4 @@
-// Which vector instructions the kernels may use, found out when the module is first used.
+// Instruction set of the CPU kernels, detected on first use.
 #pragma once
 
 #include <string>
@@ -6,21 +6,21 @@
 
 namespace tiny_llm_ext {
 
-/// In ascending order: on one machine, a later set has all that an earlier one has.
+/// In ascending order: on one machine, each set includes the earlier ones.
 enum class InstructionSet {
     portable,  // plain C++, any machine: the references
-    neon,      // 64-bit ARM: every one of them
+    neon,      // every 64-bit ARM
     avx2,      // AVX2, FMA and F16C: x86 since 2013
     avx512,    // AVX-512 F, BW, VL, DQ and BF16: Zen 4 and later, Sapphire Rapids and later
     amx,       // AVX-512 with VNNI, and matrix tiles of bytes: Sapphire Rapids and later
 };
 
-/// The sets that this machine has, in ascending order.
+/// The sets supported by this machine, in ascending order.
 const std::vector<InstructionSet>& instruction_sets();
 
-/// The best of them, or the one that TINY_LLM_CPU_ISA names.
+/// The best supported set, or the one named by TINY_LLM_CPU_ISA.
 ///
-/// Throws std::invalid_argument if the variable names a set that is unknown or not on this machine.
+/// Throws std::invalid_argument if the variable names an unknown or unsupported set.
 InstructionSet instruction_set();
 
 /// "portable", "neon", "avx2", "avx512" or "amx".

@@ -2,11 +2,11 @@
 
 namespace tiny_llm_ext {
 
-/// Tells the C library to keep memory that is freed, up to 256 MB of it, for the next allocation.
+/// Makes glibc retain up to 256 MB of freed memory for reuse.
 ///
-/// On a CPU, MLX allocates every array with malloc. By default glibc gives large blocks back to the
-/// system at once, which then hands out new pages, one fault and 4 KB of zeros at a time: 34,000
-/// faults for a prompt of 512 tokens, and 5 % of its time. No effect with other C libraries.
+/// On a CPU, MLX allocates every array with malloc. By default glibc returns large blocks to the
+/// system at once, and each new block faults in zeroed 4 KB pages: 34,000 page faults for a prompt
+/// of 512 tokens, 5 % of its time. No-op with other C libraries.
 void configure_malloc();
 
 }  // namespace tiny_llm_ext

@@ -1,4 +1,4 @@
-// The one place that knows how a launch becomes commands for the GPU.
+// Dispatch of launches to the GPU.
 #pragma once
 
 #include <functional>
@@ -12,34 +12,33 @@ namespace tiny_llm_ext::metal {
 
 namespace mx = mlx::core;
 
-/// Has the stream's GPU run a kernel. To be called in eval_gpu; returns before the kernel has run.
+/// Enqueues a kernel on the stream's GPU, asynchronously. Call from eval_gpu.
 ///
-/// inputs, outputs: the kernel's buffers in their order, with their memory; the launch's params
-/// follow them. Throws std::runtime_error if the kernel does not compile, or if its
-/// pipeline allows fewer threads than the launch has.
+/// inputs, outputs: the kernel's buffers in order, allocated; the launch's params follow. Throws
+/// std::runtime_error if the kernel does not compile, or if its pipeline allows fewer threads than
+/// the launch has.
 void encode(const mx::Stream& stream, const MetalLaunch& launch,
             const std::vector<mx::array>& inputs, std::vector<mx::array> outputs);
 
-/// The same for a kernel that works with any number of threads: `launch` is given how many its
-/// pipeline allows, which depends on the registers it needs. It may not choose another kernel then.
+/// The same for a kernel that works with any number of threads: `launch` receives the pipeline's
+/// maximum, which depends on register use. It must not select another kernel for it.
 void encode(const mx::Stream& stream, const std::function<MetalLaunch(int max_threads)>& launch,
             const std::vector<mx::array>& inputs, std::vector<mx::array> outputs);
 
-/// Copies x, of any strides, into `out`, which has its shape and memory of its own.
+/// Copies x, any strides, to `out`, of the same shape and separately allocated.
 void copy(const mx::array& x, const mx::array& out, const mx::Stream& stream);
 
-/// `x` in row-major order: itself, or a copy that the GPU makes first.
+/// `x` in row-major order: itself, or a copy enqueued on the GPU.
 mx::array row_contiguous(const mx::array& x, const mx::Stream& stream);
 
-/// An array N..×D as rows at equal distances, in elements: itself where it has them, or a copy.
+/// An array N..×D as rows with one stride, in elements: itself if possible, otherwise a copy.
 struct Rows {
     mx::array array;
     int64_t stride;
 };
 Rows rows_of(const mx::array& x, const mx::Stream& stream);
 
-/// An array with memory, for what one kernel leaves to another of the same operation. It is kept
-/// until they have run.
+/// A temporary array between kernels of one operation, alive until they have run.
 mx::array temporary(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream);
 
 }  // namespace tiny_llm_ext::metal

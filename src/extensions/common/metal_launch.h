@@ -1,9 +1,8 @@
-// How a Metal kernel is started, decided in plain C++, without Metal or MLX.
+// Launch configuration of a Metal kernel, in plain C++ without Metal or MLX.
 //
-// Every operation has src/<op>/<op>_launch.h: from shapes to a MetalLaunch. The operation's
-// eval_gpu dispatches exactly that (common/metal_device.h), and the tests run exactly that in the
-// emulator (tiny_llm_ext.metal in Python): a grid that is too small for a shape is found without a
-// GPU.
+// Every operation has src/<op>/<op>_launch.h, which maps shapes to a MetalLaunch. The operation's
+// eval_gpu dispatches that launch (common/metal_device.h), and tests run the same launch in the
+// emulator (tiny_llm_ext.metal in Python): a grid too small for a shape is detected without a GPU.
 //
 // The parameters of a kernel besides its arrays are a struct, src/<op>/<op>_params.h, which the
 // kernel includes too. int has 32 bits and long 64 on both sides. A kernel's buffers are, in
@@ -22,12 +21,12 @@ namespace tiny_llm_ext {
 
 static_assert(sizeof(int) == 4 && sizeof(long) == 8, "params structs have Metal's sizes");
 
-/// Lanes of a simdgroup, and what Apple's GPUs allow a threadgroup: threads and bytes.
+/// Lanes per simdgroup, and Apple's limits per threadgroup: threads and bytes.
 constexpr int SIMD_WIDTH = 32;
 constexpr int MAX_THREADS = 1024;
 constexpr int MAX_THREADGROUP_BYTES = 32768;
 
-/// How many there are along each axis.
+/// Counts along each axis.
 struct Extent {
     int64_t x = 1, y = 1, z = 1;
     int64_t count() const { return x * y * z; }
@@ -44,14 +43,14 @@ struct MetalLaunch {
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-/// Threads for `work` items, of which a group may take any number in turns: whole simdgroups,
-/// at most `wanted` and at most what the pipeline allows (maxTotalThreadsPerThreadgroup).
+/// Threads for `work` items, over which a threadgroup may loop: whole simdgroups, at most `wanted`
+/// and at most the pipeline's limit (maxTotalThreadsPerThreadgroup).
 constexpr int threads_for(int64_t work, int wanted, int max_threads) {
     const int64_t most = std::min(wanted, max_threads) / SIMD_WIDTH * SIMD_WIDTH;
     return static_cast<int>(std::clamp<int64_t>(round_up(work, SIMD_WIDTH), SIMD_WIDTH, most));
 }
 
-/// A dtype as the names of kernels end in it.
+/// A dtype as the suffix of kernel names.
 inline const char* name_of(Format format) {
     return format == Format::float32   ? "float32"
            : format == Format::float16 ? "float16"

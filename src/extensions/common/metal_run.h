@@ -1,4 +1,4 @@
-// Any launch on the GPU, as an operation: what the tests of single kernels run where there is one.
+// An operation that runs any launch on the GPU, for tests of single kernels.
 #pragma once
 
 #include <utility>
@@ -12,12 +12,12 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// Runs a kernel. `outputs` are what its output buffers hold before; returns what they hold after.
-/// An input is bound as it lies in memory, whatever its strides.
+/// Runs a kernel. outputs: initial contents of its output buffers; returns their final contents.
+/// Inputs are bound without a copy, whatever their strides.
 std::vector<mx::array> metal_run(const MetalLaunch& launch, std::vector<mx::array> inputs,
                                  const std::vector<mx::array>& outputs, mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: those of the kernel, then its outputs as they were.
+/// The graph node. Inputs: the kernel's inputs, then its outputs' initial contents.
 class MetalRun : public mx::Primitive {
    public:
     MetalRun(mx::Stream stream, MetalLaunch launch)

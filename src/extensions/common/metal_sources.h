@@ -1,4 +1,4 @@
-// The texts of the Metal kernels, which the build puts into the module (metal_sources.py).
+// Sources of the Metal kernels, embedded by the build (metal_sources.py).
 #pragma once
 
 #include <map>
@@ -6,7 +6,7 @@
 
 namespace tiny_llm_ext::metal {
 
-/// The text of each .metal file, with our headers in it, by the file's name without its ending.
+/// Source of each .metal file with our headers inlined, by file name without suffix.
 const std::map<std::string, std::string>& sources();
 
 }  // namespace tiny_llm_ext::metal

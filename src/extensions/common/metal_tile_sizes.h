@@ -1,13 +1,13 @@
-// Sizes of the tiled matrix multiplications, for the kernels and for their launches.
+// Tile sizes of the matrix multiplications, shared by kernels and launches.
 #pragma once
 
 namespace tiny_llm_ext {
 
 // An enum, because Metal wants variables outside of functions in the constant address space.
 enum {
-    // Numbers of a row that are staged at a time. Divides every group of quantized weights.
+    // Elements of a row staged at a time. Divides every quantization group.
     TILE_K = 32,
-    // Numbers of a row in a part: a sum of its own, which one threadgroup may compute alone.
+    // Elements of a row per part: a separate partial sum, which one threadgroup may compute.
     TILE_PART = 512,
 };
 

@@ -1,14 +1,13 @@
-// Prepacked weights: the order in which kernels with vectors of 16 lanes want to read a matrix.
+// Prepacked weight layout for kernels with 16-lane vectors.
 //
-// Some rows are stored word by word: the first word of each, then the second of each, and so on. A
-// vector of 64 bytes is then a word of 16 outputs, as the kernels multiply it, and no register is
-// transposed for it; and memory is read from the first byte to the last. Scales and biases are
-// prepacked in the same way.
+// A pack interleaves R rows word by word: the first word of each row, then the second of each, and
+// so on. A 64-byte vector then holds one word of 16 outputs, as the kernels multiply it, without
+// transposing registers, and memory is read sequentially. Scales and biases are prepacked alike.
 //
-// How many rows go together, R, is what a kernel wants: as many as it multiplies at once, so that
-// it reads one place of memory, or fewer, for a processor that is faster with several places.
+// R is the kernel's choice: as many rows as it multiplies at once, for one memory stream, or fewer,
+// for a processor that is faster with several streams.
 //
-// An array says by its shape which it is: rows are O×W, prepacked (O/R)×W×R.
+// The shape tells the layouts apart: row-major is O×W, prepacked is (O/R)×W×R.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +18,17 @@ namespace tiny_llm_ext {
 
 inline bool is_prepacked(const mlx::core::array& weights) { return weights.ndim() == 3; }
 
-/// R: how many rows are stored together; one, where they are not prepacked.
+/// R: rows per pack; 1 for row-major weights.
 inline int pack_rows(const mlx::core::array& weights) {
     return is_prepacked(weights) ? weights.shape(2) : 1;
 }
 
-/// How many rows a matrix has, O, either way.
+/// O: rows of a matrix in either layout.
 inline int matrix_rows(const mlx::core::array& weights) {
     return weights.shape(0) * pack_rows(weights);
 }
 
-/// The shape of an array of `columns` numbers a row, stored as `weights` is.
+/// The shape of an array with `columns` elements per row in the layout of `weights`.
 inline mlx::core::Shape shape_like(const mlx::core::array& weights, int columns) {
     return is_prepacked(weights) ? mlx::core::Shape{weights.shape(0), columns, pack_rows(weights)}
                                  : mlx::core::Shape{weights.shape(0), columns};

@@ -1,4 +1,4 @@
-// Arrays as rows: what operations that work row by row need of MLX's arrays and of the threads.
+// Row views, allocation and row-parallel loops for operations.
 #pragma once
 
 #include <algorithm>
@@ -9,44 +9,44 @@
 
 namespace tiny_llm_ext {
 
-/// An array N..×D in memory: rows of D neighbours, at equal distances.
+/// An array N..×D in memory: rows of D contiguous elements, with one row stride.
 struct Rows {
     const void* data;
     int64_t stride;  // in elements, from one row to the next
 };
 
-/// The rows of an input. A view whose rows lie at equal distances is read where it is (a slice of
-/// the last axis, for example); any other layout is copied first, as a task of the stream.
+/// The rows of an input. A view with one row stride (a slice of the last axis, for example) is not
+/// copied; any other layout is copied first, as a task of the stream.
 ///
-/// To be called in eval_cpu: before evaluation an array does not know its layout.
+/// Call from eval_cpu: an array's layout is undefined before evaluation.
 Rows rows_of(const mlx::core::array& x, mlx::core::Stream stream);
 
-/// The distance of an array's rows, in elements, or −1 if they do not lie at equal distances or are
-/// not of neighbours.
+/// Row stride of an array in elements, or −1 if the rows are not contiguous or have no single
+/// stride.
 int64_t row_stride(const mlx::core::array& x);
 
-/// `x` in row-major order: itself, or a copy made as a task of the stream.
+/// `x` in row-major order: itself, or a copy by a task of the stream.
 mlx::core::array row_contiguous(const mlx::core::array& x, mlx::core::Stream stream);
 
 /// A copy of `x` in row-major order, made as a task of the stream.
 mlx::core::array copy_of(const mlx::core::array& x, mlx::core::Stream stream);
 
-/// Gives `out` memory: that of `x`, if nothing else will read x and it has the same layout, or new.
-/// A kernel may then write an element of `out` only after it has read that element of x.
+/// Allocates `out`, reusing the memory of `x` if x has no other readers and the same layout. A
+/// kernel may then write an element of `out` only after reading that element of x.
 void* allocate_or_reuse(mlx::core::array& out, const mlx::core::array& x);
 
-/// Gives `out` memory of its own.
+/// Allocates `out`.
 void* allocate(mlx::core::array& out);
 
-/// Gives `out`, B×H×L×D, memory in which it is laid out as B×L×H×D: swapping the dimensions back
-/// and flattening the heads then copies nothing.
+/// Allocates `out`, B×H×L×D, in the layout B×L×H×D: transposing and flattening the heads then
+/// copies nothing.
 void* allocate_by_token(mlx::core::array& out);
 
-/// Runs body(first, last) for ranges that make up 0 … rows − 1: on all threads if that is much
-/// work, and on the calling one alone if it is less than handing it over would cost.
+/// Runs body(first, last) for ranges that partition 0 … rows − 1: on all threads, or on the calling
+/// thread alone if the work is below the cost of dispatch.
 template <typename Body>
 void for_rows(int64_t rows, int64_t elements_per_row, const Body& body) {
-    constexpr int64_t ELEMENTS = 2048;  // in a chunk: a microsecond
+    constexpr int64_t ELEMENTS = 2048;  // per chunk: about a microsecond
     const int64_t step = std::max<int64_t>(1, ELEMENTS / std::max<int64_t>(1, elements_per_row));
     parallel_for((rows + step - 1) / step,
                  [&](int64_t chunk) { body(chunk * step, std::min(rows, (chunk + 1) * step)); });

@@ -1,13 +1,12 @@
-// Which chunk of a job a thread computes next.
+// Scheduling of a job's chunks over threads.
 //
-// A job's chunks are divided into runs of neighbours, one for each thread. A run has a ticket: the
-// number of the job, and the first chunk of the run that no thread has yet.
+// A job's chunks are divided into contiguous runs, one per thread. Each run has a ticket: the job
+// number and the run's first unclaimed chunk.
 //
 //     ticket = job · 2³² + chunk
 //
-// In equal parts, each thread computes its own run. By claims, a thread that has finished its run
-// helps the others with theirs: one that was slow to wake, or lost its core to another program,
-// then no longer keeps the others waiting.
+// Static: each thread computes its own run. Dynamic: a thread that has finished its run steals
+// chunks from the others, so a thread that woke late or was preempted does not delay the job.
 #pragma once
 
 #include <atomic>
@@ -18,42 +17,44 @@
 namespace tiny_llm_ext {
 
 constexpr int64_t NO_CHUNK = -1;
-constexpr uint64_t CHUNK_BITS = 0xffffffff;  // the bits of a ticket that are the chunk
+constexpr uint64_t CHUNK_BITS = 0xffffffff;  // chunk bits of a ticket
 
 /// One call of parallel_for.
 struct SharedJob {
-    uint32_t number;  // of all jobs: the next one has the next number
+    uint32_t number;  // consecutive over all jobs
     int64_t chunks;
     int threads;
 
     /// The first chunk of a thread's run, which ends where the next thread's begins.
     int64_t begin(int thread) const { return chunks * thread / threads; }
 
-    /// The ticket of a run whose next chunk is the given one.
+    /// The ticket of a run with the given next chunk.
     uint64_t ticket(uint64_t chunk) const { return (uint64_t{number} << 32) | chunk; }
 };
 
-/// A thread's run. Each is on a cache line of its own: threads do not wait for each other's.
+/// A thread's run, on a separate cache line to avoid false sharing.
 template <typename Ticket>
 struct alignas(64) ChunkRange {
     Ticket ticket{0};
 };
 
-/// The next chunk for a thread, or NO_CHUNK if it is done with the job.
+/// Claims the next chunk for a thread; NO_CHUNK if the thread is done with the job.
 using NextChunk = int64_t (*)(ChunkRange<std::atomic<uint64_t>>* runs, const SharedJob& job,
                               int thread);
 
-/// What parallel_for goes by: claims, or as long as a learner has to write them equal parts.
+/// The schedule of parallel_for: dynamic, or static in a learner's tree until dynamic is
+/// implemented.
 NextChunk current_schedule();
 
-/// Names it: "static" or "dynamic"; "" goes back to the above. For measuring the two in turns.
-/// Throws std::invalid_argument for another name, and says which task is to be written.
+/// Sets the schedule: "static", "dynamic" or "" for the default. For benchmarks that alternate the
+/// two. Throws std::invalid_argument for an unknown name, and names the course task if dynamic is
+/// not implemented.
 void set_schedule(const std::string& name);
 
-/// For tests: a job by that schedule, whose tickets are slow, so that threads meet at them.
+/// Runs a job with slow tickets, to provoke contention. For tests.
 ///
-/// held: the first thread keeps its first chunk until all others are done, or two seconds.
-/// Returns what a thread got that asked for the job before this one, then each thread's chunks.
+/// held: holds the first thread's first chunk until all other threads are done, or two seconds.
+/// Returns the chunks of a stale worker, which still has the previous job, then each thread's.
 std::vector<std::vector<int64_t>> simulate_schedule(const std::string& name, int threads,
                                                     int64_t chunks, bool held);
 

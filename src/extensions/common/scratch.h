@@ -1,12 +1,12 @@
-// Memory that a kernel works in.
+// Scratch memory of kernels.
 #pragma once
 
 #include <cstdint>
 
 namespace tiny_llm_ext {
 
-/// Room for that many floats, from the beginning of a cache line. It belongs to the calling thread,
-/// stays from one call to the next, and holds whatever the last kernel left there.
+/// Thread-local scratch for that many floats, aligned to a cache line. Reused between calls and
+/// uninitialized.
 float* thread_scratch(int64_t floats);
 
 }  // namespace tiny_llm_ext

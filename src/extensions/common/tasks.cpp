@@ -17,14 +17,14 @@ std::atomic<bool> has_thrown = false;
 
 thread_local TaskCapture* capture_of_this_thread = nullptr;
 
-// A block of memory, as an array of bytes that owns it.
+// An owning array of bytes.
 mx::array block_of(size_t bytes) {
     mx::array block({static_cast<int>(bytes)}, mx::uint8, nullptr, {});
     block.set_data(mx::allocator::malloc(bytes));
     return block;
 }
 
-// The same memory, as an array that does not own it.
+// A non-owning array of the same memory.
 mx::array lent_of(const mx::array& block) {
     mx::array lent(block.shape(), block.dtype(), nullptr, {});
     lent.set_data({block.buffer(), [](mx::allocator::Buffer) {}});
@@ -64,7 +64,7 @@ TaskCapture::~TaskCapture() { capture_of_this_thread = nullptr; }
 
 TaskCapture* TaskCapture::current() { return capture_of_this_thread; }
 
-// The smallest block that is free and large enough, or one more.
+// The smallest sufficient free block, or a new one.
 TaskCapture::Lease& TaskCapture::lease(size_t bytes) {
     Lease* best = nullptr;
     for (Lease& lease : leases_) {

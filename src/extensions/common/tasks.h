@@ -1,4 +1,4 @@
-// How an operation's work reaches the thread that does it.
+// Dispatch of an operation's work to its stream's thread.
 #pragma once
 
 #include <exception>
@@ -11,34 +11,34 @@
 
 namespace tiny_llm_ext {
 
-/// While it lives, tasks that this thread adds are kept instead of being run, and `allocate` gives
-/// out the workspace's memory: what is captured can be run again and again, in the same memory.
-/// Tasks run in order, so memory that no array refers to any more is given out again.
+/// Scope in which this thread's tasks are captured instead of run, and `allocate` uses the
+/// workspace, so that the tasks can be replayed in the same memory. Tasks run in order, so memory
+/// without references is reused.
 class TaskCapture {
    public:
     using Tasks = std::vector<std::function<void()>>;
     using Workspace = std::vector<mlx::core::array>;
 
-    /// workspace: blocks of any size, which grow as they are asked for. Captures that share it must
-    /// not run at the same time.
+    /// workspace: blocks of any size, which grow on demand. Captures that share a workspace must
+    /// not run concurrently.
     explicit TaskCapture(Workspace& workspace);
     ~TaskCapture();
     TaskCapture(const TaskCapture&) = delete;
     TaskCapture& operator=(const TaskCapture&) = delete;
 
-    /// Gives `out` memory of the workspace that no living array has, row by row.
+    /// Allocates `out`, row-major, in workspace memory that no live array uses.
     void allocate(mlx::core::array& out);
 
-    /// What was added so far, and the memory that it works in besides what the caller holds.
+    /// Captured tasks, and the memory they use besides the caller's.
     Tasks tasks;
     std::vector<mlx::core::array> memory;
 
-    /// This thread's, or nullptr.
+    /// This thread's capture, or nullptr.
     static TaskCapture* current();
 
    private:
-    // A block of the workspace, and what arrays share of it: as many references as there are arrays
-    // that have its memory, and one more.
+    // A workspace block, and the array that is lent to users: its reference count is the number of
+    // users plus one.
     struct Lease {
         mlx::core::array block, lent;
 
@@ -48,18 +48,17 @@ class TaskCapture {
     Lease& lease(size_t bytes);
 
     Workspace& workspace_;
-    std::vector<Lease> leases_;  // of the workspace's first blocks
+    std::vector<Lease> leases_;  // the workspace's first blocks, in order
 };
 
-/// Throws what the first task has thrown since this last threw, if one has. A task runs in a thread
-/// of its stream, where nobody can catch it; so it is kept until here.
+/// Rethrows the first pending exception of a task, if any. Tasks run in their stream's thread,
+/// where an exception cannot be caught, so it is stored until this call.
 void rethrow_task_error();
 
-/// Keeps what a task has thrown.
+/// Stores a task's exception, unless one is pending.
 void store_task_error(std::exception_ptr thrown);
 
-/// Runs `task` when all that was added to the stream before has run. Throws what a task has thrown
-/// that ran before.
+/// Enqueues `task` on the stream, in order. Rethrows a pending exception of an earlier task.
 template <typename Task>
 void add_task(mlx::core::Stream stream, Task task) {
     rethrow_task_error();
@@ -76,11 +75,11 @@ void add_task(mlx::core::Stream stream, Task task) {
     });
 }
 
-/// Keeps an array's memory for the tasks that were added and for the one added next.
+/// Keeps an array's memory alive for the tasks added so far and the next one.
 void add_temporary(mlx::core::Stream stream, const mlx::core::array& x);
 
-/// Whether an operation may write into its input `x` and call that its output, because nothing else
-/// will read x. What is captured may always: a recording sees to that (src/graph_capture/graph.h).
+/// Whether an operation may write its output in place over input `x`, because x has no other
+/// readers. Always true in a capture, which guarantees it (src/graph_capture/graph.h).
 inline bool can_overwrite(const mlx::core::array& x) {
     return x.flags().row_contiguous && (TaskCapture::current() != nullptr || x.is_donatable());
 }

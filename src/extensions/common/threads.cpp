@@ -1,8 +1,8 @@
-// The pool: workers that spin for a while after each job and then sleep.
+// Thread pool whose workers spin briefly after each job before they sleep.
 //
 // A decode step is a few hundred kernels of tens of microseconds. Waking a sleeping thread takes
-// about 45 µs on a virtual machine, so a worker must not sleep between them; and it must not spin
-// for ever, or an idle engine would burn its cores.
+// about 45 µs on a virtual machine, so workers must not sleep between kernels; nor may they spin
+// indefinitely, or an idle engine would occupy its cores.
 #include "common/threads.h"
 
 #if defined(__linux__)
@@ -73,7 +73,8 @@ class Pool {
     void run(int64_t chunks, detail::Chunk run, const void* body) {
         std::lock_guard lock(one_job_at_a_time_);
         const SharedJob job = {job_.load(std::memory_order_relaxed) + 1, chunks, threads_};
-        // Closed first: a late worker that reads any of what follows finds no ticket of its job.
+        // Close all runs first: a late worker that reads any of the new state below then finds no
+        // ticket of its own job.
         for (int i = 0; i < threads_; i++) {
             runs_[i].ticket.exchange(job.ticket(CHUNK_BITS), std::memory_order_acq_rel);
         }
@@ -97,10 +98,10 @@ class Pool {
     }
 
    private:
-    // Computes chunks of a job until none is left for this thread. It takes those of its own run in
-    // order, so that what it asks for ahead of time, at the end of one chunk, is the beginning of
-    // its next. A worker that comes late to a finished job cannot take a chunk of the next one with
-    // the old job's function: the ticket has another number.
+    // Computes chunks of a job until none is left for this thread. Chunks of its own run are taken
+    // in order, so that a prefetch at the end of one chunk hits the beginning of the next. A worker
+    // that is late for a finished job cannot claim a chunk of the next job with the old function:
+    // the ticket's job number differs.
     void take_chunks(uint32_t number, int thread) {
         const auto run = run_.load(std::memory_order_acquire);
         const auto body = body_.load(std::memory_order_acquire);
@@ -168,7 +169,7 @@ void detail::run_parallel(int64_t chunks, Chunk run, const void* body) {
         }
         return;
     }
-    // Never destroyed: at exit its workers may still be asleep in it.
+    // Never destroyed: at exit, workers may still be waiting in it.
     static Pool* pool = new Pool(num_threads());
     pool->run(chunks, run, body);
 }

@@ -1,8 +1,8 @@
-// add_bias: the bias of a linear layer, as Qwen2's queries, keys and values have one.
+// add_bias: Bias of a linear layer, such as Qwen2's QKV projections.
 //
 //     out[n, i] = x[n, i] + bias[i]
 //
-// Added to the product after that was rounded, as tiny_llm.basics.linear adds it.
+// The bias is added to the rounded product, as in tiny_llm.basics.linear.
 #pragma once
 
 #include <vector>
@@ -15,7 +15,7 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// x + bias, a bias for each element of a row.
+/// x + bias, broadcast over rows.
 ///
 /// x: N..×O, float32, float16 or bfloat16.
 /// bias: O, dtype of x.

@@ -3,7 +3,7 @@
 
 namespace tiny_llm_ext {
 
-enum { ADD_BIAS_READS = 4 };  // neighbours that a thread computes
+enum { ADD_BIAS_READS = 4 };  // consecutive elements per thread
 
 struct AddBiasParams {
     int O;

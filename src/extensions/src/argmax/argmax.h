@@ -1,10 +1,10 @@
-// argmax: the likeliest token.
+// argmax: Index of the largest element of each row.
 //
 //     out[n] = the smallest i with x[n, i] = max x[n, :]
 //
-// A vocabulary has 151,936 tokens, and MLX's own reads them with one thread, one at a time: by then
-// the rest of a decode step is fast enough for that to show. NaN is never the largest; a row of
-// nothing but NaN and −∞ gives 0.
+// Greedy sampling over a vocabulary of 151,936 tokens: MLX's CPU argmax is scalar and runs on one
+// thread, which is a visible share of an optimized decode step. NaN is never the largest; a row of
+// only NaN and −∞ gives 0.
 #pragma once
 
 #include <vector>
@@ -16,10 +16,11 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// Where each row is largest: the first place, if there are several.
+/// Index of the largest element of each row; the first one on ties.
 ///
 /// x: N..×V, float32, float16 or bfloat16; V from 1 to 2³¹ − 1. NaN is never the largest.
-/// Returns N.. in uint32. Throws std::invalid_argument for anything else. On a GPU it is MLX's own.
+/// Returns N.. in uint32. Throws std::invalid_argument for anything else. Falls back to mx.argmax
+/// on a GPU.
 mx::array argmax(const mx::array& x, mx::StreamOrDevice s = {});
 
 /// The graph node on the CPU. Input: x.

@@ -15,12 +15,12 @@ struct ArgmaxJob {
     uint32_t* out;  // M
 };
 
-/// The largest element of a part of a row, and where it is first.
+/// The largest element of part of a row, and its first index.
 struct ArgmaxResult {
     float value;
     int32_t index;
 
-    /// Whether this one is the answer of the two.
+    /// Whether this result wins the reduction against `other`.
     bool beats(ArgmaxResult other) const {
         return value > other.value || (value == other.value && index < other.index);
     }

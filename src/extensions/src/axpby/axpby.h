@@ -1,6 +1,6 @@
-// axpby: z = alpha · x + beta · y, the first operation of the extension.
+// axpby: Elementwise alpha · x + beta · y, the example operation.
 //
-// It shows every part that an operation has. This header is the contract; axpby.cpp validates the
+// Shows every part of an operation. This header is the contract; axpby.cpp validates the
 // arguments, builds the graph node and differentiates it; axpby_cpu.cpp evaluates it.
 #pragma once
 
@@ -13,12 +13,12 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// alpha · x + beta · y, elementwise, with NumPy's broadcasting.
+/// alpha · x + beta · y, elementwise, with NumPy broadcasting.
 ///
-/// x, y: any shapes that broadcast, any dtypes but complex64. Integers are computed, and returned,
-/// as float32; otherwise the result has the promoted dtype of the two. float16 and bfloat16 are
-/// rounded once, from float32. Throws std::invalid_argument for anything else.
-/// A GPU computes at most 2³¹ − 1,025 elements.
+/// x, y: broadcastable shapes, any dtypes but complex64. Integers are computed and returned as
+/// float32; otherwise the result has the promoted dtype. float16 and bfloat16 are rounded once,
+/// from float32. Throws std::invalid_argument for anything else.
+/// On a GPU the result has at most 2³¹ − 1,025 elements.
 mx::array axpby(const mx::array& x, const mx::array& y, float alpha, float beta,
                 mx::StreamOrDevice s = {});
 

@@ -1,10 +1,10 @@
-// cache_write: new keys or values into the buffer of a cache, in place.
+// cache_write: In-place write of new keys or values to a KV cache buffer.
 //
 //     buffer[b, h, offsets[b] + l, d] = new[b, h, l, d]      for every b with offsets[b] ≥ 0
 //
-// MLX's arrays are values: writing to one gives another. But when nothing else refers to the
-// old one, its memory may become the new one's. MLX calls that donation, and it is what makes
-// appending a token cost a token and not the history.
+// MLX arrays are immutable: a write returns a new array. If nothing else references the old array,
+// the new one reuses its memory (MLX calls this donation), so that appending a token costs one
+// token and not a copy of the history.
 #pragma once
 
 #include <vector>
@@ -17,24 +17,23 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// New keys or values into a cache's buffer: in place, if the caller keeps no reference to it.
+/// Writes new keys or values to a cache buffer, in place if the caller keeps no reference to it.
 ///
-/// buffer: B×H×C×D, any dtype. tokens: B×H×L×D of the same dtype, of any strides.
-/// offsets: where each sequence's tokens go, B numbers from 0 to C − L; −1 leaves a sequence as it
-/// is. They may be an array, int32. Its numbers are known too late to be refused, so any other
-/// number leaves its sequence as it is, too.
-/// overwrite: whether the buffer may be overwritten although commands that read it still run on a
-/// GPU:
-///   they come first. MLX takes them for references, and it would be copied. The caller then has no
-///   other array of its memory.
-/// Returns B×H×C×D: the buffer with the tokens. Throws std::invalid_argument for anything else.
+/// buffer: B×H×C×D, any dtype. tokens: B×H×L×D of the same dtype, any strides.
+/// offsets: position of each sequence's first token, B integers from 0 to C − L; −1 skips the
+///   sequence. In an int32 array, any other value skips its sequence too: the values are known
+///   only at evaluation, too late to raise.
+/// overwrite: whether the buffer may be overwritten while GPU commands that read it are in flight.
+///   They run before the write, but MLX counts them as references and would copy the buffer. The
+///   caller must hold no other array that shares its memory.
+/// Returns B×H×C×D: the updated buffer. Throws std::invalid_argument for anything else.
 mx::array cache_write(const mx::array& buffer, const mx::array& tokens, const mx::array& offsets,
                       bool overwrite = false, mx::StreamOrDevice s = {});
 mx::array cache_write(const mx::array& buffer, const mx::array& tokens,
                       const std::vector<int>& offsets, bool overwrite = false,
                       mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: buffer, tokens and offsets, of any strides.
+/// The graph node. Inputs: buffer, tokens and offsets, any strides.
 class CacheWrite : public mx::UnaryPrimitive, public Capturable {
    public:
     CacheWrite(mx::Stream stream, bool overwrite)

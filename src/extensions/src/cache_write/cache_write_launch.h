@@ -1,4 +1,4 @@
-// How the kernels of cache_write.metal are started: an element a thread, heads along y.
+// Launch of cache_write.metal: one element per thread, heads along y.
 #pragma once
 
 #include "common/metal_launch.h"
@@ -6,8 +6,7 @@
 
 namespace tiny_llm_ext {
 
-/// Buffers: tokens B×H×L×D at their strides, offsets B int32, the cache B×H×C×D; elements of
-/// item_size bytes.
+/// Buffers: tokens B×H×L×D (strided), offsets B int32, cache B×H×C×D; elements of item_size bytes.
 MetalLaunch cache_write_launch(int B, const CacheWriteParams& params, int item_size,
                                int max_threads);
 

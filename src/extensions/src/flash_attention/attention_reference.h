@@ -1,6 +1,6 @@
-// One query row attends to its keys, in plain C++: the reference of the attention kernels.
+// Reference attention of one query row, in plain C++.
 //
-// It does not know where keys and values are: paged attention uses it too.
+// Independent of the location of keys and values: shared with paged attention.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +13,10 @@ namespace tiny_llm_ext {
 
 namespace {  // a copy in each file, like the conversions of common/half.h
 
-/// The online softmax of flash_attention.h, as it is written there.
+/// The online softmax of flash_attention.h.
 ///
-/// visible: how many keys the row may see. score(s): its score of key s, −inf if that is hidden.
-/// value(s): the element of `values` where the value of key s begins. The result, D numbers, goes
-/// to `out` from element `to` on.
+/// visible: number of keys visible to the row. score(s): score of key s, −inf if hidden.
+/// value(s): offset of key s's value in `values`. Writes D elements to `out` at offset `to`.
 template <typename Score, typename Value>
 void attend_row(int64_t visible, int64_t D, Format format, const Score& score, const void* values,
                 const Value& value, void* out, int64_t to) {
@@ -60,7 +59,7 @@ void attend_row(int64_t visible, int64_t D, Format format, const Score& score, c
     // [/task 2.4.2 row]
 }
 
-/// The sum of D products, in the order of their index.
+/// The sum of D products, in index order.
 [[maybe_unused]] inline float dot(const void* x, int64_t i, const void* y, int64_t j, int64_t D,
                                   Format format) {
     // [task 2.4.2 dot]

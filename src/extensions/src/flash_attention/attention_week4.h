@@ -1,28 +1,28 @@
-// Week 4's kernels of attention, as plain memory: no MLX, no templates of the standard library (see
+// Week 4's attention kernels, on plain memory: no MLX, no templates of the standard library (see
 // common/half.h).
 //
-// The environment variable TINY_LLM_ATTENTION names one, for the model and for measuring:
+// The environment variable TINY_LLM_ATTENTION selects one, for the model and for benchmarks:
 //
-//     loops    the reference, Week 2's: a row, a tile, a key, a number after the other
-//     scores   the scores of a tile of keys in vectors; the softmax and the sum are still loops
-//     online   the softmax and the sum of values in vectors, too
-//     split    the same, and several threads take parts of one sequence's keys
+//     loops    the reference, Week 2's: scalar loops over rows, tiles, keys and elements
+//     scores   vectorized scores of a tile; scalar softmax and weighted sum
+//     online   vectorized scores, softmax and weighted sum
+//     split    online with one sequence's keys split over threads
 //
-// Without the variable this machine's best kernel runs. A mask in an array is left to the loops.
+// By default the machine's fastest kernel runs. Array masks always use the loops.
 #pragma once
 
 #include "src/flash_attention/flash_attention_kernels.h"
 
 namespace tiny_llm_ext {
 
-/// How many query rows such a kernel is given at a time, at most.
+/// Maximum query rows per kernel call.
 constexpr int QUERY_ROWS = 8;
 
-/// Keys in a part of a sequence. Part of the result's bits, as the tile is.
+/// Keys per split. Determines the result's bits, as the tile size does.
 constexpr int64_t KEYS_PER_SPLIT = 8 * ATTENTION_TILE;
 
-/// Up to ATTENTION_TILE keys that follow each other, and their values: where the D elements of each
-/// begin in the arrays of all keys and of all values.
+/// Up to ATTENTION_TILE consecutive keys and their values, as offsets of their D elements in the
+/// arrays of all keys and all values.
 struct KeyTile {
     int count;
     int64_t keys[ATTENTION_TILE], values[ATTENTION_TILE];
@@ -37,26 +37,24 @@ struct AttentionRows {
     void* out;
 
     int rows;
-    int64_t from[QUERY_ROWS];     // where a row's query begins, in elements
-    int64_t to[QUERY_ROWS];       // where its result begins
-    int64_t visible[QUERY_ROWS];  // how many keys it sees, from the first; does not fall
+    int64_t from[QUERY_ROWS];     // offset of a row's query, in elements
+    int64_t to[QUERY_ROWS];       // offset of its result
+    int64_t visible[QUERY_ROWS];  // number of leading visible keys; non-decreasing
 
-    /// Fills in where tile.count keys from `first` on are, and their values, for a head.
+    /// Fills in the offsets of tile.count keys and values of a head, starting at key `first`.
     void (*find)(const void* head, int64_t first, KeyTile& tile);
     const void* head;
 };
 
-/// What a query row knows of the keys that it has seen: the online softmax of flash_attention.h,
-/// with powers of two in place of exp.
+/// Softmax state of a query row: the online softmax of flash_attention.h, in base 2.
 struct SoftmaxState {
     float largest;             // m: the largest score, times log₂ e
     float sum;                 // l: of the weights 2^(score − m)
     float out[MAX_HEAD_SIZE];  // o: D weighted sums of values
 };
 
-/// The kernel that TINY_LLM_ATTENTION names; none is chosen without it. Throws
-/// std::invalid_argument for another name, and for a kernel with vectors where the instruction set
-/// has none.
+/// The kernel selected by TINY_LLM_ATTENTION, or none if unset. Throws std::invalid_argument for an
+/// unknown name, and for a vector kernel on a portable instruction set.
 Week4Attention week4_attention();
 
 #if defined(__x86_64__)

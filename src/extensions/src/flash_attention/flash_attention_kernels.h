@@ -1,5 +1,5 @@
-// What the CPU kernels of flash_attention work on, as plain memory: no MLX, no templates of the
-// standard library (see common/half.h).
+// The CPU kernels of flash_attention, on plain memory: no MLX, no templates of the standard library
+// (see common/half.h).
 #pragma once
 
 #include <stdint.h>
@@ -8,14 +8,14 @@
 
 namespace tiny_llm_ext {
 
-/// Keys in a tile. Part of the result's bits: every tile begins at a multiple of it.
+/// Keys per tile. Determines the result's bits: every tile begins at a multiple of it.
 constexpr int ATTENTION_TILE = 64;
 
-/// The largest D, and the most rows that a kernel is given at once.
+/// Upper bounds of D and of the rows per kernel call.
 constexpr int MAX_HEAD_SIZE = 256;
 constexpr int MAX_BLOCK_ROWS = 128;
 
-/// How far apart neighbours in B×heads×tokens×D are, in elements; rows of D are contiguous.
+/// Strides of B×heads×tokens×D in elements; rows of D are contiguous.
 struct Strides {
     int64_t batch, head, token;
 };
@@ -26,16 +26,16 @@ struct AttentionRows;  // these three are in attention_week4.h
 struct KeyTile;
 struct SoftmaxState;
 
-/// scores[s] = query · key s · scale, for the first `count` keys of a tile. query: D float32
-/// numbers, and zeros up to a whole vector.
+/// scores[s] = query · key s · scale, for the first `count` keys of a tile. query: D float32,
+/// zero-padded to a whole vector.
 using ScoresKernel = void (*)(const float* query, const void* keys, const KeyTile& tile, int count,
                               int64_t D, Format format, float scale, float* scores);
 
-/// states[r] = what row r of the block knows of those of the keys first … end − 1 that it sees.
+/// states[r] = softmax state of the block's row r over its visible keys among first … end − 1.
 using SplitKernel = void (*)(const AttentionRows& block, int64_t first, int64_t end,
                              SoftmaxState* states);
 
-/// A kernel of Week 4, if one was asked for: see attention_week4.h. Without functions it is the
+/// The Week 4 kernel selected by TINY_LLM_ATTENTION (attention_week4.h). Without functions, the
 /// reference.
 struct Week4Attention {
     bool chosen = false;
@@ -43,11 +43,11 @@ struct Week4Attention {
     SplitKernel part = nullptr;
     bool splits = false;  // threads share the keys of a sequence
 
-    /// Whether the reference is to run.
+    /// Whether the reference is selected.
     bool loops() const { return chosen && scores == nullptr && part == nullptr; }
 };
 
-/// Everything a CPU kernel needs to know.
+/// Arguments of a CPU kernel.
 struct FlashAttentionJob {
     int64_t B, H_q, H, L, S, D;
     float scale;
@@ -60,26 +60,26 @@ struct FlashAttentionJob {
     Strides query_strides, key_strides, value_strides;
 
     MaskKind mask_kind;
-    Format mask_format;    // of an additive mask; a boolean one has a byte an element
+    Format mask_format;    // of an additive mask; boolean masks have one byte per element
     const void* mask;      // B×H_q×L×S
-    Strides mask_strides;  // 0 where it was broadcast
+    Strides mask_strides;  // 0 for broadcast dimensions
     int64_t mask_key_stride;
 
     const int32_t* context_lens;  // B, or null
     Week4Attention step;
 };
 
-// Query heads that share a key/value head see the same keys, so a kernel takes them together. With
+// Query heads that share a key/value head read the same keys, so a kernel batches them. With
 // G = H_q / H heads in a group, row r of key/value head h is token r / G of query head h·G + r % G.
 
 /// The reference: computes rows first_row … first_row + rows − 1 of key/value head h of sequence b.
-/// It needs no scratch, memory that other kernels work in.
+/// Needs no scratch memory, unlike other kernels.
 void flash_attention_reference(const FlashAttentionJob& job, int64_t b, int64_t h,
                                int64_t first_row, int rows, float* scratch);
 
 namespace {  // a copy in each file: see common/half.h
 
-/// How many keys, from the first, token l of sequence b may see, as far as no mask hides them.
+/// Number of leading keys visible to token l of sequence b, before any mask.
 [[maybe_unused]] inline int64_t visible_keys(const FlashAttentionJob& job, int64_t b, int64_t l) {
     int64_t keys = job.S;
     if (job.context_lens != nullptr) {
@@ -93,7 +93,7 @@ namespace {  // a copy in each file: see common/half.h
     return visible < 0 ? 0 : visible < keys ? visible : keys;
 }
 
-/// What the mask adds to the score of key s of query row (b, head, l): 0 or −inf if boolean.
+/// Mask term of the score of key s in query row (b, head, l): 0 or −inf if boolean.
 [[maybe_unused]] inline float mask_element(const FlashAttentionJob& job, int64_t b, int64_t head,
                                            int64_t l, int64_t s) {
     const int64_t i = b * job.mask_strides.batch + head * job.mask_strides.head +
@@ -104,22 +104,22 @@ namespace {  // a copy in each file: see common/half.h
     return static_cast<const uint8_t*>(job.mask)[i] != 0 ? 0.0f : -__builtin_inff();
 }
 
-/// Element 0 of a row of D, in elements from the start of an array.
+/// Offset of a row of D, in elements from the start of an array.
 [[maybe_unused]] inline int64_t row_offset(const Strides& strides, int64_t b, int64_t head,
                                            int64_t token) {
     return b * strides.batch + head * strides.head + token * strides.token;
 }
 
-/// Element 0 of a row of out.
+/// Offset of a row of out.
 [[maybe_unused]] inline int64_t out_offset(const FlashAttentionJob& job, int64_t b, int64_t head,
                                            int64_t l) {
     return ((b * job.L + l) * job.H_q + head) * job.D;
 }
 
-/// How many rows a kernel takes at once, of `rows` that attend to the same keys: many, because all
-/// of them use a tile while it is in the cache, but not so many that threads are left without work.
+/// Rows per kernel call, of `rows` that attend to the same keys: as many as possible, because all
+/// of them use a tile while it is cached, but few enough that no thread is idle.
 ///
-/// all_rows: those of the whole operation.
+/// all_rows: rows of the whole operation.
 [[maybe_unused]] inline int64_t rows_per_block(int64_t rows, int64_t all_rows, int threads) {
     constexpr int64_t FEWEST = 24;
     const int64_t wanted_blocks = 4 * static_cast<int64_t>(threads);

@@ -1,25 +1,23 @@
-// The parameters of the kernels in flash_attention*.metal, and the sizes that host and kernels
-// share.
+// Parameters of the kernels in flash_attention*.metal, and sizes shared by host and kernels.
 #pragma once
 
 namespace tiny_llm_ext {
 
 // Metal wants variables outside of functions in the constant address space; an enum has none.
 enum {
-    // Of the readable kernel: keys in a tile, and query rows in a threadgroup.
+    // Readable kernel: keys per tile, and query rows per threadgroup.
     ATTENTION_READABLE_TILE = 32,
-    // Of the matrix kernel: query rows of a simdgroup, and simdgroups of a threadgroup at most.
+    // Tile kernel: query rows per simdgroup, and maximum simdgroups per threadgroup.
     ATTENTION_MATRIX_ROWS = 8,
     ATTENTION_MATRIX_SIMDGROUPS = 8,
-    // Of the decode kernel: keys in a split, simdgroups that share it, and the most queries that a
-    // sequence may have to be its work.
+    // Decode kernel: keys per split, simdgroups per split, and maximum queries per sequence.
     ATTENTION_SPLIT = 256,
     ATTENTION_SPLIT_SIMDGROUPS = 8,
-    ATTENTION_SPLIT_RUN = 16,  // keys that follow one another, of one simdgroup
+    ATTENTION_SPLIT_RUN = 16,  // consecutive keys per simdgroup
     ATTENTION_FEW_QUERIES = 8,
 };
 
-/// What `mask` holds.
+/// Kind of `mask`.
 enum {
     ATTENTION_MASK_NONE,
     ATTENTION_MASK_BOOL,

@@ -1,4 +1,4 @@
-// A executable: a graph's tasks, captured, to be run again and again without MLX.
+// Executable graph: captured tasks that run repeatedly without MLX.
 #pragma once
 
 #include <functional>
@@ -9,35 +9,34 @@
 
 namespace tiny_llm_ext {
 
-/// The tasks of a graph for inputs of one layout, in memory of the stream's workspace: inputs
-/// are copied there, the tasks run, and outputs are copied from there. What lies in between is a
-/// few kilobytes a token, and is shared by all executables of the stream, of which one runs at a
-/// time.
+/// The tasks of a graph for one memory layout of the inputs. Inputs are copied to the stream's
+/// workspace, the tasks run, and outputs are copied from it. The workspace, a few kilobytes per
+/// token, is shared by all executables of the stream, of which one runs at a time.
 ///
-/// An input that is overwritten, a KV cache's buffer, is not copied: the tasks write to the place
-/// where it was when they were captured, and a buffer elsewhere needs another executable.
+/// An overwritten input, such as a KV cache buffer, is not copied: the tasks write to its address
+/// at capture, and a buffer at another address needs another executable.
 class ExecutableGraph {
    public:
-    /// Captures the tasks. Inputs are looked at for where their elements lie, not for their values.
+    /// Captures the tasks. Uses the layout of the inputs, not their values.
     ExecutableGraph(std::shared_ptr<const CapturedGraph> graph,
                     const std::vector<mx::array>& inputs);
 
-    /// Whether inputs lie in memory as those did that it was made for.
+    /// Whether the inputs' memory layout matches the captured one.
     bool fits(const std::vector<mx::array>& inputs) const;
 
-    /// Gives an output the memory that a run will leave it in, or from which it will be copied.
+    /// Allocates an output: the memory that a run copies it to, or that of its overwritten input.
     void allocate_output(size_t index, const std::vector<mx::array>& inputs, mx::array& out) const;
 
-    /// Runs the tasks, on the calling thread and its helpers.
-    /// from, to: the memory of inputs and outputs.
+    /// Runs the tasks, on the calling thread and the thread pool.
+    /// from, to: memory of inputs and outputs.
     void run(const std::vector<const char*>& from, const std::vector<char*>& to) const;
 
    private:
-    // Where an input or an output is while the tasks run, and how its elements lie. It owns
-    // nothing: a reference to the buffer of a KV cache would keep others from overwriting it.
+    // Address and layout of an input or output while the tasks run. Non-owning: a reference to a KV
+    // cache buffer would prevent in-place writes by others.
     struct Slot {
         char* data;
-        size_t bytes;  // to copy; 0 if it is overwritten where it is
+        size_t bytes;  // to copy; 0 if overwritten in place
         size_t size;
         mx::Strides strides;
         mx::array::Flags flags;
@@ -51,7 +50,7 @@ class ExecutableGraph {
     std::vector<std::function<void()>> tasks_;
 };
 
-/// Whether a executable can have it as an input: it has no gaps.
+/// Whether an executable accepts `x` as an input: its elements have no gaps.
 inline bool is_dense(const mx::array& x) {
     return x.flags().contiguous && x.data_size() == x.size();
 }

@@ -1,19 +1,19 @@
-// A graph: what a function of arrays does, written down once.
+// graph_capture: CPU graphs, captured once and replayed as one node.
 //
-// In a decode step MLX spends about 6 µs on each node of the graph: Python builds it, MLX finds its
-// place in the order, works out where its arrays are, and hands a task to the thread that computes.
-// A transformer block has twenty nodes, most of their kernels take no longer than that, and the
-// work takes a core away from a thread that multiplies. From one token to the next nothing changes
-// but the numbers, so all of this can be done once:
+// In a decode step MLX spends about 6 µs on each node of the graph: Python builds it, MLX sorts it
+// topologically, resolves its arrays' memory and dispatches a task to the stream's thread. A
+// transformer block has twenty nodes, most of whose kernels take no longer than that, and the
+// overhead occupies a core that could multiply. From one token to the next only the values change,
+// so all of this is done once:
 //
-//     GraphCache   graphs of one function, by the shapes of its inputs      (graph_cache.h)
-//     CapturedGraph  its operations in an order to run them in                    (here)
-//     ExecutableGraph    their tasks, for inputs that lie in memory in one way (executable.h)
-//     GraphReplay     the node of MLX's graph that runs a executable (graph_cache.h)
+//     GraphCache       graphs of one function, keyed by input shapes      (graph_cache.h)
+//     CapturedGraph    the operations in execution order                  (here)
+//     ExecutableGraph  their tasks, for one memory layout of the inputs   (executable.h)
+//     GraphReplay      the MLX graph node that runs an executable         (graph_cache.h)
 //
-// The same kernels run in the same order and give the same bits. GPUs have this as CUDA graphs, and
-// for the same reason. mx.compile is something else: it fuses MLX's own elementwise operations into
-// new kernels, and leaves ours as many nodes as they were.
+// The same kernels run in the same order and give the same bits, as with CUDA graphs on a GPU.
+// mx.compile is different: it fuses MLX's elementwise operations into new kernels and does not
+// reduce the number of our nodes.
 #pragma once
 
 #include <memory>
@@ -29,30 +29,29 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// The operations between some placeholders and some outputs. What else they read, weights for
-/// example, is part of it.
+/// The operations between placeholders and outputs. Other arrays that they read, such as weights,
+/// are constants of the graph.
 ///
-/// Every operation must be on one stream of the CPU, and must be a Capturable
-/// (common/capturable.h), or one of MLX's that only look at an array in another way. Those that
-/// write into an input, as into a KV cache, may do that to one of the graph's that nothing
-/// reads afterwards.
+/// All operations must be on one CPU stream, and must be Capturable (common/capturable.h) or MLX
+/// views. An operation that writes to an input, such as a KV cache, may only write to an input of
+/// the graph that is not read afterwards.
 class CapturedGraph {
    public:
-    /// placeholders: arrays without data, from which the outputs were computed. What the outputs
-    /// depend on besides is evaluated now.
-    /// Throws std::invalid_argument if an operation is not as above, or if there are none.
+    /// placeholders: arrays without data, from which the outputs were computed. All other
+    /// dependencies of the outputs are evaluated now.
+    /// Throws std::invalid_argument if an operation violates the above, or if there are none.
     CapturedGraph(const std::vector<mx::array>& placeholders,
                   const std::vector<mx::array>& outputs);
 
-    /// Whether it is for inputs of these shapes and dtypes on this stream.
+    /// Whether the graph was captured for these shapes, dtypes and stream.
     bool fits(const std::vector<mx::array>& inputs, mx::Stream stream) const;
 
-    /// Evaluates every operation, for inputs that have memory, in the current capture, which gets
-    /// the tasks. Returns the outputs.
+    /// Evaluates every operation on allocated inputs; the current capture receives the tasks.
+    /// Returns the outputs.
     std::vector<mx::array> evaluate(const std::vector<mx::array>& inputs) const;
 
-    /// Whether the tasks overwrite an input, and which input an output is, overwritten; −1 if it
-    /// has memory of its own.
+    /// Whether the tasks overwrite an input; and the overwritten input that an output aliases, or
+    /// −1.
     bool overwrites(size_t input) const { return overwrites_[input]; }
     int overwritten_input(size_t output) const { return overwritten_inputs_[output]; }
 
@@ -67,8 +66,7 @@ class CapturedGraph {
     const std::vector<mx::Dtype>& output_dtypes() const { return output_dtypes_; }
 
    private:
-    // Where an array is: of the inputs and what the steps made of them, in this order, or of the
-    // constants.
+    // Index of an array: among the inputs followed by the steps' outputs, or among the constants.
     struct Place {
         bool is_constant;
         int index;
@@ -79,8 +77,8 @@ class CapturedGraph {
         std::vector<Place> inputs;
         std::vector<mx::Shape> shapes;  // of its outputs
         std::vector<mx::Dtype> dtypes;
-        int first_output;           // the index of its first output's place
-        std::vector<int> last_use;  // indices that nothing after it reads
+        int first_output;           // index of its first output
+        std::vector<int> last_use;  // indices without later readers
     };
 
     class Tracer;
@@ -94,9 +92,9 @@ class CapturedGraph {
     std::vector<mx::array> constants_;
     std::vector<Step> steps_;
     std::vector<Place> outputs_;
-    std::vector<int> view_of_;             // of each index: which it is a view of, or −1
-    std::vector<bool> overwrites_;         // of each input
-    std::vector<int> overwritten_inputs_;  // of each output
+    std::vector<int> view_of_;             // per index: the viewed index, or −1
+    std::vector<bool> overwrites_;         // per input
+    std::vector<int> overwritten_inputs_;  // per output
     mx::Stream stream_;
 };
 

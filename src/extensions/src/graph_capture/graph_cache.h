@@ -1,7 +1,7 @@
-// Captured graphs as functions use them, and the graph node that replays one.
+// Cache of a function's captured graphs, and the graph node that replays one.
 //
-//     graph_cache.replay(inputs)  ──shapes it knows──▶  one node
-//            │ nothing
+//     graph_cache.replay(inputs)  ──hit──▶  one node
+//            │ miss
 //            ▼
 //     function(placeholders)   ──▶  graph_cache.capture(placeholders, outputs)
 #pragma once
@@ -15,20 +15,19 @@
 
 namespace tiny_llm_ext {
 
-/// The graphs of one function: one for each list of shapes and dtypes that it was called with
-/// on a stream. Of very many those that were not used for the longest time are dropped.
+/// LRU cache of one function's graphs, keyed by the inputs' shapes and dtypes and the stream.
 class GraphCache {
    public:
-    /// The function's outputs for these inputs, from one node; nothing if there is no graph.
+    /// The function's outputs for these inputs, from one node; nullopt on a cache miss.
     std::optional<std::vector<mx::array>> replay(const std::vector<mx::array>& inputs);
 
-    /// Arrays without data, of the shapes and dtypes of `inputs`, to call the function with.
+    /// Arrays without data, with the shapes and dtypes of `inputs`, for calling the function.
     static std::vector<mx::array> placeholders(const std::vector<mx::array>& inputs);
 
-    /// Keeps what was computed from placeholders. Throws as CapturedGraph does.
+    /// Caches the graph between placeholders and outputs. Throws as CapturedGraph does.
     void capture(const std::vector<mx::array>& placeholders, const std::vector<mx::array>& outputs);
 
-    /// The steps of the graph that was made or replayed last.
+    /// Steps of the graph last captured or replayed.
     std::vector<CapturedGraph::NodeInfo> steps() const;
 
    private:
@@ -55,7 +54,7 @@ class GraphReplay : public mx::Primitive {
     std::shared_ptr<const ExecutableGraph> executable_for(const std::vector<mx::array>& inputs);
 
     std::shared_ptr<const CapturedGraph> graph_;
-    std::mutex mutex_;  // of what follows
+    std::mutex mutex_;  // guards the members below
     std::vector<std::shared_ptr<const ExecutableGraph>> executables_;
 };
 

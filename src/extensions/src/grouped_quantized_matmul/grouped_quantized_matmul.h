@@ -1,16 +1,16 @@
-// grouped_quantized_matmul: each row times the quantized matrix of its own expert.
+// grouped_quantized_matmul: Product of each row with its expert's matrix.
 //
 //     out[n, k] = a[n] · w[experts[n, k]]ᵀ        or   a[n, k] · w[experts[n, k]]ᵀ
 //
-// A layer of a mixture of experts has E matrices, and a router that chooses K of them for each
-// token. Only the matrices that some row has chosen are read. Rows that chose the same one are
-// multiplied together: a decode step reads K matrices a token, a prompt reads each matrix once.
+// A mixture-of-experts layer has E matrices, and its router selects K of them per token. Only
+// selected matrices are read, and rows with the same expert are multiplied together: a decode step
+// reads K matrices per token, a prompt reads each matrix once.
 //
-// The format of the weights and the order of each sum are those of quantized_matmul, so a row has
-// the same bits as there, and the same whatever the other rows choose.
+// Weight format and summation order are those of quantized_matmul, so a row has the same bits as
+// there, whatever experts the other rows use.
 //
-// Experts are known when the graph is evaluated, where it is too late to raise. So a negative one
-// counts from the end, as everywhere in MLX, and one beyond the last gives a row of NaN.
+// Expert indices are known only at evaluation, too late to raise: a negative index counts from the
+// end, as everywhere in MLX, and an index past the last expert gives a row of NaN.
 #pragma once
 
 #include <optional>
@@ -24,24 +24,24 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// a · bᵀ, where each row has one of several quantized matrices: value = q · scale + bias.
+/// a · bᵀ with one of several quantized matrices b per row: value = q · scale + bias.
 ///
 /// scales, biases: X×O×(I/group_size) for X experts, float16 or bfloat16. On the CPU biases may be
 /// None for 4 bits, as for quantized_matmul.
 /// group_size: 32, 64 or 128. bits: 4 or 8.
-/// a: N..×I, each row for K experts, or N..×K×I, a row for each; float16 or bfloat16.
+/// a: N..×I, one row for K experts, or N..×K×I, one row per expert; float16 or bfloat16.
 /// b: X×O×(I·bits/32), uint32, the lowest bits of a word first.
-/// experts: N..×K, int32 or uint32. A negative one counts from the end, one beyond X gives NaN.
+/// experts: N..×K, int32 or uint32. A negative index counts from the end; an index ≥ X gives NaN.
 /// On the CPU, the matrices of b, scales and biases may be prepacked, X×(O/R)×W×R for X×O×W
 /// (common/prepacked.h), where R = prepack_rows() is not 0.
-/// On a GPU it is mx.gather_qmm.
+/// Falls back to mx.gather_qmm on a GPU.
 /// Returns N..×K×O in the dtype of a. Throws std::invalid_argument for anything else.
 mx::array grouped_quantized_matmul(const mx::array& scales, const std::optional<mx::array>& biases,
                                    int group_size, int bits, const mx::array& a, const mx::array& b,
                                    const mx::array& experts, mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: scales, biases (or scales again, if there are none), a, b, experts,
-/// checked, of any strides.
+/// The graph node. Validated inputs, any strides: scales, biases (scales again if None), a, b,
+/// experts.
 class GroupedQuantizedMatmul : public mx::UnaryPrimitive, public Capturable {
    public:
     GroupedQuantizedMatmul(mx::Stream stream, int group_size, int bits, bool has_biases)

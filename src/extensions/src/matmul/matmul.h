@@ -1,12 +1,12 @@
-// matmul: out = a · bᵀ for matrices that are not quantized.
+// matmul: Product a · bᵀ of unquantized matrices.
 //
 //     out[m, o] = Σ_i a[m, i] · b[o, i]
 //
-// Products are exact and sums are float32, rounded once at the end. Every out[m, o] is summed in
-// one order that depends on i alone: the result of a row is the same to the last bit however many
-// rows are computed with it, and however many threads compute them.
+// Products are exact and sums are float32, rounded once at the end. Batch invariance: the summation
+// order of out[m, o] depends on i alone, so a row has the same bits for any number of rows and
+// threads.
 //
-// MLX has a matmul; for half-precision matrices on a CPU it takes about ten times as long as this.
+// MLX's own matmul takes about ten times as long for half-precision matrices on a CPU.
 #pragma once
 
 #include <vector>
@@ -19,7 +19,7 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// a · bᵀ, for matrices that are not quantized.
+/// a · bᵀ of unquantized matrices.
 ///
 /// a: N..×I, float32, float16 or bfloat16. b: O×I, dtype of a.
 /// Returns N..×O in their dtype. Throws std::invalid_argument for anything else.

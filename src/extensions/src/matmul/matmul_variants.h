@@ -1,29 +1,28 @@
-// Which version of a matrix multiplication's kernel runs for a shape, and on which grid: what
-// matmul and quantized_matmul share on the GPU.
+// Kernel variant and grid by shape, shared by matmul and quantized_matmul on the GPU.
 #pragma once
 
 #include "common/metal_launch.h"
 
 namespace tiny_llm_ext {
 
-/// readable: a thread an output.
-/// matvec: a simdgroup four outputs, of up to four rows; made for few rows.
-/// tile64, tile32: a threadgroup a tile of as many rows and outputs, in the matrix units.
-/// tile32_parts: tile32 for every TILE_PART numbers of the rows alone, and a sum of what came out.
+/// readable: one thread per output.
+/// matvec: one simdgroup per four outputs of up to four rows; for few rows.
+/// tile64, tile32: one threadgroup per tile of 64×64 or 32×32 outputs, in the matrix units.
+/// tile32_parts: tile32 on each TILE_PART elements of the rows, followed by a sum of the parts.
 enum class MatmulVariant { readable, matvec, tile64, tile32, tile32_parts };
 
-/// The variant by name. Throws std::invalid_argument if there is none.
+/// The variant by name. Throws std::invalid_argument for an unknown name.
 MatmulVariant matmul_variant_named(const std::string& name);
 
-/// What is fast for M rows, O outputs and I numbers.
+/// Fastest variant for M rows, O outputs and inner dimension I.
 ///
-/// A row's result is the same to the last bit in all tiles. matvec adds up in another order, and so
-/// does readable: rows are bitwise the same among up to MATVEC_ROWS, and among more.
+/// All tile variants give a row the same bits. matvec and readable have other summation orders: a
+/// row's bits are the same for any M up to MATVEC_ROWS, and for any larger M.
 MatmulVariant choose_matmul_variant(int64_t M, int64_t O, int64_t I);
 
 constexpr int MATVEC_ROWS = 8;
 
-/// How a variant is started.
+/// Grid of a variant.
 struct MatmulGrid {
     std::string variant;  // in the kernel's name: matvec comes with the rows it takes at a time
     Extent groups, threads;

@@ -1,18 +1,18 @@
-// What the CPU kernels of paged_attention work on, as plain memory: no MLX, no templates of the
-// standard library (see common/half.h).
+// The CPU kernels of paged_attention, on plain memory: no MLX, no templates of the standard library
+// (see common/half.h).
 #pragma once
 
 #include "src/flash_attention/flash_attention_kernels.h"
 
 namespace tiny_llm_ext {
 
-/// Everything a CPU kernel needs to know, but for the sequence at hand.
+/// Arguments of a CPU kernel that all sequences share.
 struct PagedAttentionJob {
     int64_t H_q, H, D, page_size;
     float scale;
     bool causal;
     Format format;            // of query, pages and out
-    const void* query;        // any number of rows of D neighbours
+    const void* query;        // rows of D contiguous elements
     const void* key_pages;    // P×H×page_size×D
     const void* value_pages;  // P×H×page_size×D
     void* out;                // T×H_q×D
@@ -21,28 +21,28 @@ struct PagedAttentionJob {
     Week4Attention step;
 };
 
-/// The queries of one sequence, and where its keys are.
+/// The queries and pages of one sequence.
 struct PagedSequence {
-    int64_t query;         // where its first query begins, head 0, in elements of job.query
+    int64_t query;         // offset of its first query, head 0, in elements of job.query
     int64_t token;         // its first row of out
-    int64_t L;             // how many queries it has
-    int64_t S;             // how many keys
-    const int32_t* pages;  // the pages of its keys; all that S keys need are there
+    int64_t L;             // number of queries
+    int64_t S;             // number of keys
+    const int32_t* pages;  // the pages of its keys, all valid for S keys
 };
 
-// Query heads that share a key/value head see the same keys, so a kernel takes them together: rows
-// are numbered as in flash_attention_kernels.h.
+// Query heads that share a key/value head read the same keys, so a kernel batches them: rows are
+// numbered as in flash_attention_kernels.h.
 
 /// The reference: computes rows first_row … first_row + rows − 1 of a sequence's key/value head h.
-/// It needs neither scratch, memory that other kernels work in, nor `next`, the sequence whose keys
-/// of head h + 1, or again of head 0, are likely to be needed next (or null).
+/// Uses neither scratch memory nor `next`, a prefetch hint: the sequence whose keys of head h + 1,
+/// or of head 0 again, are likely needed next (or null).
 void paged_attention_reference(const PagedAttentionJob& job, const PagedSequence& sequence,
                                int64_t h, int64_t first_row, int rows, const PagedSequence* next,
                                float* scratch);
 
 namespace {  // a copy in each file: see common/half.h
 
-/// How many keys, from the first, query l of a sequence may see.
+/// Number of leading keys visible to query l of a sequence.
 [[maybe_unused]] inline int64_t visible_keys(const PagedAttentionJob& job,
                                              const PagedSequence& sequence, int64_t l) {
     // [task 3.2.2 visible]
@@ -54,7 +54,7 @@ namespace {  // a copy in each file: see common/half.h
     // [/task 3.2.2 visible]
 }
 
-/// Element 0 of key (or value) j of head h, in elements from the start of the pages.
+/// Offset of key (or value) j of head h, in elements from the start of the pages.
 [[maybe_unused]] inline int64_t key_offset(const PagedAttentionJob& job,
                                            const PagedSequence& sequence, int64_t h, int64_t j) {
     // [task 3.2.2 offset]
@@ -63,14 +63,14 @@ namespace {  // a copy in each file: see common/half.h
     // [/task 3.2.2 offset]
 }
 
-/// Element 0 of a query.
+/// Offset of a query.
 [[maybe_unused]] inline int64_t query_offset(const PagedAttentionJob& job,
                                              const PagedSequence& sequence, int64_t head,
                                              int64_t l) {
     return sequence.query + head * job.query_head_stride + l * job.query_token_stride;
 }
 
-/// Element 0 of a row of out.
+/// Offset of a row of out.
 [[maybe_unused]] inline int64_t out_offset(const PagedAttentionJob& job,
                                            const PagedSequence& sequence, int64_t head, int64_t l) {
     return ((sequence.token + l) * job.H_q + head) * job.D;

@@ -1,14 +1,14 @@
-// Which Metal kernels attend to pages, and how they are started. The variants are those of
-// flash_attention_launch.h, and a sequence's rows have the same bits:
+// Launches of paged_attention*.metal. The variants and the bits of a sequence's rows are those of
+// flash_attention_launch.h:
 //
-//   readable  the course's: a simdgroup a query row
-//   decode    for sequences with few queries: the keys are split among threadgroups, whose results
-//             paged_attention_merge adds up if there is more than one split
-//   tile      simdgroup matrices: for those with more
+//   readable  the course's: one simdgroup per query row
+//   decode    sequences with few queries: keys are split over threadgroups, and
+//             paged_attention_merge reduces the results if there is more than one split
+//   tile      sequences with more queries: simdgroup matrices
 //
-// In the ragged form (params.L = 0) lengths are known on the device alone, and a call may have
-// sequences of both kinds: decode and tile both run, and each leaves the other's sequences alone.
-// Decode also clears the rows of tokens that no sequence has.
+// In the varlen form (params.L = 0) lengths are known only on the device, and a call may mix both
+// kinds of sequences: decode and tile both run, and each skips the other's sequences. Decode also
+// zeroes the rows of tokens of no sequence.
 //
 // Buffers of all but the merge: query at its strides, key_pages, value_pages, block_table,
 // context_lens, cu_seqlens_q (any memory if params.L is not 0), out T×H_q×D; and for decode
@@ -28,15 +28,15 @@ MetalLaunch paged_attention_tile_launch(const PagedAttentionParams& params, Form
 /// paged_attention_partial_rows; cu_seqlens_q; out.
 MetalLaunch paged_attention_merge_launch(const PagedAttentionParams& params, Format format);
 
-/// Whether there may be sequences for decode, and for tile. Which kernel serves a sequence depends
-/// on how many queries it has, and on nothing else in the call.
+/// Whether the call may have sequences for decode, and for tile. A sequence's kernel depends on its
+/// number of queries alone.
 bool paged_attention_has_decode(const PagedAttentionParams& params);
 bool paged_attention_has_tile(const PagedAttentionParams& params);
 
-/// How many rows of partial results decode may have.
+/// Upper bound of decode's rows of partial results.
 int64_t paged_attention_partial_rows(const PagedAttentionParams& params);
 
-/// params.splits: how many parts the keys that a block table has room for are cut into.
+/// params.splits: number of splits of the block table's capacity.
 int paged_attention_splits(int max_pages, int page_size);
 
 }  // namespace tiny_llm_ext

@@ -1,17 +1,17 @@
-// qk_norm_rope: what happens to queries and keys between their projection and attention.
+// qk_norm_rope: Fused RMSNorm, RoPE and head-major layout of queries and keys.
 //
-// Each head is normalized, then turned by the angles of its token's position, then laid out head by
-// head, as attention reads it:
+// Each head is normalized, rotated by the angles of its token's position, and transposed to the
+// head-major layout of attention:
 //
 //     n = rms_norm(x[b, l, h], weight, eps)
 //     out[b, h, l, i]       = n[i] · cos[b, l, i] − n[i + D/2] · sin[b, l, i]
 //     out[b, h, l, i + D/2] = n[i] · sin[b, l, i] + n[i + D/2] · cos[b, l, i],   i < D/2
 //
-// Models without norms on their heads, as Llama and Qwen2, give no weight; then n = x.
+// Models without QK norms (Llama, Qwen2) pass no weight; then n = x.
 //
-// n is rounded as rms_norm rounds, the rotation is computed in float32 and rounded once: the values
-// are those of tiny_llm.positional_encoding.RoPE after rms_norm, bit for bit. Cosines and sines are
-// an input because all layers of a step share them.
+// n is rounded as in rms_norm; the rotation is computed in float32 and rounded once. The values
+// equal tiny_llm.positional_encoding.RoPE after rms_norm bit for bit. Cosines and sines are inputs
+// because all layers of a step share them.
 #pragma once
 
 #include <optional>
@@ -25,16 +25,16 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// rms_norm of each head, then RoPE, laid out for attention.
+/// rms_norm of each head, then RoPE, in the layout of attention.
 ///
-/// x: B×L×H×D, float32, float16 or bfloat16; D even. A view is read where it is.
-/// weight: D, dtype of x; without one the heads are not normalized. eps: as in rms_norm.
+/// x: B×L×H×D, float32, float16 or bfloat16; D even. Views are not copied.
+/// weight: D, dtype of x; None skips the norm. eps: as in rms_norm.
 /// cos, sin: B×L×D/2 or 1×L×D/2, float32; pair i of a head is (x[i], x[i + D/2]).
 /// Returns B×H×L×D in the dtype of x. Throws std::invalid_argument for anything else.
 mx::array qk_norm_rope(const mx::array& x, const std::optional<mx::array>& weight, float eps,
                        const mx::array& cos, const mx::array& sin, mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: x, weight (x once more if there is none), cos, sin.
+/// The graph node. Inputs: x, weight (x again if None), cos, sin.
 class QkNormRope : public mx::UnaryPrimitive, public Capturable {
    public:
     QkNormRope(mx::Stream stream, float eps, bool normalizes)

@@ -1,14 +1,14 @@
-// quantized_embedding: rows of a quantized table, looked up and made plain.
+// quantized_embedding: Lookup of dequantized rows in a quantized table.
 //
 //     out[n, e] = round(round(q[ids[n], e] · scale[ids[n], g]) + bias[ids[n], g]),
 //     g = e / group_size
 //
-// The format is that of quantized_matmul. Rounded twice, to the dtype of the scales, as
-// mx.dequantize rounds: the values are the same bit for bit.
+// The format is that of quantized_matmul. Rounded twice, to the dtype of the scales, as in
+// mx.dequantize: the values are equal bit for bit.
 //
-// Ids may not be known before the graph is evaluated, where it is too late to raise. So a negative
-// id counts from the end, as everywhere in MLX, and one beyond the table gives a row of NaN, which
-// no later layer can hide. Nothing outside the table is ever read.
+// Ids are known only at evaluation, too late to raise: a negative id counts from the end, as
+// everywhere in MLX, and an id past the table gives a row of NaN, which propagates through all
+// later layers. Nothing outside the table is read.
 #pragma once
 
 #include <optional>
@@ -21,19 +21,20 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// Rows of a quantized table: value = q · scale + bias, the bits of mx.dequantize of those rows.
+/// Rows of a quantized table: value = q · scale + bias, with the bits of mx.dequantize.
 ///
-/// ids: N.., int32 or uint32. A negative one counts from the end, one beyond the table gives NaN.
+/// ids: N.., int32 or uint32. A negative id counts from the end; an id ≥ V gives NaN.
 /// scales, biases: V×(E/group_size), float32, float16 or bfloat16. On the CPU biases may be None
-/// for 4 bits: then value = number · scale, as for quantized_matmul. group_size: 32, 64 or 128.
-/// bits: 4 or 8. weight: V×(E·bits/32), uint32, the lowest bits of a word first. On the CPU,
-/// weight, scales and biases may be prepacked (common/prepacked.h). Returns N..×E in the dtype
-/// of scales. Throws std::invalid_argument for anything else.
+/// for 4 bits: then value = number · scale, as for quantized_matmul.
+/// group_size: 32, 64 or 128. bits: 4 or 8.
+/// weight: V×(E·bits/32), uint32, the lowest bits of a word first.
+/// On the CPU, weight, scales and biases may be prepacked (common/prepacked.h).
+/// Returns N..×E in the dtype of scales. Throws std::invalid_argument for anything else.
 mx::array quantized_embedding(const mx::array& ids, const mx::array& scales,
                               const std::optional<mx::array>& biases, int group_size, int bits,
                               const mx::array& weight, mx::StreamOrDevice s = {});
 
-/// The graph node. Inputs: ids, scales, biases (or scales again, if there are none), weight.
+/// The graph node. Inputs: ids, scales, biases (scales again if None), weight.
 class QuantizedEmbedding : public mx::UnaryPrimitive {
    public:
     QuantizedEmbedding(mx::Stream stream, int group_size, int bits, bool has_biases)

@@ -1,11 +1,11 @@
-// multi_quantized_matmul: one input multiplied by several quantized matrices, as a layer's query,
-// key and value projections are, or its gate and up projections.
+// multi_quantized_matmul: One input times several quantized matrices.
 //
-//     out[n] = quantized_matmul(a, b[n])     for every n, to the last bit
+//     out[n] = quantized_matmul(a, b[n])     for every n, bit for bit
 //
-// On the CPU it is one node of the graph: the input is prepared once, and the threads share the
-// outputs of all matrices, so that they meet once at the end and not once a matrix. A GPU launches
-// kernels one after another without waiting: there it is nothing but the single multiplications.
+// For a layer's query, key and value projections, or its gate and up projections. On the CPU this
+// is one graph node: the input is prepared once, and threads share the outputs of all matrices,
+// with one barrier in total instead of one per matrix. A GPU queues kernels without waiting: there
+// it is one quantized_matmul per matrix.
 #pragma once
 
 #include <optional>
@@ -19,12 +19,11 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// a · bᵀ for each of several quantized matrices b: the same bits as one quantized_matmul each.
+/// a · bᵀ for several quantized matrices b, with the bits of one quantized_matmul each.
 ///
-/// scales, biases, b: as many of each as there are matrices, at least one; their shapes and dtypes,
-/// group_size, bits and a: as for quantized_matmul. Matrices may differ in O. All of them have
-/// biases, or none.
-/// Returns N..×O in the dtype of a for each of them.
+/// scales, biases, b: one per matrix, at least one matrix; shapes, dtypes, group_size, bits and a
+/// as for quantized_matmul. Matrices may differ in O. Either all have biases or none.
+/// Returns one N..×O per matrix, in the dtype of a.
 /// Throws std::invalid_argument for anything else.
 std::vector<mx::array> multi_quantized_matmul(const std::vector<mx::array>& scales,
                                               const std::vector<std::optional<mx::array>>& biases,
@@ -32,7 +31,7 @@ std::vector<mx::array> multi_quantized_matmul(const std::vector<mx::array>& scal
                                               const std::vector<mx::array>& b,
                                               mx::StreamOrDevice s = {});
 
-/// The graph node on the CPU. Inputs: a, then scales, biases (or scales again) and b of each
+/// The graph node on the CPU. Inputs: a, then scales, biases (scales again if None) and b of each
 /// matrix.
 class MultiQuantizedMatmul : public mx::Primitive, public Capturable {
    public:

@@ -1,20 +1,20 @@
-// quantized_matmul: out = a · wᵀ, where the rows of w are stored as small integers.
+// quantized_matmul: Product a · wᵀ with weights w of 4 or 8 bits.
 //
 //     w[o, i] = q[o, i] · scale[o, g] + bias[o, g],   g = i / group_size
 //
 // q has 4 or 8 bits and is packed into 32-bit words, lowest bits first: MLX's affine format.
-// Because a group shares its scale and bias, they leave the sum:
+// A group shares its scale and bias, so both factor out of the sum:
 //
 //     out[m, o] = Σ_g ( scale[o, g] · Σ_i q[o, i] · a[m, i]  +  bias[o, g] · Σ_i a[m, i] )
 //
-// The integers are multiplied as they are, exactly, and no weight is rounded: the result is more
-// precise than that of a matrix multiplication with weights dequantized to bfloat16.
+// Products with the integers are exact and no weight is rounded: the result is more precise than a
+// matrix multiplication with weights dequantized to bfloat16.
 //
-// Weights of 4 bits without biases are floating-point numbers, as in MLX's mode mxfp4: q stands for
-// one of ±{0, 0.5, 1, 1.5, 2, 3, 4, 6}, the highest bit being the sign, and w = number · scale.
+// 4-bit weights without biases are floating-point, as in MLX's mode mxfp4: q encodes one of
+// ±{0, 0.5, 1, 1.5, 2, 3, 4, 6} with the sign in the highest bit, and w = number · scale.
 //
-// Every out[m, o] is summed in one order that depends on i alone: the result of a row is the same
-// to the last bit however many rows are computed with it, and however many threads compute them.
+// Batch invariance: the summation order of out[m, o] depends on i alone, so a row has the same bits
+// for any number of rows and threads.
 #pragma once
 
 #include <optional>
@@ -28,10 +28,10 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// a · bᵀ, where b is quantized: value = q · scale + bias.
+/// a · bᵀ with quantized b: value = q · scale + bias.
 ///
 /// scales, biases: O×(I/group_size), float16 or bfloat16. On the CPU biases may be None for 4 bits:
-/// then b has floating-point numbers of 4 bits (e2m1), and value = number · scale.
+/// then b holds 4-bit floating-point numbers (e2m1), and value = number · scale.
 /// group_size: 32, 64 or 128. bits: 4 or 8.
 /// a: N..×I, float16 or bfloat16.
 /// b: O×(I·bits/32), uint32, the lowest bits of a word first.
@@ -43,20 +43,19 @@ mx::array quantized_matmul(const mx::array& scales, const std::optional<mx::arra
                            int group_size, int bits, const mx::array& a, const mx::array& b,
                            bool transpose_b, mx::StreamOrDevice s = {});
 
-/// How many rows of weights the CPU's kernels, as chosen now, want prepacked
-/// (common/prepacked.h); 0 if they only read weights by row.
+/// Rows per pack (common/prepacked.h) of the selected CPU kernels; 0 if they read row-major weights
+/// only.
 int prepack_rows();
 
-/// The shape of that, N..×O; throws in the name of `operation` for arguments that are not as above.
+/// Output shape, N..×O. Throws, with `operation` as the prefix, for arguments not as above.
 mx::Shape quantized_matmul_shape(const char* operation, const mx::array& scales,
                                  const std::optional<mx::array>& biases, int group_size, int bits,
                                  const mx::array& a, const mx::array& b);
 
-/// Throws in the name of `operation` if biases are missing on a GPU, whose kernels want them.
+/// Throws, with `operation` as the prefix, if biases are missing on a GPU, whose kernels need them.
 void check_biases_on(mx::Stream stream, const char* operation, bool has_biases);
 
-/// The graph node. Inputs: scales, biases (or scales again, if there are none), a, b, checked, of
-/// any strides.
+/// The graph node. Validated inputs, any strides: scales, biases (scales again if None), a, b.
 class QuantizedMatmul : public mx::UnaryPrimitive, public Capturable {
    public:
     QuantizedMatmul(mx::Stream stream, int group_size, int bits, bool has_biases)

@@ -1,4 +1,4 @@
-// Which kernel runs the jobs, and how threads share them.
+// Kernel selection for jobs, and their distribution over threads.
 #include "src/quantized_matmul/quantized_matmul_jobs.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Products that one node computes together.
+// Execution of one node's products.
 #pragma once
 
 #include <vector>
@@ -10,8 +10,8 @@ namespace tiny_llm_ext {
 
 using QuantizedMatmulJobs = std::vector<QuantizedMatmulJob>;
 
-/// Computes all jobs, on all threads. Neighbours that have the same activations and number of rows
-/// share what a kernel prepares of them. To be called in a task; not from parallel_for.
+/// Computes all jobs, on all threads. Consecutive jobs with the same activations and number of rows
+/// share the converted activations. Call from a task, not from parallel_for.
 void run(const QuantizedMatmulJobs& jobs, InstructionSet set);
 
 }  // namespace tiny_llm_ext

@@ -1,8 +1,6 @@
 // The CPU kernels of quantized_matmul, as plain functions on plain memory.
 //
-// Nothing of MLX or of the standard library's templates is included here: a file that is compiled
-// for newer instructions would leave its copies of inline functions to the whole module, and an
-// older machine would stumble over them.
+// Includes neither MLX nor templates of the standard library (see common/half.h).
 #pragma once
 
 #include <stdint.h>
@@ -13,23 +11,23 @@ namespace tiny_llm_ext {
 
 struct QuantizedMatmulJob;
 
-/// A kernel without preparations: computes outputs first_output … last_output − 1 of every row.
+/// A kernel without a prepare step: computes outputs first_output … last_output − 1 of every row.
 using Week4Matmul = void (*)(const QuantizedMatmulJob& job, int64_t first_output,
                              int64_t last_output);
 
-/// Everything a CPU kernel needs to know.
+/// Arguments of a CPU kernel.
 struct QuantizedMatmulJob {
     int64_t M, O, I;
     int group_size, bits;
     const uint32_t* b;           // O × (I·bits/32)
     const uint16_t* scales;      // O × (I/group_size)
-    const uint16_t* biases;      // O × (I/group_size); nullptr for floating-point numbers of 4 bits
+    const uint16_t* biases;      // O × (I/group_size); nullptr for 4-bit floating-point weights
     const uint16_t* a;           // M × I
     uint16_t* out;               // M × O
     Format scale_format;         // of scales and biases
     Format format;               // of a and out
     bool prepacked;              // b, scales and biases: see common/prepacked.h
-    Week4Matmul step = nullptr;  // the kernel that was asked for: quantized_matmul_week4.h
+    Week4Matmul step = nullptr;  // the kernel selected by TINY_LLM_MATMUL
     int64_t fetch_ahead = 0;     // bytes, for quantized_matmul_prefetched
 };
 
@@ -37,7 +35,7 @@ struct QuantizedMatmulJob {
 void quantized_matmul_reference(const QuantizedMatmulJob& job, int64_t first_output,
                                 int64_t last_output);
 
-/// The same, Week 4's: see the files of these names.
+/// Week 4's kernels, with the same interface: see the files of these names.
 void quantized_matmul_factored(const QuantizedMatmulJob& job, int64_t first_output,
                                int64_t last_output);
 #if defined(__x86_64__)
@@ -80,29 +78,28 @@ void quantized_matmul_pairs(const QuantizedMatmulJob& job, int64_t first_output,
 }  // namespace neon
 #endif
 
-/// How many rows of weights quantized_matmul_prepacked and those below it want prepacked.
+/// Rows per pack of quantized_matmul_prepacked and the kernels below it.
 constexpr int PACK_ROWS = 32;
 
 /// The reference for weights without biases.
 void quantized_matmul_e2m1_reference(const QuantizedMatmulJob& job, int64_t first_output,
                                      int64_t last_output);
 
-/// Floating-point numbers of 4 bits: a bit for the sign, two for the exponent, one for the
-/// mantissa. Twice a number is whole.
+/// e2m1 numbers: 1 sign bit, 2 exponent bits, 1 mantissa bit. Twice a number is an integer.
 constexpr int8_t TWICE_E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-/// The other kernels work on activations that were laid out anew once, before the threads start.
+/// The other kernels read activations that are converted to their layout once per job.
 struct QuantizedMatmulKernel {
-    /// How many bytes that takes.
+    /// Bytes of scratch for the converted activations.
     int64_t (*scratch)(const QuantizedMatmulJob& job);
-    /// Does rows first_row … last_row − 1 of it. `scratch` is aligned to 64 bytes.
+    /// Converts rows first_row … last_row − 1. `scratch` is aligned to 64 bytes.
     void (*prepare)(const QuantizedMatmulJob& job, void* scratch, int64_t first_row,
                     int64_t last_row);
-    /// Computes outputs of every row, from one that is a multiple of QUANTIZED_MATMUL_PANEL.
+    /// Computes outputs of every row; the first output is a multiple of QUANTIZED_MATMUL_PANEL.
     void (*run)(const QuantizedMatmulJob& job, const void* scratch, int64_t first_output,
                 int64_t last_output);
-    /// How many rows of weights it wants prepacked; it reads rows as they are, too. 0: only
-    /// those.
+    /// Rows per pack of prepacked weights; the kernel also reads row-major weights. 0: row-major
+    /// only.
     int prepack_rows;
 };
 constexpr int64_t QUANTIZED_MATMUL_PANEL = 64;
@@ -113,9 +110,9 @@ extern const QuantizedMatmulKernel quantized_matmul_avx2_neon;
 }
 extern const QuantizedMatmulKernel quantized_matmul_avx512;
 namespace amx {
-extern const QuantizedMatmulKernel quantized_matmul_tiles;     // leaves a few rows to the next
-extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // of integers: one or two
-/// Its `run`, where weights are prepacked.
+extern const QuantizedMatmulKernel quantized_matmul_tiles;     // many rows; few go to the next
+extern const QuantizedMatmulKernel quantized_matmul_few_rows;  // one or two rows of integers
+/// `run` of quantized_matmul_few_rows for prepacked weights.
 void quantized_matmul_few_rows_prepacked(const QuantizedMatmulJob& job, const void* scratch,
                                          int64_t first_output, int64_t last_output);
 }  // namespace amx

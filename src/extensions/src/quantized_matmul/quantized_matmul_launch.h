@@ -1,4 +1,4 @@
-// How the kernels of quantized_matmul*.metal are started.
+// Launches of quantized_matmul*.metal.
 #pragma once
 
 #include "src/matmul/matmul_variants.h"
@@ -11,14 +11,13 @@ struct QuantizedMatmulShape {
     Format format, scale_format;  // of a and out; of scales and biases
 };
 
-/// What is fast for a shape; `readable` if a and the scales are of different dtypes, as no
-/// checkpoint has them.
+/// Fastest variant for a shape; `readable` if a and the scales differ in dtype, which no checkpoint
+/// needs.
 MatmulVariant choose_quantized_matmul_variant(const QuantizedMatmulShape& shape);
 
-/// Buffers: scales, biases, a, b, out, of which a and b begin on a multiple of 16 bytes; if
-/// groups.z is the number of parts, more than one, then instead of out the parts in float32, P × M
-/// × O, which sum_parts_launch adds. Throws std::invalid_argument for different dtypes in a variant
-/// other than `readable`.
+/// Buffers: scales, biases, a, b, out; a and b are aligned to 16 bytes. If groups.z, the number of
+/// parts P, is above 1, out is replaced by float32 partial sums P×M×O, which sum_parts_launch adds.
+/// Throws std::invalid_argument for mixed dtypes in a variant other than `readable`.
 MetalLaunch quantized_matmul_launch(const QuantizedMatmulShape& shape, MatmulVariant variant,
                                     int max_threads);
 

@@ -6,7 +6,7 @@ namespace tiny_llm_ext {
 struct QuantizedMatmulParams {
     int M;  // rows of a
     int O;  // rows of b
-    int I;  // numbers in a row of either
+    int I;  // elements of a row of a or b
 };
 
 }  // namespace tiny_llm_ext

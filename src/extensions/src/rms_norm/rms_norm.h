@@ -1,12 +1,12 @@
-// rms_norm: every row of x divided by the root of its mean square, and weighted.
+// rms_norm: RMSNorm over rows, with an optional fused residual addition.
 //
 //     out[n, i] = round(x[n, i] / √(mean_i(x[n, i]²) + eps)) · weight[i]
 //
 // The mean is computed in float32; round is to the dtype of x, as in tiny_llm.layer_norm. A row's
-// result does not depend on its company.
+// result is independent of the other rows.
 //
-// add_rms_norm adds two arrays first: between the layers of a transformer a normalization follows
-// each residual connection, and the sum is needed twice, normalized and as it is.
+// add_rms_norm adds two arrays first: in a transformer a norm follows each residual connection, and
+// both the sum and its norm are used.
 #pragma once
 
 #include <utility>
@@ -23,15 +23,15 @@ namespace mx = mlx::core;
 /// x / √(mean(x²) + eps) · weight, over the last axis.
 ///
 /// x: N..×D, float32, float16 or bfloat16. weight: D, dtype of x.
-/// eps: keeps a row of zeros from being divided by zero.
+/// eps: avoids division by zero for a row of zeros.
 /// Returns N..×D in the dtype of x. Throws std::invalid_argument for anything else.
 mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps,
                    mx::StreamOrDevice s = {});
 
-/// x + y, and its rms_norm: a residual connection and the normalization after it.
+/// x + y and its rms_norm: a residual connection and the following norm.
 ///
-/// x, y: N..×D of one shape and dtype; the rest as in rms_norm.
-/// Returns x + y, rounded to their dtype, and rms_norm of that, both N..×D.
+/// x, y: N..×D, same shape and dtype; weight and eps as in rms_norm.
+/// Returns x + y, rounded to their dtype, and rms_norm of the rounded sum, both N..×D.
 /// Throws std::invalid_argument for anything else.
 std::pair<mx::array, mx::array> add_rms_norm(const mx::array& x, const mx::array& y,
                                              const mx::array& weight, float eps,

@@ -1,4 +1,4 @@
-// How the kernels of rms_norm.metal are started: a threadgroup a row.
+// Launches of rms_norm.metal: one threadgroup per row.
 #pragma once
 
 #include "common/metal_launch.h"

@@ -3,8 +3,8 @@
 
 namespace tiny_llm_ext {
 
-/// Neighbours that a thread takes at once, and how often it takes them into registers. A row of
-/// more than threads · READS · KEPT elements is read again for what is beyond.
+/// READS: consecutive elements per load; KEPT: loads per thread that stay in registers. Elements
+/// beyond threads · READS · KEPT are read from memory twice.
 enum { RMS_NORM_READS = 4, RMS_NORM_KEPT = 2 };
 
 struct RmsNormParams {

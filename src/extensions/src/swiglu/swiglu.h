@@ -1,9 +1,9 @@
-// swiglu: the gated activation of Qwen3's MLP.
+// swiglu: Gated activation of the MLP.
 //
 //     out[n, i] = silu(gate[n, i]) · up[n, i],   silu(x) = x · sigmoid(x)
 //
-// Rounded to the arrays' dtype after each step, as tiny_llm.basics.silu and the product are, so
-// that a model's answer does not depend on which of the two computed it.
+// Rounded to the arrays' dtype after each step, as in tiny_llm.basics.silu and the product, so that
+// a model's output is the same with and without this operation.
 #pragma once
 
 #include <vector>
@@ -18,7 +18,7 @@ namespace mx = mlx::core;
 
 /// silu(gate) · up, elementwise.
 ///
-/// gate, up: N..×I of one shape and dtype: float32, float16 or bfloat16.
+/// gate, up: N..×I, same shape and dtype: float32, float16 or bfloat16.
 /// Returns N..×I in that dtype. Throws std::invalid_argument for anything else.
 mx::array swiglu(const mx::array& gate, const mx::array& up, mx::StreamOrDevice s = {});
 

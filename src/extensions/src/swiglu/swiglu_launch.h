@@ -1,11 +1,11 @@
-// How the kernels of swiglu.metal are started: threadgroups along a row, rows along y.
+// Launch of swiglu.metal: threadgroups along a row, rows along y.
 #pragma once
 
 #include "common/metal_launch.h"
 
 namespace tiny_llm_ext {
 
-/// Buffers: gate and up (M rows of I, at their strides), out M×I.
+/// Buffers: gate and up M×I (strided rows), out M×I.
 MetalLaunch swiglu_launch(int64_t M, int I, int64_t gate_stride, int64_t up_stride, Format format,
                           int max_threads);
 

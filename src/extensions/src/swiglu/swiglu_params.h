@@ -3,7 +3,7 @@
 
 namespace tiny_llm_ext {
 
-enum { SWIGLU_READS = 4 };  // neighbours that a thread computes
+enum { SWIGLU_READS = 4 };  // consecutive elements per thread
 
 struct SwigluParams {
     int I;

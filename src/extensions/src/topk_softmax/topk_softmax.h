@@ -1,9 +1,9 @@
-// topk_softmax: the router of a mixture of experts.
+// topk_softmax: Router of a mixture of experts.
 //
 //     p = softmax(logits)   over all X experts
-//     experts = the K likeliest, weights = their p, divided by their sum if that is asked for
+//     experts = top K of p, weights = their p, divided by their sum if `normalize`
 //
-// In float32 whatever the dtype of the logits, and never rounded to it.
+// Computed in float32 for any dtype of the logits, without rounding to it.
 #pragma once
 
 #include <vector>
@@ -16,11 +16,11 @@ namespace tiny_llm_ext {
 
 namespace mx = mlx::core;
 
-/// The K likeliest experts of each token, likeliest first, and their weights.
+/// Top K experts of each token in descending order, and their weights.
 ///
-/// logits: N..×X, float32, float16 or bfloat16. Of equal ones the lower expert comes first, and NaN
-/// counts as the largest of all.
-/// k: 1 to X. normalize: whether the K weights are made to sum to 1.
+/// logits: N..×X, float32, float16 or bfloat16. Ties go to the lower expert index; NaN sorts as the
+/// largest.
+/// k: 1 to X. normalize: whether the K weights are scaled to sum to 1.
 /// Returns experts N..×K, uint32, and weights N..×K, float32. Throws std::invalid_argument for
 /// anything else.
 std::pair<mx::array, mx::array> topk_softmax(const mx::array& logits, int k, bool normalize,

@@ -1,9 +1,9 @@
-// weighted_sum: what the chosen experts of a token say, by the router's weights.
+// weighted_sum: Sum of a token's expert outputs by router weight.
 //
 //     out[n, e] = Σ_k weights[n, k] · x[n, k, e]
 //
-// In float32, in the order of k, each product and each sum rounded; then rounded once to the dtype
-// of x.
+// Computed in float32 in the order of k, each product and each sum rounded (no FMA); then rounded
+// once to the dtype of x.
 #pragma once
 
 #include <vector>

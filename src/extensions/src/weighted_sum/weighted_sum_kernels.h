@@ -16,7 +16,7 @@ struct WeightedSumJob {
 };
 
 /// The reference. Computes rows first … last − 1 of out; weighted_sum in fast/weighted_sum_simd.cpp
-/// does the same, to the last bit.
+/// has the same bits.
 void weighted_sum_reference(const WeightedSumJob& job, int64_t first, int64_t last);
 
 }  // namespace tiny_llm_ext
