@@ -8,14 +8,14 @@ def slots_and_pages() -> str:
     d = Drawing(620, 230)
     lengths = {"A": 9, "B": 3, "C": 6}
     kinds = {"A": "a", "B": "b", "C": "c"}
-    d.text(10, 18, "slots: room for the longest, in one piece", "strong")
+    d.text(10, 18, "slots: contiguous, as long as the longest request", "strong")
     for row, (name, length) in enumerate(lengths.items()):
         y = 28 + row * 28
         d.text(10, y + 16, name, "strong")
         for i in range(16):
             d.box(30 + i * 28, y, 27, 22, kinds[name] if i < length else "n", radius=1)
     d.text(490, 60, "18 of 48 used", "small")
-    d.text(10, 136, "pages of 4: room where it is needed", "strong")
+    d.text(10, 136, "pages of 4: allocated on demand", "strong")
     table = ["A", "B", "A", "C", "A", "C", "", ""]
     used = {"A": 9, "B": 3, "C": 6}
     for page, name in enumerate(table):
@@ -30,7 +30,7 @@ def slots_and_pages() -> str:
             d.text(x + 33, 208, name, "small strong", "middle")
         else:
             d.text(x + 33, 208, "free", "small soft", "middle")
-    d.text(10, 226, "18 of 24 used, and whoever comes next may have any free page", "small")
+    d.text(10, 226, "18 of 24 used, and the next request can use any free page", "small")
     return d.svg()
 
 
@@ -155,7 +155,7 @@ def preemption() -> str:
         "keys and values of prompt and answer again, in chunks, as if all of it were a prompt:",
         "small",
     )
-    d.text(10, 166, "the same numbers, so the answer goes on as if nothing had happened.", "small")
+    d.text(10, 166, "the same numbers, so the output continues without a change.", "small")
     return d.svg()
 
 
