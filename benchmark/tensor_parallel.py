@@ -39,6 +39,7 @@ from .timing import Times
 PROMPT_TOKENS, ANSWER_TOKENS, PREFILL_TOKENS = 8, 65, 512
 TASKS = ("decode", "prefill")
 CHILD_FLAG = "--as-child"
+EXIT = "exit\n"
 
 
 def milliseconds(llm: LLM, task: str, number: int) -> float:
@@ -84,6 +85,8 @@ def serve(args: argparse.Namespace) -> None:
         milliseconds(llm, task, 0)
     print("ready", flush=True)
     for line in sys.stdin:
+        if line == EXIT:  # mpirun does not forward the end of its standard input
+            break
         task, number = line.split()
         print(milliseconds(llm, task, int(number)), flush=True)
 
@@ -159,7 +162,7 @@ class System:
     def close(self) -> None:
         """Waits for the processes to exit."""
         for child in self._children:
-            child.communicate()
+            child.communicate(EXIT)
 
     @staticmethod
     def _read(child: "subprocess.Popen[str]") -> str:
