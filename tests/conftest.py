@@ -1,4 +1,4 @@
-"""Fixtures that every test may use: devices, dtypes, models."""
+"""Shared fixtures: devices, dtypes, models."""
 
 import os
 import sys

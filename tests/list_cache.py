@@ -1,4 +1,4 @@
-"""A KV cache that somebody else could have written."""
+"""Minimal third-party KV cache for tests."""
 
 import mlx.core as mx
 
@@ -6,7 +6,7 @@ from tiny_llm import TinyKvCache
 
 
 class ListCache(TinyKvCache):
-    """As short as a cache can be: it defines what all have to."""
+    """Implements only the abstract methods of `TinyKvCache`."""
 
     def __init__(self):
         self.chunks = []

@@ -1,4 +1,4 @@
-"""What the tests of paged caches share: sequences cut into pages, and what must hold of them."""
+"""Helpers for paged cache tests: building pages and checking invariants."""
 
 from collections.abc import Sequence
 

@@ -1,11 +1,11 @@
-"""Which cases a quick run leaves out: `pdm run test` without --all.
+"""Selects the cases of a quick run (`pdm run test` without --all).
 
-Many tests are a product: every shape, in every dtype, with every mask, on every instruction set.
-In a quick run each value of each parameter comes at least once, and not every combination. The
-others are marked `thorough`: `pdm run test --all` runs them, and so does naming their file.
+Many tests are parametrized over a product of shapes, dtypes, masks and instruction sets. A quick
+run covers each value of each parameter at least once, but not every combination. The other cases
+are marked `thorough` and run with `pdm run test --all` or when their file is named.
 
-The instruction sets between plain C++ and this machine's best are left out by a mark of their own,
-`other_isa`: the sanitizers run few cases, but on all of them.
+Instruction sets between plain C++ and this machine's best have a separate mark, `other_isa`: the
+sanitizers run few cases, but on all instruction sets.
 """
 
 from collections import Counter, defaultdict

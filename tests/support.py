@@ -1,8 +1,8 @@
-"""What the tests share: tolerances, comparisons that explain themselves, small models.
+"""Shared test helpers: tolerances, comparisons, small models.
 
-Tolerances come from one table. A computation of a few roundings in a dtype may err by a few of
-its units in the last place; comparisons are relative to the largest expected value, because a
-sum's error is relative to its terms and not to what is left when they cancel.
+Tolerances are defined in one table, in units in the last place of the dtype. Comparisons are
+relative to the largest expected value, because a sum's error is relative to its terms, not to the
+result after cancellation.
 """
 
 import codecs

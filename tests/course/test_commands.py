@@ -156,7 +156,7 @@ def test_reveal_shows_and_applies(tree, capsys, monkeypatch):
 def test_reveal_shows_lines_whole_in_a_narrow_terminal(tree, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "50")
     reveal.main(["--week", "2", "--day", "1", "--task", "4"])
-    assert "    # A long prompt in pieces: activations then take memory for a piece" in (
+    assert "    # Chunked prefill bounds activation memory by the chunk instead of the prompt" in (
         capsys.readouterr().out
     )
 
