@@ -1,4 +1,4 @@
-"""Matrix products in the emulator: what the tests of both multiplications share."""
+"""Shared helpers for tests of both matrix multiplications in the emulator."""
 
 from collections.abc import Sequence
 from typing import Any

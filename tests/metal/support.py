@@ -1,4 +1,4 @@
-"""What the tests of Metal kernels share: the extension's launches, run in the emulator."""
+"""Shared helpers for Metal kernel tests: launches run in the emulator."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The Metal kernels that compute each element by itself, in the emulator: bit for bit or nearly."""
+"""Elementwise Metal kernels in the emulator, against the CPU."""
 
 import mlx.core as mx
 import numpy as np

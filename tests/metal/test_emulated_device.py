@@ -1,4 +1,4 @@
-"""The code that starts kernels, on a GPU made of the emulator: what a Mac will do.
+"""Host code of the Metal kernels, on the emulated GPU.
 
 Operations run their `eval_gpu`; what they dispatch is recorded, checked and run in any order that
 barriers allow (tools/metal_emulator/device.py). `TINY_LLM_EMULATED_METAL=1 pdm run test` runs all

@@ -1,4 +1,4 @@
-"""What a GPU promises: which results have the same bits, and how far apart others may be.
+"""GPU guarantees: bitwise equality and error bounds.
 
     bits     a call gives the same bits whenever it is made; a row the same alone as among up to
              eight, and the same among nine as among any greater number

@@ -1,4 +1,4 @@
-"""Mistakes in the code that starts kernels are found on the emulated GPU, without a Mac."""
+"""Seeded faults in host code are detected on the emulated GPU."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The Metal kernels over pages in the emulator: against the CPU and attention to one buffer."""
+"""Paged Metal kernels in the emulator, against the CPU and contiguous attention."""
 
 import mlx.core as mx
 import numpy as np

@@ -1,4 +1,4 @@
-"""What our kernels move and compute beside MLX's own: benchmark/metal_traffic.py's limits."""
+"""Traffic and instruction limits of benchmark/metal_traffic.py, relative to MLX."""
 
 import pytest
 

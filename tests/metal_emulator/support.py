@@ -1,4 +1,4 @@
-"""What the tests of the emulator share."""
+"""Shared helpers of the emulator tests."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Compiled programs are made once, and do not pile up."""
+"""Cache of compiled programs: reuse and eviction."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""`pdm run metal-check` and `pdm run metal-run`, as they are called."""
+"""Command lines of `pdm run metal-check` and `pdm run metal-run`."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`pdm run compile-metal` with a stand-in for Apple's compiler: what it is given, what is said."""
+"""`pdm run compile-metal` with a fake Apple compiler: arguments and output."""
 
 import os
 import shutil

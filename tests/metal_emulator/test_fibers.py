@@ -1,4 +1,4 @@
-"""Threads of a launch are fibers: each way to switch between them keeps what it must."""
+"""Fibers: every context switch preserves the required state."""
 
 import shutil
 import subprocess

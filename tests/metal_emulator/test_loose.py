@@ -1,4 +1,4 @@
-"""The mode "loose": each freedom that it takes is seen, and none that it must not take."""
+"""The "loose" arithmetic mode: permitted deviations only, each observable."""
 
 # ruff: noqa: E501 (a line of LLVM's text)
 

@@ -1,4 +1,4 @@
-"""Metal 4.1's rule about `this`: what is refused without `thread`, at its line, and what is not."""
+"""Metal 4.1's address space rule for `this`: errors and accepted code."""
 
 # ruff: noqa: E501 (a function is one row of a table)
 

@@ -1,4 +1,4 @@
-"""MLX's own kernels compile and run in the emulator: they are what ours are compared with."""
+"""MLX's kernels, our baselines, compile and run in the emulator."""
 
 from pathlib import Path
 

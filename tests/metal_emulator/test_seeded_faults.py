@@ -1,4 +1,4 @@
-"""One thing is taken out of a kernel that has no fault: the emulator says what, and at which line.
+"""Seeded kernel faults: the emulator reports the fault and its line.
 
 All variants are kernels of one generated file, `<kernel>_<fault>`: it is compiled once a mode.
 """

@@ -1,4 +1,4 @@
-"""Kernels do what Metal says they do."""
+"""Semantics of Metal in the emulator."""
 
 import numpy as np
 import pytest

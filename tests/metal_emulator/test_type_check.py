@@ -1,4 +1,4 @@
-"""What is not Metal is an error at its line: seeded into a file that is right."""
+"""Type errors seeded into valid Metal source are reported at their line."""
 
 # ruff: noqa: E501 (a fault is one row of a table)
 

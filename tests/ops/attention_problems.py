@@ -1,4 +1,4 @@
-"""Attention: problems, masks of all kinds, exact results and the error that a kernel may make."""
+"""Attention test problems: masks, exact results and error bounds."""
 
 import mlx.core as mx
 import numpy as np

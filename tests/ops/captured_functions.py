@@ -1,4 +1,4 @@
-"""Functions to record, their inputs, and what is asked of the recordings."""
+"""Functions for graph capture tests, their inputs and checks."""
 
 import io
 import re

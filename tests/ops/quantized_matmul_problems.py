@@ -1,4 +1,4 @@
-"""Products with quantized weights: problems, exact results, and what each kernel may err by."""
+"""Quantized product test problems: exact results and error bounds per kernel."""
 
 import mlx.core as mx
 import numpy as np

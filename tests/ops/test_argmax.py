@@ -1,4 +1,4 @@
-"""`argmax` against numpy's: the first of the largest, on awkward sizes."""
+"""`argmax` against NumPy: first index on ties, awkward sizes."""
 
 import mlx.core as mx
 import numpy as np

@@ -1,4 +1,4 @@
-"""`cache_write`: the right places, nothing else, and in place where nobody else has the buffer."""
+"""`cache_write`: positions written, donation of unshared buffers."""
 
 import mlx.core as mx
 import pytest

@@ -1,4 +1,4 @@
-"""`flash_attention`: what its kernels keep to besides the numbers, and what is refused."""
+"""`flash_attention`: batch invariance, layouts and invalid arguments."""
 
 import itertools
 

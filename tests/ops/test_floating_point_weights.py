@@ -1,4 +1,4 @@
-"""Weights of 4 bits in floating point, without biases, in every operation that reads weights."""
+"""Floating-point 4-bit weights without biases, in every operation with weights."""
 
 import mlx.core as mx
 import numpy as np

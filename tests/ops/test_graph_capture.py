@@ -1,4 +1,4 @@
-"""`CapturedFunction`: one graph node with the function's bits, whatever it does with arrays."""
+"""`CapturedFunction`: one graph node with the bits of the function."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""`CapturedFunction`: functions that write into a buffer, in place where nobody else has it."""
+"""`CapturedFunction`: in-place writes to unshared buffers."""
 
 import mlx.core as mx
 import pytest

@@ -1,4 +1,4 @@
-"""`matmul` against exact arithmetic, and each row against itself alone."""
+"""`matmul` against exact arithmetic; batch invariance of rows."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`multi_quantized_matmul`: several matrices at once give the bits of one at a time."""
+"""`multi_quantized_matmul`: the bits of one product per matrix."""
 
 import mlx.core as mx
 import pytest

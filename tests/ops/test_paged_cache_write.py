@@ -1,4 +1,4 @@
-"""`paged_cache_write`: the right places, nothing else, and never a copy of the pool."""
+"""`paged_cache_write`: slots written, no copy of the pool."""
 
 import mlx.core as mx
 import numpy as np

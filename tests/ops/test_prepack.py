@@ -1,4 +1,4 @@
-"""Interleaved weights: the same bits as by row, from operations and from models."""
+"""Prepacked weights: the bits of row-major weights, in operations and models."""
 
 from concurrent.futures import ThreadPoolExecutor
 

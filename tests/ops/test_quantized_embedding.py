@@ -1,4 +1,4 @@
-"""`quantized_embedding` against `mx.dequantize` of the rows that are looked up."""
+"""`quantized_embedding` against `mx.dequantize` of the same rows."""
 
 import mlx.core as mx
 import numpy as np

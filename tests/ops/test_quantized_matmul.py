@@ -1,4 +1,4 @@
-"""`quantized_matmul`: what its fast kernels keep to besides the product, and what is refused."""
+"""`quantized_matmul`: batch invariance, layouts and invalid arguments."""
 
 import mlx.core as mx
 import numpy as np

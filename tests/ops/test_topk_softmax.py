@@ -1,4 +1,4 @@
-"""`topk_softmax` against numpy: which experts, in which order, and how much they weigh."""
+"""`topk_softmax` against NumPy: experts, order and weights."""
 
 import mlx.core as mx
 import numpy as np

@@ -1,4 +1,4 @@
-"""`weighted_sum` against numpy, and its bits on every instruction set."""
+"""`weighted_sum` against NumPy; same bits on every instruction set."""
 
 import mlx.core as mx
 import numpy as np
