@@ -57,5 +57,5 @@ def test_a_recording_that_does_not_fit_leaves_no_file(tmp_path):
 
 
 def test_a_device_is_no_place_for_a_recording():
-    with pytest.raises(OSError, match="not a plain file"):
+    with pytest.raises(OSError, match="not a regular file"):
         Recorder({}).write(Path("/dev/null"))

@@ -477,7 +477,7 @@ def test_invalid_structured_outputs_are_rejected(given, error):
     ("arguments", "error"),
     [
         (([],), "tools must not be empty with tool calls."),
-        (([{"name": "f"}],), "tool 0 is {'name': 'f'}; give"),
+        (([{"name": "f"}],), "got {'name': 'f'}."),
         (([ADD], "any"), "the tool choice must be 'auto' or 'required', got 'any'."),
         (([ADD], "required", "f"), "the tool 'f' cannot be required; the tools are add_numbers."),
         (([ADD], "auto", "add_numbers"), "the tool 'add_numbers' cannot be required;"),

@@ -121,7 +121,7 @@ class DecoderBlock:
 class EagerLayers(PlannedLayers):
     """Layers that cannot be captured: they read values or attend in MLX operations."""
 
-    def _function_of(self, num_metadata_arrays: int) -> Callable[..., Any]:
+    def _function_for(self, num_metadata_arrays: int) -> Callable[..., Any]:
         return partial(self._run, num_metadata_arrays)
 
 
