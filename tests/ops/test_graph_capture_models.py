@@ -168,7 +168,7 @@ def test_a_slot_that_is_full(make):
         layer.add_request(mine, 0)
     mx.eval(model(ids_at(5, 1), 5, batch))
     for _ in range(2):
-        with pytest.raises(ValueError, match="slot 0 has 6 tokens; 1 more are beyond 6"):
+        with pytest.raises(ValueError, match="slot 0 has 6 tokens; 1 more exceed max_seq_len 6"):
             model(ids_at(6, 1), 6, batch)
         assert [layer.lengths for layer in batch] == [[6]] * len(batch)
 
@@ -215,5 +215,5 @@ def test_rows_that_are_no_slots():
     batch = [BatchingKvCache(2, 64) for _ in range(model.num_hidden_layers)]
     for layer, mine in zip(batch, decoding(model), strict=True):
         layer.add_request(mine, 0)
-    with pytest.raises(ValueError, match="1 rows were given for 2 slots"):
+    with pytest.raises(ValueError, match="expected 2 rows, one per slot, got 1"):
         model(ids_at(5, 1), 5, batch)

@@ -65,8 +65,8 @@ def find_blocks(text: str, where: str | Path) -> list[Block]:
         if marker is None:
             if re.search(r"\[/?\s*(task\s+\d|solution\s+only)", line, re.IGNORECASE):
                 raise MarkerError(
-                    f"{where}:{index + 1}: this looks like a marker, which is a comment on a line "
-                    f"of its own: {line.strip()!r}"
+                    f"{where}:{index + 1}: a marker must be a comment on its own line, got "
+                    f"{line.strip()!r}."
                 )
             continue
         label = marker["label"]
@@ -97,10 +97,10 @@ def _split(label: str, where: str) -> tuple[str | None, str]:
     match = LABEL.fullmatch(label)
     if match is None:
         raise MarkerError(
-            f"{where}: [{label}] is not of the form [task 1.2.3] or [task 1.2.3 some-name]."
+            f"{where}: [{label}] must have the form [task 1.2.3] or [task 1.2.3 some-name]."
         )
     if match["task"] not in TASKS:
-        raise MarkerError(f"{where}: the course has no task {match['task']}.")
+        raise MarkerError(f"{where}: unknown task {match['task']}.")
     return match["task"], match["name"] or ""
 
 

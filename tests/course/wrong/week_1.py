@@ -229,8 +229,8 @@ WRONG = [
     Wrong(
         "1.6.1 stream",
         "the end of a character is lost",
-        "detokenizer.finalize()  # what",
-        "pass  # what",
+        "detokenizer.finalize()  # flushes",
+        "pass  # flushes",
     ),
     Wrong(
         "1.7.1 temperature",

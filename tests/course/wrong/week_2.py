@@ -259,8 +259,8 @@ WRONG = [
     Wrong(
         "2.7.3 positions",
         "the first request's position for all",
-        "slice(start, start + L) for start in given",
-        "slice(given[0], given[0] + L) for start in given",
+        "slice(start, start + L) for start in offsets",
+        "slice(offsets[0], offsets[0] + L) for start in offsets",
     ),
     Wrong(
         "2.7.3 positions",
@@ -289,7 +289,7 @@ WRONG = [
     Wrong(
         "2.7.4 add",
         "a token that was computed after the end counts",
-        "if request.is_done:  # it ended while this token was on its way\n                continue",
+        "if request.is_done:  # finished while this token was in flight\n                continue",
         "pass",
     ),
     Wrong(

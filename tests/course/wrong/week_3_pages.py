@@ -115,8 +115,8 @@ WRONG = [
     Wrong(
         "3.1.3 pages",
         "heads and pages are not swapped",
-        "own.swapaxes(0, 1).reshape",
-        "own.reshape",
+        "gathered.swapaxes(0, 1).reshape",
+        "gathered.reshape",
     ),
     Wrong(
         "3.1.3 cache",

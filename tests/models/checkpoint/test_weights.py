@@ -112,7 +112,7 @@ def test_mxfp4(editor):
     if kernels.computes_on_cpu():
         assert_close(logits(weights, 2), logits(weights, 1), "Week 2 beside Week 1", ulps=8)
     mlx_model, _ = load(str(editor.folder))
-    with pytest.raises(ValueError, match="quantized in mode 'mxfp4'"):
+    with pytest.raises(ValueError, match="quantized in mode 'affine', got mode 'mxfp4'"):
         Qwen3ModelWeek2(mlx_model)
 
 

@@ -65,5 +65,5 @@ def test_sequences_without_tokens_get_zeros(backend):
 
 @pytest.mark.parametrize("given", ["FLASH_ATTN", "", None, ["paged"]])
 def test_a_name_that_is_not_known_is_refused(given):
-    with pytest.raises(UserError, match="it must be 'paged', 'flash' or 'reference'"):
+    with pytest.raises(UserError, match="must be 'paged', 'flash' or 'reference', got"):
         LLM("demo", attention_backend=given)
