@@ -72,7 +72,7 @@ class MessageToolCall(StrictModel):
 
 
 class ChatMessage(StrictModel):
-    """A message. `refusal` and later fields are accepted when clients send responses back."""
+    """A message. Response fields (`refusal` and below) are accepted from clients that echo them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
