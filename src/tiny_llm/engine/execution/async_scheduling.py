@@ -3,7 +3,7 @@
 A decoding step ends with token ids that Python must read to know which requests continue. Meanwhile
 the GPU would idle until the next step is scheduled and its graph is built. But most requests do
 continue, and their next input is known: the token sampled in this step, still on the device, at the
-next position. So the model is launched with it at once, and the logits are kept.
+next position. The model is therefore launched with that token at once, and the logits are kept.
 
 If the scheduler then plans the predicted step, its logits are ready. Otherwise, for example if it
 adds a prompt chunk, they are discarded. Keys and values already written are harmless: the slot

@@ -214,7 +214,7 @@ class ChatCompletionRequest(SamplingFields):
         """Rejects conflicting fields.
 
         Raises:
-            ApiError: names the first conflicting field.
+            ApiError: a field conflicts with another.
         """
         self.check_stream(bool(self.stream), self.stream_options is not None)
         if self.top_logprobs is not None and not self.logprobs:

@@ -58,7 +58,7 @@ class CompletionRequest(SamplingFields):
         """Rejects unsupported and conflicting fields.
 
         Raises:
-            ApiError: names the first such field.
+            ApiError: a field is unsupported or conflicts with another.
         """
         self.check_stream(bool(self.stream), self.stream_options is not None)
         if self.suffix is not None:

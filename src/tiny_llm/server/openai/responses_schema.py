@@ -105,7 +105,7 @@ class ResponsesRequest(CommonFields):
         """Rejects unsupported and conflicting fields.
 
         Raises:
-            ApiError: names the first such field.
+            ApiError: a field is unsupported or conflicts with another.
         """
         if self.previous_response_id is not None:
             raise bad_request(
