@@ -1,4 +1,4 @@
-"""Ray Serve deployment: several engines behind one address. Copy this file and edit it.
+"""Ray Serve deployment: several engines behind one address. Copy and edit this file.
 
     pip install 'tiny-llm[ray]'
     cd deploy

@@ -1,4 +1,4 @@
-"""The official Anthropic client with tiny-llm's server.
+"""Use the official Anthropic client with a tiny-llm server.
 
 Usage:
     pip install 'tiny-llm[serve]' anthropic
@@ -15,13 +15,13 @@ GET_WEATHER = {"name": "get_weather", "description": "Get the weather.", "input_
 
 
 def main() -> None:
-    """Sends a message, a streamed one, and one with a tool; counts tokens."""
+    """Sends a plain message, a streamed one and one with a tool; counts tokens."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server")
-    parser.add_argument("--model", default="demo", help="the name that the server serves it by")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server")
+    parser.add_argument("--model", default="demo", help="name of the served model")
     args = parser.parse_args()
 
-    # A server started without --api-key accepts any key.
+    # The server accepts any key unless it was started with --api-key.
     client = Anthropic(base_url=args.url, api_key="none")
     common = {"model": args.model, "max_tokens": 100}
     messages = [{"role": "user", "content": "What is the capital of France?"}]

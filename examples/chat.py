@@ -1,4 +1,4 @@
-"""Chat in the terminal; the prefix cache keeps earlier turns.
+"""Chat in the terminal; earlier turns are prefix cache hits.
 
 Usage:
     python examples/chat.py
@@ -11,7 +11,7 @@ from tiny_llm import LLM, SamplingParams
 
 
 def main() -> None:
-    """Answers each line of standard input; an empty line or the end of input quits."""
+    """Responds to each line of standard input; an empty line or end of file quits."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo", help="short name, hub id or folder")
     args = parser.parse_args()
@@ -29,7 +29,7 @@ def main() -> None:
             print(chunk.text, end="", flush=True)
         request = chunk.request_output
         messages.append({"role": "assistant", "content": request.text})
-        # Full pages of earlier turns are not computed again.
+        # Full pages of earlier turns are prefix cache hits.
         print(f"  [{request.num_cached_tokens} of {len(request.prompt_token_ids)} tokens cached]")
         print("> ", end="", flush=True)
     print()

@@ -17,14 +17,14 @@ from tiny_llm import LLM, SamplingParams, UserError
 
 
 def make_app(model: str) -> FastAPI:
-    """An app with one endpoint; each step of the engine serves all requests in flight."""
+    """Creates an app with one endpoint; each engine step serves all requests in flight."""
     app = FastAPI()
-    thread = ThreadPoolExecutor(max_workers=1)  # an LLM is driven by one thread
+    thread = ThreadPoolExecutor(max_workers=1)  # an LLM must be used from a single thread
     llm = thread.submit(LLM, model).result()
     answers: dict[str, str] = {}
 
     def step(request_id: str) -> bool:
-        if request_id not in answers:  # a step for another request may have finished this one
+        if request_id not in answers:  # may have finished in a step for another request
             for output in llm.step():
                 if output.finish_reason is not None:
                     answers[output.request_id] = output.request_output.text

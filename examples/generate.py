@@ -1,4 +1,4 @@
-"""Generate answers to several prompts in one batch.
+"""Generate completions for several prompts in one batch.
 
 Usage:
     python examples/generate.py
@@ -13,7 +13,7 @@ QUESTIONS = ("What is RoPE?", "What is 17 + 25?", "What is the capital of Japan?
 
 
 def main() -> None:
-    """Prints each answer with its finish reason and its number of tokens."""
+    """Prints each completion with its finish reason and token count."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo", help="short name, hub id or folder")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The official OpenAI client with tiny-llm's server.
+"""Use the official OpenAI client with a tiny-llm server.
 
 Usage:
     pip install 'tiny-llm[serve]' openai
@@ -13,14 +13,14 @@ from pydantic import BaseModel
 
 
 class Capital(BaseModel):
-    """The form of the third answer."""
+    """Schema of the structured response."""
 
     city: str
     country: str
 
 
 def main() -> None:
-    """Sends a chat, a streamed chat, a chat with a schema, and a request to Responses."""
+    """Sends a plain, a streamed and a structured chat completion, then a Responses request."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server")
     parser.add_argument("--model", default="demo", help="name of the served model")

@@ -27,7 +27,7 @@ def generate(label: str, model: str, **speculation: Any) -> list[int]:
 
 
 def main() -> None:
-    """Answers one question without speculation, with a draft model and with n-grams."""
+    """Compares plain decoding, a draft model and n-gram speculation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo", help="short name, hub id or folder")
     parser.add_argument("--draft-model", default="demo-draft", help="same vocabulary as the model")
@@ -35,7 +35,7 @@ def main() -> None:
 
     plain = generate("none:", args.model)
     draft = generate("draft model:", args.model, draft_model=args.draft_model, num_drafts=4)
-    ngram = generate("n-gram:", args.model, speculative="ngram")  # drafts from the prompt
+    ngram = generate("n-gram:", args.model, speculative="ngram")
     print(f"same tokens: {plain == draft == ngram}")
 
 

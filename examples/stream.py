@@ -1,4 +1,4 @@
-"""Print an answer while it is generated.
+"""Print output as it is generated.
 
 Usage:
     python examples/stream.py
@@ -11,11 +11,11 @@ from tiny_llm import LLM, SamplingParams
 
 
 def main() -> None:
-    """Streams one answer to standard output, then prints its statistics."""
+    """Streams one completion to standard output, then prints statistics."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo", help="short name, hub id or folder")
     parser.add_argument("--prompt", default="What is the KV cache?")
-    parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same answer")
+    parser.add_argument("--seed", type=int, default=1, help="for reproducible sampling")
     args = parser.parse_args()
 
     llm = LLM(args.model)

@@ -1,4 +1,4 @@
-"""Constrain answers to a JSON schema, a regular expression or a list of choices.
+"""Constrain outputs to a JSON schema, a regular expression or a list of choices.
 
 Usage:
     pip install 'tiny-llm[structured]'
@@ -22,7 +22,7 @@ CITY = {
 
 
 def main() -> None:
-    """Prints one answer for each kind of constraint."""
+    """Prints one output per kind of constraint."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo", help="short name, hub id or folder")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Tensor parallelism: split the weights and the KV cache over several processes.
+"""Tensor parallelism: shard the weights and KV cache across processes.
 
 Usage:
     python examples/tensor_parallelism.py --size 2
@@ -12,13 +12,13 @@ QUESTIONS = ("What is the capital of Japan?", "What is 17 + 25?")
 
 
 def main() -> None:
-    """Answers two questions on as many ranks as `--size` says."""
+    """Generates two completions on `--size` ranks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo", help="short name, hub id or folder")
     parser.add_argument("--size", type=int, default=2, help="number of ranks")
     args = parser.parse_args()
 
-    # This process is rank 0. The other ranks are started here, and end with this process.
+    # This process is rank 0; it spawns the other ranks, which exit with it.
     llm = LLM(args.model, tensor_parallel_size=args.size)
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
 

@@ -1,4 +1,4 @@
-"""Let the model call a Python function, and answer with the function's result.
+"""Tool calling: run a Python function for the model and return its result.
 
 Usage:
     pip install 'tiny-llm[structured]'
@@ -13,7 +13,7 @@ from tiny_llm import LLM, SamplingParams, ToolCalls
 
 
 def get_weather(city: str) -> str:
-    """A stand-in for a weather service."""
+    """Mock weather service."""
     return "sunny, 21 degrees" if city == "Oslo" else "cloudy"
 
 
@@ -23,7 +23,7 @@ TOOLS = [{"type": "function", "function": FUNCTION}]
 
 
 def main() -> None:
-    """Asks a question, runs the model's tool call, and asks again with the result."""
+    """Runs the model's tool call, then generates the final response from its result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo", help="short name, hub id or folder")
     args = parser.parse_args()

@@ -131,7 +131,7 @@ def test_a_step_that_raises_ends_its_requests_and_no_others():
 def test_an_engine_that_computes_nothing_is_given_up(fault):
     server = RunningServer("--watchdog", "2", fault=fault)
     connection = connect(server, {**UNLUCKY_BODY, "stream": True}, "/v1/completions")
-    server.wait_for("giving up: ")
+    server.wait_for("exiting after a failure: ")
     ready = server.get("/ready")
     assert ready.status_code == 503
     assert "engine" in ready.json()["error"]["message"]

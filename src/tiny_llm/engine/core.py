@@ -1,7 +1,6 @@
 """EngineCore: requests in, stream outputs out, one step at a time.
 
-A step is three calls: schedule, run the model, process the outputs. How models are loaded is not
-known here.
+A step is three calls: schedule, run the model, process the outputs. Independent of model loading.
 """
 
 import logging
@@ -87,7 +86,7 @@ class EngineCore:
         """Queues the `n` requests of a prompt, all or none.
 
         Args:
-            prompt, params, request_id, timeout: see `LLM.add_request`, errors too.
+            prompt, params, request_id, timeout: see `LLM.add_request`, also for errors.
             chat: chat template options.
             sink: queue for the request's stream outputs.
         """
@@ -130,7 +129,7 @@ class EngineCore:
                 sink,
                 deadline,
             )
-            self.scheduler.add(request)  # raises for the first completion or for none
+            self.scheduler.add(request)  # raises for the first completion or not at all
             self._processors[request.request_id] = processor
             processors.append(processor)
         self._processors_by_request[name] = processors
@@ -186,13 +185,13 @@ class EngineCore:
         return thinking_tokens(self.tokenizer)
 
     def _prompt_tail(self, ids: Sequence[int]) -> str:
-        """Returns the text of the last tokens: templates write few after `<think>`."""
+        """Decodes the end of the prompt, enough to contain a template's `<think>`."""
         text: str = self.tokenizer.decode(list(ids[-8:]))
         return text
 
     def new_id(self) -> str:
         """Returns an unused request id: the next number."""
-        while str(self._num_added) in self._processors_by_request:  # chosen by a caller
+        while str(self._num_added) in self._processors_by_request:  # taken by a caller-chosen id
             self._num_added += 1
         self._num_added += 1
         return str(self._num_added - 1)
@@ -231,7 +230,7 @@ class EngineCore:
         return scheduler.pages.num_cached(token_ids) > num_cached and end + size <= len(token_ids)
 
     def step(self) -> None:
-        """Expires late requests, computes one step and emits its outputs."""
+        """Expires overdue requests, computes one step and emits its outputs."""
         self._expire_requests()
         if not self.scheduler.has_requests:
             return
@@ -243,7 +242,7 @@ class EngineCore:
                 metrics.first_scheduled_time = started
         try:
             self._process_outputs(step, self.runner.run(step))
-        except Exception as error:  # any error fails the requests of this step, and no others
+        except Exception as error:  # fails the requests of this step only
             self._fail_step(step, error)
         self.step_seconds += time.perf_counter() - started
 
@@ -255,7 +254,7 @@ class EngineCore:
                 self._finish(processor, [], "timeout")
 
     def _process_outputs(self, step: SchedulerOutput, results: dict[str, ChunkOutput]) -> None:
-        """Passes the new tokens to output processors, grammars and scheduler."""
+        """Passes new tokens to the output processors, grammars and scheduler."""
         updates = []
         for request_id, result in results.items():
             processor = self._processors[request_id]

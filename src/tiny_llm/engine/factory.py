@@ -45,7 +45,7 @@ class LoadedModels:
 
     @property
     def all(self) -> list[ServingModel]:
-        """Target and draft, without None."""
+        """The target model, then the draft model if there is one."""
         return [self.target] if self.draft is None else [self.target, self.draft]
 
 
@@ -88,7 +88,7 @@ def make_model_runner(models: LoadedModels, num_pages: int) -> ModelRunner:
         draft = DraftModel(PagedModel(models.draft, num_pages), target.vocab_size)
     runner = ModelRunner(target, draft)
     if models.tp_checkpoint is not None:
-        runner.async_scheduling.enabled = False  # other ranks need the token ids
+        runner.async_scheduling.enabled = False  # the other ranks need the token ids
     return runner
 
 
@@ -119,7 +119,7 @@ def make_proposers(
 
 
 def check_options(load_format: Any, attention_backend: Any, listener: Any) -> None:
-    """Checks the options with a fixed set of values.
+    """Validates the enumerated options and the listener.
 
     Raises:
         UserError: a value is not allowed.

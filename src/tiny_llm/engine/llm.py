@@ -45,14 +45,16 @@ DEFAULT_NUM_DRAFTS = 4  # with a draft model
 class LLM:
     """Serves many requests concurrently within a fixed KV memory.
 
-    A request's output depends only on its prompt, its parameters and the model. Other requests and
-    the arguments here do not change it, except `seed`, the default seed. Names and semantics of the
-    arguments are vLLM's where vLLM has them.
+    A request's output depends only on its prompt, its parameters and the model. Neither other
+    requests nor the other engine arguments affect it, except `seed`, the default seed. Argument
+    names
+    and semantics follow vLLM where it has an equivalent.
 
     Args:
         model: short name, hub id, folder, or the result of `load_weights` or `load`.
         kv_cache_bytes: upper bound on KV memory, the draft model's included. Allocated in
-            increments on demand and kept; `reserve` allocates all of it. Floats such as 2e9 work.
+            increments on demand and kept; `reserve` allocates all of it. Floats such as 2e9 are
+            accepted.
         block_size: tokens per page. Requests share full pages, so smaller pages share more, at the
             price of longer block tables.
         max_num_batched_tokens: upper bound on tokens per step, draft tokens included. Larger values
@@ -64,11 +66,11 @@ class LLM:
             vocabulary. Saves steps; does not change the output.
         num_drafts: upper bound on draft tokens per request and step; 4 by default with a draft
             model, 7 with "ngram".
-        speculative: "ngram" drafts what followed the same tokens earlier in prompt or output. Needs
-            no second model; does not change the output.
-        attention_backend: "paged" reads pages in place. "flash" and "reference" gather them first,
-            for comparison: with the kernel of Week 2, bit for bit the same, or in plain MLX. Both
-            are slower.
+        speculative: "ngram" drafts the continuation of an earlier occurrence of the last tokens in
+            prompt or output. Requires no draft model; does not change the output.
+        attention_backend: "paged" reads pages in place. "flash" (the Week 2 kernel, bitwise
+            identical) and "reference" (plain MLX) gather them first; both are slower and meant for
+            comparison.
         load_format: "auto" loads weights of models given by name; "dummy" draws random weights of
             the same shapes and formats, for benchmarks.
         tensor_parallel_size: number of processes on this machine, each with a shard of the weights
@@ -258,8 +260,8 @@ class LLM:
             The request id.
 
         Raises:
-            UserError: an empty prompt, an unknown token id, more tokens than the model's context or
-                the KV memory holds, or a duplicate id.
+            UserError: an empty prompt, an unknown token id, more tokens than fit in the model's
+                context or the KV memory, or a duplicate id.
             QueueFullError: the queue is full.
         """
         params = _check_params(sampling_params or SamplingParams())
@@ -308,7 +310,7 @@ class LLM:
     def precompute(self, token_ids: Sequence[int]) -> bool:
         """Prefills one page of an expected prompt into the prefix cache, in one step.
 
-        For idle time: a no-op while requests are unfinished. Does not change any output.
+        For idle time: a no-op while requests are unfinished. Does not affect any output.
 
         Args:
             token_ids: prefix of the expected prompt; only its full pages are computed.
@@ -329,7 +331,7 @@ class LLM:
         return self.core.step_seconds
 
     def reserve(self) -> None:
-        """Allocates all of `kv_cache_bytes` now, so that no later step can be slow or fail."""
+        """Allocates all of `kv_cache_bytes` now, so that later steps cannot stall or fail."""
         self.runner.target.reserve()
         if self.runner.draft is not None:
             self.runner.draft.model.reserve()

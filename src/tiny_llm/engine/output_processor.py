@@ -12,7 +12,7 @@ from .stop_checker import StopChecker
 
 
 class OutputProcessor:
-    """Turns the tokens of a scheduler's request into the caller's output.
+    """Converts the tokens of a scheduled request to the caller's output.
 
     Args:
         request: the scheduler's request.
@@ -51,10 +51,10 @@ class OutputProcessor:
         )
         self._end_token_ids = () if params.ignore_eos else eos_token_ids
         self._sink = sink
-        self._step_logprobs: list[Logprobs] | None = None  # of the tokens of the last `process`
+        self._step_logprobs: list[Logprobs] | None = None  # of the last `process`
 
     def process(self, result: ChunkOutput) -> tuple[list[int], FinishReason | None]:
-        """Appends tokens to the output, up to the one that ends the completion.
+        """Appends tokens to the output, up to and including the completion's last one.
 
         Returns:
             (appended tokens, finish reason or None).

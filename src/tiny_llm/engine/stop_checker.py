@@ -1,8 +1,8 @@
 """StopChecker: incremental detokenization with stop strings.
 
 Text is held back while it may be incomplete or retracted: partial characters, which the detokenizer
-buffers, and possible prefixes of a stop string. So emitted text is final. Plain Python: no models,
-no MLX.
+buffers, and possible prefixes of a stop string. Emitted text is therefore final. Plain Python: no
+models, no MLX.
 """
 
 from collections.abc import Sequence

@@ -64,7 +64,7 @@ class AppState:
         """Submits prompts and waits until the engine has queued them.
 
         Raises:
-            ApiError: a prompt was rejected; none is computed then.
+            ApiError: a prompt was rejected, in which case none is computed.
         """
         handle = self.engine_client.submit(prompts, params, thinking_enabled)
         try:

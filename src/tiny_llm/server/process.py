@@ -204,7 +204,7 @@ class ServerProcess:
 
     async def _fail_process(self) -> None:
         """Exits with 1, after a grace period in which clients receive the error."""
-        log.error("giving up: %s", self._lifecycle.reason)
+        log.error("exiting after a failure: %s", self._lifecycle.reason)
         faulthandler.dump_traceback(all_threads=True)
         self._status = 1
         await asyncio.sleep(messages.SHUTDOWN_GRACE_SECONDS)

@@ -60,9 +60,15 @@ def test_boundaries_are_allowed():
         ({"stop_token_ids": b"ab"}, "stop_token_ids must be a list of token ids ≥ 0, got b'ab'."),
         ({"stop_token_ids": np.array(5)}, "must be a list of token ids ≥ 0, got array(5)."),
         ({"stop_token_ids": np.array([0.5])}, "must be a list of token ids ≥ 0, got array([0.5])."),
-        ({"repetition_penalty": 0}, "repetition_penalty must be a number > 0 (1 is none), got 0."),
-        ({"presence_penalty": 3}, "presence_penalty must be in [-2, 2] (0 is none), got 3."),
-        ({"frequency_penalty": -3}, "frequency_penalty must be in [-2, 2] (0 is none), got -3."),
+        (
+            {"repetition_penalty": 0},
+            "repetition_penalty must be a number > 0 (1 disables it), got 0.",
+        ),
+        ({"presence_penalty": 3}, "presence_penalty must be in [-2, 2] (0 disables it), got 3."),
+        (
+            {"frequency_penalty": -3},
+            "frequency_penalty must be in [-2, 2] (0 disables it), got -3.",
+        ),
         ({"logit_bias": {3: 101}}, "logit_bias[3] must be in [-100, 100], got 101."),
         ({"logit_bias": {"a": 1}}, "logit_bias must have token ids ≥ 0 as keys, got 'a'."),
         ({"logit_bias": [1]}, "logit_bias must map token ids to numbers in [-100, 100], got [1]."),

@@ -247,12 +247,12 @@ def test_head_request(server):
     [
         ({"max_tokens": 0}, "max_tokens is not valid"),
         ({"messages": []}, "messages is not valid"),
-        ({"containers": 1}, "containers is not a field"),
+        ({"containers": 1}, "containers is not a supported field"),
         ({"tool_choice": {"type": "any"}}, "tool_choice requires tools, but tools is empty."),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "'x' cannot be required"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "content[0] is of the type 'image'; this model accepts text only",
+            "content[0] has the type 'image'; this model accepts text only",
         ),
         (
             {
@@ -263,7 +263,7 @@ def test_head_request(server):
                     }
                 ]
             },
-            "content[0].source is of the type 'base64'; this model accepts text only",
+            "content[0].source has the type 'base64'; this model accepts text only",
         ),
     ],
 )

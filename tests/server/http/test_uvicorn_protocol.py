@@ -65,7 +65,10 @@ def test_a_lone_surrogate_is_rejected_with_the_reason(server):
 
 @pytest.mark.parametrize(
     ("body", "told"),
-    [(b'{"prompt": "a", "nothing": 1}', b"nothing is not a field"), (b"{", b"is not valid JSON")],
+    [
+        (b'{"prompt": "a", "nothing": 1}', b"nothing is not a supported field"),
+        (b"{", b"is not valid JSON"),
+    ],
 )
 def test_an_invalid_body_is_rejected_with_the_reason(server, body, told):
     answer = exchange(server, post(body))

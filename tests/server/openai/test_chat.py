@@ -146,12 +146,12 @@ def test_content_parts_and_developer_message(client):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"temprature": 1}, "temprature is not a field"),
+        ({"temprature": 1}, "temprature is not a supported field"),
         ({"messages": []}, "messages is not valid"),
         ({"messages": None}, "messages is not valid"),
         ({"temperature": "hot"}, "temperature is not valid"),
         ({"temperature": -1}, "temperature is not valid"),
-        ({"stream_options": {}}, "stream_options needs stream"),
+        ({"stream_options": {}}, "stream_options requires stream"),
         ({"top_logprobs": 2}, "top_logprobs requires logprobs: true."),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is not valid"),
         ({"tool_choice": "required"}, "tools is empty."),
@@ -169,7 +169,7 @@ def test_content_parts_and_developer_message(client):
             },
             "tool_choice allows 'g', which is not in tools.",
         ),
-        ({"Text": 1}, "Text is not a field"),
+        ({"Text": 1}, "Text is not a supported field"),
         ({"stop": [1]}, "stop[0] is not valid"),
         ({"response_format": {"type": "json_schema"}}, "json_schema.schema is missing"),
         ({"structured_outputs": {}}, "must have exactly one of"),
@@ -187,7 +187,7 @@ def test_content_parts_and_developer_message(client):
         ({"messages": [{"role": "user"}]}, "messages[0] has no content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0] is of the type 'image_url'; this model accepts text only",
+            "messages[0].content[0] has the type 'image_url'; this model accepts text only",
         ),
         (
             {"messages": [{"role": "user", "content": "word " * 3000}]},

@@ -166,9 +166,9 @@ def test_logprobs(client, effort):
         ({"include": ["everything"]}, "include[0] is not valid"),
         ({"text": {"verbosity": "high"}}, "the model has no such setting"),
         ({"reasoning": {"summary": "detailed"}}, "the full reasoning is returned"),
-        ({"stream_options": {}}, "stream_options needs stream"),
+        ({"stream_options": {}}, "stream_options requires stream"),
         ({"background": True}, "background is not supported"),
-        ({"colour": "red"}, "colour is not a field"),
+        ({"colour": "red"}, "colour is not a supported field"),
         (
             {"text": {"format": {"type": "json_schema", "name": "a"}}},
             "text.format.schema is required.",

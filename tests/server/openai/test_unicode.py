@@ -46,7 +46,7 @@ def test_tokenize_text_and_chat(server, client):
     assert shorter["count"] < chat["count"]
     neither = server.post("/tokenize", {})
     assert neither.status_code == 400
-    assert "either prompt or messages" in neither.json()["error"]["message"]
+    assert "Exactly one of prompt and messages" in neither.json()["error"]["message"]
 
 
 def test_other_content_type_is_rejected(server):

@@ -3,11 +3,11 @@
 A decoding step ends with token ids that Python must read to know which requests continue. Meanwhile
 the GPU would idle until the next step is scheduled and its graph is built. But most requests do
 continue, and their next input is known: the token sampled in this step, still on the device, at the
-next position. So the model is launched with it at once, and the logits are kept.
+next position. The model is therefore launched with that token at once, and the logits are kept.
 
 If the scheduler then plans the predicted step, its logits are ready. Otherwise, for example if it
-adds a prompt chunk, they are discarded. Keys and values already written do no harm: the slot is the
-request's own, and is overwritten, later in the same stream, before it is read.
+adds a prompt chunk, they are discarded. Keys and values already written are harmless: the slot
+belongs to the request, and is overwritten, later in the same stream, before it is read.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class AsyncScheduling:
 
     Attributes:
         enabled: True on a GPU; on a CPU the model and Python would compete for the cores.
-        num_hits, num_misses: launched steps that the scheduler planned, and that it did not.
+        num_hits, num_misses: launched steps, by whether the scheduler then planned them.
     """
 
     def __init__(self, model: PagedModel):

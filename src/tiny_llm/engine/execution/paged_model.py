@@ -1,7 +1,7 @@
 """PagedModel: a model with paged KV storage, run on ragged batches.
 
 The tokens of all requests, prompt chunks and single decoded tokens, are concatenated without
-padding. So every weight is read once per step.
+padding. Every weight is therefore read once per step.
 """
 
 import time
@@ -85,7 +85,7 @@ class PagedModel:
         return logits
 
     def logits_async(self, ids: mx.array, spans: Sequence[Span], rows: Sequence[int]) -> mx.array:
-        """Like `logits`, without waiting, for `ids` in place of the spans' tokens.
+        """Asynchronous `logits`, with `ids` in place of the spans' tokens.
 
         Args:
             ids: T token ids, possibly not computed yet.

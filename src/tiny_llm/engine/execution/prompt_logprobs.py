@@ -1,8 +1,8 @@
 """Log-probabilities of prompt tokens.
 
-The logits after prompt token p are a distribution over token p + 1, which the prompt contains.
-Scoring needs logits for every row of a prompt chunk; otherwise only the last row's are computed,
-for sampling.
+The logits of prompt token p are a distribution over token p + 1, which the prompt contains. Scoring
+requires logits for every row of a prompt chunk; otherwise only the last row's are computed, for
+sampling.
 """
 
 from collections.abc import Sequence

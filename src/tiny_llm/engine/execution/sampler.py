@@ -3,8 +3,8 @@
 The course's samplers are in `tiny_llm/sampler.py`; the filters are shared.
 
 Batch invariance: the token of a row depends on its logits, parameters and noise, never on other
-rows. The noise depends only on the seed, the completion index and the position in the output. So
-preemption, batch composition and prefix cache hits do not change the output.
+rows. The noise depends only on the seed, the completion index and the position in the output.
+Preemption, batch composition and prefix cache hits therefore do not change the output.
 
 Sampling uses the Gumbel-max trick: the argmax of log-probabilities plus −log(−log u), u uniform, is
 distributed as softmax. Greedy rows get no noise. Given the noise, the token is a function of the
@@ -95,7 +95,7 @@ class SamplerOutput:
     """Sampled tokens, NaN flags and logprobs of a step, evaluated asynchronously.
 
     An array becomes readable when everything submitted to the device together with it has been
-    computed. So these outputs are submitted separately, before the next step is.
+    computed. These outputs are therefore submitted separately, before the next step.
 
     Args:
         logits: R×V.
@@ -141,8 +141,8 @@ class SamplerOutput:
 def rows_with_nan(logits: mx.array, chosen: Sequence[int], chosen_is_nan: mx.array) -> list[int]:
     """Returns the rows whose logits are NaN, from which no token can be sampled.
 
-    A broken hidden state makes its whole row NaN; the argmax is then token 0 or a NaN. So only
-    those rows are scanned: scanning all logits would take longer than sampling.
+    A broken hidden state makes its whole row NaN; the argmax is then token 0 or a NaN. Only rows
+    with such an argmax are scanned, because scanning all logits would take longer than sampling.
 
     Args:
         logits: R×V.

@@ -1,6 +1,6 @@
 """TensorParallelModel: rank 0 of a sharded model; broadcasts each step.
 
-Rank 0 has the requests, the scheduler and the sampler. The other ranks get the arguments of
+Rank 0 holds the requests, the scheduler and the sampler. The other ranks receive the arguments of
 `PagedModel.logits`: token ids, positions, block tables. They write the same slots of their own
 pages, so prefix cache and preemption are decided once, on rank 0.
 """
@@ -64,7 +64,7 @@ def load_sharded(
     """Loads a model's shards on all ranks; spawns them on this machine if not launched.
 
     Args:
-        name, load_format, console: see `load_weights`; errors too.
+        name, load_format, console: see `load_weights`, also for errors.
         size: number of ranks.
 
     Returns:

@@ -2,8 +2,8 @@
 
     python -m tiny_llm.engine.execution.tp_worker RANK SOCKETS… ADDRESSES…
 
-is how `parallel/spawn.py` starts it; externally launched ranks call `serve_launched`. The messages
-come from `tp_model.py`. Any error ends the group: inconsistent ranks would deadlock.
+is the command line used by `parallel/spawn.py`; externally launched ranks call `serve_launched`.
+`tp_model.py` sends the messages. Any error ends the group: inconsistent ranks would deadlock.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Chat messages and tools, validated and normalized for chat templates.
 
-Templates differ in what they accept, so text parts are joined into a string and a tool call's
+Templates differ in accepted inputs, so text parts are joined into a string and a tool call's
 JSON arguments (OpenAI's format) become an object. Anything a template might drop silently is
 rejected.
 """

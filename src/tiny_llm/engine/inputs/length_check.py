@@ -1,7 +1,7 @@
 """Rejects over-long prompts before tokenization.
 
-Tokenization takes at least a second per megabyte. The longest token of the vocabulary gives a lower
-bound on the number of tokens of a text.
+Tokenization takes at least a second per megabyte. The length of the vocabulary's longest token
+gives a lower bound on a text's token count.
 """
 
 import unicodedata
@@ -36,7 +36,7 @@ def check_length(tokenizer: Any, what: str, text: str, max_tokens: int) -> None:
 
 
 def _is_lossless(tokenizer: Any, text: str) -> bool:
-    """Returns whether tokenization keeps every byte: no lossy normalization or stripping."""
+    """Whether tokenization is lossless: no lossy normalization or stripping."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or type(backend.decoder).__name__ != "ByteLevel":
         return False

@@ -24,7 +24,7 @@ class ChatOptions:
 
     Attributes:
         enable_thinking: whether the model may reason first, if it has a thinking mode.
-        tools: functions the model may call; None for none.
+        tools: functions the model may call, or None.
         template_kwargs: additional template variables.
     """
 

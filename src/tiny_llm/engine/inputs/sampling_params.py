@@ -94,10 +94,10 @@ class SamplingParams:
         if self.seed is not None:
             object.__setattr__(self, "seed", validate_seed(self.seed))
         self._check_number(
-            "repetition_penalty", 0, math.inf, "a number > 0 (1 is none)", above=True
+            "repetition_penalty", 0, math.inf, "a number > 0 (1 disables it)", above=True
         )
         for name in ("presence_penalty", "frequency_penalty"):
-            self._check_number(name, -2, 2, "in [-2, 2] (0 is none)")
+            self._check_number(name, -2, 2, "in [-2, 2] (0 disables it)")
         for name in ("logprobs", "prompt_logprobs", "thinking_token_budget"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 0)

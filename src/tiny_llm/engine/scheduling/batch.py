@@ -12,7 +12,7 @@ class Chunk:
     """Tokens [start, end) of a request, followed by `num_drafts` draft tokens.
 
     Attributes:
-        samples: whether `end` is the end of the request's tokens, so that a token is sampled.
+        samples: whether the chunk reaches the end of the request's tokens and samples the next one.
     """
 
     request: EngineRequest
@@ -47,7 +47,7 @@ class SchedulerOutput:
 
 @dataclass(frozen=True)
 class ChunkOutput:
-    """Result of a chunk that samples, or whose prompt tokens are scored.
+    """Result of a chunk that samples a token or scores prompt tokens.
 
     Attributes:
         token_ids: accepted draft tokens plus one sampled token; empty if the chunk does not sample
@@ -56,7 +56,7 @@ class ChunkOutput:
             written them.
         logprobs: one entry per token, if requested.
         prompt_logprobs: entries of the newly scored prompt tokens, after `num_scored`.
-        error: message, if the request failed.
+        error: message if the request failed, else None.
     """
 
     token_ids: Sequence[int]

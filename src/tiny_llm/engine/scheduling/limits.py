@@ -12,8 +12,8 @@ def fitting_max_tokens(config: SchedulerConfig, request: EngineRequest) -> int:
     no slot, because its keys and values are never computed.
 
     Raises:
-        UserError: the prompt is empty or too long, or `max_tokens` does not fit; the message gives
-            the largest `max_tokens` allowed.
+        UserError: the prompt is empty or too long, or `max_tokens` does not fit; the message
+            includes the largest `max_tokens` allowed.
     """
     # [task 3.3.2 fits]
     prompt = request.num_prompt_tokens

@@ -5,13 +5,13 @@ from typing import Any
 
 from .request import FinishReason
 
-# At one position: log-probabilities by token id, of the top tokens and the actual one.
+# Log-probabilities at one position, by token id: the top tokens and the actual one.
 Logprobs = dict[int, float]
 
 
 @dataclass
 class RequestMetrics:
-    """Timestamps of a request, in seconds on the clock of `time.perf_counter`, and counts.
+    """Timestamps (`time.perf_counter`, in seconds) and counts of a request.
 
     Attributes:
         arrival_time: the request was added.
@@ -89,7 +89,7 @@ class RequestOutput:
         prompt_logprobs: one entry per prompt token, None for the first, if
             `SamplingParams.prompt_logprobs` was given. Complete once the first completion has a
             token.
-        error: one sentence, if the request failed or was rejected.
+        error: message if the request failed or was rejected, else None.
     """
 
     request_id: str
@@ -137,13 +137,13 @@ class StreamOutput:
         text: new text. Concatenated, these texts are the completion's text.
         token_ids: new tokens: one, or several after accepted draft tokens; empty after an abort.
         finish_reason: None until the completion ends.
-        request_output: the request with all its completions; the same object each time. The
-            engine's thread updates it.
+        request_output: the request with all its completions; the same object each time, updated by
+            the engine thread.
         num_cached_tokens: prompt tokens found in the prefix cache.
         stop_reason: see `CompletionOutput`.
         logprobs: one entry per new token, if requested.
         prompt_logprobs: with completion 0's first tokens, if requested; see `RequestOutput`.
-        is_first: whether the completion begins with this output.
+        is_first: whether this is the completion's first output.
         metrics: the request's metrics, with the end of its last completion.
     """
 
@@ -162,5 +162,5 @@ class StreamOutput:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether delivery must not be delayed: a completion's first tokens, or its end."""
+        """Whether to deliver without delay: a completion's first tokens, or its end."""
         return self.is_first or self.finish_reason is not None

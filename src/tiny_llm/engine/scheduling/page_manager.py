@@ -1,7 +1,7 @@
 """PageManager: page ownership, allocation and prefix sharing per request.
 
-Invariant: a request's full pages are in the prefix cache; its last, partial page is exclusively its
-own. Scheduling order is not known here.
+Invariant: a request's full pages are in the prefix cache; its last, partial page is not shared.
+Independent of the scheduling order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -58,7 +58,7 @@ class PageManager:
         return len(self.cache.match([*token_ids, 0])) if self._sharing else 0
 
     def next_key(self, request: EngineRequest, path: Sequence[PrefixNode]) -> PageKey | None:
-        """Returns the key of the request's next full page after `path`; None if it has none."""
+        """Returns the key of the request's next full page after `path`, or None."""
         if not self._sharing or (len(path) + 1) * self.page_size >= request.num_tokens:
             return None
         return path[-1] if path else self.cache.root, self.tokens_of_page(request, len(path))
@@ -72,7 +72,7 @@ class PageManager:
             reserve: pages that must stay available.
 
         Returns:
-            False if pages are short; nothing has changed then.
+            False if too few pages are available; ownership is then unchanged.
         """
         # [task 3.3.2 pages]
         self.cache.acquire(path)  # first: `_allocate` must not evict them
@@ -92,7 +92,7 @@ class PageManager:
         """Allocates pages until the request has room for `num_tokens` tokens.
 
         Raises:
-            OutOfPagesError: pages are short; nothing has changed.
+            OutOfPagesError: too few pages are available; ownership is unchanged.
         """
         needed = self.pages_for(num_tokens) - len(request.page_ids)
         if needed > 0:
@@ -106,7 +106,7 @@ class PageManager:
 
     def _allocate(self, count: int) -> list[int]:
         """Allocates pages; evicts from the prefix cache if too few are free."""
-        if count > self.num_available:  # checked first: no eviction in vain
+        if count > self.num_available:  # checked first, to avoid a useless eviction
             raise OutOfPagesError(
                 f"{count} pages were requested, {self.num_available} are free or evictable."
             )

@@ -1,7 +1,7 @@
 """Prefix cache: radix tree of full KV cache pages, with LRU eviction.
 
-The keys and values of a token depend only on it and the tokens before it. So requests with a common
-prefix share its pages, also after the request that computed them has ended:
+The keys and values of a token depend only on it and the tokens before it. Requests with a common
+prefix therefore share its pages, even after the request that computed them has ended:
 
     root ── "You are a helpful ass" ── "istant. What is RoPE?" ── …
                                     └─ "istant. Who are you?"  ── …
@@ -10,10 +10,10 @@ Each edge of the tree is one page of token ids. Only *full* pages are inserted: 
 written again, so sharing needs no copy. A request that diverges within a page recomputes that page,
 at most `page_size` − 1 tokens more than necessary.
 
-The tree holds one reference to each of its pages, and so does every request that reads it. Pages
+The tree holds one reference to each of its pages; each request using a page holds another. Pages
 referenced only by the tree are evictable, least recently used first. Eviction needs no search:
-requests release their pages from last to first, so in LRU order children precede their parent, and
-the head of the order is always a leaf.
+requests release their pages from last to first, so children precede their parent in LRU order, and
+its head is always a leaf.
 
 Plain Python: no scheduling, no MLX.
 """
@@ -67,14 +67,14 @@ class PrefixCache:
 
     @property
     def num_evictable(self) -> int:
-        """Number of pages in the tree without a request that reads them."""
+        """Number of pages in the tree referenced by no request."""
         return len(self._unused)
 
     def match(self, token_ids: Sequence[int]) -> list[PrefixNode]:
         """Returns the longest path of cached pages that is a prefix of `token_ids`.
 
-        Always leaves at least one token to compute, because its logits are needed: the last page is
-        left out if the tree holds the whole prompt.
+        At least one token remains to be computed, for its logits: if the whole prompt is cached,
+        the last page is left out.
         """
         # [task 3.3.3 match]
         node, path, size = self.root, [], self.page_size
@@ -88,7 +88,7 @@ class PrefixCache:
         # [/task 3.3.3 match]
 
     def acquire(self, path: Sequence[PrefixNode]) -> None:
-        """Adds the caller as an owner of the pages of a path from `match`."""
+        """Acquires a reference to each page of a path from `match`."""
         for node in path:
             # [task 3.3.3 acquire]
             self._allocator.share(node.page)
@@ -119,7 +119,7 @@ class PrefixCache:
         # [/task 3.3.3 insert]
 
     def release(self, node: PrefixNode) -> None:
-        """Removes the caller as an owner of a node and its ancestors, last page first."""
+        """Releases a reference to a node and to each of its ancestors, last page first."""
         while node.parent is not None:
             # [task 3.3.3 release]
             self._allocator.free(node.page)

@@ -68,9 +68,9 @@ class EngineRequest:
     Attributes:
         arrival_index: position in the order of arrival.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission.
-        num_preemptions: times its pages were released for another request.
-        num_draft_uncomputed: trailing computed tokens that the draft model has not computed yet.
-            Its keys and values are in pages of the same numbers.
+        num_preemptions: number of preemptions so far.
+        num_draft_uncomputed: trailing computed tokens not yet computed by the draft model, whose
+            keys and values use the same page numbers.
         draft_token_ids: tokens to verify in the next step (`Scheduler.update_draft_tokens`).
         num_scored: prompt tokens scored so far, of `num_to_score`.
         finish_reason: None while unfinished.
@@ -108,7 +108,7 @@ class EngineRequest:
         self.num_preemptions = 0
         self.num_computed = 0
         self.num_draft_uncomputed = 0
-        self.page_ids = array("i")  # int32: block tables take it without conversion
+        self.page_ids = array("i")  # int32, as in block tables
         self.num_shared = 0
         self.last_node: Any = None  # prefix cache node of the last shared page
         self.draft_token_ids: Sequence[int] = ()

@@ -1,7 +1,7 @@
 """Scheduler: admission, token budget, preemption.
 
-A step is a list of chunks; a chunk is a half-open interval of one request's tokens. The chunks of
-a step have at most `max_num_batched_tokens` tokens together. Order, oldest request first:
+A step is a list of chunks; a chunk is a half-open interval of one request's tokens. A step's chunks
+have at most `max_num_batched_tokens` tokens in total. Order, oldest request first:
 
     1. one token, plus draft tokens, for every decoding request: every step advances all of them
     2. the next chunk of each partially computed prompt
@@ -15,9 +15,9 @@ tokens are recomputed.
 No starvation: the oldest request is never preempted, and `add` rejects requests that do not fit
 alone, so the oldest always finishes. Then the next one is the oldest.
 
-The queue is strictly first come, first served. The head waits despite free pages in one case: a
-running request is computing the very page that the head needs next. One step later that page is a
-prefix cache hit, so of many requests with the same prompt only one computes it.
+The queue is strictly first come, first served. The head waits despite free pages in one case: its
+next page is already being computed by a running request. One step later that page is a prefix cache
+hit, so of many requests with the same prompt only one computes it.
 
 Plain Python: no models, text, clocks or MLX.
 """
@@ -81,8 +81,8 @@ class Scheduler:
         """Appends a request to the queue and resolves its `max_tokens`.
 
         Raises:
-            UserError: a duplicate id, an empty prompt, or more tokens than the model's context or
-                the KV memory holds.
+            UserError: a duplicate id, an empty prompt, or more tokens than fit in the model's
+                context or the KV memory.
         """
         if request.request_id in self._requests:
             raise UserError(
@@ -150,7 +150,7 @@ class Scheduler:
     # ---------------------------------------------------------------- one step
 
     def schedule(self) -> SchedulerOutput:
-        """Plans the next step; it has at least one chunk while there are requests."""
+        """Plans the next step, which is empty only if no request is unfinished."""
         # [task 3.3.2 schedule]
         budget = self.config.max_num_batched_tokens
         preempted_before = self.num_preemptions
@@ -173,7 +173,7 @@ class Scheduler:
         return step
 
     def _schedule_decoding(self) -> list[Chunk]:
-        """Returns one chunk per decoding request: its last token, plus useful draft tokens."""
+        """Returns one chunk per decoding request: its last token and useful draft tokens."""
         decoding = [
             request
             for request in list(self.running)
@@ -281,7 +281,7 @@ class Scheduler:
 
         Args:
             request: a decoding request.
-            spare: token budget left for draft tokens that no model proposes.
+            spare: token budget left for model-free draft tokens.
         """
         assert request.max_tokens is not None
         draft_tokens = self.config.num_drafts or min(len(request.draft_token_ids), spare)

@@ -25,8 +25,8 @@ def snapshot(scheduler: Scheduler) -> dict[str, Any]:
     Returns:
         "requests": running requests, oldest first, then the queue. "pages" in block table order;
         the first "shared_pages" of them are in the prefix cache.
-        "tree": the prefix cache. "pages", parents first; "parents", the preceding page of each, −1
-        for none; "labels", by page, the first distinguishing tokens of pages that start a branch.
+        "tree": the prefix cache. "pages", parents first; "parents", the preceding page of each, or
+        −1; "labels", by page, the first distinguishing tokens of pages that start a branch.
     """
     pages = scheduler.pages
     return {

@@ -12,14 +12,14 @@ it *equals* the token that the target samples there, greedy or not. Therefore th
 with and without a draft model, and each token has the target's distribution.
 
 Rejection sampling (`tiny_llm.generate.speculative`) accepts slightly more: 1 − d of the tokens,
-where d is the total variation distance; here it is at least (1 − d) / (1 + d). But with rejection
-the output depends on where drafting began, and so on the other requests.
+where d is the total variation distance; here it is at least (1 − d) / (1 + d). But its output
+depends on where drafting began, and hence on the other requests.
 
 Source: Daliri et al., "Coupling without communication and drafter-invariant speculative decoding"
 (2024), arXiv 2408.07978.
 
-The draft model's keys and values are in its own arrays, in pages of the same numbers as the
-target's. So one block table, one allocator and one prefix cache serve both models.
+The draft model keeps its keys and values in separate arrays under the target's page numbers, so one
+block table, one allocator and one prefix cache serve both models.
 """
 
 import time
@@ -52,8 +52,7 @@ class DraftModel:
         """Returns `num_drafts` draft tokens for each chunk.
 
         The draft model computes the chunks too, prompts included, so that its keys and values cover
-        the same tokens as the target's. Only those of the last draft token are left to the next
-        step.
+        the same tokens as the target's. Only the last draft token is left to the next step.
         """
         draft_tokens: list[list[int]] = [[] for _ in chunks]
         spans, rows, num_tokens = [], [], 0

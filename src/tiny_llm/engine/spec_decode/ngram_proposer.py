@@ -1,8 +1,8 @@
 """NgramProposer: draft tokens from earlier occurrences of an n-gram.
 
-Outputs quote: edited code, extracted fields and names in a summary appear in the prompt, and lists
-repeat their own form. So the last n-gram is looked up among all tokens before it, and what followed
-there becomes the draft, at the price of a dictionary lookup:
+Outputs repeat earlier text: edited code, extracted fields and names in a summary come from the
+prompt, and list items share a format. The last n-gram is therefore looked up among all earlier
+tokens, and its continuation there becomes the draft, at the cost of a dictionary lookup:
 
     … the capital of France is Paris. Q: What is the capital of France? A: The capital of
                 ^^^^^^^^^^^^^^^^^^^^                              last tokens     ^^^^^^^^^^
@@ -11,7 +11,7 @@ there becomes the draft, at the price of a dictionary lookup:
 How many draft tokens pay off depends on their acceptance rate and on the load: a step for one
 sequence is bound by memory bandwidth, so a few more tokens are nearly free; a large batch is not.
 The acceptance rate is estimated by match length, from every token of prompt and output, drafted or
-not. So a text without repetitions costs nothing.
+not. Text without repetitions therefore costs nothing.
 
 Source: Saxena, "Prompt lookup decoding" (2023), https://github.com/apoorvumang/prompt-lookup-decoding
 """

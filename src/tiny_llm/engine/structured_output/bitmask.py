@@ -1,13 +1,12 @@
 """Grammar bitmasks of a step: allowed tokens per row.
 
-A bitmask is a function of the output and draft tokens alone. So it is batch invariant, independent
-of prefix cache hits and preemption, and rejected draft tokens leave no trace.
+A bitmask is a function of the output and draft tokens alone. It is therefore batch invariant and
+independent of prefix cache hits, preemption and rejected draft tokens.
 
-Bitmasks are packed as llguidance writes them: bit i of a row is token i.
+Bitmasks are packed in llguidance's layout: bit i of a row is token i.
 
-Some checkpoints have end tokens that are ordinary text, which a grammar may allow in the middle of
-an output. The engine would end the output there, so they are allowed only where the output is
-complete.
+Some checkpoints use ordinary text as end tokens, which a grammar may allow in mid-output. The
+engine would end the output there, so they are masked until the output is complete.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from ..scheduling.request import EngineRequest
 
 
 class GrammarRow(Protocol):
-    """An output position, as far as its bitmask depends on it."""
+    """The properties of an output position that determine its bitmask."""
 
     @property
     def request(self) -> EngineRequest:
@@ -36,8 +35,8 @@ def apply_grammar_bitmask(logits: mx.array, rows: Sequence[GrammarRow]) -> mx.ar
 
     Args:
         logits: R×V, float32.
-        rows: R. Precondition: the rows of a request are adjacent, each with the draft tokens of the
-            previous one and one more; a single row may have any number.
+        rows: R. Precondition: the rows of a request are adjacent, each with the previous row's
+            draft tokens plus one; a single row may have any number.
     """
     constrained = [index for index, row in enumerate(rows) if row.request.grammar is not None]
     if not constrained:
@@ -64,7 +63,7 @@ def _packed_masks(rows: Sequence[GrammarRow], width: int) -> Any:
 
     plain: list[tuple[Any, int]] = []
     drafted: list[tuple[Any, int, list[int]]] = []
-    mask_indices: list[int] = []  # of each row
+    mask_indices: list[int] = []  # by row
     num_masks = 0
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         if following is not None and following.request is row.request:

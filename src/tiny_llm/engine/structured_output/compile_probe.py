@@ -1,7 +1,7 @@
-"""Grammar compilation in a separate process, which `compiler.py` can kill.
+"""Grammar compilation in a separate process that `compiler.py` can kill.
 
-llguidance limits most costs of a grammar, but not all: intersecting many patterns takes minutes.
-This program reads the tokenizer from a file, then one grammar per line.
+llguidance does not limit all costs of a grammar: intersecting many patterns takes minutes. This
+program reads the tokenizer from a file, then one grammar per line.
 """
 
 import json

@@ -1,9 +1,9 @@
 """GrammarCompiler: cached compilation of structured outputs by llguidance.
 
 `llguidance` is imported on first use. Compiling a typical schema takes well below a millisecond.
-Hostile grammars are rejected with an error: their length is limited here, their depth, states and
-steps by the library, and their compile time by a separate process that compiles them first and can
-be killed (`compile_probe.py`).
+Hostile grammars are rejected with an error. Their length is limited here; depth, states and steps
+by the library; compile time by a trial compilation in a separate process that can be killed
+(`compile_probe.py`).
 """
 
 import json

@@ -1,8 +1,8 @@
 """Builds llguidance grammars: reasoning, then the structured body.
 
 A grammar is a list of named subgrammars, in Lark or as JSON schemas. The first is Lark and refers
-to the others as `@name`. In Lark, `<think>` is the special token of that name. A model without it
-writes the same characters as text, which a *lazy* rule finds: it matches as little as possible.
+to the others as `@name`. In Lark, `<think>` is the special token of that name. Models without that
+token write the tag as text, matched by a *lazy* (shortest-match) rule.
 
 Source: llguidance's grammar documentation.
 """
@@ -25,7 +25,7 @@ ANY_OBJECT = json.dumps({"type": "object"})
 
 
 class ThinkingState(StrEnum):
-    """How an output starts."""
+    """Reasoning state at the start of an output."""
 
     NONE = "none"  # with the body: no reasoning, or closed by the template
     POSSIBLE = "possible"  # with <think> or the body
@@ -39,7 +39,7 @@ def build_grammar(
 
     Args:
         form: constraint on the body.
-        thinking: how the output starts.
+        thinking: reasoning state at the start of the output.
         special_tokens: special tokens of the vocabulary in angle brackets.
     """
     body, *parts = _body_grammars(form, special_tokens)
@@ -71,7 +71,7 @@ def _body_grammars(
 def _tool_call_grammars(form: ToolCalls, special_tokens: Collection[str]) -> list[SubGrammar]:
     """Returns the subgrammars for tool calls, optionally after text.
 
-    Calls are formatted as the chat template formats earlier calls. So most of a call is forced, and
+    Calls use the chat template's format for earlier calls. Most of a call is therefore forced, and
     the next turn is a prefix cache hit.
     """
     functions = [tool["function"] for tool in form.tools]
@@ -105,7 +105,7 @@ def _text_until(rule: str, end: str, special_tokens: Collection[str]) -> str:
 
 
 def _text_without(end: str, special_tokens: Collection[str]) -> str:
-    """Returns an expression for text without `end`: the text after the last one."""
+    """Returns an expression for text without `end`, after the last tool call."""
     if end in special_tokens:
         return ANY_TEXT
     return "LAST\nLAST: /(?s:.*)/ & ~/(?s:.*)" + end.replace("/", r"\/") + "(?s:.*)/"
@@ -150,7 +150,7 @@ def _with_escaped_slashes(regex: str) -> str:
 
 
 def initial_thinking_state(tail: str, enable_thinking: bool) -> ThinkingState:
-    """Determines how an output starts.
+    """Determines the reasoning state at the start of an output.
 
     Args:
         tail: end of the prompt's text.

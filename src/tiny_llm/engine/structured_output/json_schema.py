@@ -18,7 +18,7 @@ COMBINING_KEYWORDS = frozenset(
         *("$dynamicRef", "$recursiveRef"),
     }
 )
-# The same, but only next to `properties`.
+# Keywords with the same effect next to `properties` only.
 COMBINING_WITH_PROPERTIES = frozenset({"anyOf", "$ref"})
 # Keywords whose values are data, not schemas.
 NON_SCHEMA_KEYWORDS = frozenset({"const", "enum", "default", "examples", "x-guidance"})

@@ -1,8 +1,8 @@
 """ThinkingBudget: limit on reasoning tokens.
 
-At the limit, `</think>` is the only token allowed, and the model continues with its answer. The
-forced token is a function of the output tokens alone, so the limit keeps batch invariance, also
-with speculative decoding and after preemption.
+At the limit, `</think>` is the only token allowed, and the model continues with the content. The
+forced token is a function of the output tokens alone, which preserves batch invariance, also with
+speculative decoding and after preemption.
 """
 
 from collections.abc import Sequence
@@ -90,7 +90,7 @@ class BudgetRow(Protocol):
 
 
 def apply_thinking_budget(logits: mx.array, rows: Sequence[BudgetRow]) -> mx.array:
-    """Masks all tokens but the forced one, in rows that have one.
+    """Masks all tokens except the forced one, in rows with a forced token.
 
     A row stays unchanged if its grammar masks the forced token: reasoning cannot end within a
     character. A later row is forced instead.

@@ -115,7 +115,7 @@ class MessageSerializer:
         self._blocks: list[dict[str, Any]] = []
 
     async def full_response(self) -> Response:
-        """The response, after generation has finished."""
+        """Returns the response, after generation has finished."""
         async for outputs in self._handle.stream_outputs():
             for output in outputs:
                 for part in self._output.take(output):
@@ -142,7 +142,7 @@ class MessageSerializer:
         return _event({"type": "message_start", "message": message})
 
     def delta_events(self, output: StreamOutput) -> bytes:
-        """See `Reply`."""
+        """See `OutputSerializer`."""
         events = []
         for part in self._output.take(output):
             is_new = self._add(part)
@@ -161,7 +161,7 @@ class MessageSerializer:
         return empty_block + block_stop + _event(delta) + _event({"type": "message_stop"})
 
     def error_events(self, error: ApiError) -> bytes:
-        """See `Reply`."""
+        """See `OutputSerializer`."""
         return error_event(PATH, error)
 
     def _finish(self) -> bytes:

@@ -176,7 +176,7 @@ class CountTokensRequest(CacheableModel):
         """Rejects unsupported and conflicting fields.
 
         Raises:
-            ApiError: names the first such field.
+            ApiError: a field is unsupported or conflicts with another.
         """
         if self.context_management is not None and self.context_management.edits:
             warn_once(CONTEXT_NOT_EDITED)
@@ -279,7 +279,7 @@ class MessagesRequest(CountTokensRequest):
         """Rejects unsupported and conflicting fields.
 
         Raises:
-            ApiError: names the first such field.
+            ApiError: a field is unsupported or conflicts with another.
         """
         super().check_supported()
         if self.thread is not None:  # clients fall back on this code

@@ -42,7 +42,7 @@ class MessagesTool(CacheableModel):
 
 
 class ToolChoice(StrictModel):
-    """Whether and which tool the model must call."""
+    """Whether the model must call a tool, and which one."""
 
     type: Literal["auto", "none", "any", "tool"]
     name: str | None = None

@@ -35,7 +35,7 @@ from .messages import (
 from .metrics import Metrics
 from .output_queue import OutputQueue
 
-ENGINE_FAILED = "The engine failed while it computed this answer; the server's log says why."
+ENGINE_FAILED = "The engine failed during generation; see the server's log."
 
 
 class RequestHandle:
@@ -45,7 +45,7 @@ class RequestHandle:
         request_ids: engine requests, one per prompt.
         prompt_index: index of each request's prompt.
         prompt_tokens: total number of prompt tokens.
-        on_slow_reader: called when the client has read too slowly; None for no callback.
+        on_slow_reader: callback for a client that reads too slowly, or None.
         queue: outputs awaiting delivery.
     """
 
@@ -128,7 +128,7 @@ class RequestHandle:
         """Ends the request with an error, before or during generation."""
         if not self._accepted.done():
             self._accepted.set_exception(error)
-            self._accepted.exception()  # marks it as retrieved: `accepted` may never be awaited
+            self._accepted.exception()  # retrieved: `accepted` may never be awaited
         self.queue.put(error)
 
     def _failure(self, output: StreamOutput) -> ApiError | None:
@@ -136,7 +136,7 @@ class RequestHandle:
             case "error":
                 return ApiError(500, ENGINE_FAILED)
             case "timeout":
-                message = f"The answer was not finished within {self._timeout:g} s."
+                message = f"The request did not finish within {self._timeout:g} s."
                 return ApiError(504, message, code="timeout")
         return None
 
@@ -157,7 +157,7 @@ class EngineClient:
         stats: the engine's state after the last step.
         snapshot: the last requested snapshot (`engine/scheduling/snapshot.py`); None before.
         in_flight: requests with output still to be computed or delivered.
-        shutting_down: set when the process exits; event streams of viewers end then.
+        shutting_down: set when the process exits, which ends the viewers' event streams.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class EngineClient:
             self.command_queue.put(EnableEvents(False))
 
     async def refresh_snapshot(self, seconds: float) -> None:
-        """Updates `snapshot`; leaves the old one if the current step exceeds `seconds`."""
+        """Updates `snapshot`; keeps the old one if the current step exceeds `seconds`."""
         if self.engine_info is None or self.lifecycle.phase is Phase.BROKEN:
             return
         updated: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -360,10 +360,10 @@ class EngineClient:
         if num_tokens >= max_seq_len:
             raise ApiError(
                 400,
-                # Clients of both protocols match these words and then shorten the prompt.
+                # Clients of both protocols match this text and then shorten the prompt.
                 f"The prompt is too long: {num_tokens} tokens > {max_seq_len - 1} maximum; this "
-                f"model's maximum context length is {max_seq_len} tokens, with at least one for "
-                "the answer.",
+                f"model's maximum context length is {max_seq_len} tokens, at least one of them for "
+                "the output.",
                 code="context_length_exceeded",
                 details={"n_prompt_tokens": num_tokens, "n_ctx": max_seq_len},  # llama.cpp's names
             )

@@ -47,7 +47,7 @@ class Coalescer:
         self._loop = asyncio.get_running_loop()
 
     def post(self, message: EngineMessage) -> None:
-        """Queues a message; called in the engine thread. Wakes the loop if it cannot wait."""
+        """Queues a message from the engine thread; wakes the loop if it is urgent."""
         assert self._loop is not None
         self._messages.append(message)  # before reading the clock, as `_flush` reads it first
         can_wait = isinstance(message, StepReport) and not message.is_urgent

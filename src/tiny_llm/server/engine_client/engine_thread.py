@@ -1,11 +1,11 @@
 """Engine thread: loads the model, runs steps, reports their outputs.
 
 All MLX work happens here, because MLX's streams are bound to a thread. Commands are processed
-between steps: an aborted request is gone before the next step is scheduled. Worker threads compile
-grammars, so that a slow one delays no step.
+between steps: an aborted request is removed before the next step is scheduled. Grammars are
+compiled in worker threads, so that slow compilation does not delay steps.
 
 While idle, the thread precomputes prefixes of likely next turns, one page per step, and polls for
-commands after each page. Before it blocks, it releases memory that finished requests left unused.
+commands after each page. Before blocking, it releases unused memory of finished requests.
 """
 
 import logging
@@ -212,7 +212,7 @@ def _add_request(
 ) -> messages.RequestAccepted | messages.RequestRejected:
     """Adds a request to the engine."""
     timeout = None
-    if message.deadline is not None:  # it may have passed while the grammar was compiled
+    if message.deadline is not None:  # may have passed during grammar compilation
         timeout = max(message.deadline - time.monotonic(), 1e-6)
     try:
         llm.add_request(

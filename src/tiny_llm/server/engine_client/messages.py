@@ -13,7 +13,7 @@ from typing import Any
 from ...engine.inputs.sampling_params import SamplingParams
 from ...engine.scheduling.outputs import StreamOutput
 
-SHUTDOWN_GRACE_SECONDS = 1.0  # time for errors to reach clients before a failed process exits
+SHUTDOWN_GRACE_SECONDS = 1.0  # for errors to reach clients before a failed process exits
 
 # ---------------------------------------------------------------- to the engine
 

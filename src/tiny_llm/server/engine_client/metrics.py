@@ -30,7 +30,7 @@ LATENCY_BUCKETS = (
 
 
 class Metrics:
-    """Metrics of one server, in a registry of their own.
+    """Metrics of one server, in a separate registry.
 
     Args:
         model: value of the `model_name` label.

@@ -1,6 +1,6 @@
 """Error responses in the format of each protocol.
 
-Client errors are explained in one sentence. Details of internal errors go to the log only.
+Client errors get a one-sentence explanation; details of internal errors are only logged.
 """
 
 import json
@@ -29,7 +29,7 @@ ERROR_TYPES = {
 }
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 ANTHROPIC_PATHS = ("/v1/messages",)
-INTERNAL_ERROR = "The server failed while it answered; its log says why."
+INTERNAL_ERROR = "Internal server error; see the server's log."
 
 
 class ApiError(Exception):

@@ -40,7 +40,7 @@ FIELD_REASONS = {
     "truncate_prompt_tokens": "prompts are not truncated",
     "use_beam_search": NO_BEAMS,
     # Responses
-    "access_programs": "this server has none",
+    "access_programs": "this server has no access programs",
     "background_options": "this server stores no responses",
     "conversation": STATELESS,
     "image": TEXT_ONLY,
@@ -59,7 +59,7 @@ VALUE_REASONS = {
     "context_management.edits[].type": "the conversation is not edited",
     "tools[].allowed_callers[]": NO_SERVER_TOOLS,
     "tools[].defer_loading": "tool search is not supported; all tools are in the prompt",
-    "verbosity": "the model has no such setting; ask for a short or long answer in a message",
+    "verbosity": "the model has no such setting; request the length in a message",
     "reasoning.summary": "there are no summaries; the full reasoning is returned",
     "service_tier": "this server has a single service tier",
     "skip_special_tokens": "special tokens are part of the text",

@@ -5,7 +5,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MAX_HEADER_BYTES = 65536  # of a request line with its headers
+MAX_HEADER_BYTES = 65536  # request line and headers
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -34,7 +34,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Handles the end of a request head."""
         self._head_bytes = 0
         super().on_headers_complete()
-        if self.parser.get_http_version() == "1.0":  # has no chunked encoding, which uvicorn uses
+        if self.parser.get_http_version() == "1.0":  # which lacks chunked encoding
             self.cycle.chunked_encoding = True
             self.cycle.transport = _UnchunkedTransport(self.transport)  # type: ignore[assignment]
 

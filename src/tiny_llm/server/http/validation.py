@@ -8,7 +8,7 @@ from .unsupported import unsupported_field_message, unsupported_value_message
 
 # By pydantic error type; `{field}` is the field's path.
 MESSAGES = {
-    "extra_forbidden": "{field} is not a field that this server knows; remove it.",
+    "extra_forbidden": "{field} is not a supported field; remove it.",
     "missing": "{field} is missing; it is required.",
     "json_invalid": "The body is not valid JSON.",
 }
@@ -51,7 +51,7 @@ def _non_text_error(error: Mapping[str, Any], field: str) -> ApiError:
     given = error["input"]
     kind = given.get("type") if isinstance(given, Mapping) else given
     return bad_request(
-        f"{field} is of the type {str(kind)[:60]!r}; this model accepts text only.", field
+        f"{field} has the type {str(kind)[:60]!r}; this model accepts text only.", field
     )
 
 

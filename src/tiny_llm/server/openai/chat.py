@@ -119,7 +119,7 @@ class ChatSerializer:
         ]
         as_token_ids = bool(body.return_tokens_as_token_ids)
         self._token_decoders = [TokenTextDecoder(server.prompts, as_token_ids) for _ in range(n)]
-        # Non-streaming responses: fields the parsers do not keep.
+        # Non-streaming responses: fields not accumulated by the parsers.
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in range(n)]
         self._token_ids: list[list[int]] = [[] for _ in range(n)]
         self._prompt_logprobs: list[Any] | None = None
@@ -135,7 +135,7 @@ class ChatSerializer:
     # ---------------------------------------------------------------- non-streaming
 
     async def full_response(self) -> Response:
-        """The response, after generation has finished."""
+        """Returns the response, after generation has finished."""
         async for outputs in self._handle.stream_outputs():
             for output in outputs:
                 self._outputs[output.index].take(output)
@@ -190,7 +190,7 @@ class ChatSerializer:
         return b"".join(map(sse_event, chunks))
 
     def delta_events(self, output: StreamOutput) -> bytes:
-        """See `Reply`."""
+        """See `OutputSerializer`."""
         parsed = self._outputs[output.index]
         num_calls = len(parsed.calls)
         parts = parsed.take(output)
@@ -226,7 +226,7 @@ class ChatSerializer:
         return usage + b"data: [DONE]\n\n"
 
     def error_events(self, error: ApiError) -> bytes:
-        """See `Reply`."""
+        """See `OutputSerializer`."""
         return error_event(PATH, error)
 
     def _schedule_warmup(self) -> None:

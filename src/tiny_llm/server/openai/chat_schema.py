@@ -72,7 +72,7 @@ class MessageToolCall(StrictModel):
 
 
 class ChatMessage(StrictModel):
-    """A message. `refusal` and later fields are accepted when clients send responses back."""
+    """A message. Response fields (`refusal` and below) are accepted from clients that echo them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -214,7 +214,7 @@ class ChatCompletionRequest(SamplingFields):
         """Rejects conflicting fields.
 
         Raises:
-            ApiError: names the first conflicting field.
+            ApiError: a field conflicts with another.
         """
         self.check_stream(bool(self.stream), self.stream_options is not None)
         if self.top_logprobs is not None and not self.logprobs:

@@ -58,7 +58,7 @@ class CompletionRequest(SamplingFields):
         """Rejects unsupported and conflicting fields.
 
         Raises:
-            ApiError: names the first such field.
+            ApiError: a field is unsupported or conflicts with another.
         """
         self.check_stream(bool(self.stream), self.stream_options is not None)
         if self.suffix is not None:
@@ -77,7 +77,7 @@ class CompletionRequest(SamplingFields):
         return max((number for number in requested if number is not None), default=None)
 
     def constraint(self) -> OutputConstraint | None:
-        """The constraint from `response_format`; None if there is none.
+        """The constraint from `response_format`, or None.
 
         Raises:
             ApiError: a schema is missing.
@@ -90,7 +90,7 @@ class CompletionRequest(SamplingFields):
         return not self.echo and not any(isinstance(prompt, str) for prompt in self.prompts())
 
     def prompts(self) -> list[str | list[int]]:
-        """All prompts, also if only one was given."""
+        """The prompts as a list, even if only one was given."""
         given = self.prompt
         if isinstance(given, str) or isinstance(given[0], int):
             return [given]
@@ -168,7 +168,8 @@ class CompletionSerializer:
         self._prompt_ids = [ids for ids, _ in encoded]
         self._wants_prompt_logprobs = body.num_prompt_logprobs is not None
         self._prompt_logprobs: list[list[Any] | None] = [None] * len(encoded)  # by prompt
-        self._pending: dict[int, list[StreamOutput]] = {}  # for them, by prompt
+        # Outputs held back until the prompt logprobs arrive, by prompt.
+        self._pending: dict[int, list[StreamOutput]] = {}
         self._echoed = [text if body.echo else "" for _, text in encoded for _ in range(n)]
         self._outputs = [
             ParsedOutput(
@@ -196,7 +197,7 @@ class CompletionSerializer:
     # ---------------------------------------------------------------- non-streaming
 
     async def full_response(self) -> Response:
-        """The response, after generation has finished."""
+        """Returns the response, after generation has finished."""
         async for outputs in self._handle.stream_outputs():
             for output in outputs:
                 for index, ready in self._ready_outputs(output):
@@ -233,7 +234,7 @@ class CompletionSerializer:
         return b"".join(self._chunk([self._choice(index, text, None)]) for index, text in echoed)
 
     def delta_events(self, output: StreamOutput) -> bytes:
-        """See `Reply`."""
+        """See `OutputSerializer`."""
         if self._is_passthrough and output.finish_reason is None:  # the common case
             number = self._handle.prompt_index[output.request_id]
             index = number * self._n + output.index
@@ -249,11 +250,11 @@ class CompletionSerializer:
         return usage + b"data: [DONE]\n\n"
 
     def error_events(self, error: ApiError) -> bytes:
-        """See `Reply`."""
+        """See `OutputSerializer`."""
         return error_event(PATH, error)
 
     def _output_events(self, index: int, output: StreamOutput) -> bytes:
-        """Chunks for a piece of an answer."""
+        """Encodes an output as chunks."""
         parsed, logprobs = self._outputs[index], self._logprobs[index]
         chunks = b""
         if logprobs:  # of the prompt
@@ -289,7 +290,7 @@ class CompletionSerializer:
         return template(text)
 
     def _ready_outputs(self, output: StreamOutput) -> list[tuple[int, StreamOutput]]:
-        """The pieces that can be told, with the index of their answer.
+        """Returns the outputs ready to be sent, each with its choice index.
 
         With prompt logprobs, a prompt's outputs are held back until these arrive, with the prompt's
         completion 0.
@@ -300,8 +301,7 @@ class CompletionSerializer:
         number = self._handle.prompt_index[output.request_id]
         first = number * self._n
         if self._wants_prompt_logprobs and self._prompt_logprobs[number] is None:
-            waiting = self._pending.setdefault(number, [])
-            waiting.append(output)
+            self._pending.setdefault(number, []).append(output)
             if output.prompt_logprobs is None:
                 return []
             self._prompt_logprobs[number] = output.prompt_logprobs

@@ -99,7 +99,7 @@ class ResponseSerializer:
         self._sequence_number = -1
 
     async def full_response(self) -> Response:
-        """The response, after generation has finished."""
+        """Returns the response, after generation has finished."""
         async for outputs in self._handle.stream_outputs():
             for output in outputs:
                 self._take(output)
@@ -112,7 +112,7 @@ class ResponseSerializer:
         return b"".join(self._lifecycle_event(name, "in_progress") for name in names)
 
     def delta_events(self, output: StreamOutput) -> bytes:
-        """See `Reply`."""
+        """See `OutputSerializer`."""
         return b"".join(map(self._event, self._take(output)))
 
     def end_events(self) -> bytes:
@@ -121,7 +121,7 @@ class ResponseSerializer:
         return last + self._lifecycle_event(f"response.{self._status}", self._status)
 
     def _take(self, output: StreamOutput) -> list[Event]:
-        """Adds a piece to the items. Its log-probabilities go to the first text that follows."""
+        """Appends an output to the items; its logprobs go to the next text delta."""
         parts = self._output.take(output)
         if self._output.in_content:
             self._logprobs += self._texts.logprobs(output, self._body.logprobs or 0)

@@ -19,7 +19,7 @@ def to_chat_messages(
 
     Args:
         given: the user's text, or input items.
-        instructions: system message; None for none.
+        instructions: system message, or None.
 
     Raises:
         ApiError: an item does not match its type, or no message remains.

@@ -105,7 +105,7 @@ class ResponsesRequest(CommonFields):
         """Rejects unsupported and conflicting fields.
 
         Raises:
-            ApiError: names the first such field.
+            ApiError: a field is unsupported or conflicts with another.
         """
         if self.previous_response_id is not None:
             raise bad_request(
@@ -114,7 +114,7 @@ class ResponsesRequest(CommonFields):
                 "previous_response_id",
             )
         if self.stream_options is not None and not self.stream:
-            raise bad_request("stream_options needs stream: true.", "stream_options")
+            raise bad_request("stream_options requires stream: true.", "stream_options")
         if self.background:
             raise bad_request("background is not supported; omit it.", "background")
         if self.truncation == "auto":

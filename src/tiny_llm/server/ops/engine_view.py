@@ -22,7 +22,7 @@ router = APIRouter()
 
 @router.get("/engine/state", tags=["engine"])
 async def state(request: Request) -> dict[str, Any]:
-    """Engine stats, and request and page state (`snapshot`), after the last step."""
+    """Returns engine statistics, with requests and KV pages (`snapshot`), after the last step."""
     engine_client = get_app_state(request).engine_client
     await engine_client.refresh_snapshot(SNAPSHOT_TIMEOUT)
     return {**engine_state(engine_client), "snapshot": engine_client.snapshot}
@@ -41,7 +41,7 @@ async def events(request: Request) -> Response:
 
 
 def engine_state(engine_client: EngineClient) -> dict[str, Any]:
-    """Engine state as a JSON object."""
+    """Returns the engine state as a JSON object."""
     stats = engine_client.stats
     return {
         "phase": engine_client.lifecycle.phase.value,
@@ -55,14 +55,14 @@ def engine_state(engine_client: EngineClient) -> dict[str, Any]:
 
 
 def report_events(report: StepReport) -> Iterator[Mapping[str, Any]]:
-    """Events of a report, then its snapshot."""
+    """Encodes a report's events, then its snapshot."""
     yield from report.events
     if report.snapshot is not None:
         yield report.snapshot
 
 
 class EventSubscriber:
-    """Subscriber to the engine's events, which are reported while there is any."""
+    """Subscriber to engine events, which are reported only while there are subscribers."""
 
     def __init__(self, engine_client: EngineClient):
         self._engine_client = engine_client

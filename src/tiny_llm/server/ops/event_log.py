@@ -1,7 +1,7 @@
 """Event log of `--record FILE`: `engine/scheduling/events.py` as JSON.
 
-The web page replays event logs. Events are streamed to `FILE.part`, which is renamed at the end, so
-that FILE is always complete.
+The web page replays event logs. Events are streamed to `FILE.part`, which is renamed at the end:
+FILE is always complete.
 """
 
 import json

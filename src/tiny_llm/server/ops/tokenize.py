@@ -17,12 +17,12 @@ router = APIRouter()
 
 
 class TokenizeRequest(StrictModel):
-    """A text, or chat messages for the chat template."""
+    """Body of a tokenization request. Exactly one of `prompt` and `messages` must be set."""
 
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     model: str | None = None
-    add_special_tokens: bool | None = None  # default: true for a text, false for a chat
+    add_special_tokens: bool | None = None  # default: true for text, false for chat
     add_generation_prompt: bool | None = None  # default: true unless continue_final_message
     continue_final_message: bool = False
     chat_template_kwargs: TemplateVariables | None = None
@@ -30,13 +30,13 @@ class TokenizeRequest(StrictModel):
     return_token_strs: bool | None = None
 
     def encode(self, prompts: PromptRenderer) -> list[int]:
-        """Encodes the text or chat.
+        """Tokenizes the prompt or the messages.
 
         Raises:
-            ApiError: neither is given, or both are.
+            ApiError: not exactly one of them is given.
         """
         if (self.prompt is None) == (self.messages is None):
-            raise bad_request("Give either prompt or messages.", "prompt")
+            raise bad_request("Exactly one of prompt and messages must be given.", "prompt")
         if self.prompt is not None:
             return prompts.encode(self.prompt, self.add_special_tokens is not False)
         check_continuation(self.continue_final_message, self.add_generation_prompt)
@@ -56,7 +56,7 @@ class TokenizeRequest(StrictModel):
 
 
 class DetokenizeRequest(StrictModel):
-    """Token ids to decode."""
+    """Body of a detokenization request."""
 
     tokens: Annotated[list[TokenId], Field(max_length=1_000_000)]
     model: str | None = None
@@ -64,7 +64,7 @@ class DetokenizeRequest(StrictModel):
 
 @router.post("/tokenize", tags=["service"], responses=ERROR_RESPONSES)
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
-    """Encodes a text or a chat."""
+    """Tokenizes a text, or a conversation rendered with the chat template."""
     server = get_app_state(request)
     server.check_model(body.model)
     prompts = server.prompts
@@ -79,7 +79,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
 
 @router.post("/detokenize", tags=["service"], responses=ERROR_RESPONSES)
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-    """Decodes token ids."""
+    """Converts token ids to text."""
     server = get_app_state(request)
     server.check_model(body.model)
     prompts = server.prompts

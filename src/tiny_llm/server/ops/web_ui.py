@@ -22,7 +22,7 @@ HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # revalidated on each load, so that an upgrade takes effect
+    "Cache-Control": "no-cache",  # revalidated on each load, so that upgrades take effect
 }
 
 router = APIRouter()
@@ -30,13 +30,13 @@ router = APIRouter()
 
 @router.get("/", include_in_schema=False)
 async def page() -> Response:
-    """The web page."""
+    """Serves the web UI."""
     return FileResponse(WEB_ROOT / "index.html", headers=HEADERS)
 
 
 @router.get("/docs", include_in_schema=False)
 async def docs() -> Response:
-    """API reference, rendered from `/openapi.json`."""
+    """Serves the API reference, rendered from `/openapi.json`."""
     return FileResponse(WEB_ROOT / "docs.html", headers=HEADERS)
 
 

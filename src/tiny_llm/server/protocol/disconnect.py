@@ -1,7 +1,7 @@
 """Cancellation of a request when its client disconnects.
 
-ASGI reports a disconnect through `receive` only, so a task waits there during generation. In every
-case, the request is closed and its resources in the engine are released.
+ASGI reports a disconnect through `receive` only, so a task waits there during generation. On exit,
+the request is always closed, which releases its engine resources.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class CancelOnDisconnect:
         self._was_cancelled = False
 
     def __enter__(self) -> "CancelOnDisconnect":
-        """Starts to watch for a disconnect; the block runs in the current task."""
+        """Starts watching for a disconnect; the block runs in the current task."""
         task = asyncio.current_task()
         assert task is not None
         self._task = task

@@ -136,7 +136,7 @@ class CompletionLogprobs:
         self._offset += len(text)
 
     def _name(self, other: int, token: int, taken: Mapping[str, float]) -> str:
-        """Key of a token in `top_logprobs`: its text or, if taken, its bytes, as at OpenAI.
+        """Key of a token in `top_logprobs`: its text or, if taken, its bytes, as in OpenAI's API.
 
         Args:
             other: the token to name.

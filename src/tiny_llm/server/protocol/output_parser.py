@@ -11,7 +11,7 @@ Text that may be the start of a tag is held back until it is unambiguous.
 
 In a full response, a tool call is held back until it is complete: a truncated or malformed call is
 returned as text. In a stream, a call is sent incrementally: its name when its arguments start, then
-argument deltas as long as they are a prefix of valid JSON. Nothing sent has to be retracted, and a
+argument deltas as long as they are a prefix of valid JSON. Nothing sent is ever retracted, and a
 truncated call is a prefix of a call.
 """
 
@@ -100,7 +100,7 @@ class OutputParser:
         self._call = ToolCallDelta("", "")  # the current streamed call
         self._reset_scanner()
         self._buffer = ""
-        self._at_start = False  # of a section, whose leading white space is dropped
+        self._at_start = False  # of a section, whose leading whitespace is dropped
         self._state = _State.CONTENT
         if reasoning_open:
             self._enter(_State.REASONING)
@@ -302,7 +302,7 @@ class OutputParser:
     def _emit(
         self, deltas: list[ParsedDelta], kind: type[ReasoningDelta] | type[TextDelta], tag: str
     ) -> None:
-        """Emits buffered text, except a possible tag prefix and white space before it."""
+        """Emits buffered text, except a possible tag prefix and whitespace before it."""
         safe = self._buffer
         for length in range(min(len(tag) - 1, len(safe)), 0, -1):
             if safe.endswith(tag[:length]):

@@ -1,9 +1,9 @@
 """Prefix warm-up: precomputes the known prefix of a conversation's next turn.
 
-A thinking model's chat template drops earlier reasoning, so the next turn's tokens differ from the
-computed ones from the first completion on, and the prefix cache misses there. Once a completion has
-finished, the next prompt is known up to the user's message. The engine computes that prefix while
-idle, so that the next turn only has to prefill the new message.
+A thinking model's chat template drops earlier reasoning, so the next prompt diverges from the
+cached tokens at the first completion. Once a completion has finished, the next prompt is known up
+to the user's message. The engine computes that prefix while idle, so that the next turn only has to
+prefill the new message.
 """
 
 import asyncio

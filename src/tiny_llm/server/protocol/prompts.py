@@ -16,7 +16,7 @@ T = TypeVar("T")
 Message = dict[str, Any]
 
 NUM_TOKENIZER_WORKERS = 2  # tokenizing releases the GIL; template rendering does not
-PLACEHOLDER = "next-user-message"  # stands for the user's next message in a rendered prompt
+PLACEHOLDER = "next-user-message"  # placeholder for the user's next message in a rendered prompt
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class PromptRenderer:
 
         Args:
             messages: chat template messages.
-            tools: functions in OpenAI's format; None for none.
+            tools: functions in OpenAI's format, or None.
             variables: other template variables, such as `enable_thinking`.
             add_generation_prompt: whether to open the assistant's turn at the end.
             continue_final_message: whether the model continues the final message, which must be
@@ -131,7 +131,7 @@ class PromptRenderer:
         return ChatPrompt(token_ids, reasoning_open, self.thinking_enabled, template_input)
 
     def next_turn_prefix(self, before: ChatTemplateInput, completion: str) -> list[int]:
-        """Tokens with which the next turn's prompt starts, up to the user's next message.
+        """Returns the known prefix of the next turn's prompt, up to the user's next message.
 
         Not the last prompt plus its completion: templates omit earlier reasoning.
 

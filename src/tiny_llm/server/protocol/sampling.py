@@ -44,7 +44,7 @@ class StrictModel(BaseModel):
 
 
 class StructuredOutputsFields(StrictModel):
-    """vLLM's `structured_outputs`; exactly one field must be set."""
+    """Constraint on the output, as in vLLM. Exactly one field must be set."""
 
     json_: Annotated[dict[str, Any] | bool | str | None, Field(alias="json")] = None
     regex: str | None = None
@@ -56,14 +56,14 @@ class StructuredOutputsFields(StrictModel):
         """Converts to the engine's constraint.
 
         Raises:
-            ApiError: no field is set, or several are.
+            ApiError: not exactly one field is set, or a value is invalid.
         """
         fields = self.model_dump(by_alias=True, exclude_none=True)
         return make_constraint(StructuredOutputs, "structured_outputs", **fields)
 
 
 class ResponseFormat(StrictModel):
-    """OpenAI's `response_format`; `schema` is llama.cpp's extension of json_object."""
+    """Output format. `schema`, with type `json_object`, is a llama.cpp extension."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
@@ -89,7 +89,7 @@ class ResponseFormat(StrictModel):
 
 
 class CommonFields(StrictModel):
-    """Fields of chat completions, completions and responses."""
+    """Fields shared by chat completions, completions and responses."""
 
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -113,7 +113,7 @@ class CommonFields(StrictModel):
         return None
 
     def shared_params(self, max_tokens: int | None) -> dict[str, Any]:
-        """These fields as arguments of `make_sampling_params`.
+        """Returns the fields as arguments of `make_sampling_params`.
 
         Args:
             max_tokens: maximum tokens of the completion; None if not given.
@@ -128,7 +128,7 @@ class CommonFields(StrictModel):
 
 
 class SamplingFields(CommonFields):
-    """Fields of chat completions and completions."""
+    """Fields shared by chat completions and completions."""
 
     stop_token_ids: list[TokenId] | None = None
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -156,9 +156,9 @@ class SamplingFields(CommonFields):
         Args:
             defaults: default parameters.
             max_tokens: maximum tokens of the completion.
-            logprobs: number of top log-probabilities per token; None for none.
-            constraint: from `response_format` or tools; None without them.
-            prompt_logprobs: number of top log-probabilities per prompt token; None for none.
+            logprobs: number of top log-probabilities per token, or None.
+            constraint: from `response_format` or tools, or None.
+            prompt_logprobs: number of top log-probabilities per prompt token, or None.
 
         Raises:
             ApiError: parameters are invalid or conflict.
@@ -184,13 +184,13 @@ class SamplingFields(CommonFields):
         )
 
     def check_stream(self, is_stream: bool, has_options: bool) -> None:
-        """Checks the fields that depend on `stream`.
+        """Validates the fields that depend on `stream`.
 
         Raises:
-            ApiError: a field conflicts with it.
+            ApiError: a field conflicts with `stream`.
         """
         if has_options and not is_stream:
-            raise bad_request("stream_options needs stream: true.", "stream_options")
+            raise bad_request("stream_options requires stream: true.", "stream_options")
         if is_stream and self.prompt_logprobs is not None:
             raise bad_request(
                 "prompt_logprobs cannot be combined with stream: true; remove one of them.",

@@ -21,7 +21,7 @@ HEADER_DELAY = 0.1  # maximum wait for the first token, to send it in one write 
 
 # Encoded events of the engine view.
 Events = AsyncIterator[bytes]
-TEXT_PLACEHOLDER = "\0"  # stands for the text in an `EventTemplate`
+TEXT_PLACEHOLDER = "\0"  # placeholder text of an `EventTemplate`
 
 
 class OutputSerializer(Protocol):
@@ -47,7 +47,7 @@ def sse_event(data: Any, name: str | None = None) -> bytes:
 
 
 def error_event(path: str, error: ApiError) -> bytes:
-    """The end of a failed stream, in the protocol of `path` (not for responses)."""
+    """Events that end a failed stream, in the protocol of `path` (except Responses)."""
     if path.startswith(ANTHROPIC_PATHS):
         return sse_event(error.body(path), "error")
     return sse_event(error.body(path)) + b"data: [DONE]\n\n"
@@ -64,7 +64,7 @@ class EventTemplate:
         self._prefix, self._suffix = with_text.split(to_json(TEXT_PLACEHOLDER))
 
     def __call__(self, text: str) -> bytes:
-        """Encodes the event with a text."""
+        """Encodes the event with `text`."""
         return self._prefix + to_json(text) + self._suffix
 
 
@@ -78,8 +78,8 @@ class EventSourceResponse(Response):
         serializer: creates the events.
         handle: the request; closed at the end.
         keep_alive: seconds of silence before a keep-alive is sent.
-        keep_alive_event: the keep-alive. SSE parsers hide comments from clients, so a protocol with
-            a ping event sends that, against client timeouts.
+        keep_alive_event: the keep-alive event. SSE parsers hide comments, so protocols with a ping
+            event send pings, which reset client timeouts.
     """
 
     media_type = "text/event-stream"
@@ -98,8 +98,8 @@ class EventSourceResponse(Response):
         self._handle = handle
         self._keep_alive = keep_alive
         self._keep_alive_event = keep_alive_event
-        self._start_data: bytes | None = None  # start events, once created
-        self._headers_sent = False  # and the start events with them
+        self._start_data: bytes | None = None  # start events; None until created
+        self._headers_sent = False  # the start events included
         self._last_sent = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._keep_alive_task: asyncio.Task[None] | None = None  # sends a keep-alive

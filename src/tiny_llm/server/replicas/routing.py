@@ -1,8 +1,8 @@
 """Routing key: a request's text for prefix-aware routing.
 
-A prefix-aware router compares texts and knows no protocol. The key has the parts of a prompt in the
-order of the chat template: system message, then the turns. It need not equal the prompt; two keys
-must only share a prefix where their prompts do.
+A prefix-aware router compares text, independently of the protocol. The key contains the parts of a
+prompt in chat template order: system message, then the turns. It need not equal the prompt: two
+keys only have to share a prefix where their prompts do.
 """
 
 import json
