@@ -92,8 +92,7 @@ class Pool {
         while (done_.load(std::memory_order_acquire) < chunks) {
             pause();
         }
-        if (thrown_ !=
-            nullptr) {  // before the last chunk was counted: all have finished
+        if (thrown_ != nullptr) {  // before the last chunk was counted: all have finished
             std::rethrow_exception(std::exchange(thrown_, nullptr));
         }
     }
